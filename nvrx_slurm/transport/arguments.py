@@ -65,7 +65,7 @@ def text(name: str, value: object, longest: int) -> str:
 
 
 def folder(value: object) -> Path:
-    """A path. Whether it is there is found out by who uses it."""
+    """A path. Whether it exists shows when it is used."""
     if not isinstance(value, str | Path):
         raise UsageError(f"folder must be a path, not {_shown(value)}")
     return Path(value)

@@ -40,7 +40,8 @@ def describe(array: object) -> tuple[list[object], memoryview]:
             return [*node, list(axes)], _flat(turned)
         return node, _flat(sent.copy(order="C"))
     if isinstance(array, np.generic):
-        held = np.asarray(array)  # whose dtype may be another one: an empty text has no bytes, in an array it has
+        # The array's dtype may be another one: an empty text has no bytes, in an array it has.
+        held = np.asarray(array)
         return ["scalar", _described(held.dtype), []], _flat(held)
     raise Unsendable(f"an object of {type(array).__module__}.{type(array).__qualname__} is not sent")
 
@@ -64,7 +65,8 @@ def build(leaf: Array, payload: memoryview, copy: bool) -> object:
         return array
     try:
         return array[()]
-    except (ValueError, SystemError) as error:  # a text of numbers that are no characters
+    except (ValueError, SystemError) as error:
+        # The numbers of a text may be no characters.
         raise PayloadCorrupt(f"a scalar in the payload is none: {error}") from None
 
 
@@ -93,7 +95,8 @@ def _format(dtype: np.dtype[Any]) -> Format:
     assert dtype.fields is not None
     fields = []
     for name in dtype.names:
-        name.encode()  # JSON cannot carry half a surrogate pair
+        # JSON cannot carry half a surrogate pair.
+        name.encode()
         of, offset = dtype.fields[name][:2]
         fields.append(Field(name, offset, _format(of.base), of.shape))
     return RecordFormat(dtype.itemsize, tuple(fields))

@@ -74,7 +74,8 @@ class PayloadClient:
         self._limits = Limits() if limits is None else arguments.instance("limits", limits, Limits)
         self._concurrency = arguments.whole("concurrency", concurrency, 1)
         self._crew = ThreadPool("payload read")
-        weakref.finalize(self, self._crew.close)  # one that is forgotten leaves no threads
+        # A client that is forgotten without `close` leaves no threads.
+        weakref.finalize(self, self._crew.close)
         self._fetcher = Fetcher(
             ClientOptions(
                 token=token_or_none(token),

@@ -144,7 +144,8 @@ class _Encoder:
                 raise TransportError(f"{written(path)}: {why}; {SENDABLE}") from None
         try:
             pickled = pickle.dumps(obj, protocol=5)
-        except Exception as error:  # its class may raise anything
+        except Exception as error:
+            # The object's class may raise anything.
             raise TransportError(f"{written(path)}: cannot be pickled: {error}") from error
         return self.leaf(["pickle", len(pickled)], memoryview(pickled))
 
@@ -168,7 +169,8 @@ class _Encoder:
         if kind is bytearray:
             return self.leaf(["bytearray", len(obj)], memoryview(obj))
         if kind is dict:
-            for key in obj:  # before any of its leaves is laid
+            # All keys are checked before any leaf is laid.
+            for key in obj:
                 if type(key) is not str:
                     raise Unsendable(f"a dict with a key of {type(key).__qualname__} is not sent")
                 if not key.isascii():
@@ -223,7 +225,8 @@ def _flat(obj: bytes | memoryview) -> memoryview:
         return memoryview(view.tobytes())
     try:
         return view.cast("B")
-    except TypeError:  # of a format that Python's own views do not know
+    except TypeError:
+        # Python's own views do not know this format.
         return memoryview(view.tobytes())
 
 
@@ -268,8 +271,10 @@ def _build(node: Node, payload: memoryview, copy: bool) -> object:
         except UnicodeDecodeError:
             raise PayloadCorrupt("a text in the payload is no UTF-8") from None
     try:
-        return pickle.loads(view)  # `decode` has seen that the caller allows it
-    except Exception as error:  # its class may raise anything
+        # `decode` has seen that the caller allows it.
+        return pickle.loads(view)
+    except Exception as error:
+        # The object's class may raise anything.
         raise TransportError(
             f"a pickle in the payload cannot be read here: {type(error).__name__}: {error}"
         ) from error

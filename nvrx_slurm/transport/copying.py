@@ -73,7 +73,8 @@ def copy(target: memoryview, source: memoryview) -> None:
         _get_buffer(target, to, _WRITABLE)
         _get_buffer(source, from_, 0)
         _move(to.buf, from_.buf, size)
-    finally:  # each does nothing where none was got
+    finally:
+        # Each release does nothing where its buffer was not got.
         _release_buffer(to)
         _release_buffer(from_)
 

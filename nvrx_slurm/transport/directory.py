@@ -1,8 +1,8 @@
 """`Directory`: producers publish refs of their payloads in the job's store, and consumers find them there.
 
-A topic is a stream, `nvrx:{<job>}:payloads:<topic>`; a record in it (`Published`) is the field `m`. It tells where
-a payload is: the payload itself stays in its producer's ring. Beyond about `KEPT_RECORDS` the oldest go, and all of
-them `KEEP_S` after the last publish, lookup or follow.
+A topic is a stream, `nvrx:{<job>}:payloads:<topic>`; a record in it (`Published`) is the field `m`. It names the
+place of a payload: the payload itself stays in its producer's ring. Beyond about `KEPT_RECORDS` the oldest go, and
+all of them `KEEP_S` after the last publish, lookup or follow.
 
 Within a job a record is signed with the job's key, for its topic: what another user of the store writes there is
 skipped. Without an agent, or with another job's name, there is no key, and nothing is signed.
@@ -310,8 +310,9 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A ref, and the worker that has published it: its `node`, and which life of which `replica` it is (its cycle
     within its generation); outside of a job there is no replica.
 
-    `id`: its place in the topic; ids of one topic grow. `publisher` and `number` tell a record that was put there
-    twice, because the answer to the first was lost. `version` grows only where older readers must not read on.
+    `id`: its place in the topic; ids of one topic grow. `publisher` and `number` identify a record that was
+    put there twice, because the answer to the first was lost. `version` grows only where older readers must not read
+    on.
     """
 
     ref: PayloadRef
@@ -345,7 +346,8 @@ class Duplicates:
         last = self._last.pop(publisher, -1)
         self._last[publisher] = max(last, number)
         if len(self._last) > self._most:
-            self._last.popitem(last=False)  # who has been silent for longest
+            # The publisher that has been silent for longest.
+            self._last.popitem(last=False)
         return number <= last
 
 

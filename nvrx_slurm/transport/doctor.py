@@ -6,7 +6,7 @@ part           tried                                                       the d
 rings          whose lie in it; those of dead processes are removed        no
 shm            a ring made; payloads written, and read in place            yes
 tcp            a server and a client over the loopback                     yes
-host name      whether what peers are told is an address of this node      yes, between nodes
+host name      whether the name that peers get is an address of this node      yes, between nodes
 open files     whether a server's connections fit                          no
 ucxx           the same server and client over it, in a process apart      no
 RDMA           its devices, and whether UCX uses them                      no
@@ -123,7 +123,8 @@ def _rings() -> Iterator[TransportCheck]:
     owners: Counter[int] = Counter()
     size = 0
     for path in SHM.glob("nvrx-ring-*"):
-        with contextlib.suppress(OSError):  # it has gone meanwhile
+        # The ring may have been removed meanwhile.
+        with contextlib.suppress(OSError):
             stat = path.stat()
             size += stat.st_size
             owners[stat.st_uid] += 1
@@ -319,7 +320,7 @@ def measure(scheme: str) -> Pace:
 
 
 def measure_apart(scheme: str) -> Pace:
-    """The same in a process of its own, bounded, with what UCX tells of itself. Raises TransportError."""
+    """The same in a process of its own, bounded, with UCX's own versions and resources. Raises TransportError."""
     try:
         done = subprocess.run(
             _command("measure", scheme), capture_output=True, stdin=subprocess.DEVNULL, timeout=APART_S

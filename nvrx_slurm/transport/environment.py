@@ -33,7 +33,7 @@ def job_id() -> str | None:
 
 
 def job_store_file() -> Path | None:
-    """Where our agent tells the address and the password of the job's own store."""
+    """The agent's file with the address and the password of the job's own store."""
     value = os.environ.get("NVRX_STORE_FILE")
     return Path(value) if value else None
 

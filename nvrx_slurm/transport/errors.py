@@ -4,7 +4,7 @@ TransportError            (an NvrxError)
 ├── StaleSlotError        the slot has another payload by now, or this one was consumed, or its ring is gone:
 │                         it is gone for every reader, so this is never tried again
 ├── PeerReset             the connection broke, or none could be made
-├── PayloadTruncated      the peer closed it in the middle of an answer, or a message was longer than told
+├── PayloadTruncated      the peer closed it in the middle of an answer, or a message was longer than announced
 ├── PayloadTimeout        the deadline has passed
 ├── PayloadCorrupt        wrong checksum, wrong size, or an answer that is none of the protocol's
 ├── PeerRefused           it has another token or another version; nothing was read
@@ -75,7 +75,7 @@ class PeerReset(TransportError):
 
 
 class PayloadTruncated(TransportError):
-    """The peer closed the connection in the middle of an answer, or a message was longer than told."""
+    """The peer closed the connection in the middle of an answer, or a message was longer than announced."""
 
 
 class PayloadTimeout(TransportError):

@@ -1,4 +1,4 @@
-"""One read, from the ref to the object: what the plan says is done, and what came of it goes back to the plan."""
+"""One read, from the ref to the object: the plan's next step is done, and its outcome goes back to the plan."""
 
 from __future__ import annotations
 
@@ -229,11 +229,12 @@ class Fetcher:
             return _NOT_READ
         try:
             # To claim the slot and to release it takes longer than a small copy. So the copy comes first, and `take`
-            # tells afterwards whether a writer had the slot meanwhile. Not with pickles: a mix of two payloads must
+            # reports afterwards whether a writer had the slot meanwhile. Not with pickles: a mix of two payloads must
             # never be unpickled.
             if ref.size <= PIECE_BYTES and not self._options.allow_pickle and ring.peek(ref, buffer):
                 if ref.checksum and checksum(buffer) != int(ref.checksum, 16):
-                    return _NOT_READ  # overwritten while it was copied, or corrupt: the full path finds out
+                    # The payload was overwritten while it was copied, or is corrupt: the full path finds out.
+                    return _NOT_READ
                 value = codec.decode(ref.schema, buffer)
                 if ring.take(ref, consume=not (keep or (abort is not None and abort.is_set))):
                     return value
@@ -248,7 +249,8 @@ class Fetcher:
                     is_read = digest is None or digest.intdigest() == int(ref.checksum, 16)
                 if is_read:
                     if self._options.allow_pickle and not claim.is_ours():
-                        return _NOT_READ  # a mix of two payloads must never be unpickled
+                        # A mix of two payloads must never be unpickled.
+                        return _NOT_READ
                     got = self._decoded(ref, buffer)
                     is_read = got.error is None
             except BaseException:
@@ -257,7 +259,8 @@ class Fetcher:
             keep = keep or (abort is not None and abort.is_set)
             # `finish` comes last: only its True says that no writer had the slot while it was read.
             return got.object if claim.finish(is_read and not keep, deadline) and is_read else _NOT_READ
-        except TransportError:  # the ring was closed, a stopped process has the slot's lock, or it cannot be decoded
+        except TransportError:
+            # The ring was closed, a stopped process has the slot's lock, or the payload cannot be decoded.
             return _NOT_READ
 
     def close(self) -> None:
@@ -297,7 +300,7 @@ class Fetcher:
                     receive(link, ref, answer, buffer, until)
                     got = self._decoded(ref, buffer)
                     # The payload has arrived, so a lost Ack is no failure: it is sent again with the next read. But
-                    # without a checksum (shm), the Ack's success alone tells that these are the right bytes.
+                    # without a checksum (shm), the Ack's success alone shows that these are the right bytes.
                     if got.error is not None or abort.is_set:
                         verdict = protocol.AckVerdict.BAD
                     else:

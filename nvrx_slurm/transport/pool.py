@@ -226,7 +226,8 @@ class Pool:
             while True:
                 with self._guard:
                     port = self._port(address)
-                    if turn in port.waiting:  # its time was over before it was woken; it looks once more
+                    # Its wait was over before it was woken; it looks once more.
+                    if turn in port.waiting:
                         port.waiting.remove(turn)
                     if (found := self._found(address, old)) is not None:
                         return found
@@ -234,7 +235,8 @@ class Pool:
                         raise PeerReset("it was cancelled")
                     if time.monotonic() >= deadline:
                         raise AllInUse(f"all {self._per_port} connections to this port were in use")
-                    turn.acquire(blocking=False)  # no-op if it was not woken: it holds the lock still
+                    # This does nothing for a thread that was not woken: it still holds the lock.
+                    turn.acquire(blocking=False)
                     port.waiting.append(turn)
                 turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
         except BaseException:
@@ -295,7 +297,8 @@ class Pool:
             if is_closed:
                 link.cut()
             watch(link)
-            if not link.needs_checksum:  # memory of this node: file permissions decide who may read
+            # Shared memory needs no handshake: file permissions decide who may read.
+            if not link.needs_checksum:
                 return PooledConnection(place, link, None, self._keep_s)
             welcome = greet(link, self._token, deadline)
             return PooledConnection(place, link, welcome.proof, min(self._keep_s, welcome.eviction_s * YOUNGER))
@@ -314,7 +317,8 @@ class Pool:
         port.places.discard(place)
         port.wake_next()
         if not (port.places or port.waiting):
-            del self._ports[place.address]  # its node may be gone for good
+            # The node of an address may be gone for good.
+            del self._ports[place.address]
 
     def _without_idle(self, port: _Port) -> list[PooledConnection]:
         idle, port.idle = port.idle, []

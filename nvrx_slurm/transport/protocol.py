@@ -204,7 +204,7 @@ class PeerLink(Protocol):
     a message, or a longer one was sent), PayloadTimeout, and nothing else. After any of them the link can only be
     closed, and nothing writes into the caller's buffer any more.
 
-    `needs_checksum`: False where `send` of the Ack tells whether what was received is valid, since it was read in
+    `needs_checksum`: False where `send` of the Ack shows whether what was received is valid, since it was read in
     place: it raises PeerReset where it is not.
     """
 
@@ -418,7 +418,7 @@ def receive(link: PeerLink, ref: PayloadRef, answer: Response, buffer: memoryvie
 
 
 def acknowledge(link: PeerLink, ref: PayloadRef, verdict: AckVerdict, deadline: float) -> None:
-    """Tell the server what became of the payload."""
+    """Report to the server what became of the payload."""
     link.send(Ack(verdict, ref.slot, ref.generation).pack(), None, deadline)
 
 

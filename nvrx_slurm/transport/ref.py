@@ -56,7 +56,8 @@ class PayloadRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return _decoder.decode(data)
         except UsageError as error:
             raise TransportError(str(error)) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:  # the last one: neither bytes nor str
+        except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
+            # TypeError: the data is neither bytes nor str.
             raise TransportError(f"this is no payload reference: {error}") from None
 
     def __str__(self) -> str:

@@ -81,7 +81,8 @@ class SharedRing:
         self._creator, self._folder, self._allow_pickle = header.creator, folder, allow_pickle
         self._open: Steps | None = Steps(memory, name)
         self._is_linked = True
-        self._is_made_here = False  # by this object, or the one that a fork has copied
+        # Whether this object has made it, or the object that a fork has copied.
+        self._is_made_here = False
         self._cursor = 0
 
     @classmethod
@@ -418,10 +419,9 @@ class SharedRing:
             if time.monotonic() >= deadline:
                 return
             memory = self._steps.memory
-            # In this order: a change before `announce` wakes no one, so the caller looks once more after it; a change
-            # after that look has moved the counter past `seen`, and `wait` returns at once.
-            seen = memory.changes()
-            memory.announce()
+            # A change before `announce` wakes no process, so the caller looks once more after it; a change after that
+            # look has moved the counter past `seen`, and `wait` returns at once.
+            seen = memory.announce()
             yield self._steps
             memory.wait(seen, deadline - time.monotonic())
 
@@ -462,11 +462,12 @@ class SharedRing:
         try:
             payload = memoryview(claim.copied("" if ref is None else ref.checksum))
             if self._allow_pickle and not claim.is_ours():
-                return _NOTHING  # a mix of two payloads must never be unpickled
+                # A mix of two payloads must never be unpickled.
+                return _NOTHING
             value = codec.decode(claim.schema, payload, allow_pickle=self._allow_pickle)
         except TransportError as error:
             if not claim.finish(consumed=False):
-                # The bytes were another payload's. The next attempt tells whether this one is still there.
+                # The bytes were another payload's. The next attempt shows whether this one is still there.
                 return _NOTHING
             error.ref = error.ref or claim.ref
             raise

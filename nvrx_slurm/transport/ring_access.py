@@ -173,7 +173,8 @@ class Writing:
         self._is_over = False
         self._payload = steps.memory.payload(index, size)
         self._hash = xxhash.xxh3_64() if checksum else None
-        self._in_order = 0  # so many bytes have come one after the other: these are hashed. Negative: not all have
+        # So many bytes were copied in one after the other, and hashed. Negative: some came out of order.
+        self._in_order = 0
         if schema:
             steps.memory.schema(index, len(schema))[:] = schema
 
@@ -201,7 +202,7 @@ class Writing:
             self._in_order = offset + source.nbytes
 
     def publish(self) -> PayloadRef:
-        """All is there: let readers have it. Raises StaleSlotError where the slot is not this writer's any more."""
+        """The payload is complete: let readers have it. Raises StaleSlotError where this writer has lost the slot."""
         self._steps.check()
         checksum = None
         if self._hash is not None:
@@ -236,7 +237,8 @@ class Writing:
         self._steps.disown(self._attempt.owner)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # the constructor was cut
+        # A constructor that was cut short has left attributes out.
+        with contextlib.suppress(AttributeError):
             # At a glance, without the slot's lock. Not in a forked child: the slot is its parent's.
             is_writing = self._steps.memory.state(self.slot) is State.WRITING
             if is_writing and self._attempt.owner.pid == this_process()[0]:
@@ -369,7 +371,8 @@ class Steps:
                 return Refusal.LATE
             return end(slot, slot.generation, slot.owner)
 
-        with contextlib.suppress(Contended):  # its lease, or the end of this process, will do it
+        # Where the lock is contended, the end of the lease or of this process gives the slot back.
+        with contextlib.suppress(Contended):
             self._step(index, move, PATIENCE_S)
 
     def _patient(

@@ -36,7 +36,7 @@ from nvrx_slurm.transport.slots import FREE, READY, Counts, RingSlot, SlotOwner,
 SHM = Path("/dev/shm")
 _KIND = "shared_memory"
 _tracked: set[str] = set()
-"""What the resource tracker has been told of by this process, or by the one that it was forked from."""
+"""What was registered with the resource tracker by this process, or by the one that it was forked from."""
 
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
@@ -49,7 +49,8 @@ def make(folder: Path, name: str, size: int, fill: Callable[[mmap.mmap], None]) 
     with _described(f"a ring of {size} bytes cannot be made in {folder}"):
         descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            os.fchmod(descriptor, 0o600)  # a umask such as 0277 leaves less, and then no process can attach
+            # With a umask such as 0277 the mode is less, and then no process can attach.
+            os.fchmod(descriptor, 0o600)
             # All memory now: a page that tmpfs cannot give later would be a SIGBUS in the middle of a write.
             try:
                 os.posix_fallocate(descriptor, 0, size)
@@ -115,7 +116,8 @@ def foreign(status: os.stat_result) -> str | None:
         return "it is no regular file"
     if status.st_uid != os.geteuid():
         return f"it belongs to user {status.st_uid}"
-    if status.st_mode & 0o077:  # with POSIX ACLs the group's bits are what the ACL grants at most
+    # With POSIX ACLs the group's bits are what the ACL grants at most.
+    if status.st_mode & 0o077:
         return f"its mode {stat.S_IMODE(status.st_mode):04o} lets other users read or write it"
     if status.st_nlink > 1:
         return f"it has {status.st_nlink} names"
@@ -139,7 +141,8 @@ def sweep(folder: str | Path = SHM) -> list[str]:
     folder = arguments.folder(folder)
     removed = []
     for path in sorted(folder.glob("nvrx-ring-*")):
-        with contextlib.suppress(OSError):  # another process sweeps too
+        # Another process may sweep at the same time.
+        with contextlib.suppress(OSError):
             # By its look first: files of others are not even opened.
             if foreign(path.lstat()) is None and _is_orphan(path):
                 path.unlink()
@@ -148,7 +151,8 @@ def sweep(folder: str | Path = SHM) -> list[str]:
 
 
 def _untrack(name: str) -> None:
-    if name in _tracked:  # once: the tracker prints a traceback over a name that it does not know
+    # Only once: the tracker prints a traceback over a name that it does not know.
+    if name in _tracked:
         _tracked.discard(name)
         resource_tracker.unregister(f"/{name}", _KIND)
 
@@ -206,7 +210,8 @@ class Memory:
     def __init__(self, mapped: mmap.mmap, layout: Layout, name: str) -> None:
         self.layout = layout
         self.view = memoryview(mapped)
-        self._anchor = ctypes.c_char.from_buffer(mapped)  # the mapping cannot move or go while this is there
+        # While this object exists, the mapping cannot move or go.
+        self._anchor = ctypes.c_char.from_buffer(mapped)
         start = ctypes.addressof(self._anchor)
         self.changes_address = start + CHANGES_AT
         self._changes = self.view[CHANGES_AT : CHANGES_AT + 4].cast("I")
@@ -324,13 +329,14 @@ class Memory:
         start = self._schemas[index]
         return self.view[start : start + size]
 
-    def changes(self) -> int:
-        return self._changes[0]
-
-    def announce(self) -> None:
-        """Call this before `wait`, and look at the slots once more in between: the next change then wakes the waiting
-        processes. Changes wake no one where no process waits, which saves a system call for each."""
+    def announce(self) -> int:
+        """Call this before `wait`, which takes what it returns, and look at the slots once more in between: the next
+        change then wakes the waiting processes. Changes wake no process where none waits, which saves a system call
+        for each."""
+        # The counter first: a change after it was read moves it, and `wait` returns at once.
+        seen = self._changes[0]
         self._waiting[0] = 1
+        return seen
 
     def wake_waiting(self) -> None:
         """A slot has changed: wake the processes that wait, if any."""

@@ -104,7 +104,8 @@ def _take(lock: Lock, code: int, patience_s: float) -> None:
         _make_consistent(lock.address)
     elif code in (errno.EBUSY, errno.ETIMEDOUT) or (code == errno.EDEADLK and _is_nested(lock)):
         raise Contended
-    elif code != errno.EDEADLK:  # EDEADLK: this thread holds it, by a step that was interrupted twice
+    elif code != errno.EDEADLK:
+        # EDEADLK: this thread holds it, by a step that was interrupted twice.
         raise RingError(f"the mutex of slot {lock.key[1]} of {lock.key[0]} is broken (error {code}): make a new ring")
 
 
@@ -212,7 +213,8 @@ class OwnedAttempt:
 
 def open_attempts(of: int) -> set[SlotOwner]:
     """Those of one ring of this process."""
-    numbers = list(_open)  # of items, it would make tuples: a garbage collection meanwhile may end an attempt
+    # Not of items: that makes tuples, and a garbage collection meanwhile may end an attempt.
+    numbers = list(_open)
     return {SlotOwner(*this_process(), number) for number in numbers if _open.get(number) == of}
 
 
@@ -223,7 +225,7 @@ def this_process() -> tuple[int, int]:
         pid = os.getpid()
         ticks = started_ticks(pid)
         if ticks is None:
-            raise RingError("/proc does not show this process: rings need it to tell who is alive")
+            raise RingError("/proc does not show this process: rings need it to find out which processes are alive")
         _this_process = (pid, ticks)
     return _this_process
 
@@ -241,7 +243,7 @@ def namespace() -> int:
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError as error:
-        raise RingError(f"rings need /proc to tell who is alive: {error}") from None
+        raise RingError(f"rings need /proc to find out which processes are alive: {error}") from None
 
 
 def is_dead(owner: SlotOwner) -> bool:

@@ -8,7 +8,7 @@
     ["array", type, shape], ["tensor", type, shape], ["scalar", type, []]
     ["array", type, shape, axes], …             not row by row: its axes in the order in which they lie in memory
 
-In this order the leaves lie in the payload, each at the next multiple of 64 bytes: no offset is told that could lie.
+In this order the leaves lie in the payload, each at the next multiple of 64 bytes: there is no offset that could lie.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def parse_format(node: object, nested: int = 0) -> Format:
         item_bytes(node)
         return node
     if not isinstance(node, dict) or node.keys() != {"bytes", "fields"} or nested == MOST_NESTED:
-        raise PayloadCorrupt("a type of elements is told by its name, or by its bytes and fields")
+        raise PayloadCorrupt("a type of elements is given by its name, or by its bytes and fields")
     size, fields = node["bytes"], node["fields"]
     if type(size) is not int or type(fields) is not list or not 0 < len(fields) <= MOST_FIELDS:
         raise PayloadCorrupt(f"a record needs a size, and a list of 1 to {MOST_FIELDS} fields")
@@ -188,7 +188,7 @@ def extent_bytes(shape: Sequence[int], size: int) -> int:
 
 
 def axes_in_memory(strides: Sequence[int]) -> tuple[int, ...]:
-    """The axes in the order in which they lie in memory, as far as strides tell."""
+    """The axes in the order in which they lie in memory, as far as strides show."""
     return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
 
 

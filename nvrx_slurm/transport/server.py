@@ -56,7 +56,7 @@ _servers: weakref.WeakSet[PayloadServer] = weakref.WeakSet()
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """`hello_s`: for a peer to prove itself; `read_s`: the longest that one read may keep its slot, even where its
-    reader asks for more; `eviction_s`: a link idle for so long is closed, and clients are told so at the hello."""
+    reader asks for more; `eviction_s`: a link idle for so long is closed, and clients learn it at the hello."""
 
     hello_s: float = PROOF_S
     read_s: float = 120.0
@@ -99,7 +99,8 @@ class PayloadServer:
         schemes = (transport,) if isinstance(transport, str) else tuple(transport)
         if isinstance(ports, Sequence) and not isinstance(ports, str | bytes):
             numbers = [arguments.whole("each of ports", port, 0, LAST_PORT) for port in ports]
-        else:  # any free port, so many times
+        else:
+            # Port 0 is any free one.
             numbers = [0] * arguments.whole("ports (how many, or the numbers of them)", ports, 1, MOST_PORTS)
         if not 1 <= len(schemes) * len(numbers) <= MOST_PORTS:
             raise UsageError(f"PayloadServer: transport and ports must make 1 to {MOST_PORTS} listeners")
@@ -208,7 +209,8 @@ def _after_fork() -> None:
         for link in server._links:
             link.drop()
         server._links = set()
-        server._guard = threading.Lock()  # a thread of the parent may hold the old one
+        # A thread of the parent may hold the old one.
+        server._guard = threading.Lock()
         server._changed = threading.Condition(server._guard)
 
 
@@ -259,7 +261,8 @@ def serve(link: PeerLink, rings: Mapping[str, SharedRing], limits: ServerLimits)
             _answer(link, rings, protocol.PayloadRequest.unpack(frame), limits)
     except PayloadCorrupt as error:
         _log.warning("a peer was cut off: %s", error)
-        with contextlib.suppress(TransportError):  # the peer may have gone
+        # The peer may have gone.
+        with contextlib.suppress(TransportError):
             refusal = protocol.Response(protocol.ResponseStatus.BAD_REQUEST)
             link.send(refusal.pack(), None, time.monotonic() + LEASE_MARGIN_S)
     except TransportError as error:

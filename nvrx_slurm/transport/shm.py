@@ -1,7 +1,7 @@
 """The ring itself, where reader and producer share a node: no server, no socket; one copy, from the ring.
 
 A link of this backend is the server's side of the protocol, within the reader: the same requests claim the same
-slots, and an Ack ends the claim. That it was still the reader's then is what tells that it was not overwritten
+slots, and an Ack ends the claim. That it was still the reader's then is what shows that it was not overwritten
 meanwhile.
 """
 
@@ -59,7 +59,8 @@ class ShmLink:
     def receive_payload_into(self, buffer: memoryview, deadline: float, seen: Seen | None) -> None:
         assert self._claim is not None
         self._claim.copy_into(buffer, seen=seen)
-        if not self._claim.is_ours():  # before anything is made of it
+        # Checked before the bytes are decoded.
+        if not self._claim.is_ours():
             raise PeerReset(_LATE)
 
     def is_stale(self) -> bool:

@@ -219,7 +219,8 @@ def diagram() -> str:
 
 def with_diagram(page: str) -> str:
     """The page docs/transport.md with the current diagram. Raises ValueError for a page without a place for it."""
-    from nvrx_slurm.util import pages  # here: a worker loads this module, and draws nothing
+    # Imported here: a worker loads this module, and draws nothing.
+    from nvrx_slurm.util import pages
 
     return pages.with_diagram(page, COMMAND, diagram())
 

@@ -90,7 +90,7 @@ class TcpLink:
     def receive_into(self, buffer: memoryview, deadline: float) -> None:
         size = len(buffer)
         while (have := len(self._ahead)) < size:
-            # Receive behind what is there already: the room holds one frame and what came with it.
+            # Receive behind what was received already: the room holds one frame and what came with it.
             self._room[:have] = self._ahead
             self._wait(self._readable, deadline, _silent(have, size))
             count = self._receive(self._room[have:], have, size, deadline)
@@ -114,7 +114,8 @@ class TcpLink:
                 raise PayloadTimeout(f"the peer has sent {done} of {size} bytes in time")
 
     def is_stale(self) -> bool:
-        return bool(self._ahead) or bool(self._readable.poll(0))  # its end, or unexpected bytes
+        # The socket is readable at its end, or where the peer has sent unexpected bytes.
+        return bool(self._ahead) or bool(self._readable.poll(0))
 
     def cut(self) -> None:
         with self._guard:
@@ -127,7 +128,8 @@ class TcpLink:
         with self._guard:
             if not self._is_closed:
                 self._is_closed = True
-                with contextlib.suppress(OSError):  # also where a forked child still holds it
+                # A shutdown ends the connection also where a forked child still holds the socket.
+                with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_WR)
                 self._socket.close()
 
@@ -142,7 +144,7 @@ class TcpLink:
         return self._socket
 
     def _take_ahead(self, buffer: memoryview) -> int:
-        """Of what is there already: how much of `buffer` it has filled."""
+        """Take what was received already: how much of `buffer` it has filled."""
         if not self._ahead:
             return 0
         count = min(len(buffer), len(self._ahead))
@@ -200,7 +202,8 @@ class TcpListener:
         self._admission = Admission[int](within_s=PROOF_S if entry is None else entry.within_s)
         self._paused_until = 0.0
         self._strangers, self._exhausted = RateLimitedLog(_log.warning), RateLimitedLog(_log.warning)
-        self._poll = select.poll()  # not epoll: a forked child would share it
+        # Not epoll: a forked child would share its descriptor.
+        self._poll = select.poll()
         self._poll.register(listening, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name=f"accept {self.address}", daemon=True)
         self._thread.start()
@@ -264,7 +267,7 @@ class TcpListener:
         self._poll.register(connection, select.POLLIN)
 
     def _hear(self, descriptor: int) -> None:
-        """Pass on what has come to its handshake. Bytes behind the proof belong to the link."""
+        """Pass on what was received to the handshake. Bytes behind the proof belong to the link."""
         guest = self._guests[descriptor]
         door = guest.door
         try:
@@ -300,7 +303,8 @@ class TcpListener:
         guest = self._guests.pop(descriptor)
         self._poll.unregister(descriptor)
         self._admission.gone(descriptor)
-        with contextlib.suppress(OSError):  # also where a forked child still holds it
+        # A shutdown ends the connection also where a forked child still holds the socket.
+        with contextlib.suppress(OSError):
             guest.connection.shutdown(socket.SHUT_WR)
         guest.connection.close()
 
@@ -433,7 +437,8 @@ def resolve(host: str, port: int, deadline: float) -> list[Address]:
         found = lookup.result(max(0.0, deadline - time.monotonic()))
     except concurrent.futures.TimeoutError:
         raise PayloadTimeout(f"the address of host {host} could not be found in time") from None
-    except (OSError, UnicodeError, RuntimeError) as error:  # the last one: there are no more threads
+    except (OSError, UnicodeError, RuntimeError) as error:
+        # RuntimeError: this process can start no more threads.
         _asked.pop((host, port), None)
         raise PeerReset(f"host {host} is not known here: {getattr(error, 'strerror', None) or error}") from None
     _asked.pop((host, port), None)

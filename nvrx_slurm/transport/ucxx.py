@@ -59,7 +59,7 @@ class WorkerHello(NamedTuple):
 
 
 class WorkerHandshake:
-    """Hears one (a `ServerHandshake`). `hello`: the peer's, once it has passed. UCX trusts what an address
+    """Receives one (a `ServerHandshake`). `hello`: the peer's, once it has passed. UCX trusts what an address
     says: it gets none that the token does not prove."""
 
     def __init__(self, token: bytes) -> None:
@@ -105,7 +105,8 @@ class UcxxLink:
         self._is_dropped = self._is_cut = False
 
     def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None:
-        if self._peer.broken is not None and not self._peer.has_news:  # its last word, which is unread, says why
+        # While a message is unread, it may say why the connection ended.
+        if self._peer.broken is not None and not self._peer.has_news:
             raise PeerReset(self._peer.broken)
         # A view of our own: a ring that is closed meanwhile keeps its memory for it.
         view = memoryview(payload).cast("B") if payload else None
@@ -146,13 +147,15 @@ class UcxxLink:
 
     def _post(self, step: Callable[[], None]) -> None:
         if not self._is_dropped:
-            with contextlib.suppress(PeerReset):  # the engine has ended, and all links with it
+            # PeerReset: the engine has ended, and all links with it.
+            with contextlib.suppress(PeerReset):
                 self._engine.post(step)
 
     def _wait(self, outcome: SendCompletion, deadline: float, what: str) -> None:
         try:
             in_time = outcome.is_settled_by(deadline)
-        except BaseException:  # an interrupt: the caller's memory is UCX's until it has let go of it
+        except BaseException:
+            # After an interrupt, too: UCX may use the caller's memory until the transfer has ended.
             self._abandon(outcome)
             raise
         if not in_time:
@@ -173,7 +176,8 @@ def _do(engine: Engine, step: Callable[[], None]) -> None:
     def run() -> None:
         try:
             step()
-        except Exception as error:  # UCXX has a class for each status
+        except Exception as error:
+            # UCXX has an exception class for each status.
             outcome.settle(PeerReset(f"no connection: {error}"))
         else:
             outcome.settle()

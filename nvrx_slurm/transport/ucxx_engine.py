@@ -69,7 +69,8 @@ class Engine:
         self._is_parked = self.has_ended = False
         self._stop_by = math.inf
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll = select.epoll()  # a server has a thousand connections
+        # Not poll: a server has a thousand connections.
+        self._poll = select.epoll()
         started = SendCompletion()
         self._thread = threading.Thread(target=self._run, args=(started,), name="ucx", daemon=True)
         self._thread.start()
@@ -92,7 +93,8 @@ class Engine:
 
         def leave_all() -> None:
             self._stop_by = time.monotonic() + STOP_S
-            self.later(STOP_S, lambda: None)  # wakes the thread by then
+            # This timer wakes the thread by then.
+            self.later(STOP_S, lambda: None)
             for peer in list(self._peers.values()):
                 peer.leave()
 
@@ -103,7 +105,8 @@ class Engine:
     def abandon(self) -> None:
         """In a forked child, where its thread is not."""
         self._guard, self.has_ended = threading.Lock(), True
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # freed, it would end the parent's connections
+        # Never freed: that would end the parent's connections.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         for peer in self._watched.values():
             peer.drop()
 
@@ -147,7 +150,8 @@ class Engine:
             self._context = self.ucx.context({"RNDV_THRESH": str(SHORT_BYTES)})
             self.serving, self.calling = self._new_side(), self._new_side()
             self._poll.register(self._wake, select.EPOLLIN)
-        except Exception as error:  # UCXX has a class for each status; the caller of Engine() gets it
+        except Exception as error:
+            # UCXX has an exception class for each status; the caller of Engine() gets it.
             self.has_ended = True
             started.settle(error)
             return
@@ -221,7 +225,8 @@ class Engine:
                 for request in transfer.requests:
                     try:
                         request.check_error()
-                    except Exception as error:  # UCXX has a class for each status, and all mean the same here
+                    except Exception as error:
+                        # UCXX has an exception class for each status; all mean the same here.
                         failure = PeerReset(f"the connection broke: {error}")
                         break
                 transfer.done(failure)
@@ -327,7 +332,7 @@ class UcxWorker:
     def nth(self, theirs: bytes, index: int) -> Any:
         """The client's."""
         if index > self._made.get(theirs, 0) + MOST_AHEAD:
-            raise PeerReset(f"the server has told of connection {index}")
+            raise PeerReset(f"the server has named connection {index}")
         while self._made.get(theirs, 0) <= index:
             made, endpoint = self.next(theirs)
             self._spare[theirs, made] = endpoint
@@ -339,7 +344,7 @@ class UcxWorker:
         return endpoint
 
     def message(self) -> Any:
-        """The next one that has come, or None."""
+        """The next message that has arrived, or None."""
         message = self.worker.tag_probe(*self._any_tag, True)
         return message if message.matched else None
 

@@ -30,7 +30,8 @@ class SendCompletion:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
-        self._pending = threading.Lock()  # a plain lock: a third of what an Event costs
+        # A plain lock costs a third of what an Event costs.
+        self._pending = threading.Lock()
         self._pending.acquire()
 
     def settle(self, error: Exception | None = None) -> None:
@@ -60,7 +61,7 @@ MOST_UNREAD = 16
 
 SHORT_BYTES = 64 << 10
 """A message that comes at once (eager). Of a longer one comes a word first, and its bytes when they are wanted
-(rendezvous): the engine has told UCX so.
+(rendezvous): the engine has set UCX so.
 
 UCX frees a message only when it is received, so unwanted short ones are received too."""
 
@@ -98,12 +99,14 @@ class Peer:
         self.broken: str | None = None
         self.side, self._engine = side, engine
         self._endpoint: Any = None
-        self._closed: Any = None  # the same, until its last request has ended
+        # The endpoint after it was closed, until its last request has ended.
+        self._closed: Any = None
         self._socket: socket.socket | None = None
         self._is_leaving = self._has_said_last = self._has_been_left = self._is_taking = False
         self._unread: deque[Any] = deque()
         self._want: Want | None = None
-        self._short: Want | None = None  # a short message is being received for it
+        # The reader that a short message is being received for.
+        self._short: Want | None = None
         self._in_flight = 0
 
     @property
@@ -112,7 +115,7 @@ class Peer:
         return bool(self._unread)
 
     def open(self, endpoint: Any, their_number: int, bootstrap: socket.socket) -> None:
-        """The peer may have sent already, and left: this one is known since before its number was told."""
+        """The peer may have sent already, and left: this one is known since before its number was sent."""
         self._endpoint, self._their_number, self._socket = endpoint, their_number, bootstrap
         self._engine.watch(bootstrap.fileno(), self)
         try:
@@ -213,18 +216,21 @@ class Peer:
             want.outcome.settle(PeerReset(self.broken))
 
     def _let_go(self) -> None:
-        """Of UCX and of the socket, by which the peer is told."""
+        """Of UCX and of the socket, by which the peer learns of it."""
         bootstrap, self._socket = self._socket, None
         if bootstrap is not None:
             self._engine.unwatch(bootstrap.fileno())
-            with contextlib.suppress(OSError):  # ends it also where a forked child still holds it
+            # A shutdown ends the connection also where a forked child still holds the socket.
+            with contextlib.suppress(OSError):
                 bootstrap.shutdown(socket.SHUT_RDWR)
             bootstrap.close()
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
-            endpoint.close_blocking()  # tens of microseconds: it is forced, and does not wait
+            # This blocks for tens of microseconds: the close is forced, and does not wait.
+            endpoint.close_blocking()
             self._closed = endpoint
-            self._engine.later(0.0, self._lose)  # after what has just come to its end
+            # Later: transfers that have just ended are completed first.
+            self._engine.later(0.0, self._lose)
         self._free()
 
     def _lose(self) -> None:
@@ -300,7 +306,8 @@ class Peer:
 
         try:
             requests = submit()
-        except Exception as error:  # UCXX's, or a RuntimeError where the connection has just died
+        except Exception as error:
+            # An exception of UCXX's, or a RuntimeError where the connection has just died.
             settled(PeerReset(f"{_BROKEN}: {error}"))
             self.end(_BROKEN)
             return

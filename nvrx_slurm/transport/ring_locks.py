@@ -105,7 +105,7 @@ def _take(lock: Lock, code: int, patience_s: float) -> None:
     elif code in (errno.EBUSY, errno.ETIMEDOUT) or (code == errno.EDEADLK and _is_nested(lock)):
         raise Contended
     elif code != errno.EDEADLK:
-        # EDEADLK: this thread holds it, by a step that was interrupted twice.
+        # After EDEADLK, this thread holds it already, by a step that was interrupted twice.
         raise RingError(f"the mutex of slot {lock.key[1]} of {lock.key[0]} is broken (error {code}): make a new ring")
 
 

@@ -92,9 +92,17 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
         ranks = _blamed_ranks(inquiry, cause, others, missing)
         secondary = after = [each for each in others if _follows(each, cause)]
         fault, hint, reference = rule.fault, rule.hint, rule.reference
+        # `rank 3 on n2 failed first: cuda oom`, as far as known
+        rank = None if cause.rank is None else f"rank {cause.rank}"
+        where = " ".join(filter(None, (rank, node and f"{'on' if rank else 'node'} {node}"))) or "one rank"
         how = "failed first" if rule.role == "cause" else "reported a failure first"
-        sentence, reasons = f"{_place(cause)} {how}: {_words(fault)}", weighed.reasons
+        sentence, reasons = f"{where} {how}: {_words(fault)}", weighed.reasons
 
+    # Only a fault of a node blames one.
+    nodes: tuple[str, ...] = ()
+    if weighed.scope is Scope.NODE:
+        held = (inquiry.node_of(rank) for rank in ranks)
+        nodes = (node,) if node is not None else tuple(dict.fromkeys(name for name in held if name is not None))
     answer = Attribution(
         source=SOURCE,
         verdict=weighed.verdict,
@@ -103,11 +111,11 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
         scope=weighed.scope,
         transient=_TRANSIENT.get(weighed.verdict),
         ranks=ranks,
-        nodes=_blamed_nodes(inquiry, weighed.scope, ranks, node),
+        nodes=nodes,
         missing=missing.ranks,
         primary=None if cause is None else cause.evidence,
         secondary=_folded(secondary),
-        explanation=_explanation(sentence, _cascade(after), _waited_for(missing), *reasons),
+        explanation=_explanation(sentence, after, missing, reasons),
         hint=hint,
         reference=reference,
     )
@@ -143,16 +151,6 @@ def _blamed_ranks(
     return tuple(sorted(rank for rank in ranks if rank is not None))
 
 
-def _blamed_nodes(inquiry: Inquiry, scope: Scope, ranks: Sequence[int], node: str | None) -> tuple[str, ...]:
-    """Only a fault of a node blames one."""
-    if scope is not Scope.NODE:
-        return ()
-    if node is not None:
-        return (node,)
-    held = (inquiry.node_of(rank) for rank in ranks)
-    return tuple(dict.fromkeys(name for name in held if name is not None))
-
-
 def _lasted_s(inquiry: Inquiry, scan: Scan, cause: Finding) -> float | None:
     """From the cycle's start to the line: by the inquiry, or by the stamps in the workers' logs."""
     workers = [str(file.path) for file in scan.files if file.kind not in OF_THE_MACHINE]
@@ -175,37 +173,23 @@ def _folded(after: Sequence[Finding]) -> tuple[Evidence, ...]:
     return tuple(each.evidence for each in ordered if id(each) in chosen)[:MOST_EVIDENCE]
 
 
-# ---- what happened, in sentences
-
-
-def _explanation(*sentences: str) -> str:
-    """Those that are not empty, each with a capital and a full stop."""
-    return " ".join(f"{each[:1].upper()}{each[1:].rstrip('.')}." for each in sentences if each)
-
-
-def _place(each: Finding) -> str:
-    """`rank 3 on n2`, as far as known."""
-    rank = "" if each.rank is None else f"rank {each.rank}"
-    node = "" if each.node is None else f"{'on ' if rank else 'node '}{each.node}"
-    return " ".join(part for part in (rank, node) if part) or "one rank"
-
-
-def _cascade(after: Sequence[Finding]) -> str:
-    """`then followed nccl timeout (15 ranks), connection reset (3 ranks)`."""
-    seen = {(each.hit.rule.fault, each.whose) for each in after}
-    counts = Counter(fault for fault, _ in seen).most_common(_MOST_FAULTS_NAMED)
-    faults = [f"{_words(fault)} ({count} rank{'s'[: count != 1]})" for fault, count in counts]
-    return f"then followed {', '.join(faults)}" if faults else ""
-
-
-def _waited_for(missing: MissingRanks) -> str:
-    """`the others waited for ranks 0, 1, … (16 in all): all others report a timeout`."""
-    ranks = missing.ranks
-    if not ranks:
-        return ""
-    shown = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
-    more = f", … ({len(ranks)} in all)" if len(ranks) > _MOST_RANKS_NAMED else ""
-    return f"the others waited for rank{'s'[: len(ranks) != 1]} {shown}{more}: {missing.how}"
+def _explanation(sentence: str, after: Sequence[Finding], missing: MissingRanks, reasons: Sequence[str]) -> str:
+    """In sentences: what failed, what followed, which ranks were waited for, and why the verdict is this one."""
+    sentences = [sentence]
+    # `then followed nccl timeout (15 ranks), connection reset (3 ranks)`
+    counts = Counter(fault for fault, _ in {(each.hit.rule.fault, each.whose) for each in after})
+    faults = [
+        f"{_words(fault)} ({count} rank{'s'[: count != 1]})"
+        for fault, count in counts.most_common(_MOST_FAULTS_NAMED)
+    ]
+    if faults:
+        sentences.append(f"then followed {', '.join(faults)}")
+    # `the others waited for ranks 0, 1, … (16 in all): all others report a timeout`
+    if ranks := missing.ranks:
+        shown = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
+        more = f", … ({len(ranks)} in all)" if len(ranks) > _MOST_RANKS_NAMED else ""
+        sentences.append(f"the others waited for rank{'s'[: len(ranks) != 1]} {shown}{more}: {missing.how}")
+    return " ".join(f"{each[:1].upper()}{each[1:].rstrip('.')}." for each in (*sentences, *reasons))
 
 
 def _words(fault: str) -> str:

@@ -1,4 +1,4 @@
-"""The analysis for callers that wait, on an event loop (`Analyzer`) or in a thread (`analyze_sync`).
+"""The analysis for callers that wait, on an event loop (`Analyzer`) or without one (`analyze_sync`).
 
 Bounded, cancellable, and done once for all who ask the same at a time.
 """
@@ -6,15 +6,13 @@ Bounded, cancellable, and done once for all who ask the same at a time.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -23,7 +21,7 @@ from nvrx_slurm.attribution.analyze.analysis import analyze_logs, logs_of
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.attribution.scan import LogFile
 from nvrx_slurm.attribution.scan.prefilter import prefilter_of
-from nvrx_slurm.errors import NvrxError, SourceError, UsageError
+from nvrx_slurm.errors import NvrxError, SourceError
 from nvrx_slurm.jobspec.model import LlmSpec
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Verdict
 from nvrx_slurm.util.clock import Clock, SystemClock
@@ -40,9 +38,6 @@ KEPT = 256
 
 AT_ONCE = 2
 """Computations that run at a time; others wait for their turn, within their own bound."""
-
-MARGIN_S = 5.0
-"""How much longer than the analysis may take a thread waits for it: for an event loop that has stopped turning."""
 
 Identity = tuple[bytes, tuple[tuple[int, int, int, int], ...]]
 """The inquiry, and of each file device, inode, size and time of change in nanoseconds."""
@@ -119,7 +114,8 @@ class Analyzer:
                         del self._running[identity]  # the next asker starts a new one
         except TimeoutError:
             known = computation.rules_say if computation is not None else None
-            answer = known or too_late(timeout_s)
+            problem = f"the analysis took longer than {timeout_s:g} s"
+            answer = known or Attribution(source=SOURCE, verdict=Verdict.TIMEOUT, problem=problem)
         return replace(answer, latency_s=self._clock.monotonic() - began)
 
     def warm_up(self) -> None:
@@ -172,119 +168,23 @@ async def _in_thread(work: Callable[[], T], name: str) -> T:
     return await asyncio.wrap_future(in_thread(work, name))
 
 
-def too_late(timeout_s: float) -> Attribution:
-    """The answer when the time is over and nothing is known."""
-    problem = f"the analysis took longer than {timeout_s:g} s"
-    return Attribution(source=SOURCE, verdict=Verdict.TIMEOUT, problem=problem)
-
-
-# ---- for callers without an event loop
-
-
-class EventLoopThread:
-    """An event loop in a daemon thread. One that ended, or whose process is now another (a fork), is not `alive`."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._process = os.getpid()
-
-        def run() -> None:
-            try:
-                self._loop.run_forever()
-            finally:
-                self._loop.close()
-
-        self._thread = threading.Thread(target=run, name="attribution", daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return self._process == os.getpid() and self._thread.is_alive()
-
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """What the coroutine returns or raises. Raises TimeoutError; the work is then cancelled."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout_s)
-        except concurrent.futures.TimeoutError:
-            future.cancel()
-            raise
-
-    def stop(self) -> None:
-        """End the loop and its thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(MARGIN_S)
-
-
-class SyncAnalyzer:
-    """Analyzers by their rules and language model, on one event loop in a daemon thread. Thread-safe.
-
-    A start that failed leaves nothing behind, so that the next call starts again. An analyzer that failed with
-    anything but a UsageError is replaced by the next call.
-    """
-
-    def __init__(self, make: Callable[..., Analyzer] = Analyzer) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._loop: EventLoopThread | None = None
-        self._analyzers: dict[bytes, Analyzer] = {}
-
-    def analyze(
-        self, inquiry: Inquiry, *, rules: Sequence[Path], llm: LlmSpec | None, timeout_s: float
-    ) -> Attribution:
-        """As `Analyzer.analyze`."""
-        key = msgspec.json.encode((tuple(map(str, rules)), llm))
-        with self._lock:
-            if self._loop is None or not self._loop.alive:
-                self._loop, self._analyzers = EventLoopThread(), {}
-            if key not in self._analyzers:
-                self._analyzers[key] = self._make(rules=rules, llm=llm)
-            loop, analyzer = self._loop, self._analyzers[key]
-        try:
-            return loop.run(analyzer.analyze(inquiry, timeout_s=timeout_s), timeout_s + MARGIN_S)
-        except UsageError:
-            raise
-        except concurrent.futures.TimeoutError:
-            self._drop(key, analyzer, with_loop=True)
-            return too_late(timeout_s)
-        except Exception as error:
-            self._drop(key, analyzer)
-            if isinstance(error, NvrxError):
-                raise
-            raise SourceError(f"the analysis failed: {type(error).__name__}: {error}") from error
-
-    def close(self) -> None:
-        """End all computations and the thread; a later call starts them again."""
-        with self._lock:
-            loop, self._loop = self._loop, None
-            analyzers, self._analyzers = list(self._analyzers.values()), {}
-        if loop is not None and loop.alive:
-            for analyzer in analyzers:
-                loop.run(analyzer.close(), MARGIN_S)
-            loop.stop()
-
-    def forget(self) -> None:
-        """In a forked child: the parent's thread, loop and lock are not here."""
-        self._lock, self._loop, self._analyzers = threading.Lock(), None, {}
-
-    def _drop(self, key: bytes, analyzer: Analyzer, *, with_loop: bool = False) -> None:
-        with self._lock:
-            if self._analyzers.get(key) is analyzer:
-                del self._analyzers[key]
-            if with_loop:
-                self._loop = None
-
-
-_SYNC_ANALYZER = SyncAnalyzer()
-os.register_at_fork(after_in_child=_SYNC_ANALYZER.forget)
-
-
-def analyze_sync(
-    inquiry: Inquiry, *, rules: Sequence[Path] = (), llm: LlmSpec | None = None, timeout_s: float = 60.0
-) -> Attribution:
-    """What ended the cycle, for callers without an event loop. Answers within `timeout_s`, with a TIMEOUT if need be.
+def analyze_sync(inquiry: Inquiry, *, rules: Sequence[Path] = (), timeout_s: float = 60.0) -> Attribution:
+    """What ended the cycle, for callers without an event loop: as `Analyzer.analyze`.
 
     Raises UsageError where there is nothing to read and nothing known, ConfigError for a rule file that is wrong, and
     SourceError where the analysis itself failed.
     """
-    return _SYNC_ANALYZER.analyze(inquiry, rules=rules, llm=llm, timeout_s=timeout_s)
+
+    async def analyze() -> Attribution:
+        analyzer = Analyzer(rules=rules)
+        try:
+            return await analyzer.analyze(inquiry, timeout_s=timeout_s)
+        finally:
+            await analyzer.close()
+
+    try:
+        return asyncio.run(analyze())
+    except NvrxError:
+        raise
+    except Exception as error:
+        raise SourceError(f"the analysis failed: {type(error).__name__}: {error}") from error

@@ -7,13 +7,14 @@ import gzip
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from nvrx_slurm.attribution.analyze import analyzer as analyzer_module
 from nvrx_slurm.attribution.analyze.analysis import inquiry_for
-from nvrx_slurm.attribution.analyze.analyzer import Analyzer
+from nvrx_slurm.attribution.analyze.analyzer import Analyzer, analyze_sync
 from nvrx_slurm.errors import ConfigError, SourceError, UsageError
 from nvrx_slurm.journal.verdicts import Failed, FailureKey, Inquiry, Verdict
 
@@ -222,3 +223,26 @@ def asked(folder: Path, failed: Failed) -> Inquiry:
     """About one failure whose logs lie in a folder."""
     key = FailureKey(job="/jobs/1", generation=0, replica="main-0", cycle=0, rank=failed.rank)
     return Inquiry(key=key, paths=(os.fspath(folder),), failed=failed)
+
+
+def test_an_answer_without_an_event_loop(logs: Path, tmp_path: Path) -> None:
+    """From any number of threads; what is wrong with the question or the rules is raised as it is."""
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: analyze_sync(inquiry_for([logs])), range(8)))
+    assert {answer.fault for answer in answers} == {"import_error"}
+    with pytest.raises(UsageError):
+        analyze_sync(inquiry_for([tmp_path / "none"]))
+    (tmp_path / "mine.yaml").write_text("mine: 3\n")
+    with pytest.raises(ConfigError):
+        analyze_sync(inquiry_for([logs]), rules=[tmp_path / "mine.yaml"])
+
+
+def test_a_defect_of_the_analysis_is_an_error_of_the_source(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a command reports it in one line."""
+
+    def torn(*_: object, **__: object) -> None:
+        raise OSError("the connection was lost")
+
+    monkeypatch.setattr(analyzer_module, "analyze_logs", torn)
+    with pytest.raises(SourceError, match="OSError: the connection was lost"):
+        analyze_sync(inquiry_for([logs]))

@@ -177,7 +177,8 @@ def _explanation(sentence: str, after: Sequence[Finding], missing: MissingRanks,
     """In sentences: what failed, what followed, which ranks were waited for, and why the verdict is this one."""
     sentences = [sentence]
     # `then followed nccl timeout (15 ranks), connection reset (3 ranks)`
-    counts = Counter(fault for fault, _ in {(each.hit.rule.fault, each.whose) for each in after})
+    # A dict, not a set: of equal counts the fault that was found first is named first, in every process.
+    counts = Counter(fault for fault, _ in dict.fromkeys((each.hit.rule.fault, each.whose) for each in after))
     faults = [
         f"{_words(fault)} ({count} rank{'s'[: count != 1]})"
         for fault, count in counts.most_common(_MOST_FAULTS_NAMED)

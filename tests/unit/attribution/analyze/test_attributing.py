@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from nvrx_slurm.attribution.analyze.aftermath import TailLine
@@ -178,3 +180,10 @@ def test_a_rank_within_its_node_is_a_rank_of_the_world() -> None:
     told = rule("segfault.launcher", Verdict.UNKNOWN, severity=60)
     line = hit(told, None, node="n2", file="launcher.log", groups={"local_rank": "1"})
     assert attribute(inquiry(), scan(line)).ranks == (5,)
+
+
+def test_of_equally_many_the_first_is_named_first() -> None:
+    """The explanation is the same in each process, though each one has its own order of sets."""
+    lines = [hit(rule(f"fault_{n}.seen", role="consequence"), 1, line=20 + n) for n in (3, 1, 2)]
+    explanation = attribute(inquiry(failed(rank=0)), scan(hit(OOM, 0), *lines)).explanation
+    assert re.findall(r"fault (\d) \(1 rank\)", explanation) == ["3", "1", "2"]

@@ -45,7 +45,7 @@ Identity = tuple[bytes, tuple[tuple[int, int, int, int], ...]]
 
 @dataclass(slots=True, eq=False)
 class _Computation:
-    """One analysis and those who wait for it. `rules_say` is there before the language model's answer is."""
+    """One analysis and those who wait for it. `rules_say` is set before the language model answers."""
 
     task: asyncio.Task[Attribution] | None = None
     stop: threading.Event = field(default_factory=threading.Event)

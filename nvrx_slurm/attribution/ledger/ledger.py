@@ -30,7 +30,7 @@ class Ledger:
         self._storage, self._clock = storage, clock
 
     def blame(self, blames: Iterable[Blame]) -> None:
-        """Add these, of any cluster. A blame that is there already is not added twice."""
+        """Add these, of any cluster. A blame that the ledger has already is not added twice."""
         new = tuple(blames)
         if new:
             self._storage.change(lambda known: merged((*known, *new), self._clock.wall()))

@@ -44,7 +44,7 @@ class Spool:
         self._clock = clock
 
     def put(self, identity: str, body: bytes) -> int:
-        """Keep a message, unless one of that identity is there. Returns how many older ones were dropped for it."""
+        """Keep a message, unless the spool holds one of that identity. Returns how many older ones it dropped."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         waiting = self._paths()
         if any(path.stem.partition("-")[2] == identity for path in waiting):

@@ -136,7 +136,7 @@ def _whole_lines(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _too_long(text: bytes) -> int | None:
-    """Where the first line begins of which more is there than is kept; None: no line is so long."""
+    """Where the first line begins that is longer than what is kept of a line; None: no line is."""
     at = 0
     while len(text) - at > KEPT_OF_A_LINE_BYTES:
         # Jump to the last end of a line within reach. Most often the first of the searches finds one.

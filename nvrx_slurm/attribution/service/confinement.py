@@ -43,7 +43,7 @@ class Roots:
         self.paths = tuple(Path(os.path.realpath(root)) for root in roots)
 
     def check(self, path: str) -> None:
-        """Follow a path to its end, as far as it is there. Raises OutsideRoots."""
+        """Follow a path to its end, as far as it exists. Raises OutsideRoots."""
         if not path.startswith("/"):
             raise OutsideRoots(f"{path!r} is no absolute path")
         try:

@@ -100,7 +100,7 @@ class AttributionService:
         await asyncio.gather(*(worker.end() for worker in self._workers))
         for entry in self._entries:
             entry.stop_timer()
-            entry.tell()
+            entry.notify()
 
     # ---- asking
 
@@ -214,7 +214,7 @@ class AttributionService:
         changed = not ended.is_open or ended.revision != entry.record.revision
         self._entries.put(identity, ended)
         if changed:
-            entry.tell()
+            entry.notify()
         self._go_on(identity, entry)
         if ended.state != "done":
             await self._keeper.save(identity, ended)

@@ -66,7 +66,7 @@ def parse_bind(text: str) -> BindAddress:
 def read_token(file: Path | None, bind: BindAddress, *, without: bool = False) -> str | None:
     """The bearer token, from its file or the environment; None where none is named, which only loopback allows.
 
-    `without`: there is to be none, also if the environment has one. Raises UsageError.
+    `without`: use none, even if the environment has one. Raises UsageError.
     """
     if without:
         if file is not None:

@@ -48,7 +48,7 @@ class TrackedInquiry:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         news, self.news = self.news, asyncio.Event()
         news.set()
 

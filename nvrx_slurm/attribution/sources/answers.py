@@ -24,7 +24,7 @@ MOST_RANK = (1 << 31) - 1
 
 
 class SourceAnswer(Wire, frozen=True, kw_only=True):
-    """How far an inquiry has come. `done`: `attribution` is the last word; before, it is what the logs have said so
+    """The state of an inquiry. `done`: `attribution` is final; before, it is what the logs have shown so
     far, and `revision` counts how often that changed. `failed`: `problem` says why."""
 
     key: str

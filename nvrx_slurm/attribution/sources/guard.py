@@ -68,7 +68,7 @@ class CircuitBreaker:
         return changed(self, trying=False)
 
     def failed(self, now: float, *, chance: float) -> CircuitBreaker:
-        """After a failure. `chance`, from 0 to 1, is where in its bounds the pause comes to lie."""
+        """After a failure. `chance`, from 0 to 1, chooses the pause within its bounds."""
         if self.retry_at is not None and not self.trying:
             return self  # an ask of before it opened: its failure counts no more
         failures = self.failures + 1

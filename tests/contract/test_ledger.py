@@ -118,7 +118,7 @@ def test_two_clusters_share_a_ledger_and_no_node(case: Case) -> None:
 
 
 def test_a_node_that_is_cleared_is_suspect_no_more_and_the_others_are(case: Case) -> None:
-    """And it is told whom anything spoke against."""
+    """And it returns the nodes that had blames."""
     ledger(case).blame([blame("n1"), blame("n2"), blame("n3", BlameKind.LOST)])
     assert ledger(case).clear("n2") == ("n2",)
     assert names(case) == ["n1"]
@@ -173,7 +173,7 @@ def test_what_a_newer_version_has_noted_does_no_harm(case: Case) -> None:
 
 
 def test_the_suspects_of_an_allocation_are_told_in_its_order(case: Case) -> None:
-    """Only they; and nobody where the cluster is unknown."""
+    """Only they; and none where the cluster is unknown."""
     ledger(case).blame([blame("n1"), blame("n3"), blame("n9")])
     asked = ("n4", "n3", "n2", "n1")
     # A first import of a client takes its time on a busy machine; the bound itself has a test of its own.
@@ -195,7 +195,7 @@ def blamer(case: Case, name: str, count: int) -> subprocess.Popen[str]:
 
 
 def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:
-    """Its folder too: who fails where is nobody else's business."""
+    """Its folder too: which node fails is for its owner alone."""
     case = FileCase(tmp_path)
     ledger(case).blame([blame()])
     path = Path(case.where)
@@ -229,7 +229,7 @@ def test_a_place_that_no_file_can_have_is_one_error(tmp_path: Path) -> None:
 def test_a_file_system_that_hangs_does_not_keep_a_job_from_starting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A pipe that nobody writes to hangs as well as a dead NFS server."""
+    """A pipe that no process writes to hangs as well as a dead NFS server."""
     pipe = tmp_path / "suspects.json"
     os.mkfifo(pipe)
     assert suspects_among(("n1",), where=str(pipe), cluster="alpha", timeout_s=0.1) == ()
@@ -265,7 +265,7 @@ def test_a_place_that_no_redis_has_is_one_error(where: str, error: type[NvrxErro
 async def test_a_wrong_password_is_told_from_a_server_that_is_away(
     server: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody tries again with it."""
+    """No client tries again with it."""
     monkeypatch.setenv("NVRX_SLURM_STORE_PASSWORD", "hunter2")
     with pytest.raises(StoreUnreachable, match="NVRX_SLURM_STORE_PASSWORD") as caught:
         open_ledger(f"redis://127.0.0.1:{server[0]}/0", cluster="alpha").blame([blame()])

@@ -1,4 +1,4 @@
-"""What is told of failures, on real HTTP servers that behave well, badly, and not at all."""
+"""Reports of failures, on real HTTP servers that behave well, badly, and not at all."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Case:
         return Notifier(self.plan, self.folder, limits=limits)
 
     def cycles(self) -> list[int]:
-        """The cycles that the receiver was told of, in the order in which they came."""
+        """The cycles that were reported to the receiver, in the order of arrival."""
         if isinstance(self.server, SlackServer):
             texts = [json.dumps(message["blocks"]) for message in self.server.messages]
             return [int(text.partition(", cycle ")[2].partition(",")[0]) for text in texts]
@@ -135,7 +135,7 @@ async def test_a_receiver_that_is_well_is_told_once_and_nothing_is_left(case: Ca
 
 
 async def test_many_failures_are_told_in_their_order(case: Case) -> None:
-    """Whoever comes while another is being told has his turn, without a further call."""
+    """A failure that is decided during a delivery is delivered next, without a further call."""
     notifier = case.notifier()
     for cycle in range(20):
         await notifier.decided(decided(case.folder, cycle))
@@ -158,7 +158,7 @@ async def test_many_failures_are_told_in_their_order(case: Case) -> None:
     ids=["500", "503", "429", "408", "hangs", "closes mid-body", "a proxy's page"],
 )
 async def test_a_receiver_that_is_ill_for_a_moment_is_tried_again(case: Case, bad: Behaviour) -> None:
-    """And is told once, as far as it can tell itself."""
+    """And is reported once."""
     case.server.behaviours = [bad, bad]
     notifier = case.notifier()
     await notifier.decided(decided(case.folder))
@@ -182,7 +182,7 @@ async def test_a_receiver_is_left_alone_for_as_long_as_it_asks(case: Case) -> No
 
 @pytest.mark.parametrize("how", ["seconds", "date"])
 async def test_nobody_waits_for_one_who_wants_to_be_left_alone_for_long(case: Case, how: str) -> None:
-    """What is to be told stays in the spool, and further failures do not bother the receiver."""
+    """The reports stay in the spool, and further failures do not bother the receiver."""
     later = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True) if how == "date" else "3600"
     case.server.behaviours = [answer(429, Retry_After=later)]
     notifier = case.notifier()
@@ -192,7 +192,7 @@ async def test_nobody_waits_for_one_who_wants_to_be_left_alone_for_long(case: Ca
     await notifier.close()
     assert len(case.server.requests) == 1
     assert len(case.waiting()) == 2
-    (flushed,) = await flush(case.plan, case.folder, limits=HASTY)  # a new process has not been told to wait
+    (flushed,) = await flush(case.plan, case.folder, limits=HASTY)  # a new process does not know of the pause
     assert (flushed.sent, flushed.left, flushed.problem) == (2, 0, None)
 
 
@@ -212,7 +212,7 @@ async def test_what_a_receiver_that_is_down_misses_is_told_when_it_is_back(case:
 
 
 async def test_close_is_over_in_time_whatever_the_receiver_does(case: Case) -> None:
-    """What it did not take waits in the spool, and a flush tells it."""
+    """What it did not take waits in the spool, and a flush delivers it."""
     case.server.behaviours = [hang] * 5
     patient = DeliveryLimits(answer_s=600.0)
     notifier = case.notifier(patient)
@@ -230,7 +230,7 @@ async def test_close_is_over_in_time_whatever_the_receiver_does(case: Case) -> N
 async def test_a_wrong_token_is_told_once_and_costs_nothing_but_time(
     case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One request in all; what is told says what to check, and holds no token; all of it can be told later."""
+    """One request in all; the log says what to check, and holds no token; all reports can be delivered later."""
     no = answer(200, {"ok": False, "error": "invalid_auth"}) if isinstance(case.server, SlackServer) else answer(401)
     case.server.behaviours = [no]
     notifier = case.notifier()
@@ -249,7 +249,7 @@ async def test_a_wrong_token_is_told_once_and_costs_nothing_but_time(
 
 
 async def test_a_receiver_that_was_mended_is_told_of_the_next_failure(case: Case) -> None:
-    """A job may run for weeks after somebody has seen to it."""
+    """A job may run for weeks after a person has repaired the receiver."""
     no = (
         answer(200, {"ok": False, "error": "not_in_channel"}) if isinstance(case.server, SlackServer) else answer(404)
     )
@@ -264,7 +264,7 @@ async def test_a_receiver_that_was_mended_is_told_of_the_next_failure(case: Case
 
 
 async def test_a_token_that_others_can_read_is_not_used(case: Case, caplog: pytest.LogCaptureFixture) -> None:
-    """No request; the file, its mode, and what to do are told."""
+    """No request; the log names the file, its mode, and what to do."""
     case.token_file.chmod(0o644)
     (flushed,) = await _told_then_flushed(case)
     assert case.server.requests == []
@@ -305,7 +305,7 @@ async def test_no_token_is_in_anything_that_is_kept(case: Case, caplog: pytest.L
 
 
 async def test_a_redirect_is_not_followed(case: Case) -> None:
-    """Nobody else gets the token."""
+    """No other host gets the token."""
     elsewhere = IndexServer()
     await elsewhere.start()
     case.server.behaviours = [answer(307, Location=elsewhere.url)]
@@ -340,7 +340,7 @@ async def test_a_disk_that_takes_nothing_does_not_keep_a_receiver_from_being_tol
 
 
 async def test_a_torn_parcel_is_dropped_and_the_next_is_told(case: Case, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said which failure nobody will hear of."""
+    """The log names the failure whose report is lost."""
     await case.server.stop()
     notifier = case.notifier()
     for cycle in range(2):
@@ -408,11 +408,11 @@ async def test_the_desks_own_process_tells_or_spools_before_it_ends(case: Case, 
 
 
 async def test_what_a_killed_process_had_not_told_yet_is_told_by_a_later_one(case: Case) -> None:
-    """What was to be told lay on disk before anything was sent."""
+    """The reports are on disk before any is sent."""
     case.server.behaviours = [hang]
-    told = [msgspec.json.encode(part).decode() for part in (case.plan, decided(case.folder))]
+    reported = [msgspec.json.encode(part).decode() for part in (case.plan, decided(case.folder))]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", SPOOLER, told[0], str(case.folder), told[1]), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", SPOOLER, reported[0], str(case.folder), reported[1]), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     async with asyncio.timeout(WAIT_S):
@@ -471,7 +471,7 @@ async def test_a_job_has_one_thread(slack: Case) -> None:
 
 
 async def test_a_thread_that_takes_no_more_is_followed_by_a_new_one(slack: Case) -> None:
-    """Somebody has deleted or locked it."""
+    """A person has deleted or locked it."""
     notifier = slack.notifier()
     await notifier.decided(decided(slack.folder, 0))
     await slack.server.until(lambda: slack.cycles() == [0])
@@ -486,7 +486,7 @@ async def test_a_thread_that_takes_no_more_is_followed_by_a_new_one(slack: Case)
 async def test_what_slack_will_refuse_again_is_not_tried_again(
     slack: Case, error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told once, by Slack's own word; the message waits for whoever mends it."""
+    """It is logged once, with Slack's own word; the message waits for a repair."""
     slack.server.behaviours = [answer(200, {"ok": False, "error": error})]
     notifier = slack.notifier()
     for cycle in range(2):
@@ -522,7 +522,7 @@ async def index(tmp_path: Path) -> AsyncIterator[Case]:
 
 
 async def test_a_document_whose_answer_was_lost_is_there_once(index: Case) -> None:
-    """It is created under its failure's own id: the second try is told 409, and that is well."""
+    """It is created under its failure's own id: the second try gets 409, which counts as delivered."""
     server = index.server
     assert isinstance(server, IndexServer)
     first = decided(index.folder)
@@ -544,14 +544,14 @@ async def test_what_has_piled_up_is_sent_in_bulk(index: Case) -> None:
     """One request; a document that is refused is dropped, one that the index is too busy for is sent again."""
     await index.server.stop()
     notifier = index.notifier()
-    told = [decided(index.folder, cycle) for cycle in range(3)]
-    for each in told:
+    reported = [decided(index.folder, cycle) for cycle in range(3)]
+    for each in reported:
         await notifier.decided(each)
     await notifier.close()
     await index.server.start()
     items = [
         {"create": {"_id": each.identity, "status": status, "error": {"type": "x"}}}
-        for each, status in zip(told, (201, 400, 429), strict=True)
+        for each, status in zip(reported, (201, 400, 429), strict=True)
     ]
     index.server.requests.clear()
     index.server.behaviours = [answer(200, {"errors": True, "items": items})]
@@ -559,7 +559,7 @@ async def test_what_has_piled_up_is_sent_in_bulk(index: Case) -> None:
     assert (flushed.sent, flushed.left, flushed.problem) == (2, 0, None)
     assert [request.path for request in index.server.requests] == [
         "/failures/_bulk",
-        f"/failures/_doc/{told[2].identity}?op_type=create",
+        f"/failures/_doc/{reported[2].identity}?op_type=create",
     ]
     assert index.cycles() == [2]
 

@@ -51,7 +51,7 @@ trap.set:
 
 @dataclass(frozen=True)
 class Case:
-    """What a server does, by kind, and what the source makes of it. `problem` is part of what it tells."""
+    """What a server does, by kind, and what the source makes of it; `problem`: part of what it reports."""
 
     attrsvc: str
     mcp: str
@@ -240,7 +240,7 @@ async def test_a_service_that_asks_for_too_long_is_not_waited_for(servers: Serve
 
 @over_http
 async def test_no_redirect_is_followed(servers: Servers) -> None:
-    """The token is for one service: where it sends us is told, and nobody there hears of it."""
+    """The token is for one service: the problem names the place that it redirects to, and nothing is sent there."""
     other = servers.listening(CASES["answers"])
     answer = await ask(servers.source(Case(f"redirect:{other.url}/", "", UNKNOWN)), inquiry_of(servers.folder))
     assert answer.problem is not None and other.url in answer.problem
@@ -249,7 +249,7 @@ async def test_no_redirect_is_followed(servers: Servers) -> None:
 
 @over_http
 async def test_nobody_listens(servers: Servers) -> None:
-    """A service that is down is told by its URL; the job's own is given as much time as there is to come back."""
+    """The problem of a service that is down names its URL; the job's own has until the deadline to come back."""
     source = servers.source(CASES["answers"])
     servers.server.close()
     answer = await ask(source, inquiry_of(servers.folder), timeout_s=3.0)
@@ -329,7 +329,7 @@ async def test_no_server_is_left_behind(servers: Servers, mode: str) -> None:
 
 
 async def test_a_server_whose_end_is_called_off_is_gone(tmp_path: Path) -> None:
-    """It does not end by itself, and whoever gives it a moment for that is called off: it is killed at once."""
+    """It does not end by itself, and the wait for its end is cancelled: it is killed at once."""
     started = asyncio.Event()
 
     async def hold() -> None:
@@ -426,7 +426,7 @@ async def test_the_analysis_is_killed(tmp_path: Path) -> None:
 
 
 async def test_a_rule_file_that_is_wrong_is_a_problem(tmp_path: Path) -> None:
-    """Where it is wrong is told with each answer, and the other sources go on."""
+    """Each answer says where the file is wrong, and the other sources go on."""
     (tmp_path / "mine.yaml").write_text("rules: [\n")
     write_failure(tmp_path / "logs")
     plan = AttributionSpec(enable_lib=True, rules=(str(tmp_path / "mine.yaml"),))

@@ -91,7 +91,7 @@ async def test_desk_answers_and_ends(folder: JobFolder) -> None:
 
 
 async def test_desk_that_dies_is_asked_again(folder: JobFolder) -> None:
-    """A question that it had not answered to the end is asked anew; what has been judged is not."""
+    """A question that it had not answered to the end is asked again; what has been judged is not."""
     heard = Answers()
     broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
     broker.ask(inquiry_of(folder), settled=True)

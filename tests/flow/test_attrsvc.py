@@ -250,7 +250,7 @@ def test_tls_and_token(room: Room) -> None:
 
 
 def test_refusals(room: Room) -> None:
-    """A service that cannot be what it is told to be says why in one line and exits with 2."""
+    """A service with a wrong option says why in one line and exits with 2."""
     here, logs, token = ("--bind", "127.0.0.1:0"), ("--root", str(room.logs)), room.path / "token"
     token.write_text(TOKEN)
     token.chmod(0o644)

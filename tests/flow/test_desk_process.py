@@ -201,7 +201,7 @@ def test_the_end_of_input_is_not_held_up(start, serve) -> None:
 
 
 def test_a_decision_is_taken_note_of(start, server, tmp_path) -> None:
-    """What was decided waits for those who are to be told, when the desk has ended and they were away."""
+    """Decisions wait in the spool when the broker has ended while the receivers were away."""
     desk = start(attrsvc_url=server.url, dataflow=DataflowSpec(url="http://127.0.0.1:1", index="failures"))
     desk.ask()
     desk.say({"judged": {"key": desk.key(), "verdict": "STOP", "acted": True, "why": "", "action": "shut_down"}})

@@ -132,7 +132,7 @@ async def test_own_rules_are_known_too(logs: Path, tmp_path: Path) -> None:
 
 
 async def test_a_job_is_explained(gate: Gate, run_local: Callable[..., RunningJob], tmp_path: Path) -> None:
-    """Of a job that ran here is told how it ended, and of its failure the rank, the decision and who made it."""
+    """`explain_job` shows how a job ended, and of its failure the rank, the decision and who made it."""
     job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=0, workers=1, max_restarts=0))
     gate.wait(1, cycle=0)[0].go(7)
     assert job.finish() == 1

@@ -1,5 +1,5 @@
 """Logs, dumps and inquiries hold what workers and clients put there: none costs more than reading it, and none takes
-away what the others tell."""
+away what the others show."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ WELL_FORMED = ("each list holds the one before 100 times", "a rank with 5,000 di
 
 @pytest.mark.parametrize("name", GARBLED)
 def test_a_garbled_dump_takes_no_verdict_away(tmp_path: Path, name: str) -> None:
-    """It is one problem at most. What the other ranks' logs and dumps tell is told."""
+    """It is one problem at most. What the other ranks' logs and dumps show is reported."""
     (tmp_path / "nccl_trace_rank_0").write_bytes(GARBLED[name])
     (tmp_path / "rank-1.err").write_bytes(CRASH)
     found = analyzed(tmp_path, "--json")

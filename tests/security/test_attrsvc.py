@@ -100,7 +100,7 @@ def statuses(port: int, token: str | None) -> list[int]:
 
 
 def files_below(folder: str) -> list[str]:
-    """What somebody can read below a folder."""
+    """What another user can read below a folder."""
     paths = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return [str(path) for path in paths if os.access(path, os.R_OK)]
 
@@ -135,7 +135,7 @@ def test_it_is_open_to_all_only_where_its_user_says_so(bob: Any, start: Start) -
 
 
 def test_a_folder_that_others_can_enter_holds_no_token(start: Start, state: Path) -> None:
-    """Alice is told the folder and the remedy."""
+    """The error names the folder and the remedy."""
     folder = state / "nvrx-slurm/attrsvc"
     folder.mkdir(parents=True)
     folder.chmod(0o755)

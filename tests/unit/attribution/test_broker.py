@@ -16,8 +16,8 @@ SOON_S = 10.0
 
 
 @dataclass
-class Told:
-    """What a broker has answered, and what it has told others."""
+class Reports:
+    """What a broker has answered, and which decisions it has reported."""
 
     answers: list[tuple[FailureKey, Attribution]] = field(default_factory=list)
     decisions: list[DecidedFailure] = field(default_factory=list)
@@ -46,9 +46,9 @@ class Told:
                 await self.news.wait()
 
 
-def broker_of(told: Told, *sources: Scripted, timeout_s: float = SOON_S) -> SourceBroker:
+def broker_of(reported: Reports, *sources: Scripted, timeout_s: float = SOON_S) -> SourceBroker:
     guards = [GuardedSource(source, clock=SystemClock()) for source in sources]
-    return SourceBroker(guards, lambda: told, timeout_s=timeout_s, answered=told.answered)
+    return SourceBroker(guards, lambda: reported, timeout_s=timeout_s, answered=reported.answered)
 
 
 def judged(key: FailureKey) -> VerdictRecord:
@@ -62,118 +62,118 @@ async def when_settled(inquiry: Inquiry, settled: asyncio.Event) -> Attribution:
 
 async def test_each_source_answers_once() -> None:
     """An ask brings one answer from each source, under the key that was asked about."""
-    told = Told()
-    broker = broker_of(told, Scripted(name="a"), Scripted(name="b"))
+    reported = Reports()
+    broker = broker_of(reported, Scripted(name="a"), Scripted(name="b"))
     broker.ask(inquiry_of(), settled=True)
-    await told.until(2, told.answers)
-    assert sorted((key, answer.source) for key, answer in told.answers) == [(key_of(), "a"), (key_of(), "b")]
+    await reported.until(2, reported.answers)
+    assert sorted((key, answer.source) for key, answer in reported.answers) == [(key_of(), "a"), (key_of(), "b")]
     await broker.close()
 
 
 async def test_a_source_gets_one_request_for_a_key() -> None:
     """Asked twice while it works and once more when it is done, it works once; each ask gets the answer."""
-    told, source = Told(), Scripted(when_settled)
-    broker = broker_of(told, source)
+    reported, source = Reports(), Scripted(when_settled)
+    broker = broker_of(reported, source)
     broker.ask(inquiry_of(), settled=False)
     broker.ask(inquiry_of(), settled=True)
-    await told.until(2, told.answers)
+    await reported.until(2, reported.answers)
     broker.ask(inquiry_of(), settled=True)
-    await told.until(3, told.answers)
+    await reported.until(3, reported.answers)
     assert len(source.asked) == 1
-    assert len({answer for _, answer in told.answers}) == 1
+    assert len({answer for _, answer in reported.answers}) == 1
     await broker.close()
 
 
 async def test_a_slow_source_holds_nobody_up() -> None:
     """The answer of one comes while another still thinks, and keys do not wait for each other."""
-    told = Told()
-    broker = broker_of(told, Scripted(name="quick"), Scripted(when_settled, name="slow"))
+    reported = Reports()
+    broker = broker_of(reported, Scripted(name="quick"), Scripted(when_settled, name="slow"))
     broker.ask(inquiry_of(0), settled=False)
     broker.ask(inquiry_of(1), settled=False)
-    await told.until(2, told.answers)
-    assert [answer.source for _, answer in told.answers] == ["quick", "quick"]
+    await reported.until(2, reported.answers)
+    assert [answer.source for _, answer in reported.answers] == ["quick", "quick"]
     broker.settled(key_of(1))
-    await told.until(3, told.answers)
-    assert told.answers[2][0] == key_of(1)
+    await reported.until(3, reported.answers)
+    assert reported.answers[2][0] == key_of(1)
     await broker.close()
 
 
 async def test_a_stale_settled_is_nothing() -> None:
     """Of a key that was never asked about, or whose answers are there, `settled` changes nothing."""
-    told = Told()
-    broker = broker_of(told, Scripted())
+    reported = Reports()
+    broker = broker_of(reported, Scripted())
     broker.settled(key_of(9))
     broker.ask(inquiry_of(), settled=True)
-    await told.until(1, told.answers)
+    await reported.until(1, reported.answers)
     broker.settled(key_of())
     await broker.close()
-    assert len(told.answers) == 1
+    assert len(reported.answers) == 1
 
 
 async def test_a_decision_is_told_with_all_answers() -> None:
     """Others hear of a decision once every source has answered, even where the decision did not wait."""
-    told = Told()
-    broker = broker_of(told, Scripted(name="quick"), Scripted(when_settled, name="slow"))
+    reported = Reports()
+    broker = broker_of(reported, Scripted(name="quick"), Scripted(when_settled, name="slow"))
     broker.ask(inquiry_of(), settled=False)
     broker.judged(judged(key_of()))
-    await told.until(1, told.answers)
-    assert not told.decisions
+    await reported.until(1, reported.answers)
+    assert not reported.decisions
     broker.settled(key_of())
-    await told.until(1, told.decisions)
-    assert [answer.source for answer in told.decisions[0].attributions] == ["quick", "slow"]
-    assert told.decisions[0].inquiry == inquiry_of()
+    await reported.until(1, reported.decisions)
+    assert [answer.source for answer in reported.decisions[0].attributions] == ["quick", "slow"]
+    assert reported.decisions[0].inquiry == inquiry_of()
     await broker.close()
-    assert told.closed
+    assert reported.closed
 
 
 async def test_a_decision_about_a_failure_of_another_desk_is_told() -> None:
-    """The broker before this one had asked: what was decided is told all the same, without answers."""
-    told = Told()
-    broker = broker_of(told, Scripted())
+    """The broker before this one had asked: what was decided is reported all the same, without answers."""
+    reported = Reports()
+    broker = broker_of(reported, Scripted())
     broker.judged(judged(key_of()))
-    await told.until(1, told.decisions)
-    assert told.decisions[0].attributions == ()
+    await reported.until(1, reported.decisions)
+    assert reported.decisions[0].attributions == ()
     await broker.close()
 
 
 async def test_closing_answers_what_is_open() -> None:
     """A source that does not answer any more has an answer too: that the controller went away."""
-    told, source = Told(), Scripted(hangs)
-    broker = broker_of(told, source)
+    reported, source = Reports(), Scripted(hangs)
+    broker = broker_of(reported, source)
     broker.ask(inquiry_of(), settled=True)
     broker.judged(judged(key_of()))
     await asyncio.wait_for(broker.close(), SOON_S)
-    assert [answer.problem for _, answer in told.answers] == [CLOSED]
-    assert [decided.attributions for decided in told.decisions] == [()]
+    assert [answer.problem for _, answer in reported.answers] == [CLOSED]
+    assert [decided.attributions for decided in reported.decisions] == [()]
     assert source.closed
 
 
 async def test_old_failures_are_forgotten() -> None:
     """Memory is bounded: of failures that are over only the newest are known."""
-    told, source = Told(), Scripted()
-    broker = broker_of(told, source)
+    reported, source = Reports(), Scripted()
+    broker = broker_of(reported, source)
     for cycle in range(MOST_KEPT * 2):
         broker.ask(inquiry_of(cycle), settled=True)
-        await told.until(cycle + 1, told.answers)
+        await reported.until(cycle + 1, reported.answers)
     broker.ask(inquiry_of(MOST_KEPT * 2 - 1), settled=True)
     assert len(source.asked) == MOST_KEPT * 2
     broker.ask(inquiry_of(0), settled=True)
-    await told.until(MOST_KEPT * 2 + 2, told.answers)
+    await reported.until(MOST_KEPT * 2 + 2, reported.answers)
     assert len(source.asked) == MOST_KEPT * 2 + 1
     await broker.close()
 
 
 async def test_a_controller_that_does_not_read_is_not_read_either() -> None:
     """While answers pile up no further line is taken; it goes on when they flow again."""
-    told = Told(stalled=asyncio.Event())
-    broker = broker_of(told, Scripted())
+    reported = Reports(stalled=asyncio.Event())
+    broker = broker_of(reported, Scripted())
     for _ in range(MOST_AT_WORK):
         broker.ask(inquiry_of(), settled=True)
     room = asyncio.create_task(broker.room())
     await asyncio.wait({room}, timeout=0.01)
     assert not room.done()
-    assert told.stalled is not None
-    told.stalled.set()
+    assert reported.stalled is not None
+    reported.stalled.set()
     await asyncio.wait_for(room, SOON_S)
     await broker.close()
-    assert len(told.answers) == MOST_AT_WORK
+    assert len(reported.answers) == MOST_AT_WORK

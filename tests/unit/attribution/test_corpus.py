@@ -15,7 +15,7 @@ from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Scope, Verdict
 
 HANG = "hang"
-"""What the analysis says of itself, where no rule's line tells."""
+"""What the analysis says of itself, where no rule's line is found."""
 
 CASES = {part: read_part(part) for part in PARTS}
 ALL = list(chain.from_iterable(CASES.values()))
@@ -127,7 +127,7 @@ def test_an_answer_that_is_right_in_all(stop_case: Case) -> None:
 
 
 def test_an_answer_that_is_wrong_in_all(stop_case: Case) -> None:
-    """A miss is told with what was said instead; with no STOP said, precision has no value."""
+    """A miss is listed with what was said instead; with no STOP said, precision has no value."""
     answer = Attribution(source="lib", verdict=Verdict.RESTART, fault="gpu_ecc", scope=Scope.NODE, nodes=("n1",))
     judged = Judged(stop_case, answer)
     assert (judged.verdict, judged.fault, judged.scope, judged.blame, judged.primary) == (False,) * 5

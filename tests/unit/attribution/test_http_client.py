@@ -73,7 +73,7 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    """Nobody may ever write to it."""
+    """No process may ever write to it."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(ConfigError, match="no plain file"):
         token_of(str(tmp_path / "pipe"), None, key=KEY)

@@ -1,4 +1,4 @@
-"""What follows a line tells whether it was survived."""
+"""What follows a line shows whether its rank survived it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tail(*texts: str, rank: int | None = None) -> list[TailLine]:
         (PROGRESS, Finality.SURVIVED),
         (PROGRESS[:1], Finality.ENDED),
     ],
-    ids=["stacks", "a last word", "some lines", "many lines", "progress", "one step, told late by another thread"],
+    ids=["stacks", "a last word", "some lines", "many lines", "progress", "one step, printed late by another thread"],
 )
 def test_finality(after: list[str], expected: Finality) -> None:
     """Progress says it was survived, stacks that it was not."""
@@ -97,6 +97,6 @@ def test_what_other_ranks_print_says_nothing_of_this_one() -> None:
     ],
 )
 def test_non_fatal(non_fatal: str, after: list[str], expected: Finality) -> None:
-    """What ended no process is survived; of what a rank may live on with, a single step of progress tells."""
+    """What ended no process is survived; of what a rank may live on with, a single step of progress decides."""
     lines = tail("KeyError: 'lr'", *after)
     assert finality(aftermath(0, None, lines), shared=False, non_fatal=non_fatal) is expected

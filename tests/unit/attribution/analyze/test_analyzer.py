@@ -45,7 +45,7 @@ async def analyzer() -> AsyncIterator[Analyzer]:
 
 
 class Gate:
-    """Holds the examination of logs until it is opened; counts how many began, and which were told to stop."""
+    """Holds the examination of logs until it is opened; counts how many began, and keeps the stop event of each."""
 
     def __init__(self) -> None:
         self.begun: list[threading.Event] = []
@@ -77,7 +77,7 @@ async def gate(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gate]:
 
 
 async def test_it_reads_real_logs(analyzer: Analyzer, logs: Path) -> None:
-    """And tells how long it took."""
+    """And reports how long it took."""
     found = await analyzer.analyze(inquiry_for([logs]))
     assert (found.source, found.verdict, found.fault, found.ranks) == ("lib", Verdict.STOP, "import_error", (1,))
     assert found.primary is not None
@@ -128,7 +128,7 @@ async def test_an_asker_that_is_cancelled_takes_nothing_from_the_others(
 
 
 async def test_the_last_asker_that_leaves_ends_the_computation(analyzer: Analyzer, logs: Path, gate: Gate) -> None:
-    """Its thread is told to stop; who asks afterwards begins anew."""
+    """Its thread is asked to stop; the next asker starts a new computation."""
     asking = asyncio.ensure_future(analyzer.analyze(inquiry_for([logs])))
     await gate.entered.wait()
     asking.cancel()
@@ -146,7 +146,7 @@ async def test_after_its_time_it_answers_with_a_timeout(analyzer: Analyzer, logs
 
 
 async def test_closing_ends_who_waits(analyzer: Analyzer, logs: Path, gate: Gate) -> None:
-    """With an error that says so; so does whoever asks later."""
+    """With an error that says so; so does every later ask."""
     asking = asyncio.ensure_future(analyzer.analyze(inquiry_for([logs])))
     await gate.entered.wait()
     await analyzer.close()
@@ -204,7 +204,7 @@ async def test_an_old_stamp_above_a_traceback_is_not_its_time(analyzer: Analyzer
 async def test_a_logged_error_before_progress_in_the_other_file_was_survived(
     analyzer: Analyzer, tmp_path: Path
 ) -> None:
-    """The logger's line tells when it was."""
+    """The logger's line shows when it was."""
     start = "2026-11-21 10:00:00,000 ERROR root: cannot use the fast kernel\n"
     steps = "".join(f"2026-11-21 12:{step:02}:00,000 INFO train: step {step} loss 2.1\n" for step in range(60))
     (tmp_path / "rank-0.err").write_text(start + NO_MODULE)

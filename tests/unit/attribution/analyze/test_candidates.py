@@ -17,7 +17,7 @@ def of(non_fatal: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("non_fatal", ["ignored", "task", "thread", "process", "logged", "warned"])
 def test_the_real_cause_wins(non_fatal: str) -> None:
-    """Ranks that lived to wait for others did not end by what they told before, on however many ranks."""
+    """Ranks that lived to wait for others did not end by what they reported before, on however many ranks."""
     told = [hit(KEY_ERROR, rank, line=3, t=T, groups=of(non_fatal)) for rank in (0, 1)]
     waited = [hit(TIMEOUT, rank, line=9, t=T + 600) for rank in (0, 1)]
     answer = attribute(inquiry(failed(0)), scan(*told, *waited))
@@ -26,7 +26,7 @@ def test_the_real_cause_wins(non_fatal: str) -> None:
 
 @pytest.mark.parametrize("non_fatal", ["ignored", "task", "thread"])
 def test_nothing_else_is_known(non_fatal: str) -> None:
-    """By itself it explains no end; one that ended a thread is told beside."""
+    """By itself it explains no end; one that ended a thread is listed beside the cause."""
     answer = attribute(inquiry(failed(3)), scan(hit(KEY_ERROR, 3, groups=of(non_fatal))))
     assert (answer.verdict, answer.primary) == (Verdict.UNKNOWN, None)
     assert len(answer.secondary) == (non_fatal == "thread")

@@ -15,7 +15,7 @@ def offsets(hits: list[Hit]) -> dict[str, float]:
 
 
 def timeouts(ahead: dict[str, float], seqs: int = 3) -> list[Hit]:
-    """Each node tells of the same collectives, by its own clock."""
+    """Each node reports the same collectives, by its own clock."""
     return [
         hit(TIMEOUT, node=node, t=1000.0 + seq * 60 + offset, line=seq, groups={"seq": str(seq)})
         for node, offset in ahead.items()
@@ -24,7 +24,7 @@ def timeouts(ahead: dict[str, float], seqs: int = 3) -> list[Hit]:
 
 
 def test_a_clock_that_is_ahead_is_found() -> None:
-    """By the collectives whose timeout every node tells."""
+    """By the collectives whose timeout every node reports."""
     assert offsets(timeouts({"n1": 0.0, "n2": 0.3, "n3": 240.0})) == {"n3": pytest.approx(239.7)}
 
 
@@ -46,6 +46,6 @@ def test_causes_are_no_common_event() -> None:
 
 
 def test_without_a_node_each_rank_has_a_clock_of_its_own() -> None:
-    """Logs that are read offline do not tell where a rank was."""
+    """Logs that are read offline do not show where a rank was."""
     hits = [hit(TIMEOUT, rank, t=t, groups={"seq": "4"}) for rank, t in ((0, 10.0), (1, 10.5), (2, 70.0))]
     assert offsets(hits) == {"rank 2": pytest.approx(59.5)}

@@ -71,7 +71,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_standstill(name: str) -> None:
-    """Whoever is waited for and waits for nobody is where the others stand still."""
+    """A rank that others wait for, and that waits for none, holds up the job."""
     dumps, expected = CASES[name]
     still = standstill(dumps)
     assert still is not None

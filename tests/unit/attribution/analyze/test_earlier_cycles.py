@@ -90,7 +90,7 @@ def test_the_same_crash_on_another_node_is_the_programs(job: JobFiles) -> None:
 
 
 def test_the_same_crash_on_the_same_node_is_the_nodes(job: JobFiles) -> None:
-    """It is left out, so that the next cycle tells the two apart."""
+    """It is left out, so that the next cycle shows which of the two it was."""
     write(job, closed(0, "n3", "n2"), crashed(0, "n3", 3))
     found = about(asked(job, "n3"))
     assert (found.verdict, found.scope, found.nodes) == (Verdict.RESTART, Scope.NODE, ("n3",))

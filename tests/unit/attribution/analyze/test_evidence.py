@@ -90,7 +90,7 @@ def gathered(folder: Path, stop: threading.Event | None = None) -> SideEvidence:
 
 
 def test_dumps_are_read_where_they_lie(tmp_path: Path) -> None:
-    """One that is broken, or does not tell its rank, is a problem and keeps no other from being read."""
+    """One that is broken, or does not name its rank, is a problem and keeps no other from being read."""
     shutil.copy(DUMPS / "nccl_trace_rank_0", tmp_path / "nccl_trace_rank_0")
     (tmp_path / "nccl_trace_rank_1").write_bytes((DUMPS / "nccl_trace_rank_1").read_bytes()[:500])
     shutil.copy(DUMPS / "trace_2.json", tmp_path / "trace_x.json")

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[list[Finding], int]] = {
         [finding(KEY_ERROR, 0, Finality.LIKELY, line=10), finding(SEGFAULT, 0, line=900)],
         1,
     ),
-    "not what was surely later, though nobody knows when": (
+    "not what was surely later, at an unknown time": (
         [finding(KEY_ERROR, 0, t=100.0), replace(finding(OOM, 1), since=160.0)],
         0,
     ),

@@ -215,7 +215,7 @@ ORDERS = [
 
 @pytest.mark.parametrize("line", ORDERS)
 async def test_a_log_that_gives_orders_is_not_shown(endpoint: Endpoint, opinion: LlmAdvisor, line: str) -> None:
-    """Whoever can print into a log must not decide."""
+    """The author of a log line must not decide."""
     endpoint.says(OPINION)
     await remains_unknown(
         opinion, "tries to give the model orders", {"/logs/rank-0.err": (*TAILS["/logs/rank-0.err"], line)}

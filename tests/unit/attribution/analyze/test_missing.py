@@ -16,7 +16,7 @@ WAITING = "distributed_c10d.py:2810 in all_reduce"
 
 
 def answer(told_by: list[int], gathered: SideEvidence | None = None, **facts: object) -> Attribution:
-    """Of eight ranks these tell of a timeout."""
+    """Of eight ranks these report a timeout."""
     lines = [hit(TIMEOUT, rank, t=100.0 + rank / 10, groups={"seq": "7"}) for rank in told_by]
     return attribute(inquiry(failed(told_by[0]) if told_by else None, **facts), scan(*lines), gathered)
 
@@ -36,7 +36,7 @@ def test_a_whole_node_that_says_nothing_is_blamed() -> None:
 
 
 def test_a_rank_that_another_names() -> None:
-    """The line is the speaker's, and about somebody else."""
+    """The line is of one rank, and about another."""
     barrier = rule("nccl_barrier.missing", Verdict.RESTART, scope=Scope.UNKNOWN, role="consequence", severity=40)
     found = attribute(inquiry(failed(0)), scan(hit(barrier, 0, groups={"rank": "2"})))
     assert (found.missing, found.ranks) == ((2,), (2,))
@@ -65,7 +65,7 @@ def test_stacks_that_are_all_over_the_place_name_nobody() -> None:
 
 
 def test_the_flight_recorder_is_believed_before_all_else() -> None:
-    """Real dumps of four ranks: rank 2 is missing, whoever told of a timeout."""
+    """Real dumps of four ranks: rank 2 is missing, whichever rank reported a timeout."""
     dumps = tuple(read_dump((DUMPS / f"nccl_trace_rank_{rank}").read_bytes(), rank) for rank in range(4))
     found = answer([0, 1, 2], SideEvidence(dumps=dumps), nodes=("n1",))
     assert found.missing == (2,)

@@ -1,4 +1,4 @@
-"""The exception that a worker told its agent."""
+"""The exception that a worker reported to its agent."""
 
 from __future__ import annotations
 

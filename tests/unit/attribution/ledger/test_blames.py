@@ -142,7 +142,7 @@ def test_it_does_not_matter_who_was_heard_first(blames: list[Blame], random: Any
 
 @given(_blames, st.floats(0, 5 * DAY_S), st.floats(0, 5 * DAY_S))
 def test_time_alone_makes_nobody_more_suspect(blames: list[Blame], sooner_s: float, more_s: float) -> None:
-    """Each score falls, and whoever is clear stays clear."""
+    """Each score falls, and a node that is clear stays clear."""
     sooner = {suspect.node: suspect.score for suspect in suspects(blames, "alpha", NOW + sooner_s)}
     later = {suspect.node: suspect.score for suspect in suspects(blames, "alpha", NOW + sooner_s + more_s)}
     assert later.keys() <= sooner.keys()

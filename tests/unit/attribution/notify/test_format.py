@@ -1,4 +1,4 @@
-"""What is told of a failure: complete, within every receiver's bounds, whatever stands in the logs."""
+"""What receivers get of a failure: complete, within every receiver's bounds, whatever stands in the logs."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def decided(**changes: Any) -> DecidedFailure:
     return DecidedFailure(key=KEY, **(whole | {"attributions": (UNSURE, SAID)} | changes))
 
 
-def message(told: DecidedFailure, mention: str | None = None) -> dict[str, Any]:
-    return slack_message(told, channel="#runs", mention=mention, name="llama")
+def message(failure: DecidedFailure, mention: str | None = None) -> dict[str, Any]:
+    return slack_message(failure, channel="#runs", mention=mention, name="llama")
 
 
-def texts(told: dict[str, Any]) -> list[str]:
+def texts(shown: dict[str, Any]) -> list[str]:
     """Every text of the blocks, in order."""
     found = []
-    for block in told["blocks"]:
+    for block in shown["blocks"]:
         parts = [block["text"]] if "text" in block else block.get("fields", block.get("elements", []))
         found += [part["text"] for part in parts]
     return found
@@ -68,8 +68,8 @@ def texts(told: dict[str, Any]) -> list[str]:
 
 def test_a_message_says_what_failed_what_was_said_and_what_is_done() -> None:
     """On one screen, in that order."""
-    told = message(decided(), mention="U024BE7LH")
-    everything = "\n".join(texts(told))
+    shown = message(decided(), mention="U024BE7LH")
+    everything = "\n".join(texts(shown))
     order = [
         "STOP: llama (1234)",
         "<@U024BE7LH>",
@@ -88,7 +88,7 @@ def test_a_message_says_what_failed_what_was_said_and_what_is_done() -> None:
     places = [everything.find(text) for text in order]
     assert -1 not in places, order[places.index(-1)]
     assert places == sorted(places)
-    assert (told["channel"], told["text"][:12]) == ("#runs", "<@U024BE7LH>")
+    assert (shown["channel"], shown["text"][:12]) == ("#runs", "<@U024BE7LH>")
 
 
 @pytest.mark.parametrize(
@@ -104,22 +104,22 @@ def test_a_message_says_what_failed_what_was_said_and_what_is_done() -> None:
     ids=["dry run", "restart", "unknown", "a service"],
 )  # fmt: skip
 def test_a_message_says_whether_the_verdict_decided(judged: VerdictRecord | None, words: str) -> None:
-    """Where a STOP did not, why not; an action of a newer version is told by its name."""
+    """Where a STOP did not, why not; an action of a newer version is shown by its name."""
     assert any(words in text for text in texts(message(decided(judged=judged))))
 
 
 def test_the_verdict_is_the_judges_and_its_grounds_are_those_who_agree() -> None:
     """Not those of a surer source that was outvoted."""
     other = Attribution(source="mcp", verdict=Verdict.RESTART, confidence=0.99, fault="nccl_timeout")
-    told = decided(attributions=(other, SAID))
-    assert told.leading == SAID
-    assert document(told, name="llama", cluster="alpha", now=0.0)["fault"] == "xid_79"
+    shown = decided(attributions=(other, SAID))
+    assert shown.leading == SAID
+    assert document(shown, name="llama", cluster="alpha", now=0.0)["fault"] == "xid_79"
     assert decided(attributions=(other, SAID), judged=None).verdict is Verdict.RESTART
     assert decided(attributions=(), judged=None).verdict is Verdict.UNKNOWN
 
 
 def test_a_failure_has_one_identity_whatever_is_said_of_it() -> None:
-    """So that what is told twice can be told apart from what happened twice."""
+    """So that a failure reported twice differs from one that happened twice."""
     assert decided().identity == decided(attributions=(), judged=None).identity
     assert re.fullmatch(r"[0-9a-f]{32}", decided().identity)
 
@@ -138,8 +138,8 @@ def test_no_log_line_breaks_slacks_bounds(line: str, explanation: str, name: str
     )  # fmt: skip
     failed = Failed(cause=explanation, node=name or "n", error=line)
     judged = VerdictRecord(key=KEY, verdict=Verdict.STOP, why=explanation, nodes_blamed=("n" * 30,) * 500)
-    told = decided(attributions=(said,) * 10, judged=judged, inquiry=Inquiry(key=KEY, paths=(), failed=failed))
-    whole = slack_message(told, channel="#runs", mention=None, name=name)
+    shown = decided(attributions=(said,) * 10, judged=judged, inquiry=Inquiry(key=KEY, paths=(), failed=failed))
+    whole = slack_message(shown, channel="#runs", mention=None, name=name)
     assert len(whole["blocks"]) <= 50
     for block in whole["blocks"]:
         if block["type"] == "header":
@@ -155,7 +155,7 @@ def test_no_log_line_breaks_slacks_bounds(line: str, explanation: str, name: str
 
 @given(st.text())
 def test_escaped_text_holds_no_markup_of_slacks(text: str) -> None:
-    """Nobody in the channel is called by a log line that names everybody."""
+    """A log line with a mention in it notifies no member of the channel."""
     shown = escaped(text)
     assert not set(shown) & set("<>")
     assert "&" not in re.sub("&(amp|lt|gt);", "", shown)
@@ -193,7 +193,7 @@ def test_a_code_block_ends_where_it_should(text: str) -> None:
     ],
 )
 def test_a_mention_is_what_slack_takes_for_one(whom: str, shown: str) -> None:
-    """A name that is no id is shown, and calls nobody."""
+    """A name that is no id is shown, and notifies no member."""
     assert mention_of(whom) == shown
 
 

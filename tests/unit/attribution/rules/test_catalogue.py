@@ -146,7 +146,7 @@ def test_plain_lines_are_no_failure(line: str) -> None:
 
 
 def test_xid_groups() -> None:
-    """The driver's line tells the GPU, the number and the process."""
+    """The driver's line names the GPU, the number and the process."""
     (rule,) = (rule for rule in RULES if rule.name == "gpu_application_fault.xid_31")
     match = rule.pattern.search(b"NVRM: Xid (PCI:0000:3b:00): 31, pid=4821, name=python, Ch 00000008")
     assert match is not None
@@ -210,13 +210,13 @@ def test_what_is_wrong_with_a_rule(tmp_path: Path, change: tuple[str, str], said
 
 
 def test_a_rule_that_is_no_mapping(tmp_path: Path) -> None:
-    """A name without keys is told what belongs below it."""
+    """The error for a name without keys lists the keys that belong below it."""
     with pytest.raises(ConfigError, match=r"own\.yaml:1: own\.rule: must be a mapping with the keys fault, pattern"):
         load_catalogue([own(tmp_path, "own.rule: 3\n")])
 
 
 def test_all_problems_at_once(tmp_path: Path) -> None:
-    """Of several wrong rules each is told."""
+    """Of several wrong rules each is reported."""
     text = OWN.replace("STOP", "HALT") + OWN.replace("own.rule", "own.other").replace("user_code", "moon")
     with pytest.raises(ConfigError, match="2 problems:"):
         load_catalogue([own(tmp_path, text)])

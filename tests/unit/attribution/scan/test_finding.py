@@ -45,7 +45,7 @@ def write(path: Path, content: bytes = b"x\n") -> Path:
     ],
 )
 def test_names(tmp_path: Path, name: str, rank: int | None, node: str | None, kind: str) -> None:
-    """A file's path tells its rank, its node and its kind, as far as the job's nodes make them known."""
+    """A file's path shows its rank, its node and its kind, as far as the job's nodes make them known."""
     write(tmp_path / name)
     (file,) = find_logs([tmp_path], INQUIRY)
     assert (file.path, file.rank, file.node, file.kind) == (tmp_path / name, rank, node, kind)

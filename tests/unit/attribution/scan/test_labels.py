@@ -25,7 +25,7 @@ from nvrx_slurm.attribution.scan.prefixes import by_srun, label_of, named_in
     ],
 )
 def test_labels(line: bytes, srun: bool, rank: int | None, node: str | None, local: int | None, rest: bytes) -> None:
-    """Each label tells what it says, and the line proper begins after it."""
+    """Each label is read, and the line proper begins after it."""
     label = label_of(line, srun=srun)
     assert (label.rank, label.node, label.local_rank, line[label.begin :]) == (rank, node, local, rest)
 

@@ -84,7 +84,7 @@ def hit_of(tmp_path: Path, call: str, before: str = "pass") -> Hit:
     ],
 )
 def test_non_fatal(tmp_path: Path, call: str, non_fatal: str) -> None:
-    """What stands above the traceback tells what became of the exception."""
+    """The lines above the traceback show what became of the exception."""
     hit = hit_of(tmp_path, call)
     assert hit.groups["non_fatal"] == non_fatal
     assert "in " in hit.groups["frames"]
@@ -123,7 +123,7 @@ def test_data_loader(tmp_path: Path, above: str, non_fatal: str | None) -> None:
 
 
 def test_without_traceback(tmp_path: Path) -> None:
-    """Python tells of some exceptions that it ignores in two lines."""
+    """Python reports some exceptions that it ignores in two lines."""
     printed = b"Exception ignored in: <_io.TextIOWrapper name='<stdout>'>\nBrokenPipeError: [Errno 32] Broken pipe\n"
     assert scanned(tmp_path / "a.log", printed).hits[0].groups == {"non_fatal": "ignored"}
     printed = b"Exception ignored in: <function F.__del__>\nfine\nValueError: y\n"

@@ -184,7 +184,7 @@ def test_what_a_hit_tells(tmp_path: Path) -> None:
 
 
 def test_groups_name_rank_and_node(tmp_path: Path) -> None:
-    """Where neither label nor file tells, the pattern's groups name rank and node."""
+    """Where neither label nor file names them, the pattern's groups name rank and node."""
     hit = scanned(tmp_path / "a.log", b"the rank 5 on node n3\n").hits[0]
     assert (hit.rank, hit.node) == (5, "n3")
     assert scanned(tmp_path / "a.log", b"the rank 5 on node n3\n", rank=2).hits[0].rank == 2

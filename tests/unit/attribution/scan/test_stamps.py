@@ -55,6 +55,6 @@ def test_year() -> None:
 
 
 def test_first() -> None:
-    """The first line with a stamp tells the time of several."""
+    """The first line with a stamp gives the time of several."""
     assert first_stamp([b"x", b"2026-11-21T12:00:00Z", b"2026-11-21T13:00:00Z"], CHANGED_AT) == NOON_UTC
     assert first_stamp([b"x"], CHANGED_AT) is None

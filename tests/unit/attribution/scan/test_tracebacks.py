@@ -106,5 +106,5 @@ def test_time(tmp_path: Path) -> None:
 
 
 def test_torn(tmp_path: Path) -> None:
-    """Of a traceback whose beginning is lost the frames that are left are told."""
+    """Of a traceback whose beginning is lost the frames that are left are reported."""
     assert hit_of(tmp_path, traceback_of(tmp_path, "load('a')")[3:]).groups["frames"] == "train.py:3 in load"

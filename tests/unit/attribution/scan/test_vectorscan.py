@@ -1,4 +1,4 @@
-"""Compiled rules are kept for the next process, and made anew whatever became of them."""
+"""Compiled rules are kept for the next process, and compiled again where they cannot be used."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_kept(kept: SealedFolder) -> None:
     ids=["empty", "cut off", "changed", "a hole"],
 )
 def test_torn(kept: SealedFolder, torn: Callable[[bytes], bytes]) -> None:
-    """A file that is not what was written is made anew."""
+    """A file that was changed is compiled again."""
     first = finds(kept)
     file = files(kept)[0]
     whole = file.read_bytes()
@@ -59,7 +59,7 @@ def test_torn(kept: SealedFolder, torn: Callable[[bytes], bytes]) -> None:
 
 
 def test_of_another_library(kept: SealedFolder) -> None:
-    """What this library refuses, though it is whole, is made anew."""
+    """A whole file that this library refuses is compiled again."""
     first = finds(kept)
     name = files(kept)[0].name
     kept.put(name, b"what another version kept")
@@ -91,7 +91,7 @@ def test_a_folder_of_others(kept: SealedFolder) -> None:
 
 
 def test_named_by_the_rules() -> None:
-    """Whatever is told of a rule that is searched for is part of the name."""
+    """All that a search depends on is part of the name."""
     one = rule("oom", "memory", "memory")
     others = [
         rule("oom", "memory?", "memory"),

@@ -18,7 +18,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.mark.parametrize("given", [None, "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer", TOKEN])
 async def test_token(fleet: Fleet, given: str | None) -> None:
-    """Without the token nothing is told but health and the document, and nothing is done."""
+    """Without the token the service shows only health and the document, and nothing is done."""
     client = fleet.start(token=TOKEN)
     headers = {"Authorization": given} if given else {}
     for path in ("/v1/inquiries", "/v1/stats", "/metrics", "/nowhere"):
@@ -108,7 +108,7 @@ async def test_bad_query(fleet: Fleet, query: str) -> None:
 
 
 async def test_unknown(fleet: Fleet) -> None:
-    """What is not there, and a method that is none here, are told in the same form as all else."""
+    """An unknown path and an unknown method are answered in the same form as all other errors."""
     client = fleet.start()
     for path in ("/", "/v1", "/v1/inquiries/0", "/v1/inquiries/../stats/x"):
         missing = await client.get(path)

@@ -140,7 +140,7 @@ def test_swapped_while_looking(tree: Path, how: str) -> None:
 
 @pytest.mark.parametrize("root", ["/", "nowhere", "file"])
 def test_bad_root(tmp_path: Path, root: str) -> None:
-    """A root that is not there, is no folder, or is the whole machine is told at the start."""
+    """A root that does not exist, is no folder, or is the whole machine is refused at the start."""
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--root .*name"):
         existing([tmp_path / root])

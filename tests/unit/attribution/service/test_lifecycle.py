@@ -97,7 +97,7 @@ def test_merged() -> None:
 
 
 def test_settled_during_a_look() -> None:
-    """What was settled while somebody looked is looked at once more: the look may have come too early."""
+    """What was settled during a look is looked at once more: the look may have come too early."""
     running = begin(accept(None, _asked("progressive"), 1.0))
     settled = accept(running, Submission(inquiry=running.inquiry, intent="progressive", settled=True), 2.0)
     early = conclude(settled, running, Attribution(source="lib", verdict=Verdict.UNKNOWN), 3.0)

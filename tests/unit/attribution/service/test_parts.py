@@ -31,7 +31,7 @@ RECORD = accept(None, Submission(inquiry=Inquiry(key=KEY, paths=("/logs",)), int
 @given(gaps=st.lists(st.floats(0.0, 3.0), min_size=1, max_size=60))
 def test_rate(gaps: list[float]) -> None:
     """However a client times its requests, no more get through than the burst and the rate together allow, and one
-    that waits as long as it was told gets through."""
+    that waits as long as the reply asks gets through."""
     limit, now, passed = auth.RateLimit(per_s=2.0, burst=5), 0.0, 0
     for gap in gaps:
         now += gap
@@ -82,7 +82,7 @@ def _raises() -> None:
 
 
 async def test_silent_connection() -> None:
-    """A connection on which nobody sends a whole request is closed; one that was used is not."""
+    """A connection on which no whole request arrives is closed; one that was used is not."""
 
     class Hasty(ProofDeadlineProtocol):
         proof_s = 0.2
@@ -145,19 +145,19 @@ def test_one_service_each(tmp_path: Path) -> None:
     ],
 )
 def test_bind(text: str, address: BindAddress, loopback: bool) -> None:
-    """An address is told from its text, and whether others reach it."""
+    """An address is read from its text, and whether others reach it."""
     assert parse_bind(text) == address and address.is_loopback is loopback
 
 
 @pytest.mark.parametrize("text", ["8443", "host:", "host:x", "host:70000", "::1:80", ""])
 def test_bad_bind(text: str) -> None:
-    """What is no address is told with the form that one has."""
+    """The error for a wrong address shows the form of a right one."""
     with pytest.raises(UsageError, match=r"HOST:PORT|brackets"):
         parse_bind(text)
 
 
 def test_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token comes from a file that nobody else can read, or from the environment; only loopback needs none."""
+    """A token comes from a file that no other user can read, or from the environment; only loopback needs none."""
     here, anywhere, file = BindAddress("127.0.0.1", 0), BindAddress("0.0.0.0", 0), tmp_path / "token"
     monkeypatch.delenv("NVRX_SLURM_ATTRSVC_TOKEN", raising=False)
     assert read_token(None, here) is None

@@ -54,7 +54,7 @@ async def test_poll(fleet: Fleet) -> None:
 
 
 async def test_track_only(fleet: Fleet) -> None:
-    """What is only tracked is not analysed until somebody wants an answer, who need not name the paths again."""
+    """What is only tracked is not analysed until a client wants an answer, and it need not name the paths again."""
     client = fleet.start()
     inquiry = fleet.inquiry("STOP import_error")
     tracked = await ask(client, inquiry, "track_only", wait_s=0)
@@ -81,7 +81,7 @@ async def test_progressive(fleet: Fleet) -> None:
 
 
 async def test_followed_no_longer(fleet: Fleet) -> None:
-    """A progressive inquiry that nobody settles is answered for good when it has been followed for long enough."""
+    """A progressive inquiry that no client settles is answered for good when it has been followed for long enough."""
     client = fleet.start(bounds=RetentionLimits(followed_for_s=0.1))
     inquiry = fleet.inquiry("RESTART ib")
     await ask(client, inquiry, "progressive")
@@ -226,7 +226,7 @@ async def test_drain(fleet: Fleet) -> None:
 
 
 async def test_drain_is_bounded(fleet: Fleet) -> None:
-    """Work that does not end within the bound is left, and whoever waits for it is told how far it came."""
+    """Work that does not end within the bound is left, and every client that waits for it gets its state."""
     client = fleet.start()
     asking = asyncio.create_task(ask(client, fleet.inquiry(None)))
     await until(client, lambda stats: stats["inquiries"]["running"] == 1)

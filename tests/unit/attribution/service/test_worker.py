@@ -47,7 +47,7 @@ async def test_reads_below_its_root_alone(tmp_path: Path) -> None:
 
 
 async def test_nothing_there(tmp_path: Path) -> None:
-    """An inquiry without any log is a problem that is told, and costs no worker."""
+    """An inquiry without any log is a reported problem, and costs no worker."""
     worker = _worker(tmp_path)
     try:
         with pytest.raises(SourceError, match=r"no such|No such|no log"):

@@ -23,7 +23,7 @@ PATIENT_S = 30.0
         pytest.param(said(Verdict.UNKNOWN), 3, False, id="nothing known"),
         pytest.param(said(Verdict.TIMEOUT), 3, False, id="no answer"),
         pytest.param(said(Verdict.STOP, primary=None), 3, False, id="no evidence"),
-        pytest.param(said(Verdict.RESTART, rank=5), None, True, id="of a lost node nobody's own words will come"),
+        pytest.param(said(Verdict.RESTART, rank=5), None, True, id="a lost node prints no more lines"),
         pytest.param(None, 3, False, id="none at all"),
     ],
 )
@@ -49,7 +49,7 @@ async def view(logs: Logs, settled: asyncio.Event, settle_s: float = PATIENT_S) 
 
 
 async def test_a_conclusive_view_is_not_waited_on() -> None:
-    """The failing rank has said what happened: nobody waits for the others to end."""
+    """The failing rank's line says what happened: the source does not wait for the others to end."""
     logs = Logs(said(Verdict.STOP), said(Verdict.RESTART))
     assert (await view(logs, asyncio.Event())).verdict is Verdict.STOP
     assert logs.looks == [False]

@@ -23,7 +23,7 @@ def fail(breaker: CircuitBreaker) -> CircuitBreaker:
 TRANSITIONS = [
     ("one failure changes little", CLOSED, fail, CircuitBreaker(failures=1)),
     ("the third in a row opens it", SHAKEN, fail, OPEN),
-    ("an answer between them starts the count anew", SHAKEN, CircuitBreaker.succeeded, CLOSED),
+    ("an answer between them resets the count", SHAKEN, CircuitBreaker.succeeded, CLOSED),
     ("being asked means nothing while it is closed", SHAKEN, CircuitBreaker.asked, SHAKEN),
     ("an ask called off means nothing", SHAKEN, CircuitBreaker.given_up, SHAKEN),
     ("a late failure of an ask of before does not prolong the pause", OPEN, fail, OPEN),
@@ -47,7 +47,7 @@ def test_transitions(before, event, after) -> None:
     ("breaker", "admits"), [(CLOSED, True), (SHAKEN, True), (OPEN, False), (HALF_OPEN, True), (TRYING, False)]
 )
 def test_who_is_admitted(breaker: CircuitBreaker, admits: bool) -> None:
-    """An open circuit admits nobody, a half-open one a single try."""
+    """An open circuit admits no ask, a half-open one a single try."""
     assert (breaker.pause_left(NOW) == 0.0) is admits
 
 

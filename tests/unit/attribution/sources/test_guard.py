@@ -53,7 +53,7 @@ async def test_no_answer_is_a_timeout(clock, behaviour) -> None:
 
 
 async def test_an_open_circuit_answers_at_once_and_says_for_how_long(clock) -> None:
-    """After three failures in a row the source is left alone; its last problem is told, with the time left."""
+    """After three failures in a row the source is left alone; the answer holds its last problem and the time left."""
     source = Scripted(raises(SourceError("connection refused")))
     guard = guard_of(source, clock)
     for _ in range(3):
@@ -78,7 +78,7 @@ async def test_a_source_that_is_back_is_asked_again(clock) -> None:
 
 
 async def test_a_half_open_circuit_lets_one_through(clock) -> None:
-    """While the one try runs, others are told that the circuit is open."""
+    """While the one try runs, other asks get the answer that the circuit is open."""
     source = Scripted(raises(SourceError("connection refused")))
     guard = guard_of(source, clock)
     for _ in range(3):

@@ -62,7 +62,7 @@ def test_a_problem_is_one_short_sentence(reply: HttpReply, says: str) -> None:
 
 
 def test_a_token_comes_from_its_file_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file wins over the environment, and is read anew each time."""
+    """The file wins over the environment, and is read again at each request."""
     monkeypatch.setenv(env.ATTRSVC_TOKEN, "from-environment")
     file = tmp_path / "token"
     file.write_text("first\n")

@@ -10,6 +10,7 @@ import bz2
 import codecs
 import contextlib
 import gzip
+import itertools
 import lzma
 import os
 import re
@@ -146,7 +147,17 @@ def log_file(path: Path, inquiry: Inquiry | None, *, flight_recorder: bool = Fal
     is known of the job: a rank's node, a node's ranks."""
     parts = path.parts[-1 - _PARENTS_LOOKED_AT :]
     nodes = inquiry.nodes if inquiry else ()
-    node = _node_of(parts, nodes)
+    node: str | None = None
+    if path.parent.name == "health":
+        node = path.stem
+    else:  # one of the job's nodes, or else what looks like a node's name
+        for part, each in itertools.product(reversed(parts), sorted(nodes, key=len, reverse=True)):
+            if re.search(rf"(?<![A-Za-z0-9]){re.escape(each)}(?![A-Za-z0-9])", part):
+                node = each
+                break
+        else:
+            named = _NODE.search(path.name)
+            node = named and named[1]
     rank: int | None = None
     if torchrun := _TORCHRUN.search(path.as_posix()):
         local = int(torchrun[1])
@@ -172,18 +183,6 @@ def log_file(path: Path, inquiry: Inquiry | None, *, flight_recorder: bool = Fal
     elif "stdout" in name or (rank is not None and ".out" in name):
         kind = "out"
     return LogFile(path, rank, node, cast(LogKind, kind))
-
-
-def _node_of(parts: tuple[str, ...], nodes: Sequence[str]) -> str | None:
-    """The node that a path names: one of the job's, or else by the usual names."""
-    if len(parts) > 1 and parts[-2] == "health":
-        return Path(parts[-1]).stem
-    for part in reversed(parts):
-        for node in sorted(nodes, key=len, reverse=True):
-            if re.search(rf"(?<![A-Za-z0-9]){re.escape(node)}(?![A-Za-z0-9])", part):
-                return node
-    found = _NODE.search(parts[-1])
-    return found and found[1]
 
 
 _NO_LOG_SUFFIXES = frozenset(

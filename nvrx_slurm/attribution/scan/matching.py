@@ -255,28 +255,24 @@ class LineMatcher:
     def _let_go(self, block: LogBlock) -> None:
         """A block leaves the memory: those of its lines become Hits that no later ones have replaced."""
         for number, tally in self._tallies.items():
-            if tally.late and tally.late[0].block is block:
-                self._look_back(number, tally)
-            if tally.late and tally.late[0].block is block:
-                rule = self._rules[number]
+            if not tally.late or tally.late[0].block is not block:
+                continue
+            # Search for the rule's last lines, from the last block back; forget those before.
+            rule, wanted = self._rules[number], KEPT
+            for at in range(len(tally.late) - 1, -1, -1):
+                late = tally.late[at]
+                if late.lines is None:
+                    matching = self._matching(number, late.block, BlockLines(late.block).back(rule))
+                    late.lines = sorted(line for line, _ in itertools.islice(matching, KEPT))
+                wanted -= len(late.lines)
+                if wanted <= 0:
+                    for _ in range(at):
+                        tally.late.popleft()
+                    break
+            if tally.late[0].block is block:
                 for line in tally.late.popleft().lines or ():
                     if (match := self._match(block, line, rule)) is not None:
                         tally.last.append(self._hit(block, line, rule, match))
-
-    def _look_back(self, number: int, tally: _Tally) -> None:
-        """Search for a rule's last lines, from the last block back; forget those before."""
-        wanted = KEPT
-        for at in range(len(tally.late) - 1, -1, -1):
-            late = tally.late[at]
-            if late.lines is None:
-                backwards = BlockLines(late.block).back(self._rules[number])
-                matching = itertools.islice(self._matching(number, late.block, backwards), KEPT)
-                late.lines = sorted(line for line, _ in matching)
-            wanted -= len(late.lines)
-            if wanted <= 0:
-                for _ in range(at):
-                    tally.late.popleft()
-                return
 
     def _match(self, block: LogBlock, line: Span, rule: Rule) -> re.Match[bytes] | None:
         """A rule's match, unless the line is also one of noise: such a line counts for no other rule."""

@@ -1,4 +1,4 @@
-"""Why an iteration was interrupted, and by whom."""
+"""Why an iteration was interrupted, and by which rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Interruption(enum.Enum):
     EXCEPTION = "exception"  # the function, or Initialize, raised
     BASE_EXCEPTION = "base_exception"  # it raised a BaseException that is no Exception: the rank leaves
     SOFT_TIMEOUT = "soft_timeout"  # no progress; the rank may restart
-    HARD_TIMEOUT = "hard_timeout"  # no progress for so long that its process was killed
+    HARD_TIMEOUT = "hard_timeout"  # no progress until its process was killed
     TERMINATED = "terminated"  # its process died
     UNRESPONSIVE = "unresponsive"  # no heartbeat of rank and monitor: the expired lease has killed both by now
     MONITOR_PROCESS_EXCEPTION = "monitor_process_exception"  # its monitor failed, so its process was killed

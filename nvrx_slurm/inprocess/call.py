@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from nvrx_slurm.inprocess.attribution import Interruption, in_words
-from nvrx_slurm.inprocess.barriers import MemberProcess
+from nvrx_slurm.inprocess.barriers import MemberProcess, Noticing
 from nvrx_slurm.inprocess.cycle import CyclePhase, Event, RankCycle
 from nvrx_slurm.inprocess.environment import RankIdentity, RankVariables, watchdog_method
 from nvrx_slurm.inprocess.exception import RankDiscarded, RankShouldRestart
@@ -214,7 +214,8 @@ class CallWrapper:
         """The listener calls this after each read of the log; here it may use the store."""
         cycle = self._group.cycle
         if cycle.phase is CyclePhase.INTERRUPTED:
-            self._group.notice(cycle.iteration, self._interrupter.notice())
+            own = self._interrupter.own
+            self._group.notice(cycle.iteration, Noticing() if own is None else Noticing.of(own))
         begins_again = cycle.phase is CyclePhase.RUNNING is not before and cycle.iteration > 0
         if begins_again and self._rank.state.active_rank == 0:
             restart = self._reporter.report(self._watch.parts().get(RestartPart.RE_ENTERED.value, 0.0))

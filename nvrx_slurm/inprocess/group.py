@@ -63,7 +63,7 @@ class Barrier:
 
 
 class Group:
-    """One rank in one call of its group. The main thread's, unless a method says otherwise."""
+    """One rank in one call of its group. For the main thread, unless a method names another."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Group:
         )
 
     def join(self, process: MemberProcess, lost: Mapping[int, Lost]) -> None:
-        """Join, record who was lost in earlier calls, and listen."""
+        """Join, record the members that were lost in earlier calls, and start to listen."""
         self._connection.arrive(barriers.JOIN, self.cycle.member, pack(process))
         self._log.refresh()
         for each in lost.values():
@@ -176,7 +176,7 @@ class Group:
             if left_s <= 0:
                 return False
             changed.wait(left_s)
-            # A main thread that waits here makes progress, and can say so.
+            # A main thread that waits here makes progress.
             if threading.current_thread() is threading.main_thread():
                 self._tick()
 
@@ -247,7 +247,7 @@ class Group:
 
     def notice(self, iteration: int, notice: Noticing) -> None:
         """From the listener, on each entry: this rank knows of the interruption, and `notice` is its own part in it.
-        A member that finds that all who are left know of it settles it."""
+        A member that finds that all members that are left know of it proposes `Settled`."""
         seen, barrier = self.cycle.ledger, barriers.notice(iteration)
         count = self._heard.arrive(barrier, self.cycle.member, pack(notice))
         if self._noticed[0] != iteration:
@@ -273,7 +273,7 @@ class Group:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """From any thread: this rank cannot go on. The main thread raises why, unless all have completed."""
+        """From any thread: this rank must leave. The main thread raises `failure`, unless all have completed."""
         with self._moving:
             if self.cycle.ledger.stage is IterationStage.COMPLETED:
                 return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 from nvrx_slurm.inprocess.abort import Abort
-from nvrx_slurm.inprocess.barriers import Noticing
 from nvrx_slurm.inprocess.cycle import CyclePhase, Event
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.ledger import Interrupted
@@ -76,8 +75,3 @@ class Interrupter:
         except Exception as error:
             # Otherwise the main thread would wait for this thread without end.
             self._group.fail(error)
-
-    def notice(self) -> Noticing:
-        """This rank's own part in the interruption, for the group."""
-        own = self.own
-        return Noticing() if own is None else Noticing.of(own)

@@ -34,14 +34,14 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 class Sealed(LogEntry, frozen=True, kw_only=True, tag="sealed"):
-    """All who are left are ready for this iteration. `missing`: the ranks of the one before that are out since."""
+    """All members that are left are ready for this iteration. `missing`: the ranks lost since the one before."""
 
     world_size: int  # of the one before
     missing: tuple[int, ...] = ()
 
 
 class IterationOpened(LogEntry, frozen=True, kw_only=True, tag="opened"):
-    """All who are left have their new ranks: the function is called."""
+    """All members that are left have their new ranks: the function is called."""
 
 
 class Interrupted(LogEntry, frozen=True, kw_only=True, tag="interrupted"):
@@ -82,7 +82,7 @@ class Lost(LogEntry, frozen=True, kw_only=True, tag="lost"):
 
 
 class Broken(LogEntry, frozen=True, kw_only=True, tag="broken"):
-    """The group cannot go on, for a reason that no restart mends: its ranks disagree."""
+    """The call ends for all: the ranks disagree, and no restart can repair that."""
 
     reason: str
 
@@ -110,7 +110,7 @@ def decode(data: bytes) -> AnyEntry:
 
 
 class IterationStage(enum.Enum):
-    """Where the iteration stands."""
+    """The state of the iteration."""
 
     GATHERING = "gathering"  # until all are ready for it
     STARTING = "starting"  # until all have their ranks

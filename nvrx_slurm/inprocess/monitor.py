@@ -212,7 +212,7 @@ class MonitorProcess:
 
 
 def ended_within(pidfd: int, seconds: float) -> bool:
-    """Wait so long for a process's end. Returns whether it has ended."""
+    """Wait for a process's end, at most this time. Returns whether it has ended."""
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     return bool(poller.poll(max(0.0, seconds) * 1000))

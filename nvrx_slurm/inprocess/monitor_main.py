@@ -1,7 +1,7 @@
 """Where a monitor begins: `python -I -S` on this file, with what it is to know on standard input.
 
-It finds modules where its rank finds them; neither the environment nor `site` has a say, so what the user's set-up
-loads into every interpreter is not loaded here. Standard library only, until then.
+It finds modules where its rank finds them. Neither the environment nor `site` has an effect, so what the user's
+set-up loads into every interpreter is not loaded here. Standard library only, until then.
 """
 
 import os

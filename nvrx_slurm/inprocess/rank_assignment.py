@@ -213,7 +213,7 @@ def with_active(state: State, size_of: Callable[[int], int]) -> State:
 
 
 class FilterCountGroupedByKey(RankAssignment):
-    """Counts the healthy ranks of each group, and puts out those of a group for whose count `condition` is false.
+    """Counts the healthy ranks of each group, and puts out those of a group where `condition` of the count is false.
 
     A group is those ranks with the same key; its ranks are added to the terminated ones, which an assignment further
     left in the composition must take from there:
@@ -260,7 +260,8 @@ class Tree(RankAssignment):
     3. What is still open is given to the active ranks with the highest numbers, within the largest branch up to which
        all layers have `LayerFlag.BACKFILL`.
     4. What is open after that is closed by all later active ranks moving up.
-    5. With `world_size_filter` only so many of n active ranks stay active as it says for n; the rest is in reserve.
+    5. With `world_size_filter` the first `world_size_filter(n)` of n active ranks stay active; the rest is in
+    reserve.
 
     ```python
     # hosts of 8 ranks, active as a whole or not at all; up to 32 of them, and not without 16; the others in reserve

@@ -1,9 +1,10 @@
 """Where a restart interrupts the main thread: a signal's handler raises RankShouldRestart, inside of one call only.
 
 The interrupter thread sends the main thread a signal, whose Python handler raises. The handler runs in the main
-thread, on top of the code that it interrupts, so nothing that it reads changes meanwhile. It raises only if that code
-is below `_inside`, which does nothing but call the function. So the exception always passes through `Region.call`,
-which is never interrupted itself. A blocking system call (a sleep, a lock, a socket) ends at once: EINTR.
+thread, on top of the code that it interrupts, so nothing that it reads changes while it runs. It raises only if that
+code is below `_inside`, which does nothing but call the function. So the exception always passes through
+`Region.call`, which is never interrupted itself. A blocking system call (a sleep, a lock, a socket) ends at once:
+EINTR.
 
 Code may swallow the exception: `except BaseException`, a `__del__`, a callback of the garbage collector. So signals
 are sent at growing intervals until the call is left. Each of them finds out where the last exception was caught.

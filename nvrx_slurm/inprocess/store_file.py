@@ -186,7 +186,7 @@ class FileConnection(Connection):
 
     @contextlib.contextmanager
     def _growing(self, name: str) -> Iterator[tuple[int, list[bytes]]]:
-        """The file, open at its end, and its entries; no other process adds to the call meanwhile."""
+        """The file, open at its end, and its entries; inside the block no other process adds to the call."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._usable())
             os.close(self._open("lock"))
@@ -265,7 +265,7 @@ class FileWatch:
             self._poll.register(self._inotify, select.POLLIN)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there was a write or a rename since the last wait, or `wake`; at most so long."""
+        """Wait for a write or a rename since the last wait, or for `wake`; at most this time."""
         self._poll.poll(max(timeout_s, 0.0) * 1000)
         # An OSError: the wait has timed out, and there is nothing to read.
         with contextlib.suppress(OSError):

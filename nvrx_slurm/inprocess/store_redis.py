@@ -223,7 +223,7 @@ class RedisConnection(Connection):
             ["HINCRBY", self._keys.beats, member, 1],
             ["HGET", self._keys.beats, of_whom],
         )
-        # The first heartbeat of this member, or perhaps: the key may be new.
+        # This member's first heartbeat, or possibly so, where an answer was lost: then the key may be new.
         if counted == 1 or self._client.asked_again:
             self._ask(["EXPIRE", self._keys.beats, KEEP_S])
         return 0 if watched is None else int(seen or 0)

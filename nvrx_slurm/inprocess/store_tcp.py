@@ -172,8 +172,7 @@ class TCPConnection(Connection):
         except RuntimeError as error:
             if self._cancelled:
                 raise Cancelled from None
-            said = str(error).splitlines()[0]
-            raise StoreError(f"the TCPStore at {self._where} does not answer: {said}") from None
+            raise StoreError(f"the TCPStore at {self._where} does not answer: {str(error).splitlines()[0]}") from None
 
     def _listed(self, key: str) -> list[str]:
         return str(self._store.get(key), "utf-8").split(",")[:-1] if self._store.check([key]) else []

@@ -165,7 +165,7 @@ class RestartReporter:
 
     def __init__(self, group: Group, name: str, call: int) -> None:
         self._group, self._name, self._call = group, name, call
-        # Members whose loss was reported before.
+        # Members that an earlier report has named as lost.
         self._lost: set[int] = set()
 
     def report(self, re_entered_s: float) -> Restart:

@@ -51,7 +51,7 @@ class Wrapper:
     returned in the same iteration, each with its own value; ranks in reserve return None. On a rank that is out it
     raises the reason: RestartError, or what the function or a callback raised.
 
-    Where and with whom:
+    The group:
         store_factory, store_kwargs: the class of the store that the ranks share, and its arguments.
         rank_assignment: the ranks of the next iteration, from those of the last one and those that are out.
         rank_filter: which of them are active; `rank_assignment` can decide that too.
@@ -160,12 +160,12 @@ def _call(
         raise NestedCallError(f"{name} must be called in the main thread: restarts are delivered there")
     if _running:
         raise NestedCallError(f"{name} was called inside of {_running[-1]}, which is wrapped too: wrap one of them")
-    who = launch()
-    history = _histories.setdefault(who.group, _PastCalls())
-    if who.rank in history.lost:
-        raise RestartError(f"rank {who.rank} has left its group in an earlier call: {history.lost[who.rank].text}")
-    process = MemberProcess(host=who.host, pid=os.getpid(), began=started_ticks(os.getpid()) or 0)
-    call = CallWrapper(options, who, history.calls, process)
+    own = launch()
+    history = _histories.setdefault(own.group, _PastCalls())
+    if own.rank in history.lost:
+        raise RestartError(f"rank {own.rank} has left its group in an earlier call: {history.lost[own.rank].text}")
+    process = MemberProcess(host=own.host, pid=os.getpid(), began=started_ticks(os.getpid()) or 0)
+    call = CallWrapper(options, own, history.calls, process)
     args, kwargs = inject(function, args, kwargs, call)
     history.calls += 1
     _running.append(function.__name__)

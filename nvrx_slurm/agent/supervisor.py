@@ -1,18 +1,19 @@
-"""The node's little init: parent of every worker, so that none outlives the agent, and none its welcome.
+"""The node's init process: the parent of every worker. Workers never outlive the agent.
 
-Run by the agent with `python -S`; standard library only, single-threaded, a few MiB. It is a child subreaper:
+The agent runs it with `python -S`; standard library only, single-threaded, a few MiB. It is a child subreaper:
 all that a worker leaves behind (double forks, sessions of their own) becomes its child. It kills everything below it
 
 - when the agent's end of the socket closes, by any signal that the agent died of. Since it also holds the agent's
-  liveness connection open, the controller sees that close only after the last of them has ended;
-- when the lease lapses that the agent keeps renewing while it is in touch with store or controller: a node that has
+  liveness connection open, the controller sees that close only after the last descendant has ended;
+- when the lease lapses, which the agent renews while it is in touch with store or controller: a node that has
   lost both, or an agent that hangs, loses its workers, and another node may have their ranks;
-- when it is told to, phase by phase (`teardown.py`).
+- when the agent orders it, phase by phase (`teardown.py`).
 
-Should it be frozen when the lease lapses, the kernel kills it, and so them, a moment later (`self_fence.py`).
+If the supervisor is frozen when the lease lapses, the kernel kills it, and so its workers, a moment later
+(`self_fence.py`).
 
-If this process itself is killed (by the fence, say), the kernel kills the workers with it (PR_SET_PDEATHSIG), and
-what they had started falls to the agent, which is a subreaper too and kills it (`workers.py`).
+If this process itself is killed (by the fence, say), the kernel kills the workers with it (PR_SET_PDEATHSIG). What
+the workers had started becomes the agent's, which is a subreaper too and kills it (`workers.py`).
 
 Messages are JSON, one per SOCK_SEQPACKET datagram:
 
@@ -56,7 +57,7 @@ MOST_DESCRIPTORS = 4
 SAY_EVERY_S = 1.0
 MOST_NAMED = 64
 AGAIN_S = 0.05
-"""How often the kill is repeated: a process may have forked while we walked."""
+"""How often the kill is repeated: a process may have forked during the walk over /proc."""
 
 SELF_FENCE_S = 0.5
 """How long after the lease the kernel kills a supervisor that has not looked at it; `FENCE_MARGIN_S` covers it."""
@@ -102,7 +103,7 @@ class Supervisor:
         self.control = control
         self.poller = select.poll()
         self.workers: dict[int, int] = {}  # pid → id
-        self.starting: dict[int, int] = {}  # pid → where it tells that it cannot run its program
+        self.starting: dict[int, int] = {}  # pid → the pipe on which it reports that it cannot run its program
         self.held: dict[str, list[int]] = {}  # held for the agent: liveness connection, fence socket
         self.teardown: Teardown | None = None
         self.signals: dict[Phase, int] = {}
@@ -123,29 +124,34 @@ class Supervisor:
         self.poller.register(self.control, select.POLLIN)
         self.poller.register(self.wakeup, select.POLLIN)
         while True:
-            ready = {descriptor for descriptor, _ in self.poller.poll(self._timeout_ms())}
+            deadlines = [] if self.lease_until is None else [self.lease_until]
+            if self.teardown is not None:
+                deadlines += [self.teardown.deadline(), self.say_at]
+                deadlines += [self.kill_at] if self.teardown.phase == "kill" else []
+            wait_s = min(deadlines) - time.monotonic() if deadlines else None
+            wait_ms = None if wait_s is None else max(0, int(wait_s * 1000) + 1)
+            ready = {descriptor for descriptor, _ in self.poller.poll(wait_ms)}
             self._check_lease()  # first: after a freeze nothing may be served that a lapsed lease forbids
             if self.wakeup in ready:
                 os.read(self.wakeup, 4096)
-            for pid in [pid for pid, told in self.starting.items() if told in ready]:
+            for pid in [pid for pid, pipe in self.starting.items() if pipe in ready]:
                 self._has_started(pid)
             if self.control.fileno() in ready and not self._serve_one():
-                return self._end_everything()
+                break
             self._reap()
             self._advance()
-
-    def _timeout_ms(self) -> int | None:
-        deadlines = [] if self.lease_until is None else [self.lease_until]
-        if self.teardown is not None:
-            deadlines += [self.teardown.deadline(), self.say_at]
-            deadlines += [self.kill_at] if self.teardown.phase == "kill" else []
-        if not deadlines:
-            return None
-        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
+        deadline = time.monotonic() + KILL_S
+        while self._has_children() and time.monotonic() < deadline:
+            send_all(descendants(os.getpid()), signal.SIGKILL)
+            select.select([self.wakeup], [], [], 0.01)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wakeup, 4096)
+            self._reap()
 
     # ---- orders of the agent
 
     def _serve_one(self) -> bool:
+        """Read and carry out one order. False: the agent is gone."""
         try:
             data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, MOST_DESCRIPTORS)
         except ConnectionError:
@@ -159,41 +165,39 @@ class Supervisor:
         return True
 
     def _spawn(self, order: dict[str, Any], fds: list[int]) -> None:
-        """Fork; the child tells through a pipe if it cannot run its program. Until then the next one is forked.
-
-        Not by posix_spawn, which cannot ask for PR_SET_PDEATHSIG. Without a lease nothing is started: an agent that
-        was frozen asks for what it was to do before, and another node does it by now.
-        """
+        """Fork; the child reports through a pipe if it cannot run its program. Meanwhile the next one is forked."""
+        # Without a lease nothing is started: an agent that was frozen sends the orders of before, and by now another
+        # node may have the ranks.
         if not self.may_spawn:
             for descriptor in fds:
                 os.close(descriptor)
             self._say(op="lapsed", survivors=[])
             return
         argv, env = order["argv"], {**os.environ, **order["env"]}
-        told, tell = os.pipe2(os.O_CLOEXEC)
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         try:
             program = _find(argv[0], env.get("PATH", os.defpath))
-            pid = os.fork()
+            pid = os.fork()  # not posix_spawn, which cannot set PR_SET_PDEATHSIG
         except OSError as error:
-            os.close(told)
+            os.close(read_end)
             self._say(op="exited", id=order["id"], error=f"{error.strerror}: {argv[0]}")
         else:
             if pid == 0:
-                _become(parent, tell, program, argv, env, order["cwd"], *fds)
+                _become(parent, write_end, program, argv, env, order["cwd"], *fds)
             self.workers[pid] = order["id"]
-            self.starting[pid] = told
-            self.poller.register(told, select.POLLIN)
+            self.starting[pid] = read_end
+            self.poller.register(read_end, select.POLLIN)
         finally:
-            for descriptor in (tell, *fds):
+            for descriptor in (write_end, *fds):
                 os.close(descriptor)
 
     def _has_started(self, pid: int) -> None:
-        """The pipe has closed: by itself when the program began to run, or after a word on why it does not."""
-        told = self.starting.pop(pid)
-        failure = os.read(told, 4096).decode(errors="replace")
-        self.poller.unregister(told)
-        os.close(told)
+        """The pipe has closed: by execve, when the program began to run, or after a message why it does not."""
+        pipe = self.starting.pop(pid)
+        failure = os.read(pipe, 4096).decode(errors="replace")
+        self.poller.unregister(pipe)
+        os.close(pipe)
         if failure:
             self._say(op="exited", id=self.workers.pop(pid), error=failure)
         else:
@@ -202,13 +206,17 @@ class Supervisor:
     def _hold(self, order: dict[str, Any], fds: list[int]) -> None:
         """Keep the liveness connection or the fence socket open; one of each."""
         if order["op"] == "fence":
-            _arm(fds[0])
+            # From now on the arrival of the fence key makes the kernel kill this process, and so its workers
+            # (`fence.py`).
+            fcntl.fcntl(fds[0], fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(fds[0], F_SETSIG, int(signal.SIGKILL))
+            fcntl.fcntl(fds[0], fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
         for older in self.held.pop(order["op"], ()):
             os.close(older)
         self.held[order["op"]] = fds
 
     def _renew(self, order: dict[str, Any], fds: list[int]) -> None:
-        """A moment, and no time from now: what was sent to a frozen supervisor would begin only when it thaws."""
+        # The order names a moment, not a duration: a duration sent to a frozen supervisor would begin when it thaws.
         left_s = max(0.0, order["until"] - time.monotonic())
         self.may_spawn = left_s > 0.0
         self.lease_until = order["until"]
@@ -243,7 +251,7 @@ class Supervisor:
             if ended.si_pid in self.starting:
                 self._has_started(ended.si_pid)
             worker = self.workers.pop(ended.si_pid, None)
-            if worker is not None and not self.lapsed:  # else we ended it ourselves: `lapsed` says so, once for all
+            if worker is not None and not self.lapsed:  # else the lease killed it: one `lapsed` reports all of them
                 how = "code" if ended.si_code == os.CLD_EXITED else "signal"
                 self._say(op="exited", id=worker, **{how: ended.si_status})
 
@@ -263,7 +271,7 @@ class Supervisor:
             self.lapsed = True
             self.teardown = self.teardown or Teardown.plan(time.monotonic(), 0.0)
             self.teardown.hurry(time.monotonic())
-        self.self_fence.disarm()  # its work is done, or there is none
+        self.self_fence.disarm()  # the workers are killed, or there are none
 
     def _advance(self) -> None:
         """Go on with a teardown, if there is one."""
@@ -281,7 +289,10 @@ class Supervisor:
             if self.teardown.over(now):
                 self._stopped(left)
         if self.teardown is not None and now >= self.say_at:
-            self._say_phase(now)
+            self.say_at = now + SAY_EVERY_S
+            if left := descendants(os.getpid())[:MOST_NAMED]:
+                ends_in_s = round(max(0.0, self.teardown.deadline() - now), 3)
+                self._say(op="phase", phase=self.teardown.phase, left=left, ends_in_s=ends_in_s)
 
     def _enter(self, phase: Phase | None) -> None:
         """A phase begins: do what it is for."""
@@ -293,29 +304,13 @@ class Supervisor:
         elif phase in ("checkpoint", "ask"):
             _ask(list(self.workers), self.signals[phase])
 
-    def _say_phase(self, now: float) -> None:
-        assert self.teardown is not None
-        self.say_at = now + SAY_EVERY_S
-        if left := descendants(os.getpid())[:MOST_NAMED]:
-            ends_in_s = round(max(0.0, self.teardown.deadline() - now), 3)
-            self._say(op="phase", phase=self.teardown.phase, left=left, ends_in_s=ends_in_s)
-
     def _stopped(self, survivors: list[int]) -> None:
         self.teardown = None
         self._say(op="lapsed" if self.lapsed else "stopped", survivors=survivors)
         self.lapsed = False
 
-    def _end_everything(self) -> None:
-        deadline = time.monotonic() + KILL_S
-        while self._has_children() and time.monotonic() < deadline:
-            send_all(descendants(os.getpid()), signal.SIGKILL)
-            select.select([self.wakeup], [], [], 0.01)
-            with contextlib.suppress(BlockingIOError):
-                os.read(self.wakeup, 4096)
-            self._reap()
-
     def _say(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # the agent is gone: the next read tells, and ends us
+        with contextlib.suppress(OSError):  # the agent is gone: the next read of the socket ends this process
             self.control.send(json.dumps(message).encode())
 
 
@@ -334,13 +329,6 @@ def _ask(pids: list[int], number: int) -> None:
     send_all(pids, signal.SIGCONT)  # a stopped one cannot obey
 
 
-def _arm(fence_socket: int) -> None:
-    """From now on the fence key's arrival makes the kernel kill this process and its workers (`fence.py`)."""
-    fcntl.fcntl(fence_socket, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(fence_socket, F_SETSIG, int(signal.SIGKILL))
-    fcntl.fcntl(fence_socket, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
-
-
 def _find(program: str, path: str) -> str:
     """The program as execvp(3) would find it. Raises FileNotFoundError."""
     if "/" in program:
@@ -352,13 +340,13 @@ def _find(program: str, path: str) -> str:
     raise FileNotFoundError(errno.ENOENT, "No such program (looked on PATH)", program)
 
 
-def _become(parent: int, tell: int, program: str, argv: list[str], env: dict[str, str], cwd: str, *out: int) -> None:
-    """In the child: turn into the worker, or say why not. Does not return."""
+def _become(parent: int, pipe: int, program: str, argv: list[str], env: dict[str, str], cwd: str, *out: int) -> None:
+    """In the child: run the worker's program, or write into `pipe` why not. Does not return."""
     what = cwd
     try:
         os.setsid()
         _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # the supervisor died before the line above: no signal will come
             os._exit(1)
         os.chdir(cwd)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -368,13 +356,13 @@ def _become(parent: int, tell: int, program: str, argv: list[str], env: dict[str
         what = program
         os.execve(program, argv, env)
     except OSError as error:
-        os.write(tell, f"{error.strerror}: {what}".encode())
+        os.write(pipe, f"{error.strerror}: {what}".encode())
     finally:
         os._exit(127)
 
 
 def main() -> None:
-    """Take the socket that the agent left open for us, and serve."""
+    """Serve on the socket whose number the agent passes."""
     become_subreaper()
     control = int(sys.argv[1])
     os.set_inheritable(control, False)  # a worker that held it would hide the end of this process from the agent

@@ -55,7 +55,9 @@ class Teardown:
     def advance(self, now: float, *, workers_left: bool, work_done: Phase | None = None) -> Phase | None:
         """The phase that begins now, or None while the one that is on goes on. `work_done`: a phase whose work is."""
         at = 0 if self.phase is None else ORDER.index(self.phase)
-        while ORDER[at] != "kill" and self._gives_way(ORDER[at], now, workers_left, work_done):
+        while ORDER[at] != "kill" and (
+            now >= self.ends[ORDER[at]] or ORDER[at] == work_done or (ORDER[at] in FOR_WORKERS and not workers_left)
+        ):
             at += 1
         if ORDER[at] == self.phase:
             return None
@@ -69,6 +71,3 @@ class Teardown:
     def over(self, now: float) -> bool:
         """Whether even the kill has had its time: who is left now is a survivor."""
         return self.phase == "kill" and now >= self.ends["kill"]
-
-    def _gives_way(self, phase: Phase, now: float, workers_left: bool, work_done: Phase | None) -> bool:
-        return now >= self.ends[phase] or phase == work_done or (phase in FOR_WORKERS and not workers_left)

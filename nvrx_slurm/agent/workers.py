@@ -1,4 +1,4 @@
-"""The agent's side of its supervisor: start workers, learn of their ends, stop them, remove what they left."""
+"""The agent's side of its supervisor: start workers, receive their ends, stop them, remove what they left."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Workers:
         self._post = post
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._others: list[int] = []  # what this process had started before
+        self._others: list[int] = []  # processes that this one had started before
 
     def start(self) -> None:
         """Start the supervisor."""
@@ -176,7 +176,7 @@ class Workers:
         if self._control is None:
             return
         self._control.setblocking(True)
-        with contextlib.suppress(ConnectionError):  # it died: the reader hears of it
+        with contextlib.suppress(ConnectionError):  # it died: `_read` finds that
             socket.send_fds(self._control, [json.dumps(order).encode()], fds)
         self._control.setblocking(False)
 
@@ -190,37 +190,31 @@ class Workers:
             except ConnectionError:
                 data = b""
             if not data:
-                self._supervisor_died()
-                return
+                break
             try:
                 event = decode(lambda message: _event(json.loads(message)), data, "what the supervisor has sent")
             except MalformedRecord as error:
-                log.error("%s; it is passed over", error)
+                log.error("%s; it is ignored", error)
                 continue
-            self._say(event)
-
-    def _say(self, event: WorkerEvent) -> None:
-        self._post(event)
-        if isinstance(event, Stopped | SupervisorDied):
-            in_thread(sweep_rings, "sweep")
-
-    def _supervisor_died(self) -> None:
-        """The agent is now the parent of its children: end them as it would have."""
-        assert self._control is not None
+            self._post(event)
+            if isinstance(event, Stopped):
+                in_thread(sweep_rings, "sweep")
+        # The supervisor died. The agent is now the parent of its children: kill them as the supervisor would have.
         asyncio.get_running_loop().remove_reader(self._control)
         self._control.close()
         self._control = None
         if self._process is not None:
             self._process.wait()
-        while left := self._orphans():
+        while True:
+            spared = {pid for other in self._others for pid in (other, *supervisor.descendants(other))}
+            left = [pid for pid in supervisor.descendants(os.getpid()) if pid not in spared]
+            if not left:
+                break
             supervisor.send_all(left, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_ALL, 0, os.WEXITED)
-        self._say(SupervisorDied())
-
-    def _orphans(self) -> list[int]:
-        spared = {pid for other in self._others for pid in (other, *supervisor.descendants(other))}
-        return [pid for pid in supervisor.descendants(os.getpid()) if pid not in spared]
+        self._post(SupervisorDied())
+        in_thread(sweep_rings, "sweep")
 
 
 def _event(message: dict[str, Any]) -> WorkerEvent:
@@ -240,9 +234,9 @@ RINGS = "nvrx-ring-*"
 def sweep_rings(memory: Path = Path("/dev/shm")) -> None:
     """Remove the payload rings whose creators are dead: a ring's own tracker may have been killed with its worker.
 
-    In a thread that nothing waits for: it takes a while to give back gigabytes.
+    Run it in a thread that no task waits for: it takes a while to give back gigabytes.
     """
-    if any(memory.glob(RINGS)):  # most jobs have none, and what knows them takes 2 MB of an agent
+    if any(memory.glob(RINGS)):  # most jobs have none, and the module below takes 2 MB of an agent
         from nvrx_slurm.transport.ring import sweep
 
         for name in sweep():

@@ -31,7 +31,7 @@ from nvrx_slurm.workload.slot import Reading
 SHORTEST_LEARNED_S = 30.0
 """No bound that is taken from the run is shorter."""
 NS = 1_000_000_000
-NOTHING_TOLD = Reading()
+NOT_REPORTED = Reading()
 STEP = ""
 """The name under which the time from one sign of progress to the next is kept; no section has it."""
 
@@ -45,7 +45,7 @@ class Watched:
 
     rank: int
     started_ns: int
-    reading: Reading = NOTHING_TOLD
+    reading: Reading = NOT_REPORTED
     last_output_ns: int | None = None
     ended_ok_ns: int | None = None
 
@@ -85,7 +85,7 @@ class _Deadline:
 
 
 def judge(workers: Iterable[Watched], limits: HangSpec, learned: Mapping[str, float], now_ns: int) -> list[Hang]:
-    """Who hangs, by rank: each worker once, with the deadline that passed first."""
+    """The workers that hang, by rank: each once, with the deadline that passed first."""
     first: dict[int, _Deadline] = {}
     for deadline in _deadlines(workers, limits, learned):
         known = first.get(deadline.rank)
@@ -143,22 +143,28 @@ def learned(seen: Seen, limits: HangSpec) -> dict[str, float]:
 
 
 def _deadlines(workers: Iterable[Watched], limits: HangSpec, learned: Mapping[str, float]) -> Iterator[_Deadline]:
-    everybody = list(workers)
-    first_end = min(((w.ended_ok_ns, w.rank) for w in everybody if w.ended_ok_ns is not None), default=None)
-    for worker in everybody:
-        if worker.ended_ok_ns is None:
-            told = _told(worker, limits, learned)
-            yield from (deadline for deadline in told if deadline.since_ns >= worker.started_ns > 0)
-            if first_end is not None and limits.exit_skew is not None:
-                yield _left_behind(worker, *first_end, limits.exit_skew)
+    watched = list(workers)
+    first_end = min(((w.ended_ok_ns, w.rank) for w in watched if w.ended_ok_ns is not None), default=None)
+    for worker in watched:
+        if worker.ended_ok_ns is not None:
+            continue
+        for deadline in _own_deadlines(worker, limits, learned):
+            if deadline.since_ns >= worker.started_ns > 0:
+                yield deadline
+        if first_end is not None and limits.exit_skew is not None:
+            ended_ns, rank = first_end
+            before, after = f"rank {rank} ended with exit code 0", " ago and this one still runs"
+            yield _Deadline(worker.rank, ended_ns, limits.exit_skew, before, after, step=worker.reading.step)
 
 
-def _told(worker: Watched, limits: HangSpec, learned: Mapping[str, float]) -> Iterator[_Deadline]:
-    """What the worker's own signs of life say, or their absence."""
+def _own_deadlines(worker: Watched, limits: HangSpec, learned: Mapping[str, float]) -> Iterator[_Deadline]:
+    """Those that the worker's own signs of progress start: all but `exit_skew`, in the order of the table above."""
     rank, reading, step = worker.rank, worker.reading, worker.reading.step
     if not reading.has_begun:
         if limits.startup_timeout is not None and not reading.restarting:
-            yield _starting_up(worker, limits.startup_timeout)
+            since_ns = max(worker.started_ns, reading.restarted_ns)
+            after = " after its restart in process" if reading.restarted_ns else " after its start"
+            yield _Deadline(rank, since_ns, limits.startup_timeout, "no first step", after)
     elif not reading.in_section and (limit := _limit(limits.step_timeout, learned.get(STEP))):
         after = f" ({limit.words}) after step {step}"
         yield _Deadline(rank, reading.sign_ns, limit.seconds, "no step for", after, step=step)
@@ -170,17 +176,6 @@ def _told(worker: Watched, limits: HangSpec, learned: Mapping[str, float]) -> It
     if limits.no_output is not None and not reading.restarting:
         since_ns = max(worker.last_output_ns or worker.started_ns, reading.restarted_ns)
         yield _Deadline(rank, since_ns, limits.no_output, "no output for", step=step)
-
-
-def _starting_up(worker: Watched, limit_s: float) -> _Deadline:
-    restarted_ns = worker.reading.restarted_ns
-    after = " after its restart in process" if restarted_ns else " after its start"
-    return _Deadline(worker.rank, max(worker.started_ns, restarted_ns), limit_s, "no first step", after)
-
-
-def _left_behind(worker: Watched, ended_ns: int, ended: int, limit_s: float) -> _Deadline:
-    before, after = f"rank {ended} ended with exit code 0", " ago and this one still runs"
-    return _Deadline(worker.rank, ended_ns, limit_s, before, after, step=worker.reading.step)
 
 
 class _Limit(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which of this node's workers make no progress: reads what they tell, has it judged, and wakes when it is due."""
+"""Which of this node's workers make no progress: reads their slots, has them judged, wakes at the next deadline."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from nvrx_slurm.workload.slot import Reading
 
 SHORTEST_WAIT_S = 0.01
 GROWN = 1.1
-"""A longest time is told again when it has grown by so much."""
+"""A longest time is reported again when it has grown by so much."""
 
 
 class HangWatch:
     """Posts one `Hung` for each worker that hangs. It wakes when the nearest deadline passes; `look` may be called at
-    any time, and is at each beat, since a section that was opened meanwhile may have a nearer one."""
+    any time, and is called for each heartbeat, since a section that was opened meanwhile may have a nearer one."""
 
     def __init__(
         self, bounds: HangSpec, *, board: BoardPort, output: OutputPort, clock: Clock, post: Callable[[Hung], None]
@@ -38,16 +38,17 @@ class HangWatch:
         self._known = known
 
     def started(self, rank: int) -> None:
-        self._started[rank] = self._now_ns()
-        self._look_soon()
+        now_ns = self._started[rank] = self._now_ns()
+        self._wake_at(now_ns)  # not at once: 64 workers start together, and one look serves all of them
 
     def ended(self, rank: int, *, well: bool) -> None:
         """A worker ended; `well`: with exit code 0."""
+        now_ns = self._now_ns()
         if well and rank in self._started:
-            self._ended_well[rank] = self._now_ns()
+            self._ended_well[rank] = now_ns
         else:
             self._started.pop(rank, None)
-        self._look_soon()
+        self._wake_at(now_ns)
 
     def end(self) -> None:
         """No worker is to be watched any more."""
@@ -57,11 +58,13 @@ class HangWatch:
     def look(self) -> Mapping[int, Reading]:
         """Judge, and set the clock for the next deadline. Returns what was read for it."""
         readings, hung = self._judged()
-        if hung:  # an agent that stood still comes to its timers first, and hears in the next turn who has ended
-            asyncio.get_running_loop().call_later(0.0, self._tell)
+        if hung:
+            # After a freeze the loop runs its timers before it reads which workers have ended. So judge again in the
+            # next turn, and post what still hangs then.
+            asyncio.get_running_loop().call_later(0.0, self._post_hangs)
         return readings
 
-    def _tell(self) -> None:
+    def _post_hangs(self) -> None:
         for hang in self._judged()[1]:
             self._started.pop(hang.rank)
             self._post(Hung(hang.rank, hang.why, hang.step))
@@ -69,19 +72,35 @@ class HangWatch:
     def _judged(self) -> tuple[Mapping[int, Reading], list[Hang]]:
         now_ns, readings = self._now_ns(), self._board.readings()
         bounds = learned(merge(self._known, seen_by(readings.values())), self._limits)
-        watched = [self._watched(rank, readings) for rank in self._started]
+        watched = []
+        for rank, started_ns in self._started.items():
+            output_s = self._output.last_at(rank)
+            watched.append(
+                Watched(
+                    rank=rank,
+                    started_ns=started_ns,
+                    reading=readings.get(rank, Reading()),
+                    last_output_ns=None if output_s is None else max(started_ns, round(output_s * NS)),
+                    ended_ok_ns=self._ended_well.get(rank),
+                )
+            )
         self._wake_at(next_look(watched, self._limits, bounds, now_ns))
         return readings, judge(watched, self._limits, bounds, now_ns)
 
     def news(self) -> dict[str, tuple[int, float]]:
-        """What the role has taken by now, if that says more than was known."""
+        """What the role has taken by now, if that is worth a record: a longest time that has grown, or a count that
+        still matters."""
         if not self._limits.learn:
             return {}
         now = merge(self._known, seen_by(self._board.readings().values()))
-        return dict(now) if any(self._is_news(name, *seen) for name, seen in now.items()) else {}
+        for name, (count, longest_s) in now.items():
+            known_count, known_s = self._known.get(name, (0, 0.0))
+            if longest_s > GROWN * known_s or (known_count < self._limits.warmup and count > known_count):
+                return dict(now)
+        return {}
 
     def summary(self) -> dict[str, Any]:
-        """What a beat says of each rank: its step, how long it has been quiet, and which sections it has open."""
+        """What a heartbeat holds of each rank: its step, how long it has been quiet, which sections are open."""
         readings, now_ns = self.look(), self._now_ns()
         steps = {rank: reading.step for rank, reading in readings.items() if reading.step is not None}
         quiet = {rank: _since(reading.sign_ns, now_ns) for rank, reading in readings.items() if reading.beats}
@@ -91,24 +110,6 @@ class HangWatch:
             if reading.open
         }
         return {"steps": steps, "quiet": quiet, "sections": sections}
-
-    def _is_news(self, name: str, count: int, longest_s: float) -> bool:
-        known_count, known_s = self._known.get(name, (0, 0.0))
-        return longest_s > GROWN * known_s or (known_count < self._limits.warmup and count > known_count)
-
-    def _watched(self, rank: int, readings: Mapping[int, Reading]) -> Watched:
-        last_s = self._output.last_at(rank)
-        return Watched(
-            rank=rank,
-            started_ns=self._started[rank],
-            reading=readings.get(rank, Reading()),
-            last_output_ns=None if last_s is None else max(self._started[rank], round(last_s * NS)),
-            ended_ok_ns=self._ended_well.get(rank),
-        )
-
-    def _look_soon(self) -> None:
-        """Once for all of them: 64 workers start and end together."""
-        self._wake_at(self._now_ns())
 
     def _wake_at(self, moment_ns: int | None) -> None:
         if self._timer is not None:

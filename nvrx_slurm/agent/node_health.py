@@ -1,7 +1,7 @@
-"""What the node says about itself, written down beside the workers' logs: `health/<node>.txt`.
+"""The state of the node, written into `health/<node>.txt` beside the workers' logs.
 
 One look after the other, each in a thread beside the agent's loop. Where the kernel or a file system does not answer,
-the look is given up, its thread left behind, and the rest of what it would have said is lost.
+the look is given up, its thread is left behind, and the rest of its lines are lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _Line = tuple[float, str]
 
 @dataclass(slots=True)
 class _Since:
-    """From where on what the node says is news. `kernel` None: its log is not to be read, and `why` says why not."""
+    """What was known of the node when the cycle began: all later is news. `kernel` is None where its log cannot be
+    read; `why` says why not."""
 
     wall_s: float
     kernel: KernelLog | None
@@ -55,7 +56,7 @@ class NodeHealth:
         self._turn: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """A cycle begins: what the node has said before is none of its news. Returns at once."""
+        """A cycle begins: only what happens from now on is its news. Returns at once."""
         self._take_turn(self._begin())
 
     def look(self, out: Path, why: str) -> None:
@@ -63,7 +64,7 @@ class NodeHealth:
         self._take_turn(self._look(out, why))
 
     def look_for_news(self, out: Path) -> None:
-        """Write down what the node has said since the last look, if anything. Returns at once."""
+        """Write down what has happened on the node since the last look, if anything. Returns at once."""
         self._take_turn(self._bounded(partial(self._write_news, out), "node news"))
 
     async def close(self) -> None:
@@ -91,6 +92,7 @@ class NodeHealth:
 
     async def _look(self, out: Path, why: str) -> None:
         await self._bounded(partial(self._write_all, out, why), "node look")
+        # nvidia-smi is a process of its own, with a bound of its own: no thread of this one waits for it.
         if program := await programs.find("nvidia-smi", LOOK_S):
             said = await programs.run(program, *resources.GPU_QUERY, timeout_s=LOOK_S)
             lines = [(self._clock.wall(), f"gpu {row}") for row in resources.gpu_rows(said.text)]
@@ -99,7 +101,7 @@ class NodeHealth:
     async def _bounded(self, work: Callable[[], _T], name: str) -> _T | None:
         done, _ = await asyncio.wait([future := awaitable_thread(work, name)], timeout=LOOK_S)
         if not done:
-            log.warning("the node's state was not to be had within %g s (%s)", LOOK_S, name)
+            log.warning("the node's state could not be read within %g s (%s)", LOOK_S, name)
             return None
         return future.result()
 
@@ -122,12 +124,21 @@ class NodeHealth:
 
     def _write_all(self, out: Path, why: str) -> None:
         now, since = self._clock.wall(), self._since
-        head = [(now, f"health: {self._node}: {why}")]
-        if since is not None and since.kernel is None:
-            head.append((now, f"health: /dev/kmsg: {since.why}; what the kernel says is not to be seen"))
-        news = list(self._news(since)) if since is not None else []
-        self._append(out, [*head, *news, *((now, line) for line in self._state(since))])
-        for line in resources.disks(self._folders):  # each may block for ever
+        lines = [(now, f"health: {self._node}: {why}")]
+        if since is not None:
+            if since.kernel is None:
+                lines.append((now, f"health: /dev/kmsg: {since.why}; what the kernel says is not to be seen"))
+            lines += self._news(since)
+        usage = since.cgroup.usage() if since is not None and since.cgroup is not None else ()
+        for kind, found in (
+            ("memory", resources.memory()),
+            ("cgroup", usage),
+            ("pressure", resources.pressure()),
+            ("load", resources.load()),
+        ):
+            lines += [(now, f"{kind}: {line}") for line in found]
+        self._append(out, lines)
+        for line in resources.disks(self._folders):  # last, and each by itself: a file system may block for ever
             self._append(out, [(now, f"disk: {line}")])
 
     def _news(self, since: _Since) -> Iterator[_Line]:
@@ -143,24 +154,13 @@ class NodeHealth:
             yield now, f"cgroup: memory.events: oom_kill={kills - since.oom_kills} more in {since.cgroup.folder}"
             since.oom_kills = kills
 
-    @staticmethod
-    def _state(since: _Since | None) -> Iterator[str]:
-        yield from (f"memory: {line}" for line in resources.memory())
-        if since is not None and since.cgroup is not None:
-            yield from (f"cgroup: {line}" for line in since.cgroup.usage())
-        yield from (f"pressure: {line}" for line in resources.pressure())
-        yield from (f"load: {line}" for line in resources.load())
-
     def _append(self, out: Path, lines: list[_Line]) -> None:
         if not lines:
             return
-        text = "".join(f"{_stamp(at_s)} {line}\n" for at_s, line in lines)
+        stamps = [datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") for at_s, _ in lines]
+        text = "".join(f"{stamp} {line}\n" for stamp, (_, line) in zip(stamps, lines, strict=True))
         descriptor = open_log(out / f"{self._node}.txt")
         try:
             write_all(descriptor, text.encode(errors="replace"))
         finally:
             os.close(descriptor)
-
-
-def _stamp(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,8 +1,8 @@
 """What the workers print: raw into a file per rank and cycle, and line by line, prefixed, into the job's log.
 
-One thread reads the workers' pipes and writes the files; another writes the job's log. A slow file system can hold up
-workers that print (a full pipe blocks, as it does everywhere) but never the agent's loop, and a stuck job log holds
-up no worker: lines for it are dropped, counted, and the count is written.
+One thread reads the workers' pipes and writes the files; another writes the job's log. A slow file system can block
+workers that print (a full pipe blocks, as it does everywhere) but never the agent's loop. A stuck job log blocks no
+worker: lines for it are dropped and counted, and the count is written.
 """
 
 from __future__ import annotations
@@ -56,11 +56,15 @@ class Output:
         self._writer.start()
 
     def capture(self, path: Path, prefix: str, rank: int = 0) -> int:
-        """A new pipe whose contents go to `path` (appended, its folder made) and, prefixed, to the job's log; its
-        write end."""
+        """The write end of a new pipe, whose contents go to `path` (appended, its folder made) and, prefixed, to the
+        job's log."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read_end, False)
-        file = _open_or_lose(path)
+        try:
+            file = open_log(path)
+        except OSError as error:  # the worker runs without the file
+            log.error("%s: %s; what is printed there is not kept", path, error.strerror)
+            file = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         self._new.put(_Source(pipe=read_end, file=file, prefix=prefix.encode(), rank=rank))
         self._wake()
         return write_end
@@ -103,7 +107,12 @@ class Output:
         except BlockingIOError:
             return
         if not data:
-            self._end(source)
+            if source.partial:
+                self._queue(source.prefix, bytes(source.partial))
+            self._selector.unregister(source.pipe)
+            os.close(source.pipe)
+            os.close(source.file)
+            self._open -= 1
             return
         self._last[source.rank] = self._clock.monotonic()
         _write_or_lose(source.file, data)
@@ -114,14 +123,6 @@ class Output:
         if end:
             self._queue(source.prefix, bytes(source.partial[:end]))
             del source.partial[:end]
-
-    def _end(self, source: _Source) -> None:
-        if source.partial:
-            self._queue(source.prefix, bytes(source.partial))
-        self._selector.unregister(source.pipe)
-        os.close(source.pipe)
-        os.close(source.file)
-        self._open -= 1
 
     def _queue(self, prefix: bytes, lines: bytes) -> None:
         text = b"".join(prefix + line + b"\n" for line in lines.splitlines())
@@ -140,15 +141,6 @@ class Output:
         while (text := self._lines.get()) is not None:
             if self._job_log is not None:
                 _write_or_lose(self._job_log, text)
-
-
-def _open_or_lose(path: Path) -> int:
-    """A file for a worker's output; where none can be made, the worker runs without."""
-    try:
-        return open_log(path)
-    except OSError as error:
-        log.error("%s: %s; what is printed there is not kept", path, error.strerror)
-        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def _write_or_lose(descriptor: int, data: bytes) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,13 +20,24 @@ from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.threads import awaitable_thread
 from nvrx_slurm.workload.slot import Reading, Slot
 
+log = get_logger("agent")
+
+READ_S = 1.0
+"""How long reading files may take, on a file system that is slow to answer."""
+
+TAIL_BYTES = 256 << 10
+LONGEST_LINE_BYTES = 4 << 10
+LONGEST_NUMBER = 18
+_LINE_END = re.compile(rb"[\r\n]+")
+
 
 class ProgressBoard:
-    """The slots of this node's workers, by rank; and the socket on which they tell what must be known at once:
+    """The slots of this node's workers, by rank; and the socket on which workers report what must be known at once:
     `<rank> <step>`, the first step (`workload.beat`); `!<rank> <pid> <error>`, that an uncaught exception is about to
     end the worker (`stacks/hook`); or `{…}`, that its group has restarted in process (`inprocess/timeline.py`).
 
-    `folder` is new and this agent's alone; `close` removes it."""
+    `folder` is new and this agent's alone; `close` removes it.
+    """
 
     def __init__(
         self,
@@ -64,33 +75,30 @@ class ProgressBoard:
             path.unlink(missing_ok=True)
 
     def steps(self) -> dict[int, int]:
-        """Rank → last step, of those workers that told one."""
-        told = ((rank, reading.step) for rank, reading in self.readings().items())
-        return {rank: step for rank, step in told if step is not None}
+        """Rank → last step, of those workers that have reported one."""
+        return {rank: reading.step for rank, reading in self.readings().items() if reading.step is not None}
 
     def readings(self) -> dict[int, Reading]:
-        """Rank → what its worker has told by now. Judge them by a moment that was taken before this call."""
+        """Rank → what its worker has reported. Judge the readings by a moment that was taken before this call."""
         return {rank: slot.read() for rank, slot in self._slots.items()}
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
-                said = self._socket.recv(LONGEST_BYTES)
+                datagram = self._socket.recv(LONGEST_BYTES)
+                # Any process of the user's can write here, in any language: the rest is dropped.
                 with contextlib.suppress(ValueError, UntrustedRecord):
-                    self._pass_on(said)
+                    self._pass_on(datagram)
 
-    def _pass_on(self, said: bytes) -> None:
-        """Raises ValueError or UntrustedRecord for what is none of the three, or not of a worker of this node.
-
-        Any process of the user's can write here, in any language.
-        """
-        if said.startswith(b"!"):
-            rank, pid, what = said[1:].decode(errors="replace").split(" ", 2)
+    def _pass_on(self, datagram: bytes) -> None:
+        """Raises ValueError or UntrustedRecord for what is none of the three, or not of a worker of this node."""
+        if datagram.startswith(b"!"):
+            rank, pid, what = datagram[1:].decode(errors="replace").split(" ", 2)
             self._on_failing(self._rank(rank), int(pid), what)
-        elif said.startswith(b"{"):
-            self._on_restart(decode(said))
+        elif datagram.startswith(b"{"):
+            self._on_restart(decode(datagram))
         else:
-            rank, step = said.decode().split()
+            rank, step = datagram.decode().split()
             if not 0 <= int(step) < 1 << 63:
                 raise ValueError("a step must be from 0 to 2**63 - 1")
             self._on_first_step(self._rank(rank), int(step))
@@ -99,17 +107,6 @@ class ProgressBoard:
         if int(text) not in self._slots:
             raise ValueError(f"rank {text[:20]} is none of this node's")
         return int(text)
-
-
-log = get_logger("agent")
-
-READ_S = 1.0
-"""How long reading may take, on a file system that is slow to answer."""
-
-TAIL_BYTES = 256 << 10
-LONGEST_LINE_BYTES = 4 << 10
-LONGEST_NUMBER = 18
-_LINE_END = re.compile(rb"[\r\n]+")
 
 
 class StepFiles:
@@ -126,30 +123,26 @@ class StepFiles:
         return self._file is not None or self._pattern is not None
 
     async def last_step(self, logs: Path, ranks: set[int]) -> int | None:
-        """The furthest step that they tell; `logs`: the cycle's folder. None: they tell none, or not in time."""
+        """The furthest step in them; `logs`: the cycle's folder. None: there is none, or reading took too long."""
         until_s = self._clock.monotonic() + READ_S
         reading = awaitable_thread(partial(self._read, logs, sorted(ranks), until_s), "step files")
         done, _ = await asyncio.wait([reading], timeout=READ_S)
         if not done:
-            log.warning("how far the cycle has come was not to be read within %g s", READ_S)
+            log.warning("how far the cycle has come could not be read within %g s", READ_S)
             return None
         return reading.result()
 
     def _read(self, logs: Path, ranks: list[int], until_s: float) -> int | None:
-        return max(self._steps(logs, ranks, until_s), default=None)
-
-    def _steps(self, logs: Path, ranks: list[int], until_s: float) -> Iterator[int]:
-        if self._file is not None and (step := step_in(self._file)) is not None:
-            yield step
-        if self._pattern is None:
-            return
-        for path in (logs / f"rank-{rank}.{kind}" for rank in ranks for kind in ("out", "err")):
-            for line in reversed(tail(path)):
-                if self._clock.monotonic() > until_s:  # no caller waits any more
-                    return
-                if (step := step_of(self._pattern, line)) is not None:
-                    yield step
-                    break
+        found = [step_in(self._file)] if self._file is not None else []
+        if self._pattern is not None:
+            for path in (logs / f"rank-{rank}.{kind}" for rank in ranks for kind in ("out", "err")):
+                for line in reversed(tail(path)):
+                    if self._clock.monotonic() > until_s:  # no caller waits any more
+                        return None
+                    if (step := step_of(self._pattern, line)) is not None:
+                        found.append(step)
+                        break
+        return max((step for step in found if step is not None), default=None)
 
 
 def step_in(path: Path) -> int | None:
@@ -176,10 +169,7 @@ def number(text: bytes) -> int | None:
 
 
 def tail(path: Path) -> list[bytes]:
-    """The whole lines of a file's last 256 KiB; none where it cannot be read.
-
-    One that is torn, as the last one is of a worker that died while it printed, would tell a step that never was.
-    """
+    """The whole lines of a file's last 256 KiB; none where it cannot be read."""
     try:
         with path.open("rb") as file:
             begins = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES)
@@ -187,4 +177,5 @@ def tail(path: Path) -> list[bytes]:
             lines = _LINE_END.split(file.read(TAIL_BYTES))
     except OSError:
         return []
+    # A torn line, as the last one of a worker that died while it printed, would give a step that never was.
     return lines[1 if begins else 0 : -1]

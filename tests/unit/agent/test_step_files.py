@@ -85,7 +85,7 @@ async def test_a_file_that_does_not_answer_is_given_up(tmp_path: Path, caplog: p
     """Its thread is left behind, and the node gets ready without."""
     os.mkfifo(tmp_path / "latest")  # to open it is to wait for somebody who writes
     assert await files(tmp_path, iteration_file=str(tmp_path / "latest")).last_step(tmp_path, {0}) is None
-    assert "was not to be read within" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     (tmp_path / "latest").open("wb").close()  # let the thread go
 
 

@@ -34,7 +34,7 @@ log = get_logger("agent")
 SCONTROL_S = 60.0
 
 
-def _agent(folder: JobFolder, node: str) -> Agent:
+async def _serve(folder: JobFolder, node: str) -> int:
     info, address = folder.read_info(), folder.read_store()
     if info is None or address is None:
         raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
@@ -48,7 +48,7 @@ def _agent(folder: JobFolder, node: str) -> Agent:
     # Slurm's KillWait bounds the whole end, and the kill and the last facts come after the grace.
     grace_s = bounds.teardown.grace
     ending_grace_s = grace_s if info.kill_wait_s is None else min(grace_s, grace_within(info.kill_wait_s))
-    return Agent(
+    agent = Agent(
         plan=plan,
         folder=folder,
         node=node,
@@ -81,6 +81,7 @@ def _agent(folder: JobFolder, node: str) -> Agent:
         clock=clock,
         ending_grace_s=ending_grace_s,
     )
+    return await agent.run()
 
 
 def main() -> int:
@@ -93,11 +94,7 @@ def main() -> int:
     job = JobFolder(folder)
     with os.fdopen(open_log(job.node_log(node)), "a") as log_file:
         set_up(node, stream=log_file)
-
-        async def serve() -> int:
-            return await _agent(job, node).run()
-
-        exit_code = asyncio.run(serve())
+        exit_code = asyncio.run(_serve(job, node))
         if exit_code == EXIT_UNREACHABLE and (job_id := env.slurm_job_id()):
             _requeue(job_id)
         return exit_code

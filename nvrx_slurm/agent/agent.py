@@ -23,7 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.agent import stopping
-from nvrx_slurm.agent.events import Assigned, Crash, Cycle, Dumped, Event, Failing, Hung, Mode, Signal, Terminated
+from nvrx_slurm.agent.events import (
+    AgentMode,
+    Assigned,
+    Crash,
+    Cycle,
+    Dumped,
+    Event,
+    Failing,
+    Hung,
+    Signal,
+    Terminated,
+)
 from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender, LivenessClient
 from nvrx_slurm.agent.joining import Joining, Orders
 from nvrx_slurm.agent.machine import Machine
@@ -93,8 +104,14 @@ class Agent:
         self.publisher = FactPublisher(
             node=node, generation=generation, store=store, incarnation=machine.new_incarnation()
         )
-        self.liveness = LivenessClient(machine.connect, machine.random_s, nodes=plan.total_nodes)
         self.workers, self.output, self.stacks = machine.workers(post), machine.output, machine.stacks
+        self.liveness = LivenessClient(
+            machine.connect,
+            machine.random_s,
+            hold=self.workers.hold,
+            fenced=lambda incarnation: post(Fence(node=node, incarnation=incarnation)),
+            nodes=plan.total_nodes,
+        )
         self.board = machine.board(self._first_step, lambda *words: post(Failing(*words)), self._restarted_in_process)
         self.watch = HangWatch(bounds.hang, board=self.board, output=self.output, clock=clock, post=post)
         self.reporting = Reporting(self.publisher, board=self.board, watch=self.watch, clock=clock, post=post)
@@ -102,7 +119,7 @@ class Agent:
         self.stopping = Stopping(bounds, workers=self.workers, board=self.board, dumping=self.dumping, clock=clock)
         self.orders = Orders(store, node, post)
         self.joining = Joining(
-            machine, addr=addr, token=token, store=store, publisher=self.publisher, workers=self.workers
+            machine, addr=addr, token=token, store=store, publisher=self.publisher, workers=self.workers, post=post
         )
         self.starting = Starting(
             plan,
@@ -124,7 +141,7 @@ class Agent:
             lease=self.workers.lease,
             post=post,
         )
-        self.mode = Mode.STANDBY
+        self.mode = AgentMode.STANDBY
         self.cycle: Cycle | None = None
         self.opened: dict[str, int] = {}  # replica → the newest cycle it was called to
         self.fenced = False
@@ -141,13 +158,15 @@ class Agent:
         self.joining.open_fence()
         self.board.open()
         publishing = self._go(self.publisher.run())
-        for work in (self._read_orders(), self.heartbeat.run()):
-            self._go(work)
+        self._go(self._read_orders())
+        self._go(self.heartbeat.run())
         for number in (signal.SIGTERM, signal.SIGINT, HURRY):
             self.machine.on_signal(number, lambda name: self.inbox.put_nowait(Signal(name)))
         try:
             while self._exit_code is None:
-                self._handle(await self.inbox.get())
+                event = await self.inbox.get()
+                if handler := _HANDLERS.get(type(event)):  # an order that only a newer version knows is skipped
+                    handler(self, event)
             self.publisher.finish()
             await asyncio.wait([publishing], timeout=GOODBYE_S)
             return self._exit_code
@@ -162,17 +181,7 @@ class Agent:
 
     async def _read_orders(self) -> None:
         """Join, then read every order from that moment on."""
-        try:
-            await self.orders.read(await self._join())
-        except StoreUnreachable as error:
-            self.inbox.put_nowait(error)
-
-    async def _join(self) -> str:
-        last, shutdown, controller = await self.joining.join()
-        for order in (controller, shutdown):
-            if order is not None:
-                self.inbox.put_nowait(order)
-        return last
+        await self.orders.read(await self.joining.join())
 
     def _heartbeat(self) -> Heartbeat:
         cycle = self.cycle
@@ -188,10 +197,6 @@ class Agent:
         )
 
     # ---- the loop
-
-    def _handle(self, event: Event) -> None:
-        if handler := _HANDLERS.get(type(event)):  # an order that only a newer version knows is skipped
-            handler(self, event)
 
     def _on_rendezvous_opened(self, order: RendezvousOpened) -> None:
         if order.generation == self.generation:
@@ -209,7 +214,7 @@ class Agent:
             self._stop(partial(self._get_ready, replica, next_cycle, cycle), dump=dump)
 
     def _on_rendezvous_closed(self, order: RendezvousClosed) -> None:
-        if order.generation == self.generation and self.mode is Mode.STANDBY and not self.leaving:
+        if order.generation == self.generation and self.mode is AgentMode.STANDBY and not self.leaving:
             self._go(self._look_up(order.replica, order.cycle))
 
     async def _look_up(self, replica: str, cycle: int) -> None:
@@ -218,10 +223,10 @@ class Agent:
         self.inbox.put_nowait(Assigned(replica, cycle, assignment, asked_by))
 
     def _on_assigned(self, event: Assigned) -> None:
-        if event.assignment is None or self.mode is not Mode.STANDBY or self.leaving or self.fenced:
+        if event.assignment is None or self.mode is not AgentMode.STANDBY or self.leaving or self.fenced:
             return
         if event.asked_by != self.publisher.incarnation:
-            return  # it was given to an agent that this node has given up since: another node may have it
+            return  # it was given to an incarnation that is fenced by now: another node may have it
         if (newer := self.opened.get(event.replica, 0)) > event.cycle:
             self._get_ready(event.replica, newer)  # its cycle was over before we could start
             return
@@ -229,7 +234,7 @@ class Agent:
             self._go(self._assign_in_touch(event))
             return
         self.cycle = Cycle(event.replica, event.cycle, event.assignment, began=self.clock.monotonic())
-        self.mode = Mode.ACTIVE
+        self.mode = AgentMode.ACTIVE
         log.info("%s cycle %d: group rank %d", event.replica, event.cycle, event.assignment.group_rank)
         self.joining.port.release()
         self.heartbeat.renew()
@@ -238,7 +243,7 @@ class Agent:
         self.machine.health.begin()
 
     async def _assign_in_touch(self, event: Assigned) -> None:
-        """It was cut off, and its orders are back before its beats are."""
+        """After a partition orders may arrive before a heartbeat does; workers wait for that."""
         await self.heartbeat.touch()
         self.inbox.put_nowait(event)
 
@@ -259,7 +264,7 @@ class Agent:
             self.reporting.failing(self.cycle, event)
 
     def _first_step(self, rank: int, step: int) -> None:
-        if self.cycle is not None and self.mode is Mode.ACTIVE:
+        if self.cycle is not None and self.mode is AgentMode.ACTIVE:
             self.reporting.first_step(self.cycle, rank, step)
         self.watch.look()
 
@@ -270,7 +275,7 @@ class Agent:
         self.watch.look()
 
     def _is_at_work(self) -> bool:
-        return self.mode is Mode.ACTIVE and not self.leaving and not self.fenced
+        return self.mode is AgentMode.ACTIVE and not self.leaving and not self.fenced
 
     # ---- hangs and stacks
 
@@ -280,12 +285,13 @@ class Agent:
             return
         log.warning("rank %d hangs: %s", event.rank, event.why)
         cycle.told.add(event.rank)
-        self.dumping.report(cycle, event)
+        # The stacks of all workers are written first: the report of the hang names the file.
+        self.dumping.begin(cycle, f"rank {event.rank}: {event.why}", DUMP_FIRST_S, hang=event)
         self._look_at_node(cycle, f"rank {event.rank} hangs")
 
     def _on_dumped(self, event: Dumped) -> None:
         event.cycle.dumped = True
-        self.dumping.tell(event, at_work=event.cycle is self.cycle and self._is_at_work())
+        self.dumping.publish(event, at_work=event.cycle is self.cycle and self._is_at_work())
         if event.then is not None:
             event.then()
 
@@ -301,9 +307,9 @@ class Agent:
 
     def _on_fence(self, order: Fence) -> None:
         if order.incarnation == self.publisher.incarnation and not self.leaving and not self.fenced:
-            log.warning("fenced: the controller gave this node up; its workers are killed, and it joins anew")
+            log.warning("fenced: the controller gave this node up; its workers are killed, and it joins again")
             self.fenced = True
-            self._stop(self._join_anew, grace_s=0.0)
+            self._stop(self._join_again, grace_s=0.0)
 
     def _on_shutdown(self, order: Shutdown) -> None:
         ends_for_slurm = order.reason in ("cancelled", "interrupted")
@@ -311,24 +317,21 @@ class Agent:
         self._leave(order.reason, order.exit_code, grace_s=grace_s, checkpoint=order.checkpoint, dump=order.dump)
 
     def _on_signal(self, event: Signal) -> None:
-        """Slurm signals every process of a job at once: the controller will say why in a moment, and is let to. Nodes
-        that leave by themselves look like lost ones."""
         first, now = self.leaving is None, self.clock.monotonic()
-        since_s = 0.0 if self._signalled_at is None else now - self._signalled_at
         self._signalled_at = now if self._signalled_at is None else self._signalled_at
-        hurry = event.name == HURRY.name or since_s > AGAIN_S
+        hurry = event.name == HURRY.name or now - self._signalled_at > AGAIN_S
         if first or hurry:  # else it is the same one: srun passes on what Slurm has sent already
             self._leave(event.name, EXIT_DONE, grace_s=0.0 if hurry else self.ending_grace_s)
         if first and not hurry:
-            self.stopping.then = partial(self._await_the_reason, event)
-
-    def _await_the_reason(self, event: Signal) -> None:
-        """A shutdown order ends the wait, as a second signal does."""
-        asyncio.get_running_loop().call_later(REASON_S, self.inbox.put_nowait, event)
+            # Slurm signals every process of a job at once, so the controller's shutdown order, with the reason, will
+            # follow. An agent that left without it would look like a lost node. After `REASON_S` it leaves anyway:
+            # the same signal again means "now".
+            loop = asyncio.get_running_loop()
+            self.stopping.then = partial(loop.call_later, REASON_S, self.inbox.put_nowait, event)
 
     def _on_store_unreachable(self, error: StoreUnreachable) -> None:
         log.error("%s", error)
-        # Who exits as unreachable takes the batch host for lost, and has the job requeued.
+        # With EXIT_UNREACHABLE the agent's process takes the batch host for lost, and has the job requeued.
         self._leave(str(error), EXIT_FAILED if error.refused else EXIT_UNREACHABLE, checkpoint=True)
 
     def _on_controller_silent(self, event: ControllerSilent) -> None:
@@ -337,18 +340,15 @@ class Agent:
             self._leave(f"no controller for {event.for_s:.0f} s", EXIT_UNREACHABLE, checkpoint=True)
 
     def _on_controller_up(self, order: ControllerUp) -> None:
-        def fenced(incarnation: str) -> None:
-            self.inbox.put_nowait(Fence(node=self.node, incarnation=incarnation))
-
-        self.liveness.controller_is(order, self.publisher.incarnation, self.workers.hold, fenced)
+        self.liveness.controller_is(order, self.publisher.incarnation)
 
     # ---- stopping
 
-    def _stop(self, then: Callable[[], None], **how: Any) -> None:
+    def _stop(self, then: Callable[[], object], **how: Any) -> None:
         """Stop all workers, then go on with `then`; see `Stopping.stop`."""
-        begins, cycle = self.mode is not Mode.STOPPING, self.cycle
+        begins, cycle = self.mode is not AgentMode.STOPPING, self.cycle
         if begins:
-            self.mode = Mode.STOPPING
+            self.mode = AgentMode.STOPPING
             self.watch.end()
             if cycle is not None:
                 self.reporting.restarts(cycle)
@@ -365,8 +365,13 @@ class Agent:
         if event.survivors:
             log.error("processes that SIGKILL did not end: %s; this node leaves", event.survivors)
             self._exit("processes survived SIGKILL", EXIT_DONE, event.survivors)
-        elif event.lapsed and self.mode is Mode.ACTIVE and self.cycle is not None:
-            self._on_isolation(self.cycle)
+        elif event.lapsed and self.mode is AgentMode.ACTIVE and (cycle := self.cycle) is not None:
+            # The agent did not ask for this stop: the lease lapsed. The report waits until the controller is back.
+            for_s = self.plan.fault_tolerance.fence_timeout
+            log.error("neither store nor controller has answered for %.0f s: this node's workers were killed", for_s)
+            cycle.running.clear()
+            self.watch.end()
+            self.publisher.publish(NodeIsolated, replica=cycle.replica, cycle=cycle.number, for_s=for_s)
         elif (then := self.stopping.over()) is not None:
             self._forget_cycle()
             then()
@@ -380,55 +385,47 @@ class Agent:
     def _forget_cycle(self) -> None:
         if self.cycle is not None:
             self.cycle.step = max(self.board.steps().values(), default=None)
-        self.mode, self.cycle = Mode.STANDBY, None
+        self.mode, self.cycle = AgentMode.STANDBY, None
         self.board.clear()
         self.stacks.clear()
-
-    def _on_isolation(self, cycle: Cycle) -> None:
-        """The lease lapsed; the agent did not ask for it. Report it once the controller is back."""
-        for_s = self.plan.fault_tolerance.fence_timeout
-        log.error("neither store nor controller has answered for %.0f s: this node's workers were killed", for_s)
-        cycle.running.clear()
-        self.watch.end()
-        self.publisher.publish(NodeIsolated, replica=cycle.replica, cycle=cycle.number, for_s=for_s)
 
     def _on_supervisor_died(self, event: SupervisorDied) -> None:
         if self.leaving is not None:
             self._exit(*self.leaving, ())
             return
-        log.warning("the supervisor was killed, and its workers with it; this node joins anew")
+        log.warning("the supervisor was killed, and its workers with it; this node joins again")
         self.workers.start()
         self.watch.end()
         self.stopping.over()
         self._forget_cycle()
-        self._join_anew()
+        self._join_again()
 
     def _get_ready(self, replica: str, cycle: int, over: Cycle | None = None) -> None:
         """`over`: the cycle before, if this node was in it."""
-        below_bytes, files = self.plan.fault_tolerance.teardown.gpu_memory_below, self.machine.step_files
-        if below_bytes is None and (over is None or not files.are_named):
-            self._say_ready(replica, cycle, over)
+        bounds, files = self.plan.fault_tolerance.teardown, self.machine.step_files
+        waits: list[Coroutine[Any, Any, Any]] = []
+        if bounds.gpu_memory_below is not None:
+            left_s = max(0.0, bounds.gpu_reclaim_timeout - self.stopping.took_s())  # the stop is part of the budget
+            waits.append(stopping.reclaim(bounds.gpu_memory_below, left_s, self.clock))
+        if over is not None and files.are_named:
+            waits.append(self._read_step(over))
+        if waits:
+            self._go(self._get_ready_after(waits, replica, cycle, over))
         else:
-            self._go(self._prepare(replica, cycle, over, below_bytes))
-
-    async def _prepare(self, replica: str, cycle: int, over: Cycle | None, below_bytes: int | None) -> None:
-        """The GPUs' memory comes back while files are read."""
-        await asyncio.gather(self._reclaim(below_bytes), self._read_step(over))
-        if self.mode is Mode.STANDBY and not self.leaving and not self.fenced:
             self._say_ready(replica, cycle, over)
 
-    async def _reclaim(self, below_bytes: int | None) -> None:
-        """What the stop has taken already is part of the budget."""
-        budget_s = self.plan.fault_tolerance.teardown.gpu_reclaim_timeout
-        if below_bytes is not None:
-            await stopping.reclaim(below_bytes, max(0.0, budget_s - self.stopping.took_s()), self.clock)
+    async def _get_ready_after(
+        self, waits: list[Coroutine[Any, Any, Any]], replica: str, cycle: int, over: Cycle | None
+    ) -> None:
+        await asyncio.gather(*waits)  # at once: the GPUs' memory comes back while files are read
+        if self.mode is AgentMode.STANDBY and not self.leaving and not self.fenced:
+            self._say_ready(replica, cycle, over)
 
-    async def _read_step(self, over: Cycle | None) -> None:
-        """Of all that tells how far the cycle has come, the furthest counts."""
-        if over is not None and self.machine.step_files.are_named:
-            logs = self.folder.cycle_logs(over.replica, self.generation, over.number)
-            on_file = await self.machine.step_files.last_step(logs, over.ranks)
-            over.step = max((step for step in (over.step, on_file) if step is not None), default=None)
+    async def _read_step(self, over: Cycle) -> None:
+        logs = self.folder.cycle_logs(over.replica, self.generation, over.number)
+        on_file = await self.machine.step_files.last_step(logs, over.ranks)
+        # Slots and files may report different steps: the furthest counts.
+        over.step = max((step for step in (over.step, on_file) if step is not None), default=None)
 
     def _say_ready(self, replica: str, cycle: int, over: Cycle | None) -> None:
         port, took_s = self.joining.hold_port(), self.stopping.took_s()
@@ -437,12 +434,12 @@ class Agent:
         if over is not None:
             self.machine.health.look_for_news(self._health_of(over))
 
-    def _join_anew(self) -> None:
+    def _join_again(self) -> None:
         self.publisher.renew_incarnation()
         self.fenced = False
         self.joining.open_fence()
         self.joining.hold_port()
-        self._go(self._join())
+        self._go(self.joining.join())
 
     def _leave(self, reason: str, exit_code: int, **how: Any) -> None:
         """End for good. The first reason wins, and the first grace; a later one of 0 skips to the kill."""

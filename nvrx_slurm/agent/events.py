@@ -13,7 +13,7 @@ from nvrx_slurm.journal.records import AnyOrder, Assignment
 from nvrx_slurm.journal.restarts import InProcessRestart
 
 
-class Mode(StrEnum):
+class AgentMode(StrEnum):
     """What the agent is at."""
 
     STANDBY = "standby"
@@ -106,7 +106,7 @@ class Dumped:
     why: str = ""
     hang: Hung | None = None
     request: str | None = None
-    then: Callable[[], None] | None = None
+    then: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)

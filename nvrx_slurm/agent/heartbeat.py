@@ -30,7 +30,6 @@ log = get_logger("agent")
 SHORTEST_WAIT_S = 0.5
 """How long a heartbeat may take at least, however short the interval, before "alive" is said instead."""
 
-
 TRIM_EVERY = 16
 """Trimming the stream costs the store as much as the heartbeat itself: every so many heartbeats is enough."""
 
@@ -43,7 +42,7 @@ class ControllerSilent:
 
 
 class HeartbeatSender:
-    """Sends until it is cancelled. `make` makes the sign of life, `lease` renews what the workers live by."""
+    """Sends until it is cancelled. `make` makes the next heartbeat, `lease` renews the workers' lease in seconds."""
 
     def __init__(
         self,
@@ -110,21 +109,18 @@ class HeartbeatSender:
         if self._sending is None:
             self._sending = asyncio.create_task(self._send())
         done, _ = await asyncio.wait([self._sending], timeout=bound_s)
-        if not done:
-            self._use_connection(f"no answer in {bound_s:g} s")
-            return
-        sending, self._sending = self._sending, None
-        if sending.cancelled():  # a new one is wanted
-            return
-        if (error := sending.exception()) is not None:  # the next make is as good as this one
-            self._use_connection(str(error) or "no answer")
-        else:
-            self._warned_of_store = False
-
-    def _use_connection(self, why: str) -> None:
+        problem = f"no answer in {bound_s:g} s"
+        if done:
+            sending, self._sending = self._sending, None
+            if sending.cancelled():  # by `touch`, which wants a new one
+                return
+            if (error := sending.exception()) is None:
+                self._warned_of_store = False
+                return
+            problem = str(error) or "no answer"  # it is not sent again: the next heartbeat is newer
         self._liveness.say_alive()
         if not self._warned_of_store:
-            log.warning("a heartbeat did not reach the store: %s", why)
+            log.warning("a heartbeat did not reach the store: %s", problem)
         self._warned_of_store = True
 
     async def _send(self) -> None:
@@ -167,14 +163,15 @@ class HeartbeatSender:
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 5.0
 SPREAD_S_PER_NODE = 0.001
-"""A thousand agents that connect at one moment take the controller longer than their round: each picks a moment of
-its own within this time for each node of the job. Until then its beats tell that it lives."""
+"""A thousand agents that connect at one moment take the controller longer than their rendezvous: each picks a moment
+of its own within this time for each node of the job. Until then its heartbeats show that it lives."""
 
 
 class LivenessClient:
     """Connects when a controller announces itself, and again when the connection breaks while that one is newest.
 
-    `connect` and `random_s` as `Machine` has them.
+    `connect` and `random_s` as `Machine` has them. `hold` gets each new connection; `fenced` the incarnation that the
+    controller has given up.
     """
 
     def __init__(
@@ -182,32 +179,25 @@ class LivenessClient:
         connect: Callable[[ControllerUp, str], Awaitable[ControllerConnection]],
         random_s: Callable[[float], float],
         *,
+        hold: Callable[[Holdable], None],
+        fenced: Callable[[str], None],
         nodes: int = 0,
     ) -> None:
-        self._connect, self._random_s = connect, random_s
+        self._connect, self._random_s, self._hold, self._fenced = connect, random_s, hold, fenced
         self._spread_s = nodes * SPREAD_S_PER_NODE
         self._task: asyncio.Task[None] | None = None
         self._connection: ControllerConnection | None = None
         self._epoch = 0
         self._unproven = RateLimitedLog(log.warning)
 
-    def controller_is(
-        self,
-        order: ControllerUp,
-        incarnation: str,
-        hold: Callable[[Holdable], None],
-        fenced: Callable[[str], None],
-    ) -> None:
-        """A controller listens there. Older ones than the newest known are ignored.
-
-        `hold` gets each new connection; `fenced` the incarnation, when the controller has given this node up.
-        """
+    def controller_is(self, order: ControllerUp, incarnation: str) -> None:
+        """A controller listens there. Older ones than the newest known are ignored."""
         if order.epoch < self._epoch:
             return
         self._epoch = order.epoch
         if self._task is not None:
             self._task.cancel()
-        self._task = asyncio.get_running_loop().create_task(self._keep(order, incarnation, hold, fenced))
+        self._task = asyncio.get_running_loop().create_task(self._keep(order, incarnation))
 
     def silence_s(self) -> float | None:
         """Seconds since the controller's host last answered; None: there is no connection."""
@@ -240,45 +230,23 @@ class LivenessClient:
             self._connection.close()
             self._connection = None
 
-    async def _keep(
-        self,
-        order: ControllerUp,
-        incarnation: str,
-        hold: Callable[[Holdable], None],
-        fenced: Callable[[str], None],
-    ) -> None:
+    async def _keep(self, order: ControllerUp, incarnation: str) -> None:
         pause = FIRST_RETRY_S
         await asyncio.sleep(self._random_s(self._spread_s))
         while True:
             self._let_go()
             try:
-                self._connection = await self._connect(order, incarnation)
+                connection = self._connection = await self._connect(order, incarnation)
+                log.info("connected to the controller of epoch %d at %s:%d", order.epoch, order.host, order.port)
+                self._hold(connection)
+                pause = FIRST_RETRY_S
+                while words := await connection.hear():
+                    if liveness.FENCED in words:
+                        self._fenced(incarnation)
             except liveness.UnprovenPeer as error:
-                self._say_unproven(order, error)
+                line = f"{order.host}:{order.port}: {error}; nothing it says is believed, and the agent tries again"
+                self._unproven.say(line, asyncio.get_running_loop().time())
             except OSError as error:
                 log.debug("no connection to the controller at %s:%d: %s", order.host, order.port, error)
-            else:
-                log.info("connected to the controller of epoch %d at %s:%d", order.epoch, order.host, order.port)
-                hold(self._connection)
-                pause = FIRST_RETRY_S
-                try:
-                    await self._until_broken(self._connection, lambda: fenced(incarnation))
-                except liveness.UnprovenPeer as error:
-                    self._say_unproven(order, error)
             await asyncio.sleep(pause / 2 + self._random_s(pause / 2))  # not all agents of a job at one moment
             pause = min(2 * pause, LAST_RETRY_S)
-
-    def _say_unproven(self, order: ControllerUp, error: liveness.UnprovenPeer) -> None:
-        line = f"{order.host}:{order.port}: {error}; nothing it says is believed, and the agent tries again"
-        self._unproven.say(line, asyncio.get_running_loop().time())
-
-    @staticmethod
-    async def _until_broken(there: ControllerConnection, fenced: Callable[[], None]) -> None:
-        try:
-            while said := await there.hear():
-                if liveness.FENCED in said:
-                    fenced()
-        except liveness.UnprovenPeer:
-            raise
-        except OSError:
-            return

@@ -1,7 +1,4 @@
-"""How a node joins, and the orders that it gets from then on.
-
-It joins with a port that it holds for the rendezvous, and with a fence socket that takes its fence key.
-"""
+"""How a node joins, with a port held for the rendezvous and a fence socket; the orders that it reads afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Callable
 
 from nvrx_slurm.agent.machine import Machine, WorkersPort
 from nvrx_slurm.agent.reporting import FactPublisher
-from nvrx_slurm.journal.records import AnyOrder, Assignment, ControllerUp, NodeJoined, Shutdown
+from nvrx_slurm.journal.records import AnyOrder, Assignment, NodeJoined
 from nvrx_slurm.liveness import fence
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.log import get_logger
@@ -22,10 +19,18 @@ class Joining:
     """Joins as the publisher's incarnation, as often as that changes."""
 
     def __init__(
-        self, machine: Machine, *, addr: str, token: str, store: Store, publisher: FactPublisher, workers: WorkersPort
+        self,
+        machine: Machine,
+        *,
+        addr: str,
+        token: str,
+        store: Store,
+        publisher: FactPublisher,
+        workers: WorkersPort,
+        post: Callable[[AnyOrder], None],
     ) -> None:
         self._machine, self._addr, self._token = machine, addr, token
-        self._store, self._publisher, self._workers = store, publisher, workers
+        self._store, self._publisher, self._workers, self._post = store, publisher, workers, post
         self._fence_port = 0
         self.port = machine.hold_port()
 
@@ -47,8 +52,9 @@ class Joining:
             self._fence_port = fence_socket.getsockname()[1]
             self._workers.fence(fence_socket)
 
-    async def join(self) -> tuple[str, Shutdown | None, ControllerUp | None]:
-        """Post it. Returns the id of the last order before, the shutdown if there is one, and the controller."""
+    async def join(self) -> str:
+        """Join, and post what is known already: where the controller listens, and a shutdown order that came before.
+        Returns the id of the last order before the join. Raises StoreUnreachable."""
         fact = self._publisher.fact(
             NodeJoined,
             addr=self._addr,
@@ -56,9 +62,12 @@ class Joining:
             pid=self._machine.pid,
             fence_port=self._fence_port,
         )
-        joined = await self._store.join(fact)
+        last, shutdown, controller = await self._store.join(fact)
         log.info("joined as %s", fact.incarnation)
-        return joined
+        for order in (controller, shutdown):
+            if order is not None:
+                self._post(order)
+        return last
 
 
 class Orders:
@@ -67,29 +76,27 @@ class Orders:
     def __init__(self, store: Store, node: str, post: Callable[[AnyOrder], None]) -> None:
         self._store, self._node, self._post = store, node, post
         self._last = (0, 0)
-        self._have_come = asyncio.Event()
+        self._read_event = asyncio.Event()
 
     async def read(self, after: str) -> None:
-        """For ever, or until the store cannot be reached."""
+        """Read for ever. Raises StoreUnreachable."""
         while True:
             for identity, order in await self._store.orders(after):
                 after = identity
                 if order is not None:
                     self._post(order)
             self._last = _place(after)
-            self._have_come.set()  # wakes all who wait by now
-            self._have_come.clear()
+            self._read_event.set()  # wakes every task that waits by now
+            self._read_event.clear()
 
     async def assignment(self, replica: str, cycle: int, incarnation: str) -> Assignment | None:
-        """What a rendezvous has for this agent of the node; None: nothing. By its return every order that was older
-        than the answer is posted.
-
-        A node that was frozen may ask about a rendezvous that is long over: its ranks run elsewhere, and the order
-        that says so is still unread.
-        """
+        """What a closed rendezvous has for this agent of the node; None: nothing. When it returns, every order that
+        is older than the answer has been posted."""
         assignment, newest = await self._store.assignment(replica, cycle, self._node, incarnation)
+        # A node that was frozen may ask about a rendezvous that is long over: its ranks run elsewhere, and the order
+        # that says so is still unread.
         while self._last < _place(newest):
-            await self._have_come.wait()
+            await self._read_event.wait()
         return assignment
 
 

@@ -15,7 +15,7 @@ from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.progress import ProgressBoard, StepFiles
 from nvrx_slurm.agent.stacks import Stacks
-from nvrx_slurm.agent.workers import WorkerEvent, Workers
+from nvrx_slurm.agent.workers import Workers
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.journal.records import ControllerUp
 from nvrx_slurm.journal.restarts import InProcessRestart
@@ -83,12 +83,14 @@ class LinuxMachine:
     health: NodeHealth
     step_files: StepFiles
 
+    workers = Workers
+    hold_port = HeldPort
+    open_fence_socket = staticmethod(fence.open_fence_socket)
+    new_incarnation = staticmethod(new_incarnation)
+
     @property
     def pid(self) -> int:
         return os.getpid()
-
-    def workers(self, post: Callable[[WorkerEvent], None]) -> Workers:
-        return Workers(post)
 
     def board(
         self,
@@ -97,12 +99,6 @@ class LinuxMachine:
         on_restart: Callable[[InProcessRestart], None],
     ) -> ProgressBoard:
         return ProgressBoard(self.runtime, on_first_step, on_failing, on_restart)
-
-    def open_fence_socket(self, key: bytes, addr: str) -> fence.FenceSocket:
-        return fence.open_fence_socket(key, addr)
-
-    def hold_port(self) -> HeldPort:
-        return HeldPort()
 
     async def connect(self, controller: ControllerUp, incarnation: str) -> ProvenConnection:
         connection, session = await liveness.connect(
@@ -115,9 +111,6 @@ class LinuxMachine:
             timeout_s=self.bounds.heartbeat.timeout,
         )
         return ProvenConnection(connection, session)
-
-    def new_incarnation(self) -> str:
-        return new_incarnation()
 
     def random_s(self, most_s: float) -> float:
         return random.uniform(0.0, most_s)

@@ -105,18 +105,24 @@ class Dumping:
         timeout_s: float,
         *,
         ranks: set[int] | None = None,
+        hang: Hung | None = None,
         request: str | None = None,
-        then: Callable[[], None] | None = None,
+        then: Callable[[], object] | None = None,
     ) -> None:
-        """Have the stacks of this node's running workers written down, and go on with `then`."""
-        self._go(self._dump(cycle, why, timeout_s, ranks, request, then))
+        """Have the stacks of this node's running workers written down, and go on with `then`. `hang`: why they are,
+        which is reported once they are on file."""
 
-    def report(self, cycle: Cycle, hang: Hung) -> None:
-        """Write down what all of this node's workers are doing, and only then say that one hangs."""
-        self._go(self._look_into(cycle, hang))
+        async def dump() -> None:
+            # Workers that are about to be stopped (`then`) may be paused for it.
+            dumped = await self._stacks.dump(
+                cycle, why=why, timeout_s=timeout_s, ranks=ranks, may_pause=then is not None
+            )
+            self._post(Dumped(cycle, dumped, why=why, hang=hang, request=request, then=then))
 
-    def tell(self, event: Dumped, *, at_work: bool) -> None:
-        """Say what was written down. `at_work`: the hang is news still."""
+        self._go(dump())
+
+    def publish(self, event: Dumped, *, at_work: bool) -> None:
+        """Report what was written down. `at_work`: its hang is still news."""
         cycle, hang = event.cycle, event.hang
         if hang is not None and at_work:
             self._publisher.publish(
@@ -138,20 +144,3 @@ class Dumping:
                 problems=event.stacks.problems,
                 request=event.request,
             )
-
-    async def _look_into(self, cycle: Cycle, hang: Hung) -> None:
-        dumped = await self._stacks.dump(cycle, why=f"rank {hang.rank}: {hang.why}", timeout_s=DUMP_FIRST_S)
-        self._post(Dumped(cycle, dumped, hang=hang))
-
-    async def _dump(
-        self,
-        cycle: Cycle,
-        why: str,
-        timeout_s: float,
-        ranks: set[int] | None,
-        request: str | None,
-        then: Callable[[], None] | None,
-    ) -> None:
-        may_pause = then is not None
-        dumped = await self._stacks.dump(cycle, why=why, timeout_s=timeout_s, ranks=ranks, may_pause=may_pause)
-        self._post(Dumped(cycle, dumped, why=why, request=request, then=then))

@@ -38,13 +38,13 @@ class Stopping:
         self._is_on = self._is_sent = False
         self._began = 0.0
         self._saved_before: dict[int, int] = {}
-        self.then: Callable[[], None] | None = None
+        self.then: Callable[[], object] | None = None
         self.phase: str | None = None
 
     def stop(
         self,
         cycle: Cycle | None,
-        then: Callable[[], None],
+        then: Callable[[], object],
         *,
         grace_s: float | None = None,
         checkpoint: bool = False,
@@ -63,7 +63,7 @@ class Stopping:
         elif begins or grace_s == 0.0:
             self._send(grace_s, checkpoint)
 
-    def over(self) -> Callable[[], None] | None:
+    def over(self) -> Callable[[], object] | None:
         """No worker is left. Returns what comes next."""
         self._is_on = False
         then, self.then = self.then, None

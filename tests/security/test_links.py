@@ -199,16 +199,21 @@ async def test_agent_believes_no_process_that_cannot_prove_itself(bob, ears, cap
     impostor = bob.start(pose_as_controller)
     fenced: asyncio.Queue[str] = asyncio.Queue()
     held: asyncio.Queue[object] = asyncio.Queue()
-    agent = LivenessClient(lambda up, incarnation: tie(up.port, incarnation), lambda most_s: 0.0)
+    agent = LivenessClient(
+        lambda up, incarnation: tie(up.port, incarnation),
+        lambda most_s: 0.0,
+        hold=held.put_nowait,
+        fenced=fenced.put_nowait,
+    )
     with caplog.at_level(logging.INFO, "nvrx.agent"):
         up = ControllerUp(epoch=1, host="127.0.0.1", port=int(impostor.line()))
-        agent.controller_is(up, "a", held.put_nowait, fenced.put_nowait)
+        agent.controller_is(up, "a")
         for lie in LIES:
             assert await asyncio.to_thread(impostor.line) == lie
         assert fenced.empty()
         assert held.empty()
         up = ControllerUp(epoch=2, host="127.0.0.1", port=ears.port)
-        agent.controller_is(up, "a", held.put_nowait, fenced.put_nowait)
+        agent.controller_is(up, "a")
         await asyncio.wait_for(held.get(), BOUND_S)
     ears.server.fence("n1", "a")
     assert await asyncio.wait_for(fenced.get(), BOUND_S) == "a"
@@ -304,9 +309,14 @@ async def test_agent_gets_through_a_flood(bob, ears):
     """Bob connects as fast as he can. An agent that tries again is tied all the same, and stays so."""
     flood = bob.start(keep_connecting, ears.port)
     assert await asyncio.to_thread(flood.line) == "begins"
-    agent = LivenessClient(lambda up, incarnation: tie(up.port, incarnation), lambda most_s: most_s / 2)
+    agent = LivenessClient(
+        lambda up, incarnation: tie(up.port, incarnation),
+        lambda most_s: most_s / 2,
+        hold=lambda line: None,
+        fenced=lambda incarnation: None,
+    )
     up = ControllerUp(epoch=1, host="127.0.0.1", port=ears.port)
-    agent.controller_is(up, "a", lambda line: None, lambda incarnation: None)
+    agent.controller_is(up, "a")
     await ears.until("alive", "n1", "a")
     assert len(ears.server.connections) <= MOST_UNPROVEN + 1
     await agent.close(goodbye=True)

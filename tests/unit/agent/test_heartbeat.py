@@ -61,7 +61,9 @@ class Harness:
         self.store, self.server_pid, self.relay = store, server_pid, relay
         self.leases: asyncio.Queue[float] = asyncio.Queue()
         self.said: asyncio.Queue[ControllerSilent] = asyncio.Queue()
-        self.liveness = LivenessClient(nobody_listens, lambda most_s: 0.0)
+        self.liveness = LivenessClient(
+            nobody_listens, lambda most_s: 0.0, hold=lambda line: None, fenced=lambda incarnation: None
+        )
         self.sender = HeartbeatSender(
             bounds=plain_bounds(**{"heartbeat__interval": 0.05, "heartbeat__timeout": 0.3, **bounds}),
             nodes=1,

@@ -40,7 +40,7 @@ from nvrx_slurm.agent.joining import Joining, Orders
 from nvrx_slurm.agent.machine import Machine
 from nvrx_slurm.agent.reporting import FactPublisher, Reporting
 from nvrx_slurm.agent.stacks import DUMP_FIRST_S, Dumping
-from nvrx_slurm.agent.starting import Starting
+from nvrx_slurm.agent.starting import start_workers
 from nvrx_slurm.agent.stopping import Stopping
 from nvrx_slurm.agent.watching import HangWatch
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
@@ -70,10 +70,10 @@ from nvrx_slurm.util.tasks import end
 log = get_logger("agent")
 
 GOODBYE_S = 5.0
-"""How long the agent tries to say its last words once its workers are gone."""
+"""How long the agent tries to post its last facts once its workers are gone."""
 
 REASON_S = 2.0
-"""How long an agent that got a signal waits for the controller to say why."""
+"""How long an agent that got a signal waits for the controller's shutdown order, which holds the reason."""
 
 
 class Agent:
@@ -120,16 +120,6 @@ class Agent:
         self.orders = Orders(store, node, post)
         self.joining = Joining(
             machine, addr=addr, token=token, store=store, publisher=self.publisher, workers=self.workers, post=post
-        )
-        self.starting = Starting(
-            plan,
-            folder,
-            node=node,
-            generation=generation,
-            workers=self.workers,
-            board=self.board,
-            output=self.output,
-            stacks=self.stacks,
         )
         self.heartbeat = HeartbeatSender(
             bounds=bounds,
@@ -239,7 +229,17 @@ class Agent:
         self.joining.port.release()
         self.heartbeat.renew()
         self.watch.begin(event.assignment.seen)
-        self.starting.start(self.cycle)
+        start_workers(
+            self.cycle,
+            plan=self.plan,
+            folder=self.folder,
+            node=self.node,
+            generation=self.generation,
+            workers=self.workers,
+            board=self.board,
+            output=self.output,
+            stacks=self.stacks,
+        )
         self.machine.health.begin()
 
     async def _assign_in_touch(self, event: Assigned) -> None:
@@ -281,10 +281,10 @@ class Agent:
 
     def _on_hung(self, event: Hung) -> None:
         cycle = self.cycle
-        if cycle is None or not self._is_at_work() or event.rank in cycle.told or event.rank not in cycle.running:
+        if cycle is None or not self._is_at_work() or event.rank in cycle.reported or event.rank not in cycle.running:
             return
         log.warning("rank %d hangs: %s", event.rank, event.why)
-        cycle.told.add(event.rank)
+        cycle.reported.add(event.rank)
         # The stacks of all workers are written first: the report of the hang names the file.
         self.dumping.begin(cycle, f"rank {event.rank}: {event.why}", DUMP_FIRST_S, hang=event)
         self._look_at_node(cycle, f"rank {event.rank} hangs")
@@ -351,10 +351,10 @@ class Agent:
             self.mode = AgentMode.STOPPING
             self.watch.end()
             if cycle is not None:
-                self.reporting.restarts(cycle)
-                self.reporting.learned(cycle)
+                self.reporting.publish_restarts(cycle)
+                self.reporting.publish_learned(cycle)
         self.stopping.stop(cycle, then, **how)
-        if begins and cycle is not None and (cycle.running or cycle.told):  # else all has gone well
+        if begins and cycle is not None and (cycle.running or cycle.reported):  # else all has gone well
             self._look_at_node(cycle, "its workers are stopped")  # only now: nothing delays the stop
 
     def _on_tearing(self, event: Tearing) -> None:

@@ -23,7 +23,7 @@ class AgentMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The answer to the question what this node does in a rendezvous. `asked_by`: the incarnation that has asked."""
+    """What this node does in a cycle, as the store has it. `asked_by`: the incarnation that asked for it."""
 
     replica: str
     cycle: int
@@ -48,12 +48,12 @@ class Cycle:
     began: float
     pids: dict[int, int] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
-    told: set[int] = field(default_factory=set)  # ranks whose failure or hang the controller knows of
+    reported: set[int] = field(default_factory=set)  # ranks whose failure or hang the controller knows of
     dumped: bool = False  # the stacks of this cycle are on file
     has_stepped: bool = False
-    step: int | None = None  # the furthest that its workers told, once it is over
+    step: int | None = None  # the furthest that its workers reported, once it is over
     restarts: int = 0  # in process
-    untold: int = 0  # how many of them the controller has yet to hear of
+    unreported: int = 0  # how many of them are not reported yet
     newest: InProcessRestart | None = None
 
     @property
@@ -64,7 +64,7 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """A worker's interpreter says that it is about to end with an uncaught exception."""
+    """A worker's interpreter reports that it is about to end with an uncaught exception."""
 
     rank: int
     pid: int

@@ -64,7 +64,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class _Deadline:
-    """What does not end, said `before` and `after` how long it has lasted."""
+    """A deadline. The reason of its hang is `before`, how long it has lasted, `after`."""
 
     rank: int
     since_ns: int
@@ -131,7 +131,7 @@ def merge(earlier: Seen, later: Seen) -> Seen:
 def learned(seen: Seen, limits: HangSpec) -> dict[str, float]:
     """Section (or `STEP`) → deadline in seconds, for what was seen often enough; empty if nothing is to be learned.
 
-    The shared name of those sections that found no row of their own is left out: it tells of none of them.
+    The shared name of those sections that found no row of their own is left out: it says nothing about any of them.
     """
     if not limits.learn:
         return {}

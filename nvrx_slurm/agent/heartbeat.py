@@ -28,7 +28,7 @@ from nvrx_slurm.util.log import get_logger
 log = get_logger("agent")
 
 SHORTEST_WAIT_S = 0.5
-"""How long a heartbeat may take at least, however short the interval, before "alive" is said instead."""
+"""How long a heartbeat may take at least, however short the interval, before "alive" is sent instead."""
 
 TRIM_EVERY = 16
 """Trimming the stream costs the store as much as the heartbeat itself: every so many heartbeats is enough."""
@@ -36,7 +36,7 @@ TRIM_EVERY = 16
 
 @dataclass(frozen=True, slots=True)
 class ControllerSilent:
-    """Nothing has been heard of any controller for the control plane's grace."""
+    """No controller has shown a sign of life for the control plane's grace."""
 
     for_s: float
 
@@ -135,7 +135,7 @@ class HeartbeatSender:
                     self._controller_at = began
 
     def _watch_controller(self) -> None:
-        """Log its silence once; after the grace, say so."""
+        """Log its silence once; after the grace, post `ControllerSilent`."""
         now = self._clock.monotonic()
         if self._warned_of_store and (silence_s := self._liveness.silence_s()) is not None:
             self._controller_at = max(self._controller_at, now - silence_s)  # the store cannot be asked
@@ -151,7 +151,7 @@ class HeartbeatSender:
             )
         elif for_s < self._bounds.heartbeat.timeout and self._warned_of_controller:
             self._warned_of_controller = False
-            log.info("the controller is heard again")
+            log.info("the controller answers again")
 
     def _out_of_touch_s(self) -> float:
         """Seconds since the store answered, or the controller's host did on the liveness connection."""

@@ -36,9 +36,9 @@ class FenceSocketPort(Protocol):
 
 
 class ControllerConnection(Holdable, Protocol):
-    """The agent's end of a liveness connection, proven by both. `hear` returns the words that came, none at the end.
-    `say`, `hear` and `silence_s` raise OSError once it is closed; `hear` raises UnprovenPeer for a word that is not
-    the controller's."""
+    """The agent's end of a liveness connection, proven by both. `hear` returns the words that arrived, none at the
+    end. `say`, `hear` and `silence_s` raise OSError once it is closed; `hear` raises UnprovenPeer for a word that is
+    not the controller's."""
 
     def say(self, word: bytes) -> None: ...
     async def hear(self) -> bytes: ...
@@ -143,7 +143,7 @@ class Machine(Protocol):
         on_failing: Callable[[int, int, str], None],
         on_restart: Callable[[InProcessRestart], None],
     ) -> BoardPort:
-        """Where the workers tell their steps, their restarts in process, and their last words."""
+        """Where the workers report their steps, their restarts in process, and their uncaught exceptions."""
         ...
 
     def open_fence_socket(self, key: bytes, addr: str) -> FenceSocketPort:

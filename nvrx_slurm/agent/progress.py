@@ -63,7 +63,7 @@ class ProgressBoard:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def prepare(self, rank: int, cycle: int) -> dict[str, str]:
-        """A fresh slot for a worker; returns what its environment must say."""
+        """A fresh slot for a worker; returns what its environment needs."""
         path = self._folder / f"{cycle}.{rank}"
         self._slots[rank] = Slot.create(path)
         return {"NVRX_BEAT_FILE": str(path), "NVRX_BEAT_SOCKET": str(self._folder / "s")}

@@ -31,8 +31,8 @@ OUR_SIGNAL_S = 0.2
 
 RESTARTS_AT_ONCE = 16
 RESTARTS_EVERY_S = 10.0
-"""So many restarts in process are told one by one in a cycle, and then all of so many seconds as one: a function that
-fails at once, again and again, does so a hundred times a second, and the journal is kept for weeks."""
+"""So many restarts in process are reported one by one in a cycle, and then all of so many seconds as one: a function
+that fails at once, again and again, does so a hundred times a second, and the journal is kept for weeks."""
 
 
 class Reporting:
@@ -54,66 +54,66 @@ class Reporting:
         self._watch.started(event.rank)
         if len(cycle.pids) == cycle.assignment.workers:
             spawn_s = self._clock.monotonic() - cycle.began
-            self._tell(WorkersStarted, cycle, pids=dict(cycle.pids), spawn_s=spawn_s)
+            self._publish(WorkersStarted, cycle, pids=dict(cycle.pids), spawn_s=spawn_s)
 
     def exited(self, cycle: Cycle, event: Exited, *, at_work: bool) -> None:
         """`at_work`: it was not asked to."""
         cycle.running.discard(event.rank)
         self._watch.ended(event.rank, well=event.code == 0)
-        if not at_work or event.rank in cycle.told:
+        if not at_work or event.rank in cycle.reported:
             return
         if event.signal == signal.SIGTERM:
             # Slurm ends a job by signals to workers and agents at once: that is no failure, and costs no restart.
             # So wait whether this agent gets the signal too.
-            cycle.told.add(event.rank)
+            cycle.reported.add(event.rank)
             asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self._post, Terminated(cycle, event.rank))
         elif event.code != 0:
             self._failed(cycle, event.rank, exit_code=event.code, signal=event.signal, error=event.error)
-        elif not cycle.running and not cycle.told:
-            self.restarts(cycle)
-            self._tell(WorkersDone, cycle, step=max(self._board.steps().values(), default=None))
-            self.learned(cycle)
+        elif not cycle.running and not cycle.reported:
+            self.publish_restarts(cycle)
+            self._publish(WorkersDone, cycle, step=max(self._board.steps().values(), default=None))
+            self.publish_learned(cycle)
 
     def terminated(self, cycle: Cycle, rank: int) -> None:
-        """No signal has come to us since."""
+        """The agent itself has got no signal since."""
         self._failed(cycle, rank, signal=int(signal.SIGTERM), ago_s=OUR_SIGNAL_S)
 
     def failing(self, cycle: Cycle, event: Failing) -> None:
-        """Its interpreter says so before it ends; the kernel says so only when its memory is freed."""
-        if cycle.pids.get(event.rank) == event.pid and event.rank in cycle.running and event.rank not in cycle.told:
-            self._failed(cycle, event.rank, exit_code=1, error=event.what)
+        # The interpreter reports it before it ends; the kernel only when the memory of the process is freed.
+        rank, is_current = event.rank, cycle.pids.get(event.rank) == event.pid
+        if is_current and rank in cycle.running and rank not in cycle.reported:
+            self._failed(cycle, rank, exit_code=1, error=event.what)
 
     def first_step(self, cycle: Cycle, rank: int, step: int) -> None:
-        """Once a node: thousands of ranks would all say the same."""
-        if not cycle.has_stepped:
+        if not cycle.has_stepped:  # once a node: thousands of ranks would all report the same
             cycle.has_stepped = True
-            self._tell(Progress, cycle, rank=rank, step=step)
+            self._publish(Progress, cycle, rank=rank, step=step)
 
     def restarted(self, cycle: Cycle, restart: InProcessRestart) -> None:
-        """A group of ranks, of which one of this node's tells, has begun its function again."""
+        """A group of ranks, of which one of this node's reports, has begun its function again."""
         cycle.restarts += 1
-        cycle.untold += 1
+        cycle.unreported += 1
         cycle.newest = restart
         if cycle.restarts <= RESTARTS_AT_ONCE:
-            self.restarts(cycle)
-        elif cycle.untold == 1:
-            asyncio.get_running_loop().call_later(RESTARTS_EVERY_S, self.restarts, cycle)
+            self.publish_restarts(cycle)
+        elif cycle.unreported == 1:
+            asyncio.get_running_loop().call_later(RESTARTS_EVERY_S, self.publish_restarts, cycle)
 
-    def restarts(self, cycle: Cycle) -> None:
-        """Those that have not been told yet."""
-        if cycle.untold:
-            self._tell(RestartedInProcess, cycle, restart=cycle.newest, times=cycle.untold)
-            cycle.untold = 0
+    def publish_restarts(self, cycle: Cycle) -> None:
+        """Report those that have not been reported yet, as one."""
+        if cycle.unreported:
+            self._publish(RestartedInProcess, cycle, restart=cycle.newest, times=cycle.unreported)
+            cycle.unreported = 0
 
-    def learned(self, cycle: Cycle) -> None:
+    def publish_learned(self, cycle: Cycle) -> None:
         if seen := self._watch.news():
             self._publisher.publish(Learned, role=cycle.assignment.role, seen=seen)
 
     def _failed(self, cycle: Cycle, rank: int, **how: Any) -> None:
-        cycle.told.add(rank)
-        self._tell(WorkerFailed, cycle, rank=rank, **how, step=self._board.steps().get(rank))
+        cycle.reported.add(rank)
+        self._publish(WorkerFailed, cycle, rank=rank, **how, step=self._board.steps().get(rank))
 
-    def _tell(self, kind: type[Any], cycle: Cycle, **what: Any) -> None:
+    def _publish(self, kind: type[Any], cycle: Cycle, **what: Any) -> None:
         self._publisher.publish(kind, replica=cycle.replica, cycle=cycle.number, **what)
 
 

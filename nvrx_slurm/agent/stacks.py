@@ -30,7 +30,7 @@ class Stacks:
         self._one_at_a_time = asyncio.Lock()
 
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:
-        """What a worker's environment must say, so that it can answer; `own` is the role's."""
+        """What a worker's environment needs, so that it can answer; `own` is the role's."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         return hook_environment({**self._inherited, **own}, self._folder)
 

@@ -12,48 +12,41 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Assignment
 
 
-class Starting:
-    """Starts workers. `Spawned` or `Exited` follows for each."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        folder: JobFolder,
-        *,
-        node: str,
-        generation: int,
-        workers: WorkersPort,
-        board: BoardPort,
-        output: OutputPort,
-        stacks: StacksPort,
-    ) -> None:
-        self._plan, self._folder, self._node, self._generation = plan, folder, node, generation
-        self._workers, self._board, self._output, self._stacks = workers, board, output, stacks
-
-    def start(self, cycle: Cycle) -> None:
-        """All ranks of a cycle that are this node's."""
-        role = next(role for role in self._plan.roles if role.name == cycle.assignment.role)
-        logs = self._folder.cycle_logs(cycle.replica, self._generation, cycle.number)
-        for local_rank in range(cycle.assignment.workers):
-            rank = cycle.assignment.first_rank + local_rank
-            env = worker_environment(
-                cycle.assignment,
-                local_rank=local_rank,
-                job_id=self._folder.job_id,
-                max_restarts=self._plan.fault_tolerance.max_restarts.count,
-                generation=self._generation,
-                replica=cycle.replica,
-                cycle=cycle.number,
-                node=self._node,
-                store_file=self._folder.store_path.absolute(),
-                own=role.env,
-            )
-            env |= self._board.prepare(rank, cycle.number) | self._stacks.environment(role.env)
-            prefix = f"[{cycle.replica} {rank}] "
-            out = self._output.capture(logs / f"rank-{rank}.out", prefix, rank)
-            err = self._output.capture(logs / f"rank-{rank}.err", prefix, rank)
-            cycle.running.add(rank)
-            self._workers.spawn(rank, role.command, env, role.workdir or self._plan.workdir, out, err)
+def start_workers(
+    cycle: Cycle,
+    *,
+    plan: Plan,
+    folder: JobFolder,
+    node: str,
+    generation: int,
+    workers: WorkersPort,
+    board: BoardPort,
+    output: OutputPort,
+    stacks: StacksPort,
+) -> None:
+    """Start all ranks of a cycle that are this node's. `Spawned` or `Exited` follows for each."""
+    role = next(role for role in plan.roles if role.name == cycle.assignment.role)
+    logs = folder.cycle_logs(cycle.replica, generation, cycle.number)
+    for local_rank in range(cycle.assignment.workers):
+        rank = cycle.assignment.first_rank + local_rank
+        env = worker_environment(
+            cycle.assignment,
+            local_rank=local_rank,
+            job_id=folder.job_id,
+            max_restarts=plan.fault_tolerance.max_restarts.count,
+            generation=generation,
+            replica=cycle.replica,
+            cycle=cycle.number,
+            node=node,
+            store_file=folder.store_path.absolute(),
+            own=role.env,
+        )
+        env |= board.prepare(rank, cycle.number) | stacks.environment(role.env)
+        prefix = f"[{cycle.replica} {rank}] "
+        out = output.capture(logs / f"rank-{rank}.out", prefix, rank)
+        err = output.capture(logs / f"rank-{rank}.err", prefix, rank)
+        cycle.running.add(rank)
+        workers.spawn(rank, role.command, env, role.workdir or plan.workdir, out, err)
 
 
 def worker_environment(

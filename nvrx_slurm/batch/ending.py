@@ -11,6 +11,7 @@ are never compared. A file that is missing or cannot be read counts as not touch
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -30,7 +31,7 @@ MOST_LAST_WORDS_S, LAST_WORDS_SHARE = 4.0, 0.25
 
 SHORTEST_WAIT_S = 0.2
 AT_ONCE = (signal.SIGTERM, signal.SIGINT)
-"""The signals by which Slurm, or the user, ends a job. SIGUSR1 tells of the time limit ahead of time."""
+"""The signals by which Slurm, or the user, ends a job. SIGUSR1 announces the time limit ahead of time."""
 
 EXIT_CODES = {
     signal.SIGTERM: EXIT_TERMINATED,
@@ -42,8 +43,8 @@ EXIT_CODES = {
 
 
 class Ending:
-    """Takes the signals as they come. Moments are seconds on one monotonic clock; `kill_wait_s` is Slurm's KillWait,
-    None where there is no Slurm, or it did not say."""
+    """Takes the signals as they arrive. Moments are seconds on one monotonic clock; `kill_wait_s` is Slurm's
+    KillWait, None where there is no Slurm, or it did not answer."""
 
     def __init__(self, bounds: FaultToleranceSpec, kill_wait_s: float | None) -> None:
         self._bounds, self._kill_wait_s = bounds, kill_wait_s
@@ -53,20 +54,26 @@ class Ending:
         self.killed_at = float("inf")  # when Slurm kills the batch host
 
     def take(self, number: signal.Signals, now: float) -> float | None:
-        """A signal came. Returns in how many seconds the agents must kill their workers because of it; None: they
-        have the time that they have.
-
-        The same signal again means "now". Another one means that less time is left: for workers that still save, as
-        much as any teardown has then.
-        """
+        """A signal arrived. Returns in how many seconds the agents must kill their workers because of it; None: their
+        time stays as it is."""
+        teardown, kill_wait_s = self._bounds.teardown, self._kill_wait_s
         first, again = self.asked is None, number is self.asked and now - self._asked_at > AGAIN_S
         sooner = not first and number is not self.asked and number in AT_ONCE
         if first:
             self.asked, self._asked_at = number, now
-        if number in AT_ONCE and self._kill_wait_s is not None:
-            self.killed_at = min(self.killed_at, now + self._kill_wait_s)
-        self.give_up_at = min(self.give_up_at, now + self._ends_within_s(number))
-        return 0.0 if again else self._grace_s() if sooner else None
+        saving_s = teardown.checkpoint_s if number is signal.SIGUSR1 else 0.0
+        ends_within_s = saving_s + teardown.grace + ENDING_MARGIN_S
+        if number in AT_ONCE and kill_wait_s is not None:
+            self.killed_at = min(self.killed_at, now + kill_wait_s)
+            last_words_s = min(MOST_LAST_WORDS_S, LAST_WORDS_SHARE * kill_wait_s)
+            ends_within_s = min(ends_within_s, kill_wait_s - last_words_s)
+        self.give_up_at = min(self.give_up_at, now + ends_within_s)
+        if again:  # the same signal a second time means "now"
+            return 0.0
+        if not sooner:
+            return None
+        # Workers that still save have as long as any teardown has from now on.
+        return teardown.grace if kill_wait_s is None else min(teardown.grace, budgets.grace_within(kill_wait_s))
 
     @property
     def exit_code(self) -> int:
@@ -79,26 +86,12 @@ class Ending:
         cuts off leaves files behind."""
         return max(SHORTEST_WAIT_S, min(wait_s, (self.killed_at - now) / 4))
 
-    def _ends_within_s(self, number: signal.Signals) -> float:
-        bounds, kill_wait_s = self._bounds, self._kill_wait_s
-        saving_s = _saving_s(bounds) if number is signal.SIGUSR1 else 0.0
-        own_s = saving_s + bounds.teardown.grace + ENDING_MARGIN_S
-        if kill_wait_s is None or number not in AT_ONCE:
-            return own_s
-        return min(own_s, kill_wait_s - min(MOST_LAST_WORDS_S, LAST_WORDS_SHARE * kill_wait_s))
-
-    def _grace_s(self) -> float:
-        grace_s, kill_wait_s = self._bounds.teardown.grace, self._kill_wait_s
-        return grace_s if kill_wait_s is None else min(grace_s, budgets.grace_within(kill_wait_s))
-
 
 def notice_s(bounds: FaultToleranceSpec, time_limit_s: float) -> float:
-    """How long before its time limit a job without Slurm is told; Slurm is asked for as much (`sbatch --signal`)."""
-    return min(time_limit_s, budgets.notice_s(bounds.teardown.grace, _saving_s(bounds), time_limit_s))
-
-
-def _saving_s(bounds: FaultToleranceSpec) -> float:
-    return bounds.teardown.checkpoint_s
+    """How long before its time limit a job without Slurm gets SIGUSR1; Slurm is asked for as much (`sbatch
+    --signal`)."""
+    teardown = bounds.teardown
+    return min(time_limit_s, budgets.notice_s(teardown.grace, teardown.checkpoint_s, time_limit_s))
 
 
 FIRST_LOOKS, LOOKS = 40, 4
@@ -111,11 +104,9 @@ MISSING: Version = (0, 0)
 
 
 def version_of(path: str) -> Version | None:
-    """The file's version; None: it cannot be told.
-
-    The file is opened, since only then does NFS ask the server what is new (close-to-open consistency, nfs(5)).
-    """
+    """The file's version; None: it cannot be read."""
     try:
+        # Opened, and no stat(2): only then does NFS ask the server what is new (close-to-open consistency, nfs(5)).
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return MISSING
@@ -128,7 +119,7 @@ def version_of(path: str) -> Version | None:
         os.close(descriptor)
 
 
-class Watch:
+class LeaseWatch:
     """What was seen of the file. Moments are seconds on one monotonic clock. `touched`: at least once so far."""
 
     def __init__(self, timeout_s: float, now: float) -> None:
@@ -137,8 +128,8 @@ class Watch:
         self.touched = False
 
     def see(self, version: Version | None, now: float) -> bool:
-        """What the file is like now; whether it has been touched since the last look. One that comes into being was
-        touched, one that goes was not, and the first look only tells what to compare with."""
+        """Take in a look at the file. Returns whether it has been touched since the look before: a file that appears
+        was touched, one that disappears was not, and the first look has nothing to compare with."""
         if version is None or version == self._version:
             return False
         is_touch = self._version is not None and version != MISSING
@@ -158,23 +149,16 @@ class Watch:
 
 
 async def kept(lease: LeaseSpec, clock: Clock, on_touch: Callable[[], None]) -> None:
-    """Return once the lease has lapsed. `on_touch` is called whenever the file is seen to have been touched.
-
-    The last look begins when the lease is due: who stood still meanwhile does not take that for silence.
-    """
-    watch = Watch(lease.timeout, clock.monotonic())
+    """Return once the lease has lapsed. `on_touch` is called whenever the file is seen to have been touched."""
+    watch = LeaseWatch(lease.timeout, clock.monotonic())
     while True:
-        looked_at = clock.monotonic()
-        if watch.see(await _look(lease), clock.monotonic()):
+        looked_at, version = clock.monotonic(), None
+        with contextlib.suppress(TimeoutError):  # a file system that does not answer
+            async with asyncio.timeout(lease.timeout / LOOKS):
+                version = await awaitable_thread(lambda: version_of(lease.file), "look at the lease")
+        if watch.see(version, clock.monotonic()):
             on_touch()
+        # Judged by when the look began: after a freeze the host looks once more before the lease counts as lapsed.
         if watch.lapsed(looked_at):
             return
         await asyncio.sleep(watch.pause_s(clock.monotonic()))
-
-
-async def _look(lease: LeaseSpec) -> Version | None:
-    try:
-        async with asyncio.timeout(lease.timeout / LOOKS):
-            return await awaitable_thread(lambda: version_of(lease.file), "look at the lease")
-    except TimeoutError:  # a file system that does not answer
-        return None

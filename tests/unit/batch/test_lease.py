@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.batch.ending import FIRST_LOOKS, LOOKS, MISSING, Watch, kept, version_of
+from nvrx_slurm.batch.ending import FIRST_LOOKS, LOOKS, MISSING, LeaseWatch, kept, version_of
 from nvrx_slurm.jobspec.model import LeaseSpec
 
 TIMEOUT_S = 10.0
@@ -18,7 +18,7 @@ OLD, NEW = (1, 0), (2, 0)
 
 def test_a_file_that_changes_was_touched_then():
     """The lease holds for the timeout from the look that saw the change."""
-    watch = Watch(TIMEOUT_S, 0.0)
+    watch = LeaseWatch(TIMEOUT_S, 0.0)
     assert not watch.see(OLD, 1.0)
     assert watch.see(NEW, 4.0)
     assert not watch.lapsed(13.9)
@@ -27,7 +27,7 @@ def test_a_file_that_changes_was_touched_then():
 
 def test_an_old_file_is_no_touch():
     """The first look only tells what to compare with: a job that was in the queue for long sees a stale file."""
-    watch = Watch(TIMEOUT_S, 0.0)
+    watch = LeaseWatch(TIMEOUT_S, 0.0)
     watch.see(OLD, 1.0)
     watch.see(OLD, 9.0)
     assert not watch.touched
@@ -36,7 +36,7 @@ def test_an_old_file_is_no_touch():
 
 def test_a_missing_or_unreadable_file_is_untouched():
     """It goes, or nobody can tell: neither renews the lease. That it comes, does."""
-    watch = Watch(TIMEOUT_S, 0.0)
+    watch = LeaseWatch(TIMEOUT_S, 0.0)
     assert [watch.see(version, 1.0) for version in (OLD, None, OLD, MISSING, None)] == [False] * 5
     assert watch.lapsed(10.0)
     assert watch.see(OLD, 12.0)
@@ -46,7 +46,7 @@ def test_a_missing_or_unreadable_file_is_untouched():
 @given(st.lists(st.tuples(st.sampled_from([None, MISSING, OLD, NEW]), st.floats(0.01, 5.0)), max_size=20))
 def test_looks_come_in_time_and_not_too_often(looks):
     """The next look is never after the lease lapses, and a first touch is seen soon."""
-    watch, now = Watch(TIMEOUT_S, 0.0), 0.0
+    watch, now = LeaseWatch(TIMEOUT_S, 0.0), 0.0
     for version, later_s in looks:
         watch.see(version, now)
         pause_s = watch.pause_s(now)

@@ -1,6 +1,4 @@
 """The batch host: what the job script becomes.
 
-It keeps the store and the controller running, starts the agents, passes signals on, and ends with the job's exit
-code.
-It decides nothing about the job.
+It keeps the store and the controller running, starts the agents, passes signals on, ends with the job's exit code.
 """

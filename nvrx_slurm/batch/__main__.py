@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import socket
@@ -15,7 +16,7 @@ import click
 import msgspec
 
 from nvrx_slurm.attribution.ledger.ledger import cluster_of, suspects_among
-from nvrx_slurm.batch.host import Host, Launch, local_nodes
+from nvrx_slurm.batch.host import Host, Launch
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
@@ -28,14 +29,20 @@ from nvrx_slurm.util.files import digest_of_plan, open_log
 from nvrx_slurm.util.log import set_up
 from nvrx_slurm.util.processes import boot_id, raise_descriptor_limit, started_ticks
 
+SCONTROL_S = 60.0
+KILL_WAIT_ANSWER_S = 5.0
+"""How long the start of a job may be held up by a slurmctld that does not answer."""
+
 _ANY_OUTSIDE = "10.255.255.255"  # never sent to: it only makes the kernel choose the interface that leads outside
 
 
 def advertised_address() -> str:
     """The IPv4 address that this host's name stands for; else that of the default route; else loopback."""
-    for address in _addresses_of(socket.gethostname()):
-        if not ipaddress.ip_address(address).is_loopback:
-            return address
+    with contextlib.suppress(OSError):
+        for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM):
+            address = str(entry[4][0])
+            if not ipaddress.ip_address(address).is_loopback:
+                return address
     return default_route_address()
 
 
@@ -47,58 +54,13 @@ def default_route_address() -> str:
         return LOOPBACK
 
 
-def _addresses_of(name: str) -> list[str]:
-    try:
-        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
-    except OSError:
-        return []
-    return [str(entry[4][0]) for entry in found]
-
-
-SCONTROL_S = 60.0
-KILL_WAIT_ANSWER_S = 5.0
-"""How long the start of a job may be held up by a slurmctld that does not answer."""
-
-
-def _read_plan() -> tuple[Plan, bytes]:
-    """The plan, and its JSON as the job script has it: Slurm keeps that script, and no file of the job is older."""
-    plan_json = sys.stdin.buffer.read().strip()
-    try:
-        return plan_from_json(plan_json), plan_json
-    except MalformedRecord as error:
-        raise UsageError(f"the plan on standard input is not what `nvrx-slurm render` writes: {error}") from None
-
-
-def _take_secrets() -> None:
-    """Take the secrets out of the environment, and start over where they stood there: /proc/<pid>/environ shows what
-    a program was started with. The process keeps its id, and standard input, of which nothing has been read."""
-    if env.take_secrets():
-        with env.handed_on() as (variables, descriptors):
-            for descriptor in descriptors:
-                os.set_inheritable(descriptor, True)
-            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env.child_environment(variables))
-
-
-def _slurm_nodes() -> tuple[str, ...]:
-    """The allocation in Slurm's own order; ranks follow it."""
-    listed = subprocess.run(
-        ["scontrol", "show", "hostnames", env.slurm_nodelist() or ""],
-        capture_output=True, text=True, check=True, timeout=SCONTROL_S,
-    )  # fmt: skip
-    return tuple(listed.stdout.split())
-
-
-def _job_id(cluster: str) -> str:
-    identity = env.slurm_job_id() if cluster == "slurm" else env.get("NVRX_JOB_ID")
-    if not identity:
-        hint = "submit it with sbatch" if cluster == "slurm" else "use `nvrx-slurm run`"
-        raise UsageError(f"this script has no job id: {hint}")
-    return identity
-
-
 def _prepare(plan: Plan, plan_json: bytes, cluster: str, launcher: Sequence[str]) -> tuple[JobFolder, JobInfo]:
     """The job's folder, with the plan in it; from here on all output goes to its log."""
-    folder = JobFolder(Path(plan.folder) / _job_id(cluster))
+    job_id = env.slurm_job_id() if cluster == "slurm" else env.get("NVRX_JOB_ID")
+    if not job_id:
+        hint = "submit it with sbatch" if cluster == "slurm" else "use `nvrx-slurm run`"
+        raise UsageError(f"this script has no job id: {hint}")
+    folder = JobFolder(Path(plan.folder) / job_id)
     try:
         folder.create()
         print(f"nvrx-slurm: {plan.name}: logs are in {folder.job_log}", flush=True)
@@ -106,7 +68,11 @@ def _prepare(plan: Plan, plan_json: bytes, cluster: str, launcher: Sequence[str]
     except OSError as error:
         raise UsageError(f"the job folder cannot be written: {error}") from None
     info = _info(plan, folder, cluster, launcher)
-    info = msgspec.structs.replace(info, suspects=_suspects(plan, info))
+    if plan.spares:
+        # Nodes that other jobs' evidence blames begin as spares. A job without spares begins on all of them anyway.
+        ledger = plan.fault_tolerance.attribution.ledger
+        suspects = suspects_among(info.nodes, where=ledger, cluster=cluster_of(info, ledger))
+        info = msgspec.structs.replace(info, suspects=suspects)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
@@ -129,30 +95,20 @@ def _info(plan: Plan, folder: JobFolder, cluster: str, launcher: Sequence[str]) 
     )
     if cluster == "local":
         addr = default_route_address() if launcher else LOOPBACK  # a launcher may start agents in other networks
-        return msgspec.structs.replace(here, addr=addr, nodes=local_nodes(plan.total_nodes))
+        nodes = tuple(f"n{index}" for index in range(1, plan.total_nodes + 1))
+        return msgspec.structs.replace(here, addr=addr, nodes=nodes)
     with KillWaitQuestion() as kill_wait:  # asked while scontrol unfolds the list of nodes
+        hostnames = subprocess.run(
+            ["scontrol", "show", "hostnames", env.slurm_nodelist() or ""],
+            capture_output=True, text=True, check=True, timeout=SCONTROL_S,
+        )  # fmt: skip
         return msgspec.structs.replace(
             here,
             generation=env.slurm_restart_count(),
             addr=advertised_address(),
-            nodes=_slurm_nodes(),
+            nodes=tuple(hostnames.stdout.split()),  # in Slurm's own order: ranks follow it
             kill_wait_s=kill_wait.answer(timeout_s=KILL_WAIT_ANSWER_S),
         )
-
-
-def _suspects(plan: Plan, info: JobInfo) -> tuple[str, ...]:
-    """The nodes that begin as spares, since other jobs' evidence speaks against them. A job without spares begins on
-    all of them anyway."""
-    if not plan.spares:
-        return ()
-    where = plan.fault_tolerance.attribution.ledger
-    return suspects_among(info.nodes, where=where, cluster=cluster_of(info, where))
-
-
-def _password(plan: Plan) -> str | None:
-    if plan.store.password_file is not None:
-        return secret_in(plan.store.password_file, key="store.password_file").strip()
-    return env.store_password()
 
 
 @click.command()
@@ -160,11 +116,24 @@ def _password(plan: Plan) -> str | None:
 @click.argument("launcher", nargs=-1, type=click.UNPROCESSED)
 def main(cluster: str, launcher: tuple[str, ...]) -> int:
     """Run a job whose plan comes on standard input; LAUNCHER starts its agents (none: one process a node, here)."""
-    _take_secrets()
+    if env.take_secrets():
+        # They stood in the environment, and /proc/<pid>/environ shows that of a program's start: so start it again.
+        # The process keeps its id, and standard input, of which nothing has been read.
+        with env.handed_on() as (variables, descriptors):
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, True)
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env.child_environment(variables))
     raise_descriptor_limit()
-    plan, plan_json = _read_plan()
+    plan_json = sys.stdin.buffer.read().strip()  # kept as it is: Slurm keeps the job script that it stands in
+    try:
+        plan = plan_from_json(plan_json)
+    except MalformedRecord as error:
+        raise UsageError(f"the plan on standard input is not what `nvrx-slurm render` writes: {error}") from None
     folder, info = _prepare(plan, plan_json, cluster, launcher)
     set_up("nvrx-slurm")
+    password = env.store_password()
+    if plan.store.password_file is not None:
+        password = secret_in(plan.store.password_file, key="store.password_file").strip()
 
     async def serve() -> int:
         host = Host(
@@ -172,7 +141,7 @@ def main(cluster: str, launcher: tuple[str, ...]) -> int:
             info=info,
             folder=folder,
             launch=Launch(command=launcher, nodes=info.nodes),
-            store_password=_password(plan),
+            store_password=password,
             env=env.child_environment({env.PLAN_DIGEST: digest_of_plan(plan_json)}),
             clock=SystemClock(),
         )

@@ -12,7 +12,6 @@ import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -40,8 +39,8 @@ async def start(
     pending: Collection[signal.Signals] = (),
     pass_fds: Collection[int] = (),
 ) -> Process:
-    """Start a child that inherits our output. Signals of `pending` wait until it unblocks them: one that is sent
-    before the child can handle it is not lost, and does not kill it."""
+    """Start a child that inherits this process's output. Signals of `pending` wait until the child unblocks them: one
+    that is sent before the child can handle it is not lost, and does not kill it."""
     adopt = dies_with_parent(on_death)
 
     def prepare() -> None:
@@ -60,17 +59,15 @@ async def start(
 
 
 def send_signal(child: Process, number: signal.Signals) -> None:
-    """Signal a child that still runs.
-
-    Not by `Process.send_signal`, which polls first and may take the exit status away from who waits for it.
-    """
+    """Signal a child that still runs."""
     if child.returncode is None:
         with contextlib.suppress(ProcessLookupError):
+            # Not by `Process.send_signal`, which polls first, and may take the exit status from the task that waits.
             os.kill(child.pid, number)
 
 
 async def ended(children: Mapping[str, Process], *, within_s: float) -> bool:
-    """Wait until all of these (name → child) have ended, `within_s` at most; say once a second who has not."""
+    """Wait until all of these (name → child) have ended, `within_s` at most; log once a second which have not."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     while left := [name for name, child in children.items() if child.returncode is None]:
@@ -104,6 +101,7 @@ class ManagedService:
     def __init__(self, plan: Plan, folder: JobFolder, env: Mapping[str, str]) -> None:
         self._plan, self._folder, self._env = plan, folder, env
         self._token = new_secret()
+        self._token_path, self._port_path = folder.path / "attrsvc.token", folder.path / "attrsvc.port"
         self.process: Process | None = None
 
     async def keep(self) -> None:
@@ -114,13 +112,13 @@ class ManagedService:
                 await self._run_once()
             except (OSError, ValueError, UnsafePath) as error:
                 log.error("the attribution service: %s", error)
-                await self._end()
+                await self._end()  # its address is not in the job folder: no client would find it
             pause_s = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
             log.warning("the attribution service ended; starting it again in %g s", pause_s)
             await asyncio.sleep(pause_s)
 
     def clear_away(self) -> None:
-        """Its address and its secret; what it found out stays."""
+        """Remove its address and its secret; its findings stay."""
         for path in (self._folder.service_path, self._token_path, self._port_path):
             with contextlib.suppress(OSError, UnsafePath):  # the job ends all the same
                 self._folder.remove(path.name)
@@ -140,7 +138,7 @@ class ManagedService:
                 preexec_fn=dies_with_parent(signal.SIGKILL),
             )
         assert self.process.stdout is not None
-        if await self.process.stdout.readline():  # it says so when it listens
+        if await self.process.stdout.readline():  # it prints a line once it listens
             url = f"http://{LOOPBACK}:{self._folder.read(self._port_path.name).decode().strip()}"
             self._folder.write(
                 self._folder.service_path.name, msgspec.json.encode({"url": url, "token": self._token})
@@ -151,7 +149,6 @@ class ManagedService:
         self._folder.remove(self._folder.service_path.name)
 
     async def _end(self) -> None:
-        """It is of no use: where it listens is not known."""
         if self.process is not None and self.process.returncode is None:
             send_signal(self.process, signal.SIGKILL)
             await self.process.wait()
@@ -164,11 +161,3 @@ class ManagedService:
         for rules in self._plan.fault_tolerance.attribution.rules:
             argv += ["--rules", rules]
         return argv
-
-    @property
-    def _token_path(self) -> Path:
-        return self._folder.path / "attrsvc.token"
-
-    @property
-    def _port_path(self) -> Path:
-        return self._folder.path / "attrsvc.port"

@@ -29,14 +29,15 @@ AGENTS_EXIT_S = 5.0
 """How long agents may take to exit once the job has ended; a step on a dead node never does."""
 
 AGENTS_LEAVE_S = 12.0
-"""The same for agents that only this host has told to leave: they still try to post their last facts."""
+"""The same for agents that leave at this host's signal, without the controller's order: they still try to post their
+last facts."""
 
 AGENTS_GONE_S = 3.0
 """How long after the last agent's exit the controller may take to conclude by itself."""
 
 RESTART_PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0)
 STABLE_S = 5.0
-"""A controller that lived this long was no failed start."""
+"""A controller that lived this long does not count as a failed start."""
 
 SAY_EVERY_S = 5.0
 
@@ -79,7 +80,12 @@ class Host:
 
     async def run(self) -> int:
         """Start everything, keep it going until the job has ended, end everything."""
-        self._listen()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            loop.add_signal_handler(number, self._ask, number)
+        if self.info.cluster == "local" and self.plan.time_limit_s is not None:  # Slurm sends it to its own jobs
+            limit_s = self.plan.time_limit_s
+            loop.call_later(limit_s - notice_s(self.plan.fault_tolerance, limit_s), self._ask, signal.SIGUSR1)
         try:
             await self._start_store()
             self._go(self._keep_controller())
@@ -112,18 +118,6 @@ class Host:
             await self.store.start()
             self._go(self.store.keep())
 
-    async def _start_agents(self) -> None:
-        if self.launch.command:
-            # In a session of its own: where Slurm signals process groups (proctrack/pgid), SIGTERM is not for srun.
-            self.agents = [
-                await children.start(self.launch.command, self.env, on_death=signal.SIGTERM, own_session=True)
-            ]
-            return
-        agent = (sys.executable, "-P", "-m", "nvrx_slurm.agent")
-        for node in self.launch.nodes:
-            env = {**self.env, "NVRX_NODE": node}
-            self.agents.append(await children.start(agent, env, on_death=signal.SIGTERM, own_session=True))
-
     # ---- keep going
 
     async def _keep_controller(self) -> None:
@@ -140,7 +134,7 @@ class Host:
                     pending=EXIT_CODES,
                     pass_fds=descriptors,
                 )
-            self._tell_controller()
+            self._signal_controller()
             code = await self.controller.wait()
             result = self.folder.read_result()
             if result is not None:
@@ -148,7 +142,7 @@ class Host:
                 return
             if code == EXIT_RETRY:
                 raise NvrxError("another controller has taken this job over")
-            if code == EXIT_UNREACHABLE:  # it has been patient, or was refused: the next one would be, too
+            if code == EXIT_UNREACHABLE:  # the store was away for too long, or refused it: a new one fares no better
                 raise StoreUnreachable(f"the controller gave the store up; see {self.folder.node_log('controller')}")
             failures = 0 if self.clock.monotonic() - began > STABLE_S else failures + 1
             pause = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
@@ -160,13 +154,20 @@ class Host:
             self.wanted.set()
             return
         await ending.kept(self.plan.lease, self.clock, self.wanted.set)
-        log.error("nobody has touched %s for %g s", self.plan.lease.file, self.plan.lease.timeout)
+        log.error("%s was not touched for %g s", self.plan.lease.file, self.plan.lease.timeout)
         self._ask(signal.SIGHUP)
 
     async def _keep_agents(self) -> None:
-        """Once the job is known to be wanted: it may have been in the queue for longer than its lease."""
-        await self.wanted.wait()
-        await self._start_agents()
+        """Start the agents, and end the job should all of them end before it."""
+        await self.wanted.wait()  # the job may have been in the queue for longer than its lease
+        # In sessions of their own: where Slurm signals process groups (proctrack/pgid), SIGTERM is not for srun.
+        if self.launch.command:
+            starts = [(self.launch.command, self.env)]
+        else:
+            agent = (sys.executable, "-P", "-m", "nvrx_slurm.agent")
+            starts = [(agent, {**self.env, "NVRX_NODE": node}) for node in self.launch.nodes]
+        for argv, env in starts:
+            self.agents.append(await children.start(argv, env, on_death=signal.SIGTERM, own_session=True))
         await asyncio.gather(*(agent.wait() for agent in self.agents))
         await asyncio.sleep(AGENTS_GONE_S)
         if not self.ended.done() and (result := self.folder.read_result()) is not None:
@@ -179,20 +180,12 @@ class Host:
 
     # ---- signals
 
-    def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            loop.add_signal_handler(number, self._ask, number)
-        if self.info.cluster == "local" and self.plan.time_limit_s is not None:
-            limit_s = self.plan.time_limit_s
-            loop.call_later(limit_s - notice_s(self.plan.fault_tolerance, limit_s), self._ask, signal.SIGUSR1)
-
     def _ask(self, number: signal.Signals) -> None:
         """Have the controller end the job; if that does not happen within its bound, end it from here."""
         loop, now, first = asyncio.get_running_loop(), self.clock.monotonic(), self.ending.asked is None
         hurry_in_s = self.ending.take(number, now)
         log.info("%s: ending the job%s", number.name, " at once" if hurry_in_s == 0.0 else "")
-        self._tell_controller()
+        self._signal_controller()
         if hurry_in_s is not None:
             loop.call_later(hurry_in_s, self._hurry)
         if self.giving_up is not None:
@@ -201,7 +194,7 @@ class Host:
         if first:
             self._go(self._say_what_is_awaited())
 
-    def _tell_controller(self) -> None:
+    def _signal_controller(self) -> None:
         if self.controller is not None and self.ending.asked is not None:
             children.send_signal(self.controller, self.ending.asked)
 
@@ -218,10 +211,10 @@ class Host:
             children.send_signal(agent, HURRY)
 
     def _give_up(self) -> None:
-        """Write the result first: Slurm may be about to kill us."""
         if not self.ended.done():
             log.error("the job did not end in time; ending it from here")
             self.gave_up = True
+            # The result first: Slurm may be about to kill this process.
             self._write_result(self.ending.exit_code, "it did not end in time, and was ended by the batch host")
             self._has_ended(self.ending.exit_code)
 
@@ -236,7 +229,7 @@ class Host:
         if error is not None:
             self._write_result(error.exit_code if isinstance(error, NvrxError) else EXIT_FAILED, str(error))
         cut_off = error is not None or self.gave_up
-        if cut_off:  # no controller has told them to leave
+        if cut_off:  # no controller has ordered them to leave
             self._hurry()
         names = ["the agents"] if self.launch.command else [f"the agent of {node}" for node in self.launch.nodes]
         agents = dict(zip(names, self.agents, strict=False))  # the start may have failed half way
@@ -260,7 +253,7 @@ class Host:
         return self.ending.in_time(wait_s, self.clock.monotonic())
 
     def _write_result(self, exit_code: int, reason: str) -> None:
-        """Unless the controller has, which knows better. Where it cannot be written the job ends all the same."""
+        """Unless the controller has written one, which holds the reason. On a full disk the job ends all the same."""
         try:
             if self.folder.read_result() is None:
                 self.folder.write_result(Result(exit_code=exit_code, reason=reason, ended_at=self.clock.wall()))
@@ -275,8 +268,3 @@ class Host:
     def _task_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and not self.ended.done():
             self.ended.set_exception(error)
-
-
-def local_nodes(count: int) -> tuple[str, ...]:
-    """The names of the pretended nodes of a local job: n1, n2, …"""
-    return tuple(f"n{index}" for index in range(1, count + 1))

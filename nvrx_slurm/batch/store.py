@@ -110,7 +110,8 @@ class StoreKeeper:
         await self._announce(address)
 
     async def _announce(self, address: StoreAddress) -> None:
-        """Where the disk is full it is tried again for as long as a start may take. Raises StoreUnreachable."""
+        """Write `store.json`. On a full disk that is tried again for as long as a start may take. Raises
+        StoreUnreachable."""
         loop = asyncio.get_running_loop()
         deadline, has_warned = loop.time() + READY_S, False
         while True:

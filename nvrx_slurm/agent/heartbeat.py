@@ -118,7 +118,7 @@ class HeartbeatSender:
                 self._warned_of_store = False
                 return
             problem = str(error) or "no answer"  # it is not sent again: the next heartbeat is newer
-        self._liveness.say_alive()
+        self._liveness.say(liveness.ALIVE)
         if not self._warned_of_store:
             log.warning("a heartbeat did not reach the store: %s", problem)
         self._warned_of_store = True
@@ -208,22 +208,19 @@ class LivenessClient:
         except OSError:
             return None
 
-    def say_alive(self) -> None:
-        """Report that this node lives although its heartbeats do not reach the store."""
-        self._say(liveness.ALIVE)
+    def say(self, word: bytes) -> None:
+        """Send a word of the liveness connection; without a connection it is lost."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.say(word)
 
     async def close(self, *, goodbye: bool) -> None:
         """Let go; with `goodbye` the controller does not take it for a death."""
         if self._task is not None:
             self._task.cancel()
         if goodbye:
-            self._say(liveness.GOODBYE)
+            self.say(liveness.GOODBYE)
         self._let_go()
-
-    def _say(self, word: bytes) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(OSError):
-                self._connection.say(word)
 
     def _let_go(self) -> None:
         if self._connection is not None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import nvrx_slurm
 from nvrx_slurm.agent import supervisor
@@ -24,6 +24,9 @@ from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import restore_descriptor_limit
 from nvrx_slurm.util.threads import in_thread
+
+if TYPE_CHECKING:
+    from nvrx_slurm.agent.machine import FenceSocketPort, Holdable
 
 log = get_logger("agent")
 
@@ -77,16 +80,6 @@ WorkerEvent = Spawned | Exited | Tearing | Stopped | SupervisorDied
 _PACKAGES = Path(nvrx_slurm.__file__).parents[1]
 _BOOT = "import sys; sys.path.append(sys.argv[2]); from nvrx_slurm.agent.supervisor import main; main()"
 """Without site-packages' start-up files, which would cost it more time and memory than all that it does itself."""
-
-
-class _HasDescriptors(Protocol):
-    def filenos(self) -> list[int]: ...
-    def close(self) -> None: ...
-
-
-class _HasDescriptor(Protocol):
-    def fileno(self) -> int: ...
-    def close(self) -> None: ...
 
 
 class Workers:
@@ -153,12 +146,12 @@ class Workers:
         until = asyncio.get_running_loop().time() + seconds  # CLOCK_MONOTONIC, which the supervisor reads too
         self._send({"op": "lease", "until": until})
 
-    def fence(self, fence_socket: _HasDescriptors) -> None:
+    def fence(self, fence_socket: FenceSocketPort) -> None:
         """Arm the fence socket, and leave it to the supervisor alone: it closes when that dies."""
         self._send({"op": "fence"}, *fence_socket.filenos())
         fence_socket.close()
 
-    def hold(self, connection: _HasDescriptor) -> None:
+    def hold(self, connection: Holdable) -> None:
         """Let the supervisor hold the liveness connection too: it closes only when the last worker is dead."""
         self._send({"op": "hold"}, connection.fileno())
 

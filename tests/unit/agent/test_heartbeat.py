@@ -163,7 +163,7 @@ async def test_controller_whose_lease_stands_is_not_silent(start_sender, caplog)
         while "has been silent" not in caplog.text:
             await harness.next_lease(lambda lease: True)
         await harness.store.renew("host:1", 60.0)
-        while "is heard again" not in caplog.text:
+        while "answers again" not in caplog.text:
             await harness.next_lease(lambda lease: True)
     assert caplog.text.count("has been silent") == 1
     assert harness.said.empty()

@@ -1,12 +1,12 @@
-"""The controller: receives facts, lets the core decide, journals, and thereby orders. It alone decides.
+"""The controller: receives facts, lets the core decide, journals, and so gives orders. No other process decides.
 
     inbox ─────┐
     detector ──┼─▶ one queue ─▶ core.step ─▶ one commit (journal, ranks, orders, together) ─▶ events.jsonl
     broker ──────┤
     timer ─────┘
 
-It holds no state that the store does not: killed at any moment, the next one replays the journal through the core,
-takes a newer epoch, which fences this one, and goes on with the first fact that the journal does not account for.
+It holds no state that the store does not. If it is killed, at any moment, the next one replays the journal through
+the core, takes a newer epoch, which fences this one, and continues with the first fact that is not in the journal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import math
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -79,7 +79,7 @@ SIGNALS: dict[signal.Signals, SignalReason] = {
     signal.SIGUSR2: "agents_gone",
     signal.SIGHUP: "lease_lapsed",
 }
-"""How the batch host, the controller's parent, says that the job must end."""
+"""The signals with which the batch host, the controller's parent, asks it to end the job."""
 
 ORDERS = (RendezvousOpened, RendezvousClosed, ReplicaEnded, Shutdown, Fence, DumpOrdered)
 
@@ -127,7 +127,7 @@ class Controller:
         self.mirror = environment.mirror
         self.queue: asyncio.Queue[InboundFact] = asyncio.Queue()
         self.heartbeats = heartbeats
-        self.refusals_told_at = -math.inf
+        self.refusals_posted_at = -math.inf
         self.inbox_read_at = -math.inf  # not yet: facts that arrived without a controller precede any deadline
         self.detector = FailureDetector(
             plan=plan,
@@ -160,7 +160,8 @@ class Controller:
         finally:
             await end(tasks)
             await self.detector.close()
-            await self.broker.close(self._afterwards_s())
+            settings = self.plan.fault_tolerance.attribution  # the broker may still have messages to deliver
+            await self.broker.close(AFTERWARDS_S if settings.slack or settings.dataflow else LEDGER_S)
             self.mirror.close(MIRROR_FLUSH_S)
 
     # ---- start
@@ -176,13 +177,34 @@ class Controller:
             journal = self.environment.read_copy()
         replay(self.job, journal)
         self.requests.replayed((entry.record, entry.t) for entry in journal)
-        self._go_on_from(journal)
+        info, host = self.info, self.environment.host
+        # Whether an earlier controller of this generation has begun the job. All of them run on one host, which has
+        # not booted since: the job would not have outlived that.
+        has_begun = self.job.started_at > 0.0 and self.job.generation >= info.generation
+        # The journal's time goes on by this host's clock, where the controller before ran here too; and never back.
+        for entry in reversed(journal):
+            if isinstance(before := entry.record, ControllerStarted):
+                if before.clock_s and before.host == host and has_begun:
+                    self.server_clock.go_on(entry.t, before.clock_s)
+                break
+        if journal:
+            self.server_clock.start_after(journal[-1].t)
         self.detector.start_with(node for node in self.job.nodes.values() if node.alive)
         port = await self.detector.server.start("0.0.0.0" if self.bind == "*" else self.bind)
-        up = ControllerUp(epoch=self.epoch, host=self.info.addr if self.bind == "*" else self.bind, port=port)
-        host, pid, clock_s = self.environment.host, self.environment.pid, self.clock.monotonic()
-        started = ControllerStarted(epoch=self.epoch, host=host, pid=pid, clock_s=clock_s)
-        batch = self._decide([InboundFact(started), *self._begin()])
+        up = ControllerUp(epoch=self.epoch, host=info.addr if self.bind == "*" else self.bind, port=port)
+        pid, clock_s = self.environment.pid, self.clock.monotonic()
+        facts: list[AnyFact] = [ControllerStarted(epoch=self.epoch, host=host, pid=pid, clock_s=clock_s)]
+        if not has_begun:
+            facts.append(
+                JobStarted(
+                    job=info.job_id,
+                    name=info.name,
+                    expected=info.nodes,
+                    generation=info.generation,
+                    suspects=info.suspects,
+                )
+            )
+        batch = self._decide(map(InboundFact, facts))
         batch.orders.append(up)
         await self._commit(batch, up)
         if self.plan.fault_tolerance.attribution.acts:
@@ -190,36 +212,6 @@ class Controller:
         self.requests.go_on()
         log.info("epoch %d, %d journal entries replayed", self.epoch, len(journal))
         return cursor
-
-    def _go_on_from(self, journal: Sequence[Entry]) -> None:
-        """The journal's time goes on: by this host's clock, where the controller before ran here too; and never
-        back."""
-        starts = (
-            (entry.t, entry.record) for entry in reversed(journal) if isinstance(entry.record, ControllerStarted)
-        )
-        t, before = next(starts, (0.0, None))
-        if before is not None and before.clock_s and before.host == self.environment.host and self._has_begun():
-            self.server_clock.go_on(t, before.clock_s)
-        if journal:
-            self.server_clock.start_after(journal[-1].t)
-
-    def _has_begun(self) -> bool:
-        """Whether an earlier controller of this generation has begun the job. All of them run on one host, which has
-        not booted since: the job would not have outlived that."""
-        return self.job.started_at > 0.0 and self.job.generation >= self.info.generation
-
-    def _begin(self) -> list[InboundFact]:
-        if self._has_begun():
-            return []
-        info = self.info
-        started = JobStarted(
-            job=info.job_id,
-            name=info.name,
-            expected=info.nodes,
-            generation=info.generation,
-            suspects=info.suspects,
-        )
-        return [InboundFact(started)]
 
     # ---- the loop
 
@@ -247,7 +239,7 @@ class Controller:
         return shutdown
 
     async def _next_batch(self, tasks: list[asyncio.Task[None]]) -> list[InboundFact]:
-        """Wait for a fact, or for the core's next deadline, or for a task that failed; take all that is there."""
+        """Wait for a fact, for the core's next deadline, or for a task that failed. Returns all queued facts."""
         deadline = next_deadline(self.job)
         timeout = None if deadline is None else self.server_clock.until(deadline)
         getting = asyncio.ensure_future(self.queue.get())
@@ -258,13 +250,13 @@ class Controller:
                 task.result()
         if not getting.done():
             getting.cancel()
-            return [InboundFact(Tick())] if await self._has_heard_all() else []
+            return [InboundFact(Tick())] if await self._has_read_all() else []
         batch = [getting.result()]
         while not self.queue.empty():
             batch.append(self.queue.get_nowait())
         return batch
 
-    async def _has_heard_all(self) -> bool:
+    async def _has_read_all(self) -> bool:
         """Whether the inbox is being read; waits a moment where it is not."""
         # After a freeze of this process or of the store, the facts that arrived meanwhile come first: one of them may
         # be what the deadline waited for.
@@ -276,7 +268,13 @@ class Controller:
     def _decide(self, inbound: Iterable[InboundFact]) -> Batch:
         batch = Batch()
         for item in inbound:
-            fact, now = item.fact, self._moment(item)
+            fact = item.fact
+            if item.inbox_id:
+                # A fact counts from its arrival in the store, not from when it is read: a backlog, after a freeze of
+                # this process or of the store, is judged as if it had been read in time.
+                now = self.server_clock.stamp(int(item.inbox_id.partition("-")[0]) / 1000, item.since)
+            else:
+                now = self.server_clock.now()
             due_before = next_deadline(self.job) if isinstance(fact, Tick) else None
             decisions = step(self.job, fact, now)
             batch.cursor = item.inbox_id or batch.cursor
@@ -290,7 +288,7 @@ class Controller:
         return batch
 
     def _take(self, batch: Batch, record: Record, now: float) -> None:
-        """One record into the batch: the journal first, then what agents get to see of it."""
+        """Put one record into the batch: into the journal first, then into the orders that agents read."""
         self.written += 1
         self.requests.note(record, now)
         batch.entries.append(Entry(n=self.written, t=now, record=record))  # type: ignore[arg-type]
@@ -303,7 +301,7 @@ class Controller:
                 for node, assignment in assignments(record, role, self.job.seen.get(role.name))
             ]
             batch.rendezvous.append((record.replica, record.generation, record.cycle, ranks))
-            # An agent reads its own field of the rendezvous only: the order need not name everybody to everybody.
+            # An agent reads its own field of the assignment only: the order need not name every node to every node.
             record = msgspec.structs.replace(record, nodes=(), promoted=())
         if isinstance(record, Shutdown):
             batch.shutdown = record
@@ -341,13 +339,6 @@ class Controller:
             )
         )
 
-    def _moment(self, item: InboundFact) -> float:
-        """When the fact became one. Of what came by the inbox that is its arrival in the store, not our reading it: a
-        backlog, after a freeze of this process or of the store, is judged as if it had been read in time."""
-        if not item.inbox_id:
-            return self.server_clock.now()
-        return self.server_clock.stamp(int(item.inbox_id.partition("-")[0]) / 1000, item.since)
-
     def _post(self, fact: AnyFact) -> None:
         self.queue.put_nowait(InboundFact(fact))
 
@@ -361,34 +352,29 @@ class Controller:
                 cursor = identity
                 if fact is not None:
                     self.queue.put_nowait(InboundFact(fact, identity, since))
-            if len(items) < INBOX_BATCH:  # all that had come by then
+            if len(items) < INBOX_BATCH:  # all that had arrived by then
                 since = asked_at
 
     async def _renew_lease(self) -> None:
         while True:
             await self.store.renew(self.owner, self._lease_s())
-            self._tell_refusals()
+            self._post_refusals()
             await asyncio.sleep(self.plan.fault_tolerance.heartbeat.interval)
 
     async def _watch_orders(self, after: str) -> None:
-        """Read what agents read, after the newest order at the take-over: a forged order is in no journal."""
+        """Read what agents read, after the newest order at the take-over: the store client counts forged orders."""
         while True:
             for identity, _ in await self.store.orders(after):
                 after = identity
 
-    def _tell_refusals(self) -> None:
+    def _post_refusals(self) -> None:
         """At most once a minute, journal how many records were set aside."""
         now = self.clock.monotonic()
-        if now - self.refusals_told_at < LOG_EVERY_S:
+        if now - self.refusals_posted_at < LOG_EVERY_S:
             return
         for fact in (*self.store.refused.take(), *self.heartbeats.refused.take()):
-            self.refusals_told_at = now
+            self.refusals_posted_at = now
             self._post(fact)
-
-    def _afterwards_s(self) -> float:
-        """How long the broker may take, once the job has ended, to tell those who want to know."""
-        settings = self.plan.fault_tolerance.attribution
-        return AFTERWARDS_S if settings.slack or settings.dataflow else LEDGER_S
 
     def _lease_s(self) -> float:
         return LEASE_BEATS * self.plan.fault_tolerance.heartbeat.interval
@@ -425,23 +411,23 @@ class ServerClock:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset = 0.0
-        self._told_offset: float | None = None  # what the store itself says, jumps and all
+        self._store_offset: float | None = None  # of the store's own clock, jumps and all
         self._last = 0.0
 
     def set(self, server_time: float) -> None:
-        """The store has just told its time (seconds since the epoch)."""
-        told = server_time - self._clock.monotonic()
-        if self._told_offset is None:
-            self._offset = told
-        elif abs(step := told - self._told_offset) <= JUMP_S:
+        """The store has just sent its time (seconds since the epoch)."""
+        offset = server_time - self._clock.monotonic()
+        if self._store_offset is None:
+            self._offset = offset
+        elif abs(step := offset - self._store_offset) <= JUMP_S:
             self._offset += step
         else:
             log.warning("the store's clock was set, or its answer took long (%+.1f s); the journal's goes on", step)
-        self._told_offset = told
+        self._store_offset = offset
 
     def go_on(self, t: float, clock_s: float) -> None:
-        """It was `t` when our monotonic clock said `clock_s`: an earlier controller on this host has noted that. What
-        the store's clock was set by since is no time that has passed."""
+        """It was `t` when this host's monotonic clock showed `clock_s`: an earlier controller has noted that. If the
+        store's clock was set meanwhile, the difference is no time that has passed."""
         self._offset = t - clock_s
 
     def start_after(self, t: float) -> None:
@@ -453,12 +439,13 @@ class ServerClock:
     def stamp(self, t: float, since: float | None = None) -> float:
         """The moment `t` of the store's clock, on this one; not before an earlier stamp, and not after now.
 
-        `since`: when it had not come yet, by our own monotonic clock. A store whose clock is set back goes on to
-        number what comes by the moment of the last before, and we learn of it only with its next answer.
+        `since`: when it had not arrived yet, by this process's monotonic clock.
         """
-        told = t if self._told_offset is None else t - self._told_offset + self._offset
+        stamped = t if self._store_offset is None else t - self._store_offset + self._offset
+        # A store whose clock is set back numbers new entries by the moment of the last one before, and this process
+        # learns of it only with the store's next answer: `since` bounds the error.
         earliest = self._last if since is None else since + self._offset
-        self._last = max(self._last, min(max(told, earliest), self._clock.monotonic() + self._offset))
+        self._last = max(self._last, min(max(stamped, earliest), self._clock.monotonic() + self._offset))
         return self._last
 
     def now(self) -> float:

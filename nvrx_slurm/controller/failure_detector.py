@@ -36,13 +36,14 @@ log = get_logger("controller")
 
 MOST_PACE_S = 0.25
 SUSPECT_BEATS = 3
-"""A node whose connection closed is dead when it is silent for so many beats more."""
+"""A node whose connection closed is dead when it is silent for so many heartbeat intervals more."""
 
 STALL_BEATS = 2
 """Without a heartbeat of any node for so many intervals, the store or this controller stood still."""
 
 SLOWEST_BEAT_S = 0.5
-"""An agent whose beats do not reach the store says "alive" so often, however short the interval: that is no stall."""
+"""An agent whose heartbeats do not reach the store sends "alive" so often, however short the interval: that is no
+stall."""
 
 PROBE_S = 0.25
 """How long a node whose connection closed may take to prove that its processes are gone."""
@@ -71,14 +72,8 @@ class FailureDetector:
         clock: Clock,
         post: Callable[[AnyFact], None],
     ) -> None:
-        self.plan, self.info, self.nodes = plan, info, nodes
-        self.heartbeats, self.environment, self.token, self.clock, self.post = (
-            heartbeats,
-            environment,
-            token,
-            clock,
-            post,
-        )
+        self.plan, self.info, self.nodes, self.heartbeats = plan, info, nodes, heartbeats
+        self.environment, self.token, self.clock, self.post = environment, token, clock, post
         bounds = plan.fault_tolerance
         self.pace_s = min(MOST_PACE_S, bounds.heartbeat.interval / 4)
         self.liveness = Liveness(
@@ -90,30 +85,30 @@ class FailureDetector:
             grace_until=clock.monotonic() + bounds.heartbeat.timeout,
         )
         self.server = environment.liveness_server(token, self._alive, self._connection_lost)
-        self.speakers: dict[bytes, str] = {}  # incarnation → its node, of those that are watched
-        self.names: dict[str, bytes] = {}  # the other way round
-        self.last_beats: dict[str, bytes] = {}
-        self.seen_at: dict[str, float] = {}  # node → when it was here, seconds since the epoch
+        self.watched: dict[bytes, str] = {}  # incarnation → its node
+        self.incarnations: dict[str, bytes] = {}  # node → the incarnation that is watched
+        self.last_heartbeats: dict[str, bytes] = {}
+        self.joined_at: dict[str, float] = {}  # node → when its agent joined, seconds since the epoch
         self.trusted: set[str] = set()  # incarnations whose kernel's refusal proves a death
         self.disconnected: set[str] = set()  # nodes whose connection closed, until they connect again
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start_with(self, nodes: Iterable[Node]) -> None:
-        """A new controller: these are known from the journal. They have been up for long, so from now on their
-        silence counts, and not from their first sign: one that died with the controller before is not given the time
-        of a start."""
+        """Watch the nodes that a new controller knows from the journal."""
+        # They joined long ago. So their silence counts from now on, and not from a first heartbeat: a node that died
+        # with the controller before does not get `startup_timeout`.
         for node in nodes:
             self._watch(node.name, node.incarnation, node.addr, node.fence_port)
             self.liveness.heard(node.name, self.clock.monotonic())
 
     def take_note(self, fact: Fact) -> None:
-        """What the core has accepted changes whom to listen for."""
+        """A fact that the core has accepted may change which nodes are watched."""
         if isinstance(fact, NodeJoined):
             self._watch(fact.node, fact.incarnation, fact.addr, fact.fence_port)
         elif isinstance(fact, NodeLost | NodeLeft):
             self.liveness.drop(fact.node)
-            self.speakers.pop(fact.incarnation.encode(), None)
-            self.last_beats.pop(fact.node, None)
+            self.watched.pop(fact.incarnation.encode(), None)
+            self.last_heartbeats.pop(fact.node, None)
             self.disconnected.discard(fact.node)
 
     async def close(self) -> None:
@@ -123,47 +118,49 @@ class FailureDetector:
     # ---- detection
 
     async def run(self) -> None:
-        """Read the heartbeats a few times a second, and declare dead each node that was silent for too long.
-
-        No node is judged while the store cannot be read. Judging follows reading, so a controller that was frozen
-        first takes in what arrived meanwhile.
-        """
-        deaf_since: float | None = None
+        """Read the heartbeats a few times a second, and declare dead each node that was silent for too long. No node
+        is judged while the store cannot be read."""
+        unread_since: float | None = None
         while True:
             try:
                 batch = await self.heartbeats.read()
             except StoreUnreachable as error:
-                if deaf_since is None:
-                    deaf_since = self.clock.monotonic()
-                    log.warning("%s; until it does, nobody is declared dead", error)
+                if unread_since is None:
+                    unread_since = self.clock.monotonic()
+                    log.warning("%s; until it does, no node is declared dead", error)
             else:
                 now = self.clock.monotonic()
-                if deaf_since is not None:
-                    log.info("the beats are heard again, after %.1f s", now - deaf_since)
-                    deaf_since = None
-                speakers, alive, last_beats = self.speakers, self.liveness.heard, self.last_beats
+                if unread_since is not None:
+                    log.info("the heartbeats can be read again, after %.1f s", now - unread_since)
+                    unread_since = None
+                watched, alive, last_heartbeats = self.watched, self.liveness.heard, self.last_heartbeats
                 for age_s, who, packed in batch.beats:
-                    if (name := speakers.get(who)) is not None:
+                    if (name := watched.get(who)) is not None:
                         alive(name, now - age_s)
-                        last_beats[name] = packed
+                        last_heartbeats[name] = packed
+                # Only now: a controller that was frozen takes in first what arrived meanwhile.
+                bounds = self.plan.fault_tolerance
                 for name, silent_s in self.liveness.dead(now).items():
-                    self._reap(name, silent_s)
+                    log.warning("%s: nothing heard for %.1f s; it is given up", name, silent_s)
+                    suspected = silent_s < bounds.heartbeat.timeout
+                    cause = "connection_closed" if suspected else "heartbeat_timeout"
+                    self._lose(name, cause, safe_after_s=max(0.0, bounds.gives_away_after_s - silent_s))
             await asyncio.sleep(self.pace_s)
 
     def _watch(self, node: str, incarnation: str, addr: str, port: int) -> None:
         self.liveness.watch(node, self.clock.monotonic())
-        self.seen_at[node] = self.clock.wall()
-        self.speakers.pop(self.names.get(node, b""), None)  # who is replaced speaks for the node no more
-        self.names[node] = incarnation.encode()
-        self.speakers[self.names[node]] = node
+        self.joined_at[node] = self.clock.wall()
+        self.watched.pop(self.incarnations.get(node, b""), None)  # an agent that was replaced is not heard any more
+        self.incarnations[node] = incarnation.encode()
+        self.watched[self.incarnations[node]] = node
         if self.info.addr == LOOPBACK:  # no firewall stands between this host and itself
             self.trusted.add(incarnation)
         elif port:
-            self._go(self._test(node, incarnation, addr, port))
+            self._go(self._test_refusal(node, incarnation, addr, port))
 
-    async def _test(self, node: str, incarnation: str, addr: str, port: int) -> None:
-        """Only where a living node's kernel does not refuse a probe does a refusal prove a death: a firewall's
-        may."""
+    async def _test_refusal(self, node: str, incarnation: str, addr: str, port: int) -> None:
+        """Find out whether a refused probe will prove the node's death: not where a firewall refuses it already while
+        the node lives."""
         spread_s = TEST_SPREAD_S_PER_NODE * self.plan.total_nodes
         if spread_s > TEST_S:
             await asyncio.sleep(spread_s * self.nodes()[node].index / self.plan.total_nodes)
@@ -185,10 +182,10 @@ class FailureDetector:
         if self._current(node, incarnation):
             log.warning("%s: the connection to its agent closed", node)
             self.disconnected.add(node)
-            self._go(self._look_after(node, incarnation))
+            self._go(self._probe(node, incarnation))
 
-    async def _look_after(self, name: str, incarnation: str) -> None:
-        """A connection closed: either the node's processes are gone, or something on the way closed it."""
+    async def _probe(self, name: str, incarnation: str) -> None:
+        """A connection closed: either the node's processes are gone, or a host between the two closed it."""
         began = self.clock.monotonic()
         node = self.nodes()[name]
         proven = incarnation in self.trusted and await self.environment.is_dead(
@@ -199,18 +196,12 @@ class FailureDetector:
         if proven:
             self._lose(name, "connection_closed", ago_s=self.clock.monotonic() - began)
         elif name in self.disconnected:
-            log.warning("%s: nothing proves its death; listening on", name)
+            log.warning("%s: nothing proves its death; waiting for its heartbeats", name)
             self.liveness.suspect(name, began)
 
-    def _reap(self, name: str, silent_s: float) -> None:
-        suspected = silent_s < self.plan.fault_tolerance.heartbeat.timeout
-        log.warning("%s: nothing heard for %.1f s; it is given up", name, silent_s)
-        safe_after_s = max(0.0, self.plan.fault_tolerance.gives_away_after_s - silent_s)
-        self._lose(name, "connection_closed" if suspected else "heartbeat_timeout", safe_after_s=safe_after_s)
-
     def _lose(self, name: str, cause: str, *, ago_s: float = 0.0, safe_after_s: float = 0.0) -> None:
-        node, beat = self.nodes()[name], self.last_beats.get(name)
-        steps = unpack_heartbeat(beat).steps if beat else {}
+        node, packed = self.nodes()[name], self.last_heartbeats.get(name)
+        steps = unpack_heartbeat(packed).steps if packed else {}
         self.liveness.drop(name)
         self.post(
             NodeLost(
@@ -245,11 +236,11 @@ class FailureDetector:
             self.post(NodeFenced(node=name, incarnation=incarnation, proof="its kernel says that they are gone"))
 
     async def _ask_slurm(self, name: str, incarnation: str) -> None:
-        said = await self.environment.node_state(name)
-        if said is None:
+        node = await self.environment.node_state(name)
+        if node is None:
             return
-        self.post(SlurmNodeState(node=name, state=said.state, reason=said.reason))
-        if said.proves_dead(heard_at=self.seen_at[name]):
+        self.post(SlurmNodeState(node=name, state=node.state, reason=node.reason))
+        if node.proves_dead(heard_at=self.joined_at[name]):
             self.post(NodeFenced(node=name, incarnation=incarnation, proof="it has booted since"))
 
     def _go(self, work: Coroutine[Any, Any, None]) -> None:

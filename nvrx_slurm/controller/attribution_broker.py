@@ -2,8 +2,8 @@
 never delays a decision.
 
 It is started when first needed, dies with the controller, and is started again when it dies; a request that it had
-not answered is sent again. Both ends write lines of JSON: `{"ask": …}`, `{"settled": …}`, `{"judged": …}`
-one way, `{"answer": …}` the other.
+not answered is sent again. Both ends write lines of JSON: the controller `{"ask": …}`, `{"settled": …}`,
+`{"judged": …}`, the broker `{"answer": …}`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from nvrx_slurm.util.processes import dies_with_parent
 log = get_logger("controller")
 
 MOST_STARTS = 5
-"""A broker that dies so often in a row is left alone: the failures that it was asked about have no verdict."""
+"""A broker that dies so often in a row is not started again: the failures that it was asked about get no verdict."""
 
 STABLE_S = 60.0
-"""A broker that lived this long was no failed start: a job of weeks may lose one now and then."""
+"""A broker that lived this long does not count as a failed start: a job of weeks may lose one now and then."""
 
 PAUSES_S = (0.0, 0.0, 0.1, 0.5, 2.0)
-"""Before it is started again, after so many failed starts: what ails the host may be over by then."""
+"""Before it is started again, after so many failed starts: the host may have recovered by then."""
 
 DIES_S = 2.0
 """How long a broker may take to end once it has closed its output."""
 
 SILENT_S = 900.0
-"""A broker that has answered nothing for so long hangs, as its sources all have bounds. It is ended when it is asked
-the next time."""
+"""A broker that has answered nothing for so long hangs, as its sources all have bounds. It is killed at the next
+request."""
 
 LINE_BYTES = 4 << 20
 Answered = Callable[[FailureKey, Attribution], None]
@@ -54,7 +54,7 @@ class AttributionBroker(Protocol):
     """Asks the sources. No call waits, and a failure of the broker raises nothing here."""
 
     def open(self) -> None:
-        """Get ready: a question is soon to come."""
+        """Get ready: a request will follow soon."""
         ...
 
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
@@ -65,8 +65,13 @@ class AttributionBroker(Protocol):
     def judged(self, judged: VerdictRecord) -> None: ...
 
     async def close(self, within_s: float) -> None:
-        """Let it finish what follows from its answers, up to `within_s`; then it is gone."""
+        """Let it deliver its messages, up to `within_s`; then kill it."""
         ...
+
+
+def _kill(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
 
 
 def _line(message: dict[str, Any]) -> bytes:
@@ -103,7 +108,7 @@ class AttributionBrokerProcess:
         self._settled: set[FailureKey] = set()
         self._unsent: list[bytes] = []
         self._closing = False
-        self._waiting_since: float | None = None  # the first question since it last said anything
+        self._waiting_since: float | None = None  # the first request since its last answer
 
     def open(self) -> None:
         if self._task is None:
@@ -111,7 +116,13 @@ class AttributionBrokerProcess:
 
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
         self._open[inquiry.key] = inquiry
-        self._end_if_it_hangs()
+        now = asyncio.get_running_loop().time()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        elif self._process is not None and now - self._waiting_since > SILENT_S:
+            silent_s, self._waiting_since = now - self._waiting_since, now
+            log.error("the attribution broker has answered nothing for %.0f s; it is killed", silent_s)
+            _kill(self._process)
         if settled:
             self._settled.add(inquiry.key)
         self._say({"ask": inquiry, "settled": settled})
@@ -125,7 +136,7 @@ class AttributionBrokerProcess:
         inquiry, settled = self._open.pop(judged.key, None), judged.key in self._settled
         self._settled.discard(judged.key)
         if inquiry is not None and not self._is_up:
-            self._unsent.append(_line({"ask": inquiry, "settled": settled}))  # it is told with what is known of it
+            self._unsent.append(_line({"ask": inquiry, "settled": settled}))  # the verdict alone names no failure
         self._say({"judged": judged})
 
     async def close(self, within_s: float) -> None:
@@ -137,17 +148,16 @@ class AttributionBrokerProcess:
         await asyncio.wait([self._task], timeout=within_s)
         self._task.cancel()
         if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
+            _kill(self._process)
 
     def _say(self, message: dict[str, Any]) -> None:
         self.open()
-        if self._task is not None and self._task.done():  # it is left alone
+        if self._task is not None and self._task.done():  # it is not started any more
             self._unsent = []
         elif self._process is not None and self._process.stdin is not None and self._is_up:
             self._process.stdin.write(_line(message))
-        elif "judged" in message:
-            self._unsent.append(_line(message))  # what is open the next one is asked anyway
+        elif "judged" in message:  # the rest need not be kept: the next broker is asked all that is open
+            self._unsent.append(_line(message))
 
     @property
     def _is_up(self) -> bool:
@@ -165,13 +175,12 @@ class AttributionBrokerProcess:
             except OSError as error:
                 log.error("the attribution broker cannot be started: %s", error)
             else:
-                await self._hear(process)
+                await self._read_answers(process)
                 # A broker that has closed its output and does not exit is killed: else the next is never started.
                 ending = asyncio.ensure_future(process.wait())
                 await asyncio.wait([ending], timeout=None if self._closing else DIES_S)
                 if not ending.done():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process.pid, signal.SIGKILL)
+                    _kill(process)
                 code = await ending
                 self._process = None
                 if not self._closing:
@@ -201,27 +210,14 @@ class AttributionBrokerProcess:
         self._process = process
         return process
 
-    def _end_if_it_hangs(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._waiting_since is None:
-            self._waiting_since = now
-        elif self._process is not None and now - self._waiting_since > SILENT_S:
-            log.error(
-                "the attribution broker has answered nothing for %.0f s; it is ended", now - self._waiting_since
-            )
-            self._waiting_since = now
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
-
-    async def _hear(self, process: Process) -> None:
+    async def _read_answers(self, process: Process) -> None:
         assert process.stdout is not None
         while True:
             try:
                 line = await process.stdout.readline()
             except ValueError:  # longer than any answer is
-                log.error("the attribution broker has sent a line of more than %d bytes; it is ended", LINE_BYTES)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+                log.error("the attribution broker has sent a line of more than %d bytes; it is killed", LINE_BYTES)
+                _kill(process)
                 return
             if not line:
                 return

@@ -1,4 +1,4 @@
-"""What the attribution broker is asked about a failure, and when it learns what followed.
+"""What the attribution broker is asked about a failure, and when it receives what followed.
 
 The core names the sources and reads the answers (`core.restart_decision`). This module collects the journal's facts
 about the failed cycle, so that a controller that takes over sends the same request as the one before.
@@ -35,7 +35,7 @@ _CycleRecord = (
 
 @dataclass(slots=True)
 class _Known:
-    """What the journal has said of one cycle."""
+    """What the journal holds about one cycle."""
 
     started_at: float = 0.0
     pids: dict[int, int] = field(default_factory=dict)
@@ -43,11 +43,11 @@ class _Known:
     judged: AttributionJudged | None = None
     decided: RestartDecided | None = None
     settled: bool = False
-    told: bool = False
+    reported: bool = False  # to the broker: what followed from its failure
 
 
 class AttributionRequests:
-    """Follows the journal; talks to the broker after each commit."""
+    """Follows the journal; writes to the broker after each commit."""
 
     def __init__(self, job: Job, files: JobFiles, broker: AttributionBroker) -> None:
         self._job, self._files, self._broker = job, files, broker
@@ -66,7 +66,7 @@ class AttributionRequests:
                 old = [key for key in self._known if key[0] == record.replica and key[1] < record.cycle - EARLIER]
                 for key in old:
                     pending = self._job.restart_decisions.get(key)
-                    if self._known[key].told or pending is None or not pending.sources:
+                    if self._known[key].reported or pending is None or not pending.sources:
                         del self._known[key]
             case WorkersStarted():
                 self._cycle(record).pids.update(record.pids)
@@ -81,18 +81,18 @@ class AttributionRequests:
                 self._cycle(record).decided = record
 
     def replayed(self, entries: Iterable[tuple[Record, float]]) -> None:
-        """A journal that others wrote: what is still open is asked again, what is not stays as it is."""
+        """Take in the journal of earlier controllers: the broker is asked again what is still open."""
         for record, t in entries:
             self.note(record, t)
         self._to_ask = []
         for key, pending in self._job.restart_decisions.items():
             known = self._known.setdefault(key, _Known())
-            known.told = pending.judged
+            known.reported = pending.judged
             if pending.sources and not pending.judged:
                 self._to_ask.append(key)
 
     def go_on(self) -> None:
-        """Tell the broker what has come about. What it hears is in the journal by now."""
+        """Send the broker what is new. Called after a commit: all that the broker reads is in the journal by then."""
         asked, self._to_ask = self._to_ask, []
         for key in asked:
             pending = self._job.restart_decisions.get(key)
@@ -101,13 +101,29 @@ class AttributionRequests:
                 self._broker.ask(self.inquiry(pending), settled=self._known[key].settled)
         for key, pending in self._job.restart_decisions.items():
             known = self._known.get(key)
-            if pending.sources and known is not None and not known.told:
-                self._tell(pending, known)
+            if not pending.sources or known is None or known.reported:
+                continue
+            if not known.settled and self._is_settled(pending):
+                known.settled = True
+                self._broker.settled(self._key(pending))
+            if (judged := known.judged) is not None:
+                known.reported = True
+                self._broker.judged(
+                    VerdictRecord(
+                        key=self._key(pending),
+                        verdict=judged.verdict,
+                        acted=judged.acted,
+                        why=judged.why,
+                        action="stop" if known.decided is None else known.decided.action,
+                        nodes_blamed=judged.blamed,
+                        dry_run=self._job.plan.fault_tolerance.attribution.dry_run,
+                    )
+                )
 
     def inquiry(self, pending: RestartDecision) -> Inquiry:
-        """The failure with all that the journal has said of it so far."""
+        """The failure with all that the journal holds about it so far."""
         known, failure = self._known.get((pending.replica, pending.cycle), _Known()), pending.failure
-        told = known.failed.get(failure.rank) if failure.rank is not None else None
+        reported = known.failed.get(failure.rank) if failure.rank is not None else None
         folders = [
             str(self._files.cycle_logs(pending.replica, self._job.generation, cycle))
             for cycle in range(pending.cycle, max(-1, pending.cycle - EARLIER - 1), -1)
@@ -119,9 +135,9 @@ class AttributionRequests:
                 cause=failure.cause,
                 node=failure.node,
                 rank=failure.rank,
-                exit_code=told.exit_code if told else None,
-                signal=told.signal if told else None,
-                error=told.error if told else None,
+                exit_code=reported.exit_code if reported else None,
+                signal=reported.signal if reported else None,
+                error=reported.error if reported else None,
                 hung=failure.hung,
                 step=failure.step,
                 t=failure.noticed,
@@ -133,30 +149,10 @@ class AttributionRequests:
             earlier=tuple(folders[1:]),
         )
 
-    def _tell(self, pending: RestartDecision, known: _Known) -> None:
-        if not known.settled and self._is_settled(pending):
-            known.settled = True
-            self._broker.settled(self._key(pending))
-        if known.judged is None:
-            return
-        known.told = True
-        judged, settings = known.judged, self._job.plan.fault_tolerance.attribution
-        self._broker.judged(
-            VerdictRecord(
-                key=self._key(pending),
-                verdict=judged.verdict,
-                acted=judged.acted,
-                why=judged.why,
-                action="stop" if known.decided is None else known.decided.action,
-                nodes_blamed=judged.blamed,
-                dry_run=settings.dry_run,
-            )
-        )
-
     def _is_settled(self, pending: RestartDecision) -> bool:
-        """Whether the workers of the cycle that failed are gone, all that can be waited for."""
+        """Whether the workers of the cycle that failed are gone, as far as that can be waited for."""
         replica = self._job.replicas[pending.replica]
-        if replica.cycle == pending.cycle:  # there is no next rendezvous
+        if replica.cycle == pending.cycle:  # no next cycle has been called
             nodes = [self._job.nodes[name] for name in pending.members]
             return not any(node.state is NodeState.ACTIVE and node.replica == replica.id for node in nodes)
         return replica.cycle > pending.cycle and not (replica.phase is Phase.RENDEZVOUS and replica.awaited)

@@ -1,8 +1,6 @@
-"""All that a controller touches beside the store: the nodes, its batch host, the job folder.
+"""All that a controller touches beside the store: the nodes and their fences, its batch host, the job folder.
 
 `LinuxEnvironment` is the real one; the simulation brings its own, and the controller's code is the same with both.
-
-The fence: send the key by UDP, and connect by TCP until the node's kernel refuses.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ class _FenceChannel:
     """A node's fence socket (`fence.py`): the key goes by UDP, and TCP says whether its holder lives."""
 
     def __init__(self, addr: str, port: int) -> None:
-        self._there = (addr, port)
+        self._address = (addr, port)
         self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._refused = asyncio.Event()
         self._dials: dict[asyncio.Task[None], None] = {}  # oldest first
@@ -87,7 +85,7 @@ class _FenceChannel:
         self._raise_refused()
         if data != fence.PROBE:
             with contextlib.suppress(BlockingIOError):
-                self._datagrams.sendto(data, self._there)
+                self._datagrams.sendto(data, self._address)
         if not self._connected:
             if len(self._dials) >= MOST_DIALS:  # on a lossy network the kernel itself repeats a SYN after a second
                 next(iter(self._dials)).cancel()
@@ -106,7 +104,7 @@ class _FenceChannel:
 
     def _raise_refused(self) -> None:
         if self._refused.is_set():
-            raise ConnectionRefusedError(f"{self._there[0]}:{self._there[1]} refuses connections")
+            raise ConnectionRefusedError(f"{self._address[0]}:{self._address[1]} refuses connections")
 
     async def _dial(self) -> None:
         try:
@@ -123,7 +121,7 @@ class _FenceChannel:
             # Close it by RST: the fence socket accepts no connection, and would keep each half-closed one.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
             try:
-                await loop.sock_connect(connection, self._there)
+                await loop.sock_connect(connection, self._address)
             except ConnectionRefusedError:
                 raise
             except OSError:  # no route at this moment
@@ -188,13 +186,13 @@ class ControllerEnvironment(Protocol):
         ...
 
     def attribution_broker(self, answered: Answered) -> AttributionBroker:
-        """Who asks the sources of attribution; it starts when it is needed."""
+        """The process that asks the sources of attribution; it starts when it is needed."""
         ...
 
     async def is_dead(
         self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S
     ) -> bool:
-        """What `fencing.is_dead` promises."""
+        """What `is_dead` above promises."""
         ...
 
     async def node_state(self, node: str) -> SlurmNode | None:
@@ -209,6 +207,10 @@ class ControllerEnvironment(Protocol):
 class LinuxEnvironment:
     """The job folder, sockets and Slurm's programs."""
 
+    liveness_server = LivenessServer
+    is_dead = staticmethod(is_dead)
+    node_state = staticmethod(node_state)
+
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
         self.host, self.pid = socket.gethostname(), os.getpid()
@@ -221,20 +223,9 @@ class LinuxEnvironment:
     def write_result(self, result: Result) -> None:
         self._folder.write_result(result)
 
-    def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> LivenessServer:
-        return LivenessServer(token, alive, lost)
-
     def attribution_broker(self, answered: Answered) -> AttributionBroker:
         return AttributionBrokerProcess(self._folder.node_log("attribution"), answered)
 
-    async def is_dead(
-        self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S
-    ) -> bool:
-        return await is_dead(addr, port, message, within_s, pause_s=pause_s)
-
-    async def node_state(self, node: str) -> SlurmNode | None:
-        return await node_state(node)
-
     def on_signal(self, number: signal.Signals, callback: Callable[[signal.Signals], None]) -> None:
         asyncio.get_running_loop().add_signal_handler(number, callback, number)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])  # the batch host starts us with it blocked
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])  # the batch host starts the controller with it blocked

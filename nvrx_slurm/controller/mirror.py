@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from nvrx_slurm.errors import MalformedRecord
@@ -45,18 +45,14 @@ def last_number(path: Path) -> int:
 
 def read_copy(path: Path) -> list[Entry]:
     """Every whole entry of the copy, its rotated parts first."""
-    lines = (
-        line for part in [*journal_parts(path), path] if part.exists() for line in part.read_bytes().splitlines()
-    )
-    return list(_entries(lines))
-
-
-def _entries(lines: Iterable[bytes]) -> Iterator[Entry]:
-    for line in lines:
-        try:
-            yield entry_from_json(line)
-        except MalformedRecord:
-            log.warning("a torn line in the journal's copy is left out")
+    entries = []
+    for part in [*journal_parts(path), path]:
+        for line in part.read_bytes().splitlines() if part.exists() else ():
+            try:
+                entries.append(entry_from_json(line))
+            except MalformedRecord:
+                log.warning("a torn line in the journal's copy is left out")
+    return entries
 
 
 class Mirror:
@@ -87,7 +83,7 @@ class Mirror:
         self._queue.put(entries)
 
     def close(self, timeout_s: float) -> None:
-        """Write out what is queued; says so if that takes longer than `timeout_s`."""
+        """Write out what is queued; logs an error if that takes longer than `timeout_s`."""
         self._queue.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():

@@ -54,7 +54,7 @@ from nvrx_slurm.journal.records import (
 )
 
 ACKNOWLEDGE_S = 10.0
-"""How long beyond its teardown grace an agent may take to say that it has left."""
+"""How long beyond its teardown grace an agent may take to report that it has left."""
 
 SIGNALS: dict[SignalReason, Shutdown] = {
     "cancel": Shutdown(exit_code=EXIT_TERMINATED, reason="cancelled"),
@@ -73,7 +73,7 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
     """Take in one fact at time `now` (seconds, the store's clock; never smaller than before).
 
     Returns the decisions that follow, in the order in which they hold. None: the fact is stale (an older generation,
-    cycle or agent, heard before, or of a job that has ended) and must leave no trace.
+    cycle or agent, a repetition, or of a job that has ended) and must leave no trace.
     """
     if isinstance(fact, ControllerStarted):
         # No deadline is looked at yet: the facts that arrived while no controller ran are taken in first.
@@ -85,8 +85,7 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
         return None
     if isinstance(fact, FromAgent):
         membership.heard(job, fact)  # only now: a refused fact must not use up its sequence number
-    # The order matters: a hang at the exit is a failure that opens a rendezvous, and a rendezvous may close in the
-    # same step.
+    # The order matters: a hang at the exit is a failure, which opens a rendezvous, which may close in the same step.
     if job.shutdown is None and not _shutdown_in(decisions):
         decisions += restart.end_exit_skew(job, now)
     if job.shutdown is None and not _shutdown_in(decisions):
@@ -101,14 +100,13 @@ def next_deadline(job: Job) -> float | None:
         return None
     if job.shutdown is not None:
         return job.shutdown_deadline
-    deadlines = [_deadline(job, replica) for replica in job.replicas.values()]
-    return min((at for at in [restart_decision.due_at(job), *deadlines] if at is not None), default=None)
-
-
-def _deadline(job: Job, replica: Replica) -> float | None:
-    if replica.phase is Phase.RENDEZVOUS and replica.cycle >= 0:
-        return rendezvous.deadline(job, replica)
-    return restart.exits_due_at(job, replica)
+    deadlines = [restart_decision.due_at(job)]
+    for replica in job.replicas.values():
+        if replica.phase is Phase.RENDEZVOUS and replica.cycle >= 0:
+            deadlines.append(rendezvous.deadline(job, replica))
+        else:
+            deadlines.append(restart.exits_due_at(job, replica))
+    return min((at for at in deadlines if at is not None), default=None)
 
 
 def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
@@ -116,9 +114,14 @@ def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
     more: list[Decision] = []
     if job.shutdown is None:
         job.shutdown = _shutdown_in(decisions)
-        if job.shutdown is None and (natural := _natural_end(job)):
-            job.shutdown = natural
-            more.append(natural)
+        if job.shutdown is None and all(replica.ended for replica in job.replicas.values()):
+            done = any(replica.phase is Phase.DONE for replica in job.replicas.values())
+            job.shutdown = (
+                Shutdown(exit_code=EXIT_DONE, reason="done")
+                if done
+                else Shutdown(exit_code=EXIT_FAILED, reason="every replica failed")
+            )
+            more.append(job.shutdown)
         if job.shutdown is not None:
             bounds = job.plan.fault_tolerance
             saving_s = bounds.teardown.checkpoint_timeout if job.shutdown.checkpoint else 0.0
@@ -135,14 +138,6 @@ def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
 
 def _shutdown_in(decisions: list[Decision]) -> Shutdown | None:
     return next((decision for decision in decisions if isinstance(decision, Shutdown)), None)
-
-
-def _natural_end(job: Job) -> Shutdown | None:
-    if not all(replica.ended for replica in job.replicas.values()):
-        return None
-    if any(replica.phase is Phase.DONE for replica in job.replicas.values()):
-        return Shutdown(exit_code=EXIT_DONE, reason="done")
-    return Shutdown(exit_code=EXIT_FAILED, reason="every replica failed")
 
 
 # ------------------------------------------------------------------------------------------- handlers
@@ -176,20 +171,15 @@ def _node_joined(job: Job, fact: NodeJoined, now: float) -> list[Decision] | Non
     known = job.nodes.get(fact.node)
     decisions = _lose(job, known, "its agent was replaced", now) if known and known.alive else []
     node = membership.welcome(job, fact)
-    if quarantined := _quarantine(job, node, now):
-        return [*decisions, quarantined]
+    limit = job.plan.fault_tolerance.quarantine_after
+    if node.deaths >= limit:
+        # A node that keeps dying costs every other node a restart each time: it gets no ranks any more.
+        membership.move(job, node, NodeState.QUARANTINED)
+        rendezvous.forget(job, node, now)
+        reason = f"lost {node.deaths} times (limit {limit})"
+        return [*decisions, Quarantined(node=node.name, deaths=node.deaths, reason=reason)]
     rendezvous.arrive(job, node, now)
     return decisions
-
-
-def _quarantine(job: Job, node: Node, now: float) -> Quarantined | None:
-    """A node that keeps dying costs every other node a restart each time: it gets no ranks any more."""
-    limit = job.plan.fault_tolerance.quarantine_after
-    if node.deaths < limit:
-        return None
-    membership.move(job, node, NodeState.QUARANTINED)
-    rendezvous.forget(job, node, now)
-    return Quarantined(node=node.name, deaths=node.deaths, reason=f"lost {node.deaths} times (limit {limit})")
 
 
 def _node_ready(job: Job, fact: NodeReady, now: float) -> list[Decision] | None:
@@ -237,9 +227,16 @@ def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] |
         return _refuse(job, fact)
     if job.shutdown is not None:
         return []
+    cause = f"rank {fact.rank} on {fact.node} "
+    if fact.error is not None:
+        cause += f"{'could not start' if fact.exit_code is None else 'failed'}: {fact.error}"
+    elif fact.signal is not None:
+        cause += f"was killed by signal {fact.signal}"
+    else:
+        cause += f"exited with code {fact.exit_code}"
     failure = Failure(
         kind="worker",
-        cause=_worker_cause(fact),
+        cause=cause,
         node=fact.node,
         noticed=now - fact.ago_s,
         rank=fact.rank,
@@ -389,7 +386,8 @@ _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] 
 
 
 def _refuse(job: Job, fact: FromAgent) -> list[Decision] | None:
-    """A fact that changes nothing. One from a node that was given up for lost is answered, once, with a fence."""
+    """A fact that changes nothing. If its node was declared lost, the agent does not know yet: a fence answers it,
+    once."""
     node = job.nodes.get(fact.node)
     mistaken = node and node.state is NodeState.LOST and node.incarnation == fact.incarnation
     if node is None or not mistaken or node.fenced:
@@ -416,7 +414,7 @@ def _lose(
 def _depart(
     job: Job, node: Node, state: NodeState, cause: str, now: float, noticed: float, step: int | None = None
 ) -> list[Decision]:
-    """A node is gone. Only where its workers still had work to do is that a failure."""
+    """A node is gone: a failure, if its workers still had work to do."""
     if state is NodeState.LOST:
         node.deaths += 1
     was_active, replica = node.state is NodeState.ACTIVE, job.replicas.get(node.replica or "")
@@ -428,12 +426,3 @@ def _depart(
         return []
     failure = Failure(kind="node", cause=cause, node=node.name, noticed=noticed, step=step)
     return restart.handle_failure(job, replica, failure, now)
-
-
-def _worker_cause(fact: WorkerFailed) -> str:
-    who = f"rank {fact.rank} on {fact.node}"
-    if fact.error is not None:
-        return f"{who} {'could not start' if fact.exit_code is None else 'failed'}: {fact.error}"
-    if fact.signal is not None:
-        return f"{who} was killed by signal {fact.signal}"
-    return f"{who} exited with code {fact.exit_code}"

@@ -56,7 +56,7 @@ def node_budget_spent(job: Job, now: float) -> str | None:
 
 
 def preemptions_spent(job: Job, now: float) -> str | None:
-    """Whether the job has come back more often than it may, in words; the latest time counts."""
+    """Whether the job was requeued more often than it may, in words; the latest time counts."""
     allowance = job.plan.fault_tolerance.max_preemptions
     if allowance is None or count_used(job.requeued_at, allowance, now) <= allowance.count:
         return None

@@ -4,8 +4,8 @@
 |---|---|---|---|
 | arrive | up | it lives | nothing |
 | arrive | closed | something between the hosts closed it | the agent connects again; no node is reaped |
-| silent | says "alive" | the store does not serve this node, or any | no node is reaped |
-| silent | up, says nothing | it is frozen: its kernel answers, its agent does not | reaped after the timeout |
+| silent | reports "alive" | the store does not serve this node, or any | no node is reaped |
+| silent | up, but silent | it is frozen: its kernel answers, its agent does not | reaped after the timeout |
 | silent | closed | it is dead, or partitioned | reaped after `suspect_s`; at once if its kernel proves it |
 | of all silent | any | the store's fault or the controller's own | no node is reaped for `fleet_grace_s` |
 
@@ -88,7 +88,7 @@ class Liveness:
         """The nodes whose silence has lasted too long, with its length in seconds; each is named once, and not
         watched any more. None, while no node at all is heard.
 
-        Costs nothing until the earliest deadline, which a fleet that beats keeps pushing ahead.
+        Costs nothing until the earliest deadline, which heartbeats keep pushing ahead.
         """
         if now < max(self._look_at, self._grace_until):
             return {}

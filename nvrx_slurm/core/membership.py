@@ -1,4 +1,4 @@
-"""Who is here. Every change of a node's state goes through `move`, which refuses what the table does not list."""
+"""The state of each node. Every change goes through `move`, which refuses what the table does not list."""
 
 from __future__ import annotations
 
@@ -30,11 +30,8 @@ def move(job: Job, node: Node, state: NodeState) -> None:
 
 
 def recognise(job: Job, fact: FromAgent) -> Node | None:
-    """The node that speaks, or None if the fact is stale.
-
-    Stale is what comes from an older generation, from an agent that was replaced or never joined, or was heard
-    before.
-    """
+    """The node that sent the fact, or None if the fact is stale: of an older generation, of an agent that was
+    replaced or never joined, or a repetition."""
     node = job.nodes.get(fact.node)
     if node is None or fact.generation != job.generation or fact.incarnation != node.incarnation:
         return None
@@ -66,7 +63,7 @@ def make_safe(job: Job, node: Node) -> bool:
 def welcome(job: Job, fact: NodeJoined) -> Node:
     """Enter the agent's particulars. The node is EXPECTED afterwards; the caller says where it goes.
 
-    An agent joins only when no worker of an earlier one is left on its node: who joins is safe.
+    An agent joins only when no worker of an earlier one is left on its node: a node that joins is safe.
     """
     node = job.nodes.get(fact.node)
     if node is None:

@@ -1,4 +1,4 @@
-"""When a rendezvous opens, when it closes, and with whom.
+"""When a rendezvous opens, when it closes, and with which nodes.
 
 A rendezvous prefers the nodes of the cycle before (in cycle 0: the first nodes of the allocation). It closes:
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from nvrx_slurm.core import limits, membership, restart_decision
 from nvrx_slurm.core.assignment import passed_over, seat
-from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica, RestartDecision, Stamps
+from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica, Stamps
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.journal.records import Decision, Fence, RendezvousClosed, RendezvousOpened, Shutdown
 
@@ -29,7 +29,11 @@ def open_round(job: Job, replica: Replica, now: float, noticed: float, dump: str
     replica.stamps = Stamps(noticed=noticed, decided=now)
     replica.ready, replica.started, replica.done = set(), set(), set()
     replica.first_done_at = None
-    replica.awaited = {name for name in replica.order if _is_called(job.nodes[name], replica)}
+    replica.awaited = set()
+    for node in map(job.nodes.__getitem__, replica.order):
+        is_member = node.state is NodeState.ACTIVE and node.replica == replica.id
+        if is_member or node.state in (NodeState.EXPECTED, NodeState.STANDBY):
+            replica.awaited.add(node.name)
     job.wanted_by.update(dict.fromkeys(replica.awaited, replica.id))
     for name in sorted(replica.awaited & job.standby):  # it was lost and came back: nothing to tear down
         arrive(job, job.nodes[name], now)
@@ -62,7 +66,7 @@ def forget(job: Job, node: Node, now: float) -> None:
 def close_what_can(job: Job, now: float) -> list[Decision]:
     """Close every open rendezvous that may close at `now`, or stop the job if one never can."""
     decisions: list[Decision] = []
-    # Whose failure it is comes first: what others wait for is decided by then.
+    # The replica that failed comes first: other replicas may wait for the decision on its failure.
     for replica in sorted(job.replicas.values(), key=lambda each: not restart_decision.is_open(job, each)):
         if replica.phase is Phase.RENDEZVOUS and replica.cycle >= 0:
             decisions += _close_if_due(job, replica, now)
@@ -78,27 +82,20 @@ def deadline(job: Job, replica: Replica) -> float:
     if replica.paused and replica.pause_until is not None:
         return replica.pause_until
     if replica.held:
-        return min(_decided_by(job, replica, pending) for pending in restart_decision.holding(job, replica))
+        decided_by = []
+        for pending in restart_decision.holding(job, replica):
+            owner = job.replicas[pending.replica]
+            waits = owner is not replica and restart_decision.waits_for_steps(job, pending)
+            decided_by.append(deadline(job, owner) if waits else pending.due_at)
+        return min(decided_by)
     latest = replica.opened_at + job.plan.fault_tolerance.rendezvous.join_timeout
     return latest if replica.last_call_at is None else min(latest, replica.last_call_at)
-
-
-def _decided_by(job: Job, replica: Replica, pending: RestartDecision) -> float:
-    owner = job.replicas[pending.replica]
-    if owner is not replica and restart_decision.waits_for_steps(job, pending):
-        return deadline(job, owner)
-    return pending.due_at
 
 
 def _no_longer_awaited(replica: Replica, node: Node, now: float) -> None:
     replica.awaited.discard(node.name)
     if not replica.awaited and replica.stamps:
         replica.stamps.torn_down = now
-
-
-def _is_called(node: Node, replica: Replica) -> bool:
-    free = node.state in (NodeState.EXPECTED, NodeState.STANDBY)
-    return free or (node.state is NodeState.ACTIVE and node.replica == replica.id)
 
 
 def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
@@ -141,8 +138,8 @@ def _stop(job: Job, replica: Replica, now: float) -> list[Decision]:
 def _close_once_decided(
     job: Job, replica: Replica, now: float, then: Callable[[Job, Replica, float], list[Decision]] | None = None
 ) -> list[Decision]:
-    """The decide step: is there to be another cycle at all? Where evidence is still awaited the rendezvous waits. Nor
-    is it given up before: a job that cannot be helped must not come back for more nodes. `then`: not to close it."""
+    """Decide on the failures that the rendezvous waits for; then close it (or do `then`). While evidence is awaited
+    it waits, and is not given up either: a job that no restart can help must not come back for more nodes."""
     decisions: list[Decision] = []
     for pending in restart_decision.holding(job, replica):
         unknown = pending.replica != replica.id and restart_decision.waits_for_steps(job, pending)
@@ -177,11 +174,24 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
     replica.began_at, replica.pause_until = now, None
     limits.start_cycle(replica)
     replica.awaited, replica.ready = set(), set()
-    return [_closed_record(job, replica, previous)]
+    master = job.nodes[nodes[0]]
+    closed = RendezvousClosed(
+        replica=replica.id,
+        cycle=replica.cycle,
+        nodes=nodes,
+        promoted=tuple(name for name in nodes if name not in previous),
+        active=job.count(NodeState.ACTIVE),
+        standby=len(job.standby),
+        world_size=len(nodes) * replica.role.workers_per_node,
+        master_addr=master.addr,
+        master_port=master.port,
+        generation=job.generation,
+    )
+    return [closed]
 
 
 def _fence_late(job: Job, replica: Replica, now: float) -> list[Decision]:
-    """Nodes that are too late lose their ranks: they are told to die, and the rendezvous waits until they have."""
+    """Nodes that are too late lose their ranks: they are fenced, and the rendezvous waits until they are dead."""
     late = sorted(name for name in replica.awaited if job.nodes[name].state is NodeState.ACTIVE)
     safe_at = now + job.plan.fault_tolerance.gives_away_after_s
     fences: list[Decision] = []
@@ -192,19 +202,3 @@ def _fence_late(job: Job, replica: Replica, now: float) -> list[Decision]:
         forget(job, node, now)
         fences.append(Fence(node=node.name, incarnation=node.incarnation))
     return fences
-
-
-def _closed_record(job: Job, replica: Replica, previous: tuple[str, ...]) -> RendezvousClosed:
-    master = job.nodes[replica.order[0]]
-    return RendezvousClosed(
-        replica=replica.id,
-        cycle=replica.cycle,
-        nodes=replica.order,
-        promoted=tuple(name for name in replica.order if name not in previous),
-        active=job.count(NodeState.ACTIVE),
-        standby=len(job.standby),
-        world_size=len(replica.order) * replica.role.workers_per_node,
-        master_addr=master.addr,
-        master_port=master.port,
-        generation=job.generation,
-    )

@@ -1,15 +1,15 @@
 """What follows from a failure: which sources are asked, what they answer, and whether there is a restart.
 
-A decision is opened by the first failure of a cycle, at the same moment as the next rendezvous. The sources' answers
-come in while that rendezvous's nodes tear down and get ready. Where a verdict may stop the job, the rendezvous waits
-for it at its very end, and only there: `rendezvous` asks for the decision when the rendezvous could close.
+A decision is opened by the first failure of a cycle, at the same moment as the next rendezvous. The sources answer
+while its nodes tear down and get ready. Where a verdict may stop the job, the rendezvous waits for it at its end,
+and only there: `rendezvous.py` asks for the decision when the rendezvous could close.
 
     attribution ─▶ progress ─▶ budget ─▶ restart, or the job's end
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -104,7 +104,7 @@ def is_open(job: Job, replica: Replica) -> bool:
 
 
 def waits_for_steps(job: Job, pending: RestartDecision) -> bool:
-    """Whether nodes of the replica that failed have yet to tell how far they had come."""
+    """Whether nodes of the replica that failed have yet to report how far they had come."""
     return limits.judges_progress(job) and bool(job.replicas[pending.replica].awaited)
 
 
@@ -139,27 +139,26 @@ def read(
     sources: Sequence[str], answers: Mapping[str, Attribution], how: Aggregation, *, over: bool = True
 ) -> AggregatedVerdict:
     """All answers as one verdict. A source that has not answered counts as TIMEOUT; `over`: their time is up."""
-    said = {name: answers[name].verdict if name in answers else Verdict.TIMEOUT for name in sources}
-    stopping = [name for name, verdict in said.items() if verdict is Verdict.STOP]
-    if stopping and (how == "any" or len(stopping) == len(said)):
+    verdicts = [answers[name].verdict if name in answers else Verdict.TIMEOUT for name in sources]
+    stopping = verdicts.count(Verdict.STOP)
+    if stopping and (how == "any" or stopping == len(verdicts)):
         verdict = Verdict.STOP
-    elif stopping or Verdict.RESTART in said.values():
+    elif stopping or Verdict.RESTART in verdicts:
         verdict = Verdict.RESTART
     else:
-        verdict = Verdict.TIMEOUT if Verdict.TIMEOUT in said.values() else Verdict.UNKNOWN
+        verdict = Verdict.TIMEOUT if Verdict.TIMEOUT in verdicts else Verdict.UNKNOWN
     silent = "no answer in time" if over else "not waited for"
-    why = "; ".join(f"{name}: {_describe(answers[name]) if name in answers else silent}" for name in sources)
-    return AggregatedVerdict(verdict, why, _blamed(answers.values()))
-
-
-def _describe(answer: Attribution) -> str:
-    because = (answer.problem or answer.explanation).rstrip(".")
-    return f"{answer.verdict}, {because}" if because else str(answer.verdict)
-
-
-def _blamed(answers: Iterable[Attribution]) -> tuple[str, ...]:
-    speaking = (each for each in answers if each.scope is Scope.NODE and each.confidence >= BLAME_CONFIDENCE)
-    return tuple(sorted({node for each in speaking for node in each.nodes}))
+    reasons: list[str] = []
+    blamed: set[str] = set()
+    for name in sources:
+        reason = silent
+        if (answer := answers.get(name)) is not None:
+            reason = ", ".join(filter(None, (answer.verdict, (answer.problem or answer.explanation).rstrip("."))))
+        reasons.append(f"{name}: {reason}")
+    for answer in answers.values():
+        if answer.scope is Scope.NODE and answer.confidence >= BLAME_CONFIDENCE:
+            blamed.update(answer.nodes)
+    return AggregatedVerdict(verdict, "; ".join(reasons), tuple(sorted(blamed)))
 
 
 def _read(job: Job, pending: RestartDecision, now: float) -> AggregatedVerdict:
@@ -224,9 +223,11 @@ def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
         decided = replace(decided, no_progress=replica.no_progress)
         if stuck := limits.is_stuck(job, replica):
             return [*judged, replace(decided, action="stop", by="progress"), _no_restart(stuck, pending)]
-    if spent := _spent(job, replica, failure, now):
+    is_node = failure.kind == "node"
+    spent = limits.node_budget_spent(job, now) if is_node else limits.worker_budget_spent(job, replica, now)
+    if spent:
         return [*judged, replace(decided, action="stop", by="budget"), _over(EXIT_FAILED, spent, pending)]
-    times = job.nodes_lost_at if failure.kind == "node" else replica.restarted_at
+    times = job.nodes_lost_at if is_node else replica.restarted_at
     times.append(now)
     decided = replace(decided, restarts_left=limits.restarts_left(job, replica, now))
     if delay_s := limits.count_crash(job, replica, failure):
@@ -246,7 +247,11 @@ def _judge(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
     job.blamed.update(blamed)
     stop = aggregated.verdict is Verdict.STOP
     acted = stop and pending.waits and job.shutdown is None
-    ignored = "" if acted or not stop else _why_not(job)
+    ignored = ""
+    if stop and job.shutdown is not None:
+        ignored = "the job ends already; "
+    elif stop and not acted:
+        ignored = "dry run; " if job.plan.fault_tolerance.attribution.dry_run else "nothing is restarted; "
     judged = AttributionJudged(
         replica=pending.replica,
         cycle=pending.cycle,
@@ -259,18 +264,6 @@ def _judge(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
         waited_s=0.0 if pending.held_at is None else now - pending.held_at,
     )
     return [judged]
-
-
-def _why_not(job: Job) -> str:
-    if job.shutdown is not None:
-        return "the job ends already; "
-    return "dry run; " if job.plan.fault_tolerance.attribution.dry_run else "nothing is restarted; "
-
-
-def _spent(job: Job, replica: Replica, failure: Failure, now: float) -> str | None:
-    if failure.kind == "node":
-        return limits.node_budget_spent(job, now)
-    return limits.worker_budget_spent(job, replica, now)
 
 
 def _no_restart(why: str, pending: RestartDecision) -> Shutdown:

@@ -15,7 +15,7 @@ from nvrx_slurm.util.ids import replica_id
 class NodeState(StrEnum):
     """Where a node stands. Transitions: see `membership.TRANSITIONS`."""
 
-    EXPECTED = "expected"  # in the allocation, not heard of yet
+    EXPECTED = "expected"  # in the allocation, has not joined yet
     STANDBY = "standby"  # a hot spare: joined, healthy, not assigned
     READY = "ready"  # here for a rendezvous that is still open, no old worker left
     ACTIVE = "active"  # its workers run, or are being torn down for the next rendezvous
@@ -35,7 +35,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Node:
-    """One node of the allocation, and the agent process (`incarnation`) that speaks for it."""
+    """One node of the allocation, and the agent process (`incarnation`) that represents it."""
 
     name: str
     index: int
@@ -93,7 +93,7 @@ class Replica:
     paused: bool = False  # the rendezvous could close, and waits for that
     held: bool = False  # the rendezvous could close, and waits for a verdict
     restarted_at: list[float] = field(default_factory=list)  # after failed workers
-    first_step: int | None = None  # that a worker told, of the running cycle or of the one that has just failed
+    first_step: int | None = None  # that a worker reported, of the running cycle or of the one that has just failed
     reached: int | None = None  # its highest
     best_step: int | None = None  # the highest of the cycles before it
     no_progress: int = 0  # how many cycles in a row have made too few steps
@@ -113,15 +113,15 @@ class Failure:
     noticed: float
     rank: int | None = None
     step: int | None = None
-    hung: bool = False  # it lives: its stacks, and those of all who wait for it, tell why
+    hung: bool = False  # it lives: its stacks, and those of all ranks that wait for it, show why
 
 
 @dataclass(slots=True)
 class RestartDecision:
     """A failure whose consequence is pending: see `restart_decision.py`.
 
-    `waits`: a STOP may end the job, so rendezvous wait for it until `due_at`. `holds`: replicas whose next rendezvous
-    closes only once this is decided.
+    `waits`: a STOP may end the job, so no rendezvous closes before the answers or `due_at`. `holds`: replicas whose
+    next rendezvous closes only once this is decided.
     """
 
     replica: str
@@ -151,7 +151,7 @@ class Job:
     standby: set[str] = field(default_factory=set)
     wanted_by: dict[str, str] = field(default_factory=dict)  # node → the open rendezvous that prefers it
     replicas: dict[str, Replica] = field(default_factory=dict)
-    seen: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)  # role → what `Learned` has told
+    seen: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)  # role → what `Learned` has reported
     dumps: set[str] = field(default_factory=set)  # requests of stacks that were answered with an order
     # (replica, cycle) → the decision on that cycle's failure; of this generation only
     restart_decisions: dict[tuple[str, int], RestartDecision] = field(default_factory=dict)

@@ -48,7 +48,7 @@ async def measure(size: int, spread_s: float, flood: int = 0) -> float:
 
     def alive(node: str, incarnation: str) -> None:
         nonlocal most
-        most = max(most, len(server.connections) - len(server.tied))
+        most = max(most, len(server.connections) - len(server.proven))
 
     server = LivenessServer(token, alive, lambda node, incarnation: None)
     port = await server.start(LOOPBACK)
@@ -71,7 +71,7 @@ async def measure(size: int, spread_s: float, flood: int = 0) -> float:
         cpu_s = after.user + after.system - before.user - before.system
         what = f"{size} agents within {spread_s:g} s, {flood} silent: {took:.2f} s, {again} tries in vain"
         print(f"{what}, at most {most} unproven, {cpu_s:.2f} s of CPU", flush=True)
-        assert len(server.tied) == size
+        assert len(server.proven) == size
         assert most <= MOST_UNPROVEN
         return took
 

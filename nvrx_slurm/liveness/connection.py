@@ -10,13 +10,13 @@ agent believes nothing before the controller's proof. Afterwards each word is on
 key of this connection and direction, over the word and its number: a host between the two can neither forge nor
 repeat one.
 
-    agent → controller   b"a"           alive: said only while its beats do not reach the store
+    agent → controller   b"a"           alive: sent only while its heartbeats do not reach the store
     agent → controller   b"."           about to leave in good order: what follows is no death
     controller → agent   b"x"           you are fenced: kill your workers, and join again
 
-Otherwise silence. When the agent dies its kernel closes the connection, and the controller knows within a round trip.
-The agent's supervisor holds the connection too, so it breaks only when the node's last worker is dead. The agent's
-kernel probes the connection (TCP keepalive), so the agent knows when it last reached the controller's host.
+Otherwise neither sends. When the agent dies its kernel closes the connection, and the controller knows within a round
+trip. The agent's supervisor holds the connection too, so it breaks only when the node's last worker is dead. The
+agent's kernel probes the connection (TCP keepalive), so the agent knows when it last reached the controller's host.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _unpack_hello = msgspec.msgpack.Decoder(Hello)
 
 
 class Session:
-    """What is said on one proven connection, seen from the end of `role`."""
+    """The words on one proven connection, seen from the end of `role`."""
 
     def __init__(self, key: bytes, role: str, parts: tuple[bytes, ...]) -> None:
         other = _CONTROLLER if role == _AGENT else _AGENT
@@ -95,8 +95,7 @@ class Session:
         return word + self._mac(self._put_key, word, self._put)
 
     def take(self, data: bytes) -> bytes:
-        """The words that are complete with these bytes. Raises UnprovenPeer for one that the other end has not
-        said."""
+        """The words that are whole with these bytes. Raises UnprovenPeer for one that the other end has not sent."""
         self._unread += data
         words = b""
         while len(self._unread) >= _WORD_BYTES:
@@ -167,8 +166,8 @@ class Stream(Protocol):
 
 
 async def introduce(stream: Stream, *, token: str, node: str, incarnation: str, port: int) -> Session:
-    """Prove to the controller at the other end who holds this one, and have it prove itself. Raises OSError where it
-    does not agree; UnprovenPeer where it is no controller of this job."""
+    """Prove to the controller which agent this is, and have it prove itself. Raises OSError where it closes the
+    connection; UnprovenPeer where it is no controller of this job."""
     introduction = Introduction(token, node=node, incarnation=incarnation, port=port)
     await stream.send(introduction.answer(await _exactly(stream, NONCE_BYTES)))
     return introduction.believe(await _exactly(stream, PROOF_BYTES))
@@ -222,7 +221,7 @@ async def _exactly(stream: Stream, size: int) -> bytes:
 
 
 class LivenessServer:
-    """The controller's end. Calls `alive(node, incarnation)` when a node ties or says so, and `lost(node,
+    """The controller's end. Calls `alive(node, incarnation)` when an agent connects or sends "alive", and `lost(node,
     incarnation)` when its connection breaks, from the event loop.
 
     At most 64 connections that have not proven themselves are open; the others wait in the kernel's queue.
@@ -230,8 +229,8 @@ class LivenessServer:
 
     def __init__(self, token: str, alive: Callable[[str, str], None], lost: Callable[[str, str], None]) -> None:
         self.key, self.alive, self.lost = JobKey(token).derive(_KEY), alive, lost
-        self.connections: dict[_Connection, None] = {}  # in the order in which they came
-        self.tied: dict[tuple[str, str], _Connection] = {}
+        self.connections: dict[_Connection, None] = {}  # oldest first
+        self.proven: dict[tuple[str, str], _Connection] = {}
         self.port = 0
         self.closing = False
         self.admission: Admission[_Connection] = Admission()
@@ -259,12 +258,12 @@ class LivenessServer:
         return _Connection(self, source)
 
     def fence(self, node: str, incarnation: str) -> None:
-        """Tell that agent, if it is tied, that its node has been given up."""
-        if (connection := self.tied.get((node, incarnation))) is not None:
-            connection.tell_fenced()
+        """Inform that agent, if it is connected, that its node has been given up."""
+        if (connection := self.proven.get((node, incarnation))) is not None:
+            connection.send_fenced()
 
     async def close(self) -> None:
-        """Stop listening, and let go of every agent without calling it lost."""
+        """Stop listening, and close every connection without calling its agent lost."""
         self.closing = True
         if self._listener is not None:
             self._pause()
@@ -319,7 +318,7 @@ class LivenessServer:
             opening.exception()  # the peer has gone already: the connection was closed by asyncio
 
     def _pause(self, for_s: float | None = None) -> None:
-        """Leave those that come in the kernel's queue."""
+        """Leave new connections in the kernel's queue."""
         assert self._listener is not None
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener)
@@ -339,11 +338,10 @@ class LivenessServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One agent's connection: it proves itself once, and is then only watched.
+    """One agent's connection: it proves itself once, and is then only watched."""
 
-    A protocol and no streams: a thousand agents come at once when a job starts or a controller is replaced, and a
-    task, two buffers and a timeout scope for each took longer than the round itself.
-    """
+    # A protocol and no streams: a thousand agents connect at once when a job starts or a controller is replaced, and
+    # a task, two buffers and a timeout scope for each took longer than the rendezvous itself.
 
     def __init__(self, server: LivenessServer, source: str) -> None:
         self._server, self._source = server, source
@@ -371,7 +369,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._session is not None:
-            self._hear(data)
+            self._read_words(data)
             return
         self._unread += data
         end = _LENGTH_BYTES + int.from_bytes(self._unread[:_LENGTH_BYTES], "big")
@@ -381,7 +379,7 @@ class _Connection(asyncio.Protocol):
             unread, self._unread = self._unread, b""
             self._accept(unread[_LENGTH_BYTES:end])
             if self._session is not None and unread[end:]:
-                self._hear(unread[end:])
+                self._read_words(unread[end:])
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._bound is not None:
@@ -389,9 +387,9 @@ class _Connection(asyncio.Protocol):
         server, hello = self._server, self._hello
         server.connections.pop(self, None)
         server.has_left(self)
-        if hello is None or server.tied.get((hello.node, hello.incarnation)) is not self:
+        if hello is None or server.proven.get((hello.node, hello.incarnation)) is not self:
             return  # never proven, or the same agent has connected again
-        del server.tied[hello.node, hello.incarnation]
+        del server.proven[hello.node, hello.incarnation]
         if not server.closing and not self._leaves:
             server.lost(hello.node, hello.incarnation)
 
@@ -403,7 +401,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def tell_fenced(self) -> None:
+    def send_fenced(self) -> None:
         assert self._transport is not None and self._session is not None
         self._transport.write(self._session.put(FENCED))
 
@@ -412,7 +410,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _hear(self, data: bytes) -> None:
+    def _read_words(self, data: bytes) -> None:
         assert self._session is not None and self._hello is not None
         try:
             words = self._session.take(data)
@@ -425,7 +423,7 @@ class _Connection(asyncio.Protocol):
             self._server.alive(self._hello.node, self._hello.incarnation)
 
     def _accept(self, packed: bytes) -> None:
-        """The one thing an agent says before silence: who it is, and that it knows the job's key."""
+        """The agent's greeting: which agent it is, and the proof that it knows the job's key."""
         assert self._transport is not None and self._bound is not None
         if self._refused:
             return
@@ -441,7 +439,7 @@ class _Connection(asyncio.Protocol):
             return
         self._bound.cancel()
         self._hello, self._session = hello, Session(key, _CONTROLLER, parts)
-        self._server.tied[hello.node, hello.incarnation] = self
+        self._server.proven[hello.node, hello.incarnation] = self
         self._transport.write(proof(key, _CONTROLLER, *parts))
         self._server.has_left(self)
         self._server.alive(hello.node, hello.incarnation)

@@ -269,7 +269,7 @@ async def test_forged_words_are_no_use(ears):
     line.close()
     other = await tie(ears.port, "b")
     await ears.until("alive", "n1", "b")
-    ears.server.tied["n1", "b"]._transport.write(b"x" + bytes(16))
+    ears.server.proven["n1", "b"]._transport.write(b"x" + bytes(16))
     with pytest.raises(liveness.UnprovenPeer):
         await other.hear()
     other.close()

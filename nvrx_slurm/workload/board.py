@@ -36,7 +36,7 @@ class Board:
     def __init__(self, words: memoryview) -> None:
         self.words = words
         self.free_entries = list(range(OPEN, OPEN_END, ENTRY_WORDS))
-        names = {row: name_in(words, row) for row in range(ROW_COUNT - 1)}  # of a process that was here before us
+        names = {row: name_in(words, row) for row in range(ROW_COUNT - 1)}  # of an earlier process of this worker
         self.rows = {name: row for row, name in names.items() if name}
         self.free_rows = [row for row, name in names.items() if not name][::-1]
         if words[OWNER] != os.getpid():  # its entries are void as their seals are; threads that race here: once
@@ -75,9 +75,9 @@ class Board:
 class Opened:
     """One section that is open. Without an entry, where all are taken, it is not watched.
 
-    A signal's exception (Ctrl-C) may strike at any call. So there is none between two stores that belong together,
-    and what was left without its end, as a section in a dropped coroutine is, ends when it is deleted: else it would
-    be taken for a hang later on.
+    A signal handler may raise (Ctrl-C) in any call, so there is no call between two stores that belong together. A
+    section that was left without its end, as in a dropped coroutine, ends when it is deleted: else it would be taken
+    for a hang later.
     """
 
     __slots__ = ("board", "entry", "main", "over", "row", "started")
@@ -111,7 +111,7 @@ class Opened:
             return  # the latter: in a child that was forked inside of it
         words, now, at = self.board.words, monotonic_ns(), self.entry
         if self.main:
-            words[SIGN] = now  # first: who finds the entry free finds the sign
+            words[SIGN] = now  # first: a reader that finds the entry free finds the sign
             in_main_section.discard(self.started)
             words[MAIN_OPEN] = len(in_main_section)
         if at >= 0:
@@ -131,7 +131,7 @@ _boards: dict[str, Board | None] = {}
 
 
 def board() -> Board | None:
-    """Where this process's sections stand; None if they stand nowhere."""
+    """The table of this process's sections; None if it has none."""
     try:
         return _boards[_CURRENT]
     except KeyError:
@@ -139,11 +139,8 @@ def board() -> Board | None:
 
 
 def _claim() -> Board | None:
-    """Only the first process of a worker that opens a section writes them: two would overwrite each other's.
-
-    The lock ends with the process, so its successor gets it. It is a record lock: forked children do not hold it on,
-    and it would end if this process closed any other descriptor of the slot, hence the mapping comes before it.
-    """
+    """Only the first process of a worker that opens a section writes them: two would overwrite each other's."""
+    # The mapping before the lock: a record lock ends when its process closes any other descriptor of the slot.
     words, path = shared_words(), slot_path()
     if words is None or path is None:
         return None
@@ -154,6 +151,7 @@ def _claim() -> Board | None:
     except OSError:
         return None
     try:
+        # It ends with the process, so a successor gets it; forked children do not keep it.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)

@@ -72,7 +72,7 @@ def _longest_yet(words: memoryview, now: int) -> None:
 
 
 def _begin(step: int) -> None:
-    """The first beat: finds the slot, stores the step in it, and then says so."""
+    """The first beat: finds the slot, stores the step in it, and then reports it to the agent."""
     global _begun, _words
     _begun = True
     _words = shared_words()

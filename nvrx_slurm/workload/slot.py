@@ -60,7 +60,7 @@ __all__ = ["SLOT_BYTES", "OpenSection", "Reading", "Slot", "map_slot"]
 
 NS = 1_000_000_000
 ATTEMPTS = 8
-"""How often an entry in motion is looked at again. One that never rests is in use, and so hangs nowhere."""
+"""How often an entry in motion is looked at again. One that never rests is in use, and so does not hang."""
 
 
 class OpenSection(NamedTuple):
@@ -121,12 +121,17 @@ class Slot:
         sections = self._open_sections(entries)
         words = self._words  # the sign only now: see above
         restarted = words[RESTARTED]
+        seen = {}
+        for row in range(ROW_COUNT):
+            at = row_at(row)
+            if (count := words[at + COUNT]) > 0:
+                seen[name_in(words, row)] = (count, words[at + LARGEST] / NS)
         return Reading(
             step=step if (step := words[STEP]) > NEVER else None,  # a negative one is no step
             beats=words[BEATS],
             sign_ns=words[SIGN],
             largest_gap_ns=words[GAP],
-            seen=self._seen(),
+            seen=seen,
             open=sections,
             in_section=main_open > 0 or any(section.main_thread for section in sections),
             restarted_ns=max(0, restarted),
@@ -142,7 +147,7 @@ class Slot:
         shared.close()
 
     def _entries(self) -> tuple[int, list[int]]:
-        """Word 5 and the entries, the same twice in a row where they ever rest."""
+        """Word 5 and the entries; the same twice in a row, unless they never rest."""
         found = self._look()
         for _ in range(ATTEMPTS):
             before, found = found, self._look()
@@ -163,11 +168,3 @@ class Slot:
             timeout_s = timeout / NS if timeout > 0 else None
             found.append(OpenSection(name_in(self._words, row), started, timeout_s, bool(what & MAIN_THREAD)))
         return tuple(sorted(found, key=lambda section: section.started_ns))
-
-    def _seen(self) -> dict[str, tuple[int, float]]:
-        seen = {}
-        for row in range(ROW_COUNT):
-            at = row_at(row)
-            if (count := self._words[at + COUNT]) > 0:
-                seen[name_in(self._words, row)] = (count, self._words[at + LARGEST] / NS)
-        return seen

@@ -127,7 +127,6 @@ class Controller:
         self.mirror = environment.mirror
         self.queue: asyncio.Queue[InboundFact] = asyncio.Queue()
         self.heartbeats = heartbeats
-        self.refusals_posted_at = -math.inf
         self.inbox_read_at = -math.inf  # not yet: facts that arrived without a controller precede any deadline
         self.detector = FailureDetector(
             plan=plan,
@@ -356,9 +355,15 @@ class Controller:
                 since = asked_at
 
     async def _renew_lease(self) -> None:
+        """Renew this controller's lease, and journal at most once a minute how many records were refused."""
+        posted_at = -math.inf
         while True:
             await self.store.renew(self.owner, self._lease_s())
-            self._post_refusals()
+            now = self.clock.monotonic()
+            if now - posted_at >= LOG_EVERY_S:
+                for fact in (*self.store.refused.take(), *self.heartbeats.refused.take()):
+                    posted_at = now
+                    self._post(fact)
             await asyncio.sleep(self.plan.fault_tolerance.heartbeat.interval)
 
     async def _watch_orders(self, after: str) -> None:
@@ -366,15 +371,6 @@ class Controller:
         while True:
             for identity, _ in await self.store.orders(after):
                 after = identity
-
-    def _post_refusals(self) -> None:
-        """At most once a minute, journal how many records were set aside."""
-        now = self.clock.monotonic()
-        if now - self.refusals_posted_at < LOG_EVERY_S:
-            return
-        for fact in (*self.store.refused.take(), *self.heartbeats.refused.take()):
-            self.refusals_posted_at = now
-            self._post(fact)
 
     def _lease_s(self) -> float:
         return LEASE_BEATS * self.plan.fault_tolerance.heartbeat.interval

@@ -96,6 +96,13 @@ def send_all(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def arm(fence_socket: int) -> None:
+    """Have the kernel kill this process, and so its workers, when the fence key arrives (`liveness/fence.py`)."""
+    fcntl.fcntl(fence_socket, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fence_socket, F_SETSIG, int(signal.SIGKILL))
+    fcntl.fcntl(fence_socket, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+
+
 class Supervisor:
     """Owns the workers. One loop: the socket, SIGCHLD (through the wakeup descriptor), and the nearest deadline."""
 
@@ -206,11 +213,7 @@ class Supervisor:
     def _hold(self, order: dict[str, Any], fds: list[int]) -> None:
         """Keep the liveness connection or the fence socket open; one of each."""
         if order["op"] == "fence":
-            # From now on the arrival of the fence key makes the kernel kill this process, and so its workers
-            # (`fence.py`).
-            fcntl.fcntl(fds[0], fcntl.F_SETOWN, os.getpid())
-            fcntl.fcntl(fds[0], F_SETSIG, int(signal.SIGKILL))
-            fcntl.fcntl(fds[0], fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+            arm(fds[0])
         for older in self.held.pop(order["op"], ()):
             os.close(older)
         self.held[order["op"]] = fds

@@ -203,5 +203,5 @@ async def test_lines_that_are_no_answers_are_passed_over(folder: JobFolder) -> N
     class Spoken:
         stdout = reader
 
-    await broker._hear(Spoken())  # type: ignore[arg-type]
+    await broker._read_answers(Spoken())  # type: ignore[arg-type]
     assert (await heard.next())[1].verdict is Verdict.RESTART

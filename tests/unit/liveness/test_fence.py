@@ -21,7 +21,7 @@ import ctypes, os, signal, sys
 from nvrx_slurm.agent import supervisor
 for descriptor in map(int, sys.argv[1:]):
     os.set_inheritable(descriptor, False)
-supervisor._arm(int(sys.argv[1]))
+supervisor.arm(int(sys.argv[1]))
 if os.fork() == 0:
     ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
     print(os.getpid(), flush=True)

@@ -68,8 +68,8 @@ class Judged:
             (label.blamed_nodes, answer.nodes),
             (label.missing, answer.missing),
         )
-        told = [set(true) == set(said) for true, said in pairs if true is not None]
-        return all(told) if told else None
+        matches = [set(true) == set(said) for true, said in pairs if true is not None]
+        return all(matches) if matches else None
 
     @property
     def primary(self) -> bool | None:
@@ -100,8 +100,8 @@ def recall(judged: Sequence[Judged]) -> float | None:
     return _share(each.said_stop for each in judged if each.case.must_stop)
 
 
-def _share(told: Iterable[bool | None]) -> float | None:
-    known = [each for each in told if each is not None]
+def _share(answers: Iterable[bool | None]) -> float | None:
+    known = [each for each in answers if each is not None]
     return sum(known) / len(known) if known else None
 
 
@@ -241,7 +241,7 @@ def matching(case: Case, pattern: str) -> list[tuple[str, bytes]]:
 
 def extract(name: str, folder: Path) -> int:
     """Write a part, or one case, as folders below `folder`. Returns how many. Raises UsageError, and changes nothing,
-    where one of them is there already."""
+    where one of them exists already."""
     cases = read_part(name) if name in PARTS else [find(name)]
     if there := [case.title for case in cases if (folder / case.title).exists()]:
         raise UsageError(f"{folder / there[0]} exists already; choose another folder")

@@ -145,24 +145,29 @@ class Recorder:
 
     def run(self, command: str) -> Iterator[str]:
         """Run the command. Yields the screen's text after each output. Raises CalledProcessError where it fails."""
-        ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS - SHOWN_ABOVE, COLUMNS, 0, 0))
+        our_end, program_end = pty.openpty()
+        fcntl.ioctl(program_end, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS - SHOWN_ABOVE, COLUMNS, 0, 0))
         process = subprocess.Popen(
-            shlex.split(command), stdin=theirs, stdout=theirs, stderr=theirs, cwd=self._folder, env=self._environment
+            shlex.split(command),
+            stdin=program_end,
+            stdout=program_end,
+            stderr=program_end,
+            cwd=self._folder,
+            env=self._environment,
         )
-        os.close(theirs)
+        os.close(program_end)
         try:
             rest = b""
             while True:
                 try:
-                    chunk = os.read(ours, 65536)
+                    chunk = os.read(our_end, 65536)
                 except OSError:  # EIO: the last process that held the terminal has ended
                     chunk = b""
                 if not chunk:
                     break
                 rest += chunk
                 # A redraw comes in several writes: the screen is consistent when the program pauses.
-                if not select.select([ours], [], [], 0.02)[0]:
+                if not select.select([our_end], [], [], 0.02)[0]:
                     self.screen.feed(rest.decode())
                     rest = b""
                     self.keep()
@@ -174,7 +179,7 @@ class Recorder:
         finally:
             process.kill()  # does nothing after its end; else the recording was interrupted
             process.wait()
-            os.close(ours)
+            os.close(our_end)
 
 
 def record(folder: Path) -> list[Frame]:

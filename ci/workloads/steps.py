@@ -145,7 +145,7 @@ def hold_rank() -> IO[str]:
 
 
 def meet_peers() -> None:
-    """Return once every rank of this cycle has come to rank 0, as a process group does when it starts."""
+    """Return once every rank of this cycle has connected to rank 0, as a process group does when it starts."""
     place = (ENV["MASTER_ADDR"], int(ENV["MASTER_PORT"]))
     if RANK > 0:
         while not _is_let_in(place):
@@ -170,14 +170,14 @@ def _is_let_in(place: tuple[str, int]) -> bool:
 
 
 class Journal:
-    """The job's journal, as far as it has come; `wanted`: entries, each `EVENT key=value …`."""
+    """The job's journal, as far as it is written; `wanted`: entries, each `EVENT key=value …`."""
 
     def __init__(self, wanted: list[str]) -> None:
         self.path, self.read_to = FOLDER / "events.jsonl", 0
         self.missing = [_pattern(words) for words in wanted]
 
     def has_all(self) -> bool:
-        """Read on; whether every wanted entry is there."""
+        """Read on; whether every wanted entry was found."""
         if self.missing and self.path.exists():
             with self.path.open("rb") as file:
                 file.seek(self.read_to)
@@ -203,7 +203,7 @@ def _completes(pattern: dict[str, str], entry: dict[str, Any]) -> bool:
 
 
 class Checkpoint:
-    """The step, on file. Rank 0 keeps it after each; whoever is asked to save does so too, and ends."""
+    """The step, on file. Rank 0 keeps it after each; a worker that is asked to save does so too, and ends."""
 
     def __init__(self, resumes: bool) -> None:
         self.path, self.resumes = FOLDER / f"{ENV['NVRX_REPLICA']}.step", resumes

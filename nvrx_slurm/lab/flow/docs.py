@@ -85,7 +85,7 @@ nothing is overdue, since any of them may be what the time counts from.
 
 Of several branches that an entry fits, the one that need not bind a capture takes it, then the first in the file.
 
-The flow ends with its job. It ends sooner, and cancels the job, once all has come and no `never`, `count` or fault is
+The flow ends with its job. It ends sooner, and cancels the job, once all is met and no `never`, `count` or fault is
 open; so give a `never` an `until` where the job would go on for days.
 
 ### Patterns

@@ -269,7 +269,7 @@ def _check_captures(problems: Problems, faults: Sequence[Fault], expect: Sequenc
 
 
 def _check_sequence(problems: Problems, items: Sequence[Expectation], known: Set[str]) -> Set[str]:
-    """Returns what is bound once the items have come. Branches of `any_order` may bind for each other."""
+    """Returns what is bound once the items are met. Branches of `any_order` may bind for each other."""
     for item in items:
         if isinstance(item, AnyOrder):
             within = known | {name for event in _events([item]) for name in event.binds()}

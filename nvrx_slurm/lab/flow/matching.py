@@ -37,7 +37,7 @@ _Key = tuple[str, str | None, Any]
 
 @dataclass(slots=True)
 class ExpectationCursor:
-    """A list of expectations and how far it has come. `branch_of`: the `any_order` that it is a branch of."""
+    """A list of expectations and the next one to open. `branch_of`: the `any_order` that it is a branch of."""
 
     items: Sequence[Expectation]
     branch_of: OpenBranches | None = None
@@ -54,8 +54,8 @@ class OpenBranches:
 
 @dataclass(eq=False, slots=True)
 class PendingExpectation:
-    """An expectation whose event has not come. `since`: the entry that opened it; None: the job's start. `cursor`:
-    the list that goes on when it has come; None: it is an `eventually`."""
+    """An expectation that is open. `since`: the entry that opened it; None: the job's start. `cursor`: the list that
+    goes on once it is met; None: it is an `eventually`."""
 
     item: Happens | Eventually
     since: Entry | None
@@ -66,14 +66,17 @@ class PendingExpectation:
 
 @dataclass(slots=True)
 class ExpectationIndex:
-    """All that waits. With many branches that each name another node, an entry meets only those that it may be."""
+    """All open expectations, by event and one field.
+
+    With many branches that each name another node, an entry is compared only with those that it may meet.
+    """
 
     _by_key: dict[_Key, dict[int, PendingExpectation]] = field(default_factory=lambda: defaultdict(dict))
     _names: dict[str, dict[str | None, None]] = field(default_factory=lambda: defaultdict(dict))
     _deadlines: list[tuple[float, int, PendingExpectation]] = field(default_factory=list)
 
     def add(self, waiting: PendingExpectation) -> None:
-        """It waits from now on."""
+        """It is open from now on."""
         key = _key(waiting.item.event)
         self._names[key[0]][key[1]] = None
         self._by_key[key][id(waiting)] = waiting
@@ -81,12 +84,12 @@ class ExpectationIndex:
             heapq.heappush(self._deadlines, (waiting.deadline, id(waiting), waiting))
 
     def remove(self, waiting: PendingExpectation) -> None:
-        """Its event has come."""
+        """It is met."""
         waiting.has_come = True
         del self._by_key[_key(waiting.item.event)][id(waiting)]
 
     def candidates(self, record: AnyRecord) -> list[PendingExpectation]:
-        """What the record may be, by its event and one field."""
+        """The expectations that the record may meet, by its event and one field."""
         event = event_name(record)
         keys = [(event, name, None if name is None else getattr(record, name)) for name in self._names[event]]
         return [waiting for key in keys if key in self._by_key for waiting in self._by_key[key].values()]
@@ -98,7 +101,7 @@ class ExpectationIndex:
         return self._deadlines[0][0] if self._deadlines else None
 
     def soonest(self) -> PendingExpectation:
-        """Whose that is; there must be one."""
+        """The expectation whose that is; there must be one."""
         return self._deadlines[0][2]
 
     def __iter__(self) -> Iterator[PendingExpectation]:
@@ -113,7 +116,7 @@ def _key(event: EventPattern) -> _Key:
 
 @dataclass(eq=False, slots=True)
 class OpenWatch:
-    """A `never` or `count` that is open, and how often its event has come."""
+    """A `never` or `count` that is open, and how often its event was seen."""
 
     item: Never | Count
     since: Entry | None
@@ -151,7 +154,7 @@ class Evaluation:
     _index: ExpectationIndex = field(default_factory=ExpectationIndex)
     _watches: list[OpenWatch] = field(default_factory=list)
 
-    # ------------------------------------------------------------------------------------------- what comes
+    # --------------------------------------------------------------------------------------------- the journal
 
     def feed(self, entry: Entry) -> None:
         """The journal's next entry. After a verdict nothing changes any more."""
@@ -188,7 +191,7 @@ class Evaluation:
 
     @property
     def settled(self) -> bool:
-        """All that is expected has come, and nothing that may yet go wrong is open."""
+        """All expectations are met, and nothing that may yet go wrong is open."""
         return self.began_at is not None and self.unmet is None and not self._watches and not any(self._index)
 
     # ------------------------------------------------------------------------------------------------ lists
@@ -227,7 +230,7 @@ class Evaluation:
     # ------------------------------------------------------------------------------- what an entry is taken for
 
     def _take(self, entry: Entry) -> None:
-        """Of the lists' next expectations one takes the entry; every `eventually` that it fits has come with it."""
+        """Of the lists' next expectations the entry meets one; it meets every `eventually` that it fits."""
         candidates = self._index.candidates(entry.record)
         for one in candidates:
             if one.cursor is None and (bound := self._fit(one, entry)) is not None:
@@ -315,7 +318,7 @@ class Nearest:
 @dataclass(frozen=True, slots=True)
 class Miss:
     """The first expectation that is not met. `line`: where it stands; `around`: the entries about the moment at which
-    that was certain, those after it as far as they have come."""
+    that was certain, those after it as far as they are known."""
 
     line: int
     expected: str
@@ -325,7 +328,7 @@ class Miss:
 
 
 class FlowMatcher:
-    """Tells, as entries come, whether the flow's expectations are met. All times are seconds on the journal's clock.
+    """Decides, as entries come, whether the flow's expectations are met. All times are seconds on the journal's clock.
 
     A capture that a fault names by `as` is bound by that fault alone, and has the same value from the journal's
     start. While faults are to come no `within` runs out: any of them may be what it counts from.
@@ -356,7 +359,7 @@ class FlowMatcher:
             self._evaluation.close(self._over)
 
     def look(self, t: float) -> None:
-        """It is `t` now, and all that has come was fed."""
+        """It is `t` now, and every entry that has been read was fed."""
         self._evaluation.look(t - LAG_S)
 
     def next_deadline(self) -> float | None:

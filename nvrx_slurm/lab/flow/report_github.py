@@ -48,7 +48,7 @@ def announce(
     """
 
     def to_runner(line: str) -> None:
-        # Workflow commands are for the runner to obey; the guard of standard output would escape them.
+        # The runner carries these lines out, so they must not be escaped as other output is.
         as_is(sys.stdout).write(line + "\n")
         sys.stdout.flush()
 
@@ -112,7 +112,7 @@ def groups(outcome: SuiteOutcome, token: str, tails: Tails = lambda attempt: {})
 
 
 def quoted(lines: Iterable[str], token: str) -> list[str]:
-    """Lines that the runner prints and does not obey: a job's log may hold `::error::` or `##[group]` itself.
+    """Lines that the runner prints and does not carry out: a job's log may hold `::error::` or `##[group]` itself.
 
     `token`: something that those who wrote the lines cannot know.
     """

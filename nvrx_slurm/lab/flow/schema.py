@@ -59,8 +59,8 @@ def flow_schema() -> Schema:
         "times": {"type": "integer", "minimum": 1, "description": "Which of such entries, counted from 1."},
         "state": {"enum": list(STATES), "description": "The job's first moment in this state."},
         "fault": {"type": "integer", "minimum": 1, "description": "Once the fault with this number has happened."},
-        "all": {**several, "description": "Once all of these have come."},
-        "any": {**several, "description": "Once the first of these has come."},
+        "all": {**several, "description": "Once all of these are met."},
+        "any": {**several, "description": "Once the first of these is met."},
         "after": {**_DURATION, "description": "How much later than that."},
     }
     parts = {

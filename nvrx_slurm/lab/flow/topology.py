@@ -111,7 +111,7 @@ class JobTopology:
 
 
 def _has_closed(replica: Replica) -> bool:
-    """Whether a rendezvous of it has closed: before, its order is a wish."""
+    """Whether a rendezvous of it has closed: before that its order is only planned."""
     return replica.cycle > 0 or (replica.cycle == 0 and replica.phase is not Phase.RENDEZVOUS)
 
 

@@ -66,7 +66,7 @@ class DueFault:
 
 @dataclass(slots=True)
 class _Leaf:
-    """A trigger's smallest part, and what has come of it. `almost`: what its event lacked when it came closest."""
+    """A trigger's smallest part. `came`: how often it was seen; `almost`: what its event lacked when it came closest."""
 
     on: OnEvent | OnState | OnFault
     came: int = 0
@@ -74,7 +74,7 @@ class _Leaf:
     almost: tuple[str, ...] = ()
 
     def count(self, t: float) -> None:
-        """What it waits for has come, once more."""
+        """What it waits for was seen, once more."""
         self.came += 1
         if self.came == (self.on.times if isinstance(self.on, OnEvent) else 1):
             self.met_at = t + self.on.after_s
@@ -129,7 +129,7 @@ class FaultScheduler:
         self._bindings: dict[str, Any] = {}
 
     def feed(self, seen: Observation, known: Bindings | None = None) -> None:
-        """Something has come. `known`: the values of the expectations' captures by now."""
+        """Something was seen. `known`: the values of the expectations' captures by now."""
         self._bindings = {**(known or {}), **self._bindings}
         if isinstance(seen, StateIs):
             self._in_state(seen.t, seen.state)

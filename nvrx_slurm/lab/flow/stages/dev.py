@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DevStage(SlurmStage):
-    """Jobs on a development cluster that is there for this attempt alone."""
+    """Jobs on a development cluster that is brought up for this attempt alone."""
 
     name: StageName = "dev"
 

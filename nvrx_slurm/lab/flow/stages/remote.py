@@ -93,7 +93,7 @@ def carry_out(order: Order, clock: Clock) -> Proof:
 
 
 REMOTE_S = 20.0
-"""How long a step of Slurm may take to start, do one deed, and end."""
+"""How long a step of Slurm may take to start, carry out one order, and end."""
 
 PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.stages.remote")
 

@@ -90,7 +90,7 @@ class RemoteJournal:
         return found
 
     def catch_up(self) -> list[Entry | Heard]:
-        """Everything that has come so far."""
+        """Everything that can be read now."""
         found: list[Entry | Heard] = []
         while more := self.poll():
             found += more

@@ -34,7 +34,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class Primary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The line that is the cause: a pattern of its file's name, and words of the line, or of each line that shows it."""
+    """The line that is the cause: a pattern of its file's name, and words of the line (one of several)."""
 
     file: str
     text: tuple[str, ...]

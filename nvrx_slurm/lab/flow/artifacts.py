@@ -96,7 +96,9 @@ class Artifacts:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if any(self.path.glob("*/attempt-*")):  # of a run that has ended, and left what did not pass
                 raise FileExistsError
-            self._lock = self.lease.open("x")  # open until this process ends, however it ends
+            # `x`: of two runs that begin at once in one folder, one fails. The lock is held until this process ends,
+            # however it ends: `check_over` sees by it whether the run goes on.
+            self._lock = self.lease.open("x")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             print(os.getpid(), file=self._lock, flush=True)
         except FileExistsError:

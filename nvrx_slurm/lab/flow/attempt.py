@@ -96,6 +96,8 @@ class AttemptRun:
             log.exception("the harness failed")
             verdict, exit_code = "broken", EXIT_FAILED
             self._find("error", f"{type(error).__name__}: {error}", traceback.format_exc().splitlines())
+        # Whatever went wrong. After one interruption `main` ignores the next; if one comes only now it ends this, and
+        # the suite cleans up instead.
         log.info("cleaning up what is left")
         for problem in clean_up(self._folder.path, CLEANUP_S):
             self._find("leftover", problem)
@@ -151,6 +153,7 @@ def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[F
     """End the job and return every finding. Raises SlurmUnreachable."""
     flow, poller = run.flow, run.poller
     if end in ("bound", "out_of_time"):
+        # The first expectation that is open was not met in time; if none is open, the bound itself is the finding.
         why = OUT_OF_TIME if end == "out_of_time" else f"limits.wall ({words(flow.wall_s)}) has passed"
         run.matcher.job_over(why)
         if run.matcher.miss is None:
@@ -169,14 +172,17 @@ def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[F
     if was_cancelled:
         stage.cancel(poller.job)
     left = stage.gone(poller.job, GONE_S)
+    # Only now the journal is complete: a controller writes its last entries while its job ends.
     run.drain()
     # Slurm reports a job that was cancelled here as cancelled, also where it was just ending by itself.
     state = None if was_cancelled else poller.ask()
 
+    # The expectation first: it is what a report shows in its headline.
     found: list[FlowFinding] = []
     if (miss := run.matcher.miss) is not None:
         found.append(of_miss(flow, miss, run.entries))
     found += run.findings
+    # A job that was ended early was not given the time for its later faults.
     if end not in ("missed", "out_of_time"):
         found += of_faults(flow, run.scheduler)
     found += of_replay(flow, run.folder.read_plan(), run.entries)

@@ -213,6 +213,8 @@ def clean_up(folder: Path, patience_s: float, clock: Clock | None = None) -> lis
         for path in known.union((folder / "jobs").glob("*/")):
             clear_runtime_folders(JobFolder(path))
 
+    # Jobs first, while their cluster still runs, and with patience: a job that ends by itself clears up after itself.
+    # Then clusters, then the processes that are left, and at last the folders that killed ones could not clear away.
     steps: list[Callable[[], object]] = []
     for each in held:
         if isinstance(each, HeldQueue):

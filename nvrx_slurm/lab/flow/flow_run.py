@@ -46,7 +46,9 @@ class FlowRun:
         self._stage, self._clock = stage, clock
         self._topology = JobTopology(self.folder.read_plan())
         self._journal = stage.journal(self.folder)
-        self._ahead_s = clock.wall() - clock.monotonic()  # of the journal's clock before our monotonic one
+        # How far the journal's clock is ahead of this process's monotonic one: by the wall clock, until the store's
+        # time can be read. Never by the wall clock at each use: it may be set while a job runs.
+        self._ahead_s = clock.wall() - clock.monotonic()
         self._is_set = False
 
     def run(self, until: float) -> End:
@@ -56,6 +58,7 @@ class FlowRun:
             self.scheduler.feed(StateIs(self._now(), "pending"))
         while (end := self._end(until)) is None:
             moments = [until + self._ahead_s, self.matcher.next_deadline(), self.scheduler.next_at()]
+            # The next entry may come at any time; so poll returns with it, or when something is due without one.
             wait_s = min(moment for moment in moments if moment is not None) - self._now()
             self._take(self._journal.poll(max(0.0, min(wait_s, self.poller.pause_s(), LONGEST_WAIT_S))))
             for due in self.scheduler.due(self._now()):

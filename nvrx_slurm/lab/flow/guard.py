@@ -47,7 +47,7 @@ class RunGuard:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=env.child_environment({}, without=[KILLER_OF_CHILDREN]),
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C in a terminal must not end it with the run
         )
 
     @property
@@ -78,6 +78,7 @@ def clean(folder: Path, patience_s: float = PATIENCE_S) -> list[str]:
             problems.append(str(error))
     if not held:
         return problems
+    # Side by side: each of them may take all of its patience.
     with ThreadPoolExecutor(len(held)) as pool:
         ended = pool.map(lambda each: _end(each, patience_s), held)
         return [*problems, *(problem for each in ended for problem in each)]

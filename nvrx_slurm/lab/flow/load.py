@@ -154,6 +154,7 @@ def load_flow(path: Path) -> Flow:
             spares = f" ({plural(job.spares, 'hot spare')} included)" if job.spares else ""
             asked = f"the job asks for {job.total_nodes} nodes{spares}"
             problems.add(f"{asked}; a cluster of {form.cluster.nodes} cannot run it", "cluster", "nodes")
+    # Everything that can be wrong was looked at: the message lists all of it.
     if problems.found:
         raise together(problems.found)
     assert form is not None and job is not None
@@ -191,6 +192,7 @@ def _plan_of_job(path: Path, file: YamlFile, problems: Problems) -> Plan | None:
     flags: dict[str, tuple[str, Any]] = {}
     for at, value in _overrides(overrides):
         key = dotted(at)
+        # `slurm: {time: …}` and `slurm.time: …` in one file: neither is stronger.
         if any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in flags):
             problems.add(f"`{key}` is set twice; write it once, nested or dotted", "overrides", *at)
             return None
@@ -272,6 +274,7 @@ def _check_sequence(problems: Problems, items: Sequence[Expectation], known: Set
     """Returns what is bound once the items are met. Branches of `any_order` may bind for each other."""
     for item in items:
         if isinstance(item, AnyOrder):
+            # Which branch comes first is open, so a capture of any of them counts as bound in all.
             within = known | {name for event in _events([item]) for name in event.binds()}
             for branch in item.branches:
                 known |= _check_sequence(problems, branch, within)

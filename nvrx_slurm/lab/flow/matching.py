@@ -96,6 +96,7 @@ class ExpectationIndex:
 
     def next_deadline(self) -> float | None:
         """When the next `within` runs out."""
+        # What was met stays in the heap until it is on top: to take it out sooner would cost a search.
         while self._deadlines and self._deadlines[0][2].has_come:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
@@ -160,6 +161,8 @@ class Evaluation:
         """The journal's next entry. After a verdict nothing changes any more."""
         self.count += 1
         self._begin(entry.t)
+        # Entries are in the order of their times: what was due before this one is late. Then `never` and `count`: an
+        # entry that must not come fails the flow even where a list expects the same event.
         self.look(entry.t)
         if self.unmet is None:
             self._watch(entry)
@@ -208,6 +211,7 @@ class Evaluation:
             item = cursor.items[cursor.next]
             cursor.next += 1
             if isinstance(item, AnyOrder):
+                # The last branch to end goes on with the list, by its own cursor's `branch_of`.
                 open_branches = OpenBranches(cursor, open=len(item.branches))
                 for branch in item.branches:
                     self._advance(ExpectationCursor(branch, open_branches), since)
@@ -232,11 +236,14 @@ class Evaluation:
     def _take(self, entry: Entry) -> None:
         """Of the lists' next expectations the entry meets one; it meets every `eventually` that it fits."""
         candidates = self._index.candidates(entry.record)
+        # First every `eventually`: they stand beside the lists, and none takes the entry from them.
         for one in candidates:
             if one.cursor is None and (bound := self._fit(one, entry)) is not None:
                 self._met(one, entry, bound)
         in_lists = ((self._fit(one, entry), one) for one in candidates if one.cursor is not None)
         fits = [(len(bound), one.item.line, bound, one) for bound, one in in_lists if bound is not None]
+        # Of branches that fit, the one that binds the fewest captures, since the others may still meet another entry;
+        # then the first in the file. There is no way back from a choice (docs/decisions/0013).
         if fits and self.unmet is None:
             *_, bound, one = min(fits, key=lambda fit: fit[:2])
             self.taken[entry.n] = one.item.line
@@ -328,7 +335,7 @@ class Miss:
 
 
 class FlowMatcher:
-    """Decides, as entries come, whether the flow's expectations are met. All times are seconds on the journal's clock.
+    """Decides, as entries come, whether the expectations are met. All times are seconds on the journal's clock.
 
     A capture that a fault names by `as` is bound by that fault alone, and has the same value from the journal's
     start. While faults are to come no `within` runs out: any of them may be what it counts from.
@@ -352,6 +359,7 @@ class FlowMatcher:
         """A fault happened at `t`, before any of what follows from it; `bindings`: the values of its captures."""
         self._faults_at.append(t)
         self._named.update(bindings)
+        # Entries that arrived before this report may have been matched without the fault: match them all again.
         self._evaluation = self._start()
         for entry in self._history:
             self._evaluation.feed(entry)
@@ -434,7 +442,7 @@ def _nearest_entry(evaluation: Evaluation, unmet: UnmetExpectation, history: Seq
         elif entry.n in evaluation.taken:
             differing = [f"it is what line {evaluation.taken[entry.n]} expected"]
         elif isinstance(unmet.item, Count):
-            continue
+            continue  # it was counted, and so explains nothing
         else:
             differing = ["it came, but too late"]
         if best is None or distance < best[0]:

@@ -164,6 +164,7 @@ def _fault(problems: Problems, raw: Any, number: int, count: int, at: KeyPath) -
         if made is None:
             path, sentence = next(iter(complaints.items()))
             raise Misfit(sentence, action, *map(str, path))
+        # Arguments at their default are left out: a fault is described by what its file says.
         said = msgspec.structs.asdict(made)
         arguments = {name: said[name] for name, key in keys_of(block).items() if said[name] != key.default}
         for name, value in arguments.items():
@@ -350,7 +351,7 @@ def _parse_text(raw: str, kind: Any) -> Pattern:
             return Matches(re.compile(text))
         except re.error as error:
             raise Misfit(f"`~ {text}` is no regular expression: {error}") from None
-    for sign in OPERATORS:
+    for sign in OPERATORS:  # `>=` before `>`
         if raw.startswith(sign):
             text = raw.removeprefix(sign).strip()
             if sign != "!=" and _option(kind, int) is None and _option(kind, float) is None:
@@ -389,6 +390,7 @@ def _parse_mapping(raw: Mapping[str, Any], kind: Any) -> Pattern:
 
 def _literal(text: str, kind: Any) -> Any:
     """The value that the text means, by the field's own type."""
+    # Text in YAML has no type of its own here: `1` is a number for a number's field, and text for a name's.
     for option in _options(kind):
         try:
             return msgspec.convert(text, option, strict=False)

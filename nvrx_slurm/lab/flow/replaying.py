@@ -70,7 +70,7 @@ def replay(plan: Plan, journal: Iterable[Entry]) -> Replayed:
         if isinstance(record, ControllerStarted):
             # The controller before this one may have died between a decision and its entry.
             unwritten, due = unwritten + len(due), []
-        if due:
+        if due:  # the journal has a fact where the core has decided something
             return Replayed(entries, decisions, unwritten, Parting(entry, decided=due[0]))
         refused = "it is stale, or of a node that this job does not know"
         try:

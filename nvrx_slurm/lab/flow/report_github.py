@@ -52,6 +52,7 @@ def announce(
         as_is(sys.stdout).write(line + "\n")
         sys.stdout.flush()
 
+    # Unknown to the jobs whose logs are printed: a log that knew it could end the quotation and give commands.
     token = secrets.token_hex(16)
     for line in (*groups(outcome, token, log_tails), *annotate(outcome, places.workspace)):
         (say or to_runner)(line)

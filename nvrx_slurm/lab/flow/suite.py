@@ -73,6 +73,7 @@ def run_suite(
             check(flow, options.stage)
     artifacts = Artifacts(options.artifacts)
     artifacts.create()
+    # Before the first attempt: from here on nothing outlives this process, however it ends.
     guard = RunGuard(artifacts.path)
     outcome = asyncio.run(_Suite(options, artifacts, on_outcome, clock or SystemClock()).run(flows))
     guard.dismiss()
@@ -101,6 +102,7 @@ class _Suite:
         longest_first = sorted(flows, key=lambda flow: -flow.wall_s)  # so that none is left to run alone
         ended = await asyncio.gather(*map(self._flow, longest_first))
         lease.cancel()
+        # An early end says more than the flows that it cut short; a failed flow more than one that could not be run.
         if self._ending:
             exit_code = self._ending.exit_code
         elif any(flow.status == "failed" for flow in ended):

@@ -66,7 +66,7 @@ class DueFault:
 
 @dataclass(slots=True)
 class _Leaf:
-    """A trigger's smallest part. `came`: how often it was seen; `almost`: what its event lacked when it came closest."""
+    """A trigger's smallest part. `came`: how often it was seen; `almost`: what its event lacked when closest."""
 
     on: OnEvent | OnState | OnFault
     came: int = 0
@@ -130,6 +130,7 @@ class FaultScheduler:
 
     def feed(self, seen: Observation, known: Bindings | None = None) -> None:
         """Something was seen. `known`: the values of the expectations' captures by now."""
+        # The first value of a capture stays: expectations that are matched again after a fault may bind another.
         self._bindings = {**(known or {}), **self._bindings}
         if isinstance(seen, StateIs):
             self._in_state(seen.t, seen.state)
@@ -195,6 +196,7 @@ class FaultScheduler:
                 trial = Trial(self._bindings, lambda name: name not in named)
                 lacking = tuple(leaf.on.pattern.differences(record, trial))
                 if not lacking:
+                    # Only the entry that meets the trigger binds: of `times: 3`, the third.
                     leaf.count(t)
                     if leaf.met_at is not None:
                         self._bindings.update(trial.new)
@@ -230,6 +232,7 @@ class JobStates:
             self.state = "ended"
         elif self._moved(record) and self.state not in ("shutting_down", "ended"):
             replicas = self._replicas.values()
+            # An open rendezvous of cycle 0 is the job's start; of a later cycle, a recovery.
             if any(replica.missing is None and replica.cycle > 0 for replica in replicas):
                 self.state = "recovering"
             else:

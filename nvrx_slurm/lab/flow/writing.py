@@ -177,8 +177,9 @@ def _work(plan: Plan, *, complete: bool) -> dict[str, Any]:
 
 
 def _bounds(bounds: FaultToleranceSpec, usual: FaultToleranceSpec) -> dict[str, Any]:
-    """The keys whose values are not the usual ones. Where nodes are remembered is no part of what the job does."""
+    """The keys whose values are not the usual ones."""
     wanted, there = written(bounds), written(usual)
+    # Where nodes are remembered is no part of what the job does; each attempt has a ledger of its own.
     wanted["attribution"]["ledger"] = there["attribution"]["ledger"] = None
     return _changed(wanted, there)
 

@@ -63,6 +63,7 @@ class Stage:
         self.killed: set[str] = set()
         self._disk: SmallDisk | None = None
         if flow.needs.disk_bytes is not None:
+            # A process holds the disk: when it ends, the disk is gone.
             self._disk = SmallDisk(f"size={flow.needs.disk_bytes}")
             cleanup.process(self._disk.pid)
             self.jobs = self._disk.path / "jobs"

@@ -31,6 +31,7 @@ class DevStage(SlurmStage):
 
     def __init__(self, flow: Flow, folder: Path, cleanup: CleanupList, clock: Clock) -> None:
         name = f"ci-{os.getpid()}-{new_incarnation()[:4]}"
+        # Before it exists: a cluster that was only half started when this process was killed is removed by its name.
         cleanup.cluster(name)
         # What the flow's faults need, and the flow's own lines of slurm.conf on top.
         needed = {key: value for fault in flow.faults for key, value in SETTINGS.get(fault.action, {}).items()}
@@ -58,6 +59,7 @@ class DevStage(SlurmStage):
     # ---- nodes
 
     def _kill_node(self, arguments: Arguments, scene: Scene) -> FaultResult:
+        # To find all processes of a node takes a while on a busy machine: `at` is read again right before the kill.
         node, at = node_of(arguments, scene.topology), [self.clock.wall()]
         killed = self.cluster.kill_node(node, at_the_kill=lambda: at.append(self.clock.wall()))
         if not killed or self.cluster.node_processes(node):

@@ -66,6 +66,7 @@ def apply(action: FaultAction, clock: Clock) -> Proof:
         if not is_of_job(pid, action.folder):
             raise FaultFailed(f"{action.who} has ended already: process {pid} is {command_line(pid)!r} now")
     found = set(action.pids)
+    # The journal has no pid of these two: they are the children of one that it has.
     if action.part in ("supervisor", "store"):
         children = {process.pid for process in table.values() if process.parent in action.pids}
         if action.part == "supervisor":
@@ -111,7 +112,8 @@ def command_line(pid: int) -> str:
 
 
 def _kill(action: FaultAction, members: Members, clock: Clock) -> Proof:
-    """Of a whole node, all are stopped first and children die before parents, so that none sees another die."""
+    # A node dies at once: all of it is stopped first, and children die before parents, so that no process sees
+    # another one die and reports it.
     doomed = processes.freeze(members, clock) if action.part == "tree" else members(read_table())
     handles: list[int] = []
     for pid in children_first(doomed, read_table()):
@@ -120,6 +122,7 @@ def _kill(action: FaultAction, members: Members, clock: Clock) -> Proof:
     at = clock.wall()  # to find and freeze a whole node may take a second on a machine that is busy
     poller, deadline = select.poll(), clock.monotonic() + PROOF_S
     try:
+        # Handles, not pids: a pid may belong to another process as soon as its own has been reaped.
         for handle in handles:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
             poller.register(handle, select.POLLIN)  # readable once the process has ended, reaped or not

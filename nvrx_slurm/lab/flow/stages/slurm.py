@@ -121,7 +121,7 @@ class SlurmFaults:
     # ---- the job
 
     def cancel(self, arguments: Arguments, scene: Scene) -> FaultResult:
-        """Plain scancel must end the job; a signal goes to the batch script, as ahead of the time limit."""
+        # Plain scancel must end the job; a signal goes to the batch script, as ahead of the time limit.
         job, at, name = scene.job.job_id, self._clock.wall(), arguments.get("signal")
         command = ("scancel", "--batch", f"--signal={name}", job) if name else ("scancel", job)
         self._ask(*command)
@@ -150,10 +150,10 @@ class SlurmFaults:
         return FaultResult(at=at, proof=self._seen(queued, f"job {job} to be back in the queue", PROOF_S))
 
     def shorten_time_limit(self, arguments: Arguments, scene: Scene) -> FaultResult:
-        """Slurm counts in minutes: a limit is rounded up to one. Where no time at all is left, the job's end is set
-        instead: two seconds from now, for Slurm refuses an end that has passed when slurmctld reads it."""
         job, at, to_s = scene.job.job_id, self._clock.wall(), float(arguments["to"])
         before = self._show(job)
+        # Slurm counts in minutes: a limit is rounded up to one. Where no time at all is left, the job's end is set
+        # instead: two seconds from now, for Slurm refuses an end that has passed when slurmctld reads it.
         change = f"TimeLimit={max(1, -int(-to_s // 60))}" if to_s else "EndTime=now+2"
         self._ask("scontrol", "update", f"JobId={job}", change)
 
@@ -165,11 +165,11 @@ class SlurmFaults:
         return FaultResult(at=at, proof=self._seen(shortened, f"another time limit of job {job}", PROOF_S))
 
     def release(self, arguments: Arguments, scene: Scene) -> FaultResult:
-        """Slurm holds a requeued job back for two minutes, from some moment on after it is in the queue again."""
         job, at = scene.job.job_id, self._clock.wall()
 
         def running() -> str | None:
             shown = self._show(job)
+            # Again and again: Slurm sets the two minutes at some moment after the job is in the queue.
             if shown["JobState"] == "PENDING":
                 self._programs.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
             again = shown["JobState"] == "RUNNING" and int(shown.get("Restarts", 0)) > scene.topology.generation

@@ -1,13 +1,21 @@
-"""Agents and the controller in one process: virtual time, simulated processes, network and store, and one seed.
+"""Agents and the controller in one process: virtual time, a simulated cluster, and one seed that decides everything.
 
-    run.py          one run: a job, its nodes, its control plane, its adversary, from one seed; seeds.py: thousands
-    shapes.py       the job that a seed draws; adversary.py: the faults that it draws
-    promises.py     what must hold after every step; verdict.py: what must hold at the end
-    mains.py        the product's own agents and controller, with simulated surroundings
-    batch.py, node.py, machine.py, supervisor.py, workers.py, store.py, connections.py    those surroundings
+What is real: the agent, the controller with the core, the store client, the codec, the liveness protocol. They get
+their clock, their machine and their environment as arguments, and so run here unchanged.
+
+    run.py          one run of one seed; seeds.py: thousands of them, and the shortest that broke a promise
+    shapes.py       what is drawn: the job, its bounds, how its workers behave
+    adversary.py    where faults are drawn, and what each does
+    promises.py     where promises are checked: at each step, and of a whole run
+
+    machine.py      the real agent, and the machine that it touches
+    controller.py   the real controller, and what surrounds it
+    batch.py, store.py, node.py, supervisor.py, workers.py
+                    simulated: the batch host, the store's process, one node, its supervisor, the workers
     loop.py         virtual time: what runs next, and when
-    process.py      what is killed, frozen and thawed together, and what its kernel holds for it
-    network.py      ways between hosts: latency, loss, cuts; sockets.py: what processes use of it
+    process.py      what is killed, frozen and continued together
+    network.py      links between hosts: latency, loss, cuts; sockets.py: what processes use of them
 
-Nothing here waits: a virtual minute takes as long as what is computed in it. The store is `lab/faults/valkey`.
+Nothing here waits: a virtual minute takes as long as what is computed in it. The store's data and commands are
+`lab/faults/valkey`.
 """

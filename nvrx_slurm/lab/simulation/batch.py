@@ -7,6 +7,7 @@ that takes too long. With the batch host the job ends, and Slurm kills what is l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from typing import TYPE_CHECKING
 
@@ -37,22 +38,15 @@ class BatchHost:
         self.run, self.loop, self.chance = run, run.loop, run.chance("batch host")
         self.process = SimulatedProcess(self.loop, "batch host")
         self.ended: asyncio.Future[int] = asyncio.Future(loop=self.loop)
+        self.agents_left = asyncio.Event()  # srun has ended, since every agent has
         self.ending = Ending(run.plan.fault_tolerance, run.shape.kill_wait_s)
         self.gave_up = False
         self._giving_up: Handle | None = None
-        self._agents_left: asyncio.Event = asyncio.Event()
 
     def start(self) -> None:
         self.process.run(self._main())
-        self.process.on_death(self._died)
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Slurm, or the user, signals the job script."""
-        self.process.signal(number)
-
-    def agents_have_left(self) -> None:
-        """The step is over: every agent has ended."""
-        self._agents_left.set()
+        # Store and controller die with it (PR_SET_PDEATHSIG), and Slurm takes the allocation back.
+        self.process.on_death(self.run.control_plane_dies)
 
     # ---- its life
 
@@ -67,7 +61,7 @@ class BatchHost:
         await self._agents_end(AGENTS_LEAVE_S if cut_off else AGENTS_EXIT_S)
         for task in tasks:
             task.cancel()
-        self.run.agents_are_told(signal.SIGTERM)
+        self.run.signal_agents(signal.SIGTERM)
         await self._agents_end(AGENTS_EXIT_S)
         return exit_code
 
@@ -76,7 +70,7 @@ class BatchHost:
         while True:
             await asyncio.sleep(self.chance.uniform(0.05, SLOWEST_START_S))
             began, controller = self.loop.time(), self.run.start_controller()
-            self._tell_controller()
+            self._signal_controller()
             died = asyncio.Event()
             controller.on_death(died.set)
             await died.wait()
@@ -91,37 +85,34 @@ class BatchHost:
             await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
 
     async def _watch_agents(self) -> None:
-        await self._agents_left.wait()
+        await self.agents_left.wait()
         await asyncio.sleep(AGENTS_GONE_S)
         if not self.ended.done():
             self._ask(signal.SIGUSR2)
 
     async def _agents_end(self, within_s: float) -> None:
-        within_s = self.ending.in_time(within_s, self.loop.time())
-        try:
-            async with asyncio.timeout(within_s):
-                await self._agents_left.wait()
-        except TimeoutError:
-            pass
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.ending.in_time(within_s, self.loop.time())):
+                await self.agents_left.wait()
 
     # ---- signals
 
     def _ask(self, number: signal.Signals) -> None:
         now = self.loop.time()
         hurry_in_s = self.ending.take(number, now)
-        self._tell_controller()
+        self._signal_controller()
         if hurry_in_s is not None:
             self.loop.call_later(hurry_in_s, self._hurry)
         if self._giving_up is not None:
             self._giving_up.cancel()
         self._giving_up = self.loop.call_later(self.ending.give_up_at - now, self._give_up)
 
-    def _tell_controller(self) -> None:
+    def _signal_controller(self) -> None:
         if self.ending.asked is not None and self.run.controller is not None:
             self.run.controller.signal(self.ending.asked)
 
     def _hurry(self) -> None:
-        self.run.agents_are_told(HURRY)
+        self.run.signal_agents(HURRY)
 
     def _give_up(self) -> None:
         if not self.ended.done():
@@ -131,9 +122,3 @@ class BatchHost:
     def _has_ended(self, exit_code: int) -> None:
         if not self.ended.done():
             self.ended.set_result(exit_code)
-
-    # ---- death
-
-    def _died(self) -> None:
-        """Store and controller die with it (PR_SET_PDEATHSIG), and Slurm takes the allocation back."""
-        self.run.control_plane_dies()

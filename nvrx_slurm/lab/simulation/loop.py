@@ -231,39 +231,37 @@ class VirtualLoop(asyncio.BaseEventLoop):
         task.add_done_callback(self._end, context=Context())
         # The cycle collector is off: when it runs depends on all that ran before, so what it finalises would act at a
         # moment that no seed decides.
+        ready = self._ready
         with _running(self), uncollected():
-            self._step_on(most_steps, after_step)
+            while not self._ended:
+                self.steps += 1
+                if self.steps > most_steps:
+                    self._give_up(f"took more than {most_steps:,} steps")
+                if not ready:
+                    self._advance()
+                handle = ready.popleft()
+                if (callback := handle.callback) is None:
+                    continue
+                context = handle.context
+                owner = context.get(OWNER)
+                if owner is None:
+                    # A step of the world itself. What it raises is a mistake of the simulation, and ends the run.
+                    context.run(callback, *handle.args)
+                elif not owner.running:
+                    owner.hold(handle)
+                else:
+                    try:
+                        context.run(callback, *handle.args)
+                    except Exception as error:
+                        context.run(self.call_exception_handler, {"message": f"in {callback!r}", "exception": error})
+                    if after_step is not None:
+                        after_step()
         return task.result()
 
     run_until_complete = run  # type: ignore[assignment]
 
     def _end(self, _: object) -> None:
         self._ended = True
-
-    def _step_on(self, most_steps: int, after_step: Callable[[], object] | None) -> None:
-        ready, take = self._ready, self._ready.popleft
-        while not self._ended:
-            self.steps += 1
-            if self.steps > most_steps:
-                self._give_up(f"took more than {most_steps:,} steps")
-            if not ready:
-                self._advance()
-            handle = take()
-            if (callback := handle.callback) is None:
-                continue
-            context = handle.context
-            owner = context.get(OWNER)
-            if owner is None:
-                context.run(callback, *handle.args)
-            elif not owner.running:
-                owner.hold(handle)
-            else:
-                try:
-                    context.run(callback, *handle.args)
-                except Exception as error:
-                    context.run(self.call_exception_handler, {"message": f"in {callback!r}", "exception": error})
-                if after_step is not None:
-                    after_step()
 
     def _advance(self) -> None:
         """Time jumps to the next timer that is not cancelled."""
@@ -326,16 +324,26 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class VirtualClock:
-    """A simulated machine's clocks. `wall_s` is the wall clock when the run begins."""
+    """A simulated machine's clocks. They run `rate` times as fast as virtual time, and the wall clock is `ahead_s` of
+    the monotonic one."""
 
-    def __init__(self, loop: VirtualLoop, wall_s: float = 1_700_000_000.0) -> None:
-        self._loop, self._ahead_s = loop, wall_s - BEGIN_S
+    def __init__(self, loop: VirtualLoop, *, rate: float = 1.0, ahead_s: float = 1_700_000_000.0 - BEGIN_S) -> None:
+        self._loop, self._rate, self._ahead_s = loop, rate, ahead_s
 
-    def wall(self) -> float:
-        return self._loop.now_s + self._ahead_s
+    @property
+    def pace(self) -> float:
+        """Virtual seconds in one of its own."""
+        return 1.0 / self._rate
+
+    def at(self, moment: float) -> float:
+        """What the monotonic clock says at a moment of virtual time."""
+        return moment * self._rate
 
     def monotonic(self) -> float:
-        return self._loop.now_s
+        return self._loop.now_s * self._rate
+
+    def wall(self) -> float:
+        return self._loop.now_s * self._rate + self._ahead_s
 
     def sleep(self, seconds: float) -> None:
         raise RuntimeError(f"a simulated process would block its event loop for {seconds:g} s")

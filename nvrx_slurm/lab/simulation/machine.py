@@ -1,4 +1,4 @@
-"""The simulated node as its agent touches it: what `agent/machine.py` asks for."""
+"""The real agent in a run, and the simulated machine that it touches: what `agent/machine.py` asks for."""
 
 from __future__ import annotations
 
@@ -8,22 +8,148 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nvrx_slurm.agent.agent import Agent
 from nvrx_slurm.agent.events import Cycle, StacksOnFile
 from nvrx_slurm.agent.hangs import NS
 from nvrx_slurm.agent.workers import WorkerEvent
+from nvrx_slurm.jobspec.budgets import grace_within
 from nvrx_slurm.journal.records import ControllerUp
 from nvrx_slurm.journal.restarts import InProcessRestart
-from nvrx_slurm.lab.simulation.connections import AgentConnection, connect
-from nvrx_slurm.lab.simulation.process import SimulatedFenceSocket, SimulatedProcess
+from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
+from nvrx_slurm.lab.simulation.sockets import ConnectionEnd, SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.supervisor import SupervisedWorkers
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker
+from nvrx_slurm.liveness import connection as liveness
+from nvrx_slurm.store.client import Store
 from nvrx_slurm.workload.slot import Reading
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.node import SimulatedNode
+    from nvrx_slurm.lab.simulation.run import SimulationRun
 
 DUMP_S = 0.05
-FIRST_PORT = 20_000
+READ_BYTES = 256
+
+
+async def agent_main(run: SimulationRun, node: SimulatedNode, machine: SimulatedMachine) -> int:
+    """As `python -m nvrx_slurm.agent` runs it; returns its exit code."""
+    bounds, kill_wait_s = run.plan.fault_tolerance, run.info.kill_wait_s
+    grace_s = bounds.teardown.grace
+    store = Store(
+        run.address,
+        clock=node.clock,
+        patience_s=bounds.control_plane_grace,
+        connection=run.store.client(node.name),
+    )
+    agent = Agent(
+        plan=run.plan,
+        folder=run.folder,
+        node=node.name,
+        addr=node.name,
+        generation=0,
+        store=store,
+        token=run.address.token,
+        machine=machine,
+        clock=node.clock,
+        ending_grace_s=grace_s if kill_wait_s is None else min(grace_s, grace_within(kill_wait_s)),
+    )
+    return await agent.run()
+
+
+class SimulatedMachine:
+    """One node, for one agent process on it."""
+
+    def __init__(self, node: SimulatedNode, process: SimulatedProcess, pid: int) -> None:
+        self._node, self._process, self.pid = node, process, pid
+        self.output, self.stacks = SimulatedOutput(node), SimulatedStacks()
+        self.health, self.step_files = SimulatedHealth(), SimulatedStepFiles()
+
+    def workers(self, post: Callable[[WorkerEvent], None]) -> SupervisedWorkers:
+        return SupervisedWorkers(self._node, self._process, post)
+
+    def board(
+        self,
+        on_first_step: Callable[[int, int], None],
+        on_failing: Callable[[int, int, str], None],
+        on_restart: Callable[[InProcessRestart], None],
+    ) -> SimulatedBoard:
+        return SimulatedBoard(self._node, on_first_step)
+
+    def open_fence_socket(self, key: bytes, addr: str) -> SimulatedFenceSocket:
+        return self._node.open_fence_socket(key, self._process)
+
+    def hold_port(self) -> SimulatedPort:
+        return SimulatedPort(next(self._node.ports))
+
+    async def connect(self, controller: ControllerUp, incarnation: str) -> AgentConnection:
+        """As `liveness.connect` does it."""
+        node, run = self._node, self._node.run
+        timeout_s = run.plan.fault_tolerance.heartbeat.timeout
+        async with asyncio.timeout(liveness.HANDSHAKE_S):
+            end = await run.sockets.connect(node.name, run.HOST, controller.port, timeout_s=max(1.0, timeout_s))
+            connection = AgentConnection(end, self._process)
+            try:
+                connection.session = await liveness.introduce(
+                    connection,
+                    token=run.address.token,
+                    node=node.name,
+                    incarnation=incarnation,
+                    port=controller.port,
+                )
+            except BaseException:
+                connection.close()
+                raise
+        node.connection = connection
+        return connection
+
+    def new_incarnation(self) -> str:
+        return f"{self._node.chance.getrandbits(48):012x}"
+
+    def random_s(self, most_s: float) -> float:
+        return self._node.chance.uniform(0.0, most_s)
+
+    def on_signal(self, number: signal.Signals, callback: Callable[[str], None]) -> None:
+        self._node.loop.add_signal_handler(number, callback, number.name)
+
+
+class AgentConnection(Held):
+    """The agent's end. The supervisor holds it too; it closes when both have let go of it or have died."""
+
+    def __init__(self, end: ConnectionEnd, agent: SimulatedProcess) -> None:
+        super().__init__(end.close)
+        self.end, self._agent = end, agent
+        self._unread = b""
+        self.session: liveness.Session | None = None  # once both ends have proven themselves
+        self.held_by(agent)
+
+    def fileno(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.release(self._agent)
+
+    def say(self, word: bytes) -> None:
+        assert self.session is not None
+        self.end.send(self.session.put(word))
+
+    async def hear(self) -> bytes:
+        assert self.session is not None
+        while data := await self.receive(READ_BYTES):
+            if words := self.session.take(data):
+                return words
+        return b""
+
+    def silence_s(self) -> float:
+        return self.end.silence_s()
+
+    async def receive(self, most: int) -> bytes:
+        if not self._unread:
+            self._unread = await self.end.receive()
+        data, self._unread = self._unread[:most], self._unread[most:]
+        return data
+
+    async def send(self, data: bytes) -> None:
+        self.end.send(data)
 
 
 class SimulatedBoard:
@@ -64,7 +190,7 @@ class SimulatedBoard:
 
     def readings(self) -> dict[int, Reading]:
         readings = {rank: self._last.get(rank, Reading()) for rank in sorted(self._ranks)}
-        for worker in self._node.workers():
+        for worker in self._node.workers:
             if worker.rank in readings:
                 readings[worker.rank] = self._reading(worker)
         return readings
@@ -149,41 +275,3 @@ class SimulatedPort:
 
     def release(self) -> None:
         pass
-
-
-class SimulatedMachine:
-    """One node, for one agent process on it."""
-
-    def __init__(self, node: SimulatedNode, process: SimulatedProcess, pid: int) -> None:
-        self._node, self._process, self.pid = node, process, pid
-        self.output, self.stacks = SimulatedOutput(node), SimulatedStacks()
-        self.health, self.step_files = SimulatedHealth(), SimulatedStepFiles()
-
-    def workers(self, post: Callable[[WorkerEvent], None]) -> SupervisedWorkers:
-        return SupervisedWorkers(self._node, self._process, post)
-
-    def board(
-        self,
-        on_first_step: Callable[[int, int], None],
-        on_failing: Callable[[int, int, str], None],
-        on_restart: Callable[[InProcessRestart], None],
-    ) -> SimulatedBoard:
-        return SimulatedBoard(self._node, on_first_step)
-
-    def open_fence_socket(self, key: bytes, addr: str) -> SimulatedFenceSocket:
-        return self._node.open_fence_socket(key, self._process)
-
-    def hold_port(self) -> SimulatedPort:
-        return SimulatedPort(self._node.next_port())
-
-    async def connect(self, controller: ControllerUp, incarnation: str) -> AgentConnection:
-        return await connect(self._node, self._process, controller, incarnation)
-
-    def new_incarnation(self) -> str:
-        return f"{self._node.chance.getrandbits(48):012x}"
-
-    def random_s(self, most_s: float) -> float:
-        return self._node.chance.uniform(0.0, most_s)
-
-    def on_signal(self, number: signal.Signals, callback: Callable[[str], None]) -> None:
-        self._node.loop.add_signal_handler(number, callback, number.name)

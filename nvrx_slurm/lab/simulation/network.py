@@ -1,7 +1,7 @@
-"""The simulated network: ways between hosts, and what faults do to them. `sockets.py` is what processes use of it.
+"""The simulated network: links between hosts, and what faults do to them. `sockets.py` is what processes use of it.
 
 Latency is drawn for each packet, most of it short and some of it long, so packets overtake each other. What TCP
-carries is never lost: on a lossy way it is late, on a cut one it waits for the healing, even if its sender has died
+carries is never lost: on a lossy link it is late, on a cut one it waits for the healing, even if its sender has died
 or given up by then. So a request can still arrive long after its sender has repeated it. Datagrams are lost.
 """
 
@@ -22,7 +22,7 @@ RESEND_S = 0.2
 MOST_RESENDS = 6
 
 Concerns = Callable[[str, str], bool]
-"""Whether a fault is on the way from one host to another."""
+"""Whether a fault is on the link from one host to another."""
 
 
 def apart(hosts: Collection[str]) -> Concerns:
@@ -36,7 +36,7 @@ def one_way(sources: Collection[str], targets: Collection[str]) -> Concerns:
 
 
 class NetworkFault(msgspec.Struct, frozen=True, eq=False):
-    """What is wrong on some ways. `slow_s` is added to each packet; `loss` is the share of packets that is lost;
+    """What is wrong on some links. `slow_s` is added to each packet; `loss` is the share of packets that is lost;
     `breaks` the share of calls whose connection is reset, before they are carried out or before they are answered."""
 
     concerns: Concerns
@@ -46,7 +46,7 @@ class NetworkFault(msgspec.Struct, frozen=True, eq=False):
     breaks: float = 0.0
 
 
-class Way(msgspec.Struct, eq=False):
+class Link(msgspec.Struct, eq=False):
     """One direction between two hosts. `parked`: what waits for the healing; each gets its delay then."""
 
     source: str
@@ -59,12 +59,12 @@ class Way(msgspec.Struct, eq=False):
 
 
 class SimulatedNetwork:
-    """All ways between hosts, which are known by name. A host reaches itself as fast as others, and always."""
+    """All links between hosts, which are known by name. A host reaches itself as fast as others, and always."""
 
     def __init__(self, loop: VirtualLoop, chance: Random, *, latency_s: float = LATENCY_S) -> None:
         self.loop, self.chance, self._draw = loop, chance, chance.random
         self._latency_s = latency_s
-        self._ways: dict[tuple[str, str], Way] = {}
+        self._links: dict[tuple[str, str], Link] = {}
         self._faults: list[NetworkFault] = []
         self._when_cut: list[Callable[[], object]] = []
         self._last_port = 40_000
@@ -92,79 +92,81 @@ class SimulatedNetwork:
 
         Its processes are the caller's to kill, afterwards.
         """
-        for (source, _), way in self._ways.items():
+        for (source, _), link in self._links.items():
             if source == host:
-                way.parked.clear()
+                link.parked.clear()
         heal = self.cut(apart([host]))
 
         def power_on() -> None:
-            for (source, _), way in self._ways.items():
+            for (source, _), link in self._links.items():
                 if source == host:
-                    way.parked.clear()
+                    link.parked.clear()
             heal()
 
         return power_on
 
     def when_cut(self, callback: Callable[[], object]) -> None:
-        """Called whenever a way is newly cut."""
+        """Called whenever a link is newly cut."""
         self._when_cut.append(callback)
 
     def _apply(self) -> None:
-        newly_cut = [way for way in self._ways.values() if self._set(way)]
+        newly_cut = [link for link in self._links.values() if self._set(link)]
         if newly_cut:
             for callback in list(self._when_cut):
                 callback()
 
-    def _set(self, way: Way) -> bool:
-        """What all faults together make of a way; whether it is newly cut."""
-        faults = [fault for fault in self._faults if fault.concerns(way.source, way.target)]
-        way.slow_s = sum(fault.slow_s for fault in faults)
-        way.loss = max((fault.loss for fault in faults), default=0.0)
-        way.breaks = max((fault.breaks for fault in faults), default=0.0)
-        was_cut, is_cut = way.cut_at is not None, any(fault.cut for fault in faults)
+    def _set(self, link: Link) -> bool:
+        """What all faults together make of a link; whether it is newly cut."""
+        faults = [fault for fault in self._faults if fault.concerns(link.source, link.target)]
+        link.slow_s = sum(fault.slow_s for fault in faults)
+        link.loss = max((fault.loss for fault in faults), default=0.0)
+        link.breaks = max((fault.breaks for fault in faults), default=0.0)
+        was_cut, is_cut = link.cut_at is not None, any(fault.cut for fault in faults)
         if is_cut and not was_cut:
-            way.cut_at = self.loop.now_s
+            link.cut_at = self.loop.now_s
         elif was_cut and not is_cut:
-            way.cut_at = None
-            parked, way.parked = way.parked, []
+            link.cut_at = None
+            parked, link.parked = link.parked, []
             for go in parked:
-                go(self.delay_s(way))
+                go(self.delay_s(link))
         return is_cut and not was_cut
 
     # ---- ways
 
-    def way(self, source: str, target: str) -> Way:
+    def link(self, source: str, target: str) -> Link:
         try:
-            return self._ways[source, target]
+            return self._links[source, target]
         except KeyError:
-            way = self._ways[source, target] = Way(source, target)
-            self._set(way)
-            return way
+            link = self._links[source, target] = Link(source, target)
+            self._set(link)
+            return link
 
-    def carry(self, way: Way, go: Callable[[float], object]) -> None:
-        """Have a packet of TCP's on its way: `go` is called with its delay, now, or when the way is healed."""
-        if way.cut_at is None:
-            go(self.delay_s(way))
+    def carry(self, link: Link, go: Callable[[float], object]) -> None:
+        """Have a packet of TCP's on its link: `go` is called with its delay, now, or when the link is healed."""
+        if link.cut_at is None:
+            go(self.delay_s(link))
         else:
-            way.parked.append(go)
+            link.parked.append(go)
 
-    def delay_s(self, way: Way) -> float:
+    def delay_s(self, link: Link) -> float:
         """How long one packet takes: half of them about the latency, one in a hundred a hundred times as long."""
-        delay_s = way.slow_s + min(self._latency_s / (1.0 - self._draw()), LONGEST_S)
-        if way.loss:
+        delay_s = link.slow_s + min(self._latency_s / (1.0 - self._draw()), LONGEST_S)
+        if link.loss:
             for again in range(MOST_RESENDS):
-                if self._draw() >= way.loss:
+                if self._draw() >= link.loss:
                     break
                 delay_s += RESEND_S * 2**again
         return delay_s
 
-    def is_lost(self, way: Way) -> bool:
+    def is_lost(self, link: Link) -> bool:
         """Whether a datagram that is sent now does not arrive."""
-        return way.cut_at is not None or (way.loss > 0.0 and self._draw() < way.loss)
+        return link.cut_at is not None or (link.loss > 0.0 and self._draw() < link.loss)
 
     def silence_s(self, source: str, target: str) -> float:
         """Seconds since the kernels of two hosts last reached each other, both ways."""
-        cuts = [way.cut_at for way in (self.way(source, target), self.way(target, source)) if way.cut_at is not None]
+        cuts = [
+            link.cut_at for link in (self.link(source, target), self.link(target, source)) if link.cut_at is not None
+        ]
         return self.loop.now_s - min(cuts) if cuts else 0.0
 
     def new_port(self) -> int:

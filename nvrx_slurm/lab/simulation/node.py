@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.agent.workers import WorkerEvent
-from nvrx_slurm.lab.simulation.connections import AgentConnection
-from nvrx_slurm.lab.simulation.loop import VirtualLoop
-from nvrx_slurm.lab.simulation.machine import FIRST_PORT, SimulatedBoard, SimulatedMachine
-from nvrx_slurm.lab.simulation.mains import agent_main
-from nvrx_slurm.lab.simulation.process import SimulatedFenceSocket, SimulatedProcess
+from nvrx_slurm.lab.simulation.loop import VirtualClock
+from nvrx_slurm.lab.simulation.machine import AgentConnection, SimulatedBoard, SimulatedMachine, agent_main
+from nvrx_slurm.lab.simulation.process import SimulatedProcess
+from nvrx_slurm.lab.simulation.sockets import SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.supervisor import SimulatedSupervisor
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.run import SimulationRun
 
 
+FIRST_PORT = 20_000
 MOST_DRIFT = 0.005
 MOST_AHEAD_S = 500.0
 BOOT_S = 0.5
@@ -40,19 +39,19 @@ class SimulatedNode:
         self.run, self.name, self.loop = run, name, run.loop
         self.chance = run.chance(name)
         rate = 1.0 + self.chance.uniform(-MOST_DRIFT, MOST_DRIFT)
-        self.clock = DriftingClock(self.loop, rate, self.chance.uniform(-MOST_AHEAD_S, MOST_AHEAD_S))
+        self.clock = VirtualClock(self.loop, rate=rate, ahead_s=self.chance.uniform(-MOST_AHEAD_S, MOST_AHEAD_S))
         self.starts_after_s: float | None = self.chance.uniform(0.0, 0.5)
         self.has_power = True
         self.agent: SimulatedProcess | None = None
         self.supervisor: SimulatedSupervisor | None = None
         self.board: SimulatedBoard | None = None
-        self.line: AgentConnection | None = None
+        self.connection: AgentConnection | None = None
         self._fence_socket: SimulatedFenceSocket | None = None
         self.weak_until_s = -math.inf  # something lasting was done to it, and it may not do what it should until then
-        self._workers: list[SimulatedWorker] = []
+        self.workers: list[SimulatedWorker] = []  # those that live
         self._awaited = 0  # agents that are yet to start
         self._plug_in: Callable[[], None] = lambda: None
-        self._ports, self._pids = itertools.count(FIRST_PORT), itertools.count(100)
+        self.ports, self._pids = itertools.count(FIRST_PORT), itertools.count(100)
 
     # ---- processes
 
@@ -91,30 +90,22 @@ class SimulatedNode:
         process.on_death(lambda: self.run.agent_ended(self, process))
         process.run(agent_main(self.run, self, SimulatedMachine(self, process, pid)))
 
-    def start_supervisor(self, agent: SimulatedProcess, post: Callable[[WorkerEvent], None]) -> SimulatedSupervisor:
-        self.supervisor = SimulatedSupervisor(self, agent, post)
-        return self.supervisor
-
     def fork(self, supervisor: SimulatedSupervisor, rank: int, env: Mapping[str, str]) -> SimulatedWorker:
         """A worker begins, in the world that its environment names."""
         world = self.run.world(env["NVRX_REPLICA"], int(env["NVRX_CYCLE"]), int(env["WORLD_SIZE"]))
         worker = SimulatedWorker(self.name, next(self._pids), world, rank, partial(self._worker_ended, supervisor))
-        self._workers.append(worker)
+        self.workers.append(worker)
         self.run.promises.worker_started(worker)
         world.enter(worker, lambda: self._first_step(worker))
         return worker
 
-    def workers(self) -> list[SimulatedWorker]:
-        """Those that live."""
-        return self._workers
-
     def worker(self, number: int) -> SimulatedWorker | None:
-        return self._workers[number % len(self._workers)] if self._workers else None
+        return self.workers[number % len(self.workers)] if self.workers else None
 
     def _worker_ended(
         self, parent: SimulatedSupervisor, worker: SimulatedWorker, code: int | None, number: int | None
     ) -> None:
-        self._workers.remove(worker)
+        self.workers.remove(worker)
         if self.board is not None:
             self.board.ended(worker)
         self.run.promises.worker_ended(worker)
@@ -125,36 +116,22 @@ class SimulatedNode:
         if worker.alive and worker.world.steps()[0] and agent is not None and board is not None:
             agent.call_later(0.0, board.first_step, worker)
 
-    def signal_workers(self, number: int) -> None:
-        """slurmd signals every process of the step, if slurmctld reaches it."""
-        if self.is_reachable:
-            for worker in list(self._workers):
-                worker.signal(number)
-
     # ---- what the kernel holds
 
     def open_fence_socket(self, key: bytes, agent: SimulatedProcess) -> SimulatedFenceSocket:
-        fence_socket = self._fence_socket = SimulatedFenceSocket(key, agent)
-        fence_socket.open_at(self.run.sockets.bind(self.name, fence_socket.arrives))
-        return fence_socket
+        self._fence_socket = SimulatedFenceSocket(self.run.sockets, self.name, key, agent)
+        return self._fence_socket
 
     def is_trapped_by(self, key: bytes) -> bool:
         """Whether a living supervisor's fence socket waits for this key."""
         there = self._fence_socket
         return there is not None and there.key == key and there.armed_by is not None and there.armed_by.alive
 
-    def next_port(self) -> int:
-        return next(self._ports)
-
     # ---- what is done to it
 
-    def kill_agent(self) -> None:
-        if self.agent is not None:
-            self.agent.kill()
-
-    def kill_everything(self) -> None:
+    def kill(self) -> None:
         """All at once: none sees another die. The kernel lives."""
-        for worker in list(self._workers):
+        for worker in list(self.workers):
             worker.kill()
         for process in self._processes():
             process.kill()
@@ -162,13 +139,13 @@ class SimulatedNode:
     def freeze(self) -> None:
         for process in self._processes():
             process.freeze()
-        for worker in self._workers:
+        for worker in self.workers:
             worker.freeze()
 
     def thaw(self) -> None:
         for process in self._processes():
             process.thaw()
-        for worker in list(self._workers):
+        for worker in list(self.workers):
             worker.thaw()
 
     def power_off(self) -> None:
@@ -176,7 +153,7 @@ class SimulatedNode:
         if self.has_power:
             self.has_power = False
             self._plug_in = self.run.network.power_off(self.name)
-            self.kill_everything()
+            self.kill()
 
     def power_on(self) -> None:
         """It boots: its kernel answers, and knows nothing of what was."""
@@ -187,34 +164,8 @@ class SimulatedNode:
 
     def break_connection(self) -> None:
         """A device in between, such as a firewall, drops the agent's liveness connection."""
-        if self.line is not None:
-            self.line.end.reset()
+        if self.connection is not None:
+            self.connection.end.reset()
 
     def _processes(self) -> list[SimulatedProcess]:
-        supervisor = self.supervisor.process if self.supervisor is not None else None
-        return [process for process in (supervisor, self.agent) if process is not None]
-
-
-class DriftingClock:
-    """A clock that runs `rate` times as fast as virtual time, and whose wall clock is `ahead_s` of it."""
-
-    def __init__(self, loop: VirtualLoop, rate: float, ahead_s: float) -> None:
-        self._loop, self.rate, self._ahead_s = loop, rate, ahead_s
-
-    @property
-    def pace(self) -> float:
-        """Virtual seconds in one of its own."""
-        return 1.0 / self.rate
-
-    def at(self, moment: float) -> float:
-        """What this clock says at a moment of virtual time."""
-        return moment * self.rate
-
-    def monotonic(self) -> float:
-        return self._loop.now_s * self.rate
-
-    def wall(self) -> float:
-        return self._loop.now_s * self.rate + self._ahead_s
-
-    def sleep(self, seconds: float) -> None:
-        raise RuntimeError("nothing sleeps in virtual time")
+        return [process for process in (self.supervisor, self.agent) if process is not None]

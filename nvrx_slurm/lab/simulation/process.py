@@ -1,4 +1,4 @@
-"""Simulated processes, killed, frozen and thawed as one; and the sockets that their kernel holds open for them.
+"""Simulated processes: killed, frozen and thawed as one.
 
 Every task and callback of a process carries its mark in its context, and what it schedules inherits the mark.
 Killing and freezing are therefore as sudden as SIGKILL and SIGSTOP: the loop takes no further step of it.
@@ -11,58 +11,9 @@ import signal
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from functools import partial
 from typing import Any
 
 from nvrx_slurm.lab.simulation.loop import OWNER, Handle, VirtualLoop
-from nvrx_slurm.lab.simulation.network import SimulatedNetwork, Way
-
-
-class Mailbox:
-    """A bound datagram socket. After `close` its kernel refuses what comes."""
-
-    def __init__(
-        self, host: str, port: int, delivered: Callable[[bytes], object], closed: Callable[[], object]
-    ) -> None:
-        self.host, self.port, self.delivered, self.close = host, port, delivered, closed
-
-
-class Dialled:
-    """A datagram socket that was connect(2)ed: it hears when the other kernel refuses."""
-
-    def __init__(
-        self, network: SimulatedNetwork, source: str, target: str, mailbox: Callable[[], Mailbox | None]
-    ) -> None:
-        self._network, self._mailbox = network, mailbox
-        self._there, self._back = network.way(source, target), network.way(target, source)
-        self._refused = asyncio.Event()
-
-    def send(self, data: bytes) -> None:
-        """It may be lost. Raises ConnectionRefusedError if an earlier one was refused since."""
-        self._raise_refused()
-        self._fly(self._there, partial(self._arrive, data))
-
-    async def receive(self) -> None:
-        """Nothing ever comes; raises ConnectionRefusedError once one was refused."""
-        await self._refused.wait()
-        self._raise_refused()
-
-    def _raise_refused(self) -> None:
-        if self._refused.is_set():
-            self._refused.clear()
-            raise ConnectionRefusedError("Connection refused")
-
-    def _arrive(self, data: bytes) -> None:
-        if (mailbox := self._mailbox()) is None:
-            self._fly(self._back, self._refused.set)  # ICMP: port unreachable
-        else:
-            mailbox.delivered(data)
-
-    def _fly(self, way: Way, arrive: Callable[[], object]) -> None:
-        network = self._network
-        if not network.is_lost(way):
-            network.loop.call_outside(network.delay_s(way), arrive)
-
 
 FAILED = 1
 
@@ -195,7 +146,7 @@ class SimulatedProcess:
 class Held:
     """Something open, such as a socket: it closes when its last holder lets go of it or dies."""
 
-    def __init__(self, closed: Callable[[], None]) -> None:
+    def __init__(self, closed: Callable[[], object]) -> None:
         self._closed = closed
         self._holders: list[SimulatedProcess] = []
 
@@ -208,37 +159,3 @@ class Held:
             self._holders.remove(process)
             if not self._holders:
                 self._closed()
-
-
-class SimulatedFenceSocket(Held):
-    """A node's fence socket: where its fence key arrives. Held by the agent until the supervisor has it."""
-
-    def __init__(self, key: bytes, agent: SimulatedProcess) -> None:
-        super().__init__(self._close)
-        self.key = key
-        self.armed_by: SimulatedProcess | None = None
-        self._agent = agent
-        self._mailbox: Mailbox | None = None
-        self.held_by(agent)
-
-    def open_at(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
-
-    def getsockname(self) -> tuple[str, int]:
-        assert self._mailbox is not None
-        return self._mailbox.host, self._mailbox.port
-
-    def filenos(self) -> list[int]:
-        return [self.getsockname()[1]]
-
-    def close(self) -> None:
-        self.release(self._agent)
-
-    def arrives(self, message: bytes) -> None:
-        """A datagram: the filter lets only the key through."""
-        if message == self.key and self.armed_by is not None:
-            self.armed_by.kill()
-
-    def _close(self) -> None:
-        if self._mailbox is not None:
-            self._mailbox.close()

@@ -1,17 +1,21 @@
 """The promises (docs/architecture.md), checked on the ground truth: what the store took, and which processes live.
 
-Each is checked where it could break, at the very step: a worker starts, a commit is taken, an order appears, a
-supervisor gets its order to stop. Those of a whole run are checked at its end (`verdict.py`).
+`Promises` checks at each step that could break one: a commit is taken, an order appears, a worker starts, an agent
+leaves. `broken_at_the_end` checks those that are about a whole run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from nvrx_slurm.errors import EXIT_UNREACHABLE
+from nvrx_slurm.controller.controller import replay
+from nvrx_slurm.core.state import new_job
+from nvrx_slurm.errors import EXIT_NO_RESTART, EXIT_UNREACHABLE
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import (
     Attributed,
@@ -27,9 +31,9 @@ from nvrx_slurm.journal.records import (
     NodeJoined,
     NodeLost,
     Progress,
+    Record,
     RendezvousClosed,
     RendezvousOpened,
-    ReplicaEnded,
     RestartDecided,
     Shutdown,
     WorkerFailed,
@@ -40,7 +44,11 @@ from nvrx_slurm.journal.records import (
     unpack_entry,
     unpack_order,
 )
+from nvrx_slurm.lab.simulation.adversary import Trait
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.run import SimulationRun
 
 OF_A_CYCLE = (WorkersStarted, Progress, WorkerFailed, WorkerHung, WorkersDone, NodeIsolated)
 RESTARTS = ("restart_replica", "restart_job")
@@ -86,7 +94,6 @@ class Promises:
         self._heard: dict[str, int] = {}
         self._joined: set[tuple[str, str]] = set()
         self._fenced: set[str] = set()
-        self._over: set[str] = set()  # replicas that run no more
         self._restarts: dict[str, int] = {}
         self._judged: set[tuple[str, int]] = set()  # replica and cycle
         self._epoch = 0
@@ -137,9 +144,8 @@ class Promises:
             self._broken(Promise.JOURNAL, f"journal entry {entry.n} at {entry.t} follows {last.n} at {last.t}")
         self.journal.append(entry)
         if isinstance(entry.record, FromAgent):
-            self._said(entry.record)
-        if (check := _CHECKS.get(type(entry.record))) is not None:
-            check(self, entry.record)
+            self._check_fresh(entry.record)
+        self._check(entry.record)
         if isinstance(entry.record, RendezvousClosed):
             packed = pack(msgspec.structs.replace(entry.record, nodes=(), promoted=()))
             self._ordered.add(packed)
@@ -147,9 +153,7 @@ class Promises:
         elif isinstance(entry.record, Decision):
             self._ordered.add(pack(entry.record))
 
-    # ---- the journal
-
-    def _said(self, fact: FromAgent) -> None:
+    def _check_fresh(self, fact: FromAgent) -> None:
         """What the journal has taken was new when it came: of the node's present agent, and of the present cycle."""
         if isinstance(fact, NodeJoined):
             self._speakers[fact.node] = fact.incarnation
@@ -157,56 +161,59 @@ class Promises:
         if not present or fact.seq <= self._heard.get(fact.incarnation, 0):
             self._broken(Promise.FRESH, f"the journal has taken this, which is old: {fact}")
         self._heard[fact.incarnation] = fact.seq
-        if not isinstance(fact, OF_A_CYCLE) or fact.incarnation in self._fenced:  # who is fenced is only answered
+        if not isinstance(fact, OF_A_CYCLE) or fact.incarnation in self._fenced:  # a fenced agent is only answered
             return
         if fact.cycle != self.cycle[fact.replica] or (fact.replica, fact.cycle) not in self.closed:
             self._broken(Promise.FRESH, f"cycle {self.cycle[fact.replica]} is on, and this was taken: {fact}")
 
-    def _job_started(self, fact: JobStarted) -> None:
-        if any(isinstance(entry.record, JobStarted) for entry in self.journal[:-1]):
-            self._broken(Promise.JOURNAL, "the job has started twice")
+    def _check(self, record: Record) -> None:
+        """One record that the journal has taken, against all before it."""
+        match record:
+            case JobStarted():
+                if any(isinstance(entry.record, JobStarted) for entry in self.journal[:-1]):
+                    self._broken(Promise.JOURNAL, "the job has started twice")
+            case NodeJoined():
+                self._joined.add((record.node, record.incarnation))
+            case NodeLost():
+                if (record.node, record.incarnation) not in self._joined:
+                    why = f"{record.node} was given up, and its agent {record.incarnation} had never registered"
+                    self._broken(Promise.REGISTERED, why)
+            case Fence():
+                self._fenced.add(record.incarnation)
+                self._fencing(record)
+            case RendezvousOpened():
+                if self.shutdown is not None:
+                    why = f"{record.replica} cycle {record.cycle} was opened after the shutdown"
+                    self._broken(Promise.SHUTDOWN, why)
+                self.cycle[record.replica] = record.cycle
+            case RendezvousClosed():
+                self.closed[record.replica, record.cycle] = record
+                what = f"{record.replica} cycle {record.cycle} was closed"
+                if self.cycle.get(record.replica) != record.cycle:
+                    self._broken(Promise.JOURNAL, f"{what} and not open")
+                for (replica, _), worker in self.live.items():
+                    if replica == record.replica:
+                        self._broken(Promise.RANKS, f"{what} while {worker} lived")
+            case AttributionJudged():
+                self._check_verdict(record)
+            case RestartDecided() if record.action in RESTARTS and record.rank is not None:
+                spent = self._restarts[record.replica] = self._restarts.get(record.replica, 0) + 1
+                limit = self.plan.fault_tolerance.max_restarts.count
+                if spent > limit:
+                    why = f"{record.replica} was restarted {spent} times after failures of its workers, of {limit}"
+                    self._broken(Promise.BUDGET, why)
+            case Shutdown():
+                if self.shutdown is not None:
+                    self._broken(Promise.SHUTDOWN, f"the job was shut down for a second reason: {record.reason}")
+                self.shutdown = self.shutdown or record
+            case JobEnded():
+                self.ended = record
+                first = self.shutdown
+                if first is None or (first.exit_code, first.reason) != (record.exit_code, record.reason):
+                    why = f"the job ended with {record.exit_code} ({record.reason}), and was shut down for {first}"
+                    self._broken(Promise.SHUTDOWN, why)
 
-    def _node_joined(self, fact: NodeJoined) -> None:
-        self._joined.add((fact.node, fact.incarnation))
-
-    def _node_lost(self, fact: NodeLost) -> None:
-        if (fact.node, fact.incarnation) not in self._joined:
-            self._broken(
-                Promise.REGISTERED, f"{fact.node} was given up, and its agent {fact.incarnation} had never registered"
-            )
-
-    def _fence(self, fence: Fence) -> None:
-        self._fenced.add(fence.incarnation)
-        self._fencing(fence)
-
-    def _rendezvous_opened(self, opened: RendezvousOpened) -> None:
-        if self.shutdown is not None:
-            self._broken(Promise.SHUTDOWN, f"{opened.replica} cycle {opened.cycle} was opened after the shutdown")
-        self.cycle[opened.replica] = opened.cycle
-
-    def _rendezvous_closed(self, closed: RendezvousClosed) -> None:
-        self.closed[closed.replica, closed.cycle] = closed
-        if self.cycle.get(closed.replica) != closed.cycle:
-            self._broken(Promise.JOURNAL, f"{closed.replica} cycle {closed.cycle} was closed and not open")
-        for (replica, _), worker in self.live.items():
-            if replica == closed.replica:
-                self._broken(Promise.RANKS, f"{closed.replica} cycle {closed.cycle} was closed while {worker} lived")
-
-    def _replica_ended(self, ended: ReplicaEnded) -> None:
-        self._over.add(ended.replica)
-
-    def _restart_decided(self, decided: RestartDecided) -> None:
-        if decided.action not in RESTARTS or decided.rank is None:
-            return
-        spent = self._restarts[decided.replica] = self._restarts.get(decided.replica, 0) + 1
-        limit = self.plan.fault_tolerance.max_restarts.count
-        if spent > limit:
-            self._broken(
-                Promise.BUDGET,
-                f"{decided.replica} was restarted {spent} times after failures of its workers, of {limit}",
-            )
-
-    def _attribution_judged(self, judged: AttributionJudged) -> None:
+    def _check_verdict(self, judged: AttributionJudged) -> None:
         """Acted on: a STOP that some source has given of this very failure, before the next rendezvous has closed."""
         key = judged.replica, judged.cycle
         if key in self._judged:
@@ -221,20 +228,6 @@ class Promises:
         given = (entry.record for entry in self.journal if isinstance(entry.record, Attributed))
         if not any((each.replica, each.cycle) == key and each.attribution.verdict == "STOP" for each in given):
             self._broken(Promise.VERDICT, f"no source has said STOP, and this stops the job: {judged}")
-
-    def _shutdown(self, shutdown: Shutdown) -> None:
-        if self.shutdown is not None:
-            self._broken(Promise.SHUTDOWN, f"the job was shut down for a second reason: {shutdown.reason}")
-        self.shutdown = self.shutdown or shutdown
-
-    def _job_ended(self, ended: JobEnded) -> None:
-        self.ended = ended
-        first = self.shutdown
-        if first is None or (first.exit_code, first.reason) != (ended.exit_code, ended.reason):
-            self._broken(
-                Promise.SHUTDOWN,
-                f"the job ended with {ended.exit_code} ({ended.reason}), and was shut down for {first}",
-            )
 
     # ---- the nodes
 
@@ -269,16 +262,63 @@ class Promises:
             self._broken(Promise.LEAVING, f"the agent of {node} left with {code}; the shutdown is {self.shutdown}")
 
 
-_CHECKS: dict[type, Callable[[Promises, object], None]] = {
-    JobStarted: Promises._job_started,  # type: ignore[dict-item]  # each takes its own kind of record
-    NodeJoined: Promises._node_joined,  # type: ignore[dict-item]
-    NodeLost: Promises._node_lost,  # type: ignore[dict-item]
-    Fence: Promises._fence,  # type: ignore[dict-item]
-    RendezvousOpened: Promises._rendezvous_opened,  # type: ignore[dict-item]
-    RendezvousClosed: Promises._rendezvous_closed,  # type: ignore[dict-item]
-    ReplicaEnded: Promises._replica_ended,  # type: ignore[dict-item]
-    AttributionJudged: Promises._attribution_judged,  # type: ignore[dict-item]
-    RestartDecided: Promises._restart_decided,  # type: ignore[dict-item]
-    Shutdown: Promises._shutdown,  # type: ignore[dict-item]
-    JobEnded: Promises._job_ended,  # type: ignore[dict-item]
-}
+# ---- a whole run
+
+
+RESTARTS_AN_ACT = 2
+"""An act costs a restart, and one more where it lasts: what is left of it disturbs the next cycle."""
+
+LONGEST_OUTAGE = 0.5
+"""Of the time that workers go on without a control plane: so much of it, at most, must touch none of them."""
+
+AFTER_A_KILL_S = 1.5
+"""How long there is no controller after one was killed, at most."""
+
+
+def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
+    """The promises that this run has broken as a whole, each with one sentence."""
+    promises, plan, bounds = run.promises, run.plan, run.plan.fault_tolerance
+    shutdown, ended = promises.shutdown, promises.ended
+
+    for entry, decided in replay(new_job(plan), promises.journal)[:1]:
+        yield Promise.REPLAY, f"journal entry {entry.n} is {entry.record}, and its replay decides {decided}"
+
+    if not run.batch.gave_up and run.exit_code is not None:
+        if shutdown is None:
+            yield Promise.SHUTDOWN, f"the job ended with {run.exit_code}, and no shutdown is in the journal"
+        elif run.exit_code != shutdown.exit_code:
+            yield Promise.SHUTDOWN, f"the job ended with {run.exit_code}, and was shut down with {shutdown.exit_code}"
+
+    for name in ended.missing if ended is not None else ():
+        if run.nodes[name].is_well:
+            yield Promise.LEAVING, f"the job has ended, and {name} had not said that it leaves"
+
+    # For how long the controller could not decide, at most: outages may follow one another.
+    killed = sum(act.kind in ("kill_controller", "kill_at_commit") for act in run.acts)
+    outage_s = sum(act.lasts_s for act in run.acts if act.traits & Trait.OUTAGE) + killed * AFTER_A_KILL_S
+    # What may touch workers soonest: their lease; their agents' patience; or, since their ends are reported through
+    # the store, the bound for how far apart these may be.
+    skew_s = math.inf if bounds.hang.exit_skew is None else bounds.hang.exit_skew
+    touched_after_s = min(bounds.fence_timeout, bounds.control_plane_grace, skew_s)
+    if outage_s >= LONGEST_OUTAGE * touched_after_s or any(act.traits & Trait.FATAL for act in run.acts):
+        return
+    on_nodes = [act for act in run.acts if act.traits & Trait.NODE]
+
+    # Must the job finish? Only where the acts leave nodes and budget enough; rather no than a yes that asks too much.
+    if (
+        all(role.on_failure.startswith("restart") for role in plan.roles)
+        and len({act.node for act in on_nodes}) <= plan.spares
+        and RESTARTS_AN_ACT * len(on_nodes) <= bounds.max_restarts.count
+    ):
+        judged = (entry.record for entry in promises.journal if isinstance(entry.record, AttributionJudged))
+        stopped = any(each.acted for each in judged)
+        if run.exit_code not in (0, EXIT_NO_RESTART if stopped else 0):
+            reason = shutdown.reason if shutdown is not None else "no shutdown was decided"
+            yield Promise.FINISH, f"nodes enough were healthy, and the job ended with {run.exit_code}: {reason}"
+
+    # Where only the control plane failed, no worker may have been stopped.
+    for entry in promises.journal if not on_nodes else ():
+        record = entry.record
+        if isinstance(record, RestartDecided) or (isinstance(record, RendezvousOpened) and record.cycle > 0):
+            yield Promise.UNTOUCHED, f"only the control plane failed, and workers were stopped: {record}"
+            break

@@ -15,18 +15,17 @@ from random import Random
 from nvrx_slurm.errors import SimulationStuck
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.journal.records import Entry, Fence, pack
-from nvrx_slurm.lab.simulation.adversary import AT_START, KINDS, Act, draw_acts, perform
+from nvrx_slurm.lab.simulation.adversary import Act, Trait, draw_acts, perform
 from nvrx_slurm.lab.simulation.batch import BatchHost
+from nvrx_slurm.lab.simulation.controller import controller_main
 from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop
-from nvrx_slurm.lab.simulation.mains import controller_main
 from nvrx_slurm.lab.simulation.network import NetworkFault, SimulatedNetwork, apart
 from nvrx_slurm.lab.simulation.node import SimulatedNode
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
-from nvrx_slurm.lab.simulation.promises import Promise, Promises
+from nvrx_slurm.lab.simulation.promises import Promise, Promises, broken_at_the_end
 from nvrx_slurm.lab.simulation.shapes import Shape, draw_shape
 from nvrx_slurm.lab.simulation.sockets import Service, Sockets
 from nvrx_slurm.lab.simulation.store import WatchedStore
-from nvrx_slurm.lab.simulation.verdict import left_behind, verdicts
 from nvrx_slurm.lab.simulation.workers import SimulatedWorld, WorldProgress
 from nvrx_slurm.liveness import fence
 
@@ -60,7 +59,7 @@ class SimulationRun:
         self.shape = draw_shape(self.chance("shape"), most_nodes)
         self.plan = self.shape.plan
         self.acts = draw_acts(self.chance("adversary"), self.shape) if acts is None else acts
-        self.loop = VirtualLoop()
+        self.loop: VirtualLoop = VirtualLoop()
         self.network = SimulatedNetwork(self.loop, self.chance("network"))
         self.sockets = Sockets(self.network)
         self.promise: Promise | None = None
@@ -68,9 +67,11 @@ class SimulationRun:
         self.over: asyncio.Future[None] = asyncio.Future(loop=self.loop)
         self.promises = Promises(self.plan, self._break, self._watch_fence)
         self.host_clock = VirtualClock(self.loop)
-        self.store_clock = VirtualClock(self.loop)
+        self.store_clock: VirtualClock = VirtualClock(self.loop)
         self.service = Service(self.network, self.HOST)
-        self.store = WatchedStore(self.service, self.store_clock, self.promises, lambda: self.controller)
+        self.store: WatchedStore = WatchedStore(
+            self.service, self.store_clock, self.promises, lambda: self.controller
+        )
         self.address = StoreAddress(url="redis://host", job=JOB, token="token", embedded=True)
         self.folder = JobFolder(Path("/jobs") / JOB)
         self.info = JobInfo(
@@ -87,13 +88,13 @@ class SimulationRun:
         self.exit_code: int | None = None
         self.controller: SimulatedProcess | None = None
         self.nodes: dict[str, SimulatedNode] = {name: SimulatedNode(self, name) for name in self.shape.nodes}
-        self.agents_told = False
-        self.cuts: Counter[str] = Counter()
+        self.agents_signalled = False
+        self.cuts: Counter[str] = Counter()  # node → how many faults cut it off now
         self._worlds: dict[tuple[str, int], SimulatedWorld] = {}
         self._progress: dict[str, WorldProgress] = {}
         self._pids = itertools.count(100)
         self._work_chance = self.chance("work")
-        self.batch = BatchHost(self)
+        self.batch: BatchHost = BatchHost(self)
 
     def chance(self, concern: str) -> Random:
         """The seed's own chances for one concern: one that draws more does not disturb the others."""
@@ -103,29 +104,35 @@ class SimulationRun:
 
     def run(self) -> RunResult:
         """Until the job has ended and no process is left, or a promise is broken."""
+        # The longest time that the run may take. An act costs a restart, and one more where it lasts.
+        last_s = max((act.at_s + act.lasts_s for act in self.acts), default=0.0)
+        tries = 1 + 2 * len(self.acts) + self.plan.fault_tolerance.max_restarts.count * len(self.promises.roles)
+        bound_s = last_s + tries * (self.shape.work_s + self.shape.recovery_s) + self.shape.leaves_within_s
         try:
-            self.loop.run(self._play(), until_s=self._bound_s(), most_steps=MOST_STEPS)
+            self.loop.run(self._play(), until_s=bound_s, most_steps=MOST_STEPS)
         except SimulationStuck as error:
             self._break(Promise.LEAVING, str(error))
         if self.broken is None:
-            for promise, sentence in verdicts(self):
+            for promise, sentence in broken_at_the_end(self):
                 self._break(promise, sentence)
         journal = tuple(self.promises.journal)
         self.loop.close()
+        digest = hashlib.sha256(b"".join(map(pack, journal)))
+        digest.update(f"{self.exit_code} {self.broken} {self.loop.steps} {self.loop.now_s!r}".encode())
         return RunResult(
-            self.seed,
-            self.shape,
-            self.acts,
-            journal,
-            self.exit_code,
-            self.promise,
-            self.broken,
-            self._digest(journal),
+            seed=self.seed,
+            shape=self.shape,
+            acts=self.acts,
+            journal=journal,
+            exit_code=self.exit_code,
+            promise=self.promise,
+            broken=self.broken,
+            digest=digest.hexdigest(),
         )
 
     async def _play(self) -> None:
         for act in self.acts:
-            if act.kind in AT_START:
+            if act.traits & Trait.AT_START:
                 perform(self, act)
             else:
                 self.loop.call_outside(act.at_s, perform, self, act)
@@ -134,20 +141,8 @@ class SimulationRun:
             node.start()
         await self.over
 
-    def _bound_s(self) -> float:
-        """The longest time that a run may take."""
-        last_s = max((act.at_s + act.lasts_s for act in self.acts), default=0.0)
-        tries = 1 + 2 * len(self.acts) + self.plan.fault_tolerance.max_restarts.count * len(self.promises.roles)
-        return last_s + tries * (self.shape.work_s + self.shape.recovery_s) + self.shape.leaves_within_s
-
-    def _digest(self, journal: tuple[Entry, ...]) -> str:
-        digest = hashlib.sha256()
-        for entry in journal:
-            digest.update(pack(entry))
-        digest.update(f"{self.exit_code} {self.broken} {self.loop.steps} {self.loop.now_s!r}".encode())
-        return digest.hexdigest()
-
     def _break(self, promise: Promise, sentence: str) -> None:
+        """The first broken promise ends the run."""
         if self.broken is None:
             self.promise, self.broken = promise, f"{promise}: {sentence} (at {self.loop.now_s - BEGIN_S:.3f} s)"
             self._end()
@@ -174,14 +169,14 @@ class SimulationRun:
     def agent_ended(self, node: SimulatedNode, agent: SimulatedProcess) -> None:
         """It has left, or died: srun knows when all have."""
         self._crashed(agent)
-        if node.has_power and agent.exit_code is not None and agent.exit_code >= 0 and not self.agents_told:
+        if node.has_power and agent.exit_code is not None and agent.exit_code >= 0 and not self.agents_signalled:
             self.promises.left(node.name, agent.exit_code)
         self.look_for_agents()
 
     def look_for_agents(self) -> None:
         """Has the last one ended, and does none start any more?"""
         if not any(node.has_agent for node in self.nodes.values()):
-            self.batch.agents_have_left()
+            self.batch.agents_left.set()
 
     def _watch_fence(self, ordered: Fence) -> None:
         """From now on the node's kernel must kill its supervisor, if nothing keeps the key from it."""
@@ -192,7 +187,7 @@ class SimulationRun:
             if self.controller is controller and node.has_power and node.is_trapped_by(key):
                 self._break(Promise.FENCED, f"{node.name} was fenced, and its kernel has not got the key")
 
-        if not any(KINDS[act.kind].outage or KINDS[act.kind].network for act in self.acts):
+        if not any(act.traits & (Trait.OUTAGE | Trait.NETWORK) for act in self.acts):
             self.loop.call_outside(FENCED_WITHIN_S, look)
 
     # ---- the workers
@@ -201,14 +196,18 @@ class SimulationRun:
         if (world := self._worlds.get((replica, cycle))) is None:
             progress = self._progress.setdefault(replica, WorldProgress(self.shape.work_s))
             world = self._worlds[replica, cycle] = SimulatedWorld(
-                self.loop, self._work_chance, self.shape.temper, progress, self.is_cut, replica, cycle, size
+                self.loop, self._work_chance, self.shape.behaviour, progress, self.is_cut, replica, cycle, size
             )
         return world
 
     # ---- what is done to it
 
-    def strike(self, nodes: Collection[str], fault: NetworkFault, for_s: float) -> None:
-        """Something is wrong on the ways of these nodes."""
+    def cut(self, nodes: Collection[str], for_s: float) -> None:
+        """These nodes reach each other, and no other host."""
+        self.disturb(nodes, NetworkFault(apart(frozenset(nodes)), cut=True), for_s)
+
+    def disturb(self, nodes: Collection[str], fault: NetworkFault, for_s: float) -> None:
+        """A fault on the links of these nodes. A cut one also stops their workers' steps."""
         heal = self.network.begin(fault)
         self.cuts.update(nodes if fault.cut else ())
         self._look_at_worlds()
@@ -227,39 +226,38 @@ class SimulationRun:
         for world in self._worlds.values():
             world.look()
 
-    def cut(self, nodes: Collection[str], for_s: float) -> None:
-        self.strike(nodes, NetworkFault(apart(frozenset(nodes)), cut=True), for_s)
-
     def scancel(self, number: signal.Signals) -> None:
         """A user ends the job. Slurm signals every process of it, and kills what is left after KillWait."""
-        self.batch.send_signal(number)
+        self.batch.process.signal(number)
         if self.shape.kill_wait_s is not None:
-            self.agents_are_told(number)
+            self.signal_agents(number)
             for node in self.nodes.values():
-                node.signal_workers(number)
-            self.loop.call_outside(self.shape.kill_wait_s, self.slurm_kills)
+                if node.is_reachable:
+                    for worker in list(node.workers):
+                        worker.signal(number)
+            self.loop.call_outside(self.shape.kill_wait_s, self.batch.process.kill)
 
-    def agents_are_told(self, number: int) -> None:
-        """srun passes a signal on, to whom it can reach."""
-        self.agents_told = True
+    def signal_agents(self, number: int) -> None:
+        """srun passes a signal on to the agents that it reaches."""
+        self.agents_signalled = True
         for node in self.nodes.values():
             if node.agent is not None and node.is_reachable:
                 node.agent.signal(number)
 
-    def slurm_kills(self) -> None:
-        """SIGKILL to all that is left of the job."""
-        self.batch.process.kill()
-
     def control_plane_dies(self) -> None:
-        """The batch host has ended: so do its children, and the job."""
+        """The batch host has ended, so its children are killed, and the job is over. By now every process that waited
+        must have left."""
         for process in (self.controller, self.store.process):
             if process is not None:
                 process.kill()
         self.exit_code = self.batch.process.exit_code
-        for sentence in left_behind(self):
-            self._break(Promise.LEAVING, sentence)
         for node in self.nodes.values():
-            node.kill_everything()
+            if node.is_well and node.agent is not None and node.agent.alive:
+                self._break(Promise.LEAVING, f"the job has ended, and the agent of {node.name} still runs")
+            for worker in node.workers if node.is_well else ():
+                self._break(Promise.LEAVING, f"the job has ended, and {worker} still lives")
+        for node in self.nodes.values():
+            node.kill()
         self._end()
 
 

@@ -9,7 +9,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 
 from nvrx_slurm.journal.records import entry_to_json
-from nvrx_slurm.lab.simulation.adversary import Act, in_words
+from nvrx_slurm.lab.simulation.adversary import Act
 from nvrx_slurm.lab.simulation.loop import uncollected
 from nvrx_slurm.lab.simulation.run import RunResult, run_seed
 from nvrx_slurm.util.clock import SystemClock
@@ -102,7 +102,7 @@ def _unlogged() -> Iterator[None]:
 def _run(result: RunResult, say: Say) -> None:
     say(f"{result.shape.cluster}, {result.shape.work_s:.1f} s of work: {result.shape.plan}\n")
     for act in result.acts:
-        say(in_words(act))
+        say(str(act))
     say("")
     for entry in result.journal:
         say(entry_to_json(entry).decode())

@@ -36,7 +36,7 @@ NO_BACKOFF = BackoffSpec(max=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Temper:
+class WorkerBehaviour:
     """How workers take things. `leaves_s`: how long after a peer's death they leave their world, None: they wait for
     it for ever; `obeys_s`: how long after the stop signal they end, None: never."""
 
@@ -53,7 +53,7 @@ class Shape:
     cluster: Literal["local", "slurm"]
     nodes: tuple[str, ...]
     work_s: float
-    temper: Temper
+    behaviour: WorkerBehaviour
     kill_wait_s: float | None
 
     @property
@@ -82,47 +82,60 @@ class Shape:
 
 def draw_shape(chance: Random, most_nodes: int) -> Shape:
     """A job of `most_nodes` nodes at most, spares included; every other one has all of them."""
+    # The order of the draws is part of a seed's meaning: a new one goes to the end, or has a `chance` of its own.
     total = most_nodes if chance.random() < 0.5 else chance.randint(1, most_nodes)
     spares = min(chance.choice((0, 1, 1, 2, 2, MOST_SPARES)), total - 1)
     cluster = chance.choice(CLUSTERS)
     interval_s = chance.choice((1.0, 2.0))
+    roles = _draw_roles(chance, total - spares)
+    bounds = _draw_bounds(chance, interval_s)
+    work_s = chance.uniform(1.5, 6.0)
+    leaves_s = chance.choice((0.02, 0.3, 2.0, None))
+    obeys_s = chance.choice((0.0, 0.05, 0.5 * bounds.teardown.grace, 2 * bounds.teardown.grace, None))
+    behaviour = WorkerBehaviour(step_s=chance.choice((0.1, 0.5)), leaves_s=leaves_s, obeys_s=obeys_s)
+    attribution = AttributionSpec(enable_lib=False)
+    if chance.random() >= 0.5:  # every other job asks; of those most act on the answers
+        attribution = AttributionSpec(
+            enable_lib=True,
+            enable_mcp=chance.random() < 0.5,
+            dry_run=chance.random() < 0.3,
+            timeout=30.0,
+            decision_timeout=chance.choice((1.0, 5.0, 10.0)),
+            aggregation=chance.choice(AGGREGATIONS),
+        )
     plan = Plan(
         name="simulated",
-        roles=_roles(chance, total - spares),
+        roles=roles,
         spares=spares,
         workdir="/work",
         folder="/jobs",
-        fault_tolerance=_bounds(chance, interval_s),
-    )
-    work_s, temper = chance.uniform(1.5, 6.0), _temper(chance, plan.fault_tolerance)
-    bounds = replace(
-        plan.fault_tolerance, attribution=_attribution(chance), backoff=BACKOFF if total % 2 else NO_BACKOFF
+        fault_tolerance=replace(bounds, attribution=attribution, backoff=BACKOFF if total % 2 else NO_BACKOFF),
     )
     return Shape(
-        plan=replace(plan, fault_tolerance=bounds),
+        plan=plan,
         cluster=cluster,
         nodes=tuple(f"n{index:02d}" for index in range(1, plan.total_nodes + 1)),
         work_s=work_s,
-        temper=temper,
+        behaviour=behaviour,
         kill_wait_s=KILL_WAIT_S if cluster == "slurm" else None,
     )
 
 
-def _roles(chance: Random, active: int) -> tuple[RolePlan, ...]:
+def _draw_roles(chance: Random, active: int) -> tuple[RolePlan, ...]:
     if chance.random() < 0.6 or active == 1:
-        return (_role(chance, "main", active, 1),)
+        return (_draw_role(chance, "main", active, 1),)
     if chance.random() < 0.5:
         replicas = chance.choice([count for count in (2, 3, 4) if count <= active])
-        return (_role(chance, "rollout", active // replicas, replicas),)
+        return (_draw_role(chance, "rollout", active // replicas, replicas),)
     policy = chance.randint(1, active - 1)
     replicas = chance.choice([count for count in (1, 2, 3) if count <= active - policy])
     return (
-        _role(chance, "policy", policy, 1),
-        _role(chance, "rollout", (active - policy) // replicas, replicas),
+        _draw_role(chance, "policy", policy, 1),
+        _draw_role(chance, "rollout", (active - policy) // replicas, replicas),
     )
 
 
-def _role(chance: Random, name: str, nodes: int, replicas: int) -> RolePlan:
+def _draw_role(chance: Random, name: str, nodes: int, replicas: int) -> RolePlan:
     policy = chance.choice(("restart_replica",) * 6 + ("restart_job", "restart_job", "ignore", "fail_job"))
     return RolePlan(
         name=name,
@@ -135,7 +148,7 @@ def _role(chance: Random, name: str, nodes: int, replicas: int) -> RolePlan:
     )
 
 
-def _bounds(chance: Random, interval_s: float) -> FaultToleranceSpec:
+def _draw_bounds(chance: Random, interval_s: float) -> FaultToleranceSpec:
     timeout_s = interval_s * chance.choice((4, 5, 8))
     fence_s = timeout_s * chance.choice((1.0, 1.5, 2.0))
     grace_s = chance.choice((1.0, 3.0, 6.0))
@@ -154,35 +167,11 @@ def _bounds(chance: Random, interval_s: float) -> FaultToleranceSpec:
             checkpoint_timeout=chance.choice((3.0, 8.0)) if saves else 0.0,
         ),
         control_plane_grace=fence_s * chance.choice((1.0, 2.0, 3.0)),
-        hang=_hang(chance, interval_s),
+        hang=HangSpec()
+        if chance.random() < 0.5
+        else HangSpec(
+            startup_timeout=20 * interval_s if chance.random() < 0.5 else None,
+            step_timeout=5 * interval_s,
+            exit_skew=5 * interval_s if chance.random() < 0.5 else None,
+        ),
     )
-
-
-def _attribution(chance: Random) -> AttributionSpec:
-    """Every other job asks; of those most act on what they hear."""
-    if chance.random() < 0.5:
-        return AttributionSpec(enable_lib=False)
-    return AttributionSpec(
-        enable_lib=True,
-        enable_mcp=chance.random() < 0.5,
-        dry_run=chance.random() < 0.3,
-        timeout=30.0,
-        decision_timeout=chance.choice((1.0, 5.0, 10.0)),
-        aggregation=chance.choice(AGGREGATIONS),
-    )
-
-
-def _hang(chance: Random, interval_s: float) -> HangSpec:
-    if chance.random() < 0.5:
-        return HangSpec()
-    return HangSpec(
-        startup_timeout=20 * interval_s if chance.random() < 0.5 else None,
-        step_timeout=5 * interval_s,
-        exit_skew=5 * interval_s if chance.random() < 0.5 else None,
-    )
-
-
-def _temper(chance: Random, bounds: FaultToleranceSpec) -> Temper:
-    leaves_s = chance.choice((0.02, 0.3, 2.0, None))
-    obeys_s = chance.choice((0.0, 0.05, 0.5 * bounds.teardown.grace, 2 * bounds.teardown.grace, None))
-    return Temper(step_s=chance.choice((0.1, 0.5)), leaves_s=leaves_s, obeys_s=obeys_s)

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from nvrx_slurm.lab.faults.valkey.client import StoreRequest
-from nvrx_slurm.lab.simulation.network import SimulatedNetwork, Way
-from nvrx_slurm.lab.simulation.process import Dialled, Mailbox, SimulatedProcess
+from nvrx_slurm.lab.simulation.network import Link, SimulatedNetwork
+from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
 from nvrx_slurm.util.tasks import settle
 
 
@@ -25,8 +25,8 @@ class Sockets:
     def __init__(self, network: SimulatedNetwork) -> None:
         self.network = network
         self._listeners: dict[tuple[str, int], Listener] = {}
-        self._mailboxes: dict[tuple[str, int], Mailbox] = {}
-        self._impatient: list[End] = []
+        self._bound: dict[tuple[str, int], BoundSocket] = {}
+        self._impatient: list[ConnectionEnd] = []
         network.when_cut(self._watch_silence)
 
     def listen(self, host: str, process: SimulatedProcess, protocol: Callable[[], asyncio.Protocol]) -> Listener:
@@ -36,37 +36,34 @@ class Sockets:
         process.on_death(listener.close)
         return listener
 
-    async def connect(self, source: str, host: str, port: int, *, timeout_s: float | None = None) -> End:
-        """A connection from `source`. Raises ConnectionRefusedError where nothing listens; waits while a way is cut.
+    async def connect(self, source: str, host: str, port: int, *, timeout_s: float | None = None) -> ConnectionEnd:
+        """A connection from `source`. Raises ConnectionRefusedError where nothing listens; waits while a link is cut.
 
         `timeout_s`: after so long without a sign of the other host its kernel gives the connection up
         (TCP_USER_TIMEOUT); None: never.
         """
         network = self.network
-        there, back = network.way(source, host), network.way(host, source)
-        future: asyncio.Future[End] = network.loop.create_future()
-
-        def arrive(delay_s: float) -> None:
-            network.loop.call_outside(delay_s, accept)
+        there, back = network.link(source, host), network.link(host, source)
+        future: asyncio.Future[ConnectionEnd] = network.loop.create_future()
 
         def accept() -> None:
             if (listener := self._listeners.get((host, port))) is None:
                 reply(ConnectionRefusedError("Connection refused"))
                 return
-            near, far = End(network, there), End(network, back)
+            near, far = ConnectionEnd(network, there), ConnectionEnd(network, back)
             near.peer, far.peer = far, near
             listener.accept(far)
             reply(near)
 
-        def reply(result: End | OSError) -> None:
+        def reply(result: ConnectionEnd | OSError) -> None:
             network.carry(back, lambda delay_s: network.loop.call_outside(delay_s, land, result))
 
-        def land(result: End | OSError) -> None:
-            if future.done() and isinstance(result, End):
+        def land(result: ConnectionEnd | OSError) -> None:
+            if future.done() and isinstance(result, ConnectionEnd):
                 result.close()
             settle(future, result)
 
-        network.carry(there, arrive)
+        network.carry(there, lambda delay_s: network.loop.call_outside(delay_s, accept))
         end = await future
         if timeout_s is not None:
             end.timeout_s = timeout_s
@@ -74,15 +71,15 @@ class Sockets:
             self._impatient.append(end)
         return end
 
-    def bind(self, host: str, delivered: Callable[[bytes], object]) -> Mailbox:
+    def bind(self, host: str, delivered: Callable[[bytes], object]) -> BoundSocket:
         """Take datagrams until closed: the kernel calls `delivered` with each, while a process is frozen too."""
         at = host, self.network.new_port()
-        self._mailboxes[at] = mailbox = Mailbox(*at, delivered, lambda: self._mailboxes.pop(at, None))
+        self._bound[at] = mailbox = BoundSocket(*at, delivered, lambda: self._bound.pop(at, None))
         return mailbox
 
-    def dial(self, source: str, host: str, port: int) -> Dialled:
+    def dial(self, source: str, host: str, port: int) -> DialledSocket:
         """A datagram socket that was connect(2)ed to a port."""
-        return Dialled(self.network, source, host, lambda: self._mailboxes.get((host, port)))
+        return DialledSocket(self.network, source, host, lambda: self._bound.get((host, port)))
 
     def _watch_silence(self) -> None:
         for end in self._impatient:
@@ -92,18 +89,18 @@ class Sockets:
 RESET = "Connection reset by peer"
 
 
-class End:
+class ConnectionEnd:
     """One end of a connection: bytes in order, and how it ends. `woken` is called, as the kernel, when there is
     something to take."""
 
-    def __init__(self, network: SimulatedNetwork, way: Way) -> None:
+    def __init__(self, network: SimulatedNetwork, link: Link) -> None:
         self.timeout_s: float | None = None
-        self.peer: End | None = None
+        self.peer: ConnectionEnd | None = None
         self.closed = False  # here
         self.is_over = False  # the other end was closed, or the connection broke
         self.over_by: OSError | None = None
         self.woken: Callable[[], object] = self._wake
-        self._network, self._way = network, way
+        self._network, self._link = network, link
         self._arrives_at = 0.0  # bytes keep their order
         self._unread: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -116,7 +113,7 @@ class End:
             raise OSError("Bad file descriptor")
         if self.over_by is not None:
             raise self.over_by.with_traceback(None)
-        self._transmit(partial(End._take, data=data))
+        self._transmit(partial(ConnectionEnd._take, data=data))
 
     async def receive(self) -> bytes:
         """What has come; b"" when the other end was closed in good order. Raises OSError when it broke."""
@@ -137,7 +134,7 @@ class End:
         """Seconds since the other host's kernel last answered. Raises OSError when the connection is no more."""
         if self.closed or self.over_by is not None:
             raise OSError("Bad file descriptor")
-        return self._network.silence_s(self._way.source, self._way.target)
+        return self._network.silence_s(self._link.source, self._link.target)
 
     # ---- for its kernel
 
@@ -147,7 +144,7 @@ class End:
             return
         self.closed = True
         if self.over_by is None:
-            self._transmit(partial(End._end, over_by=ConnectionResetError(RESET) if self._unread else None))
+            self._transmit(partial(ConnectionEnd._end, over_by=ConnectionResetError(RESET) if self._unread else None))
 
     def reset(self) -> None:
         """A device in between, such as a firewall, breaks the connection: both ends notice."""
@@ -156,28 +153,28 @@ class End:
             end._end(ConnectionResetError(RESET))
 
     def watch_silence(self) -> None:
-        """A way was cut, and it may have been this one's: look again when the time is up."""
+        """A link was cut, and it may have been this one's: look again when the time is up."""
         assert self.timeout_s is not None
-        if self._network.silence_s(self._way.source, self._way.target) == 0.0:
+        if self._network.silence_s(self._link.source, self._link.target) == 0.0:
             self._network.loop.call_outside(self.timeout_s, self._give_up, self._network.loop.now_s)
 
     def _give_up(self, since_s: float) -> None:
-        loop, silence_s = self._network.loop, self._network.silence_s(self._way.source, self._way.target)
+        loop, silence_s = self._network.loop, self._network.silence_s(self._link.source, self._link.target)
         if silence_s and loop.now_s - silence_s <= since_s:
             self._end(TimeoutError("Connection timed out"))
 
-    def _transmit(self, event: Callable[[End], object]) -> None:
+    def _transmit(self, event: Callable[[ConnectionEnd], object]) -> None:
         loop, peer = self._network.loop, self.peer
 
         def go(delay_s: float) -> None:
             self._arrives_at = max(self._arrives_at, loop.now_s + delay_s)
             loop.call_at(self._arrives_at, event, peer, context=Context())
 
-        self._network.carry(self._way, go)
+        self._network.carry(self._link, go)
 
     def _take(self, data: bytes) -> None:
         if self.closed:
-            self._transmit(partial(End._end, over_by=ConnectionResetError(RESET)))
+            self._transmit(partial(ConnectionEnd._end, over_by=ConnectionResetError(RESET)))
         elif not self.is_over:
             self._unread.append(data)
             self.woken()
@@ -206,18 +203,15 @@ class Listener:
         self.port, self.close = port, closed
         self._process, self._protocol = process, protocol
 
-    def accept(self, end: End) -> None:
+    def accept(self, end: ConnectionEnd) -> None:
         self._process.on_death(end.close)
-        self._process.call_later(0.0, self._serve, end)
-
-    def _serve(self, end: End) -> None:
-        Transport(end, self._process, self._protocol())
+        self._process.call_later(0.0, lambda: Transport(end, self._process, self._protocol()))
 
 
 class Transport(asyncio.Transport):
     """An accepted connection, for a protocol that asyncio's own loops would serve as well."""
 
-    def __init__(self, end: End, process: SimulatedProcess, protocol: asyncio.Protocol) -> None:
+    def __init__(self, end: ConnectionEnd, process: SimulatedProcess, protocol: asyncio.Protocol) -> None:
         super().__init__()
         self._end, self._process, self._protocol = end, process, protocol
         self._lost = False
@@ -259,6 +253,78 @@ class Transport(asyncio.Transport):
             self._protocol.connection_lost(error)
 
 
+class BoundSocket(NamedTuple):
+    """A bound datagram socket: its kernel calls `delivered` with what arrives. After `close` it refuses that."""
+
+    host: str
+    port: int
+    delivered: Callable[[bytes], object]
+    close: Callable[[], object]
+
+
+class DialledSocket:
+    """A datagram socket that was connect(2)ed: it hears when the other kernel refuses."""
+
+    def __init__(
+        self, network: SimulatedNetwork, source: str, target: str, mailbox: Callable[[], BoundSocket | None]
+    ) -> None:
+        self._network, self._mailbox = network, mailbox
+        self._there, self._back = network.link(source, target), network.link(target, source)
+        self._refused = asyncio.Event()
+
+    def send(self, data: bytes) -> None:
+        """It may be lost. Raises ConnectionRefusedError if an earlier one was refused since."""
+        self._raise_refused()
+        self._fly(self._there, partial(self._arrive, data))
+
+    async def receive(self) -> None:
+        """Nothing ever comes; raises ConnectionRefusedError once one was refused."""
+        await self._refused.wait()
+        self._raise_refused()
+
+    def _raise_refused(self) -> None:
+        if self._refused.is_set():
+            self._refused.clear()
+            raise ConnectionRefusedError("Connection refused")
+
+    def _arrive(self, data: bytes) -> None:
+        if (mailbox := self._mailbox()) is None:
+            self._fly(self._back, self._refused.set)  # ICMP: port unreachable
+        else:
+            mailbox.delivered(data)
+
+    def _fly(self, link: Link, arrive: Callable[[], object]) -> None:
+        network = self._network
+        if not network.is_lost(link):
+            network.loop.call_outside(network.delay_s(link), arrive)
+
+
+class SimulatedFenceSocket(Held):
+    """A node's fence socket: where its fence key arrives. Held by the agent until the supervisor has it."""
+
+    def __init__(self, sockets: Sockets, host: str, key: bytes, agent: SimulatedProcess) -> None:
+        self._mailbox = sockets.bind(host, self._arrives)
+        super().__init__(self._mailbox.close)
+        self.key = key
+        self.armed_by: SimulatedProcess | None = None
+        self._agent = agent
+        self.held_by(agent)
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._mailbox.host, self._mailbox.port
+
+    def filenos(self) -> list[int]:
+        return [self._mailbox.port]
+
+    def close(self) -> None:
+        self.release(self._agent)
+
+    def _arrives(self, message: bytes) -> None:
+        """A datagram: the filter lets only the key through. It kills while all processes are frozen, too."""
+        if message == self.key and self.armed_by is not None:
+            self.armed_by.kill()
+
+
 class Service:
     """Listens on a host while a process serves it: alive, it answers; frozen, after its thaw; dead, its kernel
     refuses. A call that it has taken and not answered when it dies is reset."""
@@ -283,10 +349,10 @@ class ServiceLink:
 
     def __init__(self, source: str, service: Service) -> None:
         self._service, self._network = service, service.network
-        self._there, self._back = self._network.way(source, service.host), self._network.way(service.host, source)
+        self._there, self._back = self._network.link(source, service.host), self._network.link(service.host, source)
 
     def call(self, request: StoreRequest) -> asyncio.Future[Any]:
-        """The answer, or OSError where the connection is refused or breaks; on a cut way nothing, until it heals."""
+        """The answer, or OSError where the connection is refused or breaks; on a cut link nothing, until it heals."""
         network, there = self._network, self._there
         call = Call(self._service, request, self._back)
         if there.breaks and network.chance.random() < there.breaks:
@@ -301,12 +367,11 @@ class ServiceLink:
 class Call:
     """One request on its way there, and the reply on its way back. `is_broken`: no reply comes through."""
 
-    __slots__ = ("_back", "_process", "_reply", "_request", "_service", "future", "is_broken")
+    __slots__ = ("_back", "_process", "_request", "_service", "future", "is_broken")
 
-    def __init__(self, service: Service, request: StoreRequest, back: Way) -> None:
+    def __init__(self, service: Service, request: StoreRequest, back: Link) -> None:
         self._service, self._request, self._back = service, request, back
         self._process = service.process
-        self._reply: Any = None
         self.future: asyncio.Future[Any] = service.network.loop.create_future()
         self.is_broken = False
 
@@ -322,8 +387,6 @@ class Call:
     def answer(self, reply: Any) -> None:
         """Send the reply, or the exception that stands for one."""
         self._service.open.pop(self, None)
-        self._reply = ConnectionResetError(RESET) if self.is_broken else reply
-        self._service.network.carry(self._back, self._return)
-
-    def _return(self, delay_s: float) -> None:
-        self._service.network.loop.call_outside(delay_s, settle, self.future, self._reply)
+        network, future = self._service.network, self.future
+        sent = ConnectionResetError(RESET) if self.is_broken else reply
+        network.carry(self._back, lambda delay_s: network.loop.call_outside(delay_s, settle, future, sent))

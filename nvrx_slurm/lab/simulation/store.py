@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from nvrx_slurm.lab.faults.valkey import MemoryServer
+from nvrx_slurm.lab.faults.valkey import MemoryClient, MemoryServer
+from nvrx_slurm.lab.faults.valkey.client import SOCKET_S
 from nvrx_slurm.lab.faults.valkey.server import Command, ServerAnswer
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.promises import Promises
-from nvrx_slurm.lab.simulation.sockets import Service
+from nvrx_slurm.lab.simulation.sockets import Service, ServiceLink
 from nvrx_slurm.store.sealing import NUMBER_BYTES
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import SIGNATURE_BYTES
@@ -22,22 +23,27 @@ SHUTDOWN, RENDEZVOUS_KEYS = 5, 8
 """Where the keys of a commit name them (`store/lua/commit.lua`)."""
 
 
-class Victim(Protocol):
-    def kill(self) -> None: ...
-
-
 class WatchedStore(MemoryServer):
-    """An in-memory server, and the process that it is. `victim` is the controller that lives."""
+    """An in-memory server, and the process that it is. `controller` returns the controller process that lives."""
 
     def __init__(
-        self, service: Service, clock: Clock, promises: Promises, victim: Callable[[], Victim | None]
+        self,
+        service: Service,
+        clock: Clock,
+        promises: Promises,
+        controller: Callable[[], SimulatedProcess | None],
     ) -> None:
         super().__init__(clock)
-        self._service, self._loop, self._promises, self._victim = service, service.network.loop, promises, victim
+        self._service, self._loop, self._promises = service, service.network.loop, promises
+        self._controller = controller
         self._kills: list[tuple[int, int]] = []  # after how many commits, and at which moment of that one
         self._commits = 0
         self._late: list[tuple[str | None, Sequence[Command]]] = []
-        self.process = self._begin()
+        self.process: SimulatedProcess = self._begin()
+
+    def client(self, host: str, socket_s: float = SOCKET_S) -> MemoryClient:
+        """A client on a host, which reaches this server over the network."""
+        return MemoryClient(self, link=ServiceLink(host, self._service), socket_s=socket_s)
 
     # ---- what the adversary does
 
@@ -47,11 +53,6 @@ class WatchedStore(MemoryServer):
             self.stop()
             self.process.kill()
             self._loop.call_outside(down_s, self._begin_again)
-
-    def freeze(self, for_s: float) -> None:
-        """It answers no request for so long."""
-        self.process.freeze()
-        self._loop.call_outside(for_s, self.process.thaw)
 
     def kill_at_commit(self, after: int, moment: int) -> None:
         """Kill the controller at its commit after so many more."""
@@ -69,31 +70,29 @@ class WatchedStore(MemoryServer):
     # ---- what it does itself
 
     def handle(self, password: str | None, commands: Sequence[Command], answer: ServerAnswer) -> None:
-        moment = self._moment_of_death(commands[0])
-        if moment is not None and (victim := self._victim()) is not None:
-            self._loop.call_outside(0.0, victim.kill)
+        moment = None
+        if _is_script(commands[0], "commit"):
+            self._commits += 1
+            due = [each for each in self._kills if each[0] < self._commits]
+            if due:
+                self._kills.remove(due[0])
+                moment = due[0][1]
+        if moment is not None and (controller := self._controller()) is not None:
+            self._loop.call_outside(0.0, controller.kill)
             if moment == LATE:
                 self._late.append((password, commands))
         if moment in (None, AFTER):
             super().handle(password, commands, answer)
 
-    def _moment_of_death(self, command: Command) -> int | None:
-        if not _is_script(command, "commit"):
-            return None
-        self._commits += 1
-        due = [(after, moment) for after, moment in self._kills if after < self._commits]
-        if not due:
-            return None
-        self._kills.remove(due[0])
-        return due[0][1]
-
     def _run(self, command: Command) -> Any:
+        """Carry a command out, and show the promises what it has changed."""
         reply = super()._run(command)
         if _is_script(command, "acquire"):
             self._promises.acquired(int(reply[0]))
             late, self._late = self._late, []
             for request in late:
-                self._loop.call_outside(0.0, self.handle, *request, _drop_reply)
+                # Its client is dead: no process reads the reply.
+                self._loop.call_outside(0.0, self.handle, *request, lambda reply: None)
         elif _is_script(command, "commit") and reply[0] == b"ok":
             _, keys, args = command[1]
             # In the order of `store/lua/commit.lua`'s arguments: journal entries, orders, the shutdown.
@@ -106,10 +105,6 @@ class WatchedStore(MemoryServer):
                 sealed = self.data.get(keys[SHUTDOWN])
                 self._promises.shutdown_stands(sealed and sealed[SIGNATURE_BYTES:])
         return reply
-
-
-def _drop_reply(reply: object) -> None:
-    """For the reply to a client that is dead."""
 
 
 def _is_script(command: Command, name: str) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from nvrx_slurm.agent.supervisor import SAY_EVERY_S, SELF_FENCE_S
 from nvrx_slurm.agent.teardown import Phase, Teardown
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing, WorkerEvent
-from nvrx_slurm.lab.simulation.process import Held, SimulatedFenceSocket, SimulatedProcess
+from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
+from nvrx_slurm.lab.simulation.sockets import SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 
 if TYPE_CHECKING:
@@ -28,13 +29,12 @@ DEATH_S = 0.002
 EXEC_S = 0.01
 
 
-class SimulatedSupervisor:
-    """One supervisor process of a node, started by the agent process `agent`."""
+class SimulatedSupervisor(SimulatedProcess):
+    """One supervisor process of a node, started by the agent process `agent`; `post` takes what it reports."""
 
     def __init__(self, node: SimulatedNode, agent: SimulatedProcess, post: Callable[[WorkerEvent], None]) -> None:
+        super().__init__(node.loop, f"supervisor of {node.name}")
         self.node, self.agent, self._post = node, agent, post
-        self.loop = node.loop
-        self.process = SimulatedProcess(node.loop, f"supervisor of {node.name}")
         self.workers: dict[int, SimulatedWorker] = {}
         self.held: dict[str, Held] = {}
         self.teardown: Teardown | None = None
@@ -44,69 +44,79 @@ class SimulatedSupervisor:
         self._lease_until: float | None = None
         self._self_fence_at: float | None = None
         self._lease_timer_on = self._self_fence_on = False
-        self._say_at = 0.0
+        self._report_at = 0.0
         self._due_at: float | None = None
-        self.process.on_death(self._died)
-        agent.on_death(self._agent_died)
+        # What it held is closed by now. The kernel kills its children (PR_SET_PDEATHSIG) a moment later.
+        self.on_death(lambda: node.loop.call_outside(node.chance.uniform(0.0, DEATH_S), self._kill_orphans))
+        # The agent's end of the socket closes.
+        agent.on_death(lambda: self.call_later(0.0, self.close) if self.alive else None)
 
     # ---- what the agent asks for
 
-    def ask(self, order: str, *args: Any) -> None:
-        """A message of the agent's: served when this process gets to it, in order."""
-        if self.process.alive:
-            self.process.call_later(0.0, self._serve, order, args)
+    def ask(self, order: Callable[..., None], *args: Any) -> None:
+        """A message of the agent's, one of the methods below: served when this process gets to it, in order."""
+        if self.alive:
+            self.call_later(0.0, self._serve, order, args)
 
-    def _serve(self, order: str, args: tuple[Any, ...]) -> None:
+    def _serve(self, order: Callable[..., None], args: tuple[Any, ...]) -> None:
         self._check_lease()
-        _SERVE[order](self, *args)
+        order(self, *args)
         self._advance()
 
-    def _spawn(self, rank: int, env: Mapping[str, str]) -> None:
+    def spawn(self, rank: int, env: Mapping[str, str]) -> None:
         if not self._may_spawn:
-            self._say(Stopped(survivors=(), lapsed=True))
+            self._report(Stopped(survivors=(), lapsed=True))
             return
         worker = self.node.fork(self, rank, env)
         self.workers[worker.pid] = worker
-        self.process.call_later(self.node.chance.uniform(0.0, EXEC_S), self._has_started, worker)
+        self.call_later(self.node.chance.uniform(0.0, EXEC_S), self._has_started, worker)
 
     def _has_started(self, worker: SimulatedWorker) -> None:
         if worker.pid in self.workers:
-            self._say(Spawned(rank=worker.rank, pid=worker.pid))
+            self._report(Spawned(rank=worker.rank, pid=worker.pid))
 
-    def _renew(self, until_s: float) -> None:
-        self._may_spawn = until_s > self.loop.now_s
+    def renew_lease(self, until_s: float) -> None:
+        now_s = self.node.loop.now_s
+        self._may_spawn = until_s > now_s
         self._lease_until = until_s
-        self._self_fence_at = self._lease_until + SELF_FENCE_S * self.node.clock.pace
+        self._self_fence_at = until_s + SELF_FENCE_S * self.node.clock.pace
+        # One timer of each kind: when it fires early, since the lease was renewed meanwhile, it is set again.
         if not self._lease_timer_on:
             self._lease_timer_on = True
-            self.process.call_later(max(0.0, self._lease_until - self.loop.now_s), self._look_at_lease)
+            self.call_later(max(0.0, until_s - now_s), self._look_at_lease)
         if not self._self_fence_on:
             self._self_fence_on = True
-            self.loop.call_outside(max(0.0, self._self_fence_at - self.loop.now_s), self._look_at_self_fence)
+            self.node.loop.call_outside(max(0.0, self._self_fence_at - now_s), self._look_at_self_fence)
 
-    def _stop(self, number: int, grace_s: float, checkpoint: tuple[int, float] | None) -> None:
-        now = self.loop.now_s
+    def stop(self, number: int, grace_s: float, checkpoint: tuple[int, float] | None) -> None:
+        now_s = self.node.loop.now_s
         if self.teardown is not None:
             if grace_s == 0.0:
-                self.teardown.hurry(now)
+                self.teardown.hurry(now_s)
             return
         saving, checkpoint_s = checkpoint or (0, 0.0)
         self.signals = {"checkpoint": saving, "ask": number, "terminate": signal.SIGTERM}
-        self.teardown = Teardown.plan(now, grace_s, checkpoint_s)
+        self.teardown = Teardown.plan(now_s, grace_s, checkpoint_s)
 
-    def _work_done(self, phase: Phase) -> None:
+    def phase_done(self, phase: Phase) -> None:
         if self.teardown is not None:
-            self._enter(self.teardown.advance(self.loop.now_s, workers_left=bool(self.workers), work_done=phase))
+            self._enter(self.teardown.advance(self.node.loop.now_s, workers_left=bool(self.workers), work_done=phase))
 
-    def _hold(self, kind: str, held: Held) -> None:
+    def keep_open(self, kind: str, held: Held) -> None:
         """Keep the liveness connection or the fence socket open; one of each."""
         if isinstance(held, SimulatedFenceSocket):
-            held.armed_by = self.process
+            held.armed_by = self
         if (older := self.held.pop(kind, None)) is not None:
-            older.release(self.process)
+            older.release(self)
         self.held[kind] = held
 
-    # ---- ends
+    def close(self) -> None:
+        """The agent has closed its end, or is dead: end the workers, and this process."""
+        self._closed = True  # so no SupervisorDied is sent
+        self._kill_all()
+        self.node.loop.call_outside(0.0, self.kill)
+
+    # ---- the lease
 
     def _look_at_lease(self) -> None:
         self._lease_timer_on = False
@@ -115,58 +125,66 @@ class SimulatedSupervisor:
         self._check_lease()
         if self._lease_until is not None:
             self._lease_timer_on = True
-            self.process.call_later(self._lease_until - self.loop.now_s, self._look_at_lease)
+            self.call_later(self._lease_until - self.node.loop.now_s, self._look_at_lease)
         self._advance()
 
     def _check_lease(self) -> None:
-        now = self.loop.now_s
-        if self._lease_until is None or now < self._lease_until:
+        now_s = self.node.loop.now_s
+        if self._lease_until is None or now_s < self._lease_until:
             return
         self._lease_until = self._self_fence_at = None
         self._may_spawn = False
         if self.workers or self.teardown is not None:
             self.lapsed = True
-            self.teardown = self.teardown or Teardown.plan(now, 0.0)
-            self.teardown.hurry(now)
+            self.teardown = self.teardown or Teardown.plan(now_s, 0.0)
+            self.teardown.hurry(now_s)
             self._kill_all()
 
     def _look_at_self_fence(self) -> None:
-        """The kernel's timer."""
+        """The kernel's timer: a step of no process, so it fires while this one is frozen."""
         self._self_fence_on = False
-        if self._self_fence_at is None or not self.process.alive:
+        if self._self_fence_at is None or not self.alive:
             return
-        if self.loop.now_s >= self._self_fence_at:
-            self.process.kill()
+        if (left_s := self._self_fence_at - self.node.loop.now_s) <= 0.0:
+            self.kill()
         else:
             self._self_fence_on = True
-            self.loop.call_outside(max(0.0, self._self_fence_at - self.loop.now_s), self._look_at_self_fence)
+            self.node.loop.call_outside(left_s, self._look_at_self_fence)
+
+    # ---- the end of the workers
 
     def child_ended(self, worker: SimulatedWorker, code: int | None, number: int | None) -> None:
         """SIGCHLD."""
-        if self.process.alive:
-            self.process.call_later(0.0, self._reap, worker, code, number)
+        if self.alive:
+            self.call_later(0.0, self._reap, worker, code, number)
 
     def _reap(self, worker: SimulatedWorker, code: int | None, number: int | None) -> None:
         if self.workers.pop(worker.pid, None) is not None and not self.lapsed:
-            self._say(Exited(rank=worker.rank, code=code, signal=number))
+            self._report(Exited(rank=worker.rank, code=code, signal=number))
         self._check_lease()
         self._advance()
 
     def _advance(self) -> None:
         """Go on with a teardown, if there is one, and come back when its phase must give way."""
-        if self.teardown is None:
+        if (teardown := self.teardown) is None:
             return
         if not self.workers:
-            self._stopped()
+            self.teardown = None
+            self._report(Stopped(survivors=(), lapsed=self.lapsed))
+            self.lapsed = False
             return
-        now = self.loop.now_s
-        self._enter(self.teardown.advance(now, workers_left=True))
-        if now >= self._say_at:
-            self._say_phase(now)
-        at = min(self.teardown.deadline(), self._say_at)  # one timer stands for both; a later one is not set
+        now_s = self.node.loop.now_s
+        self._enter(teardown.advance(now_s, workers_left=True))
+        if now_s >= self._report_at:
+            assert teardown.phase is not None
+            self._report_at = now_s + SAY_EVERY_S
+            ends_in_s = max(0.0, teardown.deadline() - now_s)
+            self._report(Tearing(phase=teardown.phase, left=tuple(self.workers), ends_in_s=ends_in_s))
+        # One timer stands for both; a later one is not set.
+        at = min(teardown.deadline(), self._report_at)
         if self._due_at is None or at < self._due_at:
             self._due_at = at
-            self.process.call_later(max(0.0, at - self.loop.now_s), self._is_due, at)
+            self.call_later(max(0.0, at - now_s), self._is_due, at)
 
     def _is_due(self, at: float) -> None:
         if self._due_at == at:
@@ -177,7 +195,7 @@ class SimulatedSupervisor:
     def _enter(self, phase: Phase | None) -> None:
         if phase is None:
             return
-        self._say_at = 0.0
+        self._report_at = 0.0
         if phase == "kill":
             self._kill_all()
         elif phase != "dump":
@@ -189,54 +207,17 @@ class SimulatedSupervisor:
         for worker in list(self.workers.values()):
             worker.kill()
 
-    def _say_phase(self, now: float) -> None:
-        assert self.teardown is not None and self.teardown.phase is not None
-        self._say_at = now + SAY_EVERY_S
-        ends_in_s = max(0.0, self.teardown.deadline() - now)
-        self._say(Tearing(phase=self.teardown.phase, left=tuple(self.workers), ends_in_s=ends_in_s))
-
-    def _stopped(self) -> None:
-        self.teardown = None
-        self._say(Stopped(survivors=(), lapsed=self.lapsed))
-        self.lapsed = False
-
-    def _say(self, event: WorkerEvent) -> None:
-        self.agent.call_later(0.0, self._post, event)
-
-    # ---- deaths
-
-    def _agent_died(self) -> None:
-        """Its end of the socket closes."""
-        if self.process.alive:
-            self.process.call_later(0.0, self._end_everything)
-
-    def _end_everything(self) -> None:
-        self._closed = True  # so no SupervisorDied is sent: the agent has closed its end, or is dead
-        self._kill_all()
-        self.loop.call_outside(0.0, self.process.kill)
-
-    def _died(self) -> None:
-        """The kernel's work: what it held is closed by now; its children are killed (PR_SET_PDEATHSIG)."""
-        self.loop.call_outside(self.node.chance.uniform(0.0, DEATH_S), self._orphans_die)
-
-    def _orphans_die(self) -> None:
+    def _kill_orphans(self) -> None:
         self._kill_all()
         if not self._closed:
-            self._say(SupervisorDied())
+            self._report(SupervisorDied())
 
-
-_SERVE: dict[str, Any] = {
-    "spawn": SimulatedSupervisor._spawn,
-    "lease": SimulatedSupervisor._renew,
-    "stop": SimulatedSupervisor._stop,
-    "done": SimulatedSupervisor._work_done,
-    "hold": SimulatedSupervisor._hold,
-    "close": SimulatedSupervisor._end_everything,
-}
+    def _report(self, event: WorkerEvent) -> None:
+        self.agent.call_later(0.0, self._post, event)
 
 
 class SupervisedWorkers:
-    """The agent's side of it: what `agent.machine.Workers` asks for."""
+    """The agent's side of it: what `agent.machine.WorkersPort` asks for."""
 
     def __init__(self, node: SimulatedNode, agent: SimulatedProcess, post: Callable[[WorkerEvent], None]) -> None:
         self._node, self._agent, self._post = node, agent, post
@@ -244,21 +225,21 @@ class SupervisedWorkers:
         self._lease_until = 0.0
 
     def start(self) -> None:
-        self._supervisor = self._node.start_supervisor(self._agent, self._post)
+        self._supervisor = self._node.supervisor = SimulatedSupervisor(self._node, self._agent, self._post)
 
     def spawn(self, rank: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int) -> None:
         self._node.run.promises.worker_wanted(self._node.name, rank, self._lease_until - self._node.loop.now_s)
-        self._ask("spawn", rank, env)
+        self._ask(SimulatedSupervisor.spawn, rank, env)
 
     def stop(self, grace_s: float, number: int = signal.SIGTERM, checkpoint: tuple[int, float] | None = None) -> None:
-        self._ask("stop", int(number), grace_s, checkpoint)
+        self._ask(SimulatedSupervisor.stop, int(number), grace_s, checkpoint)
 
     def phase_done(self, phase: Phase) -> None:
-        self._ask("done", phase)
+        self._ask(SimulatedSupervisor.phase_done, phase)
 
     def lease(self, seconds: float) -> None:
         self._lease_until = self._node.loop.now_s + seconds * self._node.clock.pace
-        self._ask("lease", self._lease_until)
+        self._ask(SimulatedSupervisor.renew_lease, self._lease_until)
 
     def fence(self, fence_socket: Any) -> None:
         self._pass_on("fence", fence_socket)
@@ -268,15 +249,14 @@ class SupervisedWorkers:
         self._pass_on("hold", connection)
 
     def close(self) -> None:
-        if self._supervisor is not None:
-            self._supervisor.ask("close")
+        self._ask(SimulatedSupervisor.close)
 
-    def _ask(self, order: str, *args: Any) -> None:
+    def _ask(self, order: Callable[..., None], *args: Any) -> None:
         if self._supervisor is not None:
             self._supervisor.ask(order, *args)
 
     def _pass_on(self, kind: str, held: Any) -> None:
         """A descriptor in a message is held from the moment it is sent."""
-        if self._supervisor is not None and self._supervisor.process.alive:
-            held.held_by(self._supervisor.process)
-            self._ask("hold", kind, held)
+        if self._supervisor is not None and self._supervisor.alive:
+            held.held_by(self._supervisor)
+            self._ask(SimulatedSupervisor.keep_open, kind, held)

@@ -13,7 +13,7 @@ from random import Random
 from typing import Protocol
 
 from nvrx_slurm.lab.simulation.loop import Handle, VirtualLoop
-from nvrx_slurm.lab.simulation.shapes import Temper
+from nvrx_slurm.lab.simulation.shapes import WorkerBehaviour
 
 LAST_STEP_S = 0.05
 """Within so long ranks end that have finished together."""
@@ -94,6 +94,21 @@ class SimulatedWorker:
         self.hangs = True
         self.world.look()
 
+    def save(self) -> None:
+        """A checkpoint is complete."""
+        if self.alive and not self.frozen:
+            self.saved += 1
+
+    def obey(self, number: int) -> None:
+        """It ends by the signal that it was sent a while ago."""
+        if self.alive and not self.frozen:
+            self.kill(number)
+
+    def leave(self) -> None:
+        """It has noticed that a peer is gone."""
+        if self.alive and not self.hangs:
+            self.exit(1)
+
     def _end(self, code: int | None, number: int | None) -> None:
         if self.alive:
             self.alive = False
@@ -108,14 +123,20 @@ class SimulatedWorld:
         self,
         loop: VirtualLoop,
         chance: Random,
-        temper: Temper,
+        behaviour: WorkerBehaviour,
         progress: WorldProgress,
         is_cut: Callable[[str], bool],
         replica: str,
         cycle: int,
         size: int,
     ) -> None:
-        self.loop, self.chance, self.temper, self.progress, self._is_cut = loop, chance, temper, progress, is_cut
+        self.loop, self.chance, self.behaviour, self.progress, self._is_cut = (
+            loop,
+            chance,
+            behaviour,
+            progress,
+            is_cut,
+        )
         self.replica, self.cycle, self.size = replica, cycle, size
         self.members: dict[int, SimulatedWorker] = {}
         self.ran_s = 0.0
@@ -139,14 +160,14 @@ class SimulatedWorld:
             self._since = self.loop.now_s
             self._end = self.loop.call_outside(self.progress.left_s, self._finish)
             for first_step in self._first_steps:
-                self.loop.call_outside(self.temper.step_s, first_step)
+                self.loop.call_outside(self.behaviour.step_s, first_step)
             self._first_steps.clear()
         elif self._since is not None and not self._can_step():
             self._rest()
 
     def steps(self) -> tuple[int, float]:
         """How many steps this world has taken, and when it took the last."""
-        now, step_s = self.loop.now_s, self.temper.step_s
+        now, step_s = self.loop.now_s, self.behaviour.step_s
         running = self._since is not None
         ran_s = self.ran_s + (now - self._since if self._since is not None else 0.0)
         return int(ran_s / step_s), (now if running else self._rested_at) - ran_s % step_s
@@ -156,9 +177,9 @@ class SimulatedWorld:
         if worker.hangs:
             return
         if number == signal.SIGUSR1:
-            self.loop.call_outside(SAVING_S, self._save, worker)
-        elif self.temper.obeys_s is not None:
-            self.loop.call_outside(self.temper.obeys_s, self._obey, worker, number)
+            self.loop.call_outside(SAVING_S, worker.save)
+        elif self.behaviour.obeys_s is not None:
+            self.loop.call_outside(self.behaviour.obeys_s, worker.obey, number)
 
     def left_by(self, worker: SimulatedWorker, *, well: bool) -> None:
         """One of its ranks is gone. The others notice, sooner or later, unless they have finished as well."""
@@ -166,10 +187,10 @@ class SimulatedWorld:
             return
         first, self.broken = not self.broken, True
         self._rest()
-        if first and self.temper.leaves_s is not None:
+        if first and self.behaviour.leaves_s is not None:
             for peer in self.members.values():
                 if peer.alive:
-                    self.loop.call_outside(self.temper.leaves_s * self.chance.uniform(0.5, 1.5), self._leave, peer)
+                    self.loop.call_outside(self.behaviour.leaves_s * self.chance.uniform(0.5, 1.5), peer.leave)
 
     def _can_step(self) -> bool:
         if self.broken or len(self.members) < self.size:
@@ -191,18 +212,3 @@ class SimulatedWorld:
         self.progress.left_s = 0.0
         for worker in self.members.values():
             self.loop.call_outside(self.chance.uniform(0.0, LAST_STEP_S), worker.exit, 0)
-
-    @staticmethod
-    def _leave(peer: SimulatedWorker) -> None:
-        if peer.alive and not peer.hangs:
-            peer.exit(1)
-
-    @staticmethod
-    def _obey(worker: SimulatedWorker, number: int) -> None:
-        if worker.alive and not worker.frozen:
-            worker.kill(number)
-
-    @staticmethod
-    def _save(worker: SimulatedWorker) -> None:
-        if worker.alive and not worker.frozen:
-            worker.saved += 1

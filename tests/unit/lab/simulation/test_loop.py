@@ -42,7 +42,7 @@ def test_time_jumps_to_the_next_timer(loop):
 
 def test_wall_clock_that_is_set_moves_no_timer(loop):
     """Somebody sets the wall clock back; what is measured on the other one stays."""
-    clock = VirtualClock(loop, wall_s=5_000.0)
+    clock = VirtualClock(loop, ahead_s=5_000.0 - BEGIN_S)
     clock.set_by(-3600.0)
     loop.run(asyncio.sleep(10.0))
     assert (clock.wall(), clock.monotonic()) == (1_410.0, BEGIN_S + 10.0)

@@ -62,9 +62,9 @@ def test_workers_are_killed_when_the_lease_lapses(bench):
     """And said to have been."""
     bench.workers.lease(2.0)
     bench.after(1.5)
-    assert bench.node.workers()
+    assert bench.node.workers
     bench.after(1.0)
-    assert not bench.node.workers()
+    assert not bench.node.workers
     assert bench.told[-1] == Stopped(survivors=(), lapsed=True)
 
 
@@ -74,20 +74,20 @@ def test_frozen_supervisor_dies_of_a_lapsed_lease(bench):
     bench.after(SOON_S)
     bench.node.freeze()
     bench.after(2.0 + SELF_FENCE_S)
-    assert not bench.supervisor.process.alive
-    assert not bench.node.workers()
+    assert not bench.supervisor.alive
+    assert not bench.node.workers
 
 
 def test_thawed_supervisor_looks_at_its_lease_first(bench):
     """Nothing is served that a lapsed lease forbids."""
     bench.workers.lease(1.0)
     bench.after(SOON_S)
-    bench.supervisor.process.freeze()
+    bench.supervisor.freeze()
     bench.workers.lease(100.0)
     bench.after(1.0)
-    bench.supervisor.process.thaw()
+    bench.supervisor.thaw()
     bench.after(SOON_S)
-    assert not bench.node.workers()
+    assert not bench.node.workers
 
 
 def test_fence_key_kills_while_all_is_frozen(bench):
@@ -99,10 +99,10 @@ def test_fence_key_kills_while_all_is_frozen(bench):
     channel = bench.run.sockets.dial(bench.run.HOST, *fence_socket.getsockname())
     channel.send(fence.PROBE)
     bench.after(SOON_S)
-    assert bench.supervisor.process.alive
+    assert bench.supervisor.alive
     channel.send(KEY)
     bench.after(SOON_S)
-    assert not bench.supervisor.process.alive and not bench.node.workers()
+    assert not bench.supervisor.alive and not bench.node.workers
     channel.send(fence.PROBE)
     bench.after(SOON_S)
     with pytest.raises(ConnectionRefusedError):
@@ -111,10 +111,10 @@ def test_fence_key_kills_while_all_is_frozen(bench):
 
 def test_workers_die_a_moment_after_their_supervisor(bench):
     """Its sockets close first; the agent hears of it when none is left."""
-    bench.supervisor.process.kill()
-    assert bench.node.workers()
+    bench.supervisor.kill()
+    assert bench.node.workers
     bench.after(DEATH_S)
-    assert not bench.node.workers()
+    assert not bench.node.workers
     bench.after(SOON_S)
     assert bench.told[-1] == SupervisorDied()
 
@@ -123,15 +123,15 @@ def test_nobody_outlives_the_agent(bench):
     """The supervisor kills the workers, and ends."""
     bench.agent.kill()
     bench.after(SOON_S)
-    assert not bench.node.workers() and not bench.supervisor.process.alive
+    assert not bench.node.workers and not bench.supervisor.alive
 
 
 def test_teardown_ends_with_the_kill(bench):
     """A worker that hangs hears no SIGTERM: it is there until the grace is over, and not a second more."""
-    bench.node.workers()[0].hang()
+    bench.node.workers[0].hang()
     bench.workers.stop(2.0, signal.SIGTERM)
     bench.after(1.9)
-    assert bench.node.workers()
+    assert bench.node.workers
     bench.after(KILL_S)
     assert bench.told[-1] == Stopped(survivors=())
     assert [event.signal for event in bench.told if isinstance(event, Exited)] == [signal.SIGKILL]
@@ -144,4 +144,4 @@ def test_nothing_is_started_without_a_lease(bench):
     bench.after(SOON_S)
     bench.spawn()
     bench.after(SOON_S)
-    assert not bench.node.workers() and bench.told[-1] == Stopped(survivors=(), lapsed=True)
+    assert not bench.node.workers and bench.told[-1] == Stopped(survivors=(), lapsed=True)

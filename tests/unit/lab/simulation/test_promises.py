@@ -25,7 +25,7 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.lab.simulation.loop import VirtualLoop
 from nvrx_slurm.lab.simulation.promises import Promise, Promises
-from nvrx_slurm.lab.simulation.shapes import Temper
+from nvrx_slurm.lab.simulation.shapes import WorkerBehaviour
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker, SimulatedWorld, WorldProgress
 
 PLAN = Plan(
@@ -70,8 +70,10 @@ class Court:
 
     def start(self, node: str, rank: int, cycle: int = 0) -> SimulatedWorker:
         """A worker begins."""
-        temper = Temper(step_s=1.0, leaves_s=None, obeys_s=None)
-        world = SimulatedWorld(self.loop, Random(1), temper, WorldProgress(1.0), lambda _: False, "main-0", cycle, 2)
+        behaviour = WorkerBehaviour(step_s=1.0, leaves_s=None, obeys_s=None)
+        world = SimulatedWorld(
+            self.loop, Random(1), behaviour, WorldProgress(1.0), lambda _: False, "main-0", cycle, 2
+        )
         worker = SimulatedWorker(
             node, 1, world, rank, lambda worker, code, number: self.promises.worker_ended(worker)
         )

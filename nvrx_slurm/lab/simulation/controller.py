@@ -1,4 +1,4 @@
-"""The product's own agent and controller in a run, as their `__main__` starts them, with simulated surroundings."""
+"""The real controller in a run, and what surrounds it there: connections, Slurm, job folder, attribution sources."""
 
 from __future__ import annotations
 
@@ -10,63 +10,36 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from nvrx_slurm.agent.agent import Agent
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode
 from nvrx_slurm.controller.attribution_broker import Answered
 from nvrx_slurm.controller.controller import Controller
 from nvrx_slurm.controller.environment import FIRST_PAUSE_S, NodeCallback, send_fence
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.jobspec.budgets import grace_within
 from nvrx_slurm.journal.folder import Result
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Scope, Verdict, VerdictRecord
-from nvrx_slurm.lab.faults.valkey import MemoryClient
-from nvrx_slurm.lab.faults.valkey.client import SOCKET_S
-from nvrx_slurm.lab.simulation.connections import ControllerConnections
-from nvrx_slurm.lab.simulation.machine import SimulatedMachine
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
-from nvrx_slurm.lab.simulation.sockets import ServiceLink
+from nvrx_slurm.lab.simulation.sockets import Listener, Sockets
 from nvrx_slurm.liveness.connection import LivenessServer
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.heartbeat_reader import READ_S, HeartbeatReader
 from nvrx_slurm.util.files import JobFiles
 
 if TYPE_CHECKING:
-    from nvrx_slurm.lab.simulation.node import SimulatedNode
     from nvrx_slurm.lab.simulation.run import SimulationRun
 
-
-async def agent_main(run: SimulationRun, node: SimulatedNode, machine: SimulatedMachine) -> int:
-    """One node's agent."""
-    bounds, kill_wait_s = run.plan.fault_tolerance, run.info.kill_wait_s
-    grace_s = bounds.teardown.grace
-    store = Store(
-        run.address,
-        clock=node.clock,
-        patience_s=bounds.control_plane_grace,
-        connection=_connection(run, node.name),
-    )
-    agent = Agent(
-        plan=run.plan,
-        folder=run.folder,
-        node=node.name,
-        addr=node.name,
-        generation=0,
-        store=store,
-        token=run.address.token,
-        machine=machine,
-        clock=node.clock,
-        ending_grace_s=grace_s if kill_wait_s is None else min(grace_s, grace_within(kill_wait_s)),
-    )
-    return await agent.run()
+SLURM_ANSWERS_S = 0.05
+VERDICTS = (*[Verdict.RESTART] * 5, *[Verdict.UNKNOWN] * 2, Verdict.TIMEOUT, Verdict.STOP)
+AT_LEAST_S, AT_MOST_S = 0.01, 20.0
+"""How long a source takes for its answer."""
 
 
 async def controller_main(run: SimulationRun, process: SimulatedProcess, pid: int) -> int:
-    """The controller."""
+    """As `python -m nvrx_slurm.controller` runs it; returns its exit code."""
     clock, host = run.host_clock, run.HOST
-    store = Store(run.address, clock=clock, connection=_connection(run, host))
+    store = Store(run.address, clock=clock, connection=run.store.client(host))
     heartbeats = HeartbeatReader(
-        run.address, store.keys.beats, clock=clock, connection=_connection(run, host, socket_s=READ_S)
+        run.address, store.keys.beats, clock=clock, connection=run.store.client(host, socket_s=READ_S)
     )
     controller = Controller(
         plan=run.plan,
@@ -83,13 +56,6 @@ async def controller_main(run: SimulationRun, process: SimulatedProcess, pid: in
     except NvrxError as error:
         return error.exit_code
     return 0
-
-
-def _connection(run: SimulationRun, host: str, socket_s: float = SOCKET_S) -> MemoryClient:
-    return MemoryClient(run.store, link=ServiceLink(host, run.service), socket_s=socket_s)
-
-
-SLURM_ANSWERS_S = 0.05
 
 
 class SimulatedMirror:
@@ -148,8 +114,25 @@ class SimulatedEnvironment:
         self._run.loop.add_signal_handler(number, callback, number)
 
 
-VERDICTS = (*[Verdict.RESTART] * 5, *[Verdict.UNKNOWN] * 2, Verdict.TIMEOUT, Verdict.STOP)
-AT_LEAST_S, AT_MOST_S = 0.01, 20.0
+class ControllerConnections:
+    """The controller's end of every agent's liveness connection."""
+
+    def __init__(self, server: LivenessServer, sockets: Sockets, host: str, controller: SimulatedProcess) -> None:
+        self._server, self._sockets, self._host, self._controller = server, sockets, host, controller
+        self._listener: Listener | None = None
+
+    async def start(self, bind: str) -> int:
+        self._listener = self._sockets.listen(self._host, self._controller, self._server.protocol)
+        self._server.port = self._listener.port
+        return self._listener.port
+
+    def fence(self, node: str, incarnation: str) -> None:
+        self._server.fence(node, incarnation)
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        await self._server.close()
 
 
 class SimulatedBroker:

@@ -13,8 +13,8 @@ import redis.asyncio as redis
 
 from nvrx_slurm.batch import children
 from nvrx_slurm.journal.folder import StoreAddress
-from nvrx_slurm.lab.faults.valkey import DirectLink, MemoryClient, MemoryServer
-from nvrx_slurm.lab.faults.valkey.client import StoreRequest
+from nvrx_slurm.lab.simulation.valkey_client import DirectLink, MemoryClient, StoreRequest
+from nvrx_slurm.lab.simulation.valkey_server import MemoryServer
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader

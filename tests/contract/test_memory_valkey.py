@@ -27,8 +27,9 @@ from nvrx_slurm.journal.records import (
     Shutdown,
     Tick,
 )
-from nvrx_slurm.lab.faults.valkey import MemoryClient, MemoryServer
 from nvrx_slurm.lab.simulation.loop import VirtualClock, VirtualLoop
+from nvrx_slurm.lab.simulation.valkey_client import MemoryClient
+from nvrx_slurm.lab.simulation.valkey_server import MemoryServer
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.util.clock import SystemClock

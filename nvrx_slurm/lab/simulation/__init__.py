@@ -15,7 +15,7 @@ their clock, their machine and their environment as arguments, and so run here u
     loop.py         virtual time: what runs next, and when
     process.py      what is killed, frozen and continued together
     network.py      links between hosts: latency, loss, cuts; sockets.py: what processes use of them
+    valkey_*.py     an in-memory Valkey: its server, its data and commands, a client for the store's code
 
-Nothing here waits: a virtual minute takes as long as what is computed in it. The store's data and commands are
-`lab/faults/valkey`.
+Nothing here waits: a virtual minute takes as long as what is computed in it.
 """

@@ -13,9 +13,9 @@ from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple
 
-from nvrx_slurm.lab.faults.valkey.client import StoreRequest
 from nvrx_slurm.lab.simulation.network import Link, SimulatedNetwork
 from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
+from nvrx_slurm.lab.simulation.valkey_client import StoreRequest
 from nvrx_slurm.util.tasks import settle
 
 

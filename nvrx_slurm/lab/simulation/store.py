@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nvrx_slurm.lab.faults.valkey import MemoryClient, MemoryServer
-from nvrx_slurm.lab.faults.valkey.client import SOCKET_S
-from nvrx_slurm.lab.faults.valkey.server import Command, ServerAnswer
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.promises import Promises
 from nvrx_slurm.lab.simulation.sockets import Service, ServiceLink
+from nvrx_slurm.lab.simulation.valkey_client import SOCKET_S, MemoryClient
+from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, ServerAnswer
 from nvrx_slurm.store.sealing import NUMBER_BYTES
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import SIGNATURE_BYTES

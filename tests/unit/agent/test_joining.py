@@ -7,7 +7,8 @@ import asyncio
 from nvrx_slurm.agent.joining import Orders
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import Assignment, Entry, RendezvousClosed, RendezvousOpened
-from nvrx_slurm.lab.faults.valkey import MemoryClient, MemoryServer
+from nvrx_slurm.lab.simulation.valkey_client import MemoryClient
+from nvrx_slurm.lab.simulation.valkey_server import MemoryServer
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.clock import SystemClock
 

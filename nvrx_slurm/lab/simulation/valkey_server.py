@@ -1,15 +1,19 @@
-"""The server's process: commands in, replies out, blocked reads; and the Lua scripts of `store/lua`, in Python."""
+"""An in-memory Valkey: commands in, replies out, blocked reads; and the Lua scripts of `store/lua`, in Python.
+
+Its replies are the real server's: `tests/contract` compares them. `valkey_keyspace.py` has the commands and their
+data, `valkey_client.py` the methods of redis.asyncio for `Store` and `HeartbeatReader`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any
 
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from nvrx_slurm.lab.faults.valkey.keyspace import Keyspace, Word, encoded
+from nvrx_slurm.lab.simulation.valkey_keyspace import Keyspace, Word, encoded
 from nvrx_slurm.util.clock import Clock
 
 ServerAnswer = Callable[[Any], None]
@@ -19,18 +23,15 @@ Command = tuple[str, tuple[Any, ...], dict[str, Any]]
 """Name, arguments and options, as redis-py's method of that name has them. `script`: (function, keys, arguments)."""
 
 
-class Timer(Protocol):
-    def cancel(self) -> object: ...
-
-
 class _Reader:
     """A blocked read."""
 
-    __slots__ = ("answer", "command", "timer")
+    __slots__ = ("answer", "command", "streams", "timer")
 
     def __init__(self, command: Command, answer: ServerAnswer) -> None:
         self.command, self.answer = command, answer
-        self.timer: Timer | None = None
+        self.streams: Mapping[str, Word] = command[1][0]
+        self.timer: asyncio.TimerHandle | None = None
 
 
 class MemoryServer:
@@ -69,12 +70,19 @@ class MemoryServer:
             return
         if len(commands) > 1:
             answer([self._run(command) for command in commands])
-        elif (reply := self._run(commands[0])) is None and commands[0][2].get("block"):
-            self._wait(commands[0], answer)
+        elif (reply := self._run(commands[0])) is None and (block_ms := commands[0][2].get("block")):
+            reader = _Reader(commands[0], answer)
+            reader.timer = asyncio.get_running_loop().call_later(block_ms / 1000, self._release, reader, None)
+            for key in reader.streams:
+                self._readers.setdefault(key, []).append(reader)
         else:
             answer(reply)
-        if self._grown:
-            self._wake()
+        # Wake each blocked reader of what has grown, in the order in which they came.
+        grown, self._grown = self._grown, []
+        for key in grown:
+            for reader in list(self._readers.get(key, ())):
+                if (reply := self._run(reader.command)) is not None:
+                    self._release(reader, reply)
 
     def _run(self, command: Command) -> Any:
         name, args, options = command
@@ -92,35 +100,15 @@ class MemoryServer:
         if key in self._readers:
             self._grown.append(key)
 
-    def _wait(self, command: Command, answer: ServerAnswer) -> None:
-        reader = _Reader(command, answer)
-        block_s = command[2]["block"] / 1000
-        reader.timer = asyncio.get_running_loop().call_later(block_s, self._release, reader, None)
-        for key in _streams(command):
-            self._readers.setdefault(key, []).append(reader)
-
-    def _wake(self) -> None:
-        """Each blocked reader of what has grown, in the order in which they came."""
-        grown, self._grown = self._grown, []
-        for key in grown:
-            for reader in list(self._readers.get(key, ())):
-                if (reply := self._run(reader.command)) is not None:
-                    self._release(reader, reply)
-
     def _release(self, reader: _Reader, reply: Any) -> None:
         if reader.timer is not None:
             reader.timer.cancel()
-        for key in _streams(reader.command):
+        for key in reader.streams:
             readers = self._readers[key]
             readers.remove(reader)
             if not readers:
                 del self._readers[key]
         reader.answer(reply)
-
-
-def _streams(command: Command) -> Mapping[str, Word]:
-    streams: Mapping[str, Word] = command[1][0]
-    return streams
 
 
 Script = Callable[[Keyspace, Sequence[str], Sequence[Word]], list[Any]]

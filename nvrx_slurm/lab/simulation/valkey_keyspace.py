@@ -35,13 +35,6 @@ def identity_of(text: str | bytes, default_number: int = 0) -> Identity:
         raise ResponseError("Invalid stream ID specified as stream command argument") from None
 
 
-def new_identity_of(text: str) -> Identity:
-    """The id that XADD gets."""
-    if (identity := identity_of(text)) == START:
-        raise ResponseError("The ID specified in XADD must be greater than 0-0")
-    return identity
-
-
 class KeyStream:
     """Its items; `last` is the newest id that it ever had, trimmed or not."""
 
@@ -226,7 +219,9 @@ class Keyspace:
         approximate: bool = True,
     ) -> bytes:
         self._check_disk()
-        given = None if id == "*" else new_identity_of(id)
+        given = None if id == "*" else identity_of(id)
+        if given == START:
+            raise ResponseError("The ID specified in XADD must be greater than 0-0")
         known: KeyStream | None = self._of_kind(name, KeyStream)
         stream = KeyStream() if known is None else known
         flat = [word if type(word) is bytes else encoded(word) for pair in fields.items() for word in pair]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from redis import exceptions as failures
 
-from nvrx_slurm.lab.faults.valkey.server import Command, MemoryServer, ServerAnswer, script_of
+from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, ServerAnswer, script_of
 from nvrx_slurm.util.tasks import settle
 
 SOCKET_S = 7.0
@@ -93,39 +93,30 @@ class MemoryClient:
     # ---- how
 
     async def ask(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        try:
-            reply = await self._send([(name, args, options)])
-        except OSError as error:
-            raise _as_redis_error(error) from None
+        reply = await self._send([(name, args, options)])
         parser = self._parsers.get(name)
         return reply if parser is None else parser(reply)
 
     async def ask_all(self, commands: list[Command]) -> list[Any]:
         """The replies to several commands that are carried out together. Raises the first error among them."""
-        try:
-            replies = await self._send(commands)
-        except OSError as error:
-            raise _as_redis_error(error) from None
-        return [self._parsed(name, reply) for (name, *_), reply in zip(commands, replies, strict=True)]
+        replies = await self._send(commands)
+        for at, ((name, *_), reply) in enumerate(zip(commands, replies, strict=True)):
+            if isinstance(reply, Exception):
+                raise reply
+            if (parser := self._parsers.get(name)) is not None:
+                replies[at] = parser(reply)
+        return list(replies)
 
-    def _parsed(self, name: str, reply: Any) -> Any:
-        if isinstance(reply, Exception):
-            raise reply
-        parser = self._parsers.get(name)
-        return reply if parser is None else parser(reply)
-
-    def _send(self, commands: list[Command]) -> asyncio.Future[Any]:
+    async def _send(self, commands: list[Command]) -> Any:
         future = self._link.call(partial(self._server.handle, self._password, commands))
         if not future.done():
             self._deadlines.watch(future)
-        return future
-
-
-def _as_redis_error(error: OSError) -> Exception:
-    """As redis-py reports it."""
-    if isinstance(error, TimeoutError):
-        return failures.TimeoutError("Timeout reading from the in-memory server")
-    return failures.ConnectionError(str(error))
+        try:
+            return await future
+        except TimeoutError:
+            raise failures.TimeoutError("Timeout reading from the in-memory server") from None
+        except OSError as error:
+            raise failures.ConnectionError(str(error)) from None
 
 
 class MemoryPipeline:
@@ -182,20 +173,12 @@ class _RequestDeadlines:
             self._arm(loop)
 
 
-def _pairs(fields: list[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(fields[::2], fields[1::2], strict=True))
-
-
 def _parse_items(items: list[Any]) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    return [(identity, _pairs(fields)) for identity, fields in items]
-
-
-def _parse_streams(reply: list[Any] | None) -> list[list[Any]]:
-    return [[name, _parse_items(items)] for name, items in reply or ()]
+    return [(identity, dict(zip(words[::2], words[1::2], strict=True))) for identity, words in items]
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
-    "xread": _parse_streams,
+    "xread": lambda reply: [[name, _parse_items(items)] for name, items in reply or ()],
     "xrange": _parse_items,
     "xrevrange": _parse_items,
 }

@@ -73,7 +73,9 @@ def slow(seconds: float, verdict: Verdict) -> Behaviour:
 
     def behave(asked: Asked, server: AttributionServer) -> PlannedResponse:
         left_s = asked.since + seconds - time.monotonic()
-        server.over.wait(min(max(0.0, left_s), _patience_s(asked)))
+        # How long the asker lets a request be held back, as the header or the query says.
+        wait = asked.headers.get("prefer", "").partition("wait=")[2] or asked.path.partition("wait=")[2]
+        server.over.wait(min(max(0.0, left_s), float(wait.split("&")[0] or 0)))
         if time.monotonic() < asked.since + seconds:
             return answer(asked, 202, None)
         return answer(asked, 200, attribution(asked.inquiry, verdict))
@@ -110,6 +112,17 @@ def blames(asked: Asked, server: AttributionServer) -> PlannedResponse:
     return answer(asked, 200, attribution(asked.inquiry, Verdict.RESTART, **fields))
 
 
+def first_too_many(retry_after: str) -> Behaviour:
+    """429 for the first request about an inquiry, with this Retry-After."""
+
+    def behave(asked: Asked, server: AttributionServer) -> PlannedResponse:
+        if asked.times == 0:
+            return PlannedResponse(429, b'{"error": "too many requests"}', {"Retry-After": retry_after})
+        return answer(asked, 200, attribution(asked.inquiry))
+
+    return behave
+
+
 def down_after(inquiries: int) -> Behaviour:
     """Gone, listening socket and all, once it has answered so many inquiries."""
 
@@ -119,12 +132,6 @@ def down_after(inquiries: int) -> Behaviour:
         return answer(asked, 200, attribution(asked.inquiry))
 
     return behave
-
-
-def _patience_s(asked: Asked) -> float:
-    """How long the asker lets a request be held back."""
-    given = asked.headers.get("prefer", "").partition("wait=")[2] or asked.path.partition("wait=")[2].split("&")[0]
-    return float(given or 0)
 
 
 def _whole(asked: Asked) -> bytes:
@@ -141,7 +148,7 @@ FIXED: dict[str, Behaviour] = {
     "no-verdict": lambda asked, server: PlannedResponse(200, _whole(asked).replace(b'"STOP"', b'"MAYBE"')),
     "sure-of-itself": lambda asked, server: PlannedResponse(200, _whole(asked).replace(b"0.9", b"9.0")),
     "empty": lambda asked, server: PlannedResponse(200, b""),
-    "wrong-key": lambda asked, server: answer(asked, 200, attribution(asked.inquiry), key="somebody-else"),
+    "wrong-key": lambda asked, server: answer(asked, 200, attribution(asked.inquiry), key="another"),
     "huge": lambda asked, server: PlannedResponse(200, b"[" * HUGE_BYTES),
     "dies": lambda asked, server: PlannedResponse(200, _whole(asked), cut=True),
     "hang": lambda asked, server: None,
@@ -167,7 +174,7 @@ def behaviour(text: str) -> Behaviour:
         "slow": lambda: slow(parse_duration(value), Verdict.STOP),
         "slow-restart": lambda: slow(parse_duration(value), Verdict.RESTART),
         "down-after": lambda: down_after(int(value)),
-        "429": lambda: _first_too_many(value),
+        "429": lambda: first_too_many(value),
         "redirect": lambda: lambda asked, server: PlannedResponse(307, b"", {"Location": value}),
     }
     try:
@@ -175,15 +182,6 @@ def behaviour(text: str) -> Behaviour:
     except (KeyError, ValueError):
         valid = ", ".join([*FIXED, *(f"{each}:VALUE" for each in made)])
         raise ValueError(f"must be one of {valid}, not {text!r}") from None
-
-
-def _first_too_many(retry_after: str) -> Behaviour:
-    def behave(asked: Asked, server: AttributionServer) -> PlannedResponse:
-        if asked.times == 0:
-            return PlannedResponse(429, b'{"error": "too many requests"}', {"Retry-After": retry_after})
-        return answer(asked, 200, attribution(asked.inquiry))
-
-    return behave
 
 
 class AttributionServer:
@@ -222,7 +220,8 @@ class AttributionServer:
             if method == "POST":
                 said = json.loads(body)
                 inquiry = msgspec.convert(said["inquiry"], Inquiry, str_keys=True)
-                identity, intent, settled = identity_of(inquiry), said["intent"], said["settled"]
+                identity = hashlib.sha256(str(inquiry.key).encode()).hexdigest()[:32]
+                intent, settled = said["intent"], said["settled"]
             else:
                 identity = path.partition("?")[0].rpartition("/")[2]
                 if identity not in self._submitted:
@@ -235,10 +234,6 @@ class AttributionServer:
             self._submitted[identity] = asked
             self.asked.append(asked)
             return asked
-
-
-def identity_of(inquiry: Inquiry) -> str:
-    return hashlib.sha256(str(inquiry.key).encode()).hexdigest()[:32]
 
 
 class _Server(ThreadingHTTPServer):

@@ -19,6 +19,7 @@ CONTROL is a SOCK_SEQPACKET of JSON messages, each answered once it holds. The f
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import heapq
@@ -32,6 +33,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 SUBNET = "198.18.0"  # for benchmarks of networks (RFC 2544): no host of the internet has it
 CLONE_NEWNET = 0x40000000
@@ -163,77 +165,67 @@ class Switch:
         for descriptor in (self.control.fileno(), *self.by_descriptor):
             poller.register(descriptor, select.POLLIN)
         while True:
-            for descriptor, _ in poller.poll(self._timeout_ms()):
-                if descriptor != self.control.fileno():
-                    self._carry_all(self.by_descriptor[descriptor])
-                elif not self._obey():
-                    return
-            self._deliver_due()
+            left_ms = max(0, int((self.later[0][0] - time.monotonic()) * 1000) + 1) if self.later else None
+            for descriptor, _ in poller.poll(left_ms):
+                if descriptor == self.control.fileno():
+                    if not (data := self.control.recv(65536)):
+                        return
+                    answer: object = None
+                    for name, value in json.loads(data).items():
+                        answer = self.obey(name, value)
+                    self.control.send(json.dumps(answer).encode())
+                    continue
+                with contextlib.suppress(BlockingIOError):  # no more frames of this host
+                    while True:
+                        frame = self.ports[self.by_descriptor[descriptor]].recv(LONGEST_FRAME_BYTES)
+                        self._carry(self.by_descriptor[descriptor], frame)
+            while self.later and self.later[0][0] <= time.monotonic():
+                _, _, target, frame = heapq.heappop(self.later)
+                self._send(target, frame)
 
-    def _timeout_ms(self) -> int | None:
-        return max(0, int((self.later[0][0] - time.monotonic()) * 1000) + 1) if self.later else None
-
-    # ---- orders
-
-    def _obey(self) -> bool:
-        data = self.control.recv(65536)
-        answer: object = None
-        for name, value in json.loads(data or b"{}").items():
-            answer = getattr(self, f"_{name}")(value)
-        if data:
-            self.control.send(json.dumps(answer).encode())
-        return bool(data)
-
-    def _cut(self, hosts: list[str]) -> list[str]:
-        self.cut = set(hosts)
-        return sorted(self.cut)
-
-    def _rules(self, rules: list[dict[str, object]]) -> None:
-        self.rules = [_rule(rule) for rule in rules]
-
-    def _slow(self, hosts: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-        self.slow = hosts
-        return self.slow
-
-    def _count(self, rule: dict[str, object]) -> int:
-        return self.counts.setdefault(_rule(rule), 0)
-
-    def _reset(self, rule: dict[str, object]) -> int:
-        """Returns how many connections there were."""
-        matching = _rule(rule)
-        flows = [
-            flow
-            for flow, packet in self.flows.items()
-            if _backwards(flow) in self.flows and matching.matches(packet, *flow[:2])
-        ]
-        for flow in flows:
-            self._send(flow[0], reset(self.flows.pop(flow)))
-        return len(flows) // 2
+    def obey(self, order: str, value: Any) -> object:
+        """Carry one order out, and return its answer."""
+        match order:
+            case "cut":
+                self.cut = set(value)
+                return sorted(self.cut)
+            case "rules":
+                self.rules = [_rule(rule) for rule in value]
+            case "slow":
+                self.slow = value
+                return value
+            case "count":
+                return self.counts.setdefault(_rule(value), 0)
+            case "reset":
+                rule = _rule(value)
+                flows = [
+                    flow
+                    for flow, packet in self.flows.items()
+                    if _backwards(flow) in self.flows and rule.matches(packet, *flow[:2])
+                ]
+                for flow in flows:
+                    self._send(flow[0], reset(self.flows.pop(flow)))
+                return len(flows) // 2
+            case _:
+                raise ValueError(f"the switch knows no order {order!r}")
+        return None
 
     # ---- frames
 
-    def _carry_all(self, source: str) -> None:
-        while True:
-            try:
-                frame = self.ports[source].recv(LONGEST_FRAME_BYTES)
-            except BlockingIOError:
-                return
-            if frame[12:14] in (ARP, IPV4):
-                self._carry(source, frame)
-
     def _carry(self, source: str, frame: bytes) -> None:
+        if frame[12:14] not in (ARP, IPV4):
+            return
         known = self.by_mac.get(frame[:6])
         for target in [known] if known else self.ports:
-            if target != source and self._may_pass(source, target, frame):
+            if target == source:
+                continue
+            slow = [self.slow.get(host, (0.0, 0.0)) for host in (source, target)]
+            if self._may_pass(source, target, frame, loss=max(loss for _, loss in slow)):
                 self.carried += 1
-                delay_s = max(self._slowness(source)[0], self._slowness(target)[0])
-                heapq.heappush(self.later, (time.monotonic() + delay_s, self.carried, target, frame))
+                due = time.monotonic() + max(delay_s for delay_s, _ in slow)
+                heapq.heappush(self.later, (due, self.carried, target, frame))
 
-    def _slowness(self, host: str) -> tuple[float, float]:
-        return self.slow.get(host, (0.0, 0.0))
-
-    def _may_pass(self, source: str, target: str, frame: bytes) -> bool:
-        loss = max(self._slowness(source)[1], self._slowness(target)[1])
+    def _may_pass(self, source: str, target: str, frame: bytes, loss: float) -> bool:
         if self.cut & {source, target} or self.chance.random() < loss:
             return False
         if frame[12:14] != IPV4:
@@ -246,21 +238,14 @@ class Switch:
                 return False
         for rule in self.counts:
             self.counts[rule] += rule.matches(packet, source, target)
-        self._follow((source, target, packet.ports), packet)
-        return True
-
-    def _follow(self, flow: Flow, packet: Packet) -> None:
-        """Remember what `_reset` needs. What is still said to an end that is gone makes no connection."""
+        # Remember what a reset needs. What is still sent to an end that is gone makes no connection.
+        flow = (source, target, packet.ports)
         if packet.flags & (TCP_RST | TCP_FIN):
             self.flows.pop(flow, None)
             self.flows.pop(_backwards(flow), None)
         elif packet.flags & TCP_ACK:
             self.flows[flow] = packet
-
-    def _deliver_due(self) -> None:
-        while self.later and self.later[0][0] <= time.monotonic():
-            _, _, target, frame = heapq.heappop(self.later)
-            self._send(target, frame)
+        return True
 
     def _send(self, target: str, frame: bytes) -> None:
         try:
@@ -285,14 +270,6 @@ def _configure(*lines: str) -> None:
     subprocess.run(["ip", "-batch", "-"], input="\n".join(lines), text=True, check=True)
 
 
-def _fill_in_checksums(interface: str) -> None:
-    """Who reads raw frames must get them as they would be on a wire: whole, and with their checksums."""
-    value = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_STXCSUM, 0))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sP", interface.encode(), ctypes.addressof(value))
-        fcntl.ioctl(any_socket, SIOCETHTOOL, request + bytes(16))
-
-
 def _become_host(index: int, door: int, back: socket.socket) -> None:
     """In a child: make a namespace with one interface, and hand it back, with a listener in it if one is wanted."""
     if _libc.unshare(CLONE_NEWNET) != 0:
@@ -305,7 +282,11 @@ def _become_host(index: int, door: int, back: socket.socket) -> None:
         "link set net0 up",
         "route add 10.255.255.255 dev net0",  # of which `default_route_address` asks
     )
-    _fill_in_checksums("net0")
+    # The switch reads raw frames and must get them as they would be on a wire: whole, and with their checksums.
+    value = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_STXCSUM, 0))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sP", b"net0", ctypes.addressof(value))
+        fcntl.ioctl(any_socket, SIOCETHTOOL, request + bytes(16))
     descriptors = [os.open("/proc/self/ns/net", os.O_RDONLY)]
     if door:
         descriptors.append(socket.create_server(("127.0.0.1", door), backlog=128).detach())

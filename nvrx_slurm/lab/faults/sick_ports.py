@@ -1,7 +1,7 @@
 """Ports of payload servers that are ill, each in a named way: for tests and benches, of users too.
 
 A `SickPort` stands before a real server and passes on what both sides say: the bytes before a fault are real ones.
-For transports other than tcp `sick_links` has those faults that are made of whole messages.
+For transports other than tcp `SickLink` has those faults that are made of whole messages.
 """
 
 from __future__ import annotations
@@ -166,9 +166,16 @@ class SickPort:
         self._over.set()
         with self._guard:
             for each in (self._listening, *self._sockets):
-                _shut(each)
-        while (thread := self._any_thread()) is not None:
-            thread.join()
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+        # A thread that accepted meanwhile has started another: join until none is left.
+        while True:
+            with self._guard:
+                threads = list(self._threads)
+            if not threads:
+                break
+            for thread in threads:
+                thread.join()
         self._listening.close()
 
     def come_back(self) -> None:
@@ -212,10 +219,6 @@ class SickPort:
         with self._guard:
             thread.start()
             self._threads.add(thread)  # it ends after this: it must have the guard for that
-
-    def _any_thread(self) -> threading.Thread | None:
-        with self._guard:
-            return next(iter(self._threads), None)
 
     def _accept_all(self, listening: socket.socket) -> None:
         while not self._over.is_set():
@@ -292,15 +295,13 @@ class _Conversation:
         frame = _take(self._server, protocol.ANSWER_BYTES)
         self._pass_on(FaultStage.ANSWER, frame, self._client)
         answer = protocol.Response.unpack(frame)
-        if answer.status is protocol.ResponseStatus.OK:
-            self._pass_payload(answer.size)
-
-    def _pass_payload(self, size: int) -> None:
-        """Half of it is healthy, where all of it would be too much to hold."""
-        healthy = size // 2 if size > PIECE_BYTES else 0
+        if answer.status is not protocol.ResponseStatus.OK:
+            return
+        # The payload. Its first half is healthy where all of it would be too much to hold.
+        healthy = answer.size // 2 if answer.size > PIECE_BYTES else 0
         for start in range(0, healthy, PIECE_BYTES):
             self._client.sendall(_take(self._server, min(PIECE_BYTES, healthy - start)))
-        left = size - healthy
+        left = answer.size - healthy
         while left:
             piece = _take(self._server, min(PIECE_BYTES, left))
             self._pass_on(FaultStage.PAYLOAD, piece, self._client)
@@ -320,17 +321,14 @@ class _Conversation:
                 _pause(self._client, self._port.late_s)
                 to.sendall(message)
             case FaultDeed.TRICKLE:
-                self._trickle(message, to)
+                for byte in message:
+                    to.sendall(bytes([byte]))
+                    _pause(self._client, self._port.pace_s)
             case FaultDeed.HOLD | FaultDeed.CLOSE | FaultDeed.RESET:
                 if stage is not FaultStage.ACK:
                     to.sendall(message[: len(message) // 2])
                 _end(self._client, fault.deed)
                 raise _Ended
-
-    def _trickle(self, message: bytes, to: socket.socket) -> None:
-        for byte in message:
-            to.sendall(bytes([byte]))
-            _pause(self._client, self._port.pace_s)
 
 
 def _take(connection: socket.socket, size: int) -> bytes:
@@ -358,11 +356,6 @@ def _pause(client: socket.socket, seconds: float | None) -> None:
     poll.register(client, select.POLLRDHUP)
     if poll.poll(None if seconds is None else seconds * 1000):
         raise _Ended
-
-
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 HOLD_S = 600.0

@@ -19,7 +19,7 @@ from nvrx_slurm.lab.devcluster.daemons import living, start
 from nvrx_slurm.lab.devcluster.lifecycle import Say, client_environment
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.devcluster.programs import ACCOUNTING_PROGRAMS, SLURM_PROGRAMS, require
-from nvrx_slurm.lab.devcluster.spec import ClusterSpec, ClusterStatus, DevNodeStatus, check_request, decode
+from nvrx_slurm.lab.devcluster.spec import USABLE, ClusterSpec, ClusterStatus, DevNodeStatus, check_request, decode
 from nvrx_slurm.util import ownership
 from nvrx_slurm.util.clock import Clock, SystemClock
 
@@ -76,10 +76,14 @@ class DevCluster:
         tries_left = _PORT_TRIES
         while True:
             tries_left -= 1
+            claimed = places.claim(name)
             try:
-                return cls(_bring_up(request, clock, say), clock=clock, say=say)
-            except lifecycle.DaemonDied as died:
-                if not (died.port_was_taken and tries_left):
+                spec = lifecycle.plan_cluster(request, claimed)
+                lifecycle.launch(spec, programs, clock, say)
+                return cls(spec, clock=clock, say=say)
+            except BaseException as error:  # Ctrl-C too: nothing of the attempt stays
+                remove(name, clock=clock)
+                if not (isinstance(error, lifecycle.DaemonDied) and error.port_was_taken and tries_left):
                     raise
 
     @classmethod
@@ -117,8 +121,18 @@ class DevCluster:
         table = processes.read_table()
         alive = living(self.spec.places, table)
         counts = {node: len(pids) for node, pids in members.of_nodes(self.spec, table).items()}
-        states, error = self._node_states() if "slurmctld" in alive else ({}, "slurmctld is dead")
-        conditions = {daemon: _condition(table, alive.get(daemon)) for daemon in self.spec.daemons}
+        states: dict[str, str] = {}
+        error: str | None = None
+        if "slurmctld" not in alive:
+            error = "slurmctld is dead"
+        else:
+            try:
+                states = slurm.node_states(self.environment())
+            except SlurmUnreachable as unreachable:
+                error = str(unreachable)
+        conditions = dict.fromkeys(self.spec.daemons, "dead")
+        for daemon, pid in alive.items():
+            conditions[daemon] = "frozen" if table[pid].state == "T" else "alive"
         return ClusterStatus(
             name=self.name,
             slurm_conf=str(self.spec.places.slurm_conf),
@@ -196,12 +210,6 @@ class DevCluster:
     ) -> None:
         self.down()
 
-    def _node_states(self) -> tuple[dict[str, str], str | None]:
-        try:
-            return slurm.node_states(self.environment()), None
-        except SlurmUnreachable as error:
-            return {}, str(error)
-
     def _check_node(self, node: str) -> None:
         if node not in self.nodes:
             raise UsageError(f"cluster {self.name!r} has no node {node!r}; it has {', '.join(self.nodes)}")
@@ -227,28 +235,9 @@ def remove(name: str, clock: Clock | None = None) -> None:
         cluster.down()
 
 
-def _bring_up(request: lifecycle.ClusterRequest, clock: Clock, say: Say) -> ClusterSpec:
-    """One attempt; when it fails, or Ctrl-C stops it, nothing of it is left."""
-    claimed = places.claim(request.name)
-    try:
-        spec = lifecycle.plan_cluster(request, claimed)
-        lifecycle.launch(spec, request.programs, clock, say)
-    except BaseException:
-        remove(request.name, clock=clock)
-        raise
-    return spec
-
-
-def _condition(table: processes.Table, pid: int | None) -> str:
-    if pid is None:
-        return "dead"
-    return "frozen" if table[pid].state == "T" else "alive"
-
-
 USABLE_TIMEOUT_S = 30.0
 CALL_S = 1.0
 _REFUSES_JOBS = ("down", "drained", "draining")  # and answers: the state would have a star if it did not
-USABLE = ("idle", "mixed", "allocated", "completing")
 
 
 def revive(spec: ClusterSpec, node: str) -> None:
@@ -293,18 +282,15 @@ def end_jobs(spec: ClusterSpec, clock: Clock, timeout_s: float) -> None:
         if not slurm.unfinished_jobs(environment):
             return True
         slurm.cancel_all(environment, spec.user)
-        processes.send(_job_processes(spec), signal.SIGKILL)
+        table = processes.read_table()
+        below = [table[pid] for pid in _below_slurmds(spec, table)]
+        # Not the slurmstepds: they report how the job ended.
+        doomed = (process for process in below if process.program not in ("slurmstepd", "slurmd"))
+        processes.send(doomed, signal.SIGKILL)
         return False
 
     wait_until(ended, timeout_s=timeout_s, what="all jobs to end", clock=clock)
     processes.kill(lambda table: _below_slurmds(spec, table), clock)
-
-
-def _job_processes(spec: ClusterSpec) -> list[processes.Process]:
-    """What jobs run. Their slurmstepds are not among it: these shall report how it ended."""
-    table = processes.read_table()
-    below = (table[pid] for pid in _below_slurmds(spec, table))
-    return [process for process in below if process.program not in ("slurmstepd", "slurmd")]
 
 
 def _below_slurmds(spec: ClusterSpec, table: processes.Table) -> set[int]:

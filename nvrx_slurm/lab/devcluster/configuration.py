@@ -25,19 +25,8 @@ _MEMORY_PER_CPU_MB = 1_024
 
 def slurm_conf(spec: ClusterSpec) -> str:
     """slurm.conf for this cluster."""
-    lines = _settings(spec) | _accounting(spec) | spec.settings
-    nodes = [
-        f"NodeName={node} NodeHostname={spec.hostname} NodeAddr=127.0.0.1 Port={port}"
-        f" CPUs={spec.cpus_per_node} RealMemory={_MEMORY_PER_NODE_MB} State=UNKNOWN"
-        for node, port in zip(spec.nodes, spec.node_ports, strict=True)
-    ]
-    partition = f"PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP"
-    return "\n".join([*(f"{key}={value}" for key, value in lines.items()), *nodes, partition, ""])
-
-
-def _settings(spec: ClusterSpec) -> dict[str, object]:
     places = spec.places
-    return {
+    settings: dict[str, object] = {
         "ClusterName": spec.name,
         "SlurmctldHost": "localhost",
         "SlurmctldPort": spec.controller_port,
@@ -74,17 +63,21 @@ def _settings(spec: ClusterSpec) -> dict[str, object]:
         "MinJobAge": 300,
         "JobRequeue": 1,
     }
-
-
-def _accounting(spec: ClusterSpec) -> dict[str, object]:
-    if spec.database_port is None:
-        return {}
-    return {
-        "AccountingStorageType": "accounting_storage/slurmdbd",
-        "AccountingStorageHost": "localhost",
-        "AccountingStoragePort": spec.database_port,
-        "AccountingStoragePass": spec.places.munge_socket,  # with munge it is no password but the socket
-    }
+    if spec.database_port is not None:
+        settings |= {
+            "AccountingStorageType": "accounting_storage/slurmdbd",
+            "AccountingStorageHost": "localhost",
+            "AccountingStoragePort": spec.database_port,
+            "AccountingStoragePass": places.munge_socket,  # with munge it is no password but the socket
+        }
+    settings |= spec.settings
+    nodes = [
+        f"NodeName={node} NodeHostname={spec.hostname} NodeAddr=127.0.0.1 Port={port}"
+        f" CPUs={spec.cpus_per_node} RealMemory={_MEMORY_PER_NODE_MB} State=UNKNOWN"
+        for node, port in zip(spec.nodes, spec.node_ports, strict=True)
+    ]
+    partition = f"PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP"
+    return "\n".join([*(f"{key}={value}" for key, value in settings.items()), *nodes, partition, ""])
 
 
 def cgroup_conf(spec: ClusterSpec) -> str | None:

@@ -55,7 +55,13 @@ class ClusterRequest:
 
 def plan_cluster(request: ClusterRequest, places: Places) -> ClusterSpec:
     """Settle everything about the cluster, ports included, and write it down before anything is started."""
-    ports = free_ports(request.nodes + 2, taken=_ports_of_others())
+    # Other clusters may want their ports again later: a killed node's slurmd does not listen now.
+    taken: set[int] = set()
+    for file in clusters_folder().glob("*/cluster.json"):
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):  # going down just now, or damaged
+            other = decode(file.read_bytes())
+            taken |= {other.controller_port, other.database_port or 0, *other.node_ports}
+    ports = free_ports(request.nodes + 2, taken)
     spec = ClusterSpec(
         name=request.name,
         user=pwd.getpwuid(os.getuid()).pw_name,
@@ -73,33 +79,8 @@ def plan_cluster(request: ClusterRequest, places: Places) -> ClusterSpec:
     return spec
 
 
-def _ports_of_others() -> set[int]:
-    """Ports that other clusters may want again later: a killed node's slurmd does not listen now."""
-    taken: set[int] = set()
-    for file in clusters_folder().glob("*/cluster.json"):
-        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):  # going down just now, or damaged
-            spec = decode(file.read_bytes())
-            taken |= {spec.controller_port, spec.database_port or 0, *spec.node_ports}
-    return taken
-
-
 def launch(spec: ClusterSpec, programs: Mapping[str, str], clock: Clock, say: Say) -> None:
     """Start every daemon and wait until all nodes are idle. Raises NvrxError; what was started then still runs."""
-    _write_files(spec)
-    _serve(spec, _munged(spec, programs), spec.places.munge_socket, clock)
-    if spec.accounting:
-        say("setting up the accounting database")
-        configuration.prepare(spec, programs)
-        _serve(spec, configuration.database(spec, programs), spec.places.database_socket, clock)
-        _serve(spec, configuration.slurmdbd(spec, programs), spec.database_port, clock)
-    _serve(spec, _slurmctld(spec, programs), spec.controller_port, clock)
-    say(f"starting {len(spec.nodes)} nodes")
-    for node in spec.nodes:
-        start(slurmd(spec, node, programs["slurmd"]), spec.places)
-    await_idle(spec, clock, say)
-
-
-def _write_files(spec: ClusterSpec) -> None:
     places = spec.places
     places.slurm_conf.write_text(configuration.slurm_conf(spec))
     if (cgroup := configuration.cgroup_conf(spec)) is not None:
@@ -109,24 +90,48 @@ def _write_files(spec: ClusterSpec) -> None:
     for node in spec.nodes:
         places.spool(node).mkdir(mode=PRIVATE, exist_ok=True)
 
+    options = {
+        "socket": places.munge_socket,
+        "key-file": places.munge_key,
+        "pid-file": places.runtime / "munge" / "munged.pid",
+        "seed-file": places.runtime / "key" / "munged.seed",
+    }
+    # --force: without it munged refuses a socket that other users cannot reach. This one gives jobs as the owner.
+    command = [programs["munged"], "--foreground", "--force", *(f"--{key}={value}" for key, value in options.items())]
+    _serve(spec, Daemon("munged", command, folder=places.runtime), places.munge_socket, clock)
+    if spec.database_port is not None:
+        say("setting up the accounting database")
+        configuration.prepare(spec, programs)
+        _serve(spec, configuration.database(spec, programs), places.database_socket, clock)
+        _serve(spec, configuration.slurmdbd(spec, programs), spec.database_port, clock)
+    slurmctld = Daemon(
+        "slurmctld",
+        [programs["slurmctld"], "-D"],
+        folder=places.controller_state,
+        environment=client_environment(spec),
+    )
+    _serve(spec, slurmctld, spec.controller_port, clock)
+    say(f"starting {len(spec.nodes)} nodes")
+    for node in spec.nodes:
+        start(slurmd(spec, node, programs["slurmd"]), places)
+    await_idle(spec, clock, say)
 
-def _serve(spec: ClusterSpec, daemon: Daemon, at: Path | int | None, clock: Clock) -> None:
+
+def _serve(spec: ClusterSpec, daemon: Daemon, at: Path | int, clock: Clock) -> None:
     """Start the daemon and wait until something listens `at` its socket or port."""
     start(daemon, spec.places)
 
     def listening() -> bool:
         check_alive(spec, [daemon.name])
-        return at.is_socket() if isinstance(at, Path) else _accepts(at or 0)
+        if isinstance(at, Path):
+            return at.is_socket()
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", at)) == 0
 
     try:
         wait_until(listening, timeout_s=SERVES_TIMEOUT_S, what=f"{daemon.name} to serve", clock=clock)
     except WaitTimeout as error:
         raise WaitTimeout(f"{error}\n{last_words(daemon.name, spec.places)}") from None
-
-
-def _accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def check_alive(spec: ClusterSpec, names: list[str]) -> None:
@@ -164,28 +169,6 @@ def client_environment(spec: ClusterSpec) -> dict[str, str]:
     return {"SLURM_CONF": os.fspath(spec.places.slurm_conf)}
 
 
-def _munged(spec: ClusterSpec, programs: Mapping[str, str]) -> Daemon:
-    places = spec.places
-    options = {
-        "socket": places.munge_socket,
-        "key-file": places.munge_key,
-        "pid-file": places.runtime / "munge" / "munged.pid",
-        "seed-file": places.runtime / "key" / "munged.seed",
-    }
-    # --force: without it munged refuses a socket that other users cannot reach. This one gives jobs as the owner.
-    command = [programs["munged"], "--foreground", "--force", *(f"--{key}={value}" for key, value in options.items())]
-    return Daemon(name="munged", command=command, folder=places.runtime)
-
-
-def _slurmctld(spec: ClusterSpec, programs: Mapping[str, str]) -> Daemon:
-    return Daemon(
-        name="slurmctld",
-        command=[programs["slurmctld"], "-D"],
-        folder=spec.places.controller_state,
-        environment=client_environment(spec),
-    )
-
-
 def slurmd(spec: ClusterSpec, node: str, program: str) -> Daemon:
     """The daemon of one node. It stands in its spool folder, and so do its slurmstepds: `members` looks there."""
     return Daemon(
@@ -207,30 +190,21 @@ def free_ports(count: int, taken: Iterable[int] = ()) -> list[int]:
     A port of the kernel's ephemeral range would do for a moment, but a daemon that is restarted later on the same
     port could find it used by an outgoing connection. Raises NvrxError when none is left.
     """
+    try:
+        highest = int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        highest = 32_768
+    if highest <= _LOWEST + 1_000:
+        highest = 60_000
     refused, ports = set(taken), list[int]()
     for _ in range(count * _TRIES_PER_PORT):
         if len(ports) == count:
             return ports
-        port = random.randrange(_LOWEST, _ephemeral_start())
-        if port not in refused and _is_free(port):
-            ports.append(port)
+        port = random.randrange(_LOWEST, highest)
+        if port not in refused:
+            with contextlib.suppress(OSError), socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the daemons do
+                probe.bind(("", port))
+                ports.append(port)
         refused.add(port)
-    raise NvrxError(f"no {count} free TCP ports between {_LOWEST} and {_ephemeral_start()} on this machine")
-
-
-def _ephemeral_start() -> int:
-    try:
-        start = int(_EPHEMERAL.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        start = 32_768
-    return start if start > _LOWEST + 1_000 else 60_000
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the daemons do
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
+    raise NvrxError(f"no {count} free TCP ports between {_LOWEST} and {highest} on this machine")

@@ -24,61 +24,27 @@ import contextlib
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.jobspec import site
 from nvrx_slurm.util import ownership
 
-_TMP = Path("/tmp")  # not $TMPDIR: it may be deep, and then the socket paths do not fit
 _RUNTIME_LINK = "runtime"
-_RUNTIME_FOLDERS = ("key", "munge", "database")
 PRIVATE = 0o700
 
 
-@dataclass(frozen=True)
 class Places:
     """All paths of one cluster: `state` is its state folder, `runtime` its short one."""
 
-    state: Path
-    runtime: Path
-
-    @property
-    def slurm_conf(self) -> Path:
-        return self.state / "slurm.conf"
-
-    @property
-    def slurmdbd_conf(self) -> Path:
-        return self.state / "slurmdbd.conf"
-
-    @property
-    def controller_state(self) -> Path:
-        return self.state / "controller"
-
-    @property
-    def database(self) -> Path:
-        return self.state / "database"
-
-    @property
-    def daemons(self) -> Path:
-        return self.state / "daemons"
-
-    @property
-    def logs(self) -> Path:
-        return self.state / "logs"
-
-    @property
-    def munge_key(self) -> Path:
-        return self.runtime / "key" / "munge.key"
-
-    @property
-    def munge_socket(self) -> Path:
-        return self.runtime / "munge" / "munge.socket"
-
-    @property
-    def database_socket(self) -> Path:
-        return self.runtime / "database" / "db.socket"
+    def __init__(self, state: Path, runtime: Path) -> None:
+        self.state, self.runtime = state, runtime
+        self.slurm_conf, self.slurmdbd_conf = state / "slurm.conf", state / "slurmdbd.conf"
+        self.controller_state, self.database = state / "controller", state / "database"
+        self.daemons, self.logs = state / "daemons", state / "logs"
+        self.munge_key = runtime / "key" / "munge.key"
+        self.munge_socket = runtime / "munge" / "munge.socket"
+        self.database_socket = runtime / "database" / "db.socket"
 
     def spool(self, node: str) -> Path:
         return self.runtime / node
@@ -127,10 +93,13 @@ def claim(name: str) -> Places:
             f"cluster {name!r} already exists ({state}): take it down with"
             f" `nvrx-slurm cluster down --name {name}`, or choose another --name"
         ) from None
-    places = Places(state=state, runtime=_runtime_folder(name))
+    # In /tmp, not $TMPDIR: that may be deep, and then the paths of sockets do not fit.
+    places = Places(state, runtime=Path(tempfile.mkdtemp(prefix=f"nvrx-{name}-", dir="/tmp")))  # 0700
     (state / _RUNTIME_LINK).symlink_to(places.runtime)
     for folder in (places.daemons, places.logs, places.controller_state):
         folder.mkdir(mode=PRIVATE)
+    for holder in (places.munge_key, places.munge_socket, places.database_socket):
+        holder.parent.mkdir(mode=PRIVATE)
     return places
 
 
@@ -140,10 +109,3 @@ def existing(name: str) -> Places:
     state = state_folder(name)
     link = state / _RUNTIME_LINK
     return Places(state=state, runtime=link.readlink() if link.is_symlink() else state)
-
-
-def _runtime_folder(name: str) -> Path:
-    runtime = Path(tempfile.mkdtemp(prefix=f"nvrx-{name}-", dir=_TMP))  # 0700
-    for folder in _RUNTIME_FOLDERS:
-        (runtime / folder).mkdir(mode=PRIVATE)
-    return runtime

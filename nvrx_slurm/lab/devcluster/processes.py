@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from nvrx_slurm.errors import NvrxError, WaitTimeout
@@ -137,24 +138,25 @@ def freeze(members: Callable[[Table], set[int]], clock: Clock) -> set[int]:
             return frozen
         send((table[pid] for pid in fresh), signal.SIGSTOP)
         frozen |= fresh
-        _await_stop(fresh, clock)
+        # A signal is sent long before it arrives, on a machine that is busy; until then they go on, and fork.
+        stopped = partial(_take_no_step, fresh)
+        wait_until(stopped, timeout_s=_STOP_TIMEOUT_S, what="processes to stop", clock=clock)
     raise NvrxError(f"{len(frozen)} processes were stopped, and new ones still appear: is it a fork bomb?")
 
 
-def _await_stop(pids: Iterable[int], clock: Clock) -> None:
-    """A signal is sent long before it arrives, on a machine that is busy; until then they go on, and fork."""
-    wait_until(
-        lambda: all(map(_takes_no_step, pids)), timeout_s=_STOP_TIMEOUT_S, what="processes to stop", clock=clock
-    )
-
-
-def _takes_no_step(pid: int) -> bool:
-    """Whether none of its threads runs or can be woken. One that is stuck in the kernel (D) stops before it gets out;
-    so does the parent of a vfork, which waits there for its stopped child."""
-    threads = (_PROC / str(pid) / "task").glob("*/stat")
-    with contextlib.suppress(OSError):  # one has ended meanwhile: look again
-        return all(parse_stat(thread.read_text(errors="replace")).state not in "RS" for thread in threads)
-    return False
+def _take_no_step(pids: Iterable[int]) -> bool:
+    """Whether no thread of these processes runs or can be woken."""
+    # One that is stuck in the kernel (D) stops before it gets out; so does the parent of a vfork, which waits there
+    # for its stopped child.
+    for pid in pids:
+        try:
+            stats = (_PROC / str(pid) / "task").glob("*/stat")
+            threads = [parse_stat(stat.read_text(errors="replace")) for stat in stats]
+        except OSError:  # one has ended meanwhile: look again
+            return False
+        if any(thread.state in "RS" for thread in threads):
+            return False
+    return True
 
 
 def kill(
@@ -204,30 +206,23 @@ def children_first(pids: Iterable[int], table: Table) -> list[int]:
 def send(processes: Iterable[Process | Identity], number: signal.Signals) -> None:
     """Signal exactly these processes. One that has ended is left out, also where another has its pid by now."""
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            _send(process, number)
-
-
-def _send(process: Process | Identity, number: signal.Signals) -> None:
-    """The descriptor is opened before the start time is read: so the start time is that of the descriptor's process,
-    or that process has ended and gets no signal."""
-    try:
-        handle: int | None = os.pidfd_open(process.pid)
-    except OSError as error:
-        if error.errno != errno.ENOSYS:
-            raise
-        handle = None  # a kernel before 5.3
-    try:
-        now = _read_process(process.pid)
-        if now is None or now.started != process.started:
-            return
-        if handle is None:
-            os.kill(process.pid, number)
-        else:
-            signal.pidfd_send_signal(handle, number)
-    finally:
-        if handle is not None:
-            os.close(handle)
+        with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as stack:
+            # The descriptor is opened before the start time is read: so the start time is that of the descriptor's
+            # process, or that process has ended and gets no signal.
+            handle: int | None = None
+            try:
+                handle = os.pidfd_open(process.pid)
+                stack.callback(os.close, handle)
+            except OSError as error:
+                if error.errno != errno.ENOSYS:  # a kernel before 5.3
+                    raise
+            now = _read_process(process.pid)
+            if now is None or now.started != process.started:
+                continue
+            if handle is None:
+                os.kill(process.pid, number)
+            else:
+                signal.pidfd_send_signal(handle, number)
 
 
 _SHORTEST_PAUSE_S = 0.002

@@ -46,25 +46,19 @@ def require(programs: Iterable[str]) -> dict[str, str]:
     found = {program: find(program) for program in programs}
     missing = [program for program, path in found.items() if path is None]
     if missing:
-        raise MissingProgramError(missing_message(missing, packager=_packager()))
+        packager = "dnf" if shutil.which("dnf") and not shutil.which("apt-get") else "apt-get"
+        raise MissingProgramError(missing_message(missing, packager))
     return {program: path for program, path in found.items() if path}
 
 
 def missing_message(missing: list[str], packager: str) -> str:
     """What to tell a person who lacks `missing`, on a machine with this packager (`apt-get` or `dnf`)."""
-    packages = " ".join(dict.fromkeys(_PACKAGES[packager][_family(program)] for program in missing))
+    names = _PACKAGES[packager]
+    others = ["maria" if program.startswith("maria") else "slurm" for program in missing]
+    families = [program if program in names else other for program, other in zip(missing, others, strict=True)]
+    packages = " ".join(dict.fromkeys(names[family] for family in families))
     hint = " (on RHEL-like systems from EPEL: sudo dnf install -y epel-release)" if packager == "dnf" else ""
     return f"not installed: {', '.join(missing)}; install with: sudo {packager} install -y {packages}{hint}"
-
-
-def _family(program: str) -> str:
-    if program in ("munged", "slurmdbd"):
-        return program
-    return "maria" if program.startswith("maria") else "slurm"
-
-
-def _packager() -> str:
-    return "dnf" if shutil.which("dnf") and not shutil.which("apt-get") else "apt-get"
 
 
 def slurm_version(slurmctld: str) -> tuple[int, int]:

@@ -17,15 +17,23 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.records import Record
 from nvrx_slurm.lab.devcluster.daemons import MARK, living
 from nvrx_slurm.lab.devcluster.places import Places
-from nvrx_slurm.lab.devcluster.processes import Process, Table, descendants, environment_of, is_own, working_folder_of
+from nvrx_slurm.lab.devcluster.processes import Table, descendants, environment_of, is_own, working_folder_of
 
 
 def of_nodes(spec: ClusterSpec, table: Table) -> dict[str, set[int]]:
     """Node → its slurmd, its slurmstepds, and all that runs below them. A dead node has an empty set."""
     daemons = living(spec.places, table)
     roots: dict[str, set[int]] = {node: set() for node in spec.nodes}
+    spools = {str(spec.places.spool(node)): node for node in spec.nodes}
     for process in table.values():
-        if (node := _stray_of(process, spec)) is not None and is_own(process.pid):
+        # The node that this process says it is of, if it says one.
+        if process.program == "slurmstepd":
+            node = spools.get(working_folder_of(process.pid))
+        else:
+            environment = environment_of(process.pid)
+            is_job = environment.get("SLURM_CONF") == str(spec.places.slurm_conf) and "SLURM_JOB_ID" in environment
+            node = environment.get("SLURMD_NODENAME") if is_job else None
+        if node in roots and is_own(process.pid):
             roots[node].add(process.pid)
     # The barrier: a slurmd that a job on another node restarted may descend from that job.
     return {
@@ -52,17 +60,6 @@ def of_daemons(places: Places, table: Table) -> set[int]:
     """All that descends from a daemon of the cluster, found without `cluster.json`, which may be damaged."""
     marked = {pid for pid in table if environment_of(pid).get(MARK) == str(places.state) and is_own(pid)}
     return descendants(table, marked | set(living(places, table).values()))
-
-
-def _stray_of(process: Process, spec: ClusterSpec) -> str | None:
-    """The node that this process says it is of; None when it says nothing."""
-    if process.program == "slurmstepd":
-        folders = {str(spec.places.spool(node)): node for node in spec.nodes}
-        return folders.get(working_folder_of(process.pid))
-    environment = environment_of(process.pid)
-    is_own_job = environment.get("SLURM_CONF") == str(spec.places.slurm_conf) and "SLURM_JOB_ID" in environment
-    node = environment.get("SLURMD_NODENAME")
-    return node if is_own_job and node in spec.nodes else None
 
 
 MAX_NODES = 64
@@ -126,6 +123,10 @@ def decode(text: bytes) -> ClusterSpec:
     return msgspec.json.decode(text, type=ClusterSpec)
 
 
+USABLE = ("idle", "mixed", "allocated", "completing")
+"""Slurm's states of a node that gets jobs."""
+
+
 class DevNodeStatus(Record, frozen=True, kw_only=True):
     """One node. `slurm_state` is slurmctld's view, `slurmd` the truth: `alive`, `frozen` or `dead`."""
 
@@ -147,7 +148,6 @@ class ClusterStatus(Record, frozen=True, kw_only=True):
     @property
     def healthy(self) -> bool:
         """Every daemon lives and every node gets jobs."""
-        states = {"idle", "mixed", "allocated", "completing"}
         return all(condition == "alive" for condition in self.daemons.values()) and all(
-            node.slurmd == "alive" and node.slurm_state in states for node in self.nodes
+            node.slurmd == "alive" and node.slurm_state in USABLE for node in self.nodes
         )

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
-from nvrx_slurm.store.certificate import Certificate, make_certificate
-from nvrx_slurm.store.embedded import READY_S, EmbeddedStore, new_socket_name
+from nvrx_slurm.store.embedded import READY_S, Certificate, EmbeddedStore, make_certificate, new_socket_name
 from nvrx_slurm.store.servers import ServerBinary, find_server
 from nvrx_slurm.util.ids import new_secret
 from nvrx_slurm.util.log import get_logger

@@ -225,7 +225,12 @@ class Store:
             sign(keys.controller, pack(controller)) if controller else "",
         ]
         args += [len(entries), *(sign(keys.journal, pack(entry)) for entry in entries)]
-        args += [len(orders), *(self._sealed_order(epoch, order) for order in orders)]
+        args.append(len(orders))
+        place = order_place(keys.orders, self.generation)
+        for order in orders:
+            # Numbered by the epoch, which grows from controller to controller, and a count below it.
+            self._orders += 1
+            args.append(seal_order(self._key, place, order, (epoch << 32) + self._orders))
         for key, (*_, fields) in zip(names[8:], rendezvous, strict=True):
             args.append(2 * len(fields))
             for node, assignment in fields:
@@ -251,14 +256,23 @@ class Store:
         """The facts after an id; an empty list after `BLOCK_MS` without any. None in place of one that was set
         aside."""
         inbox = self.keys.inbox
+
+        def opened(sealed: bytes) -> AnyFact:
+            fact = unpack_record(self._key.verify(inbox, sealed))
+            if not isinstance(fact, Fact):
+                raise MalformedRecord(f"a {type(fact).__name__} is not a fact")
+            return fact
+
         items = await self._read(inbox, after, count=INBOX_BATCH)
-        return [(identity, self._opened(inbox, identity, fields, self._fact)) for identity, fields in items]
+        return [(identity, self._opened(inbox, identity, fields, opened)) for identity, fields in items]
 
     async def journal(self, after: str = "-") -> list[Entry]:
         """The whole journal so far: each number once, in order. What else stands there is set aside."""
         stream, entries = self.keys.journal, list[Entry]()
         for identity, fields in await self._patiently(lambda: self._redis.xrange(stream, min=after)):
-            entry = self._opened(stream, identity, fields, self._entry)
+            entry = self._opened(
+                stream, identity, fields, lambda sealed: unpack_entry(self._key.verify(stream, sealed))
+            )
             if entry is not None and entries and entry.n <= entries[-1].n:
                 error = ForgedRecord(f"entry {entry.n} stands again behind entry {entries[-1].n}: it is a copy")
                 self.refused.add(stream, identity, error)
@@ -290,15 +304,6 @@ class Store:
             self.refused.add(key, identity, error)
             return None
 
-    def _fact(self, sealed: bytes) -> AnyFact:
-        fact = unpack_record(self._key.verify(self.keys.inbox, sealed))
-        if not isinstance(fact, Fact):
-            raise MalformedRecord(f"a {type(fact).__name__} is not a fact")
-        return fact
-
-    def _entry(self, sealed: bytes) -> Entry:
-        return unpack_entry(self._key.verify(self.keys.journal, sealed))
-
     def _value(self, key: str, sealed: bytes, kind: type[_R]) -> _R | None:
         """The order that a key holds; None: there is none, or it was set aside."""
 
@@ -309,12 +314,6 @@ class Store:
             return order
 
         return self._opened(key, "its value", {b"m": sealed}, opened) if sealed else None
-
-    def _sealed_order(self, epoch: int, order: Record) -> bytes:
-        """Numbered by the epoch, which grows from controller to controller, and a count below it."""
-        self._orders += 1
-        place = order_place(self.keys.orders, self.generation)
-        return seal_order(self._key, place, order, (epoch << 32) + self._orders)
 
     async def _patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """Call until the store answers, as `StoreRetry` decides. Says once that it waits, and once that it waits no

@@ -320,9 +320,4 @@ class RetryingRedis:
             self._closed.set()
 
 
-def _forget() -> None:
-    for client in list(_clients):
-        client._after_fork()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=lambda: [client._after_fork() for client in list(_clients)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from nvrx_slurm.store.keys import CATALOGUE, KeyInfo
+from nvrx_slurm.store.keys import CATALOGUE
 
 INTRODUCTION = """\
 # The store
@@ -35,11 +35,11 @@ Without an ACL her jobs are still safe from forged records: see above.
 
 def store_page() -> str:
     """The whole of docs/store.md."""
-    return INTRODUCTION + "".join(map(_row, CATALOGUE))
-
-
-def _row(key: KeyInfo) -> str:
-    return f"| `{key.pattern}` | {key.kind} | {key.written_by} | {key.read_by} | {key.lifetime} | {key.holds} |\n"
+    rows = (
+        f"| `{key.pattern}` | {key.kind} | {key.written_by} | {key.read_by} | {key.lifetime} | {key.holds} |\n"
+        for key in CATALOGUE
+    )
+    return INTRODUCTION + "".join(rows)
 
 
 if __name__ == "__main__":

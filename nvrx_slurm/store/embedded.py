@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import socket
+import subprocess
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.store.certificate import Certificate
 from nvrx_slurm.store.link import short_path
 from nvrx_slurm.store.servers import bundled_binary
 from nvrx_slurm.util.files import open_log
@@ -23,6 +25,22 @@ READY_S = 30.0
 
 _READY = b"ready to accept connections"
 """In lower case: Redis 7.0 and Valkey write it differently."""
+
+
+OPENSSL_S = 10.0
+
+_REQUEST = """
+[req]
+distinguished_name = name
+x509_extensions = extensions
+prompt = no
+[name]
+CN = nvrx-slurm store
+[extensions]
+basicConstraints = critical,CA:FALSE
+keyUsage = critical,digitalSignature
+extendedKeyUsage = serverAuth
+"""
 
 
 def free_port(host: str) -> int:
@@ -43,6 +61,41 @@ def new_socket_name(folder: Path) -> str | None:
     except OSError:
         return None
     return name
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate for one job's store: files in PEM. It is pinned: `store.json` holds it, and clients trust no
+    other."""
+
+    certificate: Path
+    key: Path
+
+    def pem(self) -> str:
+        return self.certificate.read_text()
+
+
+def make_certificate(folder: Path) -> Certificate | str:
+    """A new key and its certificate, in a folder that only its owner can enter; or why there is none."""
+    # Python's `ssl` can make no certificate, and a library that can is too much for this one. OpenSSL's command is
+    # on nearly every machine that has a server with TLS.
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        return "there is no `openssl` command here to make its certificate"
+    made = Certificate(folder / "certificate.pem", folder / "key.pem")
+    request = folder / "certificate.cnf"
+    words = ["req", "-x509", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-sha256"]
+    words += ["-days", "3650", "-config", str(request), "-keyout", str(made.key), "-out", str(made.certificate)]
+    try:
+        request.write_text(_REQUEST)
+        made.key.touch(mode=0o600)
+        made.key.chmod(0o600)
+        done = subprocess.run([openssl, *words], capture_output=True, text=True, timeout=OPENSSL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"its certificate could not be made: {error}"
+    if done.returncode != 0:
+        return f"its certificate could not be made: {done.stderr.strip()[-300:]}"
+    return made
 
 
 class EmbeddedStore:
@@ -108,16 +161,37 @@ class EmbeddedStore:
             preexec_fn=self._adopt,
             umask=0o077,
         )
-        assert server.stdin is not None
+        assert server.stdin is not None and server.stdout is not None
         server.stdin.write(self._config().encode())  # by its standard input: the password is in no file and no argv
         server.stdin.close()
-        await self._until_ready(server)
-        return server
+        lines: list[bytes] = []
+        while line := await server.stdout.readline():
+            lines = [*lines[-20:], line]
+            if _READY in line.lower():
+                self._drain = asyncio.create_task(self._log_rest(server.stdout, lines))
+                return server
+        await server.wait()
+        raise StoreUnreachable("the embedded store did not start:\n" + b"".join(lines[-8:]).decode(errors="replace"))
 
     def _config(self) -> str:
+        if self._name is not None:
+            # Its working folder is its own: a path from there is never too long for a socket's address.
+            listen = ["port 0", f"unixsocket {self._name}", "unixsocketperm 700"]
+        elif self._certificate is None:
+            listen = [f"port {self.port}", f"bind {self._bind}"]
+        else:
+            listen = [
+                "port 0",
+                f"tls-port {self.port}",
+                f"bind {self._bind}",
+                f'tls-cert-file "{self._certificate.certificate}"',
+                f'tls-key-file "{self._certificate.key}"',
+                "tls-auth-clients no",  # clients prove themselves by the password
+                'tls-protocols "TLSv1.2 TLSv1.3"',
+            ]
         return "\n".join(
             [
-                *self._listen(),
+                *listen,
                 f'requirepass "{self._password}"',
                 *([f'masterauth "{self._mark}"'] if self._mark else []),
                 f'dir "{self._folder}"',
@@ -130,33 +204,6 @@ class EmbeddedStore:
                 "",
             ]
         )
-
-    def _listen(self) -> list[str]:
-        if self._name is not None:
-            # Its working folder is its own: a path from there is never too long for a socket's address.
-            return ["port 0", f"unixsocket {self._name}", "unixsocketperm 700"]
-        if self._certificate is None:
-            return [f"port {self.port}", f"bind {self._bind}"]
-        return [
-            "port 0",
-            f"tls-port {self.port}",
-            f"bind {self._bind}",
-            f'tls-cert-file "{self._certificate.certificate}"',
-            f'tls-key-file "{self._certificate.key}"',
-            "tls-auth-clients no",  # clients prove themselves by the password
-            'tls-protocols "TLSv1.2 TLSv1.3"',
-        ]
-
-    async def _until_ready(self, server: Process) -> None:
-        assert server.stdout is not None
-        lines: list[bytes] = []
-        while line := await server.stdout.readline():
-            lines = [*lines[-20:], line]
-            if _READY in line.lower():
-                self._drain = asyncio.create_task(self._log_rest(server.stdout, lines))
-                return
-        await server.wait()
-        raise StoreUnreachable("the embedded store did not start:\n" + b"".join(lines[-8:]).decode(errors="replace"))
 
     async def _log_rest(self, stdout: asyncio.StreamReader, lines: list[bytes]) -> None:
         with os.fdopen(open_log(self._folder / "server.log"), "ab", buffering=0) as log:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from redis import exceptions as failures
 
@@ -69,7 +69,8 @@ class HeartbeatReader:
         self._redis: Any = connection
         if connection is None:
             self._redis = async_client(address, look, connect_s=READ_S, answer_s=READ_S)
-        self._redis.set_response_callback("XREAD", _raw)
+        # In place of redis-py's own parsing, which costs more than all the rest.
+        self._redis.set_response_callback("XREAD", lambda response, **options: response)
         self.refused = RefusedRecords(clock)
         self._job_key = JobKey(address.token)
         self._numbers: dict[bytes, bytes] = {}  # whose beat → the number of the newest
@@ -86,8 +87,12 @@ class HeartbeatReader:
         try:
             async with asyncio.timeout(READ_S):
                 now_s, items = await self._read_all()
+        except (failures.AuthenticationError, failures.NoPermissionError) as error:
+            message = f"the store at {self._where} refuses us: {error}; check its password"
+            raise StoreUnreachable(message, refused=True) from None
         except (failures.RedisError, OSError) as error:  # a TimeoutError is an OSError
-            self._raise_unreachable(error)
+            what = str(error) or f"no answer in {READ_S:.0f} s"
+            raise StoreUnreachable(f"the heartbeats in the store at {self._where} cannot be read: {what}") from None
         first = self._asked_s is None
         longest_s = math.inf if self._asked_s is None else self._clock.monotonic() - self._asked_s
         batch = HeartbeatBatch(now_s, self._opened(items, now_s, longest_s), first)
@@ -130,14 +135,3 @@ class HeartbeatReader:
                 age_s = min(max(age_s, 0.0), longest_s)
             beats.append((age_s, who, packed))
         return beats
-
-    def _raise_unreachable(self, error: Exception) -> NoReturn:
-        if isinstance(error, failures.AuthenticationError | failures.NoPermissionError):
-            raise StoreUnreachable(f"the store at {self._where} refuses us: {error}; check its password") from None
-        said = str(error) or f"no answer in {READ_S:.0f} s"
-        raise StoreUnreachable(f"the store at {self._where} does not tell its beats: {said}") from None
-
-
-def _raw(response: Any, **options: Any) -> Any:
-    """In place of redis-py's own parsing, which costs more than all the rest."""
-    return response

@@ -114,16 +114,14 @@ class _AsyncStoreConnection(AsyncConnection):
                 raise failures.ConnectionError(f"store.json cannot be read: {error}") from None
             self._where = found or self._where
             self.password = self._where.password
-            self._reader, self._writer = await self._opened()
-
-    async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if (path := link.socket_path(self._where)) is not None:
-            with link.short_path(Path(path)) as short:
-                return await asyncio.open_unix_connection(short)
-        host, port = link.host_and_port(self._where)
-        reader, writer = await asyncio.open_connection(host, port, ssl=link.tls_of(self._where))
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return reader, writer
+            if (path := link.socket_path(self._where)) is not None:
+                with link.short_path(Path(path)) as short:
+                    self._reader, self._writer = await asyncio.open_unix_connection(short)
+                return
+            host, port = link.host_and_port(self._where)
+            streams = await asyncio.open_connection(host, port, ssl=link.tls_of(self._where))
+            self._reader, self._writer = streams
+            self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     async def _log_in(self, _: Any) -> None:
         try:

@@ -62,7 +62,9 @@ def find_server(asked: str, *, with_tls: bool, path: str | None = None) -> Serve
         return _bundled()
     if asked != AUTO:
         return _named(Path(asked))
-    found = [server for name in ON_PATH if (server := _usable(name, path)) is not None]
+    # PATH is the user's own, and so are the programs in it. Those that are too old are left out.
+    programs = [Path(binary) for name in ON_PATH if (binary := shutil.which(name, path=path)) is not None]
+    found = [server for binary in programs if isinstance(server := _probe(binary), ServerBinary)]
     try:
         bundled = _bundled()
     except MissingProgramError:
@@ -103,13 +105,6 @@ def _named(binary: Path) -> ServerBinary:
     if isinstance(server, str):
         raise refuse(server)
     return server
-
-
-def _usable(name: str, path: str | None) -> ServerBinary | None:
-    """A server on PATH that is new enough. PATH is the user's own, and so is what stands on it."""
-    binary = shutil.which(name, path=path)
-    server = _probe(Path(binary)) if binary else None
-    return server if isinstance(server, ServerBinary) else None
 
 
 def _probe(binary: Path) -> ServerBinary | str:

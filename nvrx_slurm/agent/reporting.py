@@ -146,4 +146,4 @@ class FactPublisher:
 
     async def run(self) -> None:
         while (fact := await self._outbox.get()) is not None:
-            await self._store.tell(fact)
+            await self._store.post(fact)

@@ -117,7 +117,7 @@ class Store:
         first = self._value(names[2], shutdown, Shutdown), self._value(names[3], controller, ControllerUp)
         return last.decode(), *first
 
-    async def tell(self, fact: Record) -> None:
+    async def post(self, fact: Record) -> None:
         """Post a fact."""
         data = {"m": self._key.sign(self.keys.inbox, pack(fact))}
         await self._patiently(lambda: self._redis.xadd(self.keys.inbox, data))

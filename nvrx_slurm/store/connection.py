@@ -286,7 +286,7 @@ class RetryingRedis:
         if decision.warning:
             self._log.warning("%s", decision.warning)
         if decision.reconfigure:
-            with contextlib.suppress(OSError, AccessRefused):  # the next answer tells how the server is
+            with contextlib.suppress(OSError, AccessRefused):  # the next answer shows how the server is
                 self._exchange([IN_MEMORY], time.monotonic() + ANSWER_S)
         if decision.reconnect:
             while self._idle:
@@ -320,4 +320,9 @@ class RetryingRedis:
             self._closed.set()
 
 
-os.register_at_fork(after_in_child=lambda: [client._after_fork() for client in list(_clients)])
+def _forget_connections() -> None:
+    for client in list(_clients):
+        client._after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_connections)

@@ -2,7 +2,7 @@
 second.
 
 Heartbeats are cheap in bulk only. A blocking read wakes for every few of them, and a client that makes dicts of each
-and decodes all that its workers tell costs three to four times as much (`docs/scale.md`). So this one asks without
+and decodes all that its workers report costs three to four times as much (`docs/scale.md`). So this one asks without
 blocking, at a pace that its caller chooses, takes replies as hiredis has parsed them, and decodes none: whose a beat
 is stands beside it, and is part of what is signed.
 """

@@ -13,8 +13,10 @@ from nvrx_slurm.util.ownership import open_private_folder, read_owned
 
 
 class JobStore(msgspec.Struct, frozen=True):
-    """What our agent tells by NVRX_STORE_FILE (`folder.StoreAddress` is the whole of it). `token`: the job's key.
-    `embedded`: it serves this job alone, and its configuration may be changed."""
+    """The store file of NVRX_STORE_FILE, as far as workers read it (`folder.StoreAddress` is the whole of it).
+
+    `token`: the job's key. `embedded`: it serves this job alone, and its configuration may be changed.
+    """
 
     url: str
     job: str

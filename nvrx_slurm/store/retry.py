@@ -24,7 +24,7 @@ FULL_PAUSE_S = 2.0
 """The longest pause while a server answers and refuses: a person must act first, and each retry costs it work."""
 
 IN_MEMORY = ("CONFIG", "SET", "appendonly", "no")
-"""What an embedded server is told when its disk is full. Everything it holds is also in its memory."""
+"""The order to an embedded server whose disk is full. Everything it holds is also in its memory."""
 
 
 class Cause(Enum):

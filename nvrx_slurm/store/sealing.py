@@ -1,7 +1,7 @@
 """Records in the store are signed with the job's key; what is not signed, or cannot be decoded, is set aside.
 
 Others may hold the password of a site's store and write into a job's keys. Each record is signed for the place where
-it stands, so it is worth nothing in another key, field, job or generation. What its place does not tell apart (an
+it stands, so it is worth nothing in another key, field, job or generation. What its place does not distinguish (an
 item of a stream that is copied to the stream's end) carries a number that grows: docs/decisions/0025.
 """
 

@@ -133,7 +133,7 @@ class Actor:
                 last, *rest = await store.join(self._fact())
                 return await self._age(KEYS.orders, last), rest
             case "tell":
-                return await store.tell(self._fact())
+                return await store.post(self._fact())
             case "beat" | "trim":
                 beat = Heartbeat(node="n", incarnation=f"i{self._said}", cycle=self._said)
                 return await store.send_heartbeat(beat, KEEP if step == "trim" else None)

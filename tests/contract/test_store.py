@@ -232,8 +232,8 @@ async def test_copies_in_the_journal_are_left_out(server, store):
 
 async def test_inbox_keeps_order_and_is_trimmed_behind_the_cursor(store):
     """Facts arrive in order; what the journal accounts for need not be kept."""
-    await store.tell(JOIN)
-    await store.tell(msgspec.structs.replace(JOIN, seq=2))
+    await store.post(JOIN)
+    await store.post(msgspec.structs.replace(JOIN, seq=2))
     items = await store.inbox("0-0")
     assert [fact.seq for _, fact in items] == [1, 2]
     assert await store.inbox(items[0][0]) == items[1:]

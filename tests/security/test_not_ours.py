@@ -88,7 +88,7 @@ def of_an_agent(site: Site, patience_s: float, user: str = "") -> None:
         address = StoreAddress(url=url, password=PASSWORD, job="j", token="t")
         store = Store(address, clock=SystemClock(), patience_s=patience_s)
         try:
-            await store.tell(FACT)
+            await store.post(FACT)
         finally:
             await store.close()
 

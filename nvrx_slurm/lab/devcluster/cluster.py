@@ -173,7 +173,7 @@ class DevCluster:
         return sorted(processes.freeze(lambda table: members.of_node(self.spec, node, table), self._clock))
 
     def mark_down(self, node: str) -> None:
-        """Tell slurmctld now that the node is lost, as a site's health check would; it would find out later."""
+        """Mark the node as lost in slurmctld now, as a site's health check would; slurmctld would notice later."""
         self._check_node(node)
         slurm.set_node_state(self.environment(), node, "DOWN")
 

@@ -52,7 +52,7 @@ def require(programs: Iterable[str]) -> dict[str, str]:
 
 
 def missing_message(missing: list[str], packager: str) -> str:
-    """What to tell a person who lacks `missing`, on a machine with this packager (`apt-get` or `dnf`)."""
+    """Which command installs `missing`, on a machine with this packager (`apt-get` or `dnf`)."""
     names = _PACKAGES[packager]
     others = ["maria" if program.startswith("maria") else "slurm" for program in missing]
     families = [program if program in names else other for program, other in zip(missing, others, strict=True)]

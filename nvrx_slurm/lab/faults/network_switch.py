@@ -85,7 +85,7 @@ class Packet:
 
     @property
     def ack(self) -> int:
-        """Up to which byte its sender has heard the other, if its flags have TCP_ACK."""
+        """Up to which byte its sender has received, if its flags have TCP_ACK."""
         return int.from_bytes(self.payload[8:12], "big")
 
 

@@ -30,7 +30,7 @@ _ACK_MARK = protocol.Ack(protocol.AckVerdict.TAKEN, 0, 0).pack()[:4]
 
 
 class FaultStage(StrEnum):
-    """Where in a conversation a fault shows: before its first byte, or at what the server sends, or is to hear."""
+    """Where in a conversation a fault shows: before its first byte, at what the server sends, or at the ack."""
 
     CONNECT = "connect"
     CHALLENGE = "challenge"
@@ -42,7 +42,7 @@ class FaultStage(StrEnum):
 class FaultDeed(StrEnum):
     """What is done then."""
 
-    HOLD = "hold"  # nothing more is said, and the connection stays open
+    HOLD = "hold"  # nothing more is sent, and the connection stays open
     RESET = "reset"  # in the middle of the message
     CLOSE = "close"  # likewise, but properly
     TRICKLE = "trickle"  # the message comes byte by byte
@@ -126,10 +126,10 @@ def fault_of(name: str) -> PortFault:
 class SickPort:
     """A port of this machine that leads to `server` (`tcp://host:port`): healthy until `make_sick`, and after `heal`.
 
-    A fault strikes each conversation that comes to its stage, those that are under way too; one that was struck
-    stays so. `pace_s`: between two bytes of one that trickles; `late_s`: how late the late ones are. `connections`:
-    how many came so far; `struck`: how many faults they met. Without a `server` it is silent, or has another fault at
-    the connect.
+    A fault disturbs each conversation that comes to its stage, those under way too; one that was disturbed stays so.
+    `pace_s`: between two bytes of one that trickles; `late_s`: how late the late ones are. `connections`: how many
+    were accepted; `struck`: how many faults they met. Without a `server` it is silent, or has another fault at the
+    connect.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class SickPort:
         self._fault = fault_of(fault)
 
     def heal(self) -> None:
-        """From now on; a conversation that was struck stays so."""
+        """From now on; a conversation that was disturbed stays so."""
         self._fault = None
 
     def go_down(self) -> None:
@@ -193,7 +193,7 @@ class SickPort:
         self.close()
 
     def fault_at(self, stage: FaultStage) -> PortFault | None:
-        """What strikes there, now."""
+        """The fault at that stage, if there is one now. It is counted as met."""
         fault = self._fault
         if fault is None or fault.stage is not stage:
             return None

@@ -68,7 +68,7 @@ class SimulatedNode:
 
     @property
     def has_agent(self) -> bool:
-        """As far as srun knows: of a node without power it hears nothing."""
+        """As far as srun knows: a node without power sends it nothing, so its agent counts as running."""
         lives = self.agent is not None and (self.agent.alive or not self.has_power)
         return lives or self._awaited > 0
 
@@ -130,7 +130,7 @@ class SimulatedNode:
     # ---- what is done to it
 
     def kill(self) -> None:
-        """All at once: none sees another die. The kernel lives."""
+        """Every process at once, so that none sees another die. The kernel lives."""
         for worker in list(self.workers):
             worker.kill()
         for process in self._processes():
@@ -149,7 +149,7 @@ class SimulatedNode:
             worker.thaw()
 
     def power_off(self) -> None:
-        """Nothing of it is ever heard again, not even that it is gone."""
+        """It sends nothing any more, not even that its connections are closed."""
         if self.has_power:
             self.has_power = False
             self._plug_in = self.run.network.power_off(self.name)

@@ -291,7 +291,7 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
 
     for name in ended.missing if ended is not None else ():
         if run.nodes[name].is_well:
-            yield Promise.LEAVING, f"the job has ended, and {name} had not said that it leaves"
+            yield Promise.LEAVING, f"the job has ended, and {name} had not reported that it leaves"
 
     # For how long the controller could not decide, at most: outages may follow one another.
     killed = sum(act.kind in ("kill_controller", "kill_at_commit") for act in run.acts)

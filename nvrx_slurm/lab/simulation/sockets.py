@@ -116,14 +116,14 @@ class ConnectionEnd:
         self._transmit(partial(ConnectionEnd._take, data=data))
 
     async def receive(self) -> bytes:
-        """What has come; b"" when the other end was closed in good order. Raises OSError when it broke."""
+        """The bytes that have arrived; b"" after the other end was closed in good order. Raises OSError if not."""
         while not self._unread and not self.is_over:
             self._waiter = self._network.loop.create_future()
             await self._waiter
         return self.take()
 
     def take(self) -> bytes:
-        """What has come, without waiting: b"" stands for the end, or for nothing. Raises OSError when it broke."""
+        """The same without waiting: b"" stands for the end, or for no bytes yet."""
         if not self._unread and self.over_by is not None:
             raise self.over_by.with_traceback(None)
         data = b"".join(self._unread)
@@ -139,7 +139,7 @@ class ConnectionEnd:
     # ---- for its kernel
 
     def close(self) -> None:
-        """The other end hears of it: in good order, unless something was left unread here."""
+        """The other end gets an end of file, or a reset where something was left unread here."""
         if self.closed:
             return
         self.closed = True
@@ -263,7 +263,7 @@ class BoundSocket(NamedTuple):
 
 
 class DialledSocket:
-    """A datagram socket that was connect(2)ed: it hears when the other kernel refuses."""
+    """A datagram socket that was connect(2)ed: it gets an error when the other kernel refuses."""
 
     def __init__(
         self, network: SimulatedNetwork, source: str, target: str, mailbox: Callable[[], BoundSocket | None]

@@ -258,7 +258,7 @@ class Keyspace:
     def xread(
         self, streams: Mapping[Any, Word], count: int | None = None, block: int | None = None
     ) -> list[list[Any]] | None:
-        """What is there now; `block` is the server's affair."""
+        """The new items at this moment; the server handles `block`."""
         found = []
         for name, after in streams.items():
             if items := self._stream(name).after(identity_of(encoded(after)), count):

@@ -90,7 +90,7 @@ class SimulatedWorker:
         self.world.look()
 
     def hang(self) -> None:
-        """It makes no step any more, and hears no signal that it could ignore."""
+        """It makes no step any more, and handles no signal. SIGKILL still ends it."""
         self.hangs = True
         self.world.look()
 

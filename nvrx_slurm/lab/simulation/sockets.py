@@ -7,6 +7,7 @@ A socket belongs to a host, not to a process. The code that sees its last holder
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
@@ -110,7 +111,7 @@ class ConnectionEnd:
     def send(self, data: bytes) -> None:
         """Raises OSError once the connection is known to be broken."""
         if self.closed:
-            raise OSError("Bad file descriptor")
+            raise OSError(errno.EBADF, "Bad file descriptor")
         if self.over_by is not None:
             raise self.over_by.with_traceback(None)
         self._transmit(partial(ConnectionEnd._take, data=data))
@@ -133,7 +134,7 @@ class ConnectionEnd:
     def silence_s(self) -> float:
         """Seconds since the other host's kernel last answered. Raises OSError when the connection is no more."""
         if self.closed or self.over_by is not None:
-            raise OSError("Bad file descriptor")
+            raise OSError(errno.EBADF, "Bad file descriptor")
         return self._network.silence_s(self._link.source, self._link.target)
 
     # ---- for its kernel

@@ -142,6 +142,6 @@ def test_free_ports_are_different_and_avoid_the_taken_ones() -> None:
 def test_waiting_ends_at_its_bound_and_says_what_for() -> None:
     """The bound holds, and the message names what was waited for."""
     clock = StillClock(0.0)
-    with pytest.raises(WaitTimeout, match=r"waited 5 s for the sun, in vain"):
+    with pytest.raises(WaitTimeout, match="the sun"):
         wait_until(lambda: False, timeout_s=5, what="the sun", clock=clock)
     assert 5 <= clock.now < 5.2

@@ -94,7 +94,7 @@ def test_thread_takes_no_time(loop):
 
 def test_history_that_cannot_go_on_says_who_waits_where(loop):
     """Nothing is left to do, and the main task is not done: that is an error, and no endless wait."""
-    with pytest.raises(SimulationStuck, match=r"waits for ever.*\n.*the world: Event.wait at .*locks.py"):
+    with pytest.raises(SimulationStuck, match=r"the world: Event.wait at .*locks.py"):
         loop.run(asyncio.Event().wait())
 
 

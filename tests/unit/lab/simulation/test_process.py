@@ -244,7 +244,7 @@ def test_signals_go_to_the_handler_of_their_process(loop, diary):
     first.signal(signal.SIGINT)
     pass_time(loop, 0.0)
     assert first.exit_code == -signal.SIGINT
-    with pytest.raises(RuntimeError, match="only a simulated process"):
+    with pytest.raises(RuntimeError):
         loop.add_signal_handler(signal.SIGTERM, print)
 
 

@@ -369,3 +369,65 @@ def test_the_schema_describes_every_event_and_fault() -> None:
     assert do.keys() == FAULTS.keys()
     assert all(part["description"] for part in (*events.values(), *do.values(), *schema["properties"].values()))
     assert len(events) == len(EVENTS)
+
+
+# ---------------------------------------- what is wrong although each key is right
+
+
+KILL = "  - {when: {state: running}, do: {kill_node: n1}, as: $dead}\n"
+
+
+def flow_text(*expect: str, faults: str = "", job: str = "job.yaml", head: str = "") -> str:
+    items = "".join(f"  - {item}\n" for item in expect)
+    below = f"faults:\n{faults}" if faults else ""
+    return f"job: {job}\n{head}expect:\n{items}{below}"
+
+
+# -------------------------------------------------------------------------------------------------- captures
+
+# a file → the line and the capture
+UNBOUND = {
+    flow_text("never: {node_lost: {node: $ded}}", faults=KILL): (3, "$ded"),
+    flow_text("count: {node_lost: {node: $a}}\n    is: 1", "node_lost: {node: $a}"): (3, "$a"),
+    flow_text("never: tick\n    until: {node_lost: {node: $a}}"): (4, "$a"),
+    flow_text("node_lost: {node: '!= $a'}", "node_joined: {node: $a}"): (3, "$a"),
+    flow_text("tick", faults="  - {when: {state: running}, do: {kill_node: $x}}\n"): (5, "$x"),
+    flow_text("tick", faults="  - {when: {state: running}, do: {kill_node: $x}, as: $x}\n"): (5, "$x"),
+    flow_text("tick", faults="  - {when: {event: fence, node: '!= $x'}, do: kill_store}\n"): (5, "$x"),
+    flow_text("tick", faults=KILL + KILL): (6, "$dead"),
+}
+
+BOUND = [
+    flow_text("never: {node_lost: {node: $dead}}", faults=KILL),
+    flow_text("node_joined: {node: $a}", "node_lost: {node: '!= $a'}", "never: {node_lost: {node: $a}}"),
+    flow_text("eventually: {node_joined: {node: $a}}", "never: {node_lost: {node: $a}}"),
+    flow_text("any_order: [[node_joined: {node: $a}], [never: {node_lost: {node: $a}}]]"),
+    flow_text("tick", faults="  - {when: {event: node_joined, node: $x}, do: {kill_node: $x}}\n"),
+    flow_text("node_joined: {node: $x}", faults="  - {when: {state: running}, do: {kill_node: $x}}\n"),
+    flow_text("tick", faults=f"{KILL}  - {{when: {{fault: 1}}, do: {{restore_node: $dead}}}}\n"),
+]
+
+
+@pytest.mark.parametrize(("flow", "place"), UNBOUND.items())
+def test_a_capture_that_nothing_binds(write: Write, flow: str, place: tuple[int, str]) -> None:
+    """A capture that is compared with before anything can bind it, or bound twice, is an error at its line."""
+    with pytest.raises(ConfigError) as caught:
+        load_flow(write(flow))
+    assert (caught.value.line, caught.value.key) == place
+
+
+def test_a_capture_that_nothing_binds_names_the_nearest(write: Write) -> None:
+    """A wrong letter is the usual cause."""
+    message = problem(write(flow_text("never: {node_lost: {node: $ded}}", faults=KILL)))
+    assert message.endswith("nothing binds it before `never node_lost {node: $ded}` needs it; valid: $dead")
+
+
+@pytest.mark.parametrize("flow", BOUND)
+def test_a_capture_that_something_binds(write: Write, flow: str) -> None:
+    """Faults, triggers, and expectations before it may bind what an item compares with."""
+    load_flow(write(flow))
+
+
+def test_an_order_that_cannot_be_is_no_error_of_the_file(write: Write) -> None:
+    """Such a flow loads; it ends at its time limit and shows what came near (test_matching)."""
+    load_flow(write(flow_text("shutdown", "rendezvous_opened")))

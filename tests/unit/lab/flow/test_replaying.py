@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from nvrx_slurm.jobspec.plan import plan_from_json
+from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.jobspec.plan import plan_from_json, plan_to_json
 from nvrx_slurm.journal.records import (
     ControllerStarted,
     Entry,
@@ -19,7 +21,7 @@ from nvrx_slurm.journal.records import (
     entry_from_json,
     entry_to_json,
 )
-from nvrx_slurm.lab.flow.replaying import Parting, explain, replay
+from nvrx_slurm.lab.flow.replaying import Parting, explain, read_journal, read_plan, replay
 from tests.unit.core.fleet import Fleet, plain, running
 
 JOURNALS = Path(__file__).with_name("journals")
@@ -150,3 +152,108 @@ def test_last_words_that_nobody_wrote():
     again = Entry(n=cut + 1, t=journal[cut].t, record=ControllerStarted(epoch=2, host="h", pid=1))
     done = replay(plain(), [*journal[:cut], again])
     assert (done.parting, done.unwritten) == (None, 3)
+
+
+# --------------------------------------------------------------------------------------- its files
+
+
+WRITTEN = running().journal
+
+
+def write_journal(path: Path, entries: Sequence[Entry], end: bytes = b"") -> Path:
+    path.write_bytes(b"".join(entry_to_json(entry) + b"\n" for entry in entries) + end)
+    return path
+
+
+def problem(path: Path) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        read_journal(path)
+    return caught.value
+
+
+def test_all_parts(tmp_path):
+    """The folder, or its file: the older parts beside it are read with it."""
+    for number in range(1, 4):
+        write_journal(tmp_path / f"events.{number}.jsonl", WRITTEN[number - 1 : number])
+    file = write_journal(tmp_path / "events.jsonl", WRITTEN[3:])
+    assert list(read_journal(tmp_path).entries) == list(read_journal(file).entries) == WRITTEN
+
+
+def test_torn_last_line(tmp_path):
+    """What a writer did not finish is left out, and said."""
+    text = read_journal(write_journal(tmp_path / "events.jsonl", WRITTEN[:-1], entry_to_json(WRITTEN[-1])[:20]))
+    assert list(text.entries) == WRITTEN[:-1]
+    assert text.notes == (f"{tmp_path}/events.jsonl:{len(WRITTEN)}: this line is torn; left out",)
+
+
+def test_last_line_without_its_newline(tmp_path):
+    """A whole entry counts although an editor took its newline away."""
+    text = read_journal(write_journal(tmp_path / "mine.jsonl", WRITTEN[:-1], entry_to_json(WRITTEN[-1])))
+    assert list(text.entries) == WRITTEN
+
+
+def test_line_torn_in_the_middle(tmp_path):
+    """An entry that is lost in the middle is named, with the line that has its rest."""
+    file = tmp_path / "events.jsonl"
+    write_journal(file, WRITTEN[:1], entry_to_json(WRITTEN[1])[:20] + b"\n")
+    with file.open("ab") as rest:
+        rest.writelines(entry_to_json(entry) + b"\n" for entry in WRITTEN[2:])
+    error = problem(file)
+    assert error.file == str(file)
+    assert "entry 2 is missing" in str(error)
+    assert f"{file}:2: this line is torn" in str(error)
+
+
+def test_missing_entries(tmp_path):
+    """A hole is named by its numbers."""
+    file = write_journal(tmp_path / "events.jsonl", [*WRITTEN[:1], *WRITTEN[4:]])
+    assert "entries 2 to 4 are missing" in str(problem(file))
+
+
+def test_missing_parts(tmp_path):
+    """A journal that was rotated needs its older parts."""
+    file = write_journal(tmp_path / "events.jsonl", WRITTEN[2:])
+    error = problem(file)
+    assert error.file == str(file)
+    assert "begins with entry 3; its older parts (events.1.jsonl, …) belong beside it" in str(error)
+
+
+def test_event_of_a_newer_version(tmp_path):
+    """What only a newer version knows cannot be passed over: decisions may follow from it."""
+    file = write_journal(tmp_path / "events.jsonl", WRITTEN[:1], b'{"n": 2, "t": 1000.0, "event": "node_cloned"}\n')
+    error = problem(file)
+    assert (error.file, error.line) == (str(file), 2)
+    assert "`node_cloned`" in str(error)
+    assert "replay it with a newer nvrx-slurm" in str(error)
+
+
+def test_event_that_lacks_a_field(tmp_path):
+    """A known event that cannot be read is named with its field."""
+    file = write_journal(tmp_path / "events.jsonl", [], b'{"n": 1, "t": 1.0, "event": "node_lost", "node": "n1"}\n')
+    error = problem(file)
+    assert (error.file, error.line) == (str(file), 1)
+    assert "`node_lost`" in str(error)
+    assert "`incarnation`" in str(error)
+
+
+@pytest.mark.parametrize("content", [b"", b"not json\n", b'{"a": 1}\n', b"[1]\n", b"\x00\xff\n", b"\n\n"])
+def test_no_journal_at_all(tmp_path, content):
+    """For any other file the message says what to name."""
+    (tmp_path / "x").write_bytes(content)
+    assert str(problem(tmp_path / "x")).endswith("name an events.jsonl, or a job's folder")
+
+
+def test_no_file(tmp_path):
+    """A file that is not there is named."""
+    assert problem(tmp_path / "gone.jsonl").file == str(tmp_path / "gone.jsonl")
+
+
+def test_plan(tmp_path):
+    """The plan is read, or the message says which option names one."""
+    (tmp_path / "plan.json").write_bytes(plan_to_json(plain()))
+    assert read_plan(tmp_path / "plan.json") == plain()
+    with pytest.raises(ConfigError, match="name that with --plan"):
+        read_plan(tmp_path / "gone.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"bad\.json: is no plan\.json: "):
+        read_plan(tmp_path / "bad.json")

@@ -224,13 +224,24 @@ class JobStates:
 
     def feed(self, record: AnyRecord) -> JobStateName | None:
         """The state after this record, the journal's next."""
-        if isinstance(record, JobStarted):
-            self._replicas, self.state = {}, None
-        elif isinstance(record, Shutdown):
-            self.state = "shutting_down"
-        elif isinstance(record, JobEnded):
-            self.state = "ended"
-        elif self._moved(record) and self.state not in ("shutting_down", "ended"):
+        match record:
+            case JobStarted():
+                self._replicas, self.state = {}, None
+            case Shutdown():
+                self.state = "shutting_down"
+            case JobEnded():
+                self.state = "ended"
+            case RendezvousOpened():
+                self._replicas[record.replica] = _Replica(record.cycle)
+            case RendezvousClosed():
+                self._replicas[record.replica] = _Replica(record.cycle, set(record.nodes))
+            case ReplicaEnded():
+                self._replicas.pop(record.replica, None)
+            case WorkersStarted():
+                replica = self._replicas.get(record.replica)
+                if replica is not None and replica.cycle == record.cycle and replica.missing is not None:
+                    replica.missing.discard(record.node)
+        if self.state not in ("shutting_down", "ended"):
             replicas = self._replicas.values()
             # An open rendezvous of cycle 0 is the job's start; of a later cycle, a recovery.
             if any(replica.missing is None and replica.cycle > 0 for replica in replicas):
@@ -239,19 +250,3 @@ class JobStates:
                 runs = bool(replicas) and all(replica.missing == set() for replica in replicas)
                 self.state = "running" if runs else None
         return self.state
-
-    def _moved(self, record: AnyRecord) -> bool:
-        """Whether the record changes what is known of a replica."""
-        if isinstance(record, RendezvousOpened):
-            self._replicas[record.replica] = _Replica(record.cycle)
-        elif isinstance(record, RendezvousClosed):
-            self._replicas[record.replica] = _Replica(record.cycle, set(record.nodes))
-        elif isinstance(record, ReplicaEnded):
-            self._replicas.pop(record.replica, None)
-        elif isinstance(record, WorkersStarted):
-            replica = self._replicas.get(record.replica)
-            if replica is not None and replica.cycle == record.cycle and replica.missing is not None:
-                replica.missing.discard(record.node)
-        else:
-            return False
-        return True

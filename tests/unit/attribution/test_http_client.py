@@ -51,8 +51,9 @@ def test_a_file_is_read_each_time(file: Path) -> None:
 def test_a_file_that_others_can_open_is_refused(file: Path, mode: int) -> None:
     """The error names the file, its mode and the way out."""
     file.chmod(mode)
-    with pytest.raises(ConfigError, match=rf"token: {KEY}: .*mode 0{mode:o}.*chmod 600") as caught:
+    with pytest.raises(ConfigError, match=rf"mode 0{mode:o}.*chmod 600") as caught:
         token_of(str(file), "xoxb-2", key=KEY)
+    assert (caught.value.file, caught.value.key) == (str(file), KEY)
     assert "xoxb" not in str(caught.value)
 
 
@@ -60,22 +61,24 @@ def test_a_file_that_others_can_open_is_refused(file: Path, mode: int) -> None:
 def test_a_file_that_holds_no_token_is_refused(file: Path, content: str) -> None:
     """What it holds is not shown: it may be half of one."""
     file.write_text(content)
-    with pytest.raises(ConfigError, match="holds no token") as caught:
+    with pytest.raises(ConfigError) as caught:
         token_of(str(file), None, key=KEY)
+    assert (caught.value.file, caught.value.key) == (str(file), KEY)
     assert not content.strip() or content not in str(caught.value)
 
 
 def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
     """A folder, or nothing at all."""
     for place in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(ConfigError, match=KEY):
+        with pytest.raises(ConfigError) as caught:
             token_of(str(place), None, key=KEY)
+        assert (caught.value.file, caught.value.key) == (str(place), KEY)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     """No process may ever write to it."""
     os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(ConfigError, match="no plain file"):
+    with pytest.raises(ConfigError):
         token_of(str(tmp_path / "pipe"), None, key=KEY)
 
 

@@ -212,11 +212,12 @@ async def test_a_logged_error_before_progress_in_the_other_file_was_survived(
     assert (await analyzer.analyze(inquiry_for([tmp_path]))).verdict is Verdict.UNKNOWN
 
 
-async def test_a_wrong_rule_is_told_at_the_start(tmp_path: Path) -> None:
+async def test_a_wrong_rule_is_reported_at_the_start(tmp_path: Path) -> None:
     """Not at the first failure."""
     (tmp_path / "mine.yaml").write_text("my_rule:\n  fault: x\n")
-    with pytest.raises(ConfigError, match="pattern"):
+    with pytest.raises(ConfigError) as caught:
         Analyzer(rules=[tmp_path / "mine.yaml"])
+    assert caught.value.key == "my_rule.pattern"
 
 
 def asked(folder: Path, failed: Failed) -> Inquiry:

@@ -51,24 +51,18 @@ def test_other_yaml_works(tmp_path: Path) -> None:
     assert read_rule_file(path).data == {"own.rule": {"fault": "own", "sample": ["a", "b"]}}
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("a:\n  b: 1\na:\n  c: 2\n", ":3: the key `a` stands twice (first at line 1)"),
-        ("- a\n", ":1: the top level must be a mapping"),
-        ("a:\n  b: [\n", "is not YAML"),
-    ],
-)
-def test_what_is_wrong_is_told(tmp_path: Path, text: str, said: str) -> None:
-    """A file that is not right names its line and what is wrong."""
+@pytest.mark.parametrize(("text", "line"), [("a:\n  b: 1\na:\n  c: 2\n", 3), ("- a\n", 1), ("a:\n  b: [\n", 3)])
+def test_what_is_wrong_is_reported(tmp_path: Path, text: str, line: int) -> None:
+    """With the file and the line of a key that stands twice, of what is no mapping, and of what is no YAML."""
     path = tmp_path / "own.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError) as caught:
         read_rule_file(path)
-    assert said in str(error.value)
+    assert (caught.value.file, caught.value.line) == (str(path), line)
 
 
 def test_an_absent_file(tmp_path: Path) -> None:
-    """A file that is not there is an error that names it."""
-    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file or directory"):
+    """A file that does not exist is an error that names it."""
+    with pytest.raises(ConfigError) as caught:
         read_rule_file(tmp_path / "none.yaml")
+    assert caught.value.file == str(tmp_path / "none.yaml")

@@ -64,8 +64,9 @@ def test_samples_of_shipped_rules() -> None:
 @pytest.mark.parametrize("search", [vectorscan.search, search_in_python], ids=["Vectorscan", "Python"])
 def test_a_rule_without_literals_is_refused(search: SearchFactory) -> None:
     """No search can find it, whatever the engine is."""
-    with pytest.raises(ConfigError, match="has no literals"):
+    with pytest.raises(ConfigError) as caught:
         _ = Prefilter(Catalogue((rule("any", "x"),)), search=search).literals
+    assert caught.value.key == "any"
 
 
 def test_case_is_ignored_for_the_rules_that_say_so() -> None:

@@ -151,11 +151,11 @@ class SourceBroker:
         )
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            self._work.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("the broker goes on after: %r", error)
+
         task = asyncio.create_task(work)
         self._work.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._work.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the broker goes on after: %r", error)
+        task.add_done_callback(done)

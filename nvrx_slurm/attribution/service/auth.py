@@ -155,7 +155,12 @@ class ProofDeadlineProtocol(H11Protocol):
             most = self.admission.most
             self.dropped.say(f"more than {most} connections without a token: the oldest is closed", now)
             oldest.transport.abort()
-        self._hurry = self.loop.call_later(self.proof_s, self._close_unproven)
+
+        def close_unproven() -> None:
+            self.admission.gone(self)
+            self.transport.close()
+
+        self._hurry = self.loop.call_later(self.proof_s, close_unproven)
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -168,10 +173,6 @@ class ProofDeadlineProtocol(H11Protocol):
         self._hurry.cancel()
         self.admission.gone(self)
         super().connection_lost(exc)
-
-    def _close_unproven(self) -> None:
-        self.admission.gone(self)
-        self.transport.close()
 
 
 def protocol_of(is_known: Callable[[Any], bool]) -> type[ProofDeadlineProtocol]:

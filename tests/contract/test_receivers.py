@@ -257,7 +257,7 @@ async def test_a_receiver_that_was_mended_is_told_of_the_next_failure(case: Case
     notifier = case.notifier(dataclasses.replace(HASTY, refused_s=0.0))
     await notifier.decided(decided(case.folder, 0))
     async with asyncio.timeout(WAIT_S):
-        await asyncio.wait(notifier._rounds.values())  # a failure that came before its end would be refused with it
+        await asyncio.wait(notifier._deliveries.values())  # one that came before its end would be refused with it
     await notifier.decided(decided(case.folder, 1))
     await notifier.close()
     assert (case.cycles(), case.waiting()) == ([0, 1], [])

@@ -67,7 +67,7 @@ class Message:
 class DeliveryLimits:
     """Bounds of one receiver, in seconds.
 
-    One round of `attempts` is over after about `total_s`, or if the receiver wants a longer pause than
+    A delivery of `attempts` is over after about `total_s`, or if the receiver wants a longer pause than
     `longest_pause_s`; the rest then stays in the spool. After a PermanentError the receiver is not asked for
     `refused_s`: a person may repair it while the job runs on.
     """

@@ -47,7 +47,7 @@ class Notifier:
         self._plan, self._folder = plan, folder
         self._clock, self._limits = clock or SystemClock(), limits or DeliveryLimits()
         self._making: asyncio.Task[list[OutboxWorker]] | None = None
-        self._rounds: dict[str, asyncio.Task[FlushResult]] = {}
+        self._deliveries: dict[str, asyncio.Task[FlushResult]] = {}
         self._missed: set[str] = set()
 
     async def decided(self, decided: DecidedFailure) -> None:
@@ -59,7 +59,7 @@ class Notifier:
             workers = await self._workers()
             await asyncio.gather(*(worker.put(decided) for worker in workers))
             for worker in workers:
-                self._start_round(worker)
+                self._start_delivery(worker)
         except Exception:
             log.exception("failure %s: not every receiver gets a report", decided.key)
 
@@ -67,14 +67,14 @@ class Notifier:
         """Finish the deliveries, in `timeout_s` at most; the rest stays in the spool. Never raises."""
         workers = await self._workers() if self._making else []
         for worker in workers:
-            self._start_round(worker)  # a receiver that was away may be back
+            self._start_delivery(worker)  # a receiver that was away may be back
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
-        while self._rounds and clock() < deadline:  # another round may follow one that ends
-            await asyncio.wait(self._rounds.values(), timeout=deadline - clock())
-        for round_ in list(self._rounds.values()):
-            round_.cancel()
-            await asyncio.gather(round_, return_exceptions=True)
+        while self._deliveries and clock() < deadline:  # another delivery may follow one that ends
+            await asyncio.wait(self._deliveries.values(), timeout=deadline - clock())
+        for delivery in list(self._deliveries.values()):
+            delivery.cancel()
+            await asyncio.gather(delivery, return_exceptions=True)
         for worker in workers:
             await worker.close()
 
@@ -82,21 +82,21 @@ class Notifier:
         """Deliver everything that is spooled; one result for each receiver."""
         return [await worker.empty() for worker in await self._workers()]
 
-    def _start_round(self, worker: OutboxWorker) -> None:
-        # One round at a time; a report that arrives while one is about to end gets a round of its own.
+    def _start_delivery(self, worker: OutboxWorker) -> None:
+        # One delivery at a time; a report that arrives while one is about to end gets a delivery of its own.
         name = worker.receiver.name
-        if name in self._rounds:
+        if name in self._deliveries:
             self._missed.add(name)
             return
         self._missed.discard(name)
-        self._rounds[name] = asyncio.create_task(worker.empty(), name=f"deliver to {name}")
+        self._deliveries[name] = asyncio.create_task(worker.empty(), name=f"deliver to {name}")
 
-        def on_end(round_: asyncio.Task[FlushResult]) -> None:
-            del self._rounds[name]
-            if name in self._missed and not round_.cancelled() and round_.result().problem is None:
-                self._start_round(worker)
+        def on_end(delivery: asyncio.Task[FlushResult]) -> None:
+            del self._deliveries[name]
+            if name in self._missed and not delivery.cancelled() and delivery.result().problem is None:
+                self._start_delivery(worker)
 
-        self._rounds[name].add_done_callback(on_end)
+        self._deliveries[name].add_done_callback(on_end)
 
     async def _workers(self) -> list[OutboxWorker]:
         # Made when first needed, since it reads the job's folder.

@@ -112,7 +112,7 @@ class OutboxWorker:
             log.warning("%s: its spool is full; the oldest %d messages are dropped", self.receiver.name, lost)
 
     async def empty(self) -> FlushResult:
-        """Deliver everything. Returns when nothing is left, or after the attempts of one round."""
+        """Deliver everything. Returns when nothing is left, or after `attempts` in vain."""
         until, problem = self._paused or (0.0, None)
         if self._clock.monotonic() >= until:
             problem = None
@@ -163,14 +163,14 @@ class OutboxWorker:
                 self._sent += problem is None
 
     async def _delivered(self, batch: Sequence[Message]) -> Mapping[str, str | None]:
-        """The outcome of one round of attempts: at least one message's, or it raises."""
+        """The outcome of at most `attempts`: at least one message's, or it raises."""
         import stamina  # only now: few processes ever deliver anything
 
         logging.getLogger("stamina").addHandler(logging.NullHandler())  # `_complain` logs instead
         limits = self._limits
 
         def pause_after(error: Exception) -> bool | float:
-            # As stamina's hooks have it: False ends the round, True takes its own pause, a number is the pause.
+            # As stamina's hooks have it: False ends the attempts, True takes its own pause, a number is the pause.
             if not isinstance(error, RetryableError):
                 return False
             if error.after_s is None:

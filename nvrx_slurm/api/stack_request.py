@@ -41,7 +41,7 @@ class RankStacks(Value, frozen=True, kw_only=True):
     text: str
 
 
-class Answer(Value, frozen=True, kw_only=True):
+class NodeStacks(Value, frozen=True, kw_only=True):
     """What one node wrote down. `problems`: what could not be had, and why."""
 
     node: str
@@ -99,7 +99,7 @@ class StackRequest:
         at_work = {rank for name in self._asked for rank in self._view.nodes[name].ranks}
         return tuple(rank for rank in self._ranks if rank not in at_work)
 
-    def answers(self, timeout_s: float, say: Say | None = None) -> Iterator[Answer]:
+    def answers(self, timeout_s: float, say: Say | None = None) -> Iterator[NodeStacks]:
         """Each node's answer, as it comes. `say` is called after 2 s, and again on a change, with what is waited for.
 
         A node that loses its workers meanwhile is not waited for. Raises WaitTimeout that names who did not answer,
@@ -117,7 +117,7 @@ class StackRequest:
         finally:
             journal.close()
 
-    def _collect(self, journal: Journal, waiting: _Waiting) -> Iterator[Answer]:
+    def _collect(self, journal: Journal, waiting: _Waiting) -> Iterator[NodeStacks]:
         answered: set[str] = set()
         while missing := [name for name in self._nodes() if name in self._asked and name not in answered]:
             if waiting.left_s() <= 0.0:
@@ -150,7 +150,7 @@ class StackRequest:
         asked_for = not self._ranks or any(rank in self._ranks for rank in node.ranks)
         return asked_for and self._replica in (None, node.replica)
 
-    def _answer(self, record: StacksDumped) -> Answer:
+    def _answer(self, record: StacksDumped) -> NodeStacks:
         replica = self._view.nodes[record.node].replica or ""
         stacks = tuple(
             RankStacks(
@@ -163,7 +163,7 @@ class StackRequest:
             )
             for rank, file in sorted(record.files.items())
         )
-        return Answer(node=record.node, stacks=stacks, problems=record.problems)
+        return NodeStacks(node=record.node, stacks=stacks, problems=record.problems)
 
     def _timeout(self, missing: Collection[str], waiting: _Waiting, store_error: str | None) -> NvrxError:
         if store_error is not None:

@@ -1,4 +1,4 @@
-"""`nvrx-slurm analyze`: why a job failed, from its logs alone."""
+"""`nvrx-slurm analyze` and `explain`: why a job failed, from its logs alone, and from its journal."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.util.sanitize import json_text, one_line
+from nvrx_slurm.cli.options import folder_option
+from nvrx_slurm.cli.output import print_facts, print_json
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.journal.verdicts import Attribution, Evidence
+    from nvrx_slurm.report.failures import FailureTimeline
+    from nvrx_slurm.report.model import JobView
 
 LABEL_WIDTH = 11
 WIDEST = 100
@@ -57,47 +62,42 @@ def analyze(
     for problem in found.problems:
         click.echo(one_line(f"nvrx-slurm: {problem}"), err=True)
     if as_json:
-        import msgspec
-
-        click.echo(json_text(msgspec.json.format(msgspec.json.encode(found.attribution), indent=2)))
+        print_json(found.attribution)
     else:
         width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None
         click.echo("\n".join(page(found.attribution, width)))
 
 
 def page(answer: Attribution, width: int | None = None) -> Iterator[str]:
-    """The report's lines; `width` None: nothing is wrapped."""
-    yield _headline(answer)
+    """The lines that `analyze` prints; `width` None: nothing is wrapped."""
+    verdict = click.style(answer.verdict, fg=_COLOURS[answer.verdict], bold=True)
+    known = f"{answer.fault}, of {answer.scope.replace('_', ' ')}, confidence {answer.confidence:.2f}"
+    yield f"{verdict}  {'cause unknown' if answer.fault == 'unknown' else one_line(known)}"
     yield ""
-    if answer.primary is not None:
-        yield from _labelled("first", _where(answer.primary), width)
-        yield from _in_context(answer.primary)
+    if (first := answer.primary) is not None:
+        rank = "" if first.rank is None else f"rank {first.rank}"
+        yield from _labelled(
+            "first", ", ".join(filter(None, (rank, first.node, _time(first.t), _place(first)))), width
+        )
+        yield from _in_context(first)
         yield ""
     if answer.secondary:
-        yield from _followed(answer.secondary)
+        yield click.style("then", bold=True)
+        for each in answer.secondary:
+            rank = "" if each.rank is None else f" rank {each.rank}"
+            yield one_line(f"  {_place(each)}{rank}: {each.text.strip()}")
         yield ""
-    yield from _labelled("what", answer.explanation, width)
-    for label, text in _facts(answer):
-        yield from _labelled(label, text, width)
-
-
-def _headline(answer: Attribution) -> str:
-    verdict = click.style(answer.verdict, fg=_COLOURS[answer.verdict], bold=True)
-    if answer.fault == "unknown":
-        return f"{verdict}  cause unknown"
-    said = f"{answer.fault}, of {answer.scope.replace('_', ' ')}, confidence {answer.confidence:.2f}"
-    return f"{verdict}  {one_line(said)}"
-
-
-def _facts(answer: Attribution) -> Iterator[tuple[str, str]]:
     facts = {
+        "what": answer.explanation,
         "blamed": ", ".join((*(f"rank {rank}" for rank in answer.ranks), *answer.nodes)),
         "missing": ", ".join(f"rank {rank}" for rank in answer.missing),
         "hint": answer.hint,
         "reference": answer.reference,
-        "problem": answer.problem or "",
+        "problem": answer.problem,
     }
-    yield from ((label, text) for label, text in facts.items() if text)
+    for label, text in facts.items():
+        if text or label == "what":
+            yield from _labelled(label, text or "", width)
 
 
 def _labelled(label: str, text: str, width: int | None) -> list[str]:
@@ -110,18 +110,10 @@ def _labelled(label: str, text: str, width: int | None) -> list[str]:
     return [name + line for name, line in zip(labels, lines, strict=False)]
 
 
-def _where(evidence: Evidence) -> str:
-    """Whose line it is, when it was written, and where it stands."""
-    rank = "" if evidence.rank is None else f"rank {evidence.rank}"
-    node = evidence.node or ""
-    when = "" if evidence.t is None else _time(evidence.t)
-    return ", ".join(part for part in (rank, node, when, _place(evidence)) if part)
-
-
-def _time(seconds: float) -> str:
+def _time(seconds: float | None) -> str:
     from datetime import UTC, datetime
 
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}Z"
+    return "" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
 def _place(evidence: Evidence) -> str:
@@ -132,6 +124,7 @@ def _place(evidence: Evidence) -> str:
 
 
 def _in_context(evidence: Evidence) -> Iterator[str]:
+    """The line, and those around it as far as the file still has them."""
     from nvrx_slurm.attribution.analyze.evidence import context
 
     lines = context(Path(evidence.file), evidence.line) if evidence.line else []
@@ -141,8 +134,57 @@ def _in_context(evidence: Evidence) -> Iterator[str]:
         yield click.style(line, fg="red") if is_it else line
 
 
-def _followed(secondary: Sequence[Evidence]) -> Iterator[str]:
-    yield click.style("then", bold=True)
-    for each in secondary:
-        rank = "" if each.rank is None else f" rank {each.rank}"
-        yield one_line(f"  {_place(each)}{rank}: {each.text.strip()}")
+# ------------------------------------------------------------------------------------------------ explain
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.option("--cycle", type=click.IntRange(min=0), help="The cycle that failed. Without it: the last that did.")
+@click.option("--replica", help="Whose cycle it was, in a job with several replicas.")
+@click.option("--json", "as_json", is_flag=True, help="One documented object (docs/attribution.md).")
+@folder_option
+def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, folder: Path) -> None:
+    """Why a job failed, and what was done about it: the first failure, what followed from it, the verdict of each
+    source, progress, budget, the decision and who made it.
+
+    Where the rules were not asked while the job ran they are asked now.
+    """
+    from nvrx_slurm.report import explanation, source
+    from nvrx_slurm.report.failures import read_failures
+    from nvrx_slurm.report.jobs import find_job, read_plan
+
+    job = find_job(folder.absolute(), job_id)
+    plan = read_plan(job)
+    if plan is None:
+        raise UsageError(f"job {job_id} has not started yet: there is nothing to explain")
+    history, view = read_failures(plan, job, source.so_far(job))
+    each = _chosen(history.timelines, view, job_id, cycle, replica)
+    now = None
+    if not any(answer.attribution.primary for answer in each.answers):
+        from nvrx_slurm.attribution.analyze.analyzer import analyze_sync
+
+        now = analyze_sync(each.inquiry)
+    report = explanation.explanation(each, job=job_id, name=plan.name, now=now)
+    if as_json:
+        print_json(report)
+    else:
+        print_facts(explanation.facts(report, plan.fault_tolerance, str(job.path)), explanation.verdicts(report))
+
+
+def _chosen(
+    timelines: list[FailureTimeline], view: JobView, job_id: str, cycle: int | None, replica: str | None
+) -> FailureTimeline:
+    """The last failure that fits. Raises UsageError with those that there are."""
+    from nvrx_slurm.report.words import plural
+
+    keys = [each.inquiry.key for each in timelines]
+    for each, key in zip(reversed(timelines), reversed(keys), strict=True):
+        if cycle in (None, key.cycle) and replica in (None, key.replica):
+            return each
+    if timelines:
+        known = ", ".join(f"{key.replica} cycle {key.cycle}" for key in keys[-8:])
+        raise UsageError(f"no such failure in job {job_id}; it has: {known}")
+    end = f"; it ended with {view.shutdown.exit_code}" if view.shutdown else ""
+    count = view.restarts_in_process
+    inside = f"; its ranks restarted in process {plural(count, 'time')}, as `events` shows" if count else ""
+    raise UsageError(f"nothing has failed in job {job_id}{inside}{end}")

@@ -1,22 +1,21 @@
-"""`nvrx-slurm attribution`: what the verdicts were worth, and which notices wait to be sent."""
+"""`nvrx-slurm attribution` and `mcp`: what verdicts were worth, notices still to be sent, tools for an assistant."""
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nvrx_slurm.cli.options import folder_option
+from nvrx_slurm.cli.output import print_facts, print_json
 from nvrx_slurm.errors import EXIT_UNREACHABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from nvrx_slurm.journal.folder import JobFolder
-    from nvrx_slurm.report.failures import Failures
-    from nvrx_slurm.report.model import JobView
+
+MOST_FAILURES = 3
 
 
 @click.group()
@@ -34,23 +33,16 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
     Right: the job failed again and had made no new step. Wrong: it made new steps, or completed. Without JOB: all
     jobs of the folder.
     """
-    from nvrx_slurm.report import hindsight, plain
-    from nvrx_slurm.report.jobs import find_job, known_jobs
-    from nvrx_slurm.report.model import to_json
-    from nvrx_slurm.util.sanitize import json_text
+    from nvrx_slurm.report import hindsight, source
+    from nvrx_slurm.report.failures import read_failures
+    from nvrx_slurm.report.jobs import read_plan
 
-    jobs = [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
-    result = hindsight.hindsight(_failures(jobs))
+    jobs = ((job, plan) for job in _jobs(folder, job_ids) if (plan := read_plan(job)) is not None)
+    result = hindsight.hindsight((job.job_id, *read_failures(plan, job, source.so_far(job))) for job, plan in jobs)
     if as_json:
-        click.echo(json_text(to_json(result)))
-        return
-    rows, table = hindsight.facts(result), hindsight.table(result)
-    if sys.stdout.isatty():
-        from nvrx_slurm.report import screen
-
-        screen.show_facts(rows, table)
+        print_json(result)
     else:
-        click.echo("\n\n".join([plain.pairs(rows), *([plain.table(table)] if table.rows else [])]))
+        print_facts(hindsight.facts(result), hindsight.table(result))
 
 
 @attribution.command(short_help="Send the notices that are left.")
@@ -65,12 +57,11 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
     import asyncio
 
     from nvrx_slurm.attribution.notify import flush as flush_job
-    from nvrx_slurm.report.jobs import find_job, known_jobs, read_plan
+    from nvrx_slurm.report.jobs import read_plan
     from nvrx_slurm.util.sanitize import one_line
 
-    jobs = [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
     is_left = False
-    for job in jobs:
+    for job in _jobs(folder, job_ids):
         plan = read_plan(job)
         if plan is None or not (job.path / "spool").is_dir():
             continue
@@ -82,12 +73,56 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
     return EXIT_UNREACHABLE if is_left else 0
 
 
-def _failures(jobs: Iterable[JobFolder]) -> Iterator[tuple[str, Failures, JobView]]:
-    """Of each job that has a plan."""
-    from nvrx_slurm.report import source
-    from nvrx_slurm.report.failures import read_failures
-    from nvrx_slurm.report.jobs import read_plan
+def _jobs(folder: Path, job_ids: tuple[str, ...]) -> list[JobFolder]:
+    """These jobs, or all of the folder. Raises UsageError."""
+    from nvrx_slurm.report.jobs import find_job, known_jobs
 
-    for job in jobs:
-        if plan := read_plan(job):
-            yield job.job_id, *read_failures(plan, job, source.so_far(job))
+    return [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
+
+
+@click.command()
+@click.option(
+    "--root",
+    "roots",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Read logs below this folder only; repeatable. Without it: all that you may read.",
+)
+@click.option(
+    "--rules",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A file of your own rules, beside the shipped ones; repeatable.",
+)
+@folder_option
+def mcp(roots: tuple[Path, ...], rules: tuple[Path, ...], folder: Path) -> None:
+    """Serve the tools of attribution to an assistant, over standard input and output (MCP).
+
+    Tools: attribute, analyze_paths, explain_job, list_rules, explain_rule.
+    """
+    from nvrx_slurm.attribution.http_client import need
+
+    need("mcp")
+    from nvrx_slurm.attribution.mcp_server import serve
+
+    serve(rules=rules, roots=roots, explain=partial(_explain, folder))
+
+
+def _explain(base: Path, job_id: str) -> dict[str, Any]:
+    """How the job stands, as `status --json` has it, and its last failures, as `explain --json` has them."""
+    import msgspec
+
+    from nvrx_slurm.report import snapshot
+    from nvrx_slurm.report.explanation import explanation
+    from nvrx_slurm.report.failures import Failures
+    from nvrx_slurm.report.jobs import find_job, read_plan
+
+    job = find_job(base, job_id)
+    plan = read_plan(job)
+    if plan is None:
+        return {"status": msgspec.json.decode(snapshot.as_json(snapshot.take(job))), "failures": []}
+    history = Failures(plan, job)
+    status = msgspec.json.decode(snapshot.as_json(snapshot.take(job, history)))
+    newest = history.timelines[: -MOST_FAILURES - 1 : -1]
+    found = [explanation(timeline, job=job_id, name=plan.name) for timeline in newest]
+    return {"status": status, "failures": msgspec.json.decode(msgspec.json.encode(found))}

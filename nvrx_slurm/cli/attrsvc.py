@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from nvrx_slurm.cli.options import seconds_of
 from nvrx_slurm.errors import MissingProgramError, UsageError
-
-if TYPE_CHECKING:  # loaded inside the command, so that `--help` stays fast
-    from nvrx_slurm.attribution.service.settings import ServiceSettings
 
 _PATH = click.Path(path_type=Path)
 _MEBIBYTE = 1 << 20
@@ -58,45 +55,33 @@ def attrsvc(**options: Any) -> int:
             f"attrsvc needs the package {error.name}: pip install 'nvrx-slurm[attribution]'"
         ) from None
     from nvrx_slurm.attribution.service.server import run
+    from nvrx_slurm.attribution.service.settings import ServiceSettings, parse_bind, read_token
+    from nvrx_slurm.attribution.service.storage import RetentionLimits
     from nvrx_slurm.util.log import set_up
 
     set_up("attrsvc")
-    return run(_settings(**options), click.echo)
-
-
-def _settings(
-    bind: str,
-    token_file: Path | None,
-    no_token: bool,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    workers: int | None,
-    **rest: Any,
-) -> ServiceSettings:
-    from nvrx_slurm.attribution.service.settings import ServiceSettings, parse_bind, read_token
-    from nvrx_slurm.attribution.service.storage import RetentionLimits
-
-    if (tls_cert is None) != (tls_key is None):
+    if (options["tls_cert"] is None) != (options["tls_key"] is None):
         raise UsageError("--tls-cert and --tls-key go together: name both")
-    address = parse_bind(bind)
-    token = read_token(token_file, address, without=no_token)
-    kept_for_s = seconds_of("--keep-for", rest["keep_for"])
-    return ServiceSettings(
+    address = parse_bind(options["bind"])
+    token = read_token(options["token_file"], address, without=options["no_token"])
+    kept_for_s = seconds_of("--keep-for", options["keep_for"])
+    settings = ServiceSettings(
         bind=address,
-        roots=rest["roots"],
+        roots=options["roots"],
         token=token,
-        makes_token=token is None and not no_token,
-        state_dir=rest["state_dir"],
-        workers=workers or min(4, os.cpu_count() or 1),
-        rules=rest["rules"],
-        port_file=rest["port_file"],
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        timeout_s=seconds_of("--timeout", rest["timeout"]),
-        drain_s=seconds_of("--drain", rest["drain"]),
-        longest_wait_s=seconds_of("--longest-wait", rest["longest_wait"]),
-        requests_per_s=rest["rate"],
-        worker_memory_bytes=rest["worker_memory"] * _MEBIBYTE,
-        bounds=RetentionLimits(queued=rest["max_queued"], kept=rest["keep"], kept_for_s=kept_for_s),
-        managed=rest["managed"],
+        makes_token=token is None and not options["no_token"],
+        state_dir=options["state_dir"],
+        workers=options["workers"] or min(4, os.cpu_count() or 1),
+        rules=options["rules"],
+        port_file=options["port_file"],
+        tls_cert=options["tls_cert"],
+        tls_key=options["tls_key"],
+        timeout_s=seconds_of("--timeout", options["timeout"]),
+        drain_s=seconds_of("--drain", options["drain"]),
+        longest_wait_s=seconds_of("--longest-wait", options["longest_wait"]),
+        requests_per_s=options["rate"],
+        worker_memory_bytes=options["worker_memory"] * _MEBIBYTE,
+        bounds=RetentionLimits(queued=options["max_queued"], kept=options["keep"], kept_for_s=kept_for_s),
+        managed=options["managed"],
     )
+    return run(settings, click.echo)

@@ -1,20 +1,32 @@
-"""`nvrx-slurm ci`: the group; each of its commands is imported when it is called."""
+"""`nvrx-slurm ci`: the group, and its commands `run`, `check`, `schema`, `clean` and `simulate`."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
 import click
 
-from nvrx_slurm.cli.lazy import LazyGroup
+from nvrx_slurm.cli import LazyGroup
+from nvrx_slurm.cli.options import seconds_of
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, MissingProgramError, UsageError
+from nvrx_slurm.util.sanitize import one_line
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.flow.model import Flow, StageName
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("ci_run:run", "Run flows: jobs, real faults, and what their journals must say."),
-    "check": ("ci_run:check", "Load flows and check them; run nothing."),
-    "schema": ("ci_run:schema", "The JSON Schema of a flow file, for editors."),
-    "clean": ("ci_run:clean", "End what a run that was killed has left behind."),
+    "run": ("ci:run", "Run flows: jobs, real faults, and what their journals must say."),
+    "check": ("ci:check", "Load flows and check them; run nothing."),
+    "schema": ("ci:schema", "The JSON Schema of a flow file, for editors."),
+    "clean": ("ci:clean", "End what a run that was killed has left behind."),
     "record": ("ci_tools:record", "Write a flow from a job that ran."),
     "replay": ("ci_tools:replay", "Feed a journal through the core again: the same decisions, or where they part."),
     "matrix": ("ci_tools:matrix", "Every fault that a job of yours should survive, as flows, and run them."),
-    "simulate": ("simulate:simulate", "Seeded histories of faults, simulated, with every promise checked."),
+    "simulate": ("ci:simulate", "Seeded histories of faults, simulated, with every promise checked."),
 }
 
 
@@ -27,3 +39,182 @@ def ci() -> None:
     nvrx-slurm ci run ci/flows --flow 'spare-*' --on local
     nvrx-slurm ci check ci/flows
     """
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+_paths = click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+_only = click.option("--flow", "only", multiple=True, metavar="GLOB", help="Only flows with such a name; repeatable.")
+_on = click.option(
+    "--on",
+    "stage",
+    type=click.Choice(["slurm", "dev", "local"]),
+    help="The site's Slurm, one that is started here for each flow, or no Slurm. Default: the first that there is.",
+)
+_RUN_OPTIONS = (
+    click.option("--jobs", type=click.IntRange(1, 64), default=3, show_default=True, help="Flows at once."),
+    click.option(
+        "--retries", type=click.IntRange(0, 10), default=0, help="How often to run again what did not pass."
+    ),
+    click.option("--timeout", metavar="DURATION", default="20m", show_default=True, help="Bound of the whole run."),
+    click.option("--artifacts", type=click.Path(path_type=Path), help="Default: nvrx-ci/<time>."),
+    click.option("--junit", type=_FILE, help="Write JUnit XML."),
+    click.option("--html", type=_FILE, help="Write a page that needs no other file."),
+    click.option("--json", "as_json", type=_FILE, help="Write all results as JSON."),
+    click.option("--github/--no-github", default=None, help="Annotations, summary, outputs. Default: on GitHub."),
+)
+
+
+def suite_options(command: _F) -> _F:
+    """Give a command that runs flows the options of `ci run`; it passes them on to `run_and_report`."""
+    for option in reversed((_on, *_RUN_OPTIONS)):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_paths
+@_only
+@suite_options
+def run(paths: tuple[Path, ...], only: tuple[str, ...], **options: Any) -> int:
+    """Run the flows of PATHS: files, or folders of them.
+
+    \b
+    Exit code: 0 all passed, 1 a flow failed, 2 a flow or the command line is wrong (then nothing was submitted),
+    69 Slurm does not answer, 124 --timeout has passed, 130/143 interrupted; everything was cancelled then.
+    """
+    from nvrx_slurm.lab.flow.load import load_flows
+
+    return run_and_report(load_flows(paths, only), **options)
+
+
+def run_and_report(
+    flows: list[Flow],
+    *,
+    stage: StageName | None,
+    jobs: int,
+    retries: int,
+    timeout: str,
+    artifacts: Path | None,
+    junit: Path | None,
+    html: Path | None,
+    as_json: Path | None,
+    github: bool | None,
+) -> int:
+    """Run flows, print each as it ends, and write the reports that were asked for; returns the exit code."""
+    from nvrx_slurm.jobspec import env
+    from nvrx_slurm.lab.flow import report_text
+    from nvrx_slurm.lab.flow.artifacts import default_folder
+    from nvrx_slurm.lab.flow.stages import choose_stage
+    from nvrx_slurm.lab.flow.suite import SuiteOptions, run_suite
+    from nvrx_slurm.util.clock import SystemClock
+
+    _check_installed("--junit", junit, "junitparser")
+    _check_installed("--html", html, "jinja2")
+    os.umask(os.umask(0) | 0o022)  # no other user may write to the files that a flow is judged by
+    options = SuiteOptions(
+        stage=stage or choose_stage(),
+        artifacts=artifacts or default_folder(SystemClock().wall()),
+        jobs=jobs,
+        retries=retries,
+        timeout_s=seconds_of("--timeout", timeout),
+    )
+    outcome = run_suite(flows, options, on_outcome=lambda flow: click.echo(report_text.flow_line(flow)))
+    try:
+        if junit:
+            import socket
+
+            from nvrx_slurm.lab.flow.report_junit import document
+
+            report_text.write(junit, document(outcome, socket.gethostname(), Path.cwd()))
+        if html:
+            from nvrx_slurm.lab.flow.report_html import page
+
+            report_text.write(html, page(outcome, Path.cwd()))
+        if as_json:
+            from nvrx_slurm.lab.flow.outcome import to_json
+
+            report_text.write(as_json, to_json(outcome).decode())
+    except OSError as error:
+        raise UsageError(f"{error.filename}: the report cannot be written there: {error.strerror}") from None
+    # What was found: as GitHub folds and annotates it, or as text.
+    places = env.github() or (env.GitHub() if github else None)
+    if places is None or github is False:
+        for line in report_text.closing(outcome, Path.cwd()):
+            click.echo(line)
+    else:
+        from nvrx_slurm.lab.flow.report_github import announce
+
+        announce(outcome, places, options.artifacts)
+        click.echo(report_text.summary(outcome))
+    return outcome.exit_code
+
+
+def _check_installed(option: str, path: Path | None, package: str) -> None:
+    """Now, not when all flows have run. Raises MissingProgramError."""
+    if path is not None and importlib.util.find_spec(package) is None:
+        raise MissingProgramError(f"{option} needs the package {package}: pip install 'nvrx-slurm[ci]'")
+
+
+@click.command()
+@_paths
+@_only
+@_on
+def check(paths: tuple[Path, ...], only: tuple[str, ...], stage: StageName | None) -> None:
+    """Load the flows of PATHS and check all that can be checked without running them."""
+    from nvrx_slurm.lab.flow.load import load_flows
+    from nvrx_slurm.lab.flow.stages import check as check_stage
+
+    flows = load_flows(paths, only)
+    for flow in flows:
+        for each in flow.on if stage is None else [stage] if stage in flow.on else []:
+            check_stage(flow, each)
+        click.echo(one_line(f"{flow.name}: on {', '.join(flow.on)}"))
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of a flow file."""
+    import json
+
+    from nvrx_slurm.lab.flow.schema import flow_schema
+
+    click.echo(json.dumps(flow_schema(), indent=2))
+
+
+@click.command()
+@click.argument("artifacts", nargs=-1, required=True, type=click.Path(path_type=Path))
+def clean(artifacts: tuple[Path, ...]) -> int:
+    """End what runs that were killed have left: their jobs, clusters, processes. Nothing left is fine too.
+
+    ARTIFACTS are the artifacts folders of those runs.
+    """
+    from nvrx_slurm.lab.flow.artifacts import check_over
+    from nvrx_slurm.lab.flow.guard import clean as clean_up
+
+    for folder in artifacts:
+        check_over(folder)
+    problems = [problem for folder in artifacts for problem in clean_up(folder.absolute())]
+    for problem in problems:
+        click.echo(one_line(problem), err=True)
+    return EXIT_FAILED if problems else EXIT_DONE
+
+
+@click.command()
+@click.option("--seeds", type=click.IntRange(1), default=10_000, show_default=True, help="How many runs.")
+@click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="The first of their seeds.")
+@click.option("--nodes", type=click.IntRange(1), default=16, show_default=True, help="Nodes of a job, at most.")
+@click.option("--seed", type=click.IntRange(0), help="Run this one again, and print its journal.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that run them.")
+def simulate(seeds: int, first: int, nodes: int, seed: int | None, jobs: int) -> int:
+    """Run controller and agents against an adversary, in virtual time, and check the promises after every step.
+
+    Exits with 1 on the first promise that is broken: prints the seed, the fewest faults that still break it, the
+    journal, and the line that replays it.
+    """
+    from nvrx_slurm.lab.simulation import seeds as simulation
+
+    if seed is not None:
+        return simulation.replay_seed(seed, nodes, click.echo)
+    return simulation.run_seeds(range(first, first + seeds), nodes, jobs, click.echo)

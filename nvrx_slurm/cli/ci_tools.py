@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nvrx_slurm.cli.ci_run import run_and_report, suite_options
+from nvrx_slurm.cli.ci import run_and_report, suite_options
 from nvrx_slurm.cli.options import JobChoice, JobCommand, folder_option, job_options, seconds_of
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from nvrx_slurm.util.sanitize import one_line

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
+from nvrx_slurm.cli.output import print_json
 from nvrx_slurm.util.clock import SystemClock
-from nvrx_slurm.util.sanitize import json_text, one_line
+from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:  # loaded inside the commands, so that `cluster --help` stays fast
-    from nvrx_slurm.lab.devcluster import ClusterStatus, DevCluster
+    from nvrx_slurm.lab.devcluster import DevCluster
 
 _name = click.option("--name", default="dev", show_default=True, help="Which cluster; several can run side by side.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -66,24 +66,19 @@ def down(name: str, everything: bool) -> None:
 @_json
 def status(name: str, as_json: bool) -> None:
     """Nodes, as Slurm sees them and as they are, and which daemons live."""
-    import msgspec
-
     state = _load(name).status()
     if as_json:
-        click.echo(json_text(msgspec.json.format(msgspec.json.encode(state), indent=2)))
+        print_json(state)
         return
-    for line in _lines(state):
+    lines = [
+        f"cluster {state.name!r} ({state.slurm_conf})",
+        *([f"the nodes' states are unknown: {state.error}"] if state.error else []),
+        "  ".join(f"{daemon} {condition}" for daemon, condition in state.daemons.items()),
+        f"{'node':6} {'slurm':12} {'slurmd':8} processes",
+        *(f"{node.name:6} {node.slurm_state:12} {node.slurmd:8} {node.processes}" for node in state.nodes),
+    ]
+    for line in lines:
         click.echo(one_line(line))
-
-
-def _lines(state: ClusterStatus) -> Iterator[str]:
-    yield f"cluster {state.name!r} ({state.slurm_conf})"
-    if state.error:
-        yield f"the nodes' states are unknown: {state.error}"
-    yield "  ".join(f"{daemon} {condition}" for daemon, condition in state.daemons.items())
-    yield f"{'node':6} {'slurm':12} {'slurmd':8} processes"
-    for node in state.nodes:
-        yield f"{node.name:6} {node.slurm_state:12} {node.slurmd:8} {node.processes}"
 
 
 @cluster.command()

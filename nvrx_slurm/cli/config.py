@@ -1,16 +1,39 @@
-"""`nvrx-slurm config`"""
+"""`nvrx-slurm init`, `config`, `render` and `completion`: what happens before a job is submitted."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
-from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options
+from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options, make_base
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.util.terminal import write_exactly
 
 MOST_WIDTH = 40
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), default="job.yaml")
+@click.option("--roles", is_flag=True, help="A job with several kinds of workers.")
+@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+def init(path: Path, roles: bool, force: bool) -> None:
+    """Write a commented job.yaml to start from."""
+    from importlib import resources
+
+    name = "roles.yaml" if roles else "plain.yaml"
+    text = (resources.files("nvrx_slurm.jobspec") / "templates" / name).read_text()
+    try:
+        with path.open("w" if force else "x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path} exists; name another file, or overwrite it with --force") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    click.echo(f"{path} is written. Try it here with `nvrx-slurm run {path}`, then `nvrx-slurm submit {path}`.")
 
 
 @click.group()
@@ -30,19 +53,27 @@ def show(choice: JobChoice, origin: bool, as_json: bool) -> None:
     from nvrx_slurm.jobspec.reading import written
 
     loaded = choice.load()
-    leaves = list(_leaves(written(loaded.spec), ()))
+    values: dict[tuple[str, ...], Any] = {}
+    blocks: list[tuple[tuple[str, ...], Any]] = [((), written(loaded.spec))]
+    while blocks:
+        path, value = blocks.pop()
+        if isinstance(value, dict) and value:
+            blocks += [((*path, key), inner) for key, inner in reversed(value.items())]
+        else:
+            values[path] = value
     if as_json:
         rows = {
             ".".join(path): {"value": value, "origin": str(loaded.origin_of(path))} if origin else value
-            for path, value in leaves
+            for path, value in values.items()
         }
         click.echo(json.dumps(rows, indent=2))
         return
-    # One key a line. A long value pushes its own origin aside, not those of all others.
     texts = [
-        (".".join(path), json.dumps(value, ensure_ascii=False), str(loaded.origin_of(path))) for path, value in leaves
+        (".".join(path), json.dumps(value, ensure_ascii=False), str(loaded.origin_of(path)))
+        for path, value in values.items()
     ]
     key_width = max(len(key) for key, _, _ in texts)
+    # A long value pushes its own origin to the right, not those of all others.
     value_width = min(MOST_WIDTH, max(len(text) for _, text, _ in texts))
     for key, text, source in texts:
         click.echo(
@@ -61,9 +92,35 @@ def schema() -> None:
     click.echo(json.dumps(job_schema(), indent=2))
 
 
-def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _leaves(inner, (*path, key))
-    else:
-        yield path, value
+@click.command(cls=JobCommand)
+@job_options
+@click.option("--local", is_flag=True, help="The script for this machine, without Slurm.")
+def render(choice: JobChoice, local: bool) -> None:
+    """Print the job script of JOB_YAML.
+
+    The script is all there is: `sbatch` of it does what `nvrx-slurm submit` does. The folder that it logs into is
+    made, since Slurm fails a job without a word where that is missing.
+    """
+    from nvrx_slurm.jobspec.script import render_job
+
+    loaded = choice.load()
+    plan = choice.plan(loaded)
+    script = render_job(loaded.spec, plan, cluster="local" if local else "slurm", python=sys.executable)
+    make_base(choice.folder)
+    write_exactly(script)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script for SHELL.
+
+    bash: put `eval "$(nvrx-slurm completion bash)"` into ~/.bashrc.
+    """
+    from click.shell_completion import get_completion_class
+
+    from nvrx_slurm.cli import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "nvrx-slurm", "_NVRX_SLURM_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""`nvrx-slurm logs`: what the ranks printed."""
+"""`nvrx-slurm logs` and `events`: what the ranks printed, and the journal, an event a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.util.sanitize import TerminalOutput, not_command_bytes
+from nvrx_slurm.util.sanitize import TerminalOutput, json_text, not_command_bytes
 
 if TYPE_CHECKING:
     from nvrx_slurm.report.logs import Chunk, RankLog
@@ -58,14 +58,21 @@ def logs(
     else:
         reader = Reader(job, choose(selection, read_plan(job), job, may_come=follow))
     chunks = follow_logs(job, reader) if follow else chain(reader.read(), reader.rest())
-    output = _output(raw)
+    if raw:
+        output: _Exact | _OnTerminal = _Exact()
+    elif sys.stdout.isatty():
+        output = _OnTerminal()
+    else:
+        to_runner = env.github() is not None and not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+        output = _ToRunner() if to_runner else _Exact()
     say_cycles = not selection.whole_job and cycle is None
     said: tuple[int, int] | None = None
     for chunk in chunks:
         shown = (chunk.file.generation, chunk.file.cycle)
         if say_cycles and shown != said:
             said = shown
-            click.echo(_heading(chunk.file), err=True)
+            generation = f"generation {chunk.file.generation}, " if chunk.file.generation else ""
+            click.echo(f"── {generation}cycle {chunk.file.cycle} ──", err=True)
         output.write(chunk)
     output.end()
 
@@ -110,15 +117,23 @@ class _ToRunner(_Exact):
         sys.stdout.buffer.flush()
 
 
-def _output(raw: bool) -> _Exact | _OnTerminal:
-    if raw:
-        return _Exact()
-    if sys.stdout.isatty():
-        return _OnTerminal()
-    to_runner = env.github() is not None and not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
-    return _ToRunner() if to_runner else _Exact()
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new events until the job has ended.")
+@click.option("--json", "as_json", is_flag=True, help="The journal's own lines, JSON objects, one an event.")
+@folder_option
+def events(job_id: str, follow: bool, as_json: bool, folder: Path) -> None:
+    """The journal of a job: what happened, what was decided, and why.
 
+    Times count from the job's start. Every event and its fields: docs/journal.md.
+    """
+    from nvrx_slurm.journal.records import entry_to_json
+    from nvrx_slurm.report import source
+    from nvrx_slurm.report.jobs import find_job
+    from nvrx_slurm.report.sentences import Lines
 
-def _heading(file: RankLog) -> str:
-    generation = f"generation {file.generation}, " if file.generation else ""
-    return f"── {generation}cycle {file.cycle} ──"
+    job = find_job(folder, job_id)
+    entries = source.follow(job) if follow else source.so_far(job)
+    lines = Lines()
+    for entry in entries:
+        print(json_text(entry_to_json(entry)) if as_json else lines.in_words(entry), flush=follow)

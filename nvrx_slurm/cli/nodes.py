@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nvrx_slurm.cli.output import print_json
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.util.sanitize import json_text, one_line
+from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.attribution.ledger import Ledger, Suspect
@@ -44,15 +45,12 @@ def nodes(context: click.Context, as_json: bool, where: str | None, cluster: str
     """
     context.obj = choice = LedgerChoice(where, cluster)
     if context.invoked_subcommand is None:
-        import msgspec
-
         from nvrx_slurm.util.clock import SystemClock
 
         ledger = choice.open()
         found = ledger.suspects()
         if as_json:
-            whole = {"cluster": ledger.cluster, "ledger": ledger.where, "suspects": found}
-            click.echo(json_text(msgspec.json.format(msgspec.json.encode(whole), indent=2)))
+            print_json({"cluster": ledger.cluster, "ledger": ledger.where, "suspects": found})
         elif not found:
             click.echo(f"no node of cluster {ledger.cluster} is suspect ({ledger.where})", err=True)
         else:
@@ -94,23 +92,15 @@ def clear(choice: LedgerChoice, name: str | None, everything: bool) -> None:
 def _table(found: Sequence[Suspect], now: float) -> str:
     from nvrx_slurm.report.plain import table
     from nvrx_slurm.report.tables import Row, Table
-
-    columns = ("NODE", "SCORE", "CLEAR IN", "LAST", "JOBS", "WHY")
-    rows = tuple(Row(_cells(suspect, now)) for suspect in found)
-    return table(Table("suspect nodes", columns, rows, frozenset({"SCORE"})))
-
-
-def _cells(suspect: Suspect, now: float) -> tuple[str, ...]:
     from nvrx_slurm.report.words import seconds
 
-    worst = suspect.blames[0]
-    said = [worst.fault or worst.kind, worst.evidence]
-    more = f" (+{len(suspect.blames) - 1})" if len(suspect.blames) > 1 else ""
-    return (
-        suspect.node,
-        f"{suspect.score:.2f}",
-        seconds(suspect.until - now),
-        f"{seconds(now - max(blame.at for blame in suspect.blames))} ago",
-        ",".join(suspect.jobs) or "-",
-        ": ".join(part for part in said if part) + more,
-    )
+    rows = []
+    for suspect in found:
+        worst = suspect.blames[0]
+        why = ": ".join(part for part in (worst.fault or worst.kind, worst.evidence) if part)
+        more = f" (+{len(suspect.blames) - 1})" if len(suspect.blames) > 1 else ""
+        last = f"{seconds(now - max(blame.at for blame in suspect.blames))} ago"
+        clear_in, jobs = seconds(suspect.until - now), ",".join(suspect.jobs) or "-"
+        rows.append(Row((suspect.node, f"{suspect.score:.2f}", clear_in, last, jobs, why + more)))
+    columns = ("NODE", "SCORE", "CLEAR IN", "LAST", "JOBS", "WHY")
+    return table(Table("suspect nodes", columns, tuple(rows), frozenset({"SCORE"})))

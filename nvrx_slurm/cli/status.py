@@ -1,4 +1,4 @@
-"""`nvrx-slurm status`: one job, or all jobs of a folder."""
+"""`nvrx-slurm status` and `dump`: how a job stands, and what its workers are doing now."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.options import folder_option
+from nvrx_slurm.cli.options import folder_option, seconds_of
+from nvrx_slurm.cli.output import print_json
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.util.sanitize import json_text, one_line, shown
 
 if TYPE_CHECKING:
+    from nvrx_slurm.api.stack_request import NodeStacks
     from nvrx_slurm.report.snapshot import Snapshot
 
 
@@ -35,13 +38,13 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
 
         return live.watch(folder, job_id)
     from nvrx_slurm.report import snapshot
-    from nvrx_slurm.report.model import to_json
-    from nvrx_slurm.util.sanitize import json_text
 
     shot = None if job_id is None else _snapshot(folder, job_id)
     lines = snapshot.list_jobs(folder) if shot is None else []
-    if as_json:
-        click.echo(json_text(to_json({"jobs": lines}) if shot is None else snapshot.as_json(shot)))
+    if as_json and shot is not None:
+        click.echo(json_text(snapshot.as_json(shot)))
+    elif as_json:
+        print_json({"jobs": lines})
     elif shot is None and not lines:
         click.echo(f"no jobs in {folder}", err=True)
     elif sys.stdout.isatty():
@@ -73,3 +76,53 @@ def _snapshot(base: Path, job_id: str) -> Snapshot:
         if outside.slurm_says in (None, "UNKNOWN"):
             raise
         return snapshot.snap(new_view(), folder, outside=outside)
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="One rank; may be given repeatedly.")
+@click.option("--replica", help="One replica's ranks, such as main-0.")
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    default="30s",
+    show_default=True,
+    help="Give up (exit code 124) after this long.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One object, when all have answered.")
+@folder_option
+def dump(job_id: str, ranks: tuple[int, ...], replica: str | None, timeout: str, as_json: bool, folder: Path) -> None:
+    """Stacks of live workers now, without stopping them.
+
+    Prints each rank's stacks, its children's included. They stay in files below the job folder.
+    """
+    from nvrx_slurm.api.stack_request import StackRequest
+    from nvrx_slurm.report.jobs import find_job
+    from nvrx_slurm.report.words import ranks_of
+
+    bound_s = seconds_of("--timeout", timeout)
+    request = StackRequest(find_job(folder, job_id), ranks=ranks, replica=replica)
+    if request.without_worker:
+        _note(f"{ranks_of(request.without_worker)}: no worker now")
+    arrived: list[NodeStacks] = []
+    try:
+        arrived.extend(request.answers(bound_s, _note))
+    finally:  # also what arrived before an error, which is shown afterwards
+        if as_json:
+            print_json({"nodes": arrived})
+        else:
+            # In the order of ranks, not of arrival.
+            every = [stacks for node in arrived for stacks in node.stacks]
+            for stacks in sorted(every, key=lambda stacks: (stacks.replica, stacks.rank)):
+                where = f", in {stacks.where}" if stacks.where else ""
+                click.echo(
+                    one_line(f"── {stacks.replica} rank {stacks.rank} on {stacks.node}{where} ── {stacks.file}")
+                )
+                click.echo(shown(stacks.text.rstrip("\n")) + "\n")
+            for node in arrived:
+                for problem in node.problems:
+                    _note(f"{node.node}: {problem}")
+
+
+def _note(text: str) -> None:
+    click.echo(one_line(text), err=True)

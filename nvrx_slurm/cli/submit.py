@@ -1,23 +1,33 @@
-"""`nvrx-slurm submit`"""
+"""`nvrx-slurm submit`, `run`, `wait` and `cancel`: a job's beginning and end."""
 
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import click
 
-from nvrx_slurm.cli import signals
-from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options
-from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, NvrxError, UsageError
+from nvrx_slurm.cli.options import JobChoice, JobCommand, folder_option, job_options, make_base, seconds_of
+from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, NvrxError, UsageError
 from nvrx_slurm.util.sanitize import shown
 from nvrx_slurm.util.terminal import write_exactly
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import ClusterName, Job
     from nvrx_slurm.api.prepared import PreparedJob
-    from nvrx_slurm.cluster.states import JobState
+
+ENDING_S = 60.0
+"""How long `run` waits for a clean end of its job, before it kills it."""
+
+GONE_TIMEOUT_S = 120.0
+"""Longer than the longest teardown that Slurm's own KillWait (30 s by default) allows."""
+
+EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 
 
 @click.command(cls=JobCommand)
@@ -37,7 +47,15 @@ def submit(
     cluster: ClusterName = "local" if local else "slurm"
     if local and exclude_suspects:
         raise UsageError("--exclude-suspects chooses among Slurm's nodes, and --local runs on none of them")
-    prepared = _prepared(choice, cluster, exclude_suspects=exclude_suspects)
+    from nvrx_slurm.api.prepared import prepare
+
+    loaded = choice.load()
+    plan, spec = choice.plan(loaded), loaded.spec
+    if exclude_suspects:
+        from nvrx_slurm.api.suspicion import avoiding
+
+        spec = avoiding(spec, plan.fault_tolerance.attribution.ledger, lambda text: click.echo(text, err=True))
+    prepared = prepare(spec, plan, cluster=cluster)
     if dry_run:
         write_exactly(prepared.script)
         return EXIT_DONE
@@ -55,7 +73,7 @@ def submit(
         except KeyboardInterrupt:
             click.echo(f"job {job.job_id} goes on; to end it: nvrx-slurm cancel {job.job_id}", err=True)
             return EXIT_INTERRUPTED
-    with signals.recorded() as interruption:  # from before there is a job that a signal must cancel
+    with RecordedSignals() as interruption:  # from before there is a job that a signal must cancel
         job = Job(_submitted(prepared, cluster, as_json), folder=prepared.folder, cluster=cluster)
         exit_code = _wait(job, interruption)
     if exit_code is None:
@@ -69,19 +87,6 @@ def submit(
     return exit_code if exit_code is not None else interruption.exit_code or EXIT_INTERRUPTED
 
 
-def _prepared(choice: JobChoice, cluster: ClusterName, *, exclude_suspects: bool) -> PreparedJob:
-    """The job's script and plan. Says on stderr which suspect nodes are excluded."""
-    from nvrx_slurm.api.prepared import prepare
-
-    loaded = choice.load()
-    plan, spec = choice.plan(loaded), loaded.spec
-    if exclude_suspects:
-        from nvrx_slurm.api.suspicion import avoiding
-
-        spec = avoiding(spec, plan.fault_tolerance.attribution.ledger, lambda text: click.echo(text, err=True))
-    return prepare(spec, plan, cluster=cluster)
-
-
 def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> str:
     """Submit, and print the job's id."""
     from nvrx_slurm.api.submission import hand_over
@@ -93,13 +98,9 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> st
     return job_id
 
 
-def _wait(job: Job, interruption: signals.RecordedSignal) -> int | None:
+def _wait(job: Job, interruption: RecordedSignals) -> int | None:
     """The job's exit code; None: a signal ended the wait before the job had ended."""
-
-    def tell(state: JobState) -> None:
-        click.echo(f"job {job.job_id}: {state}", err=True)
-
-    watch = job.end_watch(None, tell)
+    watch = job.end_watch(None, lambda state: click.echo(f"job {job.job_id}: {state}", err=True))
     try:
         while (exit_code := watch.look()) is None and not interruption.wait(watch.pause_s()):
             pass
@@ -108,3 +109,94 @@ def _wait(job: Job, interruption: signals.RecordedSignal) -> int | None:
             raise
         return None  # Ctrl-C reaches a squeue that is just being asked, too
     return exit_code
+
+
+class RecordedSignals:
+    """Records SIGINT and SIGTERM instead of acting on them, until the context ends.
+
+    A signal then acts between two looks at the job, and never inside of an import or a call.
+    """
+
+    exit_code: int | None = None
+    """The exit code that stands for the first signal; None: none has arrived."""
+
+    def __enter__(self) -> Self:
+        self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before = {number: signal.signal(number, self._record) for number in EXIT_CODES}
+        self._woken = signal.set_wakeup_fd(self._pipe[1])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._woken)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        for descriptor in self._pipe:
+            os.close(descriptor)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, but no longer than until a signal arrives; whether one has."""
+        if self.exit_code is None:
+            select.select([self._pipe[0]], [], [], seconds)
+        return self.exit_code is not None
+
+    def _record(self, number: int, _: object) -> None:
+        self.exit_code = self.exit_code or EXIT_CODES[signal.Signals(number)]
+
+
+# ------------------------------------------------------------------------------------------ run, wait, cancel
+
+
+@click.command(cls=JobCommand)
+@job_options
+def run(choice: JobChoice) -> int:
+    """Run JOB_YAML on this machine, in the foreground, without Slurm: each node is a process of its own.
+
+    Ends with the job's exit code. Ctrl-C ends the job cleanly; so does the death of this command.
+    """
+    import subprocess
+
+    from nvrx_slurm.cluster.local import LocalCluster
+    from nvrx_slurm.jobspec.script import render_job
+    from nvrx_slurm.report.live import watch
+
+    loaded = choice.load()
+    plan = choice.plan(loaded)
+    make_base(choice.folder)
+    script = render_job(loaded.spec, plan, cluster="local", python=sys.executable)
+    job_id, host = LocalCluster(choice.folder).start(script, folder=choice.folder, name=plan.name, detach=False)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: host.send_signal(signal.SIGTERM))
+    try:
+        watch(choice.folder, job_id)
+    except KeyboardInterrupt:
+        host.send_signal(signal.SIGINT)
+    try:
+        return host.wait(ENDING_S)
+    except (KeyboardInterrupt, subprocess.TimeoutExpired):  # a second Ctrl-C does not wait for a clean end
+        host.kill()
+        return host.wait()
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.option("--timeout", metavar="DURATION", help="Give up (exit code 124) after this long: 90s, 10m, 2h.")
+@folder_option
+def wait(job_id: str, timeout: str | None, folder: Path) -> int:
+    """Wait for a job's end, and exit with its exit code. Ctrl-C ends the wait, not the job."""
+    from nvrx_slurm.api.handle import job
+
+    bound_s = None if timeout is None else seconds_of("--timeout", timeout)
+    handle = job(job_id, folder=folder)
+    return handle.wait(bound_s, on_state=lambda state: click.echo(f"job {job_id}: {state}", err=True))
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@folder_option
+def cancel(job_id: str, folder: Path) -> None:
+    """Cancel a job, wait until its workers are gone, and print its state. A job that has ended is left alone."""
+    from nvrx_slurm.api.handle import job
+
+    found = job(job_id, folder=folder)
+    found.cancel()
+    click.echo(found.wait_until_gone(GONE_TIMEOUT_S))

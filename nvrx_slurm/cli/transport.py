@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nvrx_slurm.cli.output import print_json
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED
-from nvrx_slurm.util.sanitize import json_text, one_line
+from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
-    from nvrx_slurm.report.tables import Mood, Table
-    from nvrx_slurm.transport.doctor import TransportCheck
+    from nvrx_slurm.report.tables import Mood
 
 _MOODS: dict[str, Mood] = {"ok": "good", "warn": "busy", "fail": "bad", "absent": "dim"}
 
@@ -35,22 +35,26 @@ def doctor(as_json: bool) -> int:
 
     findings = examine()
     if as_json:
-        import msgspec
-
         from nvrx_slurm.transport.environment import node_name
 
-        whole = {"node": node_name(), "fit": is_fit(findings), "findings": [each._asdict() for each in findings]}
-        click.echo(json_text(msgspec.json.format(msgspec.json.encode(whole), indent=2)))
-    elif sys.stdout.isatty():
+        print_json({"node": node_name(), "fit": is_fit(findings), "findings": [each._asdict() for each in findings]})
+        return EXIT_DONE if is_fit(findings) else EXIT_FAILED
+    from nvrx_slurm.report.tables import Row, Table
+
+    rows = [
+        Row((each.part, each.level.value, each.seen, each.todo or "-"), _MOODS[each.level.value]) for each in findings
+    ]
+    table = Table("payload transport", ("PART", "LEVEL", "SEEN", "WHAT TO DO"), tuple(rows))
+    if sys.stdout.isatty():
         from rich.console import Console
 
         from nvrx_slurm.report.screen import grid
 
-        Console(highlight=False).print(grid(_table(findings)))
+        Console(highlight=False).print(grid(table))
     else:
-        from nvrx_slurm.report.plain import table
+        from nvrx_slurm.report import plain
 
-        click.echo(table(_table(findings)))
+        click.echo(plain.table(table))
     return EXIT_DONE if is_fit(findings) else EXIT_FAILED
 
 
@@ -70,12 +74,3 @@ def sweep(folder: Path | None) -> None:
         click.echo(one_line(name))
     if not names:
         click.echo("no ring of a dead process", err=True)
-
-
-def _table(findings: list[TransportCheck]) -> Table:
-    from nvrx_slurm.report.tables import Row, Table
-
-    rows = (
-        Row((each.part, each.level.value, each.seen, each.todo or "-"), _MOODS[each.level.value]) for each in findings
-    )
-    return Table("payload transport", ("PART", "LEVEL", "SEEN", "WHAT TO DO"), tuple(rows))

@@ -6,7 +6,7 @@ import dataclasses
 
 from click.testing import CliRunner
 
-from nvrx_slurm.cli.simulate import simulate
+from nvrx_slurm.cli.ci import simulate
 from nvrx_slurm.lab.simulation import seeds
 from nvrx_slurm.lab.simulation.adversary import Act
 from nvrx_slurm.lab.simulation.promises import Promise

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.api.prepared import PreparedJob, prepare
 from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster, folder_name
-from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.cluster.slurm import SlurmCluster
+from nvrx_slurm.cluster.slurm_config import KillWaitQuestion
 from nvrx_slurm.errors import ConfigError, StoreUnreachable, UnsafePath, UsageError
 from nvrx_slurm.jobspec.budgets import grace_within
 from nvrx_slurm.util.files import JobFiles

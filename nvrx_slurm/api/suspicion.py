@@ -9,7 +9,7 @@ from string import digits
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.attribution.ledger import Ledger, Suspect, open_ledger
-from nvrx_slurm.cluster.naming import named_cluster
+from nvrx_slurm.cluster.slurm_config import named_cluster
 from nvrx_slurm.errors import ConfigError, SlurmUnreachable
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.site import site_files

@@ -17,7 +17,7 @@ import msgspec
 
 from nvrx_slurm.attribution.ledger.ledger import cluster_of, suspects_among
 from nvrx_slurm.batch.host import Host, Launch
-from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
+from nvrx_slurm.cluster.slurm_config import KillWaitQuestion
 from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.plan import Plan, plan_from_json

@@ -1,12 +1,28 @@
-"""Running Slurm's programs: the one place of this package that starts a command and reads what it says."""
+"""Running Slurm's programs: with which environment, how long, and how often when Slurm does not answer.
+
+What Slurm cannot answer now it may answer in a second: such a question is asked again, with growing pauses and for
+a bounded time, and stderr says so.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+from nvrx_slurm.errors import MissingProgramError, SlurmUnreachable
+from nvrx_slurm.util.log import get_logger
+
+log = get_logger("slurm")
+
+PATIENCE_S = 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
+COMMAND_TIMEOUT_S = 60.0
+"""A site may set MessageTimeout, which Slurm's programs wait for an answer, to most of a minute."""
 
 TIMED_OUT = -1
 """The return code of a command that was ended because it took longer than its bound."""
@@ -14,7 +30,34 @@ TIMED_OUT = -1
 NOT_SET_UP = "Could not establish a configuration source"
 """How Slurm's programs say that no Slurm is set up for them."""
 
+_PREFIX = re.compile(r"^\w+: (?:error|fatal): ")
+_REFUSED = "Batch job submission failed: "
 _KEPT_INSIDE_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS")
+
+# slurmctld or slurmdbd did not answer; asking again may help. From slurm_errno.c and slurm_protocol_api.c.
+_NO_ANSWER = (
+    "Unable to contact slurm controller",
+    "Unable to contact slurm database",
+    "Problem talking to",  # the database
+    "can't be reached now",  # a cluster named with -M
+    "Protocol authentication error",  # munged is down
+    "Socket timed out",
+    "Connection refused",
+    "Connection reset",
+    "Connection timed out",
+    "Communication connection failure",
+    "Communication shutdown failure",
+    "Message receive failure",
+    "Message send failure",
+    "Zero Bytes were transmitted",
+    "Slurm controller not responding",
+    "Slurm temporarily unable to accept job",
+    "Resource temporarily unavailable",
+    "try again in a bit",  # the job's entry in the database is just being made
+    "Slurm backup controller in standby mode",
+)
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -28,6 +71,19 @@ class CommandOutput:
     @property
     def ok(self) -> bool:
         return self.returncode == 0
+
+    @property
+    def lacks_answer(self) -> bool:
+        """Whether the program failed only because the other side did not answer."""
+        return self.returncode == TIMED_OUT or (not self.ok and any(words in self.stderr for words in _NO_ANSWER))
+
+    @property
+    def reason(self) -> str:
+        """Slurm's own reason, in one line: the summary that sbatch ends with first, then what led to it."""
+        lines = [_PREFIX.sub("", line.strip()) for line in self.stderr.splitlines() if line.strip()]
+        summary = [line.removeprefix(_REFUSED) for line in lines if line.startswith(_REFUSED)]
+        details = [line for line in lines if not line.startswith(_REFUSED)]
+        return "; ".join(dict.fromkeys(summary + details)) or f"exit code {self.returncode}, and no word why"
 
 
 class Runner(Protocol):
@@ -93,3 +149,68 @@ def environment_for(program: str, environment: Mapping[str, str]) -> dict[str, s
         for name, value in environment.items()
         if name in _KEPT_INSIDE_A_JOB or not name.startswith(("SLURM_", "SLURMD_"))
     }
+
+
+class SlurmPrograms:
+    """sbatch and its friends. `patience_s`: how long a question without an answer is asked again."""
+
+    def __init__(self, runner: Runner, patience_s: float) -> None:
+        self._runner = runner
+        self._patience_s = patience_s
+
+    def ask(self, *command: str) -> CommandOutput:
+        """The program's answer. Raises MissingProgramError, and SlurmUnreachable in the end."""
+        return self.patiently(lambda: self.run(*command))
+
+    def run(self, *command: str) -> CommandOutput:
+        """One attempt. Raises MissingProgramError, SlurmUnreachable."""
+        program = command[0]
+        try:
+            output = self._runner(command, timeout_s=COMMAND_TIMEOUT_S)
+        except FileNotFoundError:
+            raise MissingProgramError(
+                f"{program} is not on PATH: there is no Slurm here. `nvrx-slurm run` runs a job without one,"
+                " and `nvrx-slurm cluster up` starts one on this machine"
+            ) from None
+        if NOT_SET_UP in output.stderr:
+            raise _NotSetUp(
+                f"{program} finds no Slurm ({output.reason}). `nvrx-slurm run` runs a job without one; for a"
+                ' development cluster: `nvrx-slurm cluster up`, then `eval "$(nvrx-slurm cluster env)"`'
+            )
+        if output.lacks_answer:
+            raise SlurmUnreachable(f"Slurm does not answer {program}: {output.reason}")
+        return output
+
+    def patiently(self, first: Callable[[], _T], again: Callable[[], _T] | None = None) -> _T:
+        """`first`, and when Slurm does not answer, `again` until it does or the patience is spent."""
+        try:
+            return first()
+        except SlurmUnreachable as error:
+            if self._patience_s <= 0 or not _may_answer_later(error):
+                raise
+            log.warning("%s; trying again for %g s", error, self._patience_s)
+            first_error = error
+        import stamina  # only now: it costs as much as all of click, and Slurm nearly always answers
+
+        logging.getLogger("stamina").addHandler(logging.NullHandler())  # what is shown is the line above
+        attempts = stamina.retry_context(
+            on=_may_answer_later,
+            attempts=None,
+            timeout=self._patience_s,
+            wait_initial=FIRST_PAUSE_S,
+            wait_max=LONGEST_PAUSE_S,
+        )
+        for attempt in attempts:
+            with attempt:
+                if attempt.num == 1:  # has been made already: what counts it also pauses after it
+                    raise first_error
+                return (again or first)()
+        raise AssertionError("the last attempt returns or raises")
+
+
+class _NotSetUp(SlurmUnreachable):
+    """There is no Slurm to answer, and will be none in a second."""
+
+
+def _may_answer_later(error: Exception) -> bool:
+    return isinstance(error, SlurmUnreachable) and not isinstance(error, _NotSetUp)

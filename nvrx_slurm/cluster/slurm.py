@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name, prepare_folder
-from nvrx_slurm.cluster.commands import Runner, SystemRunner
-from nvrx_slurm.cluster.slurm_programs import PATIENCE_S, SlurmPrograms
+from nvrx_slurm.cluster.commands import PATIENCE_S, Runner, SlurmPrograms, SystemRunner
 from nvrx_slurm.cluster.slurm_text import (
     NO_ACCOUNTING,
     UNKNOWN_JOB,
-    reason_of,
     split_job_id,
     states_of,
     submitted_by_script,
@@ -64,12 +62,13 @@ class SlurmCluster:
                     output = self._programs.run("sbatch", "--parsable", str(path))
                     job_id = submitted_id(output.stdout) if output.ok else None
                     if job_id is None:
-                        raise SubmissionRefused(f"Slurm refused job {name!r}: {reason_of(output)}")
+                        raise SubmissionRefused(f"Slurm refused job {name!r}: {output.reason}")
                     return job_id
 
                 def again() -> str:
                     # A submission that timed out may have been accepted all the same: only squeue knows.
-                    return self._submitted_as(path) or first()
+                    listing = self._programs.run("squeue", "--noheader", "--me", "--states=all", "--format=%i|%o")
+                    return submitted_by_script(listing.stdout, str(path)) or first()
 
                 job_id = self._programs.patiently(first, again)
         except BaseException:
@@ -92,22 +91,22 @@ class SlurmCluster:
                 )
         return job_id
 
-    def _submitted_as(self, path: Path) -> str | None:
-        listing = self._programs.run("squeue", "--noheader", "--me", "--states=all", "--format=%i|%o")
-        return submitted_by_script(listing.stdout, str(path))
-
     # ---- jobs
 
     def states(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
         """See `Cluster.states`: what squeue knows, else what sacct knows. Raises UsageError for what is no job id."""
         found = dict.fromkeys(job_ids, JobState.UNKNOWN)
-        for cluster, numbers in _by_cluster(job_ids).items():
+        by_cluster: dict[str | None, dict[str, str]] = {}  # cluster → number → job id: one call for each cluster
+        for job_id in job_ids:
+            number, cluster = split_job_id(job_id)
+            by_cluster.setdefault(cluster, {})[number] = job_id
+        for cluster, numbers in by_cluster.items():
             jobs = f"--jobs={','.join(numbers)}"
             listing = self._programs.ask(
                 "squeue", *_on(cluster), "--noheader", "--array", "--states=all", jobs, "--format=%i|%T"
             )
             if not listing.ok and UNKNOWN_JOB not in listing.stderr:  # so it fails where it knows none of the jobs
-                raise NvrxError(f"squeue does not know the state of {', '.join(numbers)}: {reason_of(listing)}")
+                raise NvrxError(f"squeue does not know the state of {', '.join(numbers)}: {listing.reason}")
             known = states_of(listing.stdout, numbers)
             absent = [number for number in numbers if known.get(number, JobState.UNKNOWN) is JobState.UNKNOWN]
             if absent:
@@ -125,7 +124,7 @@ class SlurmCluster:
         number, cluster = split_job_id(job_id)
         output = self._programs.ask("scancel", *_on(cluster), number)
         if not output.ok:
-            raise NvrxError(f"job {job_id} was not cancelled: {reason_of(output)}")
+            raise NvrxError(f"job {job_id} was not cancelled: {output.reason}")
 
     def nodes(self, job_id: str) -> tuple[str, ...]:
         """See `Cluster.nodes`. A job that squeue no longer lists has none."""
@@ -149,7 +148,7 @@ class SlurmCluster:
             log.warning("%s", error)
             return {}
         if not listing.ok and NO_ACCOUNTING not in listing.stderr:
-            log.debug("sacct: %s", reason_of(listing))
+            log.debug("sacct: %s", listing.reason)
         return states_of(listing.stdout, numbers)
 
 
@@ -175,12 +174,3 @@ def _written(script: str) -> Iterator[Path]:
 
 def _on(cluster: str | None) -> list[str]:
     return [f"--clusters={cluster}"] if cluster else []
-
-
-def _by_cluster(job_ids: Sequence[str]) -> dict[str | None, dict[str, str]]:
-    """cluster → number → job id: one call for each cluster."""
-    found: dict[str | None, dict[str, str]] = {}
-    for job_id in job_ids:
-        number, cluster = split_job_id(job_id)
-        found.setdefault(cluster, {})[number] = job_id
-    return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nvrx_slurm.cluster.commands import TIMED_OUT, CommandOutput
 from nvrx_slurm.cluster.states import JobState, state_of_array, state_of_word
 from nvrx_slurm.errors import UsageError
 
@@ -19,32 +18,6 @@ NO_ACCOUNTING = "accounting storage is disabled"
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?(;[A-Za-z0-9_.-]+)?")
 _SUBMITTED = re.compile(r"^(\d+(?:;\S+)?)$", re.MULTILINE)
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
-_KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
-_PREFIX = re.compile(r"^\w+: (?:error|fatal): ")
-_REFUSED = "Batch job submission failed: "
-
-# slurmctld or slurmdbd did not answer; asking again may help. From slurm_errno.c and slurm_protocol_api.c.
-_NO_ANSWER = (
-    "Unable to contact slurm controller",
-    "Unable to contact slurm database",
-    "Problem talking to",  # the database
-    "can't be reached now",  # a cluster named with -M
-    "Protocol authentication error",  # munged is down
-    "Socket timed out",
-    "Connection refused",
-    "Connection reset",
-    "Connection timed out",
-    "Communication connection failure",
-    "Communication shutdown failure",
-    "Message receive failure",
-    "Message send failure",
-    "Zero Bytes were transmitted",
-    "Slurm controller not responding",
-    "Slurm temporarily unable to accept job",
-    "Resource temporarily unavailable",
-    "try again in a bit",  # the job's entry in the database is just being made
-    "Slurm backup controller in standby mode",
-)
 
 
 def split_job_id(job_id: str) -> tuple[str, str | None]:
@@ -72,7 +45,8 @@ def states_of(stdout: str, job_ids: Iterable[str]) -> dict[str, JobState]:
 
     The id of a whole job array stands for all of its elements.
     """
-    rows = dict(_rows(stdout))
+    lines = (line.partition("|") for line in stdout.splitlines())
+    rows = {listed.strip(): state_of_word(word) for listed, bar, word in lines if bar}  # -M adds a headline without
     elements: dict[str, list[JobState]] = {}
     for listed, state in rows.items():
         elements.setdefault(listed.partition("_")[0], []).append(state)
@@ -85,35 +59,7 @@ def states_of(stdout: str, job_ids: Iterable[str]) -> dict[str, JobState]:
     return found
 
 
-def _rows(stdout: str) -> Iterable[tuple[str, JobState]]:
-    for line in stdout.splitlines():
-        listed, bar, word = line.partition("|")
-        if bar:  # squeue -M prints a headline for each cluster
-            yield listed.strip(), state_of_word(word)
-
-
 def version_of(stdout: str) -> tuple[int, int, int] | None:
     """`slurm-wlm 22.05.8` → (22, 5, 8)."""
     found = _VERSION.search(stdout)
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
-
-
-def kill_wait_of(stdout: str) -> float | None:
-    """The seconds that `scontrol show config` says: `KillWait                = 30 sec`."""
-    found = _KILL_WAIT.search(stdout)
-    return float(found[1]) if found else None
-
-
-def is_without_answer(output: CommandOutput) -> bool:
-    """Whether the program failed only because the other side did not answer."""
-    if output.returncode == TIMED_OUT:
-        return True
-    return not output.ok and any(words in output.stderr for words in _NO_ANSWER)
-
-
-def reason_of(output: CommandOutput) -> str:
-    """Slurm's own reason, in one line: the summary that sbatch ends with first, then what led to it."""
-    lines = [_PREFIX.sub("", line.strip()) for line in output.stderr.splitlines() if line.strip()]
-    summary = [line.removeprefix(_REFUSED) for line in lines if line.startswith(_REFUSED)]
-    details = [line for line in lines if not line.startswith(_REFUSED)]
-    return "; ".join(list(dict.fromkeys(summary + details))) or f"exit code {output.returncode}, and no word why"

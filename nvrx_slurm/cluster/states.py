@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
 
 from nvrx_slurm.errors import (
     EXIT_DONE,
@@ -84,13 +83,6 @@ _BY_RESULT = {
     EXIT_INTERRUPTED: JobState.CANCELLED,
     EXIT_TERMINATED: JobState.CANCELLED,
 }
-
-
-class StateRow(NamedTuple):
-    """One job, or one element of a job array, as squeue or sacct lists it."""
-
-    job_id: str
-    state: JobState
 
 
 def state_of_word(word: str) -> JobState:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.cluster.naming import named_cluster
+from nvrx_slurm.cluster.slurm_config import named_cluster
 from nvrx_slurm.lab.devcluster import DevCluster
 from tests.flow.test_submit import nvrx
 

@@ -19,7 +19,6 @@ import msgspec
 from nvrx_slurm.cluster.base import folder_name
 from nvrx_slurm.cluster.commands import SystemRunner
 from nvrx_slurm.cluster.local import LocalCluster
-from nvrx_slurm.cluster.slurm_text import reason_of
 from nvrx_slurm.errors import NvrxError, SlurmUnreachable, WaitTimeout
 from nvrx_slurm.journal.folder import JobFolder, clear_runtime_folders
 from nvrx_slurm.journal.records import Record
@@ -168,7 +167,7 @@ class OwnJobs:
     def _ask(self, *command: str) -> str:
         output = self._runner(command, timeout_s=ANSWER_S)
         if not output.ok:
-            raise SlurmUnreachable(f"{command[0]} failed: {reason_of(output)}")
+            raise SlurmUnreachable(f"{command[0]} failed: {output.reason}")
         return output.stdout
 
 

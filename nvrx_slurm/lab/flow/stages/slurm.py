@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.api.handle import ClusterName, Job
-from nvrx_slurm.cluster.commands import Runner, SystemRunner
+from nvrx_slurm.cluster.commands import Runner, SlurmPrograms, SystemRunner
 from nvrx_slurm.cluster.slurm import SlurmCluster
-from nvrx_slurm.cluster.slurm_programs import SlurmPrograms
-from nvrx_slurm.cluster.slurm_text import reason_of
 from nvrx_slurm.errors import FaultFailed, SlurmUnreachable, UnreachableError, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
@@ -216,7 +214,7 @@ class SlurmFaults:
         except UnreachableError as error:
             raise FaultFailed(str(error)) from None
         if not output.ok:
-            raise FaultFailed(f"`{' '.join(command)}`: {reason_of(output)}")
+            raise FaultFailed(f"`{' '.join(command)}`: {output.reason}")
         return output.stdout
 
     def _seen(self, look: Callable[[], str | None], what: str, within_s: float) -> str:

@@ -1,0 +1,82 @@
+"""What `scontrol show config` says: the cluster's name, and KillWait (slurm.conf(5))."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+from typing import Self
+
+from nvrx_slurm.cluster.commands import Runner, SystemRunner, child_environment_for, is_set_up
+from nvrx_slurm.jobspec import env
+
+NAME_ANSWER_S = 10.0
+_REAPED_S = 1.0
+_CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
+
+
+def named_cluster(run: Runner | None = None) -> str | None:
+    """The cluster's name, as its jobs know it from SLURM_CLUSTER_NAME; None where no Slurm answers."""
+    if name := env.slurm_cluster_name():
+        return name
+    try:
+        output = (run or SystemRunner())(["scontrol", "show", "config"], timeout_s=NAME_ANSWER_S)
+    except FileNotFoundError:
+        return None
+    return cluster_name_of(output.stdout) if output.ok else None
+
+
+def cluster_name_of(stdout: str) -> str | None:
+    """What `scontrol show config` says: `ClusterName             = alpha`."""
+    found = _CLUSTER_NAME.search(stdout)
+    return found[1] if found else None
+
+
+def kill_wait_of(stdout: str) -> float | None:
+    """The seconds that `scontrol show config` says: `KillWait                = 30 sec`."""
+    found = _KILL_WAIT.search(stdout)
+    return float(found[1]) if found else None
+
+
+class KillWaitQuestion:
+    """How long a job that is cancelled or preempted has, between SIGTERM and SIGKILL.
+
+    Asked on entry, so that something else can run meanwhile, and answered by `answer`; what runs at the exit is
+    killed. After any error the answer is None: it is worth no trouble.
+    """
+
+    def __enter__(self) -> Self:
+        self._process: subprocess.Popen[str] | None = None
+        environment = child_environment_for("scontrol")
+        if is_set_up(environment):
+            with contextlib.suppress(OSError):
+                self._process = subprocess.Popen(
+                    ("scontrol", "show", "config"),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    encoding="utf-8",
+                    errors="replace",
+                )
+        return self
+
+    def answer(self, *, timeout_s: float) -> float | None:
+        """The cluster's KillWait in seconds, or None where it is not known within `timeout_s`."""
+        if self._process is None:
+            return None
+        try:
+            stdout, _ = self._process.communicate(timeout=timeout_s)
+        except (subprocess.TimeoutExpired, OSError, ValueError):
+            return None
+        return kill_wait_of(stdout)
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is None:
+            return
+        self._process.kill()
+        if self._process.stdout:
+            self._process.stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: SIGKILL ends that some day
+            self._process.wait(_REAPED_S)

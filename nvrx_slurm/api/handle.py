@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +17,6 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.util.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from nvrx_slurm.api.awaiting import AwaitableJob
     from nvrx_slurm.cluster.watcher import StateWatcher
     from nvrx_slurm.journal.records import Entry
 
@@ -74,8 +74,6 @@ class Job:
 
     def awaitable(self) -> AwaitableJob:
         """The same for asyncio: `await job.awaitable().wait()`."""
-        from nvrx_slurm.api.awaiting import AwaitableJob  # asyncio is half of what this module would cost
-
         return AwaitableJob(self)
 
     def cancel(self) -> None:
@@ -170,6 +168,30 @@ class Job:
         return EndWatch(self._files, self._seldom_asked_state, self._clock, timeout_s=timeout, on_state=on_state)
 
 
+class AwaitableJob:
+    """A job whose end and whose answers can be awaited; the event loop is never blocked."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    async def wait(self, timeout: float | None = None) -> int:
+        """As `Job.wait`."""
+        import asyncio  # only here: it is half of what this module would cost
+
+        watch = self.job.end_watch(timeout, None)
+        while (code := await asyncio.to_thread(watch.look)) is None:  # noqa: ASYNC110 - a shared folder sends no event
+            await asyncio.sleep(watch.pause_s())
+        return code
+
+    async def dump(
+        self, ranks: Collection[int] | None = None, *, replica: str | None = None, timeout: float = 30.0
+    ) -> dict[int, str]:
+        """As `Job.dump`."""
+        import asyncio
+
+        return await asyncio.to_thread(self.job.dump, ranks, replica=replica, timeout=timeout)
+
+
 def open_cluster(name: ClusterName, base: Path) -> Cluster:
     """The port to where jobs of this base folder run."""
     if name == "slurm":
@@ -183,23 +205,18 @@ def job(job_id: str, *, folder: Path | str = DEFAULT_FOLDER) -> Job:
     """A handle to a job that was submitted before. Raises UsageError, which lists the jobs of the folder."""
     base = Path(folder)
     files = JobFolder(base / folder_name(job_id))
-    if not files.plan_path.is_file() and not _slurm_knows(job_id):
+    # Slurm may have a job that left no folder yet: `sbatch` of a rendered script put it in the queue.
+    slurm_knows = False
+    if not files.plan_path.is_file() and job_id[:1].isdigit():
+        with contextlib.suppress(NvrxError):
+            slurm_knows = SlurmCluster(patience_s=0).states([job_id])[job_id] is not JobState.UNKNOWN
+    if not files.plan_path.is_file() and not slurm_knows:
         from nvrx_slurm.report.jobs import find_job
 
         files = find_job(base, job_id)
     info = files.read_info()
     local = info.cluster == "local" if info else job_id.startswith(LOCAL_PREFIX)
     return Job(job_id, folder=base, cluster="local" if local else "slurm")
-
-
-def _slurm_knows(job_id: str) -> bool:
-    """Whether Slurm has a job that left no folder yet: one that `sbatch` of a rendered script put in the queue."""
-    if not job_id[:1].isdigit():
-        return False
-    try:
-        return SlurmCluster(patience_s=0).states([job_id])[job_id] is not JobState.UNKNOWN
-    except NvrxError:
-        return False
 
 
 def just_submitted(job_id: str, *, folder: Path | str, cluster: ClusterName, clock: Clock | None = None) -> Job:

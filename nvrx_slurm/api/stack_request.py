@@ -16,7 +16,7 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import DumpAsked, DumpOrdered, Entry, StacksDumped
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.journal_stream import post
-from nvrx_slurm.report.model import JobView, NodeView, Value
+from nvrx_slurm.report.model import Value
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import fold
@@ -86,7 +86,12 @@ class StackRequest:
             raise UsageError(f"no {ranks_of(unknown)}: {there}")
         self._asked = self._nodes()
         if not self._asked:
-            raise UsageError(f"job {folder.job_id}: {self._why_nobody()}; try again when they run")
+            whose = ranks_of(self._ranks) if self._ranks else "no replica"
+            has = f"{'have' if len(self._ranks) > 1 else 'has'} {'no' if self._ranks else 'a'} worker now"
+            phases = (
+                f"{each.id} is {each.phase}" for each in self._view.replicas.values() if replica in (None, each.id)
+            )
+            raise UsageError(f"job {job}: {whose} {has} ({', '.join(phases)}); try again when they run")
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -100,7 +105,7 @@ class StackRequest:
         return tuple(rank for rank in self._ranks if rank not in at_work)
 
     def answers(self, timeout_s: float, say: Say | None = None) -> Iterator[NodeStacks]:
-        """Each node's answer, as it comes. `say` is called after 2 s, and again on a change, with what is waited for.
+        """Each node's answer, as it arrives. `say` is called after 2 s, and again on a change, with what is awaited.
 
         A node that loses its workers meanwhile is not waited for. Raises WaitTimeout that names who did not answer,
         NvrxError where none is left that could, StoreUnreachable.
@@ -108,104 +113,92 @@ class StackRequest:
         address = self._folder.read_store()
         if address is None:
             raise UsageError(f"job {self._folder.job_id} has just ended")
-        began = self._clock.monotonic()
-        post(address, DumpAsked(request=self._id, by=_me(), ranks=self._ranks, replica=self._replica))
-        journal = Journal(self._folder, after=self._view.n, clock=self._clock)
-        waiting = _Waiting(self._clock, began, timeout_s, say)
+        deadline = self._clock.monotonic() + timeout_s
         try:
-            yield from self._collect(journal, waiting)
+            user = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:  # a container may know no names
+            user = str(os.getuid())
+        by = f"{user}@{socket.gethostname()}"
+        post(address, DumpAsked(request=self._id, by=by, ranks=self._ranks, replica=self._replica))
+        journal = Journal(self._folder, after=self._view.n, clock=self._clock)
+        answered: set[str] = set()
+        said = ""
+        try:
+            while missing := [name for name in self._nodes() if name in self._asked and name not in answered]:
+                left_s = deadline - self._clock.monotonic()
+                if left_s <= 0.0:
+                    raise self._timeout(missing, timeout_s, journal.store_error)
+                what = (
+                    f"{names(missing)} to write down stacks"
+                    if self._ordered
+                    else "the controller to pass the request on"
+                )
+                if say is not None and timeout_s - left_s >= SAY_AFTER_S and what != said:
+                    said = what
+                    say(f"waiting for {what}, up to {seconds(left_s)} more")
+                for item in journal.poll(min(LOOK_S, left_s)):
+                    assert isinstance(item, Entry)  # no heartbeats were asked for
+                    fold(self._view, item)
+                    record = item.record
+                    self._ordered |= isinstance(record, DumpOrdered) and record.request == self._id
+                    if (
+                        isinstance(record, StacksDumped)
+                        and record.request == self._id
+                        and record.node not in answered
+                    ):
+                        answered.add(record.node)
+                        yield self._stacks(record)
+                if journal.ended:
+                    break
         finally:
             journal.close()
-
-    def _collect(self, journal: Journal, waiting: _Waiting) -> Iterator[NodeStacks]:
-        answered: set[str] = set()
-        while missing := [name for name in self._nodes() if name in self._asked and name not in answered]:
-            if waiting.left_s() <= 0.0:
-                raise self._timeout(missing, waiting, journal.store_error)
-            waiting.tell(
-                f"{names(missing)} to write down stacks" if self._ordered else "the controller to pass the request on"
-            )
-            for item in journal.poll(min(LOOK_S, waiting.left_s())):
-                assert isinstance(item, Entry)  # no beats were asked for
-                fold(self._view, item)
-                record = item.record
-                self._ordered |= isinstance(record, DumpOrdered) and record.request == self._id
-                if isinstance(record, StacksDumped) and record.request == self._id and record.node not in answered:
-                    answered.add(record.node)
-                    yield self._answer(record)
-            if journal.ended:
-                break
         if silent := [name for name in self._asked if name not in answered]:
             gone = f"the workers on {names(silent)} ended before they could answer"
             if not answered:
                 raise NvrxError(f"{gone}; ask again when `status` says that they run")
-            waiting.say(gone)
+            if say is not None:
+                say(gone)
 
     def _nodes(self) -> list[str]:
         """The nodes that have workers of the ranks asked for, as far as the journal has been read."""
-        view = self._view
-        return [node.name for node in view.nodes.values() if _works(view, node) and self._concerns(node)]
+        view, found = self._view, []
+        for node in view.nodes.values():
+            replica = view.replicas.get(node.replica or "")
+            if replica is None or replica.phase not in WITH_WORKERS or self._replica not in (None, node.replica):
+                continue
+            has_asked = not self._ranks or any(rank in self._ranks for rank in node.ranks)
+            if has_asked and node.state == "active" and not node.done:
+                found.append(node.name)
+        return found
 
-    def _concerns(self, node: NodeView) -> bool:
-        asked_for = not self._ranks or any(rank in self._ranks for rank in node.ranks)
-        return asked_for and self._replica in (None, node.replica)
-
-    def _answer(self, record: StacksDumped) -> NodeStacks:
-        replica = self._view.nodes[record.node].replica or ""
-        stacks = tuple(
-            RankStacks(
-                replica=replica,
-                rank=rank,
-                node=record.node,
-                file=file,
-                where=record.where.get(rank),
-                text=_since(self._folder, file, self._id),
+    def _stacks(self, record: StacksDumped) -> NodeStacks:
+        stacks = []
+        for rank, file in sorted(record.files.items()):
+            try:
+                text = (self._folder.path / file).read_text(errors="replace")
+            except OSError as error:
+                text = f"{file} cannot be read here: {error.strerror}\n"
+            # The file holds earlier dumps, too. Each section's first line says which request it was written for.
+            begins = text.rfind("\n", 0, max(0, text.find(self._id))) + 1
+            stacks.append(
+                RankStacks(
+                    replica=self._view.nodes[record.node].replica or "",
+                    rank=rank,
+                    node=record.node,
+                    file=file,
+                    where=record.where.get(rank),
+                    text=text[begins:],
+                )
             )
-            for rank, file in sorted(record.files.items())
-        )
-        return NodeStacks(node=record.node, stacks=stacks, problems=record.problems)
+        return NodeStacks(node=record.node, stacks=tuple(stacks), problems=record.problems)
 
-    def _timeout(self, missing: Collection[str], waiting: _Waiting, store_error: str | None) -> NvrxError:
+    def _timeout(self, missing: Collection[str], timeout_s: float, store_error: str | None) -> NvrxError:
         if store_error is not None:
             return StoreUnreachable(f"{store_error}; whether {names(missing)} wrote down stacks is not known")
-        within = f"within {seconds(waiting.timeout_s)}"
+        within = f"within {seconds(timeout_s)}"
         if not self._ordered:
             return WaitTimeout(f"the job's controller did not take up the request {within}; `status` says how it is")
         return WaitTimeout(f"{names(missing)} did not answer {within}; --timeout waits longer")
-
-    def _why_nobody(self) -> str:
-        whose = ranks_of(self._ranks) if self._ranks else "no replica"
-        has = "have" if len(self._ranks) > 1 else "has"
-        phases = (
-            f"{each.id} is {each.phase}" for each in self._view.replicas.values() if self._replica in (None, each.id)
-        )
-        return f"{whose} {has} {'no' if self._ranks else 'a'} worker now ({', '.join(phases)})"
-
-
-class _Waiting:
-    """A wait with a bound, which says what it waits for."""
-
-    def __init__(self, clock: Clock, began: float, timeout_s: float, say: Say | None) -> None:
-        self._clock, self._began, self.timeout_s, self._say = clock, began, timeout_s, say
-        self._said: str | None = None
-
-    def left_s(self) -> float:
-        return self._began + self.timeout_s - self._clock.monotonic()
-
-    def tell(self, what: str) -> None:
-        late = self._clock.monotonic() - self._began >= SAY_AFTER_S
-        if late and what != self._said:
-            self._said = what
-            self.say(f"waiting for {what}, up to {seconds(self.left_s())} more")
-
-    def say(self, what: str) -> None:
-        if self._say is not None:
-            self._say(what)
-
-
-def _works(view: JobView, node: NodeView) -> bool:
-    replica = view.replicas.get(node.replica or "")
-    return node.state == "active" and not node.done and replica is not None and replica.phase in WITH_WORKERS
 
 
 def _last(shot: Snapshot) -> str:
@@ -213,21 +206,3 @@ def _last(shot: Snapshot) -> str:
     if stacks is None:
         return "none were written down"
     return f"the last ones lie in {shot.folder.path / next(iter(stacks.files.values()))}"
-
-
-def _since(folder: JobFolder, file: str, request: str) -> str:
-    """What the request added to the file: each section's first line says why it was written."""
-    try:
-        text = (folder.path / file).read_text(errors="replace")
-    except OSError as error:
-        return f"{file} cannot be read here: {error.strerror}\n"
-    found = text.rfind("\n", 0, max(0, text.find(request)))
-    return text[found + 1 :]
-
-
-def _me() -> str:
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container may know no names
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from nvrx_slurm.api.prepared import PreparedJob, prepare
 from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster, folder_name
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.slurm_config import KillWaitQuestion
@@ -24,6 +24,37 @@ log = get_logger("submit")
 STORE_ANSWER_S = 3.0
 KILL_WAIT_ANSWER_S = 1.0
 """How long after sbatch's answer Slurm's answer to another question is waited for."""
+
+
+class PreparedJob(NamedTuple):
+    """A job that is ready for a cluster: all that is left to do needs no configuration.
+
+    `folder`: the base folder, absolute. `plan_json`: as `plan.json`.
+    """
+
+    name: str
+    folder: str
+    script: str
+    plan_json: str
+    uses_site_store: bool = False
+    """The site's own store is knocked at before anything is submitted."""
+    teardown_grace_s: float = 0.0
+    """What Slurm's KillWait is compared with when the job is submitted."""
+
+
+def prepare(spec: JobSpec, plan: Plan, *, cluster: ClusterName) -> PreparedJob:
+    """Render the job's script, which runs under this interpreter. Raises ConfigError."""
+    from nvrx_slurm.jobspec.plan import plan_to_json
+    from nvrx_slurm.jobspec.script import render_job
+
+    return PreparedJob(
+        name=plan.name,
+        folder=plan.folder,
+        script=render_job(spec, plan, cluster=cluster, python=sys.executable),
+        plan_json=plan_to_json(plan).decode(),
+        teardown_grace_s=plan.fault_tolerance.teardown.grace,
+        uses_site_store=plan.store.url is not None,
+    )
 
 
 def submit(
@@ -71,13 +102,30 @@ def hand_over(prepared: PreparedJob, *, cluster: ClusterName) -> str:
         return _submitted(prepared, cluster)
     with KillWaitQuestion() as kill_wait:  # asked while sbatch runs, so that it costs no time
         job_id = _submitted(prepared, cluster)
-        _warn_of_kill_wait(prepared, job_id, kill_wait.answer(timeout_s=KILL_WAIT_ANSWER_S))
+        kill_wait_s = kill_wait.answer(timeout_s=KILL_WAIT_ANSWER_S)
+    # An id that names a cluster: another one than that which was asked may run the job.
+    if kill_wait_s is not None and ";" not in job_id:
+        grace_s, left_s = prepared.teardown_grace_s, grace_within(kill_wait_s)
+        if grace_s > left_s:
+            log.warning(
+                "teardown.grace is %gs, and KillWait=%g of this cluster leaves %gs: when the job is cancelled or"
+                " preempted, workers get %gs",
+                grace_s,
+                kill_wait_s,
+                left_s,
+                left_s,
+            )
     return job_id
 
 
 def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
     base = Path(prepared.folder)
-    job_id = _open(cluster, base).submit(prepared.script, folder=base, name=prepared.name)
+    port: Cluster = SlurmCluster()
+    if cluster == "local":
+        from nvrx_slurm.cluster.local import LocalCluster  # a Slurm job needs nothing of it
+
+        port = LocalCluster(base)
+    job_id = port.submit(prepared.script, folder=base, name=prepared.name)
     files = JobFiles(base / folder_name(job_id))
     try:
         files.write_plan_json(prepared.plan_json.encode())  # so that readers know the job while it is in the queue
@@ -86,42 +134,20 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
     return job_id
 
 
-def _warn_of_kill_wait(prepared: PreparedJob, job_id: str, kill_wait_s: float | None) -> None:
-    """Say it now where Slurm will cut the workers' grace short. Another cluster than the one that was asked may run
-    the job: then its id names that one."""
-    if kill_wait_s is None or ";" in job_id:
-        return
-    grace_s, left_s = prepared.teardown_grace_s, grace_within(kill_wait_s)
-    if grace_s > left_s:
-        log.warning(
-            "teardown.grace is %gs, and KillWait=%g of this cluster leaves %gs: when the job is cancelled or"
-            " preempted, workers get %gs",
-            grace_s,
-            kill_wait_s,
-            left_s,
-            left_s,
-        )
-
-
-def _open(cluster: ClusterName, base: Path) -> Cluster:
-    if cluster == "slurm":
-        return SlurmCluster()  # all that is needed of what `open_cluster` would load
-    from nvrx_slurm.api.handle import open_cluster
-
-    return open_cluster(cluster, base)
-
-
 def check_store(prepared: PreparedJob) -> None:
     """Knock at the site's own store, as the batch host will. Raises StoreUnreachable, ConfigError."""
     import redis  # takes longer to import than all the rest, and the embedded store needs no knock
 
+    from nvrx_slurm.jobspec import env
     from nvrx_slurm.jobspec.plan import plan_from_json
+    from nvrx_slurm.jobspec.secret_file import secret_in
 
     plan = plan_from_json(prepared.plan_json.encode())
     assert plan.store.url is not None
+    file = plan.store.password_file
     store = redis.Redis.from_url(
         plan.store.url,
-        password=_store_password(plan),
+        password=env.store_password() if file is None else secret_in(file, key="store.password_file").strip(),
         socket_connect_timeout=STORE_ANSWER_S,
         socket_timeout=STORE_ANSWER_S,
     )
@@ -139,12 +165,3 @@ def check_store(prepared: PreparedJob) -> None:
         ) from None
     finally:
         store.close()
-
-
-def _store_password(plan: Plan) -> str | None:
-    from nvrx_slurm.jobspec import env
-    from nvrx_slurm.jobspec.secret_file import secret_in
-
-    if plan.store.password_file is None:
-        return env.store_password()
-    return secret_in(plan.store.password_file, key="store.password_file").strip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import digits
@@ -38,15 +37,17 @@ def configured_ledger() -> str | None:
         return where
     from nvrx_slurm.jobspec.yamlfile import read_yaml
 
-    files = (path for path in site_files() if path.is_file())
-    return next((found for path in files if (found := _found(read_yaml(path).data, path))), None)
-
-
-def _found(data: Any, path: Path) -> str | None:
-    where = functools.reduce(lambda level, key: level.get(key) if isinstance(level, dict) else None, _KEYS, data)
-    if where is not None and not isinstance(where, str):
-        raise ConfigError("must be a file or a redis:// URL", file=str(path), key=".".join(_KEYS))
-    return where
+    for path in site_files():
+        if not path.is_file():
+            continue
+        found: Any = read_yaml(path).data
+        for key in _KEYS:
+            found = found.get(key) if isinstance(found, dict) else None
+        if found is not None and not isinstance(found, str):
+            raise ConfigError("must be a file or a redis:// URL", file=str(path), key=".".join(_KEYS))
+        if found:
+            return found
+    return None
 
 
 def suspects_of(spec: JobSpec, where: str | None) -> list[Suspect]:
@@ -76,25 +77,18 @@ def without(spec: JobSpec, suspects: Sequence[Suspect]) -> JobSpec:
 
     from nvrx_slurm.report.words import names
 
-    excluded = ",".join([*_excluded(spec), names(sorted((suspect.node for suspect in suspects), key=_in_order))])
-    return replace(spec, slurm=replace(spec.slurm, exclude=excluded))
-
-
-def _in_order(node: str) -> tuple[str, int]:
-    """n9 before n10: neighbours fold into one range."""
-    prefix = node.rstrip(digits)
-    return prefix, int(node.removeprefix(prefix) or 0)
-
-
-def _excluded(spec: JobSpec) -> list[str]:
-    """What the job leaves out already. sbatch takes a value with a slash in it for a file that lists nodes."""
     listed = spec.slurm.exclude
-    if listed is None or "/" not in listed:
-        return [listed] if listed else []
-    try:
-        return Path(listed).read_text().replace(",", "\n").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the file {listed} cannot be read ({error}), and so suspect nodes cannot be added to it",
-            key="slurm.exclude",
-        ) from None
+    excluded = [listed] if listed else []
+    if listed and "/" in listed:  # sbatch takes it for a file that lists nodes
+        try:
+            excluded = Path(listed).read_text().replace(",", "\n").split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"the file {listed} cannot be read ({error}), and so suspect nodes cannot be added to it",
+                key="slurm.exclude",
+            ) from None
+    prefixes = ((suspect.node.rstrip(digits), suspect.node) for suspect in suspects)
+    # n9 before n10: neighbours fold into one range.
+    numbered = sorted((prefix, int(node.removeprefix(prefix) or 0), node) for prefix, node in prefixes)
+    excluded.append(names([node for _, _, node in numbered]))
+    return replace(spec, slurm=replace(spec.slurm, exclude=",".join(excluded)))

@@ -19,7 +19,7 @@ from nvrx_slurm.util.terminal import write_exactly
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import ClusterName, Job
-    from nvrx_slurm.api.prepared import PreparedJob
+    from nvrx_slurm.api.submission import PreparedJob
 
 ENDING_S = 60.0
 """How long `run` waits for a clean end of its job, before it kills it."""
@@ -47,7 +47,7 @@ def submit(
     cluster: ClusterName = "local" if local else "slurm"
     if local and exclude_suspects:
         raise UsageError("--exclude-suspects chooses among Slurm's nodes, and --local runs on none of them")
-    from nvrx_slurm.api.prepared import prepare
+    from nvrx_slurm.api.submission import prepare
 
     loaded = choice.load()
     plan, spec = choice.plan(loaded), loaded.spec

@@ -22,8 +22,7 @@ import click
 import pytest
 
 from nvrx_slurm.api.handle import Job
-from nvrx_slurm.api.prepared import prepare
-from nvrx_slurm.api.submission import hand_over
+from nvrx_slurm.api.submission import hand_over, prepare
 from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_USAGE, NvrxError, UsageError
 from nvrx_slurm.jobspec.load import load
 from nvrx_slurm.jobspec.plan import plan

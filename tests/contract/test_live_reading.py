@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.api.stack_request import Answer, StackRequest
+from nvrx_slurm.api.stack_request import NodeStacks, StackRequest
 from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.journal.folder import JobFolder, StoreAddress
 from nvrx_slurm.journal.records import (
@@ -98,7 +98,7 @@ def dumped(recorder: Recorder, job: JobFolder, node: str, request: str, *ranks: 
     return StacksDumped(**recorder.agent(node), why=why, request=request, files=files, **more)
 
 
-async def gathered(answers: Iterator[Answer]) -> list[Answer]:
+async def gathered(answers: Iterator[NodeStacks]) -> list[NodeStacks]:
     return await asyncio.to_thread(lambda: list(answers))
 
 
@@ -211,7 +211,7 @@ async def test_who_did_not_answer_is_named(job, recorder, controller) -> None:
     clock = _Impatient()
     request = StackRequest(job, clock=clock)
     said: Queue[str] = Queue()
-    come: list[Answer] = []
+    come: list[NodeStacks] = []
 
     def ask() -> None:
         for answer in request.answers(WAIT_S, said.put):

@@ -15,8 +15,7 @@ import pytest
 import redis
 
 import nvrx_slurm as nv
-from nvrx_slurm.api.prepared import prepare
-from nvrx_slurm.api.submission import check_store
+from nvrx_slurm.api.submission import check_store, prepare
 from nvrx_slurm.errors import NvrxError, StoreUnreachable
 from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.store_redis import RedisStore

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from nvrx_slurm.api.handle import ClusterName, Job, just_submitted
-from nvrx_slurm.api.prepared import prepare
-from nvrx_slurm.api.submission import hand_over
+from nvrx_slurm.api.submission import hand_over, prepare
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.jobspec.load import load
 from nvrx_slurm.jobspec.model import JobSpec

@@ -45,17 +45,28 @@ class _Use(Struct, frozen=True):
     @property
     def instead(self) -> str:
         """The new names, of the same kind."""
-        name = _flag if _is_flag(self.origin) else lambda key, _: _dotted(key)
-        return " and ".join(name(key, value) for key, value in self.sets.items())
+        if not _is_flag(self.origin):
+            return " and ".join(map(_dotted, self.sets))
+        off = (key for key, value in self.sets.items() if value is False)
+        flags = FLAGS | {key: FLAGS[key].replace("--", "--no-", 1) for key in off}
+        return " and ".join(flags[key] for key in self.sets)
 
 
-def in_new_words(layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
+def translate_deprecated(layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
     """The layers without deprecated names; and for each name in use one sentence that names the new one.
 
     Raises ConfigError where a deprecated name and a new one set the same key, or a deprecated one has no such value.
     """
-    uses = [use for layer in layers for use in _uses(layer)]
-    if mixed := [*_mixed(uses, layers), *_without_service(uses, layers)]:
+    uses: list[_Use] = []
+    for layer in layers:
+        for key, translation in _TRANSLATIONS.items():
+            if layer.has((BLOCK, key)):
+                try:
+                    uses.append(_Use(layer, key, translation(layer.data[BLOCK][key])))
+                except ValueError as error:
+                    at = layer.origin((BLOCK, key))
+                    raise ConfigError(str(error), file=at.source, line=at.line, key=f"{BLOCK}.{key}") from None
+    if mixed := [*_mixed(uses, layers)]:
         raise together(mixed)
     sentences = (
         f"{use.place} is deprecated since {SINCE}; it will be removed no earlier than {KEPT_UNTIL}: use {use.instead}"
@@ -64,18 +75,8 @@ def in_new_words(layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]
     return [_translated(layer, uses) for layer in layers], tuple(dict.fromkeys(sentences))
 
 
-def _uses(layer: Layer) -> Iterator[_Use]:
-    for key, translation in _TRANSLATIONS.items():
-        if layer.has((BLOCK, key)):
-            try:
-                yield _Use(layer, key, translation(layer.data[BLOCK][key]))
-            except ValueError as error:
-                origin = layer.origin((BLOCK, key))
-                raise ConfigError(str(error), file=origin.source, line=origin.line, key=f"{BLOCK}.{key}") from None
-
-
 def _mixed(uses: Sequence[_Use], layers: Sequence[Layer]) -> Iterator[ConfigError]:
-    """Deprecated names beside new ones, or beside other deprecated ones, that set the same key."""
+    """Deprecated names that set the same key as a new one, or as another deprecated one; or that set too little."""
     by_new: dict[str, dict[str, _Use]] = defaultdict(dict)
     for use in uses:
         for key in use.sets:
@@ -85,12 +86,8 @@ def _mixed(uses: Sequence[_Use], layers: Sequence[Layer]) -> Iterator[ConfigErro
         new = (_placed(layer.origin((*_BELOW, key)), _dotted(key)) for layer in layers if layer.has((*_BELOW, key)))
         if second := next(new, others[0].place if others else None):
             yield ConfigError(f"{first.place} and {second} say the same thing: keep {_dotted(key)} ({FLAGS[key]})")
-
-
-def _without_service(uses: Sequence[_Use], layers: Sequence[Layer]) -> Iterator[ConfigError]:
-    """`attribution_loganalysis: url` means the service that another key names."""
-    is_new = any(layer.has((*_BELOW, "attrsvc_url")) for layer in layers)
-    is_named = is_new or any("attrsvc_url" in use.sets for use in uses)
+    # `attribution_loganalysis: url` means the service that another key names.
+    is_named = "attrsvc_url" in by_new or any(layer.has((*_BELOW, "attrsvc_url")) for layer in layers)
     for use in uses:
         if use.layer.data[BLOCK][use.key] == "url" and not is_named:
             yield ConfigError(f"{use.place}: no service is named; give its URL: {ATTRIBUTION}.attrsvc_url")
@@ -126,14 +123,6 @@ def _dotted(key: str) -> str:
     return dotted((*_BELOW, key))
 
 
-def _flag(key: str, value: Any) -> str:
-    return FLAGS[key].replace("--", "--no-", 1) if value is False else FLAGS[key]
-
-
-def _endpoint(value: Any) -> Mapping[str, Any]:
-    return {"attrsvc_url": value}
-
-
 def _backends(value: Any) -> Mapping[str, Any]:
     """Each is a URL or `mcp`."""
     several = value if isinstance(value, list) else [value]
@@ -155,7 +144,7 @@ def _loganalysis(value: Any) -> Mapping[str, Any]:
 
 
 _TRANSLATIONS: dict[str, Callable[[Any], Mapping[str, Any]]] = {
-    "attribution_endpoint": _endpoint,
+    "attribution_endpoint": lambda value: {"attrsvc_url": value},
     "attribution_backends": _backends,
     "attribution_loganalysis": _loganalysis,
 }

@@ -149,23 +149,22 @@ def job_yaml_page() -> str:
         signals=", ".join(f"`{name}`" for name in SIGNALS),
     )
     examples = [_example("The plain form", "plain.yaml"), _example("The form with roles", "roles.yaml")]
-    sections = [_section(title, block) for title, block in SECTIONS.items()]
+    sections = []
+    for title, block in SECTIONS.items():
+        properties = block_schema(block, {})["properties"]
+        rows = [
+            f"| `{name}` | {_kind(key.rule, properties[name])} | {_default(key)} | {key.rule.about or 'See below.'} |"
+            for name, key in keys_of(block).items()
+        ]
+        head = ["| key | value | default | |", "|---|---|---|---|"]
+        about = inspect.cleandoc(block.__doc__ or "")
+        sections.append("\n".join([f"## {title}", "", about, "", *head, *rows, ""]))
     return "\n".join([INTRODUCTION, *examples, *sections, values, LAYERS, DEPRECATED_NAMES, ERRORS])
 
 
 def _example(title: str, template: str) -> str:
     text = (resources.files("nvrx_slurm.jobspec") / "templates" / template).read_text()
     return f"## {title}\n\n```yaml\n{text}```\n"
-
-
-def _section(title: str, block: type[Block]) -> str:
-    properties = block_schema(block, {})["properties"]
-    rows = [
-        f"| `{name}` | {_kind(key.rule, properties[name])} | {_default(key)} | {key.rule.about or 'See below.'} |"
-        for name, key in keys_of(block).items()
-    ]
-    head = ["| key | value | default | |", "|---|---|---|---|"]
-    return "\n".join([f"## {title}", "", inspect.cleandoc(block.__doc__ or ""), "", *head, *rows, ""])
 
 
 def _kind(rule: Rule, part: dict[str, Any]) -> str:

@@ -46,8 +46,13 @@ def take_secrets() -> bool:
     """
     found = {name: value for name in SECRETS if (value := os.environ.pop(name, ""))}
     if descriptor := os.environ.pop(SECRETS_FD, ""):
-        with contextlib.suppress(OSError, ValueError):  # set by hand: it names no descriptor of this tool
-            _taken.update(_read_secrets(int(descriptor)))
+        import json  # here, as in `handed_on`: `--help` loads this module and needs it not
+
+        # set by hand, it names no descriptor of this tool
+        with contextlib.suppress(OSError, ValueError), os.fdopen(int(descriptor), "rb") as file:
+            file.seek(0)  # where it stands is shared with the process that has written it
+            handed = json.load(file)
+            _taken.update({name: value for name in SECRETS if isinstance(value := handed.get(name), str)})
     _taken.update(found)
     return bool(found)
 
@@ -68,16 +73,6 @@ def handed_on() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
         yield {SECRETS_FD: str(descriptor)}, (descriptor,)
     finally:
         os.close(descriptor)
-
-
-def _read_secrets(descriptor: int) -> dict[str, str]:
-    """Raises OSError, ValueError."""
-    import json
-
-    with os.fdopen(descriptor, "rb") as file:
-        file.seek(0)  # where it stands is shared with the process that has written it
-        found = json.load(file)
-    return {name: value for name in SECRETS if isinstance(value := found.get(name), str)}
 
 
 def overrides() -> dict[str, str]:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.jobspec.deprecated import in_new_words
+from nvrx_slurm.jobspec.deprecated import translate_deprecated
 from nvrx_slurm.jobspec.model import FOLLOWS, JobSpec
 from nvrx_slurm.jobspec.reading import dotted, read, together
 from nvrx_slurm.jobspec.site import site_files
@@ -91,16 +91,15 @@ def load(path: Path, flags: Mapping[str, Any] | Iterable[tuple[str, str, Any]] =
 
     Raises ConfigError: one message that lists every problem with its file, line and key.
     """
-    file = read_yaml(path)
+    files = [read_yaml(path), *(read_yaml(each) for each in site_files() if each.is_file())]
     if isinstance(flags, Mapping):
         flags = [(key, key, value) for key, value in flags.items()]
     layers = [
         _keyed("flags", [(tuple(key.split(".")), flag, value) for key, flag, value in flags]),
         _environment(),
-        Layer(str(path), _said(file.data), file.lines, {}),
-        *_site_files(),
+        *(Layer(str(file.path), _said(file.data), file.lines, {}) for file in files),
     ]
-    layers, deprecated = in_new_words(layers)
+    layers, deprecated = translate_deprecated(layers)
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
         _merge(merged, layer.data)
@@ -133,33 +132,19 @@ def parse_assignment(text: str) -> tuple[str, str, Any]:
 
 
 def _environment() -> Layer:
+    """`NVRX_SLURM_SLURM__TIME` sets slurm, time. A name below `env` stays as it is; sbatch's flags have dashes."""
     found = []
     for name, value in sorted(env.overrides().items()):
-        path = _variable_path(name)
-        unset = not value and path[-2:-1] not in _EMPTY
-        if name not in env.SECRETS and not unset:
-            found.append((path, f"${name}", read_value(value, f"${name}")))
+        levels = name.removeprefix(env.PREFIX).split("__")
+        *above, last = [level.lower() for level in levels]
+        if above[-1:] == ["env"]:
+            last = levels[-1]
+        elif above[-1:] == ["extra"]:
+            last = last.replace("_", "-")
+        is_unset = not value and tuple(above[-1:]) not in _EMPTY
+        if name not in env.SECRETS and not is_unset:
+            found.append(((*above, last), f"${name}", read_value(value, f"${name}")))
     return _keyed("environment", found)
-
-
-def _variable_path(name: str) -> tuple[str, ...]:
-    """`NVRX_SLURM_SLURM__TIME` → slurm, time. A name below `env` stays as it is; sbatch's flags have dashes."""
-    levels = name.removeprefix(env.PREFIX).split("__")
-    *above, last = [level.lower() for level in levels]
-    if above[-1:] == ["env"]:
-        last = levels[-1]
-    elif above[-1:] == ["extra"]:
-        last = last.replace("_", "-")
-    return (*above, last)
-
-
-def _site_files() -> list[Layer]:
-    layers = []
-    for path in site_files():
-        if path.is_file():
-            file = read_yaml(path)
-            layers.append(Layer(str(path), _said(file.data), file.lines, {}))
-    return layers
 
 
 def _keyed(name: str, items: Iterable[tuple[tuple[str, ...], str, Any]]) -> Layer:

@@ -79,6 +79,10 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
                 workers_per_node=spec.workers_per_node,
             )
         }
+    own = {
+        name: {"workdir": str(here / role.workdir) if role.workdir else None, "env": {**spec.env, **role.env}}
+        for name, role in roles.items()
+    }
     bounds, asked = spec.fault_tolerance, spec.fault_tolerance.attribution
     attribution = replace(
         asked,
@@ -92,7 +96,9 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
     progress = replace(bounds.progress, iteration_file=find(bounds.progress.iteration_file))
     return Plan(
         name=spec.name,
-        roles=tuple(_role(name, role, spec, here) for name, role in roles.items()),
+        roles=tuple(
+            RolePlan(name=name, **(msgspec.structs.asdict(role) | own[name])) for name, role in roles.items()
+        ),
         spares=spec.spares,
         workdir=_plain(here / spec.workdir if spec.workdir else Path.cwd(), "the folder that workers start in"),
         folder=_plain(folder.resolve(), "the job folder"),
@@ -115,11 +121,6 @@ def _plain(path: Path, what: str) -> str:
     return text
 
 
-def _role(name: str, role: RoleSpec, spec: JobSpec, here: Path) -> RolePlan:
-    own = {"workdir": str(here / role.workdir) if role.workdir else None, "env": {**spec.env, **role.env}}
-    return RolePlan(name=name, **(msgspec.structs.asdict(role) | own))
-
-
 # ------------------------------------------------------------------------------------------------ plan.json
 
 
@@ -130,12 +131,12 @@ def plan_to_json(plan: Plan) -> bytes:
 
 def plan_from_json(text: bytes) -> Plan:
     """The plan of `plan.json`, of this form or of version 1. Raises MalformedRecord."""
-    return decode(_plan, text, "plan.json")
 
+    def read(text: bytes) -> Plan:
+        raw: dict[str, Any] = msgspec.json.decode(text, type=dict)
+        return msgspec.convert(raw if raw.get("version", 1) != 1 else _nested(raw), Plan)
 
-def _plan(text: bytes) -> Plan:
-    raw: dict[str, Any] = msgspec.json.decode(text, type=dict)
-    return msgspec.convert(raw if raw.get("version", 1) != 1 else _nested(raw), Plan)
+    return decode(read, text, "plan.json")
 
 
 # Version 1: field → block and key. A job that was submitted then may be requeued after an upgrade, and its journal is

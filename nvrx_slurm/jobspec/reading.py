@@ -186,20 +186,31 @@ def _read(rule: Rule, value: Any, at: KeyPath, found: dict[KeyPath, str]) -> Any
     """The value, or `_INVALID` with at least one complaint more in `found`."""
     if value is None and rule.is_optional:
         return None
+    before = len(found)
     try:
         for change in rule.before:
             value = change(value)
         if isinstance(rule.kind, type) and issubclass(rule.kind, Block):
             value = _block(rule.kind, value, at, found)
         elif rule.kind is dict:
-            value = _mapping(rule, value, at, found)
+            if not isinstance(value, dict):
+                raise ValueError(f"must be a mapping of keys, not {shown(value)}")
+            of_key, of_value = rule.inner
+            value = {
+                _read(of_key, name, (*at, name), found): _read(of_value, each, (*at, name), found)
+                for name, each in value.items()
+            }
         elif rule.kind is tuple:
-            value = _sequence(rule, value, at, found)
+            if not isinstance(value, (list, tuple)):
+                raise ValueError(f"must be a list, not {shown(value)}")
+            value = tuple(_read(rule.inner[0], each, (*at, index), found) for index, each in enumerate(value))
         else:
             value = _scalar(rule, value)
-        if value is not _INVALID:
-            for check in rule.after:
-                value = check(value)
+        # A check sees only a value that is right so far, as a whole.
+        if value is _INVALID or len(found) > before:
+            return _INVALID
+        for check in rule.after:
+            value = check(value)
         return value
     except Misfit as misfit:
         found.setdefault((*at, *misfit.path), str(misfit))
@@ -235,26 +246,6 @@ def _block(block: type[Block], raw: Any, at: KeyPath, found: dict[KeyPath, str])
     return block(**values).settled(raw) if len(found) == before else _INVALID
 
 
-def _mapping(rule: Rule, raw: Any, at: KeyPath, found: dict[KeyPath, str]) -> Any:
-    if not isinstance(raw, dict):
-        raise ValueError(f"must be a mapping of keys, not {shown(raw)}")
-    of_key, of_value = rule.inner
-    before = len(found)
-    made = {
-        _read(of_key, name, (*at, name), found): _read(of_value, each, (*at, name), found)
-        for name, each in raw.items()
-    }
-    return made if len(found) == before else _INVALID
-
-
-def _sequence(rule: Rule, raw: Any, at: KeyPath, found: dict[KeyPath, str]) -> Any:
-    if not isinstance(raw, (list, tuple)):
-        raise ValueError(f"must be a list, not {shown(raw)}")
-    before = len(found)
-    made = tuple(_read(rule.inner[0], each, (*at, index), found) for index, each in enumerate(raw))
-    return made if len(found) == before else _INVALID
-
-
 def _scalar(rule: Rule, raw: Any) -> Any:
     """Raises ValueError."""
     value = raw
@@ -265,7 +256,14 @@ def _scalar(rule: Rule, raw: Any) -> Any:
         if not isinstance(raw, bool):
             raise ValueError(f"must be true or false, not {shown(raw)}")
     elif rule.kind is int:
-        value = _whole(raw)
+        if isinstance(raw, (int, float)) and not isinstance(raw, bool) and raw == raw // 1:
+            value = int(raw)
+        else:
+            text = raw.strip() if isinstance(raw, str) else ""
+            # A longer one than this passes no bound, and Python refuses to read one of thousands of digits.
+            if not _WHOLE.fullmatch(text) or len(text) > MOST_SHOWN:
+                raise ValueError(f"must be a whole number, not {shown(raw)}")
+            value = int(text.partition(".")[0])
     elif rule.kind is float:
         try:
             value = float(raw)
@@ -281,16 +279,6 @@ def _scalar(rule: Rule, raw: Any) -> Any:
     if rule.most is not None and not value <= rule.most:
         raise ValueError(f"must be at most {rule.most}, not {shown(raw)}")
     return value
-
-
-def _whole(raw: Any) -> int:
-    if isinstance(raw, (int, float)) and not isinstance(raw, bool) and raw == raw // 1:
-        return int(raw)
-    text = raw.strip() if isinstance(raw, str) else ""
-    # A longer one than this passes no bound, and Python refuses to read one of thousands of digits.
-    if not _WHOLE.fullmatch(text) or len(text) > MOST_SHOWN:
-        raise ValueError(f"must be a whole number, not {shown(raw)}")
-    return int(text.partition(".")[0])
 
 
 def as_written(rule: Rule, value: Any) -> Any:

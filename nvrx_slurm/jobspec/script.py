@@ -33,9 +33,11 @@ def render_job(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"],
     Raises ConfigError for a value that no script can carry.
     """
     on_slurm = cluster == "slurm"
+    nodes = f"{plan.active_nodes} node" + ("s" if plan.active_nodes > 1 else "")
+    spares = f" and {plan.spares} hot spare" + ("s" if plan.spares > 1 else "") if plan.spares else ""
     template = Template((template_folder() / TEMPLATE).read_text(encoding="utf-8"))
     return template.substitute(
-        title=_title(plan),
+        title=f"{plan.name}: {nodes}{spares}, by nvrx-slurm",
         flags="".join(f"\n#SBATCH {flag}" for flag in sbatch_flags(spec, plan)) if on_slurm else "",
         setup="".join(f"\n{line}" for line in spec.setup),
         python=shlex.quote(python),
@@ -43,12 +45,6 @@ def render_job(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"],
         launcher=f" -- \\\n  {shlex.join(_launcher(spec, plan, python))}" if on_slurm else "",
         plan=plan_to_json(plan).decode(),
     )
-
-
-def _title(plan: Plan) -> str:
-    nodes = f"{plan.active_nodes} node" + ("s" if plan.active_nodes > 1 else "")
-    spares = f" and {plan.spares} hot spare" + ("s" if plan.spares > 1 else "") if plan.spares else ""
-    return f"{plan.name}: {nodes}{spares}, by nvrx-slurm"
 
 
 def _launcher(spec: JobSpec, plan: Plan, python: str) -> list[str]:
@@ -98,7 +94,7 @@ def notice_s(plan: Plan) -> int:
 
 
 def sbatch_flags(spec: JobSpec, plan: Plan) -> list[str]:
-    """Every flag of the job, quoted."""
+    """Every flag of the job, quoted. Raises ConfigError."""
     return [flag if value is None else f"{flag}={sbatch_quote(value)}" for flag, value in _flags(spec, plan)]
 
 
@@ -107,13 +103,6 @@ def step_flags(spec: JobSpec) -> list[str]:
     slurm = spec.slurm
     again = {"--cpus-per-task": slurm.cpus_per_task, "--gpus-per-node": slurm.gpus_per_node}
     return [f"{flag}={value}" for flag, value in again.items() if value is not None]
-
-
-def _pattern(folder: str) -> str:
-    """The folder in a file name pattern (sbatch(1), "filename pattern"). Raises ConfigError."""
-    if "\\" in folder:  # Slurm takes it for "replace nothing from here on", and drops it
-        raise ConfigError(f"the folder {folder!r} holds a backslash, which no Slurm log path can; choose another")
-    return folder.replace("%", "%%")
 
 
 def _flags(spec: JobSpec, plan: Plan) -> Iterator[tuple[str, str | None]]:
@@ -126,7 +115,11 @@ def _flags(spec: JobSpec, plan: Plan) -> Iterator[tuple[str, str | None]]:
         yield "--requeue", None
     yield "--open-mode", "append"
     yield "--signal", f"B:USR1@{notice_s(plan)}"
-    yield "--output", f"{_pattern(plan.folder)}/slurm-%j.out"
+    if "\\" in plan.folder:  # Slurm takes it for "replace nothing from here on", and drops it
+        raise ConfigError(
+            f"the folder {plan.folder!r} holds a backslash, which no Slurm log path can; choose another"
+        )
+    yield "--output", f"{plan.folder.replace('%', '%%')}/slurm-%j.out"  # sbatch(1), "filename pattern"
     if slurm.time is not None:
         yield "--time", slurm_time(slurm.time)
     for key in ("partition", "account", "qos", "gpus_per_node", "cpus_per_task", "mem", "constraint", "exclude",

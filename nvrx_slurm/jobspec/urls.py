@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from nvrx_slurm.util.redis_url import PASSWORD_IN_URL, bad_option
 
@@ -18,8 +18,12 @@ def parse_url(text: str, *, token_goes_to: str) -> str:
     `token_goes_to`: where a credential belongs instead. Raises ValueError, which never repeats the URL's text:
     it may hold one.
     """
-    parts = _split(text)
-    if parts is None:
+    try:
+        parts = urlsplit(text)
+        is_usable = parts.scheme in _PORTS and parts.hostname and parts.port != 0
+    except ValueError:  # from urlsplit, or from `port`
+        is_usable = False
+    if not is_usable or not text.isprintable() or " " in text:
         raise ValueError("must look like https://host:8443, or http://…, with no space in it")
     secrets = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if _SECRET_QUERY.search(name)]
     if "@" in parts.netloc or secrets or parts.hostname == _WEBHOOKS:
@@ -52,12 +56,3 @@ def check_redis_url(text: str, *, password_goes_to: str) -> str:
     if fault is not None:
         raise ValueError(fault)
     return text
-
-
-def _split(text: str) -> SplitResult | None:
-    try:
-        parts = urlsplit(text)
-        usable = parts.scheme in _PORTS and parts.hostname and parts.port != 0
-    except ValueError:  # from urlsplit, or from `port`
-        return None
-    return parts if usable and text.isprintable() and " " not in text else None

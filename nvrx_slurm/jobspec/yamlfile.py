@@ -6,7 +6,6 @@ a job's environment arrives as `1.10`, `account: 0123` as `0123`, and `nodes: 1e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,10 @@ def _parse(text: str, file: str) -> Node | None:
         tree: Node | None = YAML(typ="safe", pure=True).compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise ConfigError(_problem(error), file=file, line=mark.line + 1 if mark else None) from None
+        problem = "is not YAML: " + ", ".join(str(part) for part in (error.context, error.problem) if part)
+        if "'\\t'" in str(error.problem):
+            problem = "a tab stands where YAML wants spaces; indent with spaces"
+        raise ConfigError(problem, file=file, line=mark.line + 1 if mark else None) from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"is not YAML: the character U+{error.character:04X}", file=file, line=line) from None
@@ -78,12 +80,6 @@ def _parse(text: str, file: str) -> Node | None:
     except RecursionError:
         raise ConfigError("is nested too deeply", file=file) from None
     return tree
-
-
-def _problem(error: MarkedYAMLError) -> str:
-    if "'\\t'" in str(error.problem):
-        return "a tab stands where YAML wants spaces; indent with spaces"
-    return "is not YAML: " + ", ".join(str(part) for part in (error.context, error.problem) if part)
 
 
 class _Values:
@@ -97,15 +93,6 @@ class _Values:
 
     def of(self, node: Node, at: KeyPath) -> Any:
         """Text, None, or a list or mapping of such."""
-        self._check(node)
-        if isinstance(node, ScalarNode):
-            return None if node.tag == _TAG + "null" else _paired(node.value)
-        self._open.add(id(node))
-        value = self._sequence(node, at) if isinstance(node, SequenceNode) else self._mapping(node, at)
-        self._open.discard(id(node))
-        return value
-
-    def _check(self, node: Node) -> None:
         self._count += 1
         if self._count > MOST_VALUES:
             raise self._wrong(f"holds more than {MOST_VALUES} values, its aliases (`*name`) included", node)
@@ -113,48 +100,48 @@ class _Values:
             raise self._wrong("an alias (`*name`) must not stand inside the value that it names", node)
         if node.tag not in _KNOWN:
             raise self._wrong(f"the tag {node.tag} has no meaning here; leave it out", node)
-
-    def _sequence(self, node: SequenceNode, at: KeyPath) -> list[Any]:
-        for index, item in enumerate(node.value):
-            self.lines[*at, index] = _line(item)
-        return [self.of(item, (*at, index)) for index, item in enumerate(node.value)]
+        if isinstance(node, ScalarNode):
+            text = node.value
+            if node.tag == _TAG + "null" or text.isascii():
+                return None if node.tag == _TAG + "null" else text
+            # JSON's two escapes for one character beyond U+FFFF are that one character again.
+            return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        self._open.add(id(node))
+        value: Any
+        if isinstance(node, SequenceNode):
+            self.lines |= {(*at, index): _line(item) for index, item in enumerate(node.value)}
+            value = [self.of(item, (*at, index)) for index, item in enumerate(node.value)]
+        else:
+            value = self._mapping(node, at)
+        self._open.discard(id(node))
+        return value
 
     def _mapping(self, node: Node, at: KeyPath) -> dict[str, Any]:
         """The mapping's own keys, on top of those that `<<: *base` brings."""
-        bases = [value for key, value in node.value if key.tag == _MERGE]
-        found: dict[str, Any] = {}
-        for base in reversed(list(_flat(bases))):  # the first of several wins
+        merged: dict[str, Any] = {}
+        bases: list[Node] = []
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                bases += value.value if isinstance(value, SequenceNode) else [value]
+        for base in reversed(bases):  # the first of several wins
             if not isinstance(base, MappingNode):
                 raise self._wrong("`<<` must name a mapping", base)
-            found |= self.of(base, at)
-        return found | self._own(node, at)
-
-    def _own(self, node: Node, at: KeyPath) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+            merged |= self.of(base, at)
+        own: dict[str, Any] = {}
         for key, value in node.value:
             if key.tag == _MERGE:
                 continue
             if not isinstance(key, ScalarNode):
                 raise self._wrong("a key must be text, not a list or a mapping", key)
-            if key.value in found:
+            if key.value in own:
                 first = self.lines[*at, key.value]
                 raise self._wrong(f"the key `{key.value}` stands twice (first at line {first})", key)
             self.lines[*at, key.value] = _line(key)
-            found[key.value] = self.of(value, (*at, key.value))
-        return found
+            own[key.value] = self.of(value, (*at, key.value))
+        return merged | own
 
     def _wrong(self, message: str, node: Node) -> ConfigError:
         return ConfigError(message, file=self._file, line=_line(node))
-
-
-def _paired(text: str) -> str:
-    """The text, where JSON's two escapes for one character beyond U+FFFF are that one character again."""
-    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
-
-
-def _flat(nodes: list[Node]) -> Iterator[Node]:
-    for node in nodes:
-        yield from node.value if isinstance(node, SequenceNode) else [node]
 
 
 def _line(node: Node) -> int:

@@ -9,6 +9,7 @@ Why the folders above the base folder are judged less strictly: docs/decisions/0
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
 import os
@@ -112,7 +113,8 @@ def _no_plain_file(path: Path) -> UnsafePath:
 def _check(path: Path, status: os.stat_result, remedy: str) -> None:
     if status.st_uid not in (0, os.geteuid()):
         raise UnsafePath(
-            f"{path}: belongs to {_user(status.st_uid)}, who could change what a job of yours reads there; {remedy}",
+            f"{path}: belongs to {user_name(status.st_uid)}, who could change what a job of yours reads there;"
+            f" {remedy}",
             path=path,
         )
     others_write = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
@@ -122,7 +124,10 @@ def _check(path: Path, status: os.stat_result, remedy: str) -> None:
 
 def _writable(path: Path, status: os.stat_result, remedy: str) -> UnsafePath:
     by_others = bool(status.st_mode & stat.S_IWOTH)
-    who = "every user" if by_others else f"every user of group {_group(status.st_gid)}"
+    group = str(status.st_gid)
+    with contextlib.suppress(KeyError):
+        group = grp.getgrgid(status.st_gid).gr_name
+    who = "every user" if by_others else f"every user of group {group}"
     bits = "o-w" if by_others and not status.st_mode & stat.S_IWGRP else "go-w" if by_others else "g-w"
     return UnsafePath(
         f"{path}: {who} can write to it (mode {stat.S_IMODE(status.st_mode):04o}), and so change what jobs run;"
@@ -148,7 +153,9 @@ def _folders_on_the_way(path: Path, option: str) -> Iterator[tuple[Path, os.stat
     """Every folder that the kernel looks into on its way to `path`, those of symbolic links included; not itself."""
     ahead, links = list(reversed(path.absolute().parts)), 0
     here = Path(ahead.pop())
-    of_processes = _device(Path("/proc"))  # /proc/<pid>/root leads where its text does not: the kernel must follow it
+    of_processes = None
+    with contextlib.suppress(OSError):  # /proc/<pid>/root leads where its text does not: the kernel must follow it
+        of_processes = Path("/proc").stat().st_dev
     while ahead:
         yield here, here.stat()
         name = ahead.pop()
@@ -160,7 +167,7 @@ def _folders_on_the_way(path: Path, option: str) -> Iterator[tuple[Path, os.stat
         if stat.S_ISLNK(link.st_mode) and link.st_dev != of_processes:
             if link.st_uid not in (0, os.geteuid()) and here.parent.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise UnsafePath(
-                    f"{here}: is a symbolic link of {_user(link.st_uid)} in a folder that others can write to;"
+                    f"{here}: is a symbolic link of {user_name(link.st_uid)} in a folder that others can write to;"
                     f" {option} names a folder of your own",
                     path=here,
                 )
@@ -174,22 +181,9 @@ def _folders_on_the_way(path: Path, option: str) -> Iterator[tuple[Path, os.stat
                 here = Path(ahead.pop())
 
 
-def _device(path: Path) -> int | None:
-    try:
-        return path.stat().st_dev
-    except OSError:
-        return None
-
-
-def _user(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """The user's name and number, for a message."""
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
         return f"uid {uid}"
-
-
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)

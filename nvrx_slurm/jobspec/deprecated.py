@@ -18,7 +18,7 @@ from nvrx_slurm.jobspec.flags import ATTRIBUTION, BLOCK, FLAGS
 from nvrx_slurm.jobspec.reading import dotted, together
 
 if TYPE_CHECKING:
-    from nvrx_slurm.jobspec.load import Layer, Origin
+    from nvrx_slurm.jobspec.load import ConfigLayer, Origin
     from nvrx_slurm.jobspec.yamlfile import KeyPath
 
 SINCE, KEPT_UNTIL = "2026-11", "2027-11"
@@ -30,7 +30,7 @@ _BELOW: KeyPath = tuple(ATTRIBUTION.split("."))
 class _Use(Struct, frozen=True):
     """A deprecated key in one layer, and what it sets: key below `attribution` → value."""
 
-    layer: Layer
+    layer: ConfigLayer
     key: str
     sets: Mapping[str, Any]
 
@@ -52,7 +52,7 @@ class _Use(Struct, frozen=True):
         return " and ".join(flags[key] for key in self.sets)
 
 
-def translate_deprecated(layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
+def translate_deprecated(layers: Sequence[ConfigLayer]) -> tuple[list[ConfigLayer], tuple[str, ...]]:
     """The layers without deprecated names; and for each name in use one sentence that names the new one.
 
     Raises ConfigError where a deprecated name and a new one set the same key, or a deprecated one has no such value.
@@ -75,7 +75,7 @@ def translate_deprecated(layers: Sequence[Layer]) -> tuple[list[Layer], tuple[st
     return [_translated(layer, uses) for layer in layers], tuple(dict.fromkeys(sentences))
 
 
-def _mixed(uses: Sequence[_Use], layers: Sequence[Layer]) -> Iterator[ConfigError]:
+def _mixed(uses: Sequence[_Use], layers: Sequence[ConfigLayer]) -> Iterator[ConfigError]:
     """Deprecated names that set the same key as a new one, or as another deprecated one; or that set too little."""
     by_new: dict[str, dict[str, _Use]] = defaultdict(dict)
     for use in uses:
@@ -93,7 +93,7 @@ def _mixed(uses: Sequence[_Use], layers: Sequence[Layer]) -> Iterator[ConfigErro
             yield ConfigError(f"{use.place}: no service is named; give its URL: {ATTRIBUTION}.attrsvc_url")
 
 
-def _translated(layer: Layer, uses: Sequence[_Use]) -> Layer:
+def _translated(layer: ConfigLayer, uses: Sequence[_Use]) -> ConfigLayer:
     own = [use for use in uses if use.layer is layer]
     if not own:
         return layer

@@ -27,7 +27,7 @@ from nvrx_slurm.jobspec.model import (
     StoreSpec,
     TeardownSpec,
 )
-from nvrx_slurm.jobspec.reading import Block, Key, Rule, as_written, block_in, keys_of
+from nvrx_slurm.jobspec.reading import Block, Key, ValueRule, as_written, block_in, keys_of
 from nvrx_slurm.jobspec.schema import block_schema
 from nvrx_slurm.jobspec.values import (
     LARGEST_BYTES,
@@ -167,7 +167,7 @@ def _example(title: str, template: str) -> str:
     return f"## {title}\n\n```yaml\n{text}```\n"
 
 
-def _kind(rule: Rule, part: dict[str, Any]) -> str:
+def _kind(rule: ValueRule, part: dict[str, Any]) -> str:
     """What may stand there, in words. `part`: its JSON Schema."""
     if block_in(rule) is not None or rule.kind is dict:
         return "mapping"

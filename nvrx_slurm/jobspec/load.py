@@ -36,7 +36,7 @@ class Origin(Struct, frozen=True):
         return self.source if self.line is None else f"{self.source}:{self.line}"
 
 
-class Layer(Struct, frozen=True):
+class ConfigLayer(Struct, frozen=True):
     """One source's values, and where each key of it stands."""
 
     name: str
@@ -70,7 +70,7 @@ class Loaded(Struct, frozen=True):
     """A job's merged configuration. `origin_of`: where a key's value came from."""
 
     spec: JobSpec
-    layers: tuple[Layer, ...]  # strongest first
+    layers: tuple[ConfigLayer, ...]  # strongest first
     deprecated: tuple[str, ...] = ()
     """One sentence for each deprecated name in use; it names the new one."""
 
@@ -97,7 +97,7 @@ def load(path: Path, flags: Mapping[str, Any] | Iterable[tuple[str, str, Any]] =
     layers = [
         _keyed("flags", [(tuple(key.split(".")), flag, value) for key, flag, value in flags]),
         _environment(),
-        *(Layer(str(file.path), _said(file.data), file.lines, {}) for file in files),
+        *(ConfigLayer(str(file.path), _said(file.data), file.lines, {}) for file in files),
     ]
     layers, deprecated = translate_deprecated(layers)
     merged: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def parse_assignment(text: str) -> tuple[str, str, Any]:
     return key, f"--set {key}", read_value(value, f"--set {key}")
 
 
-def _environment() -> Layer:
+def _environment() -> ConfigLayer:
     """`NVRX_SLURM_SLURM__TIME` sets slurm, time. A name below `env` stays as it is; sbatch's flags have dashes."""
     found = []
     for name, value in sorted(env.overrides().items()):
@@ -147,7 +147,7 @@ def _environment() -> Layer:
     return _keyed("environment", found)
 
 
-def _keyed(name: str, items: Iterable[tuple[tuple[str, ...], str, Any]]) -> Layer:
+def _keyed(name: str, items: Iterable[tuple[tuple[str, ...], str, Any]]) -> ConfigLayer:
     data: dict[str, Any] = {}
     names: dict[KeyPath, str] = {}
     for path, source, value in items:
@@ -159,7 +159,7 @@ def _keyed(name: str, items: Iterable[tuple[tuple[str, ...], str, Any]]) -> Laye
             branch = below
         branch[path[-1]] = value
         names[path] = source
-    return Layer(name, data, {}, names)
+    return ConfigLayer(name, data, {}, names)
 
 
 def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
@@ -184,7 +184,7 @@ def _said(data: dict[str, Any], below: tuple[str, ...] = ()) -> dict[str, Any]:
     return said
 
 
-def _config_error(complaints: Mapping[KeyPath, str], layers: list[Layer], path: Path) -> ConfigError:
+def _config_error(complaints: Mapping[KeyPath, str], layers: list[ConfigLayer], path: Path) -> ConfigError:
     found = []
     for key, sentence in complaints.items():
         layer = next((layer for layer in layers if key and layer.has(key[:1])), None)

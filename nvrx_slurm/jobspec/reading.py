@@ -82,12 +82,12 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 _B = TypeVar("_B", bound=Block)
 
 
-class Rule(msgspec.Struct, frozen=True):
+class ValueRule(msgspec.Struct, frozen=True):
     """How a value is read: the annotation of a field, taken apart."""
 
     kind: Any
     """`str`, `int`, `float`, `bool`, `tuple`, `dict`, `Literal`, a Block, or Any where `before` does it all."""
-    inner: tuple[Rule, ...] = ()
+    inner: tuple[ValueRule, ...] = ()
     """Of a tuple: that of its items. Of a dict: those of its keys and of its values."""
     choices: tuple[Any, ...] = ()
     is_optional: bool = False
@@ -103,7 +103,7 @@ class Rule(msgspec.Struct, frozen=True):
 class Key(msgspec.Struct, frozen=True):
     """A key of a block. `default` is None where it is required."""
 
-    rule: Rule
+    rule: ValueRule
     is_required: bool
     default: Any
 
@@ -111,7 +111,7 @@ class Key(msgspec.Struct, frozen=True):
 def read(block: type[_B], value: object) -> tuple[_B | None, Mapping[KeyPath, str]]:
     """The block that the value describes, or None and key path → what is wrong there."""
     found: dict[KeyPath, str] = {}
-    made = _read(Rule(block), value, (), found)
+    made = _read(ValueRule(block), value, (), found)
     if not found:
         return made, {}
     return None, {path: _hint(text, path, block) if text is _UNKNOWN else text for path, text in found.items()}
@@ -146,7 +146,7 @@ def keys_of(block: type[Block]) -> dict[str, Key]:
 
 
 @functools.cache
-def rule_of(annotation: Any) -> Rule:
+def rule_of(annotation: Any) -> ValueRule:
     """The rule in a type annotation."""
     notes: tuple[Any, ...] = ()
     is_optional = False
@@ -162,7 +162,7 @@ def rule_of(annotation: Any) -> Rule:
         else:
             break
     bounds = [note for note in notes if isinstance(note, msgspec.Meta)]
-    return Rule(
+    return ValueRule(
         kind=origin or annotation,
         inner=tuple(rule_of(each) for each in get_args(annotation) if each is not ...)
         if origin in (tuple, dict)
@@ -182,7 +182,7 @@ def rule_of(annotation: Any) -> Rule:
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def _read(rule: Rule, value: Any, at: KeyPath, found: dict[KeyPath, str]) -> Any:
+def _read(rule: ValueRule, value: Any, at: KeyPath, found: dict[KeyPath, str]) -> Any:
     """The value, or `_INVALID` with at least one complaint more in `found`."""
     if value is None and rule.is_optional:
         return None
@@ -246,7 +246,7 @@ def _block(block: type[Block], raw: Any, at: KeyPath, found: dict[KeyPath, str])
     return block(**values).settled(raw) if len(found) == before else _INVALID
 
 
-def _scalar(rule: Rule, raw: Any) -> Any:
+def _scalar(rule: ValueRule, raw: Any) -> Any:
     """Raises ValueError."""
     value = raw
     if rule.kind is str:
@@ -281,7 +281,7 @@ def _scalar(rule: Rule, raw: Any) -> Any:
     return value
 
 
-def as_written(rule: Rule, value: Any) -> Any:
+def as_written(rule: ValueRule, value: Any) -> Any:
     """The value as job.yaml holds it."""
     if value is None:
         return None
@@ -342,7 +342,7 @@ def _homes(block: type[Block], at: KeyPath = ()) -> Iterator[tuple[str, KeyPath]
             yield from _homes(inner, (*at, name))
 
 
-def block_in(rule: Rule) -> type[Block] | None:
+def block_in(rule: ValueRule) -> type[Block] | None:
     """The block that the rule holds, directly or as a mapping's value."""
     if isinstance(rule.kind, type) and issubclass(rule.kind, Block):
         return rule.kind

@@ -6,7 +6,7 @@ import inspect
 from typing import Any, Literal
 
 from nvrx_slurm.jobspec.model import JobSpec
-from nvrx_slurm.jobspec.reading import Block, Rule, as_written, block_in, keys_of
+from nvrx_slurm.jobspec.reading import Block, ValueRule, as_written, block_in, keys_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
@@ -41,7 +41,7 @@ def block_schema(block: type[Block], parts: dict[str, Schema]) -> Schema:
     return schema | ({"required": required} if required else {})
 
 
-def _rule_schema(rule: Rule, parts: dict[str, Schema]) -> Schema:
+def _rule_schema(rule: ValueRule, parts: dict[str, Schema]) -> Schema:
     inner = block_in(rule)
     if inner is not None and inner.__name__ not in parts:
         parts[inner.__name__] = {}  # first its place, since a block may hold itself

@@ -28,26 +28,24 @@ def locked(path: Path, *, timeout_s: float, clock: Clock) -> Iterator[bool]:
     `threads.in_thread`.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    is_held = False
+    deadline, pause_s = clock.monotonic() + timeout_s, FIRST_PAUSE_S
     try:
-        yield _taken(descriptor, path, timeout_s, clock)
+        while not is_held:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_held = True
+            except OSError as error:
+                if error.errno in _NO_LOCKS_HERE:
+                    break
+                if error.errno not in _HELD:
+                    raise
+                if clock.monotonic() + pause_s > deadline:
+                    raise TimeoutError(f"{path} has been locked by another process for {timeout_s:g} s") from None
+                clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        yield is_held
     finally:
         with contextlib.suppress(OSError):  # where there are no locks
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
         os.close(descriptor)
-
-
-def _taken(descriptor: int, path: Path, timeout_s: float, clock: Clock) -> bool:
-    deadline, pause_s = clock.monotonic() + timeout_s, FIRST_PAUSE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError as error:
-            if error.errno in _NO_LOCKS_HERE:
-                return False
-            if error.errno not in _HELD:
-                raise
-        if clock.monotonic() + pause_s > deadline:
-            raise TimeoutError(f"{path} has been locked by another process for {timeout_s:g} s")
-        clock.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

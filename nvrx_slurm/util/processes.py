@@ -71,7 +71,9 @@ def is_alive(pid: int, *, started_before: float | None = None) -> bool:
     fields = stat_fields(pid)
     if fields is None or fields[_STATE] in "ZX":
         return False
-    started_at = _boot_time() + int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
+    with Path("/proc/stat").open() as file:
+        booted_at = next(float(line.split()[1]) for line in file if line.startswith("btime "))
+    started_at = booted_at + int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
     return started_before is None or started_at <= started_before + _CLOCKS_DIFFER_S
 
 
@@ -132,8 +134,3 @@ def stat_fields(pid: int) -> list[str] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return stat.rpartition(")")[2].split()
-
-
-def _boot_time() -> float:
-    with Path("/proc/stat").open() as file:
-        return next(float(line.split()[1]) for line in file if line.startswith("btime "))

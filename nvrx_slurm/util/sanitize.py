@@ -54,7 +54,13 @@ def coloured(text: str) -> str:
     author's."""
     if "\x1b" not in text:
         return shown(text)
-    return "".join(_closed(line) for line in _unsafe_but_colour.sub(_visible_but_colour, text).splitlines(True))
+    closed = ""
+    for line in _unsafe_but_colour.sub(_visible_but_colour, text).splitlines(True):
+        colours = _colour.findall(line)
+        body = line.rstrip("\n")
+        is_open = colours and not _reset.fullmatch(colours[-1])
+        closed += body + RESET + line[len(body) :] if is_open else line
+    return closed
 
 
 def only_colours(text: str) -> str:
@@ -124,16 +130,6 @@ def _visible(match: re.Match[str]) -> str:
 
 def _visible_but_colour(match: re.Match[str]) -> str:
     return match[0] if len(match[0]) > 1 and match[0] != "\r\n" else _visible(match)
-
-
-def _closed(line: str) -> str:
-    last = None
-    for last in _colour.finditer(line):  # noqa: B007 -- the last one counts
-        pass
-    if last is None or _reset.fullmatch(last[0]):
-        return line
-    body = line.rstrip("\n")
-    return body + RESET + line[len(body) :]
 
 
 def _json_escape(match: re.Match[str]) -> str:

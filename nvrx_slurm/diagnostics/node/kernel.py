@@ -10,7 +10,6 @@ import errno
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,28 +46,24 @@ class KernelLog:
         """The messages since the last call, without those for debugging; of a flood the first and the last."""
         first: list[KernelMessage] = []
         last: deque[KernelMessage] = deque(maxlen=LAST_KEPT)
-        for message in self._read():
-            (first if len(first) < FIRST_KEPT else last).append(message)
-        return [*first, *last]
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-    def _read(self) -> Iterator[KernelMessage]:
         while True:
             try:
                 record = os.read(self._descriptor, LONGEST_RECORD_BYTES)
             except BlockingIOError:
-                return
+                break
             except OSError as error:
-                if error.errno != errno.EPIPE:  # that one: some were overwritten before we came; the rest follows
-                    return
-                continue
+                if error.errno != errno.EPIPE:
+                    break
+                continue  # some were overwritten before they were read; the rest follows
             if not record:
-                return
+                break
             message = parse_record(record)
             if message is not None and message.level < DEBUG:
-                yield message
+                (first if len(first) < FIRST_KEPT else last).append(message)
+        return [*first, *last]
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 def parse_record(record: bytes) -> KernelMessage | None:

@@ -57,10 +57,10 @@ def analyze_ranks(runs: int, peers: Path) -> None:
         for rank in range(1, RANKS):
             shutil.copyfile(room / "rank-0.out", room / f"rank-{rank}.out")
         argv = [sys.executable, "-m", "bench.analyze", str(room)]
-        told = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if told.returncode != 0:
-        raise PeerFailed(f"the scan exited with {told.returncode}: {told.stderr[-2000:]}")
-    took_s, cpu_s, peak_mb = map(float, told.stdout.split())
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PeerFailed(f"the scan exited with {done.returncode}: {done.stderr[-2000:]}")
+    took_s, cpu_s, peak_mb = map(float, done.stdout.split())
     print(f"\n{RANKS:,} logs of {RANK_BYTES / 1e6:.0f} MB (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs)")
     print(f"  {took_s:.1f} s with {JOBS} jobs, {cpu_s:.1f} s of CPU time, {peak_mb:.0f} MB of memory at the peak")
     print_target(f"≤ {MOST_S:.0f} s", took_s, met=took_s <= MOST_S)
@@ -108,9 +108,9 @@ def _grep_cpu_s(grep: str, literals: Path, log: Path) -> float:
     """By bytes, not by characters: as fast as grep can be. Into a pipe: into /dev/null it stops at the first."""
     before = _cpu_s(resource.RUSAGE_CHILDREN)
     argv = [grep, "-F", "-c", "-f", str(literals), str(log)]
-    told = subprocess.run(argv, capture_output=True, env=env.child_environment({"LC_ALL": "C"}), check=False)
-    if told.returncode > 1:
-        raise PeerFailed(f"grep exited with {told.returncode}: {told.stderr.decode()[-2000:]}")
+    done = subprocess.run(argv, capture_output=True, env=env.child_environment({"LC_ALL": "C"}), check=False)
+    if done.returncode > 1:
+        raise PeerFailed(f"grep exited with {done.returncode}: {done.stderr.decode()[-2000:]}")
     return _cpu_s(resource.RUSAGE_CHILDREN) - before
 
 

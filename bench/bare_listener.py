@@ -1,4 +1,4 @@
-"""Reads the beats of a job and counts them, four times a second: no decoding, no liveness, no journal, no bound.
+"""Reads the heartbeats of a job and counts them, four times a second: no decoding, no liveness, no journal, no bound.
 
 Usage: bare_listener.py HOST PORT KEY    (the password on the standard input)
 """

@@ -2,8 +2,8 @@
 
 Usage: bare_loop.py NODES WORKERS_PER_NODE SPARES COMMAND…
 
-A hub with one child a node, over TCP. A node starts its workers when it is told a cycle, and says so when one of them
-dies; the hub then has every node kill its workers and starts the next cycle on the first nodes that are alive.
+A hub with one child a node, over TCP. A node starts its workers when it receives a cycle, and reports when one of
+them dies; the hub then has every node kill its workers and starts the next cycle on the first nodes that are alive.
 """
 
 import os

@@ -1,7 +1,7 @@
 """One controller hears a whole fleet: what that costs the controller and the store, and how soon a silence is a reap.
 
 Store and controller are the real ones, in processes of their own; every node has joined and has its ranks. Shares are
-of CPU time, so whoever else uses the machine disturbs them little.
+of CPU time, so other processes of the machine disturb them little.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one size took: shares of a core, resident bytes before and after, seconds from last beats to reaps."""
+    """What one size took: shares of a core, resident bytes before and after, seconds from heartbeat to reap."""
 
     controller: float
     store: float
@@ -85,7 +85,9 @@ def beats(runs: int, peers: Path) -> None:
         met=largest.store <= STORE_SHARE,
     )
     slowest = max(largest.reaps_s)
-    print_target(f"every reap ≤ {REAP_S:.1f} s after the last beat at {SIZES[-1]}", slowest, met=slowest <= REAP_S)
+    print_target(
+        f"every reap ≤ {REAP_S:.1f} s after the last heartbeat at {SIZES[-1]}", slowest, met=slowest <= REAP_S
+    )
 
 
 def _row(setting: Setting, cost: Cost) -> str:
@@ -130,7 +132,7 @@ async def _start_chorus(stack: contextlib.AsyncExitStack, stage: Stage, part: in
 
 
 async def _bare_share(stack: contextlib.AsyncExitStack, stage: Stage) -> float:
-    """The share of a core of a loop that reads the same beats, and only counts them."""
+    """The share of a core of a loop that reads the same heartbeats, and only counts them."""
     clock, where = SystemClock(), urlsplit(stage.address.url)
     argv = [sys.executable, str(BARE), str(where.hostname), str(where.port), Keys(stage.address.job).beats]
     bare = await asyncio.create_subprocess_exec(
@@ -149,21 +151,23 @@ async def _bare_share(stack: contextlib.AsyncExitStack, stage: Stage) -> float:
 
 
 async def _silence(fleets: Sequence[Process], names: Sequence[str]) -> dict[str, float]:
-    """Have nodes of the first fleet fall silent; returns when each beat last."""
+    """Have nodes of the first fleet fall silent; returns when each sent its last heartbeat."""
     say(fleets[0], f"silence {' '.join(names)}")
     said = [(await line(fleets[0])).split() for _ in names]
     return {name: float(at) for name, at in said}
 
 
 async def _reaps(stage: Stage, last_beats: dict[str, float]) -> tuple[float, ...]:
-    """Wait until the journal tells of every silent node's loss; seconds from its last beat to that."""
+    """Wait until the journal holds every silent node's loss; seconds from its last heartbeat to that."""
     store = Store(stage.address, clock=SystemClock())
     try:
         async with asyncio.timeout(STEP_S):
             while True:
                 lost = {e.record.node: e.t for e in await store.journal() if isinstance(e.record, NodeLost)}
                 if strangers := lost.keys() - last_beats.keys():
-                    raise BenchTimeout(f"nodes that beat were given up: {', '.join(sorted(strangers)[:8])}")
+                    raise BenchTimeout(
+                        f"nodes that sent heartbeats were given up: {', '.join(sorted(strangers)[:8])}"
+                    )
                 if lost.keys() == last_beats.keys():
                     return tuple(lost[name] - at for name, at in last_beats.items())
                 await asyncio.sleep(0.25)

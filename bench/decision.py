@@ -1,5 +1,5 @@
 """Failure → restart decided: attribution and rendezvous together against each alone; and what the path costs where
-nobody is asked."""
+no source is asked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def decision(runs: int, peers: Path) -> None:
     print_rows("a failure, until all run again", samples, unit="s", first=RENDEZVOUS)
     print_targets(samples, [Target("≤ 9 s, of 8 s each", RENDEZVOUS, (TOGETHER,), at_most=MOST)])
     unasked_ms = [_core_ms() for _ in range(runs)]
-    print(f"the core, {NODES} nodes, nobody asked: {min(unasked_ms):.3f} ms a failure (target: ≤ 1 ms)")
+    print(f"the core, {NODES} nodes, no source asked: {min(unasked_ms):.3f} ms a failure (target: ≤ 1 ms)")
 
 
 def _recovery_s(*, asks: bool, deaf: bool) -> float:

@@ -1,4 +1,4 @@
-"""From a death, or a freeze, to the moment in which whoever must know of it does; and that nobody else is reaped."""
+"""From a death, or a freeze, to the moment in which the job has noticed it; and that no other node is reaped."""
 
 from __future__ import annotations
 
@@ -117,9 +117,9 @@ class _Watched:
         node = next(e.record.nodes[0] for e in reversed(self.entries) if isinstance(e.record, RendezvousClosed))
         return [r.pid for r in self._all(NodeJoined) if r.node == node][-1]
 
-    def _loss(self, strike: Callable[[], None]) -> float:
+    def _loss(self, inflict: Callable[[], None]) -> float:
         before, known = self.clock.wall(), len(self._all(NodeLost))
-        strike()
+        inflict()
         took = self._until(NodeLost, known + 1).t - before
         self._recover()
         return took

@@ -10,7 +10,7 @@ class PeerMissing(NvrxError):
 
 
 class PeerFailed(NvrxError):
-    """A peer is there and does not do what is asked; the message says what it said."""
+    """A peer runs and does not do what is asked; the message holds its output."""
 
 
 class BenchTimeout(WaitTimeout):

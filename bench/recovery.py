@@ -46,9 +46,9 @@ def worker_recovery(runs: int, peers: Path) -> None:
 
 
 def node_recovery(runs: int, peers: Path) -> None:
-    """A node is killed, with all that runs on it; a spare stands by for each run."""
+    """A node is killed, with all that runs on it; each run has a hot spare."""
     samples = measure_all([Ours(), Bare()], runs, spares=runs, kill=_kill_node)
-    # Their time is timeouts that they sleep through, a minute of them each: side by side they disturb nobody.
+    # Their time is timeouts that they sleep through, a minute each: side by side they do not disturb each other.
     elastic: list[Launcher] = [torchrun(peers), torchrun_tuned(peers), ft_launcher(peers)]
     samples |= measure_together(elastic, runs, spares=runs, kill=_kill_node)
     print_rows("from a node's SIGKILL to its ranks on a spare", samples, unit="ms", first=Ours.name)
@@ -144,9 +144,9 @@ def _recoveries(fleet: Fleet, rollcall: RollCall, runs: int, kill: Kill) -> Iter
 
 
 def _print_phases(fleet: OurFleet, runs: int) -> None:
-    """Where our time goes, as the journal tells it (from the moment that the death was noticed)."""
-    told = fleet.recoveries()[-runs:]
-    if told:
-        parts = [f"{name} {median(r.phases[name] for r in told) * 1000:.1f}" for name in told[0].phases]
-        total = median(r.total_s for r in told) * 1000
+    """Where our time goes, by the journal (from the moment that the death was noticed)."""
+    timed = fleet.recoveries()[-runs:]
+    if timed:
+        parts = [f"{name} {median(r.phases[name] for r in timed) * 1000:.1f}" for name in timed[0].phases]
+        total = median(r.total_s for r in timed) * 1000
         print(f"nvrx-slurm, by its journal (medians, ms): {', '.join(parts)}; total {total:.1f}", flush=True)

@@ -31,7 +31,7 @@ class Present:
 
 
 class RollCall:
-    """Owns all workers' connections; serves them while somebody waits."""
+    """Owns all workers' connections; serves them while a caller waits."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()

@@ -1,9 +1,9 @@
 """A full round: simulated nodes, the real store, the real controller, each in processes of their own.
 
-`join` is the first round: from the first join sent to the last assignment read, with every node's first beat beside
-its join. `restart` is the second: from one worker's failure told, over everybody's `node_ready`, to the last
-assignment read. Connections are no part of a round; but real agents connect at the moment of the first one, to the
-process that is deciding it, so that is measured too.
+`join` is the first round: from the first join sent to the last assignment read, with every node's first
+heartbeat beside its join. `restart` is the second: from one worker's failure reported, over each node's `node_ready`,
+to the last assignment read. Connections are no part of a round; but real agents connect at the moment of the first
+one, to the process that is deciding it, so that is measured too.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def measure(setting: Setting) -> tuple[float, float]:
     """Seconds of the first round, and of a restart."""
     with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room:
         async with contextlib.AsyncExitStack() as stack:
-            # A restart is given all the time it needs here, since these nodes beat from a loop that is busy.
+            # A restart has no deadline here, since these nodes send heartbeats from a loop that is busy.
             bounds = plain_bounds(heartbeat__timeout=120.0)
             stage = await set_up(stack, Path(room), size=setting.size, bounds=bounds)
             await start_controller(stack, stage, setting.controller)

@@ -1,4 +1,4 @@
-"""Virtual time: our loop against looptime's, and how many histories of a whole fleet a core tells in a minute."""
+"""Virtual time: our loop against looptime's, and how many histories of a whole fleet a core simulates in a minute."""
 
 from __future__ import annotations
 

@@ -36,6 +36,6 @@ def startup(runs: int, peers: Path) -> None:
 def imported_by_help() -> set[str]:
     """The top-level names of every module that `python -m nvrx_slurm --help` imports."""
     argv = [sys.executable, "-X", "importtime", "-m", "nvrx_slurm", "--help"]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=COMMAND_S).stderr
-    names = [line.rpartition("|")[2].strip() for line in told.splitlines() if line.startswith("import time:")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=COMMAND_S).stderr
+    names = [line.rpartition("|")[2].strip() for line in done.splitlines() if line.startswith("import time:")]
     return {name.partition(".")[0] for name in names}

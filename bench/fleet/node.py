@@ -54,7 +54,7 @@ class Link:
             raise reply
 
     def readable(self) -> None:
-        """Take what is there."""
+        """Take what has arrived."""
         data = self.socket.recv(65536)
         assert data, "the store closed a connection"
         self._replies.feed(data)

@@ -34,7 +34,7 @@ class BareFleet:
         self.parent_of_nodes = hub.pid
 
     def wait_spares(self, timeout_s: float) -> None:
-        """The hub starts nobody's workers before all its nodes are there."""
+        """The hub starts no workers before all its nodes have joined."""
         clock = SystemClock()
         deadline = clock.monotonic() + timeout_s
         while "all nodes are here" not in self.log():

@@ -70,7 +70,7 @@ def torchrun(peers: Path) -> TorchElastic:
 
 
 def torchrun_tuned(peers: Path) -> TorchElastic:
-    """With the shortest keep-alive that one late beat does not break: a silent node is given up after 2 × 1 s."""
+    """With the shortest keep-alive that survives one late heartbeat: a silent node is given up after 2 × 1 s."""
     return TorchElastic(
         "torchrun, keep-alive 2 × 1 s",
         peers / "torchrun",

@@ -5,8 +5,8 @@
     in    null (a producer)       out   {"took": […], "refs": […]}   as many payloads as it has room for were written
     in    refs (a reader)         out   {"took": […]}                they were read, one after the other
 
-A payload has its number at both ends. The reader looks at them after the clock: nobody is measured who reads
-something else.
+A payload has its number at both ends. The reader compares them after the clock has stopped: a reader that got other
+bytes gives no result.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def suspects_of(spec: JobSpec, where: str | None) -> list[Suspect]:
 
 
 def avoiding(spec: JobSpec, where: str | None, say: Callable[[str], None]) -> JobSpec:
-    """The same job without the nodes that are suspect now, each of which is told. Raises what `suspects_of` does."""
+    """The same job without the nodes that are suspect now; `say` gets a line for each. Raises as `suspects_of`."""
     suspects = suspects_of(spec, where)
     for suspect in suspects:
         worst = suspect.blames[0]

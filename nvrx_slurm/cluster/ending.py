@@ -120,7 +120,7 @@ class EndWatch:
             return None if may_come and self._lasted_s() < RESULT_GRACE_S else state.exit_code
         if self._state is JobState.UNKNOWN and self._lasted_s() > LOST_AFTER_S:
             raise NvrxError(
-                f"how job {self._job.job_id} ended cannot be told: Slurm does not know it any more, keeps no"
+                f"how job {self._job.job_id} ended is not known: Slurm does not know it any more, keeps no"
                 f" accounting of it, and {self._job.path} holds no result"
             )
         return None

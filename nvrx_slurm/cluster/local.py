@@ -34,8 +34,8 @@ HOST_LOG = "host.log"
 
 # bash waits for one line before it becomes the job, so that `job.json` names the process before the job can run,
 # and a job whose starter dies in between never starts. exec keeps the pid: signals reach the batch host itself.
-# bash gets the script as a descriptor: another file may have its name by the time that the gate opens.
-_GATED = 'read -r && exec bash -- "$1" </dev/null'
+# bash gets the script as a descriptor: another file may have its name by the time that bash starts it.
+_WAITING = 'read -r && exec bash -- "$1" </dev/null'
 
 _job_info = msgspec.json.Decoder(JobInfo).decode
 
@@ -75,8 +75,8 @@ class LocalCluster:
         job_id = job_id or new_job_id(self._clock)
         job = JobFolder(folder / folder_name(job_id))
         _write_script(job, script)
-        gate, process = _start_gated(job, detach, environment or {})
-        with os.fdopen(gate, "wb", buffering=0) as opened:
+        go, process = _start_waiting(job, detach, environment or {})
+        with os.fdopen(go, "wb", buffering=0) as opened:
             job.write_info(
                 JobInfo(
                     job_id=job_id,
@@ -199,16 +199,18 @@ def _write_script(job: JobFolder, script: str) -> None:
         raise not_writable(job.path, error) from error
 
 
-def _start_gated(job: JobFolder, detach: bool, environment: Mapping[str, str]) -> tuple[int, subprocess.Popen[bytes]]:
-    """The process, and the descriptor that opens its gate."""
+def _start_waiting(
+    job: JobFolder, detach: bool, environment: Mapping[str, str]
+) -> tuple[int, subprocess.Popen[bytes]]:
+    """The process, and the descriptor to which the line that it waits for is written."""
     with job.opened() as folder:
         script = open_owned(job.path / SCRIPT_NAME, dir_fd=folder)
-    reading, gate = os.pipe()
+    reading, go = os.pipe()
     log = open_log(job.path / HOST_LOG) if detach else None
     try:
         with handed_on() as (variables, descriptors):
             process = subprocess.Popen(
-                ["bash", "-c", _GATED, "nvrx-job", f"/proc/self/fd/{script}"],
+                ["bash", "-c", _WAITING, "nvrx-job", f"/proc/self/fd/{script}"],
                 env=child_environment({**environment, **variables, "NVRX_JOB_ID": job.job_id}),
                 stdin=reading,
                 stdout=log,
@@ -218,10 +220,10 @@ def _start_gated(job: JobFolder, detach: bool, environment: Mapping[str, str]) -
                 preexec_fn=None if detach else dies_with_parent(signal.SIGTERM),
             )
     except FileNotFoundError:
-        os.close(gate)
+        os.close(go)
         raise MissingProgramError("bash is not on PATH, and job scripts need it") from None
     finally:
         for descriptor in (reading, script, log):
             if descriptor is not None:
                 os.close(descriptor)
-    return gate, process
+    return go, process

@@ -1,4 +1,4 @@
-"""nixl's one-sided read: the reader takes the bytes out of the producer's registered memory, and asks nobody.
+"""nixl's one-sided read: the reader takes the bytes out of the producer's registered memory, and asks no process.
 
 By its lower layer: the agent of its upper one has a thread that spins. These names are private to nixl 1.5.
 """

@@ -24,7 +24,7 @@ REQUESTS, PAYLOADS = ucxx.types.Tag(1), ucxx.types.Tag(2)
 
 
 class Worker:
-    """Progress only while somebody waits for something."""
+    """Progress only while a caller waits."""
 
     def __init__(self) -> None:
         self._context = libucxx.UCXContext({})

@@ -147,7 +147,7 @@ def check_store(prepared: PreparedJob) -> None:
     file = plan.store.password_file
     store = redis.Redis.from_url(
         plan.store.url,
-        password=env.store_password() if file is None else secret_in(file, key="store.password_file").strip(),
+        password=env.get(env.STORE_PASSWORD) if file is None else secret_in(file, key="store.password_file").strip(),
         socket_connect_timeout=STORE_ANSWER_S,
         socket_timeout=STORE_ANSWER_S,
     )

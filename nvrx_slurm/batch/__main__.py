@@ -131,7 +131,7 @@ def main(cluster: str, launcher: tuple[str, ...]) -> int:
         raise UsageError(f"the plan on standard input is not what `nvrx-slurm render` writes: {error}") from None
     folder, info = _prepare(plan, plan_json, cluster, launcher)
     set_up("nvrx-slurm")
-    password = env.store_password()
+    password = env.get(env.STORE_PASSWORD)
     if plan.store.password_file is not None:
         password = secret_in(plan.store.password_file, key="store.password_file").strip()
 

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 PREFIX = "NVRX_SLURM_"
 
-STORE_PASSWORD = "NVRX_SLURM_STORE_PASSWORD"
-ATTRSVC_TOKEN = "NVRX_SLURM_ATTRSVC_TOKEN"
+# A file that job.yaml names for one of these comes first.
+STORE_PASSWORD = "NVRX_SLURM_STORE_PASSWORD"  # of a store that job.yaml names by URL
+ATTRSVC_TOKEN = "NVRX_SLURM_ATTRSVC_TOKEN"  # of the attribution service, and of what `http_urls` names
 SLACK_TOKEN = "NVRX_SLURM_SLACK_TOKEN"
-DATAFLOW_TOKEN = "NVRX_SLURM_DATAFLOW_TOKEN"
-LLM_KEY = "NVRX_SLURM_LLM_KEY"
+DATAFLOW_TOKEN = "NVRX_SLURM_DATAFLOW_TOKEN"  # of the index that gets a document for each failure
+LLM_KEY = "NVRX_SLURM_LLM_KEY"  # of the language model that gives a second opinion
 SECRETS = frozenset({STORE_PASSWORD, ATTRSVC_TOKEN, SLACK_TOKEN, DATAFLOW_TOKEN, LLM_KEY})
 """Variables that are no configuration keys, and that nothing may keep or show."""
 
@@ -80,31 +81,6 @@ def overrides() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
 
 
-def store_password() -> str | None:
-    """The password of a store that job.yaml names by URL."""
-    return get(STORE_PASSWORD)
-
-
-def attrsvc_token() -> str | None:
-    """The bearer token of the attribution service, and of what `http_urls` names; a token file comes first."""
-    return get(ATTRSVC_TOKEN)
-
-
-def slack_token() -> str | None:
-    """The token of the Slack app that reports failures; a token file comes first."""
-    return get(SLACK_TOKEN)
-
-
-def dataflow_token() -> str | None:
-    """The token of the index that gets one document for each failure; a token file comes first."""
-    return get(DATAFLOW_TOKEN)
-
-
-def llm_key() -> str | None:
-    """The key of the language model that gives a second opinion; a key file comes first."""
-    return get(LLM_KEY)
-
-
 def job_folder() -> Path | None:
     """The running job's folder; the batch host sets it for its children."""
     from pathlib import Path
@@ -119,13 +95,8 @@ def plan_digest() -> str | None:
 
 
 def node_name() -> str | None:
-    """This node's name: what the batch host or Slurm calls it."""
-    return get("NVRX_NODE") or slurm_node_name()
-
-
-def slurm_node_name() -> str | None:
-    """What Slurm calls this node; on a development cluster that is not its host name."""
-    return get("SLURMD_NODENAME")
+    """This node's name: what the batch host or Slurm calls it. On a development cluster it is not the host name."""
+    return get("NVRX_NODE") or get("SLURMD_NODENAME")
 
 
 def slurm_job_id() -> str | None:

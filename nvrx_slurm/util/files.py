@@ -38,36 +38,14 @@ class JobFiles:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def job_id(self) -> str:
-        return self.path.name
-
-    @property
-    def plan_path(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def events_path(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def job_log(self) -> Path:
-        return self.path / "job.log"
-
-    @property
-    def service_path(self) -> Path:
-        """Where the job's own attribution service is, while it runs."""
-        return self.path / "attrsvc.json"
-
-    @property
-    def store_path(self) -> Path:
-        """Where the store is while the job runs, and its password."""
-        return self.path / "store.json"
-
-    @property
-    def store_dir(self) -> Path:
-        return self.path / "store"
+        self.job_id = path.name
+        self.plan_path = path / "plan.json"
+        self.events_path = path / "events.jsonl"
+        self.job_log = path / "job.log"
+        self.service_path = path / "attrsvc.json"  # where the job's own attribution service is, while it runs
+        self.store_path = path / "store.json"  # where the store is while the job runs, and its password
+        self.store_dir = path / "store"
+        self.reserve_path = path / ".reserve"
 
     @property
     def runtime_name(self) -> str:
@@ -106,10 +84,6 @@ class JobFiles:
 
     def cycle_health(self, replica: str, generation: int, cycle: int) -> Path:
         return self.cycle_logs(replica, generation, cycle) / "health"
-
-    @property
-    def reserve_path(self) -> Path:
-        return self.path / ".reserve"
 
     def create(self) -> list[Path]:
         """Make the folder (0700) and its base folder, and set space aside for its last records.

@@ -127,7 +127,10 @@ def test_no_process_of_run_has_a_secret_in_its_environment(tmp_path):
     assert MARK not in printed
 
 
-READ = "from nvrx_slurm.jobspec import env; env.take_secrets(); print(env.slack_token(), env.get('NVRX_SECRETS_FD'))"
+READ = (
+    "from nvrx_slurm.jobspec import env; env.take_secrets();"
+    " print(env.get(env.SLACK_TOKEN), env.get('NVRX_SECRETS_FD'))"
+)
 
 
 def test_secrets_are_handed_on_by_descriptor(monkeypatch):

@@ -128,7 +128,7 @@ class LlmAdvisor:
         plan = self._plan
 
         def key() -> str | None:  # read at each question: keys are rotated
-            return token_of(plan.key_file, env.llm_key(), key="fault_tolerance.attribution.llm.key_file")
+            return token_of(plan.key_file, env.get(env.LLM_KEY), key="fault_tolerance.attribution.llm.key_file")
 
         found_key = await asyncio.wrap_future(in_thread(key, "read key"))  # its file system may not answer
         url, headers, body = request(plan, found_key, text)

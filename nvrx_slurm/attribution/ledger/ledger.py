@@ -63,7 +63,7 @@ def open_ledger(where: str | None, *, cluster: str, clock: Clock | None = None) 
             url = check_redis_url(where, password_goes_to=f"put it into {env.STORE_PASSWORD}")
         except ValueError as error:  # which does not repeat the URL
             raise UsageError(f"the ledger of suspect nodes: it {error}; or name a file") from None
-        storage: LedgerStorage = RedisStorage(url, env.store_password())
+        storage: LedgerStorage = RedisStorage(url, env.get(env.STORE_PASSWORD))
     else:
         storage = FileStorage(Path(where).expanduser() if where else default_path(), clock)
     return Ledger(storage, cluster=cluster, clock=clock)

@@ -101,7 +101,7 @@ class DataflowReceiver:
 
     async def _send(self, method: str, url: str, content: bytes, content_type: str) -> HttpReply:
         key = "fault_tolerance.attribution.dataflow.token_file"
-        token = await bounded(lambda: token_of(self._plan.token_file, env.dataflow_token(), key=key))
+        token = await bounded(lambda: token_of(self._plan.token_file, env.get(env.DATAFLOW_TOKEN), key=key))
         # `ApiKey …` and `Basic …` name their scheme themselves
         authorization = token if token is None or " " in token else f"Bearer {token}"
         return await self._http.send(

@@ -103,7 +103,7 @@ class SlackReceiver:
 
     async def _post(self, message: dict[str, Any], identity: str, thread: SlackThread) -> str | None:
         key = "fault_tolerance.attribution.slack.token_file"
-        token = await bounded(lambda: token_of(self._plan.token_file, env.slack_token(), key=key))
+        token = await bounded(lambda: token_of(self._plan.token_file, env.get(env.SLACK_TOKEN), key=key))
         if token is None:
             raise PermanentError(f"there is no token for Slack: set {key} or NVRX_SLURM_SLACK_TOKEN")
         if thread.ts is not None:

@@ -74,7 +74,7 @@ def read_token(file: Path | None, bind: BindAddress, *, without: bool = False) -
         if not bind.is_loopback:
             raise UsageError(f"--no-token: others can reach {bind.host}; it goes with a loopback address only")
         return None
-    token, where = env.attrsvc_token(), env.ATTRSVC_TOKEN
+    token, where = env.get(env.ATTRSVC_TOKEN), env.ATTRSVC_TOKEN
     if file is not None:
         where = f"--token-file {file}"
         try:

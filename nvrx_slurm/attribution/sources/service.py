@@ -76,7 +76,7 @@ def fixed_endpoint(url: str, token_file: str | None) -> Locate:
     address, from this user's own service there."""
 
     def locate() -> ServiceEndpoint:
-        token = token_of(token_file, env.attrsvc_token(), key="fault_tolerance.attribution.token_file")
+        token = token_of(token_file, env.get(env.ATTRSVC_TOKEN), key="fault_tolerance.attribution.token_file")
         return ServiceEndpoint(url=url.rstrip("/"), token=token or find_token(url))
 
     return locate

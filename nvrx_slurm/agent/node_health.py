@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nvrx_slurm.diagnostics.node import resources
-from nvrx_slurm.diagnostics.node.kernel import KernelLog
-from nvrx_slurm.diagnostics.node.resources import MemoryCgroup, memory_cgroup
+from nvrx_slurm.diagnostics import resources
+from nvrx_slurm.diagnostics.kernel import KernelLog
+from nvrx_slurm.diagnostics.resources import MemoryCgroup, memory_cgroup
 from nvrx_slurm.diagnostics.stacks import programs
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.files import open_log, write_all

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.diagnostics.node import resources
-from nvrx_slurm.diagnostics.node.resources import format_size
+from nvrx_slurm.diagnostics import resources
+from nvrx_slurm.diagnostics.resources import format_size
 
 MEMINFO = (
     "MemTotal:       24683944 kB\nMemFree: 1 kB\nMemAvailable:   12341972 kB\nSwapTotal: {} kB\nSwapFree: 0 kB\n"

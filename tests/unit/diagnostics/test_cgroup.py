@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.diagnostics.node.resources import MemoryCgroup, memory_cgroup
+from nvrx_slurm.diagnostics.resources import MemoryCgroup, memory_cgroup
 
 V1 = "9:name=systemd:/\n4:memory,x:/slurm/job\n0::/\n"
 V2 = "0::/slurm/job\n"

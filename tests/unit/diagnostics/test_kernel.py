@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.diagnostics.node.kernel import FIRST_KEPT, LAST_KEPT, KernelLog, KernelMessage, parse_record
+from nvrx_slurm.diagnostics.kernel import FIRST_KEPT, LAST_KEPT, KernelLog, KernelMessage, parse_record
 
 RECORDS = {
     b"4,1234,987654321,-;NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus.\n SUBSYSTEM=pci\n DEVICE=+p\n":

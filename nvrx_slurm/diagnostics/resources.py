@@ -41,22 +41,19 @@ def load(proc: Path = PROC) -> Iterator[str]:
         yield f"{' '.join(averages[:3])} on {os.cpu_count()} processors, up {up} s"
 
 
-def disk(folder: Path) -> Iterator[str]:
-    """What is free where this folder lies. May block for as long as its file system does."""
-    try:
-        found = os.statvfs(folder)
-    except OSError as error:
-        yield f"{folder}: {error.strerror}"
-        return
-    room = f"{format_size(found.f_bavail * found.f_frsize)} free of {format_size(found.f_blocks * found.f_frsize)}"
-    inodes = f"; {found.f_favail} of {found.f_files} inodes free" if found.f_files else ""
-    yield f"{folder}: {room}{inodes}"
-
-
 def disks(folders: Iterable[Path]) -> Iterator[str]:
-    """The same of several."""
+    """What is free where each of these folders lies. May block for as long as a file system does."""
     for folder in folders:
-        yield from disk(folder)
+        try:
+            found = os.statvfs(folder)
+        except OSError as error:
+            yield f"{folder}: {error.strerror}"
+            continue
+        room = (
+            f"{format_size(found.f_bavail * found.f_frsize)} free of {format_size(found.f_blocks * found.f_frsize)}"
+        )
+        inodes = f"; {found.f_favail} of {found.f_files} inodes free" if found.f_files else ""
+        yield f"{folder}: {room}{inodes}"
 
 
 ROOT = Path("/sys/fs/cgroup")

@@ -10,6 +10,7 @@ import errno
 import os
 import re
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,24 +47,28 @@ class KernelLog:
         """The messages since the last call, without those for debugging; of a flood the first and the last."""
         first: list[KernelMessage] = []
         last: deque[KernelMessage] = deque(maxlen=LAST_KEPT)
-        while True:
-            try:
-                record = os.read(self._descriptor, LONGEST_RECORD_BYTES)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno != errno.EPIPE:
-                    break
-                continue  # some were overwritten before they were read; the rest follows
-            if not record:
-                break
-            message = parse_record(record)
-            if message is not None and message.level < DEBUG:
-                (first if len(first) < FIRST_KEPT else last).append(message)
+        for message in self._read():
+            (first if len(first) < FIRST_KEPT else last).append(message)
         return [*first, *last]
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+    def _read(self) -> Iterator[KernelMessage]:
+        while True:
+            try:
+                record = os.read(self._descriptor, LONGEST_RECORD_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.EPIPE:  # that one: some were overwritten before we came; the rest follows
+                    return
+                continue
+            if not record:
+                return
+            message = parse_record(record)
+            if message is not None and message.level < DEBUG:
+                yield message
 
 
 def parse_record(record: bytes) -> KernelMessage | None:

@@ -174,7 +174,7 @@ class AttributionSpec(Block, frozen=True, kw_only=True):
     ] = "any"
     rules: Annotated[
         Annotated[tuple[Line, ...], Before(_several), _SEVERAL],
-        "ValueRule files of your own, beside those that come with this tool.",
+        "Rule files of your own, beside those that come with this tool.",
     ] = ()
     llm: Annotated[LlmSpec | None, "A second opinion; see below."] = None
     slack: Annotated[SlackSpec | None, "Send a message to a Slack channel; see below."] = None

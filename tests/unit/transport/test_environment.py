@@ -1,4 +1,4 @@
-"""Where a payload server listens when its host is not named."""
+"""What a payload server takes from the environment: where it listens when its host is not named."""
 
 from __future__ import annotations
 

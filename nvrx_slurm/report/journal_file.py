@@ -6,8 +6,10 @@ file is held open between two reads: it may be rotated, and a network file syste
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,50 +39,39 @@ class JournalFile:
             return self._read_parts()
         if _identity(there) != self._identity or there.st_size < self._offset:
             return self._read_parts()
-        return [] if there.st_size == self._offset else self._read_on()
-
-    def skip_to(self, number: int) -> None:
-        """Entries up to this number came from elsewhere."""
-        self._last = max(self._last, number)
-
-    def _read_on(self) -> list[Entry]:
+        if there.st_size == self._offset:
+            return []
         with self._current.open("rb") as file:
-            if _identity(os.fstat(file.fileno())) != self._identity:
+            if _identity(os.fstat(file.fileno())) != self._identity:  # rotated since the look at it
                 return self._read_parts()
             file.seek(self._offset)
             found = {entry.n: entry for entry in _entries(file)}
             self._offset = file.tell()
         return self._new(found)
 
+    def skip_to(self, number: int) -> None:
+        """Entries up to this number came from elsewhere."""
+        self._last = max(self._last, number)
+
     def _read_parts(self) -> list[Entry]:
         """Read all parts again. A rotation between listing and opening shows as a gap: then once more."""
         for _ in range(_ATTEMPTS):
             found: dict[int, Entry] = {}
-            for part in self._older_parts():
-                found |= _read_part(part)
-            found |= self._read_current()
+            # The older parts that may hold new entries, ordered by their first ones: their names need not be trusted.
+            firsts = {part: next(_entries_of(part), None) for part in journal_parts(self._current)}
+            known = sorted((first.n, part) for part, first in firsts.items() if first is not None)
+            ends = [first - 1 for first, _ in known[1:]]
+            for (_, part), end in zip_longest(known, ends):
+                if end is None or end > self._last:  # where the last of them ends is not known
+                    found |= {entry.n: entry for entry in _entries_of(part)}
+            self._identity, self._offset = None, 0
+            with contextlib.suppress(FileNotFoundError), self._current.open("rb") as file:
+                found |= {entry.n: entry for entry in _entries(file)}
+                self._identity, self._offset = _identity(os.fstat(file.fileno())), file.tell()
             newer = sorted(n for n in found if n > self._last)
             if newer == list(range(self._last + 1, self._last + 1 + len(newer))):
                 break
         return self._new(found)
-
-    def _read_current(self) -> dict[int, Entry]:
-        self._identity, self._offset = None, 0
-        try:
-            with self._current.open("rb") as file:
-                found = {entry.n: entry for entry in _entries(file)}
-                self._identity, self._offset = _identity(os.fstat(file.fileno())), file.tell()
-        except FileNotFoundError:
-            return {}
-        return found
-
-    def _older_parts(self) -> list[Path]:
-        """The older parts that may hold new entries, ordered by their first ones: their names need not be trusted."""
-        parts = journal_parts(self._current)
-        known = sorted((first, part) for part in parts if (first := _first_number(part)) is not None)
-        ends = [first - 1 for first, _ in known[1:]]
-        whole = [part for (_, part), end in zip(known, ends, strict=False) if end > self._last]
-        return [*whole, *(part for _, part in known[-1:])]
 
     def _new(self, found: dict[int, Entry]) -> list[Entry]:
         entries = [found[n] for n in sorted(found) if n > self._last]
@@ -99,30 +90,12 @@ def _entries(file: BinaryIO) -> Iterator[Entry]:
         if not line.endswith(b"\n"):
             file.seek(-len(line), os.SEEK_CUR)
             return
-        entry = _parse(line)
-        if entry is not None:
-            yield entry
+        # A line torn by a crash is no entry, nor is an event of a newer version that this one cannot know.
+        with contextlib.suppress(MalformedRecord):
+            yield entry_from_json(line)
 
 
-def _parse(line: bytes) -> Entry | None:
-    """None for what is no entry: a line torn by a crash, or an event of a newer version that this one cannot know."""
-    try:
-        return entry_from_json(line)
-    except MalformedRecord:
-        return None
-
-
-def _read_part(part: Path) -> dict[int, Entry]:
-    try:
-        with part.open("rb") as file:
-            return {entry.n: entry for entry in _entries(file)}
-    except FileNotFoundError:  # rotated on since it was listed
-        return {}
-
-
-def _first_number(part: Path) -> int | None:
-    try:
-        with part.open("rb") as file:
-            return next((entry.n for entry in _entries(file)), None)
-    except FileNotFoundError:
-        return None
+def _entries_of(part: Path) -> Iterator[Entry]:
+    """Of an older part; none where it was rotated on since it was listed."""
+    with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
+        yield from _entries(file)

@@ -69,7 +69,18 @@ def choose(selection: Selection, plan: Plan | None, folder: JobFolder, *, may_co
 
     `may_come`: a cycle that is not there yet is no error, since it will be waited for.
     """
-    ranks = _ranks_by_replica(plan, folder)
+    if plan is not None:
+        ranks = {
+            replica_id(role.name, index): range(role.nodes_per_replica * role.workers_per_node)
+            for role in plan.roles
+            for index in range(role.replicas)
+        }
+    else:  # by the files that there are
+        found = find(folder, Selection())
+        ranks = {
+            replica: range(1 + max(f.rank for f in found if f.replica == replica))
+            for replica in sorted({file.replica for file in found})
+        }
     if selection.replica is not None and selection.replica not in ranks:
         raise UsageError(f"no replica {selection.replica!r}: the job has {', '.join(ranks) or 'none yet'}")
     if selection.rank is not None:
@@ -135,7 +146,19 @@ class Reader:
     def read(self) -> Iterator[Chunk]:
         """What was written since the last call, file by file."""
         for file in self._watched:
-            yield from self._read_file(file)
+            offset = self._offsets.setdefault(file, 0)
+            if file.path.stat().st_size <= offset:
+                continue
+            with file.path.open("rb") as source:
+                source.seek(offset)
+                while data := source.read(CHUNK_BYTES):
+                    self._offsets[file] += len(data)
+                    if self._selection.rank is None:  # output of several ranks
+                        *lines, partial = (self._partial.get(file, b"") + data).split(b"\n")
+                        self._partial[file] = partial
+                        data = b"".join(file.label + line + b"\n" for line in lines)
+                    if data:
+                        yield Chunk(file, data)
 
     def rest(self) -> Iterator[Chunk]:
         """The last lines, which have no newline."""
@@ -143,23 +166,6 @@ class Reader:
             if data:
                 yield Chunk(file, file.label + data + b"\n")
         self._partial.clear()
-
-    def _read_file(self, file: RankLog) -> Iterator[Chunk]:
-        offset = self._offsets.setdefault(file, 0)
-        if file.path.stat().st_size <= offset:
-            return
-        with file.path.open("rb") as source:
-            source.seek(offset)
-            while data := source.read(CHUNK_BYTES):
-                self._offsets[file] += len(data)
-                text = data if self._selection.rank is not None else self._marked(file, data)
-                if text:
-                    yield Chunk(file, text)
-
-    def _marked(self, file: RankLog, data: bytes) -> bytes:
-        *lines, partial = (self._partial.get(file, b"") + data).split(b"\n")
-        self._partial[file] = partial
-        return b"".join(file.label + line + b"\n" for line in lines)
 
 
 class MergedReader(Reader):
@@ -171,21 +177,6 @@ class MergedReader(Reader):
 
     def look(self) -> None:
         self._watched = [self._log] if self._log.path.is_file() else []
-
-
-def _ranks_by_replica(plan: Plan | None, folder: JobFolder) -> dict[str, range]:
-    """Each replica's ranks, by the plan; without one, by the files that there are."""
-    if plan is None:
-        found = find(folder, Selection())
-        return {
-            replica: range(1 + max(f.rank for f in found if f.replica == replica))
-            for replica in sorted({file.replica for file in found})
-        }
-    return {
-        replica_id(role.name, index): range(role.nodes_per_replica * role.workers_per_node)
-        for role in plan.roles
-        for index in range(role.replicas)
-    }
 
 
 LOOK_S = 0.1

@@ -15,21 +15,17 @@ MOST_RANKS = 64
 def page(shot: Snapshot) -> str:
     """One job: facts, then tables, each under its column names."""
     ranks, others = sections.ranks(shot, MOST_RANKS)
-    texts = [*_tables(sections.replicas(shot.view), sections.nodes(shot), ranks), *([others] if others else [])]
-    return "\n\n".join([_facts(shot), *texts, *_tables(*_history(shot))])
+    present = _tables(sections.replicas(shot.view), sections.nodes(shot), ranks)
+    return "\n\n".join([pairs(sections.facts(shot)), *present, *([others] if others else []), *_history(shot)])
 
 
 def summary(shot: Snapshot) -> str:
-    """How a job went: its rendezvous, and each recovery's phases."""
-    return "\n\n".join([_facts(shot), *_tables(*_history(shot))])
+    """How a job went: its cycles, and each recovery's phases."""
+    return "\n\n".join([pairs(sections.facts(shot)), *_history(shot)])
 
 
-def _history(shot: Snapshot) -> tuple[Table, ...]:
-    return sections.cycles(shot.view, shot.moment), sections.recoveries(shot.view)
-
-
-def _facts(shot: Snapshot) -> str:
-    return pairs(sections.facts(shot))
+def _history(shot: Snapshot) -> list[str]:
+    return _tables(sections.cycles(shot.view, shot.moment), sections.recoveries(shot.view))
 
 
 def _tables(*tables: Table) -> list[str]:
@@ -50,14 +46,10 @@ def pairs(rows: Sequence[Row]) -> str:
 def table(each: Table) -> str:
     """Column names, then the rows; numbers to the right, no blanks at the end of a line."""
     lines = [each.columns, *(row.cells for row in each.rows)]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(each.columns))]
-    right = [name in each.right for name in each.columns]
-    return "\n".join(_line(cells, widths, right) for cells in lines)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    padded = (
-        cell.rjust(width) if to_right else cell.ljust(width)
-        for cell, width, to_right in zip(cells, widths, right, strict=True)
-    )
-    return GAP.join(padded).rstrip()
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = []
+    for cells in lines:
+        columns = zip(cells, widths, each.columns, strict=True)
+        row = (cell.rjust(width) if name in each.right else cell.ljust(width) for cell, width, name in columns)
+        padded.append(GAP.join(row).rstrip())
+    return "\n".join(padded)

@@ -36,7 +36,7 @@ journal = Journal(folder, beats=True)
 while True:
     for item in journal.poll(1.0):
         if not isinstance(item, Entry):
-            print(item.beat.node, flush=True)
+            print(item.heartbeat.node, flush=True)
 """
 
 

@@ -17,7 +17,7 @@ import nvrx_slurm as nv
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, NodeJoined, NodeLost, Progress
 from nvrx_slurm.lab.faults.node import kill_local_node
-from nvrx_slurm.report.model import Heard
+from nvrx_slurm.report.model import ReceivedHeartbeat
 from nvrx_slurm.report.source import Journal, so_far
 
 HERE = Path(__file__).parent
@@ -61,7 +61,7 @@ def kill_midway(folder: JobFolder) -> None:
         for item in journal.poll(0.5):
             if isinstance(item, Entry) and isinstance(item.record, NodeJoined) and item.record.node == VICTIM:
                 agent = item.record.pid
-            if isinstance(item, Heard) and max(item.beat.steps.values(), default=0) >= KILL_AT_STEP:
+            if isinstance(item, ReceivedHeartbeat) and max(item.heartbeat.steps.values(), default=0) >= KILL_AT_STEP:
                 kill_local_node(agent)
                 journal.close()
                 return

@@ -1,4 +1,4 @@
-"""The journal and the beats as the store has them while the job runs. Imports redis when it is first connected.
+"""The journal and the heartbeats as the store has them while the job runs. Imports redis when it is first connected.
 
 What is not signed with the job's key is set aside, as the controller does.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from nvrx_slurm.errors import StoreUnreachable, UntrustedRecord
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import AnyFact, Entry, pack, unpack_entry, unpack_heartbeat
-from nvrx_slurm.report.model import Heard
+from nvrx_slurm.report.model import ReceivedHeartbeat
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.sealing import RefusedRecords, field_m, open_heartbeat
 from nvrx_slurm.util.clock import SystemClock
@@ -31,7 +31,7 @@ class JournalStream:
         self._where = address.url
         self._keys, self._key = Keys(address.job), JobKey(address.token)
         self._refused = RefusedRecords(SystemClock())
-        self._numbers: dict[bytes, bytes] = {}  # whose beat → the number of the newest
+        self._numbers: dict[bytes, bytes] = {}  # whose heartbeat → the number of the newest
         self._redis = _connect(address)
         self._after = after
         self._cursors: dict[str, bytes] = {}
@@ -41,11 +41,11 @@ class JournalStream:
         self._redis.close()
 
     def time(self) -> float:
-        """The store's clock, by which beats are stamped: seconds since the epoch."""
+        """The store's clock, by which heartbeats are stamped: seconds since the epoch."""
         seconds, micros = self._call(self._redis.time)
         return int(seconds) + int(micros) / 1e6
 
-    def read(self, wait_s: float) -> list[Entry | Heard]:
+    def read(self, wait_s: float) -> list[Entry | ReceivedHeartbeat]:
         """What is new. If nothing is, waits up to `wait_s` (at most a second) for it."""
         if not self._cursors:
             missed = self._call(self._catch_up)
@@ -53,10 +53,10 @@ class JournalStream:
                 return list(missed)
         return list(self._call(lambda: self._news(wait_s)))
 
-    def _catch_up(self) -> list[Entry | Heard]:
+    def _catch_up(self) -> list[Entry | ReceivedHeartbeat]:
         """The entries after the number known so far, and no more.
 
-        And the last beat of every node: agents keep that stream short.
+        And the last heartbeat of every node: agents keep that stream short.
         """
         journal, missed, before = self._keys.journal, list[Entry](), "+"
         cursor = None
@@ -71,15 +71,15 @@ class JournalStream:
         self._cursors = {journal: cursor or _START}
         return [*self._in_order(missed), *(self._last_beats() if self._beats else [])]
 
-    def _last_beats(self) -> list[Heard]:
+    def _last_beats(self) -> list[ReceivedHeartbeat]:
         items = self._redis.xrange(self._keys.beats)
         self._cursors[self._keys.beats] = items[-1][0] if items else _START
-        return list({heard.beat.node: heard for heard in self._heard(items)}.values())
+        return list({heard.heartbeat.node: heard for heard in self._heard(items)}.values())
 
-    def _news(self, wait_s: float) -> list[Entry | Heard]:
+    def _news(self, wait_s: float) -> list[Entry | ReceivedHeartbeat]:
         block_ms = int(min(wait_s, LONGEST_WAIT_S) * 1000)
         reply = self._redis.xread(self._cursors, count=_BATCH, block=block_ms or None)  # 0 would block for ever
-        found: list[Entry | Heard] = []
+        found: list[Entry | ReceivedHeartbeat] = []
         for key, items in reply or ():
             of_journal = key.decode() == self._keys.journal
             found += self._in_order(self._entries(items)) if of_journal else self._heard(items)
@@ -104,9 +104,9 @@ class JournalStream:
                 fresh.append(entry)
         return fresh
 
-    def _heard(self, items: Iterable[Any]) -> list[Heard]:
-        """Beats with their times: the server begins each id with its clock, in milliseconds."""
-        beats, found = self._keys.beats, list[Heard]()
+    def _heard(self, items: Iterable[Any]) -> list[ReceivedHeartbeat]:
+        """Heartbeats with their times: the server begins each id with its clock, in milliseconds."""
+        beats, found = self._keys.beats, list[ReceivedHeartbeat]()
         for identity, fields in items:
             who = fields.get(b"who", b"")
             try:
@@ -117,7 +117,7 @@ class JournalStream:
                 continue
             if number > self._numbers.get(who, b""):  # else it is a copy of an older one
                 self._numbers[who] = number
-                found.append(Heard(t=int(identity.partition(b"-")[0]) / 1000, beat=beat))
+                found.append(ReceivedHeartbeat(t=int(identity.partition(b"-")[0]) / 1000, heartbeat=beat))
         return found
 
     def _call(self, call: Callable[[], Any]) -> Any:

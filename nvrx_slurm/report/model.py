@@ -191,11 +191,11 @@ class Recovery(Value, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """A beat, and when it reached the store: seconds since the epoch by the store's clock."""
+class ReceivedHeartbeat:
+    """A heartbeat, and when it reached the store: seconds since the epoch by the store's clock."""
 
     t: float
-    beat: Heartbeat
+    heartbeat: Heartbeat
 
 
 @dataclass(slots=True)
@@ -218,7 +218,9 @@ class JobView:
     waiting: dict[str, set[str]] = field(default_factory=dict)  # replica → nodes that keep it in its phase
     outages: dict[str, FailureView] = field(default_factory=dict)  # replica → the failure it has yet to recover from
     preferred: dict[str, tuple[str, ...]] = field(default_factory=dict)  # replica → nodes that it prefers
-    heard: dict[str, Heard] = field(default_factory=dict)  # node → its last beat; only the store has them
+    heard: dict[str, ReceivedHeartbeat] = field(
+        default_factory=dict
+    )  # node → its last heartbeat; only the store has them
     controllers: int = 0
     restarts: int = 0
     restarts_left: int | None = None
@@ -244,15 +246,15 @@ class JobView:
         names = self.replicas[replica].nodes
         return tuple(name for name in names if name in self.nodes and self.nodes[name].held_until is not None)
 
-    def last_beat(self, name: str) -> Heard | None:
-        """The last beat of the node's present agent, or of the one that was lost; None: none is known."""
+    def last_heartbeat(self, name: str) -> ReceivedHeartbeat | None:
+        """The last heartbeat of the node's present agent, or of the one that was lost; None: none is known."""
         heard, node = self.heard.get(name), self.nodes.get(name)
-        if heard is None or node is None or heard.beat.generation != self.generation:
+        if heard is None or node is None or heard.heartbeat.generation != self.generation:
             return None
-        return heard if node.incarnation in ("", heard.beat.incarnation) else None
+        return heard if node.incarnation in ("", heard.heartbeat.incarnation) else None
 
     def is_current(self, node: NodeView, beat: Heartbeat) -> bool:
-        """Whether a beat speaks of the workers that the node has now: of its present agent, generation and cycle."""
+        """Whether it reports the workers that the node has now: of its present agent, generation and cycle."""
         replica = self.replicas.get(beat.replica or "")
         if replica is None or node.state != "active" or node.replica != beat.replica:
             return False

@@ -174,7 +174,7 @@ def ranks(shot: Snapshot, most: int) -> tuple[Table, str | None]:
     """The ranks that heartbeats report, and a sentence on all others: `and 1016 other ranks: at most 2 steps behind,
     quiet for 812 ms at most`. Where there are too many, those that lag or are quiet longest are shown, the worst
     first; else they are in order. No heartbeat known: no rows."""
-    heard_of = {name for name in shot.view.heard if shot.view.last_beat(name)}
+    heard_of = {name for name in shot.view.heard if shot.view.last_heartbeat(name)}
     every = [rank for rank in all_ranks(shot.view, shot.store_now) if rank.node in heard_of]
     shown = worst(every, most) if len(every) > most else every
     rows = []

@@ -26,9 +26,9 @@ def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) ->
     current = {
         node.name: heard
         for node in nodes
-        if (heard := view.heard.get(node.name)) and view.is_current(node, heard.beat)
+        if (heard := view.heard.get(node.name)) and view.is_current(node, heard.heartbeat)
     }
-    fastest = max((step for heard in current.values() for step in heard.beat.steps.values()), default=None)
+    fastest = max((step for heard in current.values() for step in heard.heartbeat.steps.values()), default=None)
     for node in nodes:
         heard = current.get(node.name)
         age_s = 0.0 if heard is None or store_now is None else max(0.0, store_now - heard.t)
@@ -37,7 +37,7 @@ def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) ->
             if heard is None:
                 yield place
                 continue
-            step, quiet_s = heard.beat.steps.get(rank), heard.beat.quiet.get(rank)
+            step, quiet_s = heard.heartbeat.steps.get(rank), heard.heartbeat.quiet.get(rank)
             yield replace(
                 place,
                 step=step,
@@ -45,14 +45,14 @@ def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) ->
                 quiet_s=None if quiet_s is None else quiet_s + age_s,
                 sections=tuple(
                     SectionView(name=name, open_s=open_s + age_s)
-                    for name, open_s in heard.beat.sections.get(rank, ())
+                    for name, open_s in heard.heartbeat.sections.get(rank, ())
                 ),
             )
 
 
 def beat_age_s(view: JobView, name: str, store_now: float | None) -> float | None:
     """Seconds since the node's last heartbeat reached the store, by the store's own clock; None: not known."""
-    heard = view.last_beat(name)
+    heard = view.last_heartbeat(name)
     return None if heard is None or store_now is None else max(0.0, store_now - heard.t)
 
 

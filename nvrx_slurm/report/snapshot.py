@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`now` is this machine's clock, `store_now` the store's, by which beats are stamped (None: it is not read).
+    """`now` is this machine's clock, `store_now` the store's, by which heartbeats are stamped (None: it is not read).
 
     `store_error` says why the steps may be old although the job runs.
     """
@@ -76,7 +76,7 @@ class ReplicaStatus(ReplicaView, frozen=True, kw_only=True):
 
 
 class NodeStatus(NodeView, frozen=True, kw_only=True):
-    """A node, and what its last beat told. `beat_age_s`: by the store's clock; `teardown`: the phase it is in."""
+    """A node, and what its last heartbeat reported. `beat_age_s`: by the store's clock; `teardown`: its phase."""
 
     beat_age_s: float | None = None
     teardown: str | None = None
@@ -142,12 +142,12 @@ def take(
 
 
 def node_status(view: JobView, node: NodeView, store_now: float | None) -> NodeStatus:
-    """A node with what its last beat told."""
-    heard = view.last_beat(node.name)
+    """A node with what its last heartbeat reported."""
+    heard = view.last_heartbeat(node.name)
     return NodeStatus(
         **msgspec.structs.asdict(node),
         beat_age_s=ranks.beat_age_s(view, node.name, store_now),
-        teardown=heard.beat.teardown if heard else None,
+        teardown=heard.heartbeat.teardown if heard else None,
     )
 
 

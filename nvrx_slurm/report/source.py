@@ -12,7 +12,7 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted
 from nvrx_slurm.report.journal_file import JournalFile
 from nvrx_slurm.report.journal_stream import JournalStream
-from nvrx_slurm.report.model import Heard
+from nvrx_slurm.report.model import ReceivedHeartbeat
 from nvrx_slurm.report.presence import Presence
 from nvrx_slurm.util.clock import Clock, SystemClock
 
@@ -26,7 +26,7 @@ WAIT_S = 0.5
 class Journal:
     """A reader's place in one job's journal.
 
-    `live=False` reads the folder only. `beats=True` passes the agents' beats on too, which only the store has.
+    `live=False` reads the folder only. `beats=True` passes the agents' heartbeats on too, which only the store has.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Journal:
     def close(self) -> None:
         self._disconnect()
 
-    def poll(self, wait_s: float = 0.0) -> list[Entry | Heard]:
+    def poll(self, wait_s: float = 0.0) -> list[Entry | ReceivedHeartbeat]:
         """What is new. If nothing is, waits for it, `wait_s` at most; an empty list may come sooner."""
         if self._fresh:  # the folder has most of it, and costs the store nothing
             self._fresh = False
@@ -71,17 +71,17 @@ class Journal:
             found = self._from_file()
         return found
 
-    def catch_up(self) -> list[Entry | Heard]:
+    def catch_up(self) -> list[Entry | ReceivedHeartbeat]:
         """Everything so far, without waiting."""
         found = self.poll()
         while more := self.poll():
             found += more
-            if any(isinstance(item, Heard) for item in more):
-                break  # agents go on beating: what is here is recent enough
+            if any(isinstance(item, ReceivedHeartbeat) for item in more):
+                break  # agents go on sending heartbeats: what has arrived is recent enough
         return found
 
     def store_time(self) -> float | None:
-        """The store's clock, to which the times of beats compare; None while it is not read."""
+        """The store's clock, to which the times of heartbeats compare; None while it is not read."""
         if self._stream is None:
             return None
         try:
@@ -90,12 +90,12 @@ class Journal:
             self._gave_up(error)
             return None
 
-    def _from_file(self) -> list[Entry | Heard]:
+    def _from_file(self) -> list[Entry | ReceivedHeartbeat]:
         self._file.skip_to(self.n)
         return self._accept(self._file.read())
 
-    def _accept(self, items: Iterable[Entry | Heard]) -> list[Entry | Heard]:
-        new: list[Entry | Heard] = []
+    def _accept(self, items: Iterable[Entry | ReceivedHeartbeat]) -> list[Entry | ReceivedHeartbeat]:
+        new: list[Entry | ReceivedHeartbeat] = []
         for item in items:
             if isinstance(item, Entry):
                 if item.n <= self.n:

@@ -27,18 +27,18 @@ from nvrx_slurm.report.model import (
     CycleView,
     Decided,
     FailureView,
-    Heard,
     InProcess,
     JobView,
     NodeState,
     NodeView,
+    ReceivedHeartbeat,
     ReplicaView,
     StacksView,
 )
 from nvrx_slurm.report.sentences import describe
 from nvrx_slurm.util.ids import replica_id
 
-__all__ = ["JobFold", "JobView", "Subscriber", "fold", "new_view", "with_beat"]
+__all__ = ["JobFold", "JobView", "Subscriber", "fold", "new_view", "with_heartbeat"]
 
 ENDED = ("done", "failed", "stopped")
 
@@ -57,10 +57,10 @@ class JobFold:
         self.view = new_view(plan)
         self._subscribers = tuple(subscribers)
 
-    def take(self, item: Entry | Heard) -> None:
+    def take(self, item: Entry | ReceivedHeartbeat) -> None:
         """One item of a `Journal`. An entry that was taken before (by its number) changes nothing."""
-        if isinstance(item, Heard):
-            with_beat(self.view, item)
+        if isinstance(item, ReceivedHeartbeat):
+            with_heartbeat(self.view, item)
         elif item.n > self.view.n:
             fold(self.view, item)
             for subscriber in self._subscribers:
@@ -85,9 +85,9 @@ def fold(view: JobView, entry: Entry) -> JobView:
     return view
 
 
-def with_beat(view: JobView, heard: Heard) -> JobView:
+def with_heartbeat(view: JobView, heard: ReceivedHeartbeat) -> JobView:
     """The view with a heartbeat. One of an older agent changes nothing; one of an older cycle changes no step."""
-    beat = heard.beat
+    beat = heard.heartbeat
     node = view.nodes.get(beat.node)
     if node is None or node.incarnation not in ("", beat.incarnation) or beat.generation != view.generation:
         return view

@@ -25,7 +25,7 @@ from nvrx_slurm.journal.records import (
     WorkersDone,
 )
 from nvrx_slurm.report import snapshot
-from nvrx_slurm.report.model import Heard
+from nvrx_slurm.report.model import ReceivedHeartbeat
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.clock import SystemClock
@@ -105,7 +105,7 @@ async def gathered(answers: Iterator[NodeStacks]) -> list[NodeStacks]:
 async def test_a_beats_age_comes_from_the_servers_clock(store, job, recorder, controller) -> None:
     """Heartbeat, stamp and now are the server's: the age is the time that passed there, by its clock."""
     before = await store.time()
-    await store.send_heartbeat(recorder.beat("n0", 7, 6).beat, keep=100)
+    await store.send_heartbeat(recorder.beat("n0", 7, 6).heartbeat, keep=100)
     taken = await asyncio.to_thread(snapshot.take, job)
     after = await store.time()
     status = snapshot.as_status(taken)
@@ -122,13 +122,13 @@ async def test_one_look_has_the_last_beat_of_every_node(store, job, controller) 
         for n in range(NODES):
             await store.send_heartbeat(Heartbeat(node=f"n{n}", incarnation="i", cycle=cycle), keep=100_000)
 
-    def look() -> list[Heard]:
+    def look() -> list[ReceivedHeartbeat]:
         with closing(Journal(job, beats=True)) as journal:
-            return [item for item in journal.catch_up() if isinstance(item, Heard)]
+            return [item for item in journal.catch_up() if isinstance(item, ReceivedHeartbeat)]
 
     beats = await asyncio.to_thread(look)
-    assert sorted(heard.beat.node for heard in beats) == sorted(f"n{n}" for n in range(NODES))
-    assert {heard.beat.cycle for heard in beats} == {3}
+    assert sorted(heard.heartbeat.node for heard in beats) == sorted(f"n{n}" for n in range(NODES))
+    assert {heard.heartbeat.cycle for heard in beats} == {3}
 
 
 async def test_a_reader_hears_new_beats_and_entries(store, job, recorder, controller) -> None:
@@ -137,10 +137,10 @@ async def test_a_reader_hears_new_beats_and_entries(store, job, recorder, contro
     try:
         await asyncio.to_thread(journal.catch_up)
         begin = await store.time()
-        await store.send_heartbeat(recorder.beat("n3", 9).beat, keep=100)
+        await store.send_heartbeat(recorder.beat("n3", 9).heartbeat, keep=100)
         (heard,) = await asyncio.to_thread(journal.poll, 1.0)
-        assert isinstance(heard, Heard)
-        assert (heard.beat.node, heard.beat.steps) == ("n3", {6: 9})
+        assert isinstance(heard, ReceivedHeartbeat)
+        assert (heard.heartbeat.node, heard.heartbeat.steps) == ("n3", {6: 9})
         assert heard.t >= begin - 0.001
         await controller.say(RendezvousOpened(replica="main-0", cycle=1))
         (entry,) = await asyncio.to_thread(journal.poll, 1.0)

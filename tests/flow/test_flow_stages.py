@@ -270,7 +270,7 @@ def test_link_of_a_node_is_slowed_cut_and_healed(play, gate, tmp_path):
     played.await_(RendezvousClosed, cycle=1, nodes=("n1", "n3"))
     played.inject("heal_link", node="n2")
     played.inject("heal_link", node="n1")
-    assert {heard.beat.node for heard in played.beats} == {"n1", "n2", "n3"}
+    assert {heard.heartbeat.node for heard in played.beats} == {"n1", "n2", "n3"}
     assert "the store refuses" in played.inject("revoke_store_password").proof
     (tmp_path / "go").unlink()
     assert played.end() == 0

@@ -18,7 +18,7 @@ from nvrx_slurm.lab.flow.stages.base import Stage
 from nvrx_slurm.lab.flow.stages.faults import Scene
 from nvrx_slurm.lab.flow.topology import JobTopology
 from nvrx_slurm.lab.flow.triggers import DueFault, FaultScheduler, RankProgress, StateIs
-from nvrx_slurm.report.model import Heard
+from nvrx_slurm.report.model import ReceivedHeartbeat
 from nvrx_slurm.report.presence import ask_slurm
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
@@ -81,7 +81,7 @@ class FlowRun:
             return "ended"
         return "bound" if self._clock.monotonic() >= until else None
 
-    def _take(self, items: Iterable[Entry | Heard]) -> None:
+    def _take(self, items: Iterable[Entry | ReceivedHeartbeat]) -> None:
         for item in items:
             if isinstance(item, Entry):
                 # The store's own clock, once it can be read: that of another host may differ from this one's.
@@ -92,7 +92,7 @@ class FlowRun:
                 self.matcher.feed(item)
                 self.scheduler.feed(item, self.matcher.bindings)
                 continue
-            beat = item.beat
+            beat = item.heartbeat
             for rank, step in beat.steps.items():
                 progress = RankProgress(item.t, beat.replica or "", rank, beat.node, step, beat.cycle)
                 self.scheduler.feed(progress, self.matcher.bindings)

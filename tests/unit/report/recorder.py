@@ -28,7 +28,7 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.journal.restarts import InProcessRestart, RankFault
 from nvrx_slurm.lab.plans import plain_bounds
-from nvrx_slurm.report.model import Heard
+from nvrx_slurm.report.model import ReceivedHeartbeat
 
 BEGIN = 1_790_000_000.0
 JOB = "local-20261121-093012-4f2a"
@@ -141,14 +141,16 @@ class Recorder:
         for node in [node for node in self.nodes if self.job.nodes[node].alive]:
             self.tell(NodeLeft(**self.agent(node), reason=reason))
 
-    def beat(self, node: str, *at: int, **more: object) -> Heard:
+    def beat(self, node: str, *at: int, **more: object) -> ReceivedHeartbeat:
         """A beat of the node that reaches the store now; `at`: the step of each of its ranks, in order."""
         state = self.job.nodes[node]
         replica = self.job.replicas[state.replica or "main-0"]
         first = replica.order.index(node) * replica.role.workers_per_node if node in replica.order else 0
         kind = {"state": str(state.state), "replica": state.replica, "cycle": replica.cycle}
         steps = dict(enumerate(at, first))
-        return Heard(self.now, Heartbeat(node=node, incarnation=state.incarnation, **kind, steps=steps, **more))
+        return ReceivedHeartbeat(
+            self.now, Heartbeat(node=node, incarnation=state.incarnation, **kind, steps=steps, **more)
+        )
 
     def agent(self, node: str) -> dict[str, object]:
         """What the node's next fact says of who tells it."""

@@ -12,7 +12,7 @@ from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.records import NodeJoined, SlurmNodeState
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report import plain, screen, snapshot
-from nvrx_slurm.report.model import Heard
+from nvrx_slurm.report.model import ReceivedHeartbeat
 from nvrx_slurm.report.presence import Outside
 from nvrx_slurm.report.snapshot import Snapshot, list_jobs
 from nvrx_slurm.report.view import JobFold
@@ -34,7 +34,7 @@ def shot(tmp_path: Path, recorder: Recorder) -> Snapshot:
     return snapshot.take(write(tmp_path, recorder), live=False, clock=_At(recorder))
 
 
-def live_shot(tmp_path: Path, recorder: Recorder, *beats: Heard) -> Snapshot:
+def live_shot(tmp_path: Path, recorder: Recorder, *beats: ReceivedHeartbeat) -> Snapshot:
     """The job while it runs: its store passes these beats on, and its clock is 0.4 s ahead of the last entry."""
     fold = JobFold(recorder.plan)
     for item in [*recorder.entries, *beats]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nvrx_slurm.journal.records import NodeJoined
 from nvrx_slurm.report.model import JobView, RankView
 from nvrx_slurm.report.ranks import beat_age_s, ranks, worst
-from nvrx_slurm.report.view import fold, new_view, with_beat
+from nvrx_slurm.report.view import fold, new_view, with_heartbeat
 from tests.unit.report.recorder import Recorder, roles_plan, to_first_cycle
 
 
@@ -24,8 +24,8 @@ def test_each_rank_is_as_far_behind_as_the_fastest_of_its_replica_is_ahead() -> 
     """A lag counts steps within one replica; a rank whose node sent no beat has a place and nothing else."""
     recorder = to_first_cycle()
     view = view_of(recorder)
-    with_beat(view, recorder.beat("n0", 100, 98))
-    with_beat(view, recorder.beat("n1", 101, 97))
+    with_heartbeat(view, recorder.beat("n0", 100, 98))
+    with_heartbeat(view, recorder.beat("n1", 101, 97))
     told = ranks(view, recorder.now)
     assert [(each.rank, each.step, each.lag) for each in told[:4]] == [
         (0, 100, 1),
@@ -44,8 +44,8 @@ def test_another_replicas_speed_is_no_lag() -> None:
     for replica in recorder.job.replicas:
         recorder.start_workers(replica)
     view = view_of(recorder)
-    with_beat(view, recorder.beat("n0", 5))
-    with_beat(view, recorder.beat("n2", 900, 900))
+    with_heartbeat(view, recorder.beat("n0", 5))
+    with_heartbeat(view, recorder.beat("n2", 900, 900))
     assert {(each.replica, each.lag) for each in ranks(view, None) if each.step} == {
         ("policy-0", 0),
         ("rollout-0", 0),
@@ -57,7 +57,7 @@ def test_silence_and_sections_grow_older_with_their_beat() -> None:
     recorder = to_first_cycle()
     view = view_of(recorder)
     sections = {0: (("checkpoint", 12.0), ("fsync", 3.0))}
-    with_beat(view, recorder.beat("n0", 7, 7, quiet={0: 0.1}, sections=sections))
+    with_heartbeat(view, recorder.beat("n0", 7, 7, quiet={0: 0.1}, sections=sections))
     first, second, *_ = ranks(view, recorder.now + 5.0)
     assert first.quiet_s is not None
     assert abs(first.quiet_s - 5.1) < 1e-6
@@ -73,7 +73,7 @@ def test_a_beat_of_a_cycle_that_is_over_tells_nothing_of_ranks() -> None:
     recorder.lose("n2")
     recorder.ready()
     recorder.start_workers()
-    view = with_beat(view_of(recorder), old)
+    view = with_heartbeat(view_of(recorder), old)
     assert [each.step for each in ranks(view, recorder.now)] == [None] * 8
 
 
@@ -87,7 +87,7 @@ def test_ranks_without_workers_are_not_listed() -> None:
 def test_a_beats_age_is_told_by_the_stores_clock() -> None:
     """From the beat's own stamp to the store's now; without the store's clock, or a beat, it is not known."""
     recorder = to_first_cycle()
-    view = with_beat(view_of(recorder), recorder.beat("n0", 1))
+    view = with_heartbeat(view_of(recorder), recorder.beat("n0", 1))
     assert beat_age_s(view, "n0", recorder.now + 3.0) == 3.0
     assert beat_age_s(view, "n0", recorder.now - 0.001) == 0.0
     assert beat_age_s(view, "n0", None) is None
@@ -99,13 +99,13 @@ def test_a_new_agent_is_not_known_by_the_old_ones_beats() -> None:
     recorder = to_first_cycle()
     old = recorder.beat("n5")
     recorder.lose("n5")
-    view = with_beat(view_of(recorder), old)
+    view = with_heartbeat(view_of(recorder), old)
     assert beat_age_s(view, "n5", recorder.now + 1.0) is not None  # of the lost agent: when it was heard of last
     recorder.tell(NodeJoined(node="n5", incarnation="second", seq=1, addr="h", port=1))
     for entry in recorder.entries:
         fold(view, entry)
     assert beat_age_s(view, "n5", recorder.now) is None
-    assert beat_age_s(with_beat(view, old), "n5", recorder.now) is None
+    assert beat_age_s(with_heartbeat(view, old), "n5", recorder.now) is None
 
 
 def test_the_worst_come_first() -> None:

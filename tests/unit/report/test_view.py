@@ -8,7 +8,7 @@ from nvrx_slurm.journal.records import AttributionJudged, ControllerStarted, Ent
 from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.report.page import tally, waiting
-from nvrx_slurm.report.view import JobFold, fold, new_view, with_beat
+from nvrx_slurm.report.view import JobFold, fold, new_view, with_heartbeat
 from tests.unit.report.recorder import (
     JOB,
     Recorder,
@@ -215,15 +215,15 @@ def test_beats_tell_steps_of_the_running_cycle_only() -> None:
     recorder = to_first_cycle()
     view = view_of(recorder)
     old = recorder.beat("n1", 500)
-    view = with_beat(view, recorder.beat("n1", 42))
+    view = with_heartbeat(view, recorder.beat("n1", 42))
     assert (view.nodes["n1"].step, view.step) == (42, 42)
     recorder.lose("n2")
     recorder.ready()
     recorder.start_workers()
     for entry in recorder.entries:
         fold(view, entry)
-    with_beat(view, old)
-    with_beat(view, recorder.beat("n5", 7))
+    with_heartbeat(view, old)
+    with_heartbeat(view, recorder.beat("n5", 7))
     assert view.step is None
 
 

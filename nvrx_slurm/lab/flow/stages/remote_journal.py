@@ -18,7 +18,7 @@ import msgspec
 
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, Heartbeat, JobEnded, JobStarted, Record
-from nvrx_slurm.report.model import Heard
+from nvrx_slurm.report.model import ReceivedHeartbeat
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.processes import dies_with_parent
@@ -67,18 +67,18 @@ class RemoteJournal:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def poll(self, wait_s: float = 0.0) -> list[Entry | Heard]:
+    def poll(self, wait_s: float = 0.0) -> list[Entry | ReceivedHeartbeat]:
         """What is new. If nothing is, waits for it, `wait_s` at most; an empty list may come sooner."""
         if not select.select([self._out], [], [], wait_s)[0]:
             return []
         data = os.read(self._out, CHUNK_BYTES)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found: list[Entry | Heard] = []
+        found: list[Entry | ReceivedHeartbeat] = []
         for text in lines:
             line = _decoder.decode(text)
             self.store_error = line.store_error
             if line.beat is not None:
-                found.append(Heard(t=line.t, beat=line.beat))
+                found.append(ReceivedHeartbeat(t=line.t, heartbeat=line.beat))
             elif line.entry is not None:
                 found.append(line.entry)
                 self.n = line.entry.n
@@ -89,9 +89,9 @@ class RemoteJournal:
             self._clock.sleep(wait_s)
         return found
 
-    def catch_up(self) -> list[Entry | Heard]:
+    def catch_up(self) -> list[Entry | ReceivedHeartbeat]:
         """Everything that can be read now."""
-        found: list[Entry | Heard] = []
+        found: list[Entry | ReceivedHeartbeat] = []
         while more := self.poll():
             found += more
         return found
@@ -109,7 +109,7 @@ def main(folder: str) -> None:
         lines = [
             JournalLine(entry=item, store_error=error)
             if isinstance(item, Entry)
-            else JournalLine(beat=item.beat, t=item.t, store_error=error)
+            else JournalLine(beat=item.heartbeat, t=item.t, store_error=error)
             for item in items
         ]
         for line in lines or [JournalLine(store_error=error)]:  # also without news: it says whether the store answers

@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from nvrx_slurm.jobspec.model import StoreSpec
 from nvrx_slurm.journal.records import (
@@ -63,8 +65,9 @@ def client(port: int) -> Any:
     return redis.Redis(port=port, password=PASSWORD)
 
 
-with client(1) as unanswered, contextlib.suppress(redis.ConnectionError):
-    unanswered.ping()  # loads all that redis-py imports on its first use: bob cannot read every Python installation
+# This loads all that redis-py imports on its first use: bob cannot read every Python installation.
+with redis.Redis(port=1, retry=Retry(NoBackoff(), 0)) as unanswered, contextlib.suppress(redis.ConnectionError):
+    unanswered.ping()
 
 
 # ---- what bob does; each as user nobody, with nothing but the password

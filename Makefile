@@ -16,6 +16,9 @@ UV_INDEX := env -u UV_INDEX -u UV_EXTRA_INDEX_URL -u UV_FIND_LINKS UV_DEFAULT_IN
 # All that ucxx needs on a CPU: what else its wheels ask for is for GPUs, and large.
 UCXX := ucxx-cu12==0.52.0 libucxx-cu12==0.52.0 libucx-cu12==1.21.0 librmm-cu12==26.10.0
 
+# Without bytecode each process that a test starts would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help lock lock-check sbom dist demo test test-torch ci-slurm ci-simulate ci-mutants corpus fuzz slurm-packages browser ucxx fmt lint type docs bench clean
 
@@ -66,7 +69,7 @@ demo: $(INSTALLED)  ## Train on 4 local nodes with 2 hot spares, kill one node m
 	$(BIN)/python examples/digits/demo.py
 
 test: $(TESTS) slurm-packages browser ucxx  ## Run all tests, the ones on a real Slurm included
-	$(BIN)/pytest -n 6 --dist worksteal -m 'not torch' $(ARGS)
+	$(BIN)/pytest -n 8 --dist worksteal -m 'not torch' $(ARGS)
 
 test-torch: $(TESTS)  ## Run the tests that need torch (CPU is enough)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) 'torch==2.13.0'

@@ -29,7 +29,8 @@ def dump_dir(tmp_path: Path) -> Path:
 def hooked(dump_dir: Path) -> dict[str, str]:
     """A worker's environment with the hook in it."""
     own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "NVRX_BEAT_SOCKET")}
-    return {**own, **hook_environment(own, dump_dir)}
+    # Python 2 would leave the hook's bytecode beside its source, in this tree.
+    return {**own, **hook_environment(own, dump_dir), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @pytest.fixture

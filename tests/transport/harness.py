@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -21,6 +22,10 @@ from nvrx_slurm.transport.ring import SharedRing
 from nvrx_slurm.transport.server import ServerLimits, serve
 
 T = TypeVar("T")
+
+PROCESSES = multiprocessing.get_context("forkserver")
+"""Makes the nodes and the far ends of links. Each is a process of its own, which need not import numpy again."""
+PROCESSES.set_forkserver_preload(["tests.transport.links", "tests.transport.nodes"])
 
 WAIT_S = 30.0
 PROMISED_S = 0.1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import signal
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.protocol import PeerLink
-from tests.transport.harness import WAIT_S, digest_of, pattern, soon
+from tests.transport.harness import PROCESSES, WAIT_S, digest_of, pattern, soon
 
 Spec = tuple[int, int]
 """A payload, by its size and seed."""
@@ -72,9 +71,8 @@ class Far:
     """The process. Links are numbered as they came, from 0; from 0 again after `begin_again`."""
 
     def __init__(self, scheme: str, *, port: int = 0) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_far, args=(theirs, scheme, port), daemon=True)
+        self._pipe, theirs = PROCESSES.Pipe()
+        self._process = PROCESSES.Process(target=_far, args=(theirs, scheme, port), daemon=True)
         self._process.start()
         theirs.close()
         self._heard: defaultdict[str, deque[Any]] = defaultdict(deque)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import threading
 import time
@@ -23,7 +22,7 @@ from nvrx_slurm.transport import (
 from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.protocol import PeerLink, greet, host_and_port, request
 from nvrx_slurm.transport.slots import State
-from tests.transport.harness import TOKEN, WAIT_S, Async, admit_and_serve, digest_of, pattern, soon
+from tests.transport.harness import PROCESSES, TOKEN, WAIT_S, Async, admit_and_serve, digest_of, pattern, soon
 
 BRISK = Limits(answer_s=0.5, bytes_per_s=1e6, calls=2, pause_s=0.02)
 """A client that gives a silent port up soon, so that tests do not take long."""
@@ -33,9 +32,8 @@ class Node:
     """A process that makes one object, and calls its methods by name."""
 
     def __init__(self, make: Callable[..., Any], *args: Any, **named: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_obey, args=(theirs, make, args, named))
+        self._pipe, theirs = PROCESSES.Pipe()
+        self._process = PROCESSES.Process(target=_obey, args=(theirs, make, args, named))
         self._process.start()
         theirs.close()
         self.hear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import signal
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from nvrx_slurm.transport import (
     sweep,
 )
 from nvrx_slurm.transport.slots import State
+from tests.transport import nodes
 from tests.transport.harness import (
     IDLE_SHARE,
     PROMISED_S,
@@ -570,8 +572,10 @@ def test_a_client_closes_with_reads_in_flight(tcp_producer: Node, fault: str) ->
             client.read(ref, deadline=5.0)
 
 
-def test_a_process_ends_by_itself(scheme: str) -> None:
+def test_a_process_ends_by_itself(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With connections open on both sides, each process ends without being told twice, and leaves nothing."""
+    # An interpreter of its own ends with its atexit functions; a process of the fork server ends by os._exit.
+    monkeypatch.setattr(nodes, "PROCESSES", multiprocessing.get_context("spawn"))
     with node(Producer, scheme) as producer, node(Consumer, scheme) as reader:
         reader.do("read", producer.do("write", 1000))
         pid = producer.pid

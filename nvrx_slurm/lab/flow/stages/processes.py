@@ -11,6 +11,7 @@ import os
 import select
 import signal
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -63,6 +64,8 @@ def apply(action: FaultAction, clock: Clock) -> Proof:
     for pid in action.pids:  # the journal has pids, and one may have been given to another process since
         if pid not in table:
             raise FaultFailed(f"{action.who} has ended already: no process {pid} runs here")
+        with contextlib.suppress(WaitTimeout):
+            wait_until(partial(_has_program, pid), timeout_s=PROOF_S, what="its program", clock=clock)
         if not is_of_job(pid, action.folder):
             raise FaultFailed(f"{action.who} has ended already: process {pid} is {command_line(pid)!r} now")
     found = set(action.pids)
@@ -84,6 +87,11 @@ def apply(action: FaultAction, clock: Clock) -> Proof:
         return _ACTS[action.act](action, members, clock)
     except WaitTimeout as error:
         raise FaultFailed(f"{action.act} {action.who}: {error}") from None
+
+
+def _has_program(pid: int) -> bool:
+    """False within execve: for as long as its program is loaded a process has neither arguments nor environment."""
+    return command_line(pid) != "" or pid not in read_table()
 
 
 def is_of_job(pid: int, folder: str) -> bool:

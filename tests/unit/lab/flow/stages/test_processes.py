@@ -1,0 +1,28 @@
+"""The proof that a process is the job's, before a fault is done to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.errors import FaultFailed
+from nvrx_slurm.lab.flow.stages.processes import FaultAction, apply
+from nvrx_slurm.util.clock import SystemClock
+
+
+def test_process_that_loads_its_program_is_of_the_job_all_the_same(tmp_path: Path) -> None:
+    """Within execve it has no environment to know it by; this one is there again and again."""
+    script = tmp_path / "again"
+    script.write_text('#!/bin/sh\nexec "$0"\n')
+    script.chmod(0o700)
+    with subprocess.Popen([script], env={**os.environ, "NVRX_JOB_FOLDER": str(tmp_path)}) as again:
+        action = FaultAction(act="continue", who="it", pids=(again.pid,), folder=str(tmp_path))
+        try:
+            for _ in range(50):
+                with pytest.raises(FaultFailed, match="it is not stopped"):  # rather than: it has ended already
+                    apply(action, SystemClock())
+        finally:
+            again.kill()

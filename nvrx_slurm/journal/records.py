@@ -527,16 +527,17 @@ class Heartbeat(Record, frozen=True, kw_only=True):
 RENAMED_EVENTS = {"round_opened": "rendezvous_opened", "round_closed": "rendezvous_closed"}
 """Names of events in journals up to 0.1 → their names today."""
 
-# How each name stands in an encoded record, JSON and msgpack, with the key before it: no value is mistaken for it.
-_RENAMED = [
-    (encode({"event": old})[1:end], encode({"event": new})[1:end])
-    for encode, end in ((msgspec.json.encode, -1), (msgspec.msgpack.encode, None))
-    for old, new in RENAMED_EVENTS.items()
+# How each name stands in an encoded record, with the key before it: no value is mistaken for it.
+_RENAMED_IN_JSON = [
+    tuple(msgspec.json.encode({"event": name})[1:-1] for name in pair) for pair in RENAMED_EVENTS.items()
+]
+_RENAMED_IN_MSGPACK = [
+    tuple(msgspec.msgpack.encode({"event": name})[1:] for name in pair) for pair in RENAMED_EVENTS.items()
 ]
 
 
-def _translate_deprecated(data: bytes) -> bytes:
-    for old, new in _RENAMED:
+def _translate_deprecated(data: bytes, renamed: list[tuple[bytes, ...]]) -> bytes:
+    for old, new in renamed:
         data = data.replace(old, new)
     return data
 
@@ -570,12 +571,12 @@ def unpack_record(data: bytes) -> AnyRecord:
 
 def unpack_entry(data: bytes) -> Entry:
     """A journal entry from its wire form, as the `journal` stream holds it."""
-    return decode(_unpack_entry.decode, _translate_deprecated(data), "a journal entry")
+    return decode(_unpack_entry.decode, _translate_deprecated(data, _RENAMED_IN_MSGPACK), "a journal entry")
 
 
 def unpack_order(data: bytes) -> AnyOrder:
     """An order from its wire form."""
-    return decode(_unpack_order.decode, _translate_deprecated(data), "an order")
+    return decode(_unpack_order.decode, _translate_deprecated(data, _RENAMED_IN_MSGPACK), "an order")
 
 
 def unpack_heartbeat(data: bytes) -> Heartbeat:
@@ -597,6 +598,6 @@ def entry_to_json(entry: Entry) -> bytes:
 
 def entry_from_json(line: bytes) -> Entry:
     """The entry of one line of `events.jsonl`. Raises MalformedRecord on a torn line."""
-    line = _translate_deprecated(line)
+    line = _translate_deprecated(line, _RENAMED_IN_JSON)
     head = decode(_head_from_json.decode, line, "a line of the journal")
     return Entry(n=head.n, t=head.t, record=decode(_record_from_json.decode, line, "a line of the journal"))

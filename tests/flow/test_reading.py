@@ -294,6 +294,7 @@ def test_sighup_ends_a_watch(
 ) -> None:
     """The kernel sends it to the processes of a terminal that is closed."""
     job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate)  # before its folder exists there is no such job, which ends the watch too
     watcher = start(command("status", "j1", "--watch", base=job.folder.path.parent))
     assert watcher.stdout is not None
     watcher.stdout.readline()

@@ -84,7 +84,7 @@ ci-simulate: $(INSTALLED)  ## Simulate 2,000 seeded histories of faults in virtu
 corpus: $(TESTS)  ## Measure the failure analysis on the labelled failures of tests/corpus
 	$(BIN)/python -m ci.corpus $(ARGS)
 
-ci-mutants: $(TESTS) slurm-packages  ## Insert twelve defects into the product: the flows and the simulation must detect each
+ci-mutants: $(TESTS)  ## Insert defects into the product: unit tests or the simulation must detect each
 	$(BIN)/python -m ci.mutants $(ARGS)
 
 ci-slurm: $(TESTS)  ## Run the flows of ci/flows on the site's Slurm, otherwise on one of their own

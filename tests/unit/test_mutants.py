@@ -6,7 +6,8 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from ci.mutants import MUTANTS, ROOT, Mutant
+from ci.mutants import MUTANTS
+from ci.mutants.model import ROOT, Mutant
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -21,6 +22,17 @@ def test_a_mutant_applies(mutant: Mutant) -> None:
 def test_the_flows_of_a_mutant_exist(mutant: Mutant) -> None:
     """Each glob fits a shipped flow."""
     names = [path.stem for path in (ROOT / "ci" / "flows").glob("*.yaml")]
-    assert mutant.flows
     for glob in mutant.flows:
         assert any(fnmatchcase(name, glob) for name in names), glob
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_unit_tests_of_a_mutant_exist(mutant: Mutant) -> None:
+    """Each is a file or a folder of this repository."""
+    assert mutant.tests
+    for test in mutant.tests:
+        assert (ROOT / test.partition("::")[0]).exists(), test
+
+
+def test_each_mutant_has_a_name_of_its_own() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)

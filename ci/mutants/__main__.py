@@ -1,0 +1,138 @@
+"""`python -m ci.mutants` (`make ci-mutants`): do the checks see? Breaks a copy of the product, in one way at a time.
+
+Each mutant must die by one of its unit tests or, if it is one of the control plane, by the simulation within 500
+seeds. Prints which test or promise killed each, and exits with 1 if one survived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ci.mutants import MUTANTS
+from ci.mutants.checks import by_flows, by_simulation, by_units
+from ci.mutants.model import Mutant
+from ci.mutants.product_copy import ProductCopy
+from nvrx_slurm.util.clock import SystemClock
+
+SEEDS, NODES, JOBS = 500, 16, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What killed a mutant: a check's answer, or None if that check did not see it (or was not asked)."""
+
+    mutant: Mutant
+    by_tests: str | None
+    by_simulation: str | None
+    took_s: float
+
+    @property
+    def killed(self) -> bool:
+        return self.by_tests is not None or self.by_simulation is not None
+
+
+class Runner:
+    """Judges mutants, each in one of `jobs` copies of the product."""
+
+    def __init__(self, options: argparse.Namespace, copies: Sequence[ProductCopy]) -> None:
+        self._options, self._idle = options, list(copies)
+        self._lock = threading.Lock()
+        self._clock = SystemClock()
+
+    @contextmanager
+    def _copy(self) -> Iterator[ProductCopy]:
+        with self._lock:
+            copy = self._idle.pop()
+        try:
+            yield copy
+        finally:
+            with self._lock:
+                self._idle.append(copy)
+
+    def judge(self, mutant: Mutant) -> Verdict:
+        """Run the checks that were chosen."""
+        options, began = self._options, self._clock.monotonic()
+        tests = promise = None
+        with self._copy() as copy, copy.broken(mutant.edits):
+            if options.by in ("fast", "units"):
+                tests = by_units(copy, mutant)
+            elif options.by == "flows":
+                tests = by_flows(copy, mutant, options.on)
+            # In a full run also where a unit test has killed it: the last line says what the simulation alone sees.
+            if mutant.control_plane and options.by in ("fast", "simulation"):
+                promise = by_simulation(copy, options.seeds, options.nodes)
+        return Verdict(mutant, tests, promise, self._clock.monotonic() - began)
+
+
+def chosen_mutants(options: argparse.Namespace) -> list[Mutant]:
+    """Those that the options name."""
+    return [
+        mutant
+        for mutant in MUTANTS
+        if fnmatchcase(mutant.name, options.only)
+        and (options.by != "simulation" or mutant.control_plane)
+        and (options.by != "flows" or mutant.flows)
+    ]
+
+
+def print_verdict(verdict: Verdict) -> None:
+    deaths = [death for death in (verdict.by_tests, verdict.by_simulation) if death] or ["SURVIVED"]
+    print(f"{verdict.mutant.name:32} {verdict.took_s:6.1f} s  {deaths[0]}", flush=True)
+    for death in deaths[1:]:
+        print(f"{'':43}{death}", flush=True)
+    if not verdict.killed:
+        print(f"{'':43}promise: {verdict.mutant.promise}", flush=True)
+
+
+def main() -> int:
+    """0: every mutant was killed."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m ci.mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("--by", default="fast", choices=("fast", "units", "simulation", "flows"), help="which checks")
+    parser.add_argument("--only", metavar="GLOB", default="*", help="mutants of these names")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds of the simulation for each mutant")
+    parser.add_argument("--nodes", type=int, default=NODES, help="nodes of a simulated job, at most")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="mutants that are judged at a time")
+    parser.add_argument("--on", default="dev", choices=("local", "dev"), help="where flows run")
+    parser.add_argument("--list", action="store_true", help="print the mutants and their promises")
+    options = parser.parse_args()
+    mutants = chosen_mutants(options)
+    if options.list:
+        for mutant in mutants:
+            print(f"{mutant.name:32} {mutant.promise}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="nvrx-mutants-") as name:
+        copies = [ProductCopy(Path(name) / str(number)) for number in range(min(options.jobs, len(mutants)) or 1)]
+        sound = Mutant(
+            "the product as it is", "", (), tuple(sorted({test for each in mutants for test in each.tests}))
+        )
+        if options.by in ("fast", "units") and (failed := by_units(copies[0], sound)):
+            sys.exit(f"ci.mutants: on the product as it is this test fails: {failed}")
+        if options.by == "simulation" and (failed := by_simulation(copies[0], options.seeds, options.nodes)):
+            sys.exit(f"ci.mutants: the product as it is: {failed}")
+        runner, verdicts = Runner(options, copies), list[Verdict]()
+        with ThreadPoolExecutor(options.jobs) as pool:
+            for verdict in pool.map(runner.judge, mutants):
+                verdicts.append(verdict)
+                print_verdict(verdict)
+    killed = sum(verdict.killed for verdict in verdicts)
+    last = f"killed {killed} of {len(verdicts)}"
+    if options.by in ("fast", "simulation"):
+        simulated = [verdict for verdict in verdicts if verdict.mutant.control_plane]
+        alone = sum(verdict.by_simulation is not None for verdict in simulated)
+        last += f"; the simulation alone {alone} of {len(simulated)} of the control plane"
+    print(last)
+    return int(killed < len(verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

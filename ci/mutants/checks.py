@@ -1,0 +1,72 @@
+"""What a mutant can die by: unit tests, the simulation, flows. Each returns who killed it, or None: it survived."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from ci.mutants.model import Mutant
+from ci.mutants.product_copy import ProductCopy
+
+UNITS_S, SIMULATION_S, FLOWS_S = 180.0, 300.0, 300.0
+PYTEST = ("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-rfE")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
+_ALL_PASSED, _SOME_FAILED, _INTERRUPTED = 0, 1, 2
+_FIRST_BROKEN = "-m", "ci.mutants.first_broken"
+
+
+def by_units(copy: ProductCopy, mutant: Mutant) -> str | None:
+    """The first test of the mutant's own that fails."""
+    code, output = _run(copy, "-m", "pytest", *PYTEST, *mutant.tests, timeout_s=UNITS_S)
+    if code is None:
+        return f"unit tests: no end within {UNITS_S:.0f} s"
+    if code == _ALL_PASSED:
+        return None
+    failed = _FAILED.search(output)
+    if code not in (_SOME_FAILED, _INTERRUPTED) or failed is None:
+        sys.exit(f"ci.mutants: the unit tests of {mutant.name} could not be run ({code}):\n{output}")
+    return failed.group(1).removeprefix("tests/")
+
+
+def by_simulation(copy: ProductCopy, seeds: int, nodes: int) -> str | None:
+    """The promise that the simulation finds broken, and at which seed."""
+    code, output = _run(copy, *_FIRST_BROKEN, str(seeds), str(nodes), timeout_s=SIMULATION_S)
+    if code is None:
+        return f"simulation: no end within {SIMULATION_S:.0f} s"
+    outcome, _, rest = (output.splitlines() or [""])[-1].partition(" ")
+    if code == 0 and outcome == "kept":
+        return None
+    if code != 0 or outcome not in ("broken", "crashed"):
+        return f"simulation: exit code {code}: {rest}"
+    seed, _, what = rest.partition(" ")
+    return f"simulation: {what}, seed {seed}" if outcome == "broken" else f"simulation: crash, seed {seed}: {what}"
+
+
+def by_flows(copy: ProductCopy, mutant: Mutant, stage: str) -> str | None:
+    """The flows of the mutant's own, if one of them fails."""
+    chosen = [word for glob in mutant.flows for word in ("--flow", glob)]
+    artifacts = copy.folder / "artifacts" / mutant.name
+    words = ("ci", "run", "ci/flows", *chosen, "--on", stage, "--artifacts", str(artifacts))
+    code, output = _run(copy, "-m", "nvrx_slurm", *words, timeout_s=FLOWS_S)
+    if code not in (0, 1, 124):
+        sys.exit(f"ci.mutants: the flows of {mutant.name} could not be run ({code}):\n{output}")
+    return None if code == 0 else f"flow {', '.join(mutant.flows)}"
+
+
+def _run(copy: ProductCopy, *words: str, timeout_s: float) -> tuple[int | None, str]:
+    """A Python in the copy: its exit code (None: it took too long) and its output."""
+    try:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=copy.folder,
+            env=copy.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout or b""
+        return None, output.decode(errors="replace") if isinstance(output, bytes) else output
+    return done.returncode, done.stdout

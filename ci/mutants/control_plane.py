@@ -1,0 +1,452 @@
+"""Mutants of the control plane: core, controller, store scripts, and what an agent does with leases and orders.
+
+Each is tried against the simulation as well as against its unit tests.
+"""
+
+from __future__ import annotations
+
+from ci.mutants.model import Edit, Mutant
+
+CORE = "nvrx_slurm/core"
+JOB, LIMITS, LIVENESS = f"{CORE}/job.py", f"{CORE}/limits.py", f"{CORE}/liveness.py"
+MEMBERSHIP, RENDEZVOUS = f"{CORE}/membership.py", f"{CORE}/rendezvous.py"
+DECISION, RESTART = f"{CORE}/restart_decision.py", f"{CORE}/restart.py"
+CONTROLLER = "nvrx_slurm/controller/controller.py"
+DETECTOR = "nvrx_slurm/controller/failure_detector.py"
+COMMIT, JOIN = "nvrx_slurm/store/lua/commit.lua", "nvrx_slurm/store/lua/join.lua"
+AGENT, HEARTBEAT, JOINING = (f"nvrx_slurm/agent/{name}.py" for name in ("agent", "heartbeat", "joining"))
+
+OF_CORE = tuple(
+    f"tests/unit/core/test_{name}.py"
+    for name in ("job", "rendezvous", "restart_decision", "backoff", "hangs", "liveness", "in_process")
+)
+OF_LIVENESS = ("tests/unit/core/test_liveness.py", "tests/unit/controller")
+OF_CONTROLLER = ("tests/unit/controller",)
+OF_STORE = ("tests/contract/test_store.py",)
+
+
+def core(name: str, promise: str, *edits: Edit, flows: tuple[str, ...] = ()) -> Mutant:
+    """One that the core's unit tests must see."""
+    return Mutant(name, promise, edits, OF_CORE, control_plane=True, flows=flows)
+
+
+def controller(
+    name: str, promise: str, *edits: Edit, tests: tuple[str, ...] = OF_CONTROLLER, flows: tuple[str, ...] = ()
+) -> Mutant:
+    """One of the runtimes around the core."""
+    return Mutant(name, promise, edits, tests, control_plane=True, flows=flows)
+
+
+CONTROL_PLANE = (
+    # ---- who gets which ranks, and when
+    core(
+        "spare-not-promoted",
+        "a spare takes a dead node's ranks",
+        Edit(RENDEZVOUS, "here - unwanted, spares, want)", "here - unwanted, [], want)"),
+        flows=("spare-takes-over",),
+    ),
+    core(
+        "ranks-before-proof",
+        "ranks wait until the old workers are proven dead",
+        Edit(RENDEZVOUS, "    if replica.unsafe:\n        return []\n    bounds", "    bounds"),
+        flows=("frozen-node",),
+    ),
+    core(
+        "late-node-without-proof",
+        "a late node's ranks wait for the proof of its death",
+        Edit(RENDEZVOUS, "        replica.unsafe[node.name] = safe_at\n", "        del safe_at\n"),
+    ),
+    core(
+        "last-call-without-grace",
+        "a spare does not overtake a node that is within its teardown's grace",
+        Edit(RENDEZVOUS, "(bounds.teardown.grace if replica.cycle else 0.0)", "0.0"),
+    ),
+    core(
+        "one-node-too-few",
+        "no cycle runs with fewer than min_nodes",
+        Edit(RENDEZVOUS, "have >= role.min_nodes:", "have + 1 >= role.min_nodes:"),
+    ),
+    core(
+        "min-nodes-not-enough",
+        "a rendezvous closes with min_nodes when no more can come",
+        Edit(RENDEZVOUS, "have >= role.min_nodes:", "have > role.min_nodes:"),
+    ),
+    core(
+        "join-timeout-ignored",
+        "a rendezvous ends within its join timeout",
+        Edit(RENDEZVOUS, "if more_may_come and not overdue:", "if more_may_come:"),
+    ),
+    core(
+        "quarantine-one-late",
+        "a node that was lost quarantine_after times gets no ranks",
+        Edit(JOB, "    if node.deaths >= limit:\n", "    if node.deaths > limit:\n"),
+    ),
+    core(
+        "deaths-not-counted",
+        "each loss of a node counts for its quarantine",
+        Edit(JOB, "        node.deaths += 1\n", "        pass\n"),
+    ),
+    core(
+        "replaced-agent-not-lost",
+        "a node whose agent joins again has lost its workers",
+        Edit(JOB, '"its agent was replaced", now) if known and known.alive else []', '"", now) if False else []'),
+    ),
+    core(
+        "back-node-not-safe",
+        "a node that joins again proves that its old workers are dead",
+        Edit(
+            MEMBERSHIP,
+            "    make_safe(job, node)\n    node.replica = None\n",
+            "    node.replica = None\n",
+        ),
+    ),
+    core(
+        "proof-of-another-agent",
+        "the proof of another agent's death is no proof",
+        Edit(
+            JOB,
+            "    if node is None or node.incarnation != fact.incarnation:\n        return None\n    return [] if",
+            "    if node is None:\n        return None\n    return [] if",
+        ),
+    ),
+    core(
+        "replica-done-too-early",
+        "a replica is done when all of its nodes are",
+        Edit(
+            JOB,
+            "    if not replica.done.issuperset(replica.order):\n        return []\n    replica.phase",
+            "    replica.phase",
+        ),
+    ),
+    # ---- what is believed
+    core(
+        "stale-record-accepted",
+        "a fact of an older agent, cycle or sequence number has no effect",
+        Edit(
+            MEMBERSHIP,
+            " or fact.incarnation != node.incarnation:\n        return None\n    ret",
+            ":\n        return None\n    ret",
+        ),
+        Edit(MEMBERSHIP, "return node if fact.seq > node.seq else None", "return node"),
+        Edit(
+            JOB,
+            "return replica if replica.phase is Phase.RUNNING and replica.cycle == cycle else None",
+            "return replica",
+        ),
+        flows=("two-failures-one-restart",),
+    ),
+    core(
+        "older-cycle-accepted",
+        "a fact of an older cycle has no effect",
+        Edit(
+            JOB,
+            "return replica if replica.phase is Phase.RUNNING and replica.cycle == cycle else None",
+            "return replica if replica.phase is Phase.RUNNING else None",
+        ),
+    ),
+    core(
+        "fact-counts-twice",
+        "a fact that arrives twice counts once",
+        Edit(MEMBERSHIP, "fact.seq > node.seq else", "fact.seq >= node.seq else"),
+    ),
+    core(
+        "older-generation-accepted",
+        "a fact of an older generation has no effect",
+        Edit(MEMBERSHIP, "if node is None or fact.generation != job.generation or", "if node is None or"),
+        Edit(
+            MEMBERSHIP,
+            "    if fact.generation != job.generation:\n        return False\n    if node is None:\n",
+            "    if node is None:\n",
+        ),
+    ),
+    core(
+        "signal-of-older-generation",
+        "a signal to an older generation does not end this one",
+        Edit(
+            JOB, "if job.shutdown is not None or fact.generation != job.generation:", "if job.shutdown is not None:"
+        ),
+    ),
+    core(
+        "former-agent-joins",
+        "a join of an agent that was replaced is refused",
+        Edit(
+            MEMBERSHIP,
+            "return not known and not precedes(fact.incarnation, node.incarnation)",
+            "return fact.incarnation != node.incarnation",
+        ),
+    ),
+    core(
+        "mistaken-node-not-fenced",
+        "a node that was given up by mistake is fenced when it shows itself",
+        Edit(JOB, "if node is None or not mistaken or node.fenced:", "if True or node is None:"),
+    ),
+    # ---- restarts, budgets, verdicts
+    core(
+        "restarts-not-counted",
+        "the restart budget is kept",
+        Edit(DECISION, "    times.append(now)\n", ""),
+        flows=("crash-loop",),
+    ),
+    core(
+        "shared-restart-budget",
+        "each replica has a restart budget of its own",
+        Edit(
+            LIMITS,
+            "left = [_count_left(replica.restarted_at, replica_allowance(job), now)]",
+            "left = [_count_left(_of_all(job), replica_allowance(job), now)]",
+        ),
+        Edit(
+            LIMITS,
+            "if not _count_left(replica.restarted_at, own, now):",
+            "if not _count_left(_of_all(job), own, now):",
+        ),
+    ),
+    core(
+        "job-budget-ignored",
+        "the job's own restart budget is kept",
+        Edit(
+            LIMITS, "if whole is not None and not _count_left(", "if False and whole is not None and not _count_left("
+        ),
+    ),
+    core(
+        "rate-never-forgets",
+        "a rate forgets what is older than its period",
+        Edit(LIMITS, "    return sum(now - allowance.per_s < at for at in times)\n", "    return len(times)\n"),
+    ),
+    core(
+        "lost-node-spends-restarts",
+        "lost nodes and failed workers are counted apart",
+        Edit(
+            DECISION, "times = job.nodes_lost_at if is_node else replica.restarted_at", "times = replica.restarted_at"
+        ),
+    ),
+    core(
+        "preemptions-not-bounded",
+        "a job is requeued at most max_preemptions times",
+        Edit(JOB, "        if spent := limits.preemptions_spent(job, now):", "        if False and (spent := ''):"),
+    ),
+    core(
+        "one-failure-restarts-all",
+        "one replica's failure restarts that replica alone",
+        Edit(RESTART, '"restart_replica": _restart_replica', '"restart_replica": _restart_job'),
+        flows=("roles-*",),
+    ),
+    core(
+        "no-pause-in-a-crash-loop",
+        "restarts in a crash loop are spaced by the back-off",
+        Edit(LIMITS, "    return float(min(plan.max, plan.initial * 2**doubled))", "    return 0.0 * doubled"),
+    ),
+    core(
+        "never-stuck",
+        "a job without progress ends",
+        Edit(LIMITS, "or replica.no_progress < bounds.max_no_progress_cycles:", "or True:"),
+    ),
+    core(
+        "exit-skew-from-the-start",
+        "nodes have exit_skew from the first end on to finish as well",
+        Edit(RESTART, "return replica.first_done_at + skew_s", "return replica.began_at + skew_s"),
+    ),
+    core(
+        "exit-skew-ignored",
+        "nodes that run on after others have finished are hung after exit_skew",
+        Edit(RESTART, "if due_at is None or now < due_at:", "if due_at is None or now < due_at + 3600.0:"),
+    ),
+    core(
+        "no-wait-for-a-verdict",
+        "a rendezvous waits for the verdict until the decision timeout",
+        Edit(DECISION, "if not pending.waits or now >= pending.due_at", "if True or now >= pending.due_at"),
+        flows=("attribution-service-changes-its-mind",),
+    ),
+    core(
+        "late-stop-ends-the-job",
+        "a verdict that is too late changes nothing",
+        Edit(DECISION, "    if pending.decided or not pending.waits or", "    if not pending.waits or"),
+        flows=("attribution-service-late",),
+    ),
+    core(
+        "dry-run-acts",
+        "in a dry run no verdict ends the job",
+        Edit(DECISION, "waits = restarts and settings.acts", "waits = restarts and bool(settings.sources)"),
+    ),
+    core(
+        "any-for-all",
+        "aggregation: any ends with one STOP, all with every one",
+        Edit(DECISION, 'if stopping and (how == "any" or', 'if stopping and (how == "all" or'),
+        Edit(DECISION, 'if how == "any" else', 'if how == "all" else'),
+    ),
+    core(
+        "stale-verdict-counts",
+        "a verdict counts for its own cycle only",
+        Edit(
+            JOB,
+            "    pending = job.restart_decisions.get((fact.replica, fact.cycle)) if fact.generation == job.generation"
+            " else None\n    if pending is None or pending.failure.rank != fact.rank or",
+            "    pending = next((each for each in reversed(job.restart_decisions.values())"
+            " if each.replica == fact.replica), None)\n    if pending is None or",
+        ),
+    ),
+    # ---- how a job ends
+    core(
+        "later-shutdown-wins",
+        "the first shutdown is the only one",
+        Edit(JOB, "if job.shutdown is not None or fact.generation", "if fact.generation"),
+        Edit(
+            JOB,
+            "    if job.shutdown is None:\n        job.shutdown = _shutdown_in(decisions)\n",
+            "    job.shutdown = _shutdown_in(decisions) or job.shutdown\n    if not job.ended:\n",
+        ),
+        flows=("first-reason-wins",),
+    ),
+    core(
+        "ends-before-all-have-left",
+        "a job ends when every node has left, or its time to leave is up",
+        Edit(JOB, "if now >= job.shutdown_deadline or not any(", "if True or not any("),
+    ),
+    core(
+        "reap-without-fence",
+        "a node that is given up is fenced",
+        Edit(JOB, "return [fence, *_lose(", "return [*_lose("),
+        flows=("frozen-node",),
+    ),
+    # ---- who is dead
+    controller(
+        "no-startup-guard",
+        "a new controller declares no node dead before it has listened for a full timeout",
+        Edit(DETECTOR, "grace_until=clock.monotonic() + bounds.heartbeat.timeout", "grace_until=0.0"),
+        tests=OF_LIVENESS,
+    ),
+    controller(
+        "broken-connection-is-a-death",
+        "a broken liveness connection alone is no death",
+        Edit(DETECTOR, "        if proven:\n", "        if proven or True:\n"),
+        tests=OF_LIVENESS,
+    ),
+    controller(
+        "suspect-not-cleared",
+        "a suspected node whose heartbeats arrive is not reaped",
+        Edit(LIVENESS, "        if self._suspected and at > self._suspected.get(node, at):\n", "        if False:\n"),
+        tests=OF_LIVENESS,
+    ),
+    controller(
+        "silence-of-all-is-a-death",
+        "when all nodes fall silent at once none is reaped",
+        Edit(LIVENESS, "if late and self._stall_s < now", "if False and self._stall_s < now"),
+        tests=OF_LIVENESS,
+    ),
+    controller(
+        "never-reaped",
+        "a silent node is reaped after heartbeat.timeout",
+        Edit(LIVENESS, "else heard + self._timeout_s\n", "else heard + 100 * self._timeout_s\n"),
+        tests=OF_LIVENESS,
+    ),
+    controller(
+        "known-nodes-not-watched",
+        "a node that died with the controller is given up within the heartbeat timeout",
+        Edit(DETECTOR, "            self.liveness.heard(node.name, self.clock.monotonic())\n\n", "\n"),
+    ),
+    # ---- one decider, journal first
+    controller(
+        "older-epoch-commits",
+        "no commit of an older epoch is accepted",
+        Edit(COMMIT, "if redis.call('GET', KEYS[1]) ~= ARGV[1] then", "if false then"),
+        tests=OF_STORE,
+    ),
+    controller(
+        "commit-twice",
+        "a commit whose reply was lost is executed once",
+        Edit(COMMIT, "if entries > 0 and first <= last then", "if false then"),
+        tests=OF_STORE,
+    ),
+    controller(
+        "commit-with-a-gap",
+        "the journal has no gap",
+        Edit(COMMIT, "if entries > 0 and first ~= last + 1 then", "if false then"),
+        tests=OF_STORE,
+    ),
+    controller(
+        "join-twice",
+        "a join whose reply was lost is executed once",
+        Edit(JOIN, "== 1 then", ">= 0 then"),
+        tests=OF_STORE,
+    ),
+    controller(
+        "journal-after-act",
+        "an order is in the journal before it is carried out",
+        Edit(
+            CONTROLLER,
+            "        server_time = await self.store.commit(\n            self.epoch,\n            batch.entries,",
+            "        due, self.unwritten = getattr(self, 'unwritten', []), batch.entries\n"
+            "        server_time = await self.store.commit(\n            self.epoch,\n            due,",
+        ),
+        flows=("controller-killed-in-a-rendezvous",),
+    ),
+    controller(
+        "unread-inbox-skipped",
+        "a new controller takes in what was said while no controller ran",
+        Edit(
+            CONTROLLER,
+            "                if fact is not None:\n                    self.queue",
+            "                if fact is not None and since is not None:\n                    self.queue",
+        ),
+    ),
+    controller(
+        "no-shutdown-order",
+        "every agent receives the shutdown order",
+        Edit(CONTROLLER, "ReplicaEnded, Shutdown, Fence, DumpOrdered)", "ReplicaEnded, Fence, DumpOrdered)"),
+        tests=(*OF_CONTROLLER, "tests/unit/lab/simulation/test_run.py"),
+        flows=("happy-path", "success-while-a-spare-waits"),
+    ),
+    controller(
+        "deadline-before-the-inbox",
+        "no deadline is judged before the facts that arrived in time are read",
+        Edit(CONTROLLER, "if await self._has_read_all() else []", "if True else []"),
+    ),
+    controller(
+        "time-of-reading",
+        "a fact counts from its arrival in the store",
+        Edit(
+            CONTROLLER, "            if item.inbox_id:\n                #", "            if False:\n                #"
+        ),
+    ),
+    # ---- the agent's part: leases and orders
+    controller(
+        "lease-renewed-out-of-touch",
+        "workers' lease lapses when neither store nor controller answers",
+        Edit(HEARTBEAT, "self._bounds.fence_timeout - self._out_of_touch_s()))", "self._bounds.fence_timeout))"),
+        tests=("tests/unit/agent/test_heartbeat.py",),
+    ),
+    controller(
+        "start-out-of-touch",
+        "an agent that was partitioned starts no workers before it is in touch again",
+        Edit(AGENT, "        if not self.heartbeat.is_in_touch:\n", "        if False:\n"),
+        tests=("tests/unit/agent/test_heartbeat.py",),
+    ),
+    controller(
+        "ranks-of-a-former-incarnation",
+        "an agent takes no ranks that were given to its former incarnation",
+        Edit(AGENT, "        if event.asked_by != self.publisher.incarnation:\n", "        if False:\n"),
+        tests=("tests/unit/agent/test_joining.py",),
+    ),
+    controller(
+        "answer-before-older-orders",
+        "an answer about a rendezvous comes after all older orders",
+        Edit(JOINING, "        while self._last < _place(newest):\n", "        while False:\n"),
+        tests=("tests/unit/agent/test_joining.py",),
+    ),
+    controller(
+        "any-proof-accepted",
+        "nothing is believed that is not signed with the job's key",
+        Edit("nvrx_slurm/util/job_key.py", "    return hmac.compare_digest(expected, given)", "    return True"),
+        tests=("tests/unit/liveness/test_connection.py", "tests/unit/util/test_job_key.py"),
+    ),
+    controller(
+        "any-signature-accepted",
+        "a record that is not signed with the job's key is set aside",
+        Edit(
+            "nvrx_slurm/util/job_key.py",
+            "if not hmac.compare_digest(signature, self._signature(place, data)):",
+            "if False:",
+        ),
+        tests=("tests/unit/util/test_job_key.py",),
+    ),
+)

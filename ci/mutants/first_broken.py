@@ -1,0 +1,39 @@
+"""`python -m ci.mutants.first_broken SEEDS NODES`: simulate until a promise is broken, and print which.
+
+Prints `broken SEED PROMISE`, `crashed SEED ERROR` or `kept`. Unlike `nvrx-slurm ci simulate` it does not look for the
+fewest faults that still break the promise.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+
+from nvrx_slurm.lab.simulation.loop import uncollected
+from nvrx_slurm.lab.simulation.run import run_seed
+
+CHUNK = 64
+
+
+def main() -> None:
+    """Run the seeds in their order."""
+    seeds, nodes = map(int, sys.argv[1:])
+    logging.getLogger("nvrx").setLevel(logging.CRITICAL)
+    for first in range(0, seeds, CHUNK):
+        with uncollected():
+            for seed in range(first, min(first + CHUNK, seeds)):
+                try:
+                    result = run_seed(seed, nodes)
+                except Exception as error:
+                    print("crashed", seed, f"{type(error).__name__}: {error}".partition("\n")[0])
+                    return
+                if result.broken:
+                    print("broken", seed, result.promise)
+                    return
+            gc.collect()
+    print("kept")
+
+
+if __name__ == "__main__":
+    main()

@@ -70,6 +70,7 @@ def test_node_that_was_cut_off_costs_no_worker_restart():
 def test_nodes_that_run_on_long_after_others_have_finished_are_hung():
     """One node's ranks all ended with 0; the other's wait for them for ever."""
     fleet = running(plain(hang=HangSpec(exit_skew=60.0)))
+    fleet.later(500.0)
     fleet.done("n1")
     assert next_deadline(fleet.job) == fleet.now + 60.0
     assert fleet.later(59.0) == []

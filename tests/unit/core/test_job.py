@@ -9,6 +9,8 @@ from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import (
     Fence,
     JobEnded,
+    NodeJoined,
+    NodeLeft,
     NodeLost,
     NodeReady,
     Recovered,
@@ -17,7 +19,10 @@ from nvrx_slurm.journal.records import (
     ReplicaEnded,
     RestartDecided,
     Shutdown,
+    Signalled,
     WorkerFailed,
+    WorkersDone,
+    WorkersStarted,
 )
 from tests.unit.core.fleet import Fleet, plain, plan_of, running
 
@@ -196,6 +201,58 @@ def test_facts_of_another_generation_are_refused():
     """A record from before a requeue never wins."""
     fleet = running()
     assert fleet.tell(NodeReady(**{**fleet.by("n1"), "generation": 7}, replica="main-0", cycle=0, port=1)) is None
+
+
+def test_nothing_of_an_older_generation_is_believed():
+    """After a requeue no fact of the generation before counts: no join, no failure, no report of workers, no signal.
+    Node, incarnation, sequence number and cycle are the ones that this generation has."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.requeue()
+    fleet.join(*fleet.names)
+    before = len(fleet.journal)
+    late = {**fleet.by("n1"), "generation": 0, "seq": 99}
+    of_cycle = {"replica": "main-0", "cycle": 0}
+    stale = [
+        NodeJoined(node="n1", incarnation="n1.9", seq=1, generation=0, addr="a", port=1),
+        WorkersStarted(**late, **of_cycle, pids={0: 1}),
+        WorkerFailed(**late, **of_cycle, rank=0, exit_code=1),
+        WorkersDone(**late, **of_cycle),
+        NodeLeft(**late, reason="left"),
+        Signalled(reason="cancel", generation=0),
+    ]
+    for fact in stale:
+        assert fleet.tell(fact) is None, fact
+    assert len(fleet.journal) == before
+    assert fleet.fail("n1") is not None  # the fleet's own facts count
+
+
+def test_a_join_that_was_overtaken_by_a_newer_one_is_refused():
+    """An agent that was replaced does not become the node's agent again."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.rejoin("n3")
+    for old in ("n3.0", "n3.1"):
+        assert fleet.tell(NodeJoined(node="n3", incarnation=old, seq=50, addr="addr-n3", port=1)) is None
+    assert fleet.job.nodes["n3"].incarnation == "n3.1"
+
+
+def test_each_replica_has_a_restart_budget_of_its_own():
+    """One replica's failures leave the others' budgets whole."""
+    roles = RolePlan(name="main", command=("x",), nodes_per_replica=1, workers_per_node=1, replicas=2)
+    fleet = running(plan_of(roles, max_restarts=1))
+    (first,) = fleet.said(RendezvousClosed)[0].nodes
+    (second,) = fleet.said(RendezvousClosed)[1].nodes
+    fleet.fail(first, replica="main-0")
+    fleet.ready(first, replica="main-0")
+    fleet.fail(second, replica="main-1")
+    fleet.ready(second, replica="main-1")
+    assert [(each.replica, each.action, each.restarts_left) for each in fleet.said(RestartDecided)] == [
+        ("main-0", "restart_replica", 0),
+        ("main-1", "restart_replica", 0),
+    ]
+    assert [(each.replica, each.cycle) for each in fleet.said(RendezvousClosed)[2:]] == [("main-0", 1), ("main-1", 1)]
+    assert fleet.job.shutdown is None
+    fleet.fail(second, replica="main-1")
+    assert fleet.job.shutdown is not None
 
 
 def test_node_given_up_by_mistake_is_fenced_and_may_come_back():

@@ -79,6 +79,22 @@ def test_late_node_is_overtaken_only_after_its_teardown_bound_and_is_fenced():
     assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n3")
 
 
+def test_ranks_of_a_late_node_wait_for_the_proof_of_its_death():
+    """A late node that is fenced may still run its workers: without the proof its ranks wait until its lease has
+    lapsed."""
+    plan = plain(nodes=2, spares=1, teardown__grace=10.0, rendezvous__last_call=5.0)
+    fleet = running(plan)
+    fleet.fail("n1")
+    fleet.ready("n1")
+    assert fleet.later(15.0) == [Fence(node="n2", incarnation="n2.0")]
+    wait_s = plan.fault_tolerance.gives_away_after_s
+    assert next_deadline(fleet.job) == fleet.now + wait_s
+    assert fleet.later(0.001) == []
+    assert fleet.later(wait_s - 0.002) == []
+    (closed,) = fleet.later(0.001)
+    assert (closed.cycle, closed.nodes) == (1, ("n1", "n3"))
+
+
 def test_ranks_of_a_silent_node_wait_until_its_lease_has_lapsed():
     """Without proof of its death nobody gets them before its workers must be dead; then at once."""
     fleet = running(plain(nodes=2, spares=1))
@@ -105,7 +121,8 @@ def test_node_that_is_back_is_its_own_proof():
     fleet.tell(NodeLost(node="n2", incarnation="n2.0", cause="heartbeat_timeout", safe_after_s=20.0))
     fleet.ready("n1")
     fleet.rejoin("n2")
-    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n2")
+    closed = fleet.said(RendezvousClosed)[-1]
+    assert (closed.cycle, closed.nodes) == (1, ("n1", "n2"))
 
 
 def test_spare_that_falls_silent_holds_nothing_up():

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from types import SimpleNamespace
+from typing import Any
 
-from nvrx_slurm.agent.joining import Orders
+import pytest
+
+from nvrx_slurm.agent.joining import Joining, Orders
+from nvrx_slurm.agent.linux import HeldPort
+from nvrx_slurm.agent.reporting import FactPublisher
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import Assignment, Entry, RendezvousClosed, RendezvousOpened
 from nvrx_slurm.lab.simulation.valkey_client import MemoryClient
@@ -47,9 +54,31 @@ async def test_answer_about_a_round_comes_after_the_orders_that_are_older():
     heard: list[object] = []
     orders = Orders(store, "n1", heard.append)
     asking = asyncio.create_task(orders.assignment("main-0", 0, "a"))
+    for _ in range(8):  # the answer is there by then; the orders are not
+        await store.ping()
+    assert not asking.done()
     reading = asyncio.create_task(orders.read("0-0"))
     async with asyncio.timeout(10.0):
         assert await asking == RANKS
     assert heard == [CLOSED, opened]
     reading.cancel()
     await asyncio.wait([reading])
+
+
+async def test_port_is_held_until_its_workers_start():
+    """Between a node's report that it is ready and the start of its workers no other process gets the port; after it,
+    the workers do."""
+    store = Store(ADDRESS, clock=SystemClock(), connection=MemoryClient(MemoryServer(SystemClock())))
+    publisher = FactPublisher(node="n1", generation=0, store=store, incarnation="a")
+    machine: Any = SimpleNamespace(hold_port=HeldPort)  # of the node only its ports are touched
+    joining = Joining(
+        machine, addr="n1", token="t", store=store, publisher=publisher, workers=machine, post=lambda order: None
+    )
+    for hold in (lambda: joining.port.number, joining.hold_port):  # at the join, and in each rendezvous
+        number = hold()
+        assert joining.port.number == number
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", number))
+    joining.port.release()
+    with socket.socket() as worker:
+        worker.bind(("", number))

@@ -32,6 +32,16 @@ SAVING_ON_TERM = (
 FORKING = (
     "import os, signal\nfor _ in range(50):\n  if os.fork() == 0: signal.pause()\nos.write(1, b'up'); signal.pause()"
 )
+DETACHING = (
+    "import os, signal\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "if os.fork() == 0:\n"
+    "  os.setsid()\n"
+    "  if os.fork() == 0: os.write(1, b'%d\\n' % os.getpid()); signal.pause()\n"
+    "  os._exit(0)\n"
+    "os.wait(); signal.pause()"
+)
+"""Leaves a process behind: in a session of its own, its parent gone, deaf to SIGTERM."""
 
 
 class Node:
@@ -270,12 +280,13 @@ async def test_stop_reaches_every_descendant(node):
 
 
 async def test_stopped_process_is_woken_to_end(node):
-    """SIGSTOP does not protect a worker from the grace of SIGTERM."""
-    with node.spawn(0, "sleep", "1000"):
+    """SIGSTOP keeps a worker neither alive nor from its grace: it runs its own handler of SIGTERM."""
+    with node.spawn(0, sys.executable, "-S", "-c", SAVING_ON_TERM) as output:
         pid = (await node.next(Spawned)).pid
+        assert await asyncio.to_thread(output.read, 2) == b"up"
         os.kill(pid, signal.SIGSTOP)
-        node.workers.stop(grace_s=20.0)
-        assert await node.next(Exited) == Exited(rank=0, signal=signal.SIGTERM)
+        node.workers.stop(grace_s=10.0)
+        assert await node.next(Exited) == Exited(rank=0, code=0)
         await node.next(Stopped)
 
 
@@ -301,3 +312,40 @@ async def test_closing_takes_everybody_along(node):
         everybody = node.everybody()
         node.workers.close()
         wait_gone(everybody)
+
+
+@pytest.fixture
+async def left_behind(node):
+    """A worker's process that has left the worker's session, and lost its parent."""
+    with node.spawn(0, sys.executable, "-S", "-c", DETACHING) as output:
+        worker = (await node.next(Spawned)).pid
+        pid = int(await asyncio.to_thread(output.readline))
+        assert os.getsid(pid) not in (worker, os.getsid(node.workers.supervisor_pid))
+        yield pid
+
+
+async def test_what_left_its_session_ends_with_the_agent(node, left_behind):
+    """The agent's end of the socket closes, as when the agent dies: the supervisor kills all below it."""
+    node.workers.close()
+    wait_gone([left_behind])
+
+
+async def test_what_left_its_session_ends_with_the_lease(node, left_behind):
+    """A node without contact keeps no process of a worker that could still hold its GPU, or write its files."""
+    node.workers.lease(0.05)
+    assert await node.next(Stopped) == Stopped(survivors=(), lapsed=True)
+    assert not is_alive(left_behind)
+
+
+async def test_what_left_its_session_ends_with_the_stop(node, left_behind):
+    """A teardown ends only when no descendant is left."""
+    node.workers.stop(grace_s=0.1)
+    assert await node.next(Stopped) == Stopped(survivors=())
+    assert not is_alive(left_behind)
+
+
+async def test_what_left_its_session_ends_with_the_supervisor(node, left_behind):
+    """The kernel kills the worker then; the agent inherits the rest, and kills that."""
+    os.kill(node.workers.supervisor_pid, signal.SIGKILL)
+    await node.next(SupervisorDied)
+    assert not is_alive(left_behind)

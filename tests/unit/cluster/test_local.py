@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,18 @@ from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.processes import is_alive
+from tests.harness import wait_gone
 
 BLOCKED = "exec sleep 300\n"
+SUBMITS = f"""
+import sys
+from pathlib import Path
+from nvrx_slurm.cluster.local import LocalCluster
+folder = Path(sys.argv[1])
+for detach in (True, False):
+    print(LocalCluster(folder).start({BLOCKED!r}, folder=folder, detach=detach)[1].pid)
+"""
 
 
 @pytest.fixture
@@ -48,6 +59,17 @@ def test_a_detached_job_has_its_own_session(started: Started) -> None:
     """The terminal's Ctrl-C does not reach it."""
     process = started[2]
     assert os.getsid(process.pid) == process.pid
+
+
+def test_a_detached_job_outlives_its_submitter(tmp_path: Path) -> None:
+    """The process that has submitted it ends, and the job runs on; one that shares the terminal ends with it."""
+    done = subprocess.run([sys.executable, "-c", SUBMITS, tmp_path], check=True, stdout=subprocess.PIPE, text=True)
+    detached, attached = map(int, done.stdout.split())
+    try:
+        wait_gone([attached])
+        assert is_alive(detached)
+    finally:
+        os.kill(detached, signal.SIGKILL)
 
 
 def test_cancel_terminates_the_batch_host(started: Started) -> None:

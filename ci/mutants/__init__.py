@@ -9,5 +9,6 @@ from __future__ import annotations
 from ci.mutants.control_plane import CONTROL_PLANE
 from ci.mutants.model import Mutant
 from ci.mutants.node import NODE
+from ci.mutants.surroundings import SURROUNDINGS
 
-MUTANTS: tuple[Mutant, ...] = (*CONTROL_PLANE, *NODE)
+MUTANTS: tuple[Mutant, ...] = (*CONTROL_PLANE, *NODE, *SURROUNDINGS)

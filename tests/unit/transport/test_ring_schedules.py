@@ -89,12 +89,37 @@ def rings() -> Iterator[list[SharedRing]]:
 
 
 def schedules() -> Iterator[list[int]]:
-    """Every order of four steps of each of three actors: 34,650."""
+    """Every order of four steps of each of three actors; of orders that differ only in steps that commute, one."""
     places = range(3 * STEPS)
     for of_writer in itertools.combinations(places, STEPS):
         left = [place for place in places if place not in of_writer]
         for of_first in itertools.combinations(left, STEPS):
-            yield [0 if place in of_writer else 1 if place in of_first else 2 for place in places]
+            schedule = [0 if place in of_writer else 1 if place in of_first else 2 for place in places]
+            if is_least(schedule):
+                yield schedule
+
+
+def is_least(schedule: list[int]) -> bool:
+    """Two neighbouring steps that commute stand in the order of their actors. Each class of equal schedules has one of
+    this form (the lexicographic normal form of a Mazurkiewicz trace): 5,194 of 34,650."""
+    taken = [0] * 3
+    before: tuple[int, int] | None = None
+    for which in schedule:
+        step = (which, taken[which])
+        if before is not None and before[0] > which and commute(step, before):
+            return False
+        taken[which] += 1
+        before = step
+    return True
+
+
+def commute(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """The steps in the middle copy bytes of the payload, the first and the last touch the ring's control words alone.
+    `one` belongs to the actor with the smaller number: the writer, if it is one of the two."""
+    one_copies, other_copies = (0 < number < STEPS - 1 for _, number in (one, other))
+    if one[0] == 0:
+        return one_copies and not other_copies
+    return one_copies or other_copies
 
 
 @pytest.mark.parametrize("kinds", [(Reader, Reader), (Peeker, Reader), (Peeker, Peeker)], ids=KINDS)

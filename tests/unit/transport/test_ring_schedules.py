@@ -100,7 +100,7 @@ def schedules() -> Iterator[list[int]]:
 
 
 def is_least(schedule: list[int]) -> bool:
-    """Two neighbouring steps that commute stand in the order of their actors. Each class of equal schedules has one of
+    """Two neighbouring steps that commute stand in the order of their actors. Each class of equal ones has one of
     this form (the lexicographic normal form of a Mazurkiewicz trace): 5,194 of 34,650."""
     taken = [0] * 3
     before: tuple[int, int] | None = None

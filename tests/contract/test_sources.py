@@ -16,7 +16,6 @@ import pytest
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.attribution.sources import Source, sources_of
 from nvrx_slurm.attribution.sources.builtin_rules import DIED
-from nvrx_slurm.attribution.sources.mcp_session import child_streams
 from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict
 from nvrx_slurm.lab.faults.attribution_server import AttributionServer, behaviour
@@ -333,6 +332,8 @@ async def test_a_server_whose_end_is_called_off_is_gone(tmp_path: Path) -> None:
     started = asyncio.Event()
 
     async def hold() -> None:
+        from nvrx_slurm.attribution.sources.mcp_session import child_streams  # a second, which collection would pay
+
         async with child_streams((sys.executable, "-S", "-P", str(MCP_SCRIPT), "deaf", str(tmp_path / "died"))):
             started.set()
             await asyncio.Event().wait()

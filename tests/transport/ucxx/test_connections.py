@@ -199,7 +199,7 @@ def test_more_connections_than_ucx_can_count(backend: Backend) -> None:
 
 @pytest.mark.parametrize("said", [0, 20, 60], ids=["nothing", "a part", "more"])
 def test_a_listener_closes_though_peers_are_silent(backend: Backend, hello: bytes, said: int) -> None:
-    """At once, and its port can be had again at once."""
+    """Long before the peers' handshakes would end, and its port can be had again."""
     listener = backend.listen("127.0.0.1", 0, lambda link: None)
     _, port = host_and_port(listener.address)
     with contextlib.ExitStack() as open_ones:
@@ -209,7 +209,7 @@ def test_a_listener_closes_though_peers_are_silent(backend: Backend, hello: byte
         began = time.monotonic()
         listener.close()
         backend.listen("127.0.0.1", port, lambda link: None).close()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < WAIT_S / 3
 
 
 def test_a_port_is_taken_while_connections_come_and_go(backend: Backend, far: Far) -> None:

@@ -24,13 +24,12 @@ from nvrx_slurm.transport.errors import (
 )
 from nvrx_slurm.transport.protocol import Backend, PeerLink, PortListener
 from tests.transport.harness import (
-    IDLE_SHARE,
     TOKEN,
     WAIT_S,
     Async,
+    assert_idle,
     bounded,
     pattern,
-    share_of_a_core,
     soon,
     until,
 )
@@ -235,6 +234,7 @@ def test_a_peer_that_falls_silent_within_a_short_message(backend: Backend, fate:
     """UCX receives the rest of it for ever. The reader does not: PayloadTimeout at its deadline where the peer stands
     still, PayloadTruncated at once where it has gone, whether or not that is known before the reader asks; and what
     UCX receives into is not the reader's."""
+    deadline_s = 1.0 if fate == "SIGSTOP" else 60.0
     ended = run(
         f"""
         for _ in range(50):  # on a busy machine all of it may have come before its sender is struck
@@ -247,7 +247,7 @@ def test_a_peer_that_falls_silent_within_a_short_message(backend: Backend, fate:
             until(lambda: {is_known}, "its end is known")
             buffer, began = bytearray(b"." * 60_000), time.monotonic()
             try:
-                link.receive_payload_into(memoryview(buffer), began + 1.0, None)
+                link.receive_payload_into(memoryview(buffer), began + {deadline_s}, None)
             except TransportError as error:
                 print(type(error).__name__, time.monotonic() - began, set(buffer) == set(b"."))
                 break
@@ -264,9 +264,9 @@ def test_a_peer_that_falls_silent_within_a_short_message(backend: Backend, fate:
     error, took_s, is_untouched = ended.stdout.split()
     assert is_untouched == "True"
     if fate == "SIGSTOP":
-        assert error == "PayloadTimeout" and 1.0 <= float(took_s) < 1.5
+        assert error == "PayloadTimeout" and deadline_s <= float(took_s) < deadline_s + 10.0
     else:
-        assert error == "PayloadTruncated" and float(took_s) < 0.9
+        assert error == "PayloadTruncated" and float(took_s) < deadline_s / 2
 
 
 def test_a_peer_that_sends_and_sends(near: PeerLink, far: Far) -> None:
@@ -407,8 +407,7 @@ def test_an_idle_client_costs_nothing(backend: Backend, far: Far) -> None:
             link = parent.connect(far.address)
             far.tell(far.accepted(), "receive", 8, 60.0)
             assert link >= 0
-        assert share_of_a_core(parent.pid) < IDLE_SHARE
-        assert share_of_a_core(far.pid) < IDLE_SHARE
+        assert_idle(parent.pid, far.pid)
     finally:
         parent.close()
 

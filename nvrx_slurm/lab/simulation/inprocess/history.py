@@ -1,0 +1,352 @@
+"""One history of a group of ranks: their processes, the function that they call, and the faults."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections import Counter
+from datetime import timedelta
+from functools import partial
+from random import Random
+
+from nvrx_slurm.errors import SimulationStuck
+from nvrx_slurm.inprocess.abort import Abort
+from nvrx_slurm.inprocess.barriers import MemberProcess
+from nvrx_slurm.inprocess.call import CallWrapper
+from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess.environment import RankIdentity
+from nvrx_slurm.inprocess.exception import RestartAbort, RestartError
+from nvrx_slurm.inprocess.health_check import HealthCheck
+from nvrx_slurm.inprocess.ledger import Lost
+from nvrx_slurm.inprocess.options import WrapperOptions
+from nvrx_slurm.inprocess.rank_assignment import MaxActiveWorldSize, ShiftRanks
+from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.lab.simulation.histories import HistoryResult
+from nvrx_slurm.lab.simulation.inprocess.kernel import RankKernel
+from nvrx_slurm.lab.simulation.inprocess.promises import CallOutcome, GroupPromise, GroupPromises
+from nvrx_slurm.lab.simulation.inprocess.shape import (
+    IN_FUNCTION,
+    LASTING,
+    GroupAct,
+    GroupFault,
+    GroupShape,
+    draw_acts,
+    draw_shape,
+)
+from nvrx_slurm.lab.simulation.inprocess.store import SimulatedGroupStore, StoreServer
+from nvrx_slurm.lab.simulation.loop import BEGIN_S
+from nvrx_slurm.lab.simulation.threads import ThreadScheduler, Ticket, VirtualProcess, VirtualThread
+
+GROUP = "group"
+EXIT_S = 0.5
+"""How long a process may go on after its call: it ends by itself."""
+
+LAUNCHER_S = 2.0
+"""How long a launcher that replaces dead ranks takes to end the others."""
+
+
+class FunctionFailed(Exception):
+    """What the function raises."""
+
+
+class SimulatedMember:
+    """One rank's process, and what it does besides its calls."""
+
+    def __init__(self, history: GroupHistory, member: int) -> None:
+        self.history, self.member = history, member
+        shape, kernel = history.shape, history.kernel
+        self.host = shape.hosts[member]
+        self.process: VirtualProcess = kernel.process(f"rank {member}", self.host)
+        self.process.on_death(lambda: history.member_ended(self))
+        self.call: CallWrapper | None = None
+        self.due: list[GroupFault] = []  # what happens to it in the function
+        self.unfit = False
+        self.was_harmed = False
+        self.process.start(self._main)
+
+    @property
+    def monitor(self) -> VirtualProcess | None:
+        monitor = getattr(self.call, "_monitor", None)
+        return None if monitor is None else monitor.process
+
+    def _main(self) -> int:
+        history, lost = self.history, dict[int, Lost]()
+        process = MemberProcess(host=self.host, pid=self.process.pid, began=self.process.began)
+        identity = RankIdentity(
+            rank=self.member,
+            world_size=history.shape.members,
+            local_rank=None,
+            group=GROUP,
+            host=self.host,
+            replaced=history.shape.replaced,
+        )
+        history.scheduler.sleep(history.chance.random() * 0.3)
+        for number in range(history.shape.calls):
+            self.call = call = CallWrapper(history.options, identity, number, process)
+            outcome = CallOutcome(self.member, number)
+            try:
+                outcome.value = call.run(partial(history.function, self, call), lost)
+                outcome.returned = True
+            except (RestartError, RestartAbort, FunctionFailed) as error:
+                outcome.error = error
+            outcome.at_s = history.scheduler.now_s
+            history.promises.call_ended(outcome)
+            lost.update(call.lost)
+            if outcome.error is not None:
+                break
+        history.scheduler.sleep(history.chance.random() * EXIT_S)
+        return 0 if outcome.returned else 1
+
+
+class GroupHistory:
+    """The history of one seed. `run` once."""
+
+    def __init__(self, seed: int, acts: tuple[GroupAct, ...] | None = None) -> None:
+        self.seed = seed
+        self.shape: GroupShape = draw_shape(Random(f"{seed}/shape"))
+        self.acts = draw_acts(Random(f"{seed}/adversary"), self.shape) if acts is None else acts
+        self.chance = Random(f"{seed}/work")
+        self.scheduler = ThreadScheduler(Random(f"{seed}/turns"), self._on_trouble)
+        self.kernel = RankKernel(self.scheduler)
+        self.promises = GroupPromises(self)
+        self.server = StoreServer(self.scheduler, Random(f"{seed}/store"), self.promises.appended)
+        self.members: list[SimulatedMember] = []
+        self.collectives: Counter[tuple[int, int, int]] = Counter()  # call, iteration, step → how many have come
+        self._at_collective: dict[tuple[int, int, int], list[Ticket]] = {}
+        self.faults_over_s = BEGIN_S + max((act.at_s + act.lasts_s for act in self.acts), default=0.0)
+        self.options = self._options()
+
+    def _options(self) -> WrapperOptions:
+        shape, scheduler = self.shape, self.scheduler
+        seconds = {
+            "monitor_thread_interval": 0.5,
+            "monitor_process_interval": min(1.0, shape.soft_s / 3),
+            "heartbeat_interval": shape.interval_s,
+            "progress_watchdog_interval": 0.8,
+            "soft_timeout": shape.soft_s,
+            "hard_timeout": shape.hard_s,
+            "heartbeat_timeout": shape.heartbeat_s,
+            "barrier_timeout": shape.barrier_s,
+            "completion_timeout": shape.barrier_s,
+            "last_call_wait": shape.last_call_s,
+            "termination_grace_time": shape.grace_s,
+        }
+        history = self
+
+        class SlowAbort(Abort):
+            """Takes its time."""
+
+            def __call__(self, state: FrozenState) -> FrozenState:
+                scheduler.sleep(shape.abort_s)
+                return state
+
+        class FailingCheck(HealthCheck):
+            """Fails where the adversary says so."""
+
+            def __call__(self, state: FrozenState) -> FrozenState:
+                assert state.initial_rank is not None
+                if history.members[state.initial_rank].unfit:
+                    raise FunctionFailed("unfit")
+                return state
+
+        store = type("StoreOfHistory", (SimulatedGroupStore,), {"server": self.server, "patience_s": shape.patience_s})
+        return WrapperOptions(
+            store_factory=store,
+            initialize=None,
+            abort=SlowAbort(),
+            finalize=None,
+            health_check=FailingCheck(),
+            rank_assignment=Compose(MaxActiveWorldSize(shape.active), ShiftRanks()),
+            rank_filter=None,
+            completion=None,
+            terminate=None,
+            monitor_process_logfile=None,
+            enabled=True,
+            **{name: timedelta(seconds=value) for name, value in seconds.items()},
+        )
+
+    # ---- the function
+
+    def function(self, member: SimulatedMember, call: CallWrapper) -> str:
+        """Steps with a collective in each, as a training has: without one of its ranks the others wait for ever."""
+        number, iteration = call._call, call.iteration
+        state = call._rank.state
+        self.promises.function_begins(member, number, iteration)
+        try:
+            for step in range(self.shape.steps):
+                self._suffer(member)
+                if self.shape.atomic and step % 2:
+                    with call.atomic():
+                        self.scheduler.sleep(self.shape.step_s * self.chance.random() / 2)
+                else:
+                    self.scheduler.sleep(self.shape.step_s * self.chance.random())
+                if self.shape.pings:
+                    call.ping()
+                self._collective((number, iteration, step), state.active_world_size or 0)
+            self._suffer(member)
+            self.promises.function_returned(member, number, iteration)
+            return f"{number}/{iteration}"
+        finally:
+            if not self.scheduler.is_closing:
+                self.promises.function_ends(member)
+
+    def _collective(self, key: tuple[int, int, int], size: int) -> None:
+        self.collectives[key] += 1
+        if self.collectives[key] >= size:
+            for ticket in self._at_collective.pop(key, ()):
+                self.scheduler.wake(ticket)
+            return
+        thread = self.scheduler.current
+        assert thread is not None
+        if self.shape.in_c:
+            self.kernel.quiet.add(thread.process.pid)
+        try:
+            while self.collectives[key] < size:
+                self._at_collective.setdefault(key, []).append(self.scheduler.ticket())
+                self.scheduler.park()
+        finally:
+            self.kernel.quiet.discard(thread.process.pid)
+
+    def _suffer(self, member: SimulatedMember) -> None:
+        while member.due:
+            fault = member.due.pop(0)
+            match fault:
+                case GroupFault.RAISE:
+                    raise FunctionFailed(f"member {member.member}")
+                case GroupFault.HANG | GroupFault.STUCK:
+                    self.kernel.quiet.add(member.process.pid)
+                    if fault is GroupFault.STUCK:
+                        self.kernel.deaf.add(member.process.pid)
+                    try:
+                        self.scheduler.park()
+                    finally:
+                        self.kernel.quiet.discard(member.process.pid)
+                case GroupFault.LEAVE:
+                    raise RestartAbort("the function has had enough")
+                case GroupFault.UNFIT:
+                    member.unfit = True
+                    raise FunctionFailed(f"member {member.member}, unfit from now on")
+
+    # ---- faults
+
+    def _perform(self, act: GroupAct) -> None:
+        member = self.members[act.member]
+        fault, host = act.fault, member.host
+        if fault in IN_FUNCTION:
+            member.due.append(fault)
+            if fault is not GroupFault.RAISE and fault is not GroupFault.HANG:
+                member.was_harmed = True
+            return
+        if fault not in (GroupFault.LOSSY, GroupFault.GARBAGE, GroupFault.STORE_DOWN, GroupFault.CUT_OFF):
+            member.was_harmed = True
+        monitor = member.monitor
+        stopped = [
+            process
+            for process, is_meant in (
+                (member.process, fault in (GroupFault.STOP, GroupFault.STOP_BOTH)),
+                (monitor, fault in (GroupFault.STOP_MONITOR, GroupFault.STOP_BOTH)),
+            )
+            if process is not None and is_meant
+        ]
+        match fault:
+            case GroupFault.KILL:
+                member.process.kill()
+            case GroupFault.KILL_MONITOR if monitor is not None:
+                monitor.kill()
+            case GroupFault.POWER_OFF:
+                # Nothing of the host is left that could report it.
+                for process in list(self.kernel.processes.values()):
+                    if process.host == host and process.name.startswith("monitor"):
+                        process.kill()
+                for other in self.members:
+                    if other.host == host:
+                        other.was_harmed = True
+                        other.process.kill()
+            case GroupFault.CUT_OFF:
+                self.server.cut_off[host] += 1
+                self.server.drop_readers()
+            case GroupFault.STORE_DOWN:
+                self.server.down += 1
+                self.server.drop_readers()
+            case GroupFault.LOSSY:
+                self.server.lossy += 1
+            case GroupFault.GARBAGE:
+                connection = self.server.memory.connect(GROUP, 0)
+                log = connection.read(0, 0.0)
+                # An entry of a dead process, or of no process at all.
+                entry = self.chance.choice([b"", b'{"entry":"rumour"}', *log])
+                connection.append(entry, len(log))
+                self.promises.appended(0, entry)
+                self.server.wake_readers(0)
+        for process in stopped:
+            process.freeze()
+        if fault in LASTING:
+            self.scheduler.call_later(act.lasts_s, lambda: self._heal(act, stopped))
+
+    def _heal(self, act: GroupAct, stopped: list[VirtualProcess]) -> None:
+        match act.fault:
+            case GroupFault.CUT_OFF:
+                self.server.cut_off[self.members[act.member].host] -= 1
+            case GroupFault.STORE_DOWN:
+                self.server.down -= 1
+            case GroupFault.LOSSY:
+                self.server.lossy -= 1
+        for process in stopped:
+            process.thaw()
+        self.server.drop_readers()
+
+    def member_ended(self, member: SimulatedMember) -> None:
+        """A launcher that replaces dead ranks ends all others."""
+        self.promises.function_ends(member)
+        if self.shape.replaced and member.process.exit_code:
+            for other in self.members:
+                other.was_harmed = True
+                self.scheduler.call_later(LAUNCHER_S * self.chance.random(), other.process.kill)
+
+    # ---- running it
+
+    def run(self) -> HistoryResult:
+        logger = logging.getLogger("nvrx")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        names = self.kernel.substituted()
+        try:
+            with names.installed():
+                try:
+                    self.members.extend(SimulatedMember(self, member) for member in range(self.shape.members))
+                    for act in self.acts:
+                        self.scheduler.call_later(act.at_s, partial(self._perform, act))
+                    with contextlib.suppress(StopIteration):
+                        self.scheduler.run(self._is_over, self.promises.bound_s())
+                except SimulationStuck as error:
+                    self.promises.broke(GroupPromise.BOUND, str(error))
+                if self.promises.broken is None:
+                    self.promises.at_the_end()
+                steps, now_s = self.scheduler.steps, self.scheduler.now_s
+                self.scheduler.close()
+        finally:
+            logger.setLevel(level)
+        lines = tuple(self.promises.lines)
+        digest = hashlib.sha256("\n".join(lines).encode())
+        digest.update(f"{self.promises.broken} {steps} {now_s!r}".encode())
+        return HistoryResult(
+            seed=self.seed,
+            what=str(self.shape),
+            acts=self.acts,
+            lines=lines,
+            promise=self.promises.promise,
+            broken=self.promises.broken,
+            digest=digest.hexdigest(),
+        )
+
+    def _is_over(self) -> bool:
+        return self.promises.broken is not None or not any(process.alive for process in self.kernel.processes.values())
+
+    def _on_trouble(self, thread: VirtualThread, error: BaseException) -> None:
+        self.promises.broke(GroupPromise.SOUND, f"{thread.process.name}, {thread.name}: {error!r}")
+
+
+def run_group(seed: int, acts: tuple[GroupAct, ...] | None = None) -> HistoryResult:
+    """One history. The same arguments give the same result, byte for byte."""
+    return GroupHistory(seed, acts).run()

@@ -1,0 +1,471 @@
+"""What the kernel does for ranks and monitors: signals to the main thread, linked lifetimes, sockets, shared words.
+
+The product's monitor loop, its log writer, its guard, the group, the interrupter and the call run unchanged on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import TypeVar
+
+from nvrx_slurm.inprocess import (
+    call,
+    group,
+    interrupter,
+    monitor_heartbeats,
+    monitor_loop,
+    progress,
+    rank,
+    timeline,
+)
+from nvrx_slurm.inprocess.exception import InternalError, RankShouldRestart
+from nvrx_slurm.inprocess.ledger import Lost
+from nvrx_slurm.inprocess.monitor import (
+    MOST_BYTES,
+    READY,
+    MonitorOptions,
+    NewRankOrder,
+    Start,
+    TerminateOrder,
+    encode_order,
+)
+from nvrx_slurm.inprocess.monitor_heartbeats import LogWriter
+from nvrx_slurm.inprocess.progress import CELL_BYTES, CELLS, ProgressStamps
+from nvrx_slurm.inprocess.region import ENDS, CallInterrupted, Raised, Returned
+from nvrx_slurm.lab.simulation.threads import (
+    Substitution,
+    ThreadScheduler,
+    VirtualCondition,
+    VirtualDescriptors,
+    VirtualEvent,
+    VirtualPoller,
+    VirtualProcess,
+    VirtualThread,
+)
+from nvrx_slurm.util import threads as util_threads
+
+T = TypeVar("T")
+
+
+class RankKernel:
+    """The kernels of all hosts of a history."""
+
+    def __init__(self, scheduler: ThreadScheduler) -> None:
+        self.scheduler = scheduler
+        self.descriptors = VirtualDescriptors(scheduler)
+        self.processes: dict[int, VirtualProcess] = {}
+        self.regions: dict[int, SimulatedRegion] = {}  # process id → its region
+        self.ended: dict[int, int] = {}  # process id → descriptor that is readable once the process has ended
+        self.quiet: set[int] = set()  # processes whose main thread runs no Python
+        self.deaf: set[int] = set()  # those where no signal changes that
+        self._shared: dict[int, SharedWords] = {}
+
+    def process(self, name: str, host: str) -> VirtualProcess:
+        process = VirtualProcess(self.scheduler, name, host)
+        self.processes[process.pid] = process
+        number, descriptor = self.descriptors.add()
+        self.ended[process.pid] = number
+        process.on_death(descriptor.becomes_readable)
+        return process
+
+    def current(self) -> VirtualProcess:
+        assert self.scheduler.current is not None
+        return self.scheduler.current.process
+
+    # ---- the calls of `os`, `mmap`, …
+
+    def memfd_create(self, _: str) -> int:
+        number, _descriptor = self.descriptors.add()
+        self._shared[number] = SharedWords(CELLS * CELL_BYTES)
+        return number
+
+    def mmap(self, number: int, _: int) -> SharedWords:
+        return self._shared[number]
+
+    def started_ticks(self, pid: int) -> int | None:
+        process = self.processes.get(pid)
+        return process.began if process is not None and process.alive else None
+
+    def pidfd_open(self, pid: int) -> int:
+        process = self.processes.get(pid)
+        if process is None or not process.alive:
+            raise ProcessLookupError(pid)
+        number, descriptor = self.descriptors.add()
+        process.on_death(descriptor.becomes_readable)
+        return number
+
+    def exit(self, code: int) -> None:
+        self.current().exit(code)
+
+    def kill(self, pid: int, _: int) -> None:
+        self.processes[pid].kill()
+
+    def substituted(self) -> Substitution:
+        """The product's modules on this kernel."""
+        names = Substitution(self.scheduler)
+        os_calls = SimpleNamespace(
+            EFD_NONBLOCK=0,
+            EFD_CLOEXEC=0,
+            O_CLOEXEC=0,
+            close=self.descriptors.close,
+            eventfd=self.descriptors.eventfd,
+            eventfd_read=self.descriptors.eventfd_read,
+            eventfd_write=self.descriptors.eventfd_write,
+            ftruncate=lambda *_: None,
+            getpid=lambda: self.current().pid,
+            kill=self.kill,
+            memfd_create=self.memfd_create,
+            pidfd_open=self.pidfd_open,
+            pipe2=lambda _: (0, 0),
+            uname=lambda: SimpleNamespace(nodename=self.current().host),
+            _exit=self.exit,
+        )
+        poll = SimpleNamespace(poll=lambda: VirtualPoller(self.scheduler, self.descriptors), POLLIN=1)
+        watched_by_kernel = {"select": poll, "os": os_calls, "time": names.time}
+        names.over(util_threads, threading=names.threading, time=names.time, queue=names.queue)
+        names.over(group, threading=names.threading, time=names.time, os=os_calls, sys=_SILENT)
+        names.over(interrupter, threading=names.threading)
+        names.over(timeline, time=names.time, send_to_agent=lambda _: None)
+        names.over(
+            progress,
+            threading=names.threading,
+            monotonic_ns=names.time.monotonic_ns,
+            os=os_calls,
+            mmap=SimpleNamespace(mmap=self.mmap),
+        )
+        names.over(
+            rank, os=os_calls, gc=SimpleNamespace(collect=lambda: 0), restarting=lambda _: contextlib.nullcontext()
+        )
+        names.over(
+            call,
+            MonitorProcess=lambda options, stamps: SimulatedMonitor(self, options, stamps),
+            RankVariables=_UnsetVariables,
+            Region=lambda on_signal=None: SimulatedRegion(self),
+            Watchdog=lambda stamps, interval_s: SimulatedWatchdog(self, stamps, interval_s),
+            _old_garbage_left_alone=contextlib.nullcontext,
+            watchdog_method=lambda: "pending-call",
+        )
+        names.over(
+            monitor_loop,
+            **watched_by_kernel,
+            queue=names.queue,
+            signal=SimpleNamespace(signal=lambda *_: None, SIGTERM=signal.SIGTERM, SIG_DFL=signal.SIG_DFL),
+            socket=SimpleNamespace(send_fds=lambda control, data, _: control.send(data[0])),
+            LogWriter=self._log_writer,
+            MonitorLogHandler=_NoLog,
+            WatchedProcess=lambda number, pid: SimulatedWatchedProcess(self, number, pid),
+            ended_within=self._ended_within,
+        )
+        names.over(
+            monitor_heartbeats,
+            **watched_by_kernel,
+            Future=names.future,
+            SelfFenceTimer=lambda: SimulatedSelfFence(self.scheduler, self.current()),
+            started_ticks=self.started_ticks,
+        )
+        return names
+
+    def _log_writer(self, *args: object) -> ThreadedLogWriter:
+        writer = ThreadedLogWriter(*args)  # type: ignore[arg-type]
+        writer.virtual = VirtualThread(self.scheduler, self.current(), writer.run, "log writer")
+        return writer
+
+    def _ended_within(self, number: int, seconds: float) -> bool:
+        poller = VirtualPoller(self.scheduler, self.descriptors)
+        poller.register(number)
+        return bool(poller.poll(max(0.0, seconds) * 1000))
+
+
+class ThreadedLogWriter(LogWriter):
+    """The product's, in a virtual thread."""
+
+    virtual: VirtualThread
+
+    def start(self) -> None:
+        self.virtual.start()
+
+    def join(self, timeout: float | None = None) -> None:
+        self.virtual.join(timeout)
+
+
+class SharedWords(bytearray):
+    """A file in memory, and every mapping of it."""
+
+    def close(self) -> None:
+        """Other mappings stay."""
+
+
+class SimulatedRegion:
+    """The main thread's region: a restart is raised in the function's next step, unless it is stuck in C, and at
+    once where it waits. Its atomic blocks are its own."""
+
+    def __init__(self, kernel: RankKernel) -> None:
+        self._scheduler, self._kernel = kernel.scheduler, kernel
+        self._changed = VirtualCondition(kernel.scheduler)
+        self._open = self._holders = 0
+        self._inside: VirtualThread | None = None
+        self._left = VirtualEvent(kernel.scheduler)
+        self._is_wanted = False
+        self._delivered = False
+        self.is_in_function = False
+        kernel.regions[kernel.current().pid] = self
+
+    def __enter__(self) -> SimulatedRegion:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+
+    def call(self, function: Callable[[], T]) -> Returned[T] | Raised | CallInterrupted:
+        thread = self._scheduler.current
+        assert thread is not None
+        self._inside, self._left = thread, VirtualEvent(self._scheduler)
+        self._is_wanted = self._delivered = False
+        thread.is_interruptible = True
+        try:
+            value = function()
+            error: BaseException | None = None
+        except (Exception, RankShouldRestart, *ENDS) as caught:
+            error = caught
+        finally:
+            thread.is_interruptible = self.is_in_function = False
+            thread.pending = self._inside = None
+            self._left.set()
+        if self._delivered:
+            return CallInterrupted(error if isinstance(error, ENDS) else None)
+        return Returned(value) if error is None else Raised(error)
+
+    def interrupt(self, *, again_s: float) -> None:
+        left = self._left
+        while self._inside is not None and not left.is_set():
+            thread = self._inside
+            if not self._open and thread.process.pid not in self._kernel.deaf:
+                self._delivered = True
+                self._scheduler.interrupt(thread, RankShouldRestart("the group restarts"))
+            left.wait(again_s / 4)
+
+    @contextlib.contextmanager
+    def atomic(self) -> Iterator[None]:
+        """As the function's own code uses it: a restart waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._holders)
+            self._open += 1
+            assert self._inside is not None
+            self._inside.is_interruptible = False
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._open -= 1
+                if self._inside is not None:
+                    self._inside.is_interruptible = True
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        with self._changed:
+            self._holders += 1
+            self._changed.wait_for(lambda: not self._open)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._holders -= 1
+                self._changed.notify_all()
+
+    def ask(self) -> None:
+        """The watchdog here stamps by itself."""
+
+
+class SimulatedWatchdog:
+    """Stamps once an interval, unless the main thread is stuck in C."""
+
+    def __init__(self, kernel: RankKernel, stamps: ProgressStamps, interval_s: float) -> None:
+        self._kernel, self._stamps, self._interval_s = kernel, stamps, interval_s
+        self._stopped = VirtualEvent(kernel.scheduler)
+        self._thread = VirtualThread(kernel.scheduler, kernel.current(), self._watch, "watchdog")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        pid = self._thread.process.pid
+        while not self._stopped.wait(self._interval_s):
+            if pid not in self._kernel.quiet:
+                self._stamps.automatic()
+
+
+class ControlSocket:
+    """One end of the socket between a rank and its monitor."""
+
+    def __init__(self, kernel: RankKernel) -> None:
+        self.number, self.descriptor = kernel.descriptors.add()
+        self._messages: deque[bytes] = deque()
+        self.peer: ControlSocket = self
+        self._is_closed = False
+
+    def fileno(self) -> int:
+        return -1 if self._is_closed else self.number
+
+    def setblocking(self, _: bool) -> None:
+        """Reads are after a poll, or non-blocking."""
+
+    def send(self, data: bytes) -> None:
+        if self.peer._is_closed or self._is_closed:
+            raise BrokenPipeError
+        self.peer._messages.append(data)
+        self.peer.descriptor.becomes_readable()
+
+    def recv(self, _: int) -> bytes:
+        if self._messages:
+            data = self._messages.popleft()
+            self.descriptor.is_readable = bool(self._messages) or self.peer._is_closed
+            return data
+        if self.peer._is_closed:
+            return b""
+        raise BlockingIOError
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self.peer.descriptor.becomes_readable()
+
+
+class SimulatedMonitor:
+    """The rank's side, `MonitorProcess`: the monitor is the product's loop in a process of its own."""
+
+    def __init__(self, kernel: RankKernel, options: MonitorOptions, stamps: ProgressStamps) -> None:
+        self._kernel, self._rank = kernel, kernel.current()
+        self._control, theirs = ControlSocket(kernel), ControlSocket(kernel)
+        self._control.peer, theirs.peer = theirs, self._control
+        self._is_linked = False
+        self.process = kernel.process(f"monitor {options.member}", self._rank.host)
+        self.pid = self.process.pid
+        start = Start(options=options, pid=self._rank.pid, pidfd=kernel.ended[self._rank.pid], stamps=stamps.fd)
+        self.process.on_death(theirs.close)
+        self.process.on_death(self._monitor_died)
+        self._rank.on_death(self._control.close)
+
+        def main() -> int:
+            # As `monitor_loop.serve`, without the files that it reads first.
+            try:
+                loop = monitor_loop.MonitorLoop(start, theirs)  # type: ignore[arg-type]  # it uses what is here
+                loop.open()
+            except Exception as error:
+                with contextlib.suppress(BrokenPipeError):
+                    theirs.send(str(error).encode())
+                return 1
+            loop.run()
+            return 0
+
+        self.process.start(main)
+
+    def _monitor_died(self) -> None:
+        """The kernel kills the rank when the monitor's end of their pipe closes."""
+        if self._is_linked:
+            self._rank.kill()
+
+    def wait_ready(self, timeout_s: float) -> None:
+        poller = VirtualPoller(self._kernel.scheduler, self._kernel.descriptors)
+        poller.register(self._control.number)
+        message = self._control.recv(MOST_BYTES) if poller.poll(timeout_s * 1000) else b"it was not ready in time"
+        if message != READY:
+            self.leave()
+            raise InternalError(f"the monitor process could not begin: {message.decode()}")
+        self._is_linked = True
+        if not self.process.alive:
+            self.leave()
+            raise InternalError("the monitor process has died as soon as it was ready")
+
+    def iteration(self, number: int, rank: int) -> None:
+        self._send(NewRankOrder(iteration=number, rank=rank))
+
+    def terminate_within(self, lost: Lost, grace_s: float) -> None:
+        self._send(TerminateOrder(lost=lost, grace_s=grace_s))
+        self._control.close()
+
+    def _send(self, order: NewRankOrder | TerminateOrder) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._control.send(encode_order(order))
+
+    def leave(self) -> None:
+        if self._control.fileno() < 0:
+            return
+        self._is_linked = False
+        self.process.kill()
+        self._control.close()
+
+
+class SimulatedWatchedProcess:
+    """The rank's process, as its monitor sees it."""
+
+    def __init__(self, kernel: RankKernel, number: int, pid: int) -> None:
+        self.pidfd, self.pid = number, pid
+        self._process = kernel.processes[pid]
+
+    def send(self, signals: Iterable[signal.Signals]) -> None:
+        """SIGTERM ends it as SIGKILL does, once it is not stopped."""
+        numbers = tuple(signals)
+        if signal.SIGCONT in numbers:
+            self._process.thaw()
+        if signal.SIGKILL in numbers or not self._process.frozen:
+            self._process.kill()
+
+    def is_ending(self) -> bool:
+        return not self._process.alive
+
+    def how_it_ended(self) -> str:
+        return f"process {self.pid} ended with code {self._process.exit_code}"
+
+
+class SimulatedSelfFence:
+    """The kernel's timer: kills the monitor, frozen or not."""
+
+    def __init__(self, scheduler: ThreadScheduler, process: VirtualProcess) -> None:
+        self._scheduler, self._process = scheduler, process
+        self._ends_at = math.inf
+        self._numbers = itertools.count()
+        self._armed = -1
+
+    def arm(self, seconds: float) -> None:
+        self._armed = number = next(self._numbers)
+        self._scheduler.call_later(max(0.0, seconds), lambda: self._strike(number))
+
+    def _strike(self, number: int) -> None:
+        if number == self._armed:
+            self._process.kill()
+
+
+class _UnsetVariables:
+    """RANK and WORLD_SIZE: one process has all ranks here."""
+
+    def __enter__(self) -> _UnsetVariables:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was set."""
+
+    def set(self, _: object) -> None:
+        """The function here reads its state."""
+
+
+class _NoLog:
+    def __init__(self, *_: object) -> None:
+        """Nobody reads the logs of a history."""
+
+    def install(self) -> None: ...
+    def release_stderr(self) -> None: ...
+    def finish(self) -> None: ...
+
+
+_SILENT = SimpleNamespace(stderr=SimpleNamespace(write=lambda _: None, flush=lambda: None))

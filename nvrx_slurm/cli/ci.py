@@ -202,17 +202,34 @@ def clean(artifacts: tuple[Path, ...]) -> int:
 
 
 @click.command()
+@click.option(
+    "--of",
+    type=click.Choice(["job", "inprocess", "transport"]),
+    default="job",
+    show_default=True,
+    help="What is simulated: controller and agents; ranks that restart in process; payloads and their readers.",
+)
 @click.option("--seeds", type=click.IntRange(1), default=10_000, show_default=True, help="How many runs.")
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="The first of their seeds.")
 @click.option("--nodes", type=click.IntRange(1), default=16, show_default=True, help="Nodes of a job, at most.")
 @click.option("--seed", type=click.IntRange(0), help="Run this one again, and print its journal.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that run them.")
-def simulate(seeds: int, first: int, nodes: int, seed: int | None, jobs: int) -> int:
-    """Run controller and agents against an adversary, in virtual time, and check the promises after every step.
+def simulate(of: str, seeds: int, first: int, nodes: int, seed: int | None, jobs: int) -> int:
+    """Run the product's code against an adversary, in virtual time, and check its promises after every step.
 
     Exits with 1 on the first promise that is broken: prints the seed, the fewest faults that still break it, the
     journal, and the line that replays it.
     """
+    if of != "job":
+        try:
+            from nvrx_slurm.lab.simulation import histories
+        except ModuleNotFoundError as error:
+            raise MissingProgramError(
+                f"--of {of} needs the package {error.name}: pip install 'nvrx-slurm[ci]'"
+            ) from None
+        if seed is not None:
+            return histories.replay_history(of, seed, click.echo)
+        return histories.run_histories(of, range(first, first + seeds), jobs, click.echo)
     from nvrx_slurm.lab.simulation import seeds as simulation
 
     if seed is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from nvrx_slurm.lab.simulation.history_result import HistoryResult
+from nvrx_slurm.lab.simulation.inprocess.history import run_group
 from nvrx_slurm.lab.simulation.loop import uncollected
+from nvrx_slurm.lab.simulation.transport.history import run_payloads
 from nvrx_slurm.util.clock import SystemClock
 
 Say = Callable[[str], None]
@@ -16,27 +18,15 @@ SAY_EVERY_S = 5.0
 CHUNK = 64
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryResult:
-    """What a history came to. `what`: its shape; `lines`: what happened; `broken`: the first promise that was, in a
-    sentence; `digest`: of all that happened."""
-
-    seed: int
-    what: str
-    acts: tuple[Any, ...]
-    lines: tuple[str, ...]
-    promise: str | None
-    broken: str | None
-    digest: str
-
-
 HistoryRunner = Callable[[int, tuple[Any, ...] | None], HistoryResult]
 """One seed, with its own faults or with these."""
 
+RUNNERS: Mapping[str, HistoryRunner] = {"inprocess": run_group, "transport": run_payloads}
 
-def run_histories(of: str, runner: HistoryRunner, seeds: Sequence[int], jobs: int, say: Say) -> int:
+
+def run_histories(of: str, seeds: Sequence[int], jobs: int, say: Say) -> int:
     """Run every seed; exit code 0, or 1 with a report of the first broken promise."""
-    clock = SystemClock()
+    clock, runner = SystemClock(), RUNNERS[of]
     began = said = clock.monotonic()
     done = 0
     for result in _all(runner, seeds, jobs):
@@ -56,9 +46,9 @@ def run_histories(of: str, runner: HistoryRunner, seeds: Sequence[int], jobs: in
     return 0
 
 
-def replay_history(runner: HistoryRunner, seed: int, say: Say) -> int:
+def replay_history(of: str, seed: int, say: Say) -> int:
     """One seed again, whole."""
-    result = runner(seed, None)
+    result = RUNNERS[of](seed, None)
     _tell(result, say)
     say(f"digest {result.digest}")
     say(f"seed {seed}: {result.broken or 'no promise broken'}")

@@ -12,7 +12,7 @@ import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from random import Random
@@ -197,16 +197,16 @@ class ThreadScheduler:
 
     def maybe_switch(self) -> None:
         """Another thread may have its turn here."""
-        if self._random() < SWITCH_SHARE:
+        if self.current is not None and not self.is_closing and self._random() < SWITCH_SHARE:
             self.switch()
 
     def switch(self) -> None:
         thread = self.current
+        assert thread is not None
         if self.is_closing:
             raise HistoryClosed
-        if thread is not None:
-            self.runnable.append(thread)
-            self._away(thread)
+        self.runnable.append(thread)
+        self._away(thread)
 
     def sleep(self, seconds: float) -> None:
         until = self.now_s + seconds
@@ -308,7 +308,9 @@ class ThreadScheduler:
 
     def _give_up(self, why: str) -> NoReturn:
         waiting = "".join(f"\n  {line}" for line in self.waiting()) or " no thread"
-        raise SimulationStuck(f"the history {why}, {self.now_s - BEGIN_S:.3f} s after its begin. What waits:{waiting}")
+        raise SimulationStuck(
+            f"the history {why}, {self.now_s - BEGIN_S:.3f} s after its begin. What waits:{waiting}"
+        )
 
 
 # ---- what the standard library has for real threads
@@ -324,10 +326,9 @@ class VirtualLock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         scheduler = self._scheduler
-        if scheduler.current is not None:
-            scheduler.maybe_switch()
+        scheduler.maybe_switch()
         until = math.inf if timeout < 0 else scheduler.now_s + timeout
-        while self._is_locked:
+        while self._is_locked and not scheduler.is_closing:
             if not blocking or scheduler.now_s >= until:
                 return False
             self._waiting.append(scheduler.ticket())
@@ -582,7 +583,7 @@ class VirtualDescriptors:
 
 
 class Substitution:
-    """The names that a module of the product has during a history. `over(module, name=value, …)`; then `installed`."""
+    """Names that modules of the product have during a history. `over(module, name=value, …)`, then `installed`."""
 
     def __init__(self, scheduler: ThreadScheduler) -> None:
         self.scheduler = scheduler
@@ -599,8 +600,7 @@ class Substitution:
             return VirtualThread(scheduler, scheduler.current.process, partial(target, *args, **(kwargs or {})), name)
 
         def now() -> float:
-            if scheduler.current is not None:
-                scheduler.maybe_switch()
+            scheduler.maybe_switch()
             return scheduler.now_s
 
         def ident() -> int:
@@ -625,6 +625,13 @@ class Substitution:
         )
         self.queue = SimpleNamespace(SimpleQueue=partial(VirtualQueue, scheduler))
         self.future = partial(VirtualFuture, scheduler)
+
+        def wait(futures: Sequence[VirtualFuture[Any]], timeout: float | None = None) -> None:
+            until = None if timeout is None else scheduler.now_s + timeout
+            for future in futures:
+                future.exception(None if until is None else max(0.0, until - scheduler.now_s))
+
+        self.wait = wait
 
     def over(self, module: ModuleType, **names: Any) -> None:
         """While it is installed the module has these. Raises AttributeError for a name that it does not have."""

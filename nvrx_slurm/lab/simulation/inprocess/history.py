@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import timedelta
 from functools import partial
 from random import Random
+from typing import Any
 
 from nvrx_slurm.errors import SimulationStuck
 from nvrx_slurm.inprocess.abort import Abort
@@ -22,7 +23,7 @@ from nvrx_slurm.inprocess.ledger import Lost
 from nvrx_slurm.inprocess.options import WrapperOptions
 from nvrx_slurm.inprocess.rank_assignment import MaxActiveWorldSize, ShiftRanks
 from nvrx_slurm.inprocess.state import FrozenState
-from nvrx_slurm.lab.simulation.histories import HistoryResult
+from nvrx_slurm.lab.simulation.history_result import HistoryResult
 from nvrx_slurm.lab.simulation.inprocess.kernel import RankKernel
 from nvrx_slurm.lab.simulation.inprocess.promises import CallOutcome, GroupPromise, GroupPromises
 from nvrx_slurm.lab.simulation.inprocess.shape import (
@@ -119,7 +120,7 @@ class GroupHistory:
 
     def _options(self) -> WrapperOptions:
         shape, scheduler = self.shape, self.scheduler
-        seconds = {
+        seconds: dict[str, float] = {
             "monitor_thread_interval": 0.5,
             "monitor_process_interval": min(1.0, shape.soft_s / 3),
             "heartbeat_interval": shape.interval_s,
@@ -132,6 +133,7 @@ class GroupHistory:
             "last_call_wait": shape.last_call_s,
             "termination_grace_time": shape.grace_s,
         }
+        bounds: dict[str, Any] = {name: timedelta(seconds=value) for name, value in seconds.items()}
         history = self
 
         class SlowAbort(Abort):
@@ -150,7 +152,9 @@ class GroupHistory:
                     raise FunctionFailed("unfit")
                 return state
 
-        store = type("StoreOfHistory", (SimulatedGroupStore,), {"server": self.server, "patience_s": shape.patience_s})
+        store = type(
+            "StoreOfHistory", (SimulatedGroupStore,), {"server": self.server, "patience_s": shape.patience_s}
+        )
         return WrapperOptions(
             store_factory=store,
             initialize=None,
@@ -163,7 +167,7 @@ class GroupHistory:
             terminate=None,
             monitor_process_logfile=None,
             enabled=True,
-            **{name: timedelta(seconds=value) for name, value in seconds.items()},
+            **bounds,
         )
 
     # ---- the function
@@ -341,7 +345,9 @@ class GroupHistory:
         )
 
     def _is_over(self) -> bool:
-        return self.promises.broken is not None or not any(process.alive for process in self.kernel.processes.values())
+        return self.promises.broken is not None or not any(
+            process.alive for process in self.kernel.processes.values()
+        )
 
     def _on_trouble(self, thread: VirtualThread, error: BaseException) -> None:
         self.promises.broke(GroupPromise.SOUND, f"{thread.process.name}, {thread.name}: {error!r}")

@@ -1,4 +1,4 @@
-"""What must hold in every history of a group, checked by a model of the log that shares no code with the product's."""
+"""What must hold in every history of a group, by a model of the log that shares no code with the product's."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _entry(data: bytes) -> dict[str, Any]:
         entry = json.loads(data)
     except ValueError:
         return {}
-    known = "sealed opened interrupted settled completed lost broken".split()
+    known = ["sealed", "opened", "interrupted", "settled", "completed", "lost", "broken"]
     return entry if isinstance(entry, dict) and entry.get("entry") in known and "iteration" in entry else {}
 
 

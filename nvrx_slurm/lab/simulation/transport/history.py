@@ -1,0 +1,450 @@
+"""One history of payloads: producers that write, readers that ask, the faults, and a last phase without faults."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+
+from nvrx_slurm.errors import SimulationStuck
+from nvrx_slurm.lab.simulation.history_result import HistoryResult
+from nvrx_slurm.lab.simulation.threads import (
+    ThreadScheduler,
+    VirtualFuture,
+    VirtualProcess,
+    VirtualQueue,
+    VirtualThread,
+)
+from nvrx_slurm.lab.simulation.transport.links import PayloadNetwork
+from nvrx_slurm.lab.simulation.transport.promises import PayloadPromise, PayloadPromises
+from nvrx_slurm.lab.simulation.transport.rings import RingKernel
+from nvrx_slurm.lab.simulation.transport.shape import (
+    PayloadAct,
+    PayloadFault,
+    PayloadShape,
+    draw_payload_acts,
+    draw_payload_shape,
+)
+from nvrx_slurm.transport.client import PayloadClient
+from nvrx_slurm.transport.errors import RingFull, TransportError
+from nvrx_slurm.transport.protocol import host_and_port
+from nvrx_slurm.transport.ref import PayloadRef
+from nvrx_slurm.transport.retrying import JITTER, LONGEST_S, QUARANTINE_S
+from nvrx_slurm.transport.ring_file import RingShape
+from nvrx_slurm.transport.server import PayloadServer, ServerLimits
+
+TOKEN, OTHER_TOKEN = b"the job's token, 32 bytes of it.", b"another job's token, 32 bytes..."
+HISTORY_S = 5_000.0
+LAST_READS = 8
+LAST_DEADLINE_S = 60.0
+BACK_S = 0.3
+"""How long a killed process takes to come back."""
+
+
+class SimulatedProducer:
+    """One host's producer, and the one that comes after it."""
+
+    def __init__(self, history: PayloadHistory, number: int) -> None:
+        self.history, self.number = history, number
+        self.host = f"p{number}"
+        self.life = 0
+        self.ports: tuple[int, ...] = ()
+        self.server: PayloadServer | None = None
+        self.left = history.shape.payloads
+        self.is_stopped_by = 0
+        self.start()
+
+    def start(self) -> None:
+        self.life += 1
+        self.process: VirtualProcess = self.history.kernel.process(f"producer {self.number}.{self.life}", self.host)
+        self.process.start(self._main)
+
+    def _main(self) -> int:
+        history, shape = self.history, self.history.shape
+        lease_ns = int(shape.lease_s * 1e9)
+        ring = history.kernel.create(RingShape(shape.slots, shape.bytes, shape.overwrite, shape.checksum, lease_ns))
+        limits = ServerLimits(read_s=max(1.0, shape.lease_s), eviction_s=20.0)
+        self.server = PayloadServer(ring, ports=self.ports or shape.ports, token=TOKEN, limits=limits)
+        self.ports = tuple(host_and_port(port)[1] for port in self.server.ports)
+        while self.left:
+            self.left -= 1
+            history.scheduler.sleep(history.chance.random() * shape.every_s)
+            self.write()
+        history.producer_wrote_all(self)
+        history.over.wait()
+        self.server.close()
+        ring.close()
+        return 0
+
+    def write(self) -> PayloadRef | None:
+        """One payload, told to its readers."""
+        history, shape = self.history, self.history.shape
+        assert self.server is not None
+        data = history.payload()
+        try:
+            writing = self.server.ring.begin(len(data), timeout_s=1.0)
+        except RingFull:
+            history.promises.note(f"{self.process.name}: the ring is full")
+            return None
+        half = len(data) // 2
+        writing.copy_in(0, data[:half])
+        history.scheduler.maybe_switch()
+        writing.copy_in(half, data[half:])
+        ref = self.server.refer(writing.publish())
+        history.promises.written(ref, data, self.process)
+        if history.is_last_phase:
+            return ref
+        readers = history.chance.sample(history.readers, min(len(history.readers), 2 if shape.shared else 1))
+        for reader in readers:
+            reader.inbox.put(ref)
+        return ref
+
+
+class SimulatedReader:
+    """One process that reads, and the one that comes after it."""
+
+    def __init__(self, history: PayloadHistory, number: int) -> None:
+        self.history, self.number = history, number
+        self.host = "p0" if number < history.shape.local else f"r{number}"
+        self.life = 0
+        self.stopped_s = 0.0
+        self.start()
+
+    def start(self) -> None:
+        self.life += 1
+        history = self.history
+        self.process: VirtualProcess = history.kernel.process(f"reader {self.number}.{self.life}", self.host)
+        self.inbox: VirtualQueue[PayloadRef | None] = VirtualQueue(history.scheduler)
+        self.current: dict[VirtualThread, list[PayloadRef]] = {}
+        self.client: PayloadClient | None = None
+        if history.is_last_phase:
+            self.inbox.put(None)
+        self.process.on_death(self._died)
+        self.process.start(self._main)
+
+    def _died(self) -> None:
+        for refs in self.current.values():
+            for ref in refs:
+                self.history.promises.asked_by_the_dead(ref)
+
+    def _main(self) -> int:
+        shape, names = self.history.shape, self.history.names
+        self.client = PayloadClient(token=TOKEN, connections_per_port=1 + shape.threads // 2, concurrency=2)
+        threads = [names.threading.Thread(target=self._read_all, name=f"thread {n}") for n in range(shape.threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.history.over.wait()
+        self.client.close()
+        return 0
+
+    def _read_all(self) -> None:
+        shape = self.history.shape
+        while (ref := self.inbox.get()) is not None:
+            refs = [ref]
+            while shape.batches and not self.inbox.empty() and len(refs) < 4:
+                if (more := self.inbox.get()) is None:
+                    self.inbox.put(None)
+                    break
+                refs.append(more)
+            self.read(refs, shape.deadline_s)
+        self.inbox.put(None)  # for the next thread
+
+    def read(self, refs: list[PayloadRef], deadline_s: float) -> bool:
+        """Some refs, in one batch where there are several. Whether all came."""
+        history, client = self.history, self.client
+        assert client is not None
+        thread, promises = history.scheduler.current, history.promises
+        assert thread is not None
+        kept = history.shape.kept
+        self.current[thread] = refs
+        began, stopped_s = history.scheduler.now_s, self.stopped_s
+        came = False
+        try:
+            if len(refs) == 1:
+                promises.read(
+                    self.process.name, refs[0], bytes(client.read(refs[0], deadline=deadline_s, keep=kept)), kept=kept
+                )
+                came = True
+            else:
+                fetched = client.fetch_all(refs, deadline=deadline_s, on_missing="skip", keep=kept)
+                for ref, data in fetched.items():
+                    promises.read(self.process.name, ref, bytes(data), kept=kept)
+                for ref, error in fetched.missing.items():
+                    promises.failed(self.process.name, ref, error)
+                came = not fetched.missing
+        except TransportError as error:
+            promises.failed(self.process.name, refs[0], error)
+        del self.current[thread]
+        promises.took(self.process, history.scheduler.now_s - began, self.stopped_s - stopped_s, deadline_s)
+        return came
+
+
+class PayloadHistory:
+    """The history of one seed. `run` once."""
+
+    def __init__(self, seed: int, acts: tuple[PayloadAct, ...] | None = None) -> None:
+        self.seed = seed
+        self.shape: PayloadShape = draw_payload_shape(Random(f"{seed}/shape"))
+        self.acts = draw_payload_acts(Random(f"{seed}/adversary"), self.shape) if acts is None else acts
+        self.chance = Random(f"{seed}/work")
+        self.scheduler = ThreadScheduler(Random(f"{seed}/turns"), self._on_trouble)
+        self.network = PayloadNetwork(self.scheduler, Random(f"{seed}/network"))
+        self.kernel = RingKernel(self.scheduler, self.network, Random(f"{seed}/kernel"))
+        self.names = self.kernel.substituted()
+        self.promises = PayloadPromises(self)
+        self.over = self.names.threading.Event()
+        self.producers: list[SimulatedProducer] = []
+        self.readers: list[SimulatedReader] = []
+        self.is_last_phase = False
+        self.may_repeat = bool(self.acts)
+        self._payloads = 0
+        self._wrote = 0
+        self._is_done = False
+
+    def payload(self) -> bytes:
+        """Another one each time."""
+        self._payloads += 1
+        size = self.shape.bytes - (self._payloads % 3)
+        return (self._payloads.to_bytes(4, "little") * (size // 4 + 1))[:size]
+
+    def producer_wrote_all(self, _: SimulatedProducer) -> None:
+        self._wrote += 1
+
+    # ---- faults
+
+    def _perform(self, act: PayloadAct) -> None:
+        if self.is_last_phase:
+            return
+        producer = self.producers[act.which % len(self.producers)]
+        reader = self.readers[act.which % len(self.readers)]
+        network, later = self.network, partial(self.scheduler.call_later, act.lasts_s)
+        self.promises.note(f"fault: {act.fault}, number {act.which}")
+        match act.fault:
+            case PayloadFault.KILL_READER:
+                reader.process.kill()
+                self.scheduler.call_later(BACK_S, partial(self._back, reader))
+            case PayloadFault.KILL_PRODUCER:
+                producer.process.kill()
+                self.scheduler.call_later(BACK_S, partial(self._back, producer))
+            case PayloadFault.STOP_READER:
+                process, began = reader.process, self.scheduler.now_s
+                process.freeze()
+
+                def go_on() -> None:
+                    reader.stopped_s += self.scheduler.now_s - began
+                    process.thaw()
+
+                later(go_on)
+            case PayloadFault.STOP_PRODUCER:
+                process = producer.process
+                process.freeze()
+                # Readers on its host share its clock of leases, not its stop.
+                later(process.thaw)
+            case PayloadFault.POWER_OFF:
+                off = f"{producer.host} is off"
+                network.cut_off[off] += 1
+                producer.process.kill()
+                for other in self.readers:
+                    if other.host == producer.host:
+                        other.process.kill()
+
+                def power_on() -> None:
+                    network.cut_off[off] -= 1
+                    self._back(producer)
+                    for other in self.readers:
+                        self._back(other)
+
+                later(power_on)
+            case PayloadFault.CUT_OFF:
+                self._count(producer.host, act.lasts_s)
+            case PayloadFault.PORT_DOWN if producer.ports:
+                port = producer.ports[act.which % len(producer.ports)]
+                self._count(f"tcp://{producer.host}:{port}", act.lasts_s)
+            case PayloadFault.RESETS:
+                network.resets += 1
+                later(partial(self._end_resets, 1))
+            case PayloadFault.CORRUPT:
+                network.corrupts += 1
+                later(partial(self._end_corruption, 1))
+            case PayloadFault.OTHER_JOB:
+                producer.process.kill()
+                stranger = self.kernel.process(f"other job on {producer.host}", producer.host)
+                ports = producer.ports
+
+                def serve() -> int:
+                    ring = self.kernel.create(RingShape(1, 64, True, True, 10**9))
+                    PayloadServer(ring, ports=ports or 1, token=OTHER_TOKEN).write(b"none of yours")
+                    self.over.wait()
+                    return 0
+
+                stranger.start(serve)
+
+                def end() -> None:
+                    stranger.kill()
+                    self._back(producer)
+
+                later(end)
+
+    def _back(self, of: SimulatedProducer | SimulatedReader) -> None:
+        if not of.process.alive:
+            of.start()
+
+    def _count(self, place: str, seconds: float) -> None:
+        self.network.cut_off[place] += 1
+        self.scheduler.call_later(seconds, lambda: self.network.cut_off.subtract([place]))
+
+    def _end_resets(self, by: int) -> None:
+        self.network.resets -= by
+
+    def _end_corruption(self, by: int) -> None:
+        self.network.corrupts -= by
+
+    # ---- the last phase
+
+    def _finish(self) -> int:
+        """No more faults: all is read, or still there; every port is asked again once its quarantine is over."""
+        scheduler, shape = self.scheduler, self.shape
+        last_s = max((act.at_s + act.lasts_s for act in self.acts), default=0.0) + 2 * BACK_S
+        scheduler.sleep(last_s)
+        for _ in range(600):
+            if all(not producer.left and producer.server for producer in self.producers):
+                break
+            scheduler.sleep(1.0)
+        self.is_last_phase = True
+        for reader in self.readers:
+            reader.inbox.put(None)
+        scheduler.sleep(shape.payloads * shape.deadline_s + shape.lease_s + 3.0)
+        for producer in self.producers:
+            # In its own process: there its attempts are known.
+            self._do(producer.process, partial(self.promises.check_ring, producer.number))
+        if self.promises.broken is None:
+            # Every quarantine is over by then, however long it was.
+            scheduler.sleep(LONGEST_S * (1 + JITTER) + 1.0)
+            self._ask_all("after the longest quarantine")
+        if self.promises.broken is None and shape.ports > 1:
+            # One more fault, of one port: the first since a success, so that its quarantine is the shortest.
+            with self._port_down():
+                until = scheduler.now_s + QUARANTINE_S * (1 - JITTER)
+                self._ask_all("with one port down", all_ports=False)
+            asked = len(self.network.asked)
+            self._ask_all("while one port is in quarantine", all_ports=False)
+            self._check_left_alone(self.network.asked[asked:], until)
+            scheduler.sleep(QUARANTINE_S * (1 + JITTER) + 1.0)
+            self._ask_all("after the first quarantine")
+        # The last acknowledgements are on their way.
+        scheduler.sleep(max(shape.lease_s, 1.0) + 2.0)
+        for producer in self.producers:
+            self._do(producer.process, partial(self.promises.check_ring, producer.number))
+        self._is_done = True
+        self.over.set()
+        return 0
+
+    @contextmanager
+    def _port_down(self) -> Iterator[None]:
+        self._down = {f"tcp://{each.host}:{each.ports[0]}" for each in self.producers}
+        servers = {port: self.network.listeners.pop(port) for port in self._down}
+        # What is idle would not see it: connections are closed too.
+        self.scheduler.sleep(40.0)
+        try:
+            yield
+        finally:
+            self.network.listeners.update(servers)
+
+    def _check_left_alone(self, asked: list[tuple[float, str, str]], until: float) -> None:
+        for at_s, who, address in asked:
+            if address in self._down and at_s < until:
+                self.promises.broke(PayloadPromise.QUARANTINE, f"{who} asked {address} in its quarantine")
+
+    def _ask_all(self, when: str, *, all_ports: bool = True) -> None:
+        """Each reader reads payloads of each producer; over the network it asks every port of it."""
+        for reader in self.readers:
+            for producer in self.producers:
+                asked = len(self.network.asked)
+                for _ in range(LAST_READS):
+                    if self.shape.kept:
+                        self.scheduler.sleep(0.1)  # until the acknowledgement has come
+                        self._do(producer.process, partial(self._empty, producer))
+                    ref = self._do(producer.process, producer.write)
+                    if not isinstance(ref, PayloadRef):
+                        self._do(producer.process, partial(self._empty, producer))
+                        ref = self._do(producer.process, producer.write)
+                    if not isinstance(ref, PayloadRef):
+                        self.promises.broke(PayloadPromise.FREED, f"{producer.process.name} has no slot {when}")
+                        return
+                    if not self._do(reader.process, partial(reader.read, [ref], LAST_DEADLINE_S)):
+                        self.promises.broke(PayloadPromise.PROGRESS, f"{reader.process.name} reads nothing {when}")
+                        return
+                if all_ports and reader.host != producer.host:
+                    # Connections are kept for a while: the first round of all finds none.
+                    ports = {f"tcp://{producer.host}:{port}" for port in producer.ports}
+                    seen = {address for _, who, address in self.network.asked[asked:] if who == reader.process.name}
+                    if ports - seen:
+                        sentence = f"{reader.process.name} has not asked {sorted(ports - seen)} {when}"
+                        self.promises.broke(PayloadPromise.QUARANTINE, sentence)
+                        return
+
+    def _empty(self, producer: SimulatedProducer) -> None:
+        """Nobody has asked for what is left in its ring any more: it is consumed as if it had been read."""
+        assert producer.server is not None
+        ring = producer.server.ring
+        for index, slot in enumerate(ring.slot_states()):
+            if ring.settle(index, slot.generation):
+                self.promises.delivered[ring.name, index, slot.generation] += 1
+
+    def _do(self, process: VirtualProcess, work: Callable[[], object]) -> object:
+        """In a thread of that process; its result."""
+        future: VirtualFuture[object] = self.names.future()
+        VirtualThread(self.scheduler, process, lambda: future.set_result(work()), "last phase").start()
+        return future.result()
+
+    # ---- running it
+
+    def run(self) -> HistoryResult:
+        logger = logging.getLogger("nvrx")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        try:
+            with self.names.installed():
+                try:
+                    self.readers.extend(SimulatedReader(self, number) for number in range(self.shape.readers))
+                    self.producers.extend(SimulatedProducer(self, number) for number in range(self.shape.producers))
+                    for act in self.acts:
+                        self.scheduler.call_later(act.at_s, partial(self._perform, act))
+                    self.kernel.process("world", "world").start(self._finish)
+                    self.scheduler.run(self._is_over, HISTORY_S)
+                except SimulationStuck as error:
+                    self.promises.broke(PayloadPromise.DEADLINE, str(error))
+                steps, now_s = self.scheduler.steps, self.scheduler.now_s
+                self.scheduler.close()
+        finally:
+            logger.setLevel(level)
+        lines = tuple(self.promises.lines)
+        digest = hashlib.sha256("\n".join(lines).encode())
+        digest.update(f"{self.promises.broken} {steps} {now_s!r}".encode())
+        return HistoryResult(
+            seed=self.seed,
+            what=str(self.shape),
+            acts=self.acts,
+            lines=lines,
+            promise=self.promises.promise,
+            broken=self.promises.broken,
+            digest=digest.hexdigest(),
+        )
+
+    def _is_over(self) -> bool:
+        if self.promises.broken is not None:
+            return True
+        return self._is_done and not any(process.alive for process in self.kernel.processes.values())
+
+    def _on_trouble(self, thread: VirtualThread, error: BaseException) -> None:
+        self.promises.broke(PayloadPromise.SOUND, f"{thread.process.name}, {thread.name}: {error!r}")
+
+
+def run_payloads(seed: int, acts: tuple[PayloadAct, ...] | None = None) -> HistoryResult:
+    """One history. The same arguments give the same result, byte for byte."""
+    return PayloadHistory(seed, acts).run()

@@ -1,0 +1,121 @@
+"""What must hold in every history of payloads, by a record of its own of what was written and what was read."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nvrx_slurm.lab.simulation.loop import BEGIN_S
+from nvrx_slurm.transport.slots import State
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.threads import VirtualProcess
+    from nvrx_slurm.lab.simulation.transport.history import PayloadHistory
+    from nvrx_slurm.transport.ref import PayloadRef
+
+LATE_S = 0.15
+"""A read ends by its deadline, and a tenth of a second."""
+
+Key = tuple[str, int, int]
+"""A payload: ring, slot and generation."""
+
+
+class PayloadPromise(enum.StrEnum):
+    """What is promised to readers and producers."""
+
+    BYTES = "the bytes that were written, or an error"
+    KEPT = "no unread payload is lost while its producer lives"
+    ONCE = "without a fault each payload is read once"
+    DEADLINE = "each read ends by its deadline"
+    FREED = "no slot stays blocked"
+    COUNTED = "every payload is counted once"
+    QUARANTINE = "a port is asked again when its quarantine is over, and not before"
+    PROGRESS = "once faults stop, what is there can be read"
+    SOUND = "no thread fails"
+
+
+def key_of(ref: PayloadRef) -> Key:
+    return ref.ring, ref.slot, ref.generation
+
+
+@dataclass(slots=True)
+class _Written:
+    data: bytes
+    producer: VirtualProcess
+
+
+class PayloadPromises:
+    """Watches one history. The first broken promise is kept, and ends it."""
+
+    def __init__(self, history: PayloadHistory) -> None:
+        self._history = history
+        self.promise: PayloadPromise | None = None
+        self.broken: str | None = None
+        self.lines: list[str] = []
+        self._written: dict[Key, _Written] = {}
+        self.delivered: Counter[Key] = Counter()
+        self._lost_with: set[Key] = set()  # what a reader had asked for when it was killed
+
+    def broke(self, promise: PayloadPromise, sentence: str) -> None:
+        if self.broken is None:
+            at_s = self._history.scheduler.now_s - BEGIN_S
+            self.promise, self.broken = promise, f"{promise}: {sentence} (at {at_s:.3f} s)"
+
+    def note(self, what: str) -> None:
+        self.lines.append(f"{self._history.scheduler.now_s - BEGIN_S:10.4f} s: {what}")
+
+    def written(self, ref: PayloadRef, data: bytes, producer: VirtualProcess) -> None:
+        key = key_of(ref)
+        if key in self._written:
+            self.broke(PayloadPromise.BYTES, f"{key} was given out twice")
+        self._written[key] = _Written(data, producer)
+        self.note(f"{producer.name} writes {key}")
+
+    def read(self, reader: str, ref: PayloadRef, data: bytes, *, kept: bool) -> None:
+        key = key_of(ref)
+        self.note(f"{reader} reads {key}")
+        if data != self._written[key].data:
+            self.broke(PayloadPromise.BYTES, f"{reader} asked for {key} and got {data[:8]!r}…")
+        if not kept:
+            self.delivered[key] += 1
+            if self.delivered[key] > 1 and not self._history.may_repeat:
+                self.broke(PayloadPromise.ONCE, f"{key} was read {self.delivered[key]} times")
+
+    def failed(self, reader: str, ref: PayloadRef, error: Exception) -> None:
+        self.note(f"{reader} does not read {key_of(ref)}: {type(error).__name__}: {error}")
+
+    def took(self, reader: VirtualProcess, seconds: float, stopped_s: float, deadline_s: float) -> None:
+        if seconds - stopped_s > deadline_s + LATE_S:
+            self.broke(
+                PayloadPromise.DEADLINE, f"{reader.name} waited {seconds:.3f} s, its deadline was {deadline_s}"
+            )
+
+    def asked_by_the_dead(self, ref: PayloadRef) -> None:
+        """Its reader was killed while it read: whether it has got the payload nobody can say."""
+        self._lost_with.add(key_of(ref))
+
+    def check_ring(self, number: int) -> None:
+        """At the end, by a process of that host: nobody holds a slot, and each payload is where it should be."""
+        producer = self._history.producers[number]
+        ring = producer.server.ring if producer.server is not None else None
+        if ring is None or not producer.process.alive:
+            return
+        ring.get_ready_count()  # takes back what dead or late owners hold
+        metrics, slots = ring.metrics(), ring.slot_states()
+        for index, slot in enumerate(slots):
+            if slot.state in (State.READING, State.WRITING):
+                owner = self._history.kernel.processes.get((slot.owner.pid, slot.owner.started_ticks))
+                name = owner.name if owner is not None else "no process"
+                self.broke(PayloadPromise.FREED, f"slot {index} of {ring.name} is {slot.state.name} by {name}")
+        ready = metrics.states[State.READY]
+        if metrics.published != metrics.consumed + metrics.dropped + ready:
+            self.broke(PayloadPromise.COUNTED, f"{ring.name}: {metrics}")
+        written = [key for key in self._written if key[0] == ring.name]
+        if len(written) > metrics.published:
+            self.broke(PayloadPromise.COUNTED, f"{ring.name}: {len(written)} were written, {metrics}")
+        still = {(ring.name, index, slot.generation) for index, slot in enumerate(slots) if slot.state is State.READY}
+        gone = [key for key in written if key not in still and not self.delivered[key] and key not in self._lost_with]
+        if len(gone) > metrics.dropped:
+            self.broke(PayloadPromise.KEPT, f"{gone} were read by nobody, and {metrics.dropped} were dropped")

@@ -1,0 +1,61 @@
+"""Histories of the libraries: the same byte for byte, all promises kept, the fewest faults of one that is broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nvrx_slurm.lab.simulation.histories import RUNNERS, fewest_acts, replay_history, run_histories
+from nvrx_slurm.lab.simulation.history_result import HistoryResult
+
+SEEDS = 40
+DIGESTS = """
+import sys
+from nvrx_slurm.lab.simulation.histories import RUNNERS
+print(*(RUNNERS[sys.argv[1]](seed, None).digest for seed in range(3)))
+"""
+
+
+@pytest.mark.parametrize("of", RUNNERS)
+def test_histories_keep_their_promises(of: str) -> None:
+    """And most of them have faults."""
+    results = [RUNNERS[of](seed, None) for seed in range(SEEDS)]
+    assert [result.broken for result in results if result.broken] == []
+    assert sum(bool(result.acts) for result in results) > SEEDS / 2
+
+
+@pytest.mark.parametrize("of", RUNNERS)
+def test_a_seed_is_the_same_history_in_any_process(of: str) -> None:
+    """Whatever the hashes of strings are there, and whatever ran before."""
+    here = [RUNNERS[of](seed, None).digest for seed in range(3)]
+    env = {**os.environ, "PYTHONHASHSEED": "4711"}
+    done = subprocess.run([sys.executable, "-c", DIGESTS, of], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == here
+
+
+def test_the_fewest_acts_that_break_the_same_promise() -> None:
+    """What is not needed for it is left out."""
+
+    def runner(seed: int, acts: tuple[int, ...] | None) -> HistoryResult:
+        acts = (1, 2, 3, 4, 5) if acts is None else acts
+        promise = "both" if {2, 5} <= set(acts) else None
+        return HistoryResult(seed, "numbers", acts, (), promise, promise and "broken", "")
+
+    assert fewest_acts(runner, runner(0, None)).acts == (2, 5)
+
+
+def test_a_run_of_seeds_says_how_many_kept_their_promises() -> None:
+    """And exits with 0."""
+    said: list[str] = []
+    assert run_histories("transport", range(3), 1, said.append) == 0
+    assert "3 histories" in said[-1]
+
+
+def test_one_seed_again_prints_what_happened() -> None:
+    """The shape, the faults, the lines, and the digest by which two runs are compared."""
+    said: list[str] = []
+    assert replay_history("inprocess", 3, said.append) == 0
+    assert f"digest {RUNNERS['inprocess'](3, None).digest}" in said

@@ -211,14 +211,17 @@ def clean(artifacts: tuple[Path, ...]) -> int:
 )
 @click.option("--seeds", type=click.IntRange(1), default=10_000, show_default=True, help="How many runs.")
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="The first of their seeds.")
-@click.option("--nodes", type=click.IntRange(1), default=16, show_default=True, help="Nodes of a job, at most.")
+@click.option("--nodes", type=click.IntRange(1), help="Nodes of a job, at most. Default: 16, now and then up to 64.")
 @click.option("--seed", type=click.IntRange(0), help="Run this one again, and print its journal.")
+@click.option("--scenario", type=_FILE, help="The same for the scenario of a file, as a broken promise prints it.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that run them.")
-def simulate(of: str, seeds: int, first: int, nodes: int, seed: int | None, jobs: int) -> int:
+def simulate(
+    of: str, seeds: int, first: int, nodes: int | None, seed: int | None, scenario: Path | None, jobs: int
+) -> int:
     """Run the product's code against an adversary, in virtual time, and check its promises after every step.
 
-    Exits with 1 on the first promise that is broken: prints the seed, the fewest faults that still break it, the
-    journal, and the line that replays it.
+    Exits with 1 on the first promise that is broken: prints the seed, the simplest job with the fewest faults that
+    still break it, the journal, and the line that replays it.
     """
     if of != "job":
         try:
@@ -232,6 +235,8 @@ def simulate(of: str, seeds: int, first: int, nodes: int, seed: int | None, jobs
         return histories.run_histories(of, range(first, first + seeds), jobs, click.echo)
     from nvrx_slurm.lab.simulation import seeds as simulation
 
+    if scenario is not None:
+        return simulation.replay_file(scenario, click.echo)
     if seed is not None:
         return simulation.replay_seed(seed, nodes, click.echo)
     return simulation.run_seeds(range(first, first + seeds), nodes, jobs, click.echo)

@@ -1,19 +1,20 @@
 """The adversary: what goes wrong in a run, when, and for how long, all drawn from the seed before the run begins.
 
 `KINDS` has every kind of fault with what it does, `draw_acts` draws those of one run, and `perform` carries one out.
-No act depends on another, so a run can be repeated with fewer acts, until only those are left that a broken promise
-needs.
+An act has its time, or an aim: an event of the journal. A run can be repeated with fewer acts, until only those are
+left that a broken promise needs.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Flag, auto
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from nvrx_slurm.lab.simulation.aims import Aim, draw_aim
 from nvrx_slurm.lab.simulation.network import NetworkFault, apart
 from nvrx_slurm.lab.simulation.shapes import Shape
 
@@ -26,6 +27,9 @@ QUIET, STORMY = 0.2, 0.15
 FEW, MANY = (1, 4), (6, 16)
 SHARES = (0.1, 0.3, 1.0)
 """One adversary knows this share of all kinds of acts."""
+
+AIMED = (0.0, 0.3, 0.7)
+"""One adversary aims this share of its acts; the others happen at a time."""
 
 FALL_TOGETHER = 0.4
 """How often an act follows closely on the one before, while the product still deals with that one."""
@@ -56,59 +60,97 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that goes wrong, `at_s` into the run. `number` chooses among what there is (a rank, a commit)."""
+    """One thing that goes wrong, `at_s` into the run; with an `aim`, at such an event from then on. `number` chooses
+    among what there is (a rank, a commit). An aimed act without a `node` is done to that of the event."""
 
     at_s: float
     kind: str
     node: str = ""
     lasts_s: float = 0.0
     number: int = 0
+    aim: Aim | None = None
 
     @property
     def traits(self) -> Trait:
         return KINDS[self.kind].traits
 
+    @property
+    def is_on_node(self) -> bool:
+        return bool(self.traits & Trait.NODE)
+
     def __str__(self) -> str:
         where = f" {self.node}" if self.node else ""
         which = f" ({self.number})" if self.traits & Trait.CHOOSES else ""
         lasts = f" for {self.lasts_s:.3f} s" if self.traits & Trait.LASTS else ""
-        return f"{self.at_s:8.3f} s  {KINDS[self.kind].words}{where}{which}{lasts}"
+        when = f", {self.aim}" if self.aim else ""
+        return f"{self.at_s:8.3f} s  {KINDS[self.kind].words}{where}{which}{lasts}{when}"
+
+
+class Swarm:
+    """One adversary: it knows some kinds of acts, and prefers some of those. The fewer it knows, the more often each
+    happens, and overlaps with itself; what it does not know cannot end a run before its other acts matter."""
+
+    def __init__(self, chance: Random, shape: Shape) -> None:
+        possible = [
+            name for name, kind in KINDS.items() if shape.cluster == "slurm" or not kind.traits & Trait.ON_SLURM
+        ]
+        share = chance.choice(SHARES)
+        self._names = [name for name in possible if chance.random() < share] or [chance.choice(possible)]
+        self._weights = [KINDS[name].weight * chance.expovariate(1.0) for name in self._names]
+        self._aimed = chance.choice(AIMED)
+        self._shape = shape
+
+    def draw(self, chance: Random, at_s: float, *, may_follow: bool) -> Act:
+        name = chance.choices(self._names, self._weights)[0]
+        traits, bounds = KINDS[name].traits, self._shape.plan.fault_tolerance
+        lengths_s = (0.3, bounds.heartbeat.interval, bounds.heartbeat.timeout, bounds.gives_away_after_s)
+        aim = draw_aim(chance, may_follow=may_follow) if chance.random() < self._aimed else None
+        if traits & Trait.AT_START:
+            at_s, aim = 0.0, None
+        elif aim is not None:  # most events of a run are in its first half: later the aim would wait in vain
+            at_s = at_s if aim.follows else chance.choice((0.0, 0.5 * at_s))
+        node = chance.choice(self._shape.nodes) if traits & Trait.NODE else ""
+        if aim is not None and chance.random() < 0.7:
+            node = ""
+        return Act(
+            at_s=round(at_s, 3),
+            kind=name,
+            node=node,
+            lasts_s=round(chance.choice(lengths_s) * chance.uniform(0.3, 1.6), 3) if traits & Trait.LASTS else 0.0,
+            number=chance.randrange(1000) if traits & Trait.CHOOSES or aim else 0,
+            aim=aim,
+        )
 
 
 def draw_acts(chance: Random, shape: Shape) -> tuple[Act, ...]:
-    """The acts of a run, in the order of their times."""
+    """The acts of a run, in the order of their times; one that follows another stands behind it."""
     storm = chance.random()
     least, most = (0, 0) if storm < QUIET else MANY if storm < QUIET + STORMY else FEW
-    # Each run has a few kinds only: the fewer, the more often each happens, and overlaps itself.
-    possible = [name for name, kind in KINDS.items() if shape.cluster == "slurm" or not kind.traits & Trait.ON_SLURM]
-    share = chance.choice(SHARES)
-    names = [name for name in possible if chance.random() < share] or [chance.choice(possible)]
-    weights = [KINDS[name].weight for name in names]
-    bounds = shape.plan.fault_tolerance
-    lengths_s = (0.3, bounds.heartbeat.interval, bounds.heartbeat.timeout, bounds.gives_away_after_s)
+    swarm = Swarm(chance, shape)
     drawn: list[Act] = []
     at_s = 0.0
     for _ in range(chance.randint(least, most)):
-        close = drawn and chance.random() < FALL_TOGETHER
+        close = bool(drawn) and chance.random() < FALL_TOGETHER
         at_s = at_s + chance.expovariate(2.0) if close else chance.uniform(0.0, 1.2 * shape.work_s + 3.0)
-        name = chance.choices(names, weights)[0]
-        traits = KINDS[name].traits
-        drawn.append(
-            Act(
-                at_s=0.0 if traits & Trait.AT_START else round(at_s, 3),
-                kind=name,
-                node=chance.choice(shape.nodes) if traits & Trait.NODE else "",
-                lasts_s=round(chance.choice(lengths_s) * chance.uniform(0.3, 1.6), 3)
-                if traits & Trait.LASTS
-                else 0.0,
-                number=chance.randrange(1000) if traits & Trait.CHOOSES else 0,
-            )
-        )
-    return tuple(sorted(drawn, key=lambda act: act.at_s))
+        act = swarm.draw(chance, at_s, may_follow=bool(drawn))
+        drawn.append(act)
+    return in_order(drawn)
+
+
+def in_order(acts: Iterable[Act]) -> tuple[Act, ...]:
+    """By their times; an act that follows another stays behind it."""
+    groups: list[list[Act]] = []
+    for act in acts:
+        if act.aim is not None and act.aim.follows and groups:
+            groups[-1].append(act)
+        else:
+            groups.append([act])
+    return tuple(act for group in sorted(groups, key=lambda group: group[0].at_s) for act in group)
 
 
 def perform(run: SimulationRun, act: Act) -> None:
-    """Do it, and note until when the nodes concerned are not expected to work."""
+    """Do it, and note it, and until when the nodes concerned are not expected to work."""
+    run.performed.append(act)
     until_s = run.loop.now_s + act.lasts_s
     concerned = [act.node] if act.traits & Trait.NODE else run.nodes if act.traits & Trait.LASTS else ()
     for name in concerned:

@@ -13,8 +13,9 @@ from nvrx_slurm.agent.events import Cycle, StacksOnFile
 from nvrx_slurm.agent.hangs import NS
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.jobspec.budgets import grace_within
-from nvrx_slurm.journal.records import ControllerUp
+from nvrx_slurm.journal.records import AnyOrder, ControllerUp
 from nvrx_slurm.journal.restarts import InProcessRestart
+from nvrx_slurm.lab.simulation.aims import AimedActs
 from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
 from nvrx_slurm.lab.simulation.sockets import ConnectionEnd, SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.supervisor import SupervisedWorkers
@@ -35,12 +36,13 @@ async def agent_main(run: SimulationRun, node: SimulatedNode, machine: Simulated
     """As `python -m nvrx_slurm.agent` runs it; returns its exit code."""
     bounds, kill_wait_s = run.plan.fault_tolerance, run.info.kill_wait_s
     grace_s = bounds.teardown.grace
-    store = Store(
+    store = AgentStore(
         run.address,
         clock=node.clock,
         patience_s=bounds.control_plane_grace,
         connection=run.store.client(node.name),
     )
+    store.aims, store.node = run.aims, node.name
     agent = Agent(
         plan=run.plan,
         folder=run.folder,
@@ -54,6 +56,22 @@ async def agent_main(run: SimulationRun, node: SimulatedNode, machine: Simulated
         ending_grace_s=grace_s if kill_wait_s is None else min(grace_s, grace_within(kill_wait_s)),
     )
     return await agent.run()
+
+
+class AgentStore(Store):
+    """The agent's store client, which shows the adversary each order that the agent reads."""
+
+    aims: AimedActs
+    node: str
+
+    async def orders(self, after: str) -> list[tuple[str, AnyOrder | None]]:
+        items = await super().orders(after)
+        if self.aims.armed:
+            orders = [order for _, order in items if order is not None]
+            if self.aims.sees(orders, "before receipt", self.node):
+                await asyncio.sleep(0)  # the act comes first
+            self.aims.sees(orders, "after receipt", self.node)
+        return items
 
 
 class SimulatedMachine:

@@ -294,15 +294,15 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
             yield Promise.LEAVING, f"the job has ended, and {name} had not reported that it leaves"
 
     # For how long the controller could not decide, at most: outages may follow one another.
-    killed = sum(act.kind in ("kill_controller", "kill_at_commit") for act in run.acts)
-    outage_s = sum(act.lasts_s for act in run.acts if act.traits & Trait.OUTAGE) + killed * AFTER_A_KILL_S
+    killed = sum(act.kind in ("kill_controller", "kill_at_commit") for act in run.performed)
+    outage_s = sum(act.lasts_s for act in run.performed if act.traits & Trait.OUTAGE) + killed * AFTER_A_KILL_S
     # What may touch workers soonest: their lease; their agents' patience; or, since their ends are reported through
     # the store, the bound for how far apart these may be.
     skew_s = math.inf if bounds.hang.exit_skew is None else bounds.hang.exit_skew
     touched_after_s = min(bounds.fence_timeout, bounds.control_plane_grace, skew_s)
-    if outage_s >= LONGEST_OUTAGE * touched_after_s or any(act.traits & Trait.FATAL for act in run.acts):
+    if outage_s >= LONGEST_OUTAGE * touched_after_s or any(act.traits & Trait.FATAL for act in run.performed):
         return
-    on_nodes = [act for act in run.acts if act.traits & Trait.NODE]
+    on_nodes = [act for act in run.performed if act.traits & Trait.NODE]
 
     # Must the job finish? Only where the acts leave nodes and budget enough; rather no than a yes that asks too much.
     if (

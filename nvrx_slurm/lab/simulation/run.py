@@ -8,14 +8,16 @@ import itertools
 import signal
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from nvrx_slurm.errors import SimulationStuck
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.journal.records import Entry, Fence, pack
-from nvrx_slurm.lab.simulation.adversary import Act, Trait, draw_acts, perform
+from nvrx_slurm.lab.simulation.adversary import Act, Trait, perform
+from nvrx_slurm.lab.simulation.aims import AimedActs
 from nvrx_slurm.lab.simulation.batch import BatchHost
 from nvrx_slurm.lab.simulation.controller import controller_main
 from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop
@@ -23,7 +25,8 @@ from nvrx_slurm.lab.simulation.network import NetworkFault, SimulatedNetwork, ap
 from nvrx_slurm.lab.simulation.node import SimulatedNode
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.promises import Promise, Promises, broken_at_the_end
-from nvrx_slurm.lab.simulation.shapes import Shape, draw_shape
+from nvrx_slurm.lab.simulation.scenario import Scenario, chance_of, draw_scenario
+from nvrx_slurm.lab.simulation.shapes import Shape
 from nvrx_slurm.lab.simulation.sockets import Service, Sockets
 from nvrx_slurm.lab.simulation.store import WatchedStore
 from nvrx_slurm.lab.simulation.workers import SimulatedWorld, WorldProgress
@@ -39,14 +42,24 @@ MOST_STEPS = 500_000
 class RunResult:
     """What a run came to. `broken`: the first promise that was; `digest`: of all that happened."""
 
-    seed: int
-    shape: Shape
-    acts: tuple[Act, ...]
+    scenario: Scenario
     journal: tuple[Entry, ...]
     exit_code: int | None
     promise: Promise | None
     broken: str | None
     digest: str
+
+    @property
+    def seed(self) -> int:
+        return self.scenario.seed
+
+    @property
+    def shape(self) -> Shape:
+        return self.scenario.shape
+
+    @property
+    def acts(self) -> tuple[Act, ...]:
+        return self.scenario.acts
 
 
 class SimulationRun:
@@ -54,12 +67,12 @@ class SimulationRun:
 
     HOST = "host"
 
-    def __init__(self, seed: int, most_nodes: int, acts: tuple[Act, ...] | None = None) -> None:
-        self.seed = seed
-        self.shape = draw_shape(self.chance("shape"), most_nodes)
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario, self.seed, self.shape, self.acts = scenario, scenario.seed, scenario.shape, scenario.acts
         self.plan = self.shape.plan
-        self.acts = draw_acts(self.chance("adversary"), self.shape) if acts is None else acts
+        self.performed: list[Act] = []  # with the nodes that aimed ones were done to
         self.loop: VirtualLoop = VirtualLoop()
+        self.aims = AimedActs(self.loop, self.shape.nodes)
         self.network = SimulatedNetwork(self.loop, self.chance("network"))
         self.sockets = Sockets(self.network)
         self.promise: Promise | None = None
@@ -70,7 +83,7 @@ class SimulationRun:
         self.store_clock: VirtualClock = VirtualClock(self.loop)
         self.service = Service(self.network, self.HOST)
         self.store: WatchedStore = WatchedStore(
-            self.service, self.store_clock, self.promises, lambda: self.controller
+            self.service, self.store_clock, self.promises, lambda: self.controller, self.aims
         )
         self.address = StoreAddress(url="redis://host", job=JOB, token="token", embedded=True)
         self.folder = JobFolder(Path("/jobs") / JOB)
@@ -97,15 +110,15 @@ class SimulationRun:
         self.batch: BatchHost = BatchHost(self)
 
     def chance(self, concern: str) -> Random:
-        """The seed's own chances for one concern: one that draws more does not disturb the others."""
-        return Random(f"{self.seed}/{concern}")
+        return chance_of(self.seed, concern)
 
     # ---- running it
 
     def run(self) -> RunResult:
         """Until the job has ended and no process is left, or a promise is broken."""
         # The longest time that the run may take. An act costs a restart, and one more where it lasts.
-        last_s = max((act.at_s + act.lasts_s for act in self.acts), default=0.0)
+        # What aimed ones wait for is one of those restarts, and they may come one after the other.
+        last_s = max((act.at_s for act in self.acts), default=0.0) + sum(act.lasts_s for act in self.acts)
         tries = 1 + 2 * len(self.acts) + self.plan.fault_tolerance.max_restarts.count * len(self.promises.roles)
         bound_s = last_s + tries * (self.shape.work_s + self.shape.recovery_s) + self.shape.leaves_within_s
         try:
@@ -120,9 +133,7 @@ class SimulationRun:
         digest = hashlib.sha256(b"".join(map(pack, journal)))
         digest.update(f"{self.exit_code} {self.broken} {self.loop.steps} {self.loop.now_s!r}".encode())
         return RunResult(
-            seed=self.seed,
-            shape=self.shape,
-            acts=self.acts,
+            scenario=self.scenario,
             journal=journal,
             exit_code=self.exit_code,
             promise=self.promise,
@@ -131,15 +142,25 @@ class SimulationRun:
         )
 
     async def _play(self) -> None:
-        for act in self.acts:
+        for index, act in enumerate(self.acts):
             if act.traits & Trait.AT_START:
-                perform(self, act)
+                self._perform(index, act)
+            elif index and act.aim is not None and act.aim.follows:
+                pass  # the act before it arms it
+            elif act.aim is not None:
+                self.loop.call_outside(act.at_s, self.aims.arm, act, partial(self._perform, index))
             else:
-                self.loop.call_outside(act.at_s, perform, self, act)
+                self.loop.call_outside(act.at_s, self._perform, index, act)
         self.batch.start()
         for node in self.nodes.values():
             node.start()
         await self.over
+
+    def _perform(self, index: int, act: Act) -> None:
+        perform(self, act)
+        following = self.acts[index + 1] if index + 1 < len(self.acts) else None
+        if following is not None and following.aim is not None and following.aim.follows:
+            self.aims.arm(following, partial(self._perform, index + 1))
 
     def _break(self, promise: Promise, sentence: str) -> None:
         """The first broken promise ends the run."""
@@ -261,6 +282,12 @@ class SimulationRun:
         self._end()
 
 
-def run_seed(seed: int, nodes: int = 16, acts: tuple[Act, ...] | None = None) -> RunResult:
-    """Run a seed, or the same job with other acts. The same arguments give the same result, byte for byte."""
-    return SimulationRun(seed, nodes, acts).run()
+def run_scenario(scenario: Scenario) -> RunResult:
+    """The same scenario gives the same result, byte for byte."""
+    return SimulationRun(scenario).run()
+
+
+def run_seed(seed: int, nodes: int | None = None, acts: tuple[Act, ...] | None = None) -> RunResult:
+    """Run a seed, or the same job with other acts."""
+    scenario = draw_scenario(seed, nodes)
+    return run_scenario(scenario if acts is None else replace(scenario, acts=acts))

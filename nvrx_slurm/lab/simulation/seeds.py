@@ -1,4 +1,4 @@
-"""Runs of thousands of seeds in several processes, the report of the first broken promise, and one seed again."""
+"""Runs of thousands of seeds in several processes, the report of a broken promise, and one run again."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ import gc
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.records import entry_to_json
-from nvrx_slurm.lab.simulation.adversary import Act
 from nvrx_slurm.lab.simulation.loop import uncollected
-from nvrx_slurm.lab.simulation.run import RunResult, run_seed
+from nvrx_slurm.lab.simulation.run import RunResult, run_scenario
+from nvrx_slurm.lab.simulation.scenario import Scenario, draw_scenario, scenario_from_json, scenario_to_json
+from nvrx_slurm.lab.simulation.shrinking import Runner, shrink
 from nvrx_slurm.util.clock import SystemClock
 
 Say = Callable[[str], None]
-SeedRunner = Callable[[int, int, tuple[Act, ...] | None], RunResult]
+SHRINK_S = 60.0
+"""A failure is shrunk for so long at most before it is shown."""
+
 SAY_EVERY_S = 5.0
 CHUNK = 64
 """Seeds that are run before garbage is collected, or that a process is given at a time."""
 
 
-def run_seeds(seeds: Sequence[int], nodes: int, jobs: int, say: Say, runner: SeedRunner = run_seed) -> int:
-    """Run every seed; exit code 0, or 1 with a report of the first broken promise."""
+def run_seeds(seeds: Sequence[int], nodes: int | None, jobs: int, say: Say, runner: Runner = run_scenario) -> int:
+    """Run every seed; exit code 0, or 1 with a report of the first broken promise. `nodes`: of a job, at most."""
     clock = SystemClock()
     began = said = clock.monotonic()
     done = 0
@@ -30,44 +35,68 @@ def run_seeds(seeds: Sequence[int], nodes: int, jobs: int, say: Say, runner: See
         done += 1
         if result.broken:
             say(f"seed {result.seed}: {result.broken}")
-            with _unlogged():
-                shortest = fewest(result, nodes, runner)
-            say(f"\nwith {len(shortest.acts)} of {len(result.acts)} acts it is still broken: {shortest.broken}\n")
-            _run(shortest, say)
-            say(f"\nthe whole run again: nvrx-slurm ci simulate --seed {result.seed} --nodes {nodes}")
+            show_broken(result, say, runner)
+            say(f"\nthe whole run again: {replay_line(result.scenario, nodes)}")
             return 1
         if (now := clock.monotonic()) - said > SAY_EVERY_S:
             said = now
             say(f"{done:,} of {len(seeds):,} runs, {done / (now - began):.1f} a second")
     took_s = clock.monotonic() - began
-    say(f"{done:,} runs of up to {nodes} nodes in {took_s:.1f} s, {done / took_s:.1f} a second: all kept")
+    size = f" of up to {nodes} nodes" if nodes else ""
+    say(f"{done:,} runs{size} in {took_s:.1f} s, {done / took_s:.1f} a second: all kept")
     return 0
 
 
-def replay_seed(seed: int, nodes: int, say: Say) -> int:
-    """Run one seed again, and print it whole: what the adversary did, the journal, and its digest."""
-    with _unlogged():
-        result = run_seed(seed, nodes)
-    _run(result, say)
+def show_broken(result: RunResult, say: Say, runner: Runner = run_scenario) -> RunResult:
+    """Shrink a run that broke a promise, and print it; returns the simplest one."""
+    with unlogged():
+        shrunk = shrink(result, SHRINK_S, runner, SystemClock())
+    simple, how = shrunk.result, "" if shrunk.complete else f"; stopped after {SHRINK_S:g} s"
+    say(
+        f"\nwith {len(simple.acts)} of {len(result.acts)} acts and {len(simple.shape.nodes)} of"
+        f" {len(result.shape.nodes)} nodes it is still broken ({shrunk.runs} runs{how}): {simple.broken}\n"
+    )
+    show_run(simple, say)
+    say(f"\nas a file for `nvrx-slurm ci simulate --scenario FILE`:\n\n{scenario_to_json(simple.scenario)}")
+    return simple
+
+
+def replay_line(scenario: Scenario, nodes: int | None) -> str:
+    return f"nvrx-slurm ci simulate --seed {scenario.seed}{f' --nodes {nodes}' if nodes else ''}"
+
+
+def replay_seed(seed: int, nodes: int | None, say: Say) -> int:
+    """Run one seed again, and print it whole."""
+    return replay(draw_scenario(seed, nodes), f"seed {seed}", say)
+
+
+def replay_file(path: Path, say: Say) -> int:
+    """The same for the scenario of a file."""
+    return replay(read_scenario(path), path.name, say)
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Raises UsageError for a file that cannot be read, MalformedRecord for one that is no scenario."""
+    try:
+        return scenario_from_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def replay(scenario: Scenario, name: str, say: Say) -> int:
+    """Run one scenario, and print what the adversary did, the journal, and the digest of all that happened."""
+    with unlogged():
+        result = run_scenario(scenario)
+    show_run(result, say)
     say(f"digest {result.digest}")
     if not result.broken:
-        say(f"seed {seed}: no promise broken; exit code {result.exit_code}")
+        say(f"{name}: no promise broken; exit code {result.exit_code}")
         return 0
-    say(f"seed {seed}: {result.broken}")
+    say(f"{name}: {result.broken}")
     return 1
 
 
-def fewest(result: RunResult, nodes: int, runner: SeedRunner = run_seed) -> RunResult:
-    """The same run with as few acts as still break the same promise: they are left out one by one."""
-    kept = result
-    for act in result.acts:
-        acts = tuple(other for other in kept.acts if other is not act)
-        if (again := runner(result.seed, nodes, acts)).promise == result.promise:
-            kept = again
-    return kept
-
-
-def _all(seeds: Sequence[int], nodes: int, jobs: int, runner: SeedRunner) -> Iterator[RunResult]:
+def _all(seeds: Sequence[int], nodes: int | None, jobs: int, runner: Runner) -> Iterator[RunResult]:
     chunks = [(seeds[at : at + CHUNK], nodes, runner) for at in range(0, len(seeds), CHUNK)]
     if jobs == 1:
         result = map(_run_chunk, chunks)
@@ -77,18 +106,18 @@ def _all(seeds: Sequence[int], nodes: int, jobs: int, runner: SeedRunner) -> Ite
         yield from (each for chunk in pool.imap(_run_chunk, chunks) for each in chunk)
 
 
-def _run_chunk(chunk: tuple[Sequence[int], int, SeedRunner]) -> list[RunResult]:
+def _run_chunk(chunk: tuple[Sequence[int], int | None, Runner]) -> list[RunResult]:
     """Run some, and collect their garbage together: what outlives them is then not scanned each time."""
     seeds, nodes, runner = chunk
-    with uncollected(), _unlogged():
-        result = [runner(seed, nodes, None) for seed in seeds]
+    with uncollected(), unlogged():
+        result = [runner(draw_scenario(seed, nodes)) for seed in seeds]
         gc.collect()
         gc.freeze()
     return result
 
 
 @contextlib.contextmanager
-def _unlogged() -> Iterator[None]:
+def unlogged() -> Iterator[None]:
     """Without the log lines of thousands of agents: the journal has the facts."""
     logger = logging.getLogger("nvrx")
     level = logger.level
@@ -99,7 +128,8 @@ def _unlogged() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _run(result: RunResult, say: Say) -> None:
+def show_run(result: RunResult, say: Say) -> None:
+    """The job, the acts, the journal."""
     say(f"{result.shape.cluster}, {result.shape.work_s:.1f} s of work: {result.shape.plan}\n")
     for act in result.acts:
         say(str(act))

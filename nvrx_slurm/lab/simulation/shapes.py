@@ -29,6 +29,8 @@ from nvrx_slurm.jobspec.values import Allowance
 AGGREGATIONS: tuple[Aggregation, ...] = ("any", "all")
 CLUSTERS: tuple[Literal["local", "slurm"], ...] = ("local", "slurm")
 MOST_SPARES = 3
+USUAL_NODES, MOST_NODES, LARGE = 16, 64, 0.02
+"""A run has so many nodes at most, and this share of all runs has more."""
 KILL_WAIT_S = 30.0
 BACKOFF = BackoffSpec(after=2, within=60.0, initial=0.5, max=4.0)
 NO_BACKOFF = BackoffSpec(max=0.0)
@@ -80,10 +82,15 @@ class Shape:
         return bounds.teardown.grace + bounds.teardown.checkpoint_timeout + bounds.heartbeat.timeout + 60.0
 
 
-def draw_shape(chance: Random, most_nodes: int) -> Shape:
-    """A job of `most_nodes` nodes at most, spares included; every other one has all of them."""
+def draw_shape(chance: Random, most_nodes: int | None = None) -> Shape:
+    """A job of `most_nodes` nodes at most, spares included; every other one has all of them. Without a bound it has
+    16 at most, and now and then up to 64."""
     # The order of the draws is part of a seed's meaning: a new one goes to the end, or has a `chance` of its own.
-    total = most_nodes if chance.random() < 0.5 else chance.randint(1, most_nodes)
+    if most_nodes is None and chance.random() < LARGE:
+        total = chance.randint(USUAL_NODES + 1, MOST_NODES)
+    else:
+        most_nodes = most_nodes or USUAL_NODES
+        total = most_nodes if chance.random() < 0.5 else chance.randint(1, most_nodes)
     spares = min(chance.choice((0, 1, 1, 2, 2, MOST_SPARES)), total - 1)
     cluster = chance.choice(CLUSTERS)
     interval_s = chance.choice((1.0, 2.0))
@@ -114,11 +121,16 @@ def draw_shape(chance: Random, most_nodes: int) -> Shape:
     return Shape(
         plan=plan,
         cluster=cluster,
-        nodes=tuple(f"n{index:02d}" for index in range(1, plan.total_nodes + 1)),
+        nodes=names(plan),
         work_s=work_s,
         behaviour=behaviour,
         kill_wait_s=KILL_WAIT_S if cluster == "slurm" else None,
     )
+
+
+def names(plan: Plan) -> tuple[str, ...]:
+    """The nodes of a job with this plan."""
+    return tuple(f"n{index:02d}" for index in range(1, plan.total_nodes + 1))
 
 
 def _draw_roles(chance: Random, active: int) -> tuple[RolePlan, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nvrx_slurm.journal.records import unpack_entry
+from nvrx_slurm.lab.simulation.aims import AimedActs
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.promises import Promises
 from nvrx_slurm.lab.simulation.sockets import Service, ServiceLink
@@ -31,10 +33,11 @@ class WatchedStore(MemoryServer):
         clock: Clock,
         promises: Promises,
         controller: Callable[[], SimulatedProcess | None],
+        aims: AimedActs,
     ) -> None:
         super().__init__(clock)
         self._service, self._loop, self._promises = service, service.network.loop, promises
-        self._controller = controller
+        self._controller, self._aims = controller, aims
         self._kills: list[tuple[int, int]] = []  # after how many commits, and at which moment of that one
         self._commits = 0
         self._late: list[tuple[str | None, Sequence[Command]]] = []
@@ -69,6 +72,15 @@ class WatchedStore(MemoryServer):
     # ---- what it does itself
 
     def handle(self, password: str | None, commands: Sequence[Command], answer: ServerAnswer) -> None:
+        if self._aims.armed and _is_script(commands[0], "commit"):
+            entries = _entries(commands[0])
+            if self._aims.sees((unpack_entry(entry).record for entry in entries), "before"):
+                # The act is the next step, and the commit the one after it, if the store still runs then.
+                self.process.call_later(0.0, self._handle, password, commands, answer)
+                return
+        self._handle(password, commands, answer)
+
+    def _handle(self, password: str | None, commands: Sequence[Command], answer: ServerAnswer) -> None:
         moment = None
         if _is_script(commands[0], "commit"):
             self._commits += 1
@@ -96,7 +108,10 @@ class WatchedStore(MemoryServer):
             _, keys, args = command[1]
             # In the order of `store/lua/commit.lua`'s arguments: journal entries, orders, the shutdown.
             entries = int(args[5])
-            self._promises.committed(int(args[0]), [entry[SIGNATURE_BYTES:] for entry in args[6 : 6 + entries]])
+            begun = len(self._promises.journal)
+            self._promises.committed(int(args[0]), _entries(command))
+            if self._aims.armed:
+                self._aims.sees([entry.record for entry in self._promises.journal[begun:]], "after")
             for order in args[7 + entries : 7 + entries + int(args[6 + entries])]:
                 packed = order[SIGNATURE_BYTES + NUMBER_BYTES :]
                 self._promises.ordered(packed, [len(self.data.hgetall(key)) for key in keys[RENDEZVOUS_KEYS:]])
@@ -104,6 +119,12 @@ class WatchedStore(MemoryServer):
                 sealed = self.data.get(keys[SHUTDOWN])
                 self._promises.shutdown_stands(sealed and sealed[SIGNATURE_BYTES:])
         return reply
+
+
+def _entries(commit: Command) -> list[bytes]:
+    """The packed journal entries of a commit."""
+    _, _, args = commit[1]
+    return [entry[SIGNATURE_BYTES:] for entry in args[6 : 6 + int(args[5])]]
 
 
 def _is_script(command: Command, name: str) -> bool:

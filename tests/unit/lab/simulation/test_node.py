@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from nvrx_slurm.agent.teardown import KILL_S
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.run import SimulationRun
+from nvrx_slurm.lab.simulation.scenario import draw_scenario
 from nvrx_slurm.lab.simulation.supervisor import DEATH_S, SupervisedWorkers
 from nvrx_slurm.liveness import fence
 
@@ -24,7 +26,7 @@ class Bench:
     """A node with an agent that does nothing, and what its supervisor has told it."""
 
     def __init__(self) -> None:
-        self.run = SimulationRun(1, 4, ())
+        self.run = SimulationRun(replace(draw_scenario(1, 4), acts=()))
         self.loop = self.run.loop
         self.node = self.run.nodes[self.run.shape.nodes[0]]
         self.agent = SimulatedProcess(self.loop, "agent")

@@ -10,7 +10,8 @@ import pytest
 
 from nvrx_slurm.journal.records import JobEnded, NodeLost, RendezvousClosed, RestartDecided, Shutdown
 from nvrx_slurm.lab.simulation.adversary import Act
-from nvrx_slurm.lab.simulation.run import SimulationRun, run_seed
+from nvrx_slurm.lab.simulation.run import run_seed
+from nvrx_slurm.lab.simulation.scenario import draw_scenario
 from nvrx_slurm.lab.simulation.shapes import draw_shape
 
 NODES = 8
@@ -23,7 +24,7 @@ def records(result, kind):
 
 def seed_where(wanted) -> int:
     """The first seed whose job is like that."""
-    return next(seed for seed in range(1_000) if wanted(SimulationRun(seed, NODES, ()).shape))
+    return next(seed for seed in range(1_000) if wanted(draw_scenario(seed, NODES).shape))
 
 
 def simple(shape) -> bool:
@@ -76,7 +77,7 @@ def test_other_seeds_tell_something_else():
 
 def test_dead_node_is_replaced_by_a_spare(seed):
     """The adversary's acts are real: a node without power is reaped, and a spare runs its ranks."""
-    victim = SimulationRun(seed, NODES, ()).shape.nodes[0]
+    victim = draw_scenario(seed, NODES).shape.nodes[0]
     result = run_seed(seed, NODES, (Act(at_s=1.0, kind="power_off", node=victim),))
     assert (result.broken, result.exit_code) == (None, 0)
     assert [lost.node for lost in records(result, NodeLost)] == [victim]
@@ -88,7 +89,7 @@ def test_dead_node_is_replaced_by_a_spare(seed):
 def test_failed_worker_costs_a_restart(seed):
     """A worker that fails is in the journal with its rank."""
     result = run_seed(
-        seed, NODES, (Act(at_s=1.0, kind="fail_worker", node=SimulationRun(seed, NODES, ()).shape.nodes[0]),)
+        seed, NODES, (Act(at_s=1.0, kind="fail_worker", node=draw_scenario(seed, NODES).shape.nodes[0]),)
     )
     assert [decided.rank for decided in records(result, RestartDecided)] == [0]
 

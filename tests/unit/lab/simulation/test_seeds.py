@@ -10,17 +10,20 @@ from nvrx_slurm.cli.ci import simulate
 from nvrx_slurm.lab.simulation import seeds
 from nvrx_slurm.lab.simulation.adversary import Act
 from nvrx_slurm.lab.simulation.promises import Promise
-from nvrx_slurm.lab.simulation.run import run_seed
+from nvrx_slurm.lab.simulation.run import run_scenario
+from nvrx_slurm.lab.simulation.scenario import draw_scenario
 
 NODES = 4
 FATAL = Act(at_s=0.5, kind="kill_controller")
 HARMLESS = Act(at_s=0.4, kind="kill_worker", node="n01")
 
 
-def mistrustful(seed, nodes, acts):
-    """Tells a run, and takes every death of a controller for a broken promise."""
-    result = run_seed(seed, nodes, (HARMLESS, FATAL, HARMLESS) if acts is None else acts)
-    if FATAL not in result.acts:
+def mistrustful(scenario):
+    """Takes every death of a controller for a broken promise."""
+    if scenario == draw_scenario(scenario.seed, NODES):
+        scenario = dataclasses.replace(scenario, acts=(HARMLESS, FATAL, HARMLESS))
+    result = run_scenario(scenario)
+    if not any(act.kind == FATAL.kind for act in result.acts):
         return result
     return dataclasses.replace(result, promise=Promise.DECIDER, broken="one decider: it is dead")
 

@@ -97,7 +97,7 @@ class Store:
         if connection is None:
             self._redis = async_client(address, look, connect_s=CONNECT_S, answer_s=BLOCK_MS / 1000 + 5.0)
         self._acquire, self._commit, self._join = (
-            self._redis.register_script(_script(name)) for name in ("acquire", "commit", "join")
+            self._redis.register_script(script_text(name)) for name in ("acquire", "commit", "join")
         )
 
     async def close(self) -> None:
@@ -348,5 +348,6 @@ class Store:
 
 
 @cache
-def _script(name: str) -> str:
+def script_text(name: str) -> str:
+    """A script of `store/lua`."""
     return (resources.files("nvrx_slurm.store") / "lua" / f"{name}.lua").read_text()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from redis.exceptions import ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from nvrx_slurm.errors import FencedError
 from nvrx_slurm.journal.folder import StoreAddress
@@ -278,6 +280,118 @@ def test_random_commands_are_answered_alike(pair: Pair) -> None:
         assert list(zip(commands, memory, strict=True)) == list(zip(commands, real, strict=True))
 
     story()
+
+
+# ---- scripts
+
+SCRIPTS = {
+    # What a command's reply is in Lua.
+    "status": "return redis.call('SET', KEYS[1], 'v')",
+    "status is a table": "return redis.call('SET', KEYS[1], 'v').ok",
+    "nil is false": "local v = redis.call('GET', 'none') return {type(v), tostring(v), v, 1}",
+    "SET NX that did nothing": "redis.call('SET', KEYS[1], 'v') return {redis.call('SET', KEYS[1], 'w', 'NX'), 'x'}",
+    "integer": "return {redis.call('INCR', KEYS[1]) + 1, type(redis.call('INCR', KEYS[1]))}",
+    "array": "redis.call('XADD', KEYS[1], '5-1', 'm', 'v')"
+    " return redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)",
+    "TIME": "local time = redis.call('TIME') return {#time, type(time[1]), time[1] * 1000000 + time[2] > 10^15}",
+    "TIME stands still": "local a, b = redis.call('TIME'), redis.call('TIME') return a[1] == b[1] and a[2] == b[2]",
+    # What a script's value is as a reply.
+    "nothing": "local x = 1",
+    "values": "return {true, false, 3.99, -3.99, 'x', {ok='fine'}, {1, {2, {3}}}}",
+    "ends before nil": "return {1, 2, nil, 4}",
+    "large numbers": "return {2^53, 1e17, -2^53}",
+    "status reply": "return redis.status_reply('GOOD')",
+    # How Lua's numbers are sent, and strings count.
+    "numbers": "local r = {} for i, n in ipairs({1e15, 3.5, 1e20, 0.1, -0.0, 2^53, 1/3, 1e-7, 123456789.125}) do"
+    " redis.call('SET', KEYS[1], n) r[i] = redis.call('GET', KEYS[1]) end return r",
+    "concatenated": "return 'a' .. 1 .. 2.5 .. 1e15 .. 1e100",
+    "added": "return '5' + ARGV[1]",
+    "compared": "redis.call('SET', KEYS[1], 1) return {redis.call('GET', KEYS[1]) == ARGV[1], 1 == ARGV[1]}",
+    "bytes": "return {KEYS[1] .. '\\0\\255', #ARGV[2]}",
+    "keys and arguments": "return {#KEYS, #ARGV, KEYS[1], ARGV[1], ARGV[2], type(KEYS[2])}",
+    "commands in lower case": "return redis.call('get', KEYS[1])",
+    "server": "return server.call('INCR', KEYS[1])",
+    # Errors of commands.
+    "call raises": "redis.call('HSET', KEYS[1], 'a', '1') return redis.call('GET', KEYS[1])",
+    "call ends the script": "redis.call('HSET', KEYS[1], 'a', '1') redis.call('GET', KEYS[1]) return 'unseen'",
+    "pcall returns": "redis.call('HSET', KEYS[1], 'a', '1')"
+    " local r = redis.pcall('GET', KEYS[1]) return {type(r), r.err}",
+    "pcall as a reply": "redis.call('HSET', KEYS[1], 'a', '1') return redis.pcall('GET', KEYS[1])",
+    "Lua's pcall": "redis.call('HSET', KEYS[1], 'a', '1') return {pcall(redis.call, 'GET', KEYS[1])}",
+    "raised again": "local r = redis.pcall('GET') error(r)",
+    "error code": "redis.call('SET', KEYS[1], 'x') return redis.pcall('INCR', KEYS[1]).err",
+    "small id": "redis.call('XADD', KEYS[1], '5-1', 'm', 'v') return redis.call('XADD', KEYS[1], '5-1', 'm', 'v')",
+    "unknown command": "return redis.call('NOSUCH', 'x')",
+    "too few arguments": "return redis.call('GET')",
+    "too many arguments": "return redis.call('GET', 'a', 'b')",
+    "a field without value": "return redis.call('HSET', KEYS[1], 'a')",
+    "no command": "return redis.call()",
+    "a table as an argument": "return redis.call('SET', KEYS[1], {1})",
+    "nil as an argument": "return redis.call('GET', nil)",
+    "no integer": "return redis.call('EXPIRE', KEYS[1], 1.5)",
+    "no time": "return redis.call('SET', KEYS[1], 'v', 'PX', '0')",
+    "no option": "return redis.call('SET', KEYS[1], 'v', 'QQ')",
+    # Errors of scripts.
+    "not Lua": "return (",
+    "fails": "local a = {} \n return a.b.c",
+    "error": "error('oh')",
+    "error with a table": "error({err='MY oh'})",
+    "error reply": "return redis.error_reply('MY fault')",
+    "error reply without code": "return redis.error_reply('fault')",
+    "half done": "redis.call('SET', KEYS[1], 'half') error('stop')",
+    # The sandbox.
+    "new global": "x = 1 return x",
+    "known global": "ARGV = {} return 1",
+    "unknown global": "return nosuch",
+    "redis is closed": "redis.call = 1 return 1",
+    "nothing of the host": "local seen = {} for _, name in ipairs({'io', 'debug', 'require', 'print', 'dofile'}) do"
+    " seen[#seen + 1] = tostring(pcall(function() return _G[name] end)) end return seen",
+    # The commands of ours that no case above has.
+    "hashes": "return {redis.call('HSET', KEYS[1], 'a', 1, 'b', 2), redis.call('HSETNX', KEYS[1], 'a', 3),"
+    " redis.call('HSETNX', KEYS[1], 'c', 3), redis.call('HGET', KEYS[1], 'a'), redis.call('HGET', KEYS[1], 'z')}",
+    "expiry": "redis.call('SET', KEYS[1], 'v', 'PX', 60000) return {redis.call('EXPIRE', KEYS[1], 60),"
+    " redis.call('EXPIRE', 'none', 60), redis.call('EXISTS', KEYS[1], 'none'), redis.call('DEL', KEYS[1], 'none')}",
+    "trims": "for i = 1, 9 do redis.call('XADD', KEYS[1], 'MAXLEN', '~', 4096, i .. '-0', 'm', i) end"
+    " return {redis.call('XTRIM', KEYS[1], 'MINID', '3-0'), redis.call('XTRIM', KEYS[1], 'MAXLEN', 4),"
+    " redis.call('XTRIM', KEYS[1], 'MINID', '~', '9-0'), #redis.call('XREVRANGE', KEYS[1], '+', '-')}",
+}
+
+
+async def run_script(server: Server, text: str) -> tuple[Any, Any]:
+    async with raw(server) as client:
+        try:
+            reply = await client.register_script(text)(keys=["k"], args=["1", b"\x00b"])
+        except ResponseError as error:
+            # The server names the line too.
+            reply = type(error).__name__, str(error).partition(" script: ")[0]
+        left = None
+        with contextlib.suppress(ResponseError):  # where it is no string
+            left = await client.get("k")
+    return reply, left
+
+
+def test_scripts_find_the_surroundings_of_the_server(pair: Pair) -> None:
+    """Conversions between Lua and replies, errors caught and not, and what a script can reach: the same replies, and
+    the same left in the key."""
+    seen = {name: pair.play(run_script, text) for name, text in SCRIPTS.items()}
+    assert {name: memory for name, (_, memory) in seen.items()} == {name: real for name, (real, _) in seen.items()}
+
+
+async def test_server_that_was_killed_has_to_be_given_its_scripts_again(server):
+    """EVALSHA fails where the process has not seen the script; redis-py then loads it, and nothing was run before."""
+    sha = sha1(b"return redis.call('INCR', KEYS[1])").hexdigest()
+    async with raw(server) as client:
+        with pytest.raises(NoScriptError):
+            await client.evalsha(sha, 1, "k")
+        loaded = await client.script_load("return redis.call('INCR', KEYS[1])")
+        assert (loaded if isinstance(loaded, str) else loaded.decode()) == sha
+        assert await client.evalsha(sha, 1, "k") == 1
+    await server.kill()
+    await server.start()
+    async with raw(server) as client:
+        with pytest.raises(NoScriptError):
+            await client.evalsha(sha, 1, "k")
+        assert await client.register_script("return redis.call('INCR', KEYS[1])")(keys=["k"]) == 2
 
 
 # ---- what only time shows

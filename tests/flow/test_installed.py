@@ -23,6 +23,7 @@ EXTRAS = {
     "hyperscan",
     "jinja2",
     "junitparser",
+    "lupa",
     "submitit",
     "mcp",
     "starlette",
@@ -114,6 +115,7 @@ def test_logs_are_judged_without_vectorscan(installed: Path, tmp_path: Path) -> 
     [
         (["ci", "run", FLOWS, "--on", "local", "--junit", "a.xml"], "--junit needs the package junitparser"),
         (["ci", "run", FLOWS, "--on", "local", "--html", "a.html"], "--html needs the package jinja2"),
+        (["ci", "simulate", "--seeds", "1"], "ci simulate needs the package lupa"),
         (["attrsvc", "--root", "."], "attrsvc needs the package prometheus_client"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import sha1
 from typing import Any
 
 from nvrx_slurm.journal.records import unpack_entry
@@ -12,6 +13,7 @@ from nvrx_slurm.lab.simulation.promises import Promises
 from nvrx_slurm.lab.simulation.sockets import Service, ServiceLink
 from nvrx_slurm.lab.simulation.valkey_client import SOCKET_S, MemoryClient
 from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, ServerAnswer
+from nvrx_slurm.store.client import script_text
 from nvrx_slurm.store.sealing import NUMBER_BYTES
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import SIGNATURE_BYTES
@@ -98,6 +100,8 @@ class WatchedStore(MemoryServer):
     def _run(self, command: Command) -> Any:
         """Carry a command out, and show the promises what it has changed."""
         reply = super()._run(command)
+        if isinstance(reply, Exception):
+            return reply
         if _is_script(command, "acquire"):
             self._promises.acquired(int(reply[0]))
             late, self._late = self._late, []
@@ -105,7 +109,8 @@ class WatchedStore(MemoryServer):
                 # Its client is dead: no process reads the reply.
                 self._loop.call_outside(0.0, self.handle, *request, lambda reply: None)
         elif _is_script(command, "commit") and reply[0] == b"ok":
-            _, keys, args = command[1]
+            _, many, *words = command[1]
+            keys, args = words[:many], words[many:]
             # In the order of `store/lua/commit.lua`'s arguments: journal entries, orders, the shutdown.
             entries = int(args[5])
             begun = len(self._promises.journal)
@@ -123,9 +128,13 @@ class WatchedStore(MemoryServer):
 
 def _entries(commit: Command) -> list[bytes]:
     """The packed journal entries of a commit."""
-    _, _, args = commit[1]
-    return [entry[SIGNATURE_BYTES:] for entry in args[6 : 6 + int(args[5])]]
+    _, keys, *words = commit[1]
+    first = keys + 6
+    return [entry[SIGNATURE_BYTES:] for entry in words[first : first + int(words[first - 1])]]
+
+
+_SHAS = {name: sha1(script_text(name).encode()).hexdigest() for name in ("acquire", "commit")}
 
 
 def _is_script(command: Command, name: str) -> bool:
-    return command[0] == "script" and command[1][0].__name__ == name
+    return command[0] == "evalsha" and command[1][0] == _SHAS[name]

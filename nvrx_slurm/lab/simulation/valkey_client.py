@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
 from redis import exceptions as failures
+from redis.commands.core import AsyncScript
 
-from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, ServerAnswer, script_of
+from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, ServerAnswer
 from nvrx_slurm.util.tasks import settle
 
 SOCKET_S = 7.0
@@ -70,19 +71,16 @@ class MemoryClient:
     get, set, incr = _command("get"), _command("set"), _command("incr")
     hget, hgetall, hset = _command("hget"), _command("hgetall"), _command("hset")
     xadd, xlen, xtrim, xread = _command("xadd"), _command("xlen"), _command("xtrim"), _command("xread")
+    evalsha, script_load = _command("evalsha"), _command("script_load")
     xrange, xrevrange, memory_usage = _command("xrange"), _command("xrevrange"), _command("memory_usage")
 
     def set_response_callback(self, command: str, callback: Callable[[Any], Any]) -> None:
         """How this client parses replies to a command."""
         self._parsers[command.lower()] = callback
 
-    def register_script(self, text: str) -> Callable[..., Awaitable[Any]]:
-        script = script_of(text)
-
-        def run(keys: Sequence[str], args: Sequence[Any]) -> Awaitable[Any]:
-            return self.ask("script", (script, keys, args), {})
-
-        return run
+    def register_script(self, text: str) -> AsyncScript:
+        """redis-py's own: EVALSHA, and where the server has no such script SCRIPT LOAD and EVALSHA again."""
+        return AsyncScript(self, text.encode())  # type: ignore[arg-type]  # it calls two methods of its client
 
     def pipeline(self, transaction: bool = True) -> MemoryPipeline:
         return MemoryPipeline(self)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
@@ -91,6 +92,7 @@ Hash = dict[bytes, bytes]
 
 WRITES = frozenset({"set", "incr", "hset", "expire", "delete", "xadd", "xtrim"})
 DISK_FULL = "MISCONF Errors writing to the AOF file: No space left on device"
+NOT_A_NUMBER = "value is not an integer or out of range"
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 _T = TypeVar("_T")
@@ -118,6 +120,16 @@ class Keyspace:
         self._values: dict[str, bytes | Hash | KeyStream] = {}
         self._expires_ms: dict[str, int] = {}
         self.disk_full = self.in_memory = False
+        self._script_s: float | None = None  # when the script began that runs now
+
+    @contextlib.contextmanager
+    def one_moment(self) -> Iterator[None]:
+        """While a script runs, the server's clock stands still."""
+        self._script_s = self._clock.wall()
+        try:
+            yield
+        finally:
+            self._script_s = None
 
     # ---- any key
 
@@ -125,7 +137,7 @@ class Keyspace:
         return True
 
     def time(self) -> tuple[int, int]:
-        micros = int(self._clock.wall() * 1_000_000)
+        micros = int(self._wall_s() * 1_000_000)
         return micros // 1_000_000, micros % 1_000_000
 
     def config_set(self, name: str, value: str) -> bool:
@@ -178,7 +190,11 @@ class Keyspace:
 
     def incr(self, name: Word, amount: int = 1) -> int:
         self._check_disk()
-        number = int(self._of_kind(name, bytes) or b"0") + amount
+        value: bytes = self._of_kind(name, bytes) or b"0"
+        try:
+            number = int(value) + amount
+        except ValueError:
+            raise ResponseError(NOT_A_NUMBER) from None
         self._values[key_of(name)] = encoded(number)
         return number
 
@@ -268,7 +284,10 @@ class Keyspace:
     # ---- how
 
     def _now_ms(self) -> int:
-        return int(self._clock.wall() * 1000)
+        return int(self._wall_s() * 1000)
+
+    def _wall_s(self) -> float:
+        return self._clock.wall() if self._script_s is None else self._script_s
 
     def _check_disk(self) -> None:
         if self.disk_full and not self.in_memory:

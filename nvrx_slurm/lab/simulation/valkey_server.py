@@ -1,26 +1,27 @@
-"""An in-memory Valkey: commands in, replies out, blocked reads; and the Lua scripts of `store/lua`, in Python.
+"""An in-memory Valkey: commands in, replies out, blocked reads, and its cache of Lua scripts.
 
 Its replies are the real server's: `tests/contract` compares them. `valkey_keyspace.py` has the commands and their
-data, `valkey_client.py` the methods of redis.asyncio for `Store` and `HeartbeatReader`.
+data, `valkey_scripts.py` runs the scripts, `valkey_client.py` has the methods of redis.asyncio for `Store` and
+`HeartbeatReader`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from typing import Any
 
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, NoScriptError, RedisError
 
 from nvrx_slurm.lab.simulation.valkey_keyspace import Keyspace, Word, encoded
+from nvrx_slurm.lab.simulation.valkey_scripts import lua_scripts
 from nvrx_slurm.util.clock import Clock
 
 ServerAnswer = Callable[[Any], None]
 """Takes a reply, or the exception that stands for one."""
 
 Command = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""Name, arguments and options, as redis-py's method of that name has them. `script`: (function, keys, arguments)."""
+"""Name, arguments and options, as redis-py's method of that name has them."""
 
 
 class _Reader:
@@ -45,14 +46,17 @@ class MemoryServer:
         self.password = password
         self.up = True
         self.data = Keyspace(clock, self._added)
+        self._lua = lua_scripts()
+        self._scripts: dict[str, Any] = {}  # by SHA1, since the process began
         self._readers: dict[str, list[_Reader]] = {}
         self._grown: list[str] = []  # streams that a blocked reader waits for
 
     # ---- its life
 
     def stop(self) -> None:
-        """The process dies: every client that waits for a reply gets a ConnectionResetError."""
+        """The process dies: every client that waits for a reply gets a ConnectionResetError. Its scripts are gone."""
         self.up = False
+        self._scripts.clear()
         for reader in [reader for readers in self._readers.values() for reader in readers]:
             self._release(reader, ConnectionResetError("the server was killed"))
 
@@ -87,12 +91,26 @@ class MemoryServer:
     def _run(self, command: Command) -> Any:
         name, args, options = command
         try:
-            if name == "script":
-                script, keys, words = args
-                return script(self.data, keys, words)
+            if name == "evalsha":
+                return self._evalsha(*args)
+            if name == "script_load":
+                return self._load(*args)
             return getattr(self.data, name)(*args, **options)
         except RedisError as error:
             return error
+
+    # ---- scripts
+
+    def _load(self, text: Word) -> str:
+        sha, script = self._lua.compile(encoded(text))
+        self._scripts[sha] = script
+        return sha
+
+    def _evalsha(self, sha: str, keys: int, *words: Word) -> Any:
+        if (script := self._scripts.get(sha)) is None:
+            raise NoScriptError("No matching script.")
+        sent = [encoded(word) for word in words]
+        return self._lua.run(script, self.data, sent[:keys], sent[keys:])
 
     # ---- blocking reads
 
@@ -109,83 +127,3 @@ class MemoryServer:
             if not readers:
                 del self._readers[key]
         reader.answer(reply)
-
-
-Script = Callable[[Keyspace, Sequence[str], Sequence[Word]], list[Any]]
-
-ROUND_S = 3600
-MOST_ORDERS = 4096
-
-
-def acquire(data: Keyspace, keys: Sequence[str], args: Sequence[Word]) -> list[Any]:
-    """A controller takes over."""
-    epoch, lease, journal_n, cursor = keys
-    owner, ttl_ms, kept = args
-    number = data.incr(epoch)
-    data.set(lease, owner, px=int(ttl_ms))
-    data.set(journal_n, kept, nx=True)
-    return [number, int(data.get(journal_n) or 0), data.get(cursor) or b"0-0"]
-
-
-def commit(data: Keyspace, keys: Sequence[str], args: Sequence[Word]) -> list[Any]:
-    """One batch of decisions: all or nothing, only by the newest controller, only onto the journal as it saw it."""
-    epoch, journal_n, journal, orders, cursor, shutdown, controller, inbox, *rendezvous = keys
-    seconds, micros = data.time()
-    now = seconds * 1_000_000 + micros
-    if data.get(epoch) != encoded(args[0]):
-        return [b"fenced", now]
-    first, entries = int(args[1]), int(args[5])
-    last = int(data.get(journal_n) or 0)
-    if entries and first != last + 1:
-        return [b"already" if first <= last else b"gap", now]
-
-    at = 6
-    for entry in args[at : at + entries]:
-        data.xadd(journal, {"m": entry})
-    if entries:
-        data.set(journal_n, last + entries)
-    at += entries
-    packed = args[at + 1 : at + 1 + int(args[at])]
-    field = at + 1 + len(packed)
-    for key in rendezvous:
-        count = int(args[field])
-        words = args[field + 1 : field + 1 + count]
-        for node, assignment in zip(words[::2], words[1::2], strict=True):
-            data.hset(key, node, assignment)
-        data.expire(key, ROUND_S)
-        field += count + 1
-    if args[3] != "":
-        data.set(shutdown, args[3], nx=True)
-    if args[4] != "":
-        data.set(controller, args[4])
-    for order in packed:
-        data.xadd(orders, {"m": order}, maxlen=MOST_ORDERS)
-    if args[2] != "":
-        data.set(cursor, args[2])
-        data.xtrim(inbox, minid=args[2])
-    return [b"ok", now]
-
-
-def join(data: Keyspace, keys: Sequence[str], args: Sequence[Word]) -> list[Any]:
-    """An agent introduces itself."""
-    inbox, orders, shutdown, controller, joins = keys
-    record, incarnation = args
-    if data.hget(joins, incarnation) is None:
-        last = data.xrevrange(orders, count=1)
-        data.hset(joins, incarnation, last[0][0] if last else b"0-0")
-        data.xadd(inbox, {"m": record})
-    return [data.hget(joins, incarnation), data.get(shutdown) or b"", data.get(controller) or b""]
-
-
-def script_of(text: str) -> Script:
-    """The one that does what a Lua text says. Raises ResponseError for a text that is none of `store/lua`'s."""
-    try:
-        return _BY_TEXT[text]
-    except KeyError:
-        raise ResponseError(f"the in-memory server has no Python for this script: {text[:60]!r}") from None
-
-
-_LUA = resources.files("nvrx_slurm.store") / "lua"
-_BY_TEXT: dict[str, Script] = {
-    (_LUA / f"{script.__name__}.lua").read_text(): script for script in (acquire, commit, join)
-}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,70 +17,46 @@ from nvrx_slurm.core.state import new_job
 from nvrx_slurm.errors import EXIT_NO_RESTART, EXIT_UNREACHABLE
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import (
-    Attributed,
     AttributionJudged,
     ControllerUp,
     Decision,
     Entry,
     Fence,
-    FromAgent,
     JobEnded,
     JobStarted,
-    NodeIsolated,
     NodeJoined,
     NodeLost,
-    Progress,
     Record,
     RendezvousClosed,
     RendezvousOpened,
     RestartDecided,
     Shutdown,
-    WorkerFailed,
-    WorkerHung,
-    WorkersDone,
-    WorkersStarted,
     pack,
     unpack_entry,
     unpack_order,
 )
-from nvrx_slurm.lab.simulation.adversary import Trait
+from nvrx_slurm.lab.simulation.adversary import Act, Trait
+from nvrx_slurm.lab.simulation.monitors import JournalMonitors, Promise
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.run import SimulationRun
-
-OF_A_CYCLE = (WorkersStarted, Progress, WorkerFailed, WorkerHung, WorkersDone, NodeIsolated)
-RESTARTS = ("restart_replica", "restart_job")
-
-
-class Promise(StrEnum):
-    """What the product promises, in short."""
-
-    DECIDER = "one decider"
-    JOURNAL = "one journal, in order"
-    JOURNAL_FIRST = "the journal first, ranks before the close"
-    RANKS = "no rank is held twice"
-    LEASE = "workers start only under a lease that lasts"
-    FRESH = "a stale record leaves no trace"
-    FENCED = "an agent that is given up is fenced"
-    REGISTERED = "only an agent that has registered is given up"
-    SHUTDOWN = "the first shutdown is the only one"
-    BUDGET = "the restart budget is kept"
-    VERDICT = "a verdict is read once, in time, and for its own failure"
-    LEAVING = "every process that waits leaves"
-    REPLAY = "a journal replayed decides the same"
-    FINISH = "with nodes enough a job finishes"
-    UNTOUCHED = "control plane down, workload up"
-    SOUND = "nothing crashes"
 
 
 class Promises:
     """What has happened so far, as far as a promise is about it. `broken` gets the first promise that is, in one
     sentence, and the run ends there; `fencing` gets each fence when it is journaled."""
 
-    def __init__(self, plan: Plan, broken: Callable[[Promise, str], None], fencing: Callable[[Fence], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        broken: Callable[[Promise, str], None],
+        fencing: Callable[[Fence], None],
+        outage_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.plan, self._broken, self._fencing = plan, broken, fencing
         self.roles = {f"{role.name}-{index}": role for role in plan.roles for index in range(role.replicas)}
+        self.monitors = JournalMonitors(plan, broken, outage_s)
         self.journal: list[Entry] = []
         self.shutdown: Shutdown | None = None
         self.ended: JobEnded | None = None
@@ -90,12 +65,8 @@ class Promises:
         self.live: dict[tuple[str, int], SimulatedWorker] = {}
         self._ordered: set[bytes] = set()
         self._closing: dict[bytes, int] = {}
-        self._speakers: dict[str, str] = {}
-        self._heard: dict[str, int] = {}
         self._joined: set[tuple[str, str]] = set()
         self._fenced: set[str] = set()
-        self._restarts: dict[str, int] = {}
-        self._judged: set[tuple[str, int]] = set()  # replica and cycle
         self._epoch = 0
 
     # ---- the store
@@ -115,6 +86,7 @@ class Promises:
         begun = len(self.journal)
         for packed in entries:
             self._enter(unpack_entry(packed))
+        self.monitors.complete()
         for entry in self.journal[begun:]:
             if isinstance(entry.record, NodeLost) and entry.record.incarnation not in self._fenced:
                 self._broken(Promise.FENCED, f"{entry.record.node} was given up without a fence")
@@ -143,28 +115,14 @@ class Promises:
         if last is not None and (entry.n != last.n + 1 or entry.t < last.t):
             self._broken(Promise.JOURNAL, f"journal entry {entry.n} at {entry.t} follows {last.n} at {last.t}")
         self.journal.append(entry)
-        if isinstance(entry.record, FromAgent):
-            self._check_fresh(entry.record)
         self._check(entry.record)
+        self.monitors.enter(entry)
         if isinstance(entry.record, RendezvousClosed):
             packed = pack(msgspec.structs.replace(entry.record, nodes=(), promoted=()))
             self._ordered.add(packed)
             self._closing[packed] = len(entry.record.nodes)
         elif isinstance(entry.record, Decision):
             self._ordered.add(pack(entry.record))
-
-    def _check_fresh(self, fact: FromAgent) -> None:
-        """What the journal has taken was new when it came: of the node's present agent, and of the present cycle."""
-        if isinstance(fact, NodeJoined):
-            self._speakers[fact.node] = fact.incarnation
-        present = self._speakers.get(fact.node) == fact.incarnation
-        if not present or fact.seq <= self._heard.get(fact.incarnation, 0):
-            self._broken(Promise.FRESH, f"the journal has taken this, which is old: {fact}")
-        self._heard[fact.incarnation] = fact.seq
-        if not isinstance(fact, OF_A_CYCLE) or fact.incarnation in self._fenced:  # a fenced agent is only answered
-            return
-        if fact.cycle != self.cycle[fact.replica] or (fact.replica, fact.cycle) not in self.closed:
-            self._broken(Promise.FRESH, f"cycle {self.cycle[fact.replica]} is on, and this was taken: {fact}")
 
     def _check(self, record: Record) -> None:
         """One record that the journal has taken, against all before it."""
@@ -194,14 +152,6 @@ class Promises:
                 for (replica, _), worker in self.live.items():
                     if replica == record.replica:
                         self._broken(Promise.RANKS, f"{what} while {worker} lived")
-            case AttributionJudged():
-                self._check_verdict(record)
-            case RestartDecided() if record.action in RESTARTS and record.rank is not None:
-                spent = self._restarts[record.replica] = self._restarts.get(record.replica, 0) + 1
-                limit = self.plan.fault_tolerance.max_restarts.count
-                if spent > limit:
-                    why = f"{record.replica} was restarted {spent} times after failures of its workers, of {limit}"
-                    self._broken(Promise.BUDGET, why)
             case Shutdown():
                 if self.shutdown is not None:
                     self._broken(Promise.SHUTDOWN, f"the job was shut down for a second reason: {record.reason}")
@@ -212,22 +162,6 @@ class Promises:
                 if first is None or (first.exit_code, first.reason) != (record.exit_code, record.reason):
                     why = f"the job ended with {record.exit_code} ({record.reason}), and was shut down for {first}"
                     self._broken(Promise.SHUTDOWN, why)
-
-    def _check_verdict(self, judged: AttributionJudged) -> None:
-        """Acted on: a STOP that some source has given of this very failure, before the next rendezvous has closed."""
-        key = judged.replica, judged.cycle
-        if key in self._judged:
-            self._broken(Promise.VERDICT, f"the answers about {judged.replica} cycle {judged.cycle} were read twice")
-        self._judged.add(key)
-        if not judged.acted:
-            return
-        if (judged.replica, judged.cycle + 1) in self.closed:
-            self._broken(
-                Promise.VERDICT, f"{judged.replica} runs cycle {judged.cycle + 1}, and this stops it: {judged}"
-            )
-        given = (entry.record for entry in self.journal if isinstance(entry.record, Attributed))
-        if not any((each.replica, each.cycle) == key and each.attribution.verdict == "STOP" for each in given):
-            self._broken(Promise.VERDICT, f"no source has said STOP, and this stops the job: {judged}")
 
     # ---- the nodes
 
@@ -275,6 +209,12 @@ AFTER_A_KILL_S = 1.5
 """How long there is no controller after one was killed, at most."""
 
 
+def outage_of(acts: Sequence[Act]) -> float:
+    """For how long these acts may keep the controller from deciding, at most: outages may follow one another."""
+    killed = sum(act.kind in ("kill_controller", "kill_at_commit") for act in acts)
+    return sum(act.lasts_s for act in acts if act.traits & Trait.OUTAGE) + killed * AFTER_A_KILL_S
+
+
 def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
     """The promises that this run has broken as a whole, each with one sentence."""
     promises, plan, bounds = run.promises, run.plan, run.plan.fault_tolerance
@@ -293,9 +233,7 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
         if run.nodes[name].is_well:
             yield Promise.LEAVING, f"the job has ended, and {name} had not reported that it leaves"
 
-    # For how long the controller could not decide, at most: outages may follow one another.
-    killed = sum(act.kind in ("kill_controller", "kill_at_commit") for act in run.performed)
-    outage_s = sum(act.lasts_s for act in run.performed if act.traits & Trait.OUTAGE) + killed * AFTER_A_KILL_S
+    outage_s = outage_of(run.performed)
     # What may touch workers soonest: their lease; their agents' patience; or, since their ends are reported through
     # the store, the bound for how far apart these may be.
     skew_s = math.inf if bounds.hang.exit_skew is None else bounds.hang.exit_skew

@@ -21,10 +21,11 @@ from nvrx_slurm.lab.simulation.aims import AimedActs
 from nvrx_slurm.lab.simulation.batch import BatchHost
 from nvrx_slurm.lab.simulation.controller import controller_main
 from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop
+from nvrx_slurm.lab.simulation.monitors import Promise
 from nvrx_slurm.lab.simulation.network import NetworkFault, SimulatedNetwork, apart
 from nvrx_slurm.lab.simulation.node import SimulatedNode
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
-from nvrx_slurm.lab.simulation.promises import Promise, Promises, broken_at_the_end
+from nvrx_slurm.lab.simulation.promises import Promises, broken_at_the_end, outage_of
 from nvrx_slurm.lab.simulation.scenario import Scenario, chance_of, draw_scenario
 from nvrx_slurm.lab.simulation.shapes import Shape
 from nvrx_slurm.lab.simulation.sockets import Service, Sockets
@@ -78,7 +79,7 @@ class SimulationRun:
         self.promise: Promise | None = None
         self.broken: str | None = None
         self.over: asyncio.Future[None] = asyncio.Future(loop=self.loop)
-        self.promises = Promises(self.plan, self._break, self._watch_fence)
+        self.promises = Promises(self.plan, self._break, self._watch_fence, lambda: outage_of(self.performed))
         self.host_clock = VirtualClock(self.loop)
         self.store_clock: VirtualClock = VirtualClock(self.loop)
         self.service = Service(self.network, self.HOST)

@@ -12,6 +12,7 @@ from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import NodeState, Phase, new_job
 from nvrx_slurm.jobspec.model import AttributionSpec, ProgressSpec
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
+from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import (
     Attributed,
     AttributionAsked,
@@ -28,13 +29,15 @@ from nvrx_slurm.journal.records import (
     Shutdown,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
+from nvrx_slurm.lab.simulation.monitors import JournalMonitors
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
 SOURCES = AttributionSpec(enable_lib=True, enable_mcp=True, dry_run=False)
 PLANS: tuple[Plan, ...] = (
     plain(nodes=2, spares=1),
     plain(nodes=3, spares=2, max_restarts=1),
-    plain(nodes=3, spares=1, min_nodes=1),
+    plain(nodes=3, spares=1, min_nodes=1, hang__exit_skew=15.0, max_node_losses=3),
+    plain(nodes=2, spares=2, max_restarts=Allowance(count=1, per_s=60.0), backoff={"after": 1, "max": 8.0}),
     plain(nodes=2, spares=2, attribution=SOURCES, progress=ProgressSpec(max_no_progress_cycles=3)),
     plain(nodes=2, spares=1, attribution=msgspec.structs.replace(SOURCES, dry_run=True)),
     plan_of(
@@ -48,6 +51,8 @@ PLANS: tuple[Plan, ...] = (
         RolePlan(name="policy", command=("x",), nodes_per_replica=2, on_failure="restart_job"),
         RolePlan(name="rollout", command=("x",), replicas=2, on_failure="ignore"),
         spares=1,
+        max_job_restarts=2,
+        quarantine_after=1,
     ),
 )
 NODES = st.integers(0, 5)
@@ -59,6 +64,12 @@ class History(RuleBasedStateMachine):
     @initialize(plan=st.sampled_from(PLANS))
     def start(self, plan):
         self.fleet = Fleet(plan)
+        self.monitored, self.broken = 0, []
+        self.monitors = JournalMonitors(
+            plan,
+            lambda promise, sentence: self.broken.append((promise, sentence)),
+            outage_s=lambda: 1000.0,  # `time_passes` leaps over deadlines
+        )
 
     def _node(self, index):
         return self.fleet.names[index % len(self.fleet.names)]
@@ -155,6 +166,15 @@ class History(RuleBasedStateMachine):
         old = [entry.record for entry in self.fleet.journal[-back:] if isinstance(entry.record, FromAgent)]
         if old:
             assert self.fleet.tell(old[0]) is None or self.fleet.journal[-1].record.__class__.__name__ == "Fence"
+
+    @invariant()
+    def the_second_model_agrees(self):
+        """The monitors of the simulation, which know the journal and the documentation only."""
+        for entry in self.fleet.journal[self.monitored :]:
+            self.monitors.enter(entry)
+        self.monitored = len(self.fleet.journal)
+        self.monitors.complete()
+        assert self.broken == []
 
     @invariant()
     def no_rank_is_held_twice(self):

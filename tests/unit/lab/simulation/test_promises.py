@@ -11,20 +11,21 @@ from nvrx_slurm.journal.records import (
     ControllerUp,
     Entry,
     Fence,
-    FromAgent,
     JobEnded,
+    JobStarted,
     NodeJoined,
+    NodeLeft,
     NodeLost,
     RendezvousClosed,
     RendezvousOpened,
-    RestartDecided,
     Shutdown,
-    WorkerFailed,
+    Signalled,
     pack,
 )
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.lab.simulation.loop import VirtualLoop
-from nvrx_slurm.lab.simulation.promises import Promise, Promises
+from nvrx_slurm.lab.simulation.monitors import Promise
+from nvrx_slurm.lab.simulation.promises import Promises
 from nvrx_slurm.lab.simulation.shapes import WorkerBehaviour
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker, SimulatedWorld, WorldProgress
 
@@ -46,9 +47,10 @@ CLOSED = RendezvousClosed(
     master_addr="n1",
     master_port=1,
 )
-DONE = Shutdown(exit_code=0, reason="done")
 LOST = NodeLost(node="n1", incarnation="a", cause="heartbeat_timeout")
-FAILED = RestartDecided(replica="main-0", cycle=0, action="restart_replica", cause="it failed", node="n1", rank=0)
+STARTED = JobStarted(job="1", name="t", expected=("n1", "n2"))
+CANCELLED = Signalled(reason="cancel")
+STOPPED = Shutdown(exit_code=143, reason="cancelled")
 
 
 class Court:
@@ -60,6 +62,11 @@ class Court:
         self.number = 0
         self.loop = VirtualLoop()
         self.promises.acquired(1)
+
+    def begin(self) -> None:
+        """The job has started, and its first rendezvous has closed."""
+        self.commit(STARTED, OPENED)
+        self.commit(joined("n2", "b"), joined(), CLOSED)
 
     def commit(self, *records, epoch: int = 1) -> None:
         entries = []
@@ -82,8 +89,8 @@ class Court:
         return worker
 
 
-def joined(incarnation: str = "a", seq: int = 1) -> FromAgent:
-    return NodeJoined(node="n1", incarnation=incarnation, seq=seq, addr="n1", port=1)
+def joined(node: str = "n1", incarnation: str = "a") -> NodeJoined:
+    return NodeJoined(node=node, incarnation=incarnation, seq=1, addr=node, port=1)
 
 
 @pytest.fixture
@@ -94,41 +101,43 @@ def court():
 
 def test_good_story_breaks_nothing(court):
     """Join, rendezvous, workers, one after the other on one rank, shutdown, end."""
-    court.commit(joined(), OPENED)
-    court.commit(CLOSED)
+    court.begin()
     court.promises.ordered(pack(OPENED), [])
     court.promises.ordered(pack(ControllerUp(epoch=1, host="h", port=1)), [])
     court.start("n1", 0).kill()
     court.start("n1", 0)
     court.start("n2", 1)
-    court.commit(LOST, Fence(node="n1", incarnation="a"), DONE, JobEnded(exit_code=0, reason="done"))
-    court.promises.left("n2", 0)
+    court.commit(CANCELLED, STOPPED)
+    court.commit(LOST, Fence(node="n1", incarnation="a"))
+    court.commit(
+        NodeLeft(node="n2", incarnation="b", seq=2, reason="cancelled"), JobEnded(exit_code=143, reason="cancelled")
+    )
+    court.promises.left("n2", 143)
     assert court.broken == []
 
 
 def test_commit_of_an_older_epoch(court):
     """A newer controller has taken over, and the old one's commit was taken all the same."""
     court.promises.acquired(2)
-    court.commit(OPENED)
+    court.commit(STARTED, OPENED)
     assert court.broken == [Promise.DECIDER]
 
 
 def test_rank_that_is_held_twice(court):
     """Two live workers of one rank, be it in two cycles."""
-    court.commit(OPENED, CLOSED)
+    court.begin()
     court.start("n1", 0)
     court.start("n1", 0)
     assert court.broken == [Promise.RANKS]
 
 
-def test_round_that_closes_while_an_old_worker_lives(court):
-    """Its rank is about to be given to somebody else."""
-    court.commit(OPENED, CLOSED)
+def test_rendezvous_that_closes_while_an_old_worker_lives(court):
+    """Its rank is about to be given to another node."""
+    court.commit(STARTED, OPENED)
+    court.commit(joined(), joined("n2", "b"))
     court.start("n2", 1)
-    court.commit(RendezvousOpened(replica="main-0", cycle=1))
-    court.commit(
-        RendezvousClosed(**{field: getattr(CLOSED, field) for field in CLOSED.__struct_fields__} | {"cycle": 1})
-    )
+    court.broken.clear()  # no rendezvous had closed
+    court.commit(CLOSED)
     assert court.broken == [Promise.RANKS]
 
 
@@ -143,7 +152,7 @@ def test_worker_that_may_not_live(court):
 def test_worker_without_a_round(court):
     """The journal knows of none, or gives its rank to another node."""
     court.start("n1", 0).kill()
-    court.commit(OPENED, CLOSED)
+    court.begin()
     court.start("n1", 1)
     assert court.broken == [Promise.JOURNAL_FIRST, Promise.JOURNAL_FIRST]
 
@@ -156,52 +165,41 @@ def test_order_before_its_journal_entry(court):
 
 def test_round_closed_before_its_ranks_stand(court):
     """Whoever reads the order finds no rank."""
-    court.commit(OPENED, CLOSED)
+    court.begin()
     [packed] = list(court.promises._closing)
     court.promises.ordered(packed, [1])
     assert court.broken == [Promise.JOURNAL_FIRST]
 
 
-@pytest.mark.parametrize("records", [(LOST, Fence(node="n1", incarnation="a")), (joined(), LOST)])
-def test_reap_of_the_unregistered_or_without_a_fence(court, records):
-    """Who is given up has registered, and is fenced in the same commit."""
-    court.commit(*records)
-    assert court.broken == [Promise.REGISTERED if records[0] is LOST else Promise.FENCED]
+def test_reap_of_an_agent_that_never_registered(court):
+    """An agent that is given up has registered."""
+    court.commit(STARTED, OPENED)
+    court.commit(LOST, Fence(node="n1", incarnation="a"))
+    assert court.broken == [Promise.REGISTERED]
 
 
-def test_stale_facts(court):
-    """One that was heard before, one of an agent that was replaced, one of an older cycle."""
-    court.commit(joined(), OPENED, CLOSED)
-    failed = WorkerFailed(node="n1", incarnation="a", seq=1, replica="main-0", cycle=0, rank=0)
-    court.commit(failed)
-    court.commit(joined("b"))
-    court.commit(WorkerFailed(node="n1", incarnation="a", seq=2, replica="main-0", cycle=0, rank=0))
-    court.commit(RendezvousOpened(replica="main-0", cycle=1))
-    court.commit(WorkerFailed(node="n1", incarnation="b", seq=2, replica="main-0", cycle=0, rank=0))
-    assert court.broken == [Promise.FRESH] * 3
+def test_reap_without_a_fence(court):
+    """An agent that is given up is fenced in the same commit."""
+    court.commit(STARTED, OPENED)
+    court.commit(joined())
+    court.commit(LOST)
+    assert court.broken == [Promise.FENCED]
 
 
 def test_second_shutdown(court):
     """The first reason wins, in the store too."""
-    court.commit(DONE)
-    court.commit(Shutdown(exit_code=1, reason="other"))
+    court.commit(STARTED, OPENED)
+    court.commit(CANCELLED, STOPPED)
+    court.commit(CANCELLED, Shutdown(exit_code=1, reason="other"))
     court.promises.shutdown_stands(pack(Shutdown(exit_code=1, reason="other")))
     court.commit(JobEnded(exit_code=1, reason="other"))
-    assert court.broken == [Promise.SHUTDOWN] * 3
-
-
-def test_restart_beyond_the_budget(court):
-    """One more than the plan allows."""
-    for _ in range(PLAN.fault_tolerance.max_restarts.count):
-        court.commit(FAILED)
-    assert court.broken == []
-    court.commit(FAILED)
-    assert court.broken == [Promise.BUDGET]
+    assert court.broken.count(Promise.SHUTDOWN) == 3
 
 
 def test_agent_that_leaves_with_another_code(court):
     """With the job's own, or because it could reach nobody: nothing else."""
-    court.commit(DONE)
+    court.commit(STARTED, OPENED)
+    court.commit(CANCELLED, STOPPED)
     court.promises.left("n1", 69)
     court.promises.left("n1", 1)
     assert court.broken == [Promise.LEAVING]

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from nvrx_slurm.cli.ci import simulate
 from nvrx_slurm.lab.simulation import seeds
 from nvrx_slurm.lab.simulation.adversary import Act
-from nvrx_slurm.lab.simulation.promises import Promise
+from nvrx_slurm.lab.simulation.monitors import Promise
 from nvrx_slurm.lab.simulation.run import run_scenario
 from nvrx_slurm.lab.simulation.scenario import draw_scenario
 

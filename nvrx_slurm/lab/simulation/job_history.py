@@ -1,0 +1,399 @@
+"""What the journal says of a job, by the rules of docs/architecture.md: a second, small model of it.
+
+It is independent of the core: it takes the facts and the decisions as they stand in the journal, decides nothing, and
+imports none of `nvrx_slurm.core`. What the two must agree on is compared by the monitors (`monitors.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal
+
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
+from nvrx_slurm.journal.records import (
+    Attributed,
+    AttributionJudged,
+    Decision,
+    Entry,
+    Fact,
+    Fence,
+    FromAgent,
+    JobEnded,
+    JobStarted,
+    NodeFenced,
+    NodeIsolated,
+    NodeJoined,
+    NodeLeft,
+    NodeLost,
+    NodeReady,
+    Progress,
+    RendezvousClosed,
+    RendezvousOpened,
+    ReplicaEnded,
+    RestartDecided,
+    Shutdown,
+    WorkerFailed,
+    WorkerHung,
+    WorkersDone,
+)
+from nvrx_slurm.journal.verdicts import Attribution, Scope
+
+RESTARTS = ("restart_replica", "restart_job")
+SURE = 0.5
+Place = Literal["expected", "spare", "ready", "active", "gone", "quarantined"]
+
+
+@dataclass(slots=True)
+class NodeHistory:
+    """One node: where it is, and which agent process represents it."""
+
+    name: str
+    place: Place = "expected"
+    incarnation: str = ""
+    replica: str | None = None
+    """Whose ranks it has, or is ready for."""
+    deaths: int = 0
+    seq: int = 0
+
+    @property
+    def is_here(self) -> bool:
+        return self.place not in ("expected", "gone")
+
+
+@dataclass(slots=True)
+class FailureHistory:
+    """The first failure of a cycle, and what the sources have answered about it."""
+
+    replica: str
+    cycle: int
+    kind: Literal["worker", "node"]
+    at: float
+    noticed: float
+    rank: int | None
+    policy: str
+    held: frozenset[str]
+    """The replicas that restart with it."""
+    sources: tuple[str, ...] = ()
+    answers: dict[str, Attribution] = field(default_factory=dict)
+    waits: bool = False
+    decided: bool = False
+    judged: bool = False
+    due_at: float = 0.0
+
+
+@dataclass(slots=True)
+class ReplicaHistory:
+    """One replica: its open rendezvous, or its running cycle."""
+
+    id: str
+    role: RolePlan
+    cycle: int = -1
+    state: Literal["open", "running", "ended"] = "open"
+    nodes: tuple[str, ...] = ()
+    """Of the last rendezvous that closed; before the first one: whom it prefers."""
+    awaited: set[str] = field(default_factory=set)
+    ready: set[str] = field(default_factory=set)
+    opened_at: float = 0.0
+    closed_at: float = 0.0
+    not_before: float = 0.0
+    done: set[str] = field(default_factory=set)
+    first_done_at: float | None = None
+    unproven: dict[str, float] = field(default_factory=dict)
+    """Lost nodes whose workers may still live → until when, at most."""
+    restarted_at: list[float] = field(default_factory=list)
+    first_step: int | None = None
+    reached: int | None = None
+    best: int | None = None
+    stuck_cycles: int = 0
+    crashes: int = 0
+
+    @property
+    def new_steps(self) -> int:
+        """How many steps the cycle has made that no cycle before it had."""
+        if self.reached is None:
+            return 0
+        if self.best is not None:
+            return self.reached - self.best
+        return self.reached - (0 if self.first_step is None else self.first_step - 1)
+
+    def report(self, step: int | None, *, first: bool = False) -> None:
+        """A worker or its node says how far the cycle has come."""
+        if step is not None:
+            self.reached = step if self.reached is None else max(step, self.reached)
+            if first:
+                self.first_step = step if self.first_step is None else min(step, self.first_step)
+
+
+@dataclass(slots=True)
+class HistoryStep:
+    """A fact, and the decisions that the journal has after it."""
+
+    fact: Fact
+    t: float
+    failures: list[FailureHistory] = field(default_factory=list)
+    """Which failures the fact tells of, or makes due."""
+    decisions: list[Decision] = field(default_factory=list)
+
+
+class JobHistory:
+    """The job so far. `apply` each entry in the journal's order."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.bounds = plan, plan.fault_tolerance
+        self.replicas = {
+            f"{role.name}-{index}": ReplicaHistory(f"{role.name}-{index}", role)
+            for role in plan.roles
+            for index in range(role.replicas)
+        }
+        self.nodes: dict[str, NodeHistory] = {}
+        self.wanted: dict[str, str] = {}  # node → the open rendezvous that prefers it
+        self.generation, self.started_at, self.t = 0, 0.0, 0.0
+        self.requeued_at: list[float] = []
+        self.nodes_lost_at: list[float] = []
+        self.failures: dict[tuple[str, int], FailureHistory] = {}
+        self.blamed: set[str] = set()
+        self.suspects: set[str] = set()
+        self.shutdown: Shutdown | None = None
+        self.shut_down_at = 0.0
+        self.ended = False
+        self.step = HistoryStep(JobStarted(job="", name="", expected=()), 0.0)
+
+    def spares(self) -> list[NodeHistory]:
+        return [node for node in self.nodes.values() if node.place == "spare"]
+
+    def have(self, replica: ReplicaHistory) -> int:
+        """How many nodes its open rendezvous could have."""
+        return len(replica.ready) + len(self.spares())
+
+    def is_evidence_against(self, node: str) -> bool:
+        return node in self.blamed or node in self.suspects
+
+    def apply(self, entry: Entry) -> None:
+        """Take the next entry in."""
+        record, self.t = entry.record, entry.t
+        if isinstance(record, Fact):
+            self.step = HistoryStep(record, entry.t)
+            self._apply_fact(record)
+            if isinstance(record, FromAgent) and (node := self.nodes.get(record.node)) is not None:
+                node.seq = max(node.seq, record.seq)
+            self._end_exit_skew()
+        else:
+            self.step.decisions.append(record)
+            self._apply_decision(record)
+
+    # ---- facts
+
+    def _apply_fact(self, fact: Fact) -> None:
+        match fact:
+            case JobStarted():
+                self._start(fact)
+            case NodeJoined():
+                node = self.nodes.setdefault(fact.node, NodeHistory(fact.node))
+                if node.is_here:
+                    node.deaths += 1
+                    self._depart(node, self.t, None)
+                for replica in self.replicas.values():  # it joins only when none of its old workers is left
+                    replica.unproven.pop(fact.node, None)
+                node.incarnation, node.seq, node.replica = fact.incarnation, fact.seq, None
+                if node.deaths < self.bounds.quarantine_after:
+                    self._arrive(node)
+                else:
+                    node.place = "quarantined"
+                    self._forget(node)
+            case NodeReady():
+                replica = self.replicas[fact.replica]
+                if replica.state == "open":
+                    replica.report(fact.step)
+                self._arrive(self.nodes[fact.node])
+            case Progress():
+                self.replicas[fact.replica].report(fact.step, first=True)
+            case WorkerFailed() | WorkerHung():
+                self._fail(fact.replica, "worker", self.t - fact.ago_s, fact.rank, fact.step)
+            case NodeIsolated():
+                self._fail(fact.replica, "node", self.t, None, None)
+            case WorkersDone():
+                replica = self.replicas[fact.replica]
+                replica.done.add(fact.node)
+                replica.first_done_at = self.t if replica.first_done_at is None else replica.first_done_at
+                if replica.done.issuperset(replica.nodes):
+                    replica.state = "ended"
+            case NodeLeft():
+                node = self.nodes[fact.node]
+                node.deaths = max(node.deaths, self.bounds.quarantine_after) if fact.survivors else node.deaths
+                self._depart(node, self.t, None)
+            case NodeLost():
+                node = self.nodes[fact.node]
+                node.deaths += 1
+                if node.place == "active" and node.replica is not None and fact.safe_after_s > 0.0:
+                    self.replicas[node.replica].unproven[node.name] = self.t + fact.safe_after_s
+                self._depart(node, self.t - fact.ago_s, fact.step)
+            case NodeFenced():
+                if self.nodes[fact.node].incarnation == fact.incarnation:
+                    for replica in self.replicas.values():
+                        replica.unproven.pop(fact.node, None)
+            case Attributed():
+                failure = self.failures.get((fact.replica, fact.cycle))
+                if failure is not None:
+                    failure.answers.setdefault(fact.attribution.source, fact.attribution)
+
+    def _start(self, fact: JobStarted) -> None:
+        self.generation, self.started_at = fact.generation, self.t
+        self.nodes = {name: NodeHistory(name) for name in fact.expected}
+        self.wanted, self.failures, self.suspects = {}, {}, set(fact.suspects)
+        self.shutdown, self.ended = None, False
+        if fact.generation:
+            self.requeued_at.append(self.t)
+        preferred = iter(sorted(fact.expected, key=self.is_evidence_against))
+        for replica in self.replicas.values():
+            replica.nodes = tuple(islice(preferred, replica.role.nodes_per_replica))
+            replica.cycle, replica.state, replica.unproven = -1, "open", {}
+            replica.crashes, replica.not_before = 0, 0.0
+
+    def _arrive(self, node: NodeHistory) -> None:
+        """It has no old worker, and is here for the rendezvous that prefers it, or as a spare."""
+        replica_id = self.wanted.get(node.name)
+        node.place, node.replica = "spare" if replica_id is None else "ready", replica_id
+        if replica_id is not None:
+            replica = self.replicas[replica_id]
+            replica.ready.add(node.name)
+            replica.awaited.discard(node.name)
+
+    def _forget(self, node: NodeHistory) -> None:
+        if (replica_id := self.wanted.pop(node.name, None)) is not None:
+            self.replicas[replica_id].ready.discard(node.name)
+            self.replicas[replica_id].awaited.discard(node.name)
+
+    def _depart(self, node: NodeHistory, noticed: float, step: int | None) -> None:
+        had_ranks = node.place == "active"
+        node.place = "gone"
+        self._forget(node)
+        if had_ranks and node.replica is not None and node.name not in self.replicas[node.replica].done:
+            self._fail(node.replica, "node", noticed, None, step)
+
+    def _end_exit_skew(self) -> None:
+        skew_s = self.bounds.hang.exit_skew
+        if skew_s is None:
+            return
+        for replica in self.replicas.values():
+            begun = replica.first_done_at
+            if replica.state == "running" and begun is not None and self.t >= begun + skew_s:
+                self._fail(replica.id, "worker", self.t, None, None)
+
+    def _fail(
+        self, replica_id: str, kind: Literal["worker", "node"], noticed: float, rank: int | None, step: int | None
+    ) -> None:
+        """A cycle fails, unless it has failed before, or is over."""
+        replica = self.replicas[replica_id]
+        if self.shutdown is not None or replica.state != "running":
+            return
+        if any(failure.replica == replica_id for failure in self.step.failures):
+            return
+        replica.report(step)
+        policy, settings = replica.role.on_failure, self.bounds.attribution
+        waits = policy in RESTARTS and bool(settings.sources) and not settings.dry_run
+        restarted = [replica_id]
+        if policy == "restart_job":
+            restarted = [each.id for each in self.replicas.values() if each.state == "running"]
+        failure = FailureHistory(
+            replica=replica_id,
+            cycle=replica.cycle,
+            kind=kind,
+            at=self.t,
+            noticed=noticed,
+            rank=rank,
+            policy=policy,
+            held=frozenset(restarted) if policy in RESTARTS else frozenset(),
+            sources=settings.sources,
+            waits=waits,
+            due_at=self.t + (settings.decision_timeout if waits else settings.timeout),
+        )
+        self.failures[replica_id, replica.cycle] = failure
+        self.step.failures.append(failure)
+
+    # ---- decisions
+
+    def _apply_decision(self, decision: Decision) -> None:
+        match decision:
+            case RendezvousOpened():
+                self._open(self.replicas[decision.replica], decision.cycle)
+            case RendezvousClosed():
+                self._close(self.replicas[decision.replica], decision.nodes)
+            case RestartDecided():
+                self._restart(decision)
+            case AttributionJudged():
+                self.failures[decision.replica, decision.cycle].judged = True
+                self.blamed.update(decision.blamed)
+            case ReplicaEnded():
+                self.replicas[decision.replica].state = "ended"
+            case Fence():
+                self._fence(self.nodes[decision.node])
+            case Shutdown():
+                self.shutdown = self.shutdown or decision
+                self.shut_down_at = self.t
+            case JobEnded():
+                self.ended = True
+
+    def _open(self, replica: ReplicaHistory, cycle: int) -> None:
+        replica.cycle, replica.state, replica.opened_at = cycle, "open", self.t
+        replica.ready, replica.awaited, replica.done, replica.first_done_at = set(), set(), set(), None
+        # An agent that was replaced had lost its ranks when this was opened: its successor is a spare.
+        fact, lost = self.step.fact, [each for each in self.step.failures if each.kind == "node"]
+        back = fact.node if isinstance(fact, NodeJoined) and any(replica.id in each.held for each in lost) else None
+        for node in map(self.nodes.__getitem__, replica.nodes):
+            if node.name == back:
+                continue
+            if node.place in ("expected", "spare") or (node.place == "active" and node.replica == replica.id):
+                replica.awaited.add(node.name)
+                self.wanted[node.name] = replica.id
+                if node.place == "spare":
+                    self._arrive(node)
+
+    def _close(self, replica: ReplicaHistory, nodes: tuple[str, ...]) -> None:
+        for name in replica.nodes:
+            self.wanted.pop(name, None)
+        for name in replica.ready.difference(nodes):
+            self.nodes[name].place, self.nodes[name].replica = "spare", None
+        for name in nodes:
+            self.nodes[name].place, self.nodes[name].replica = "active", replica.id
+        replica.state, replica.nodes, replica.closed_at, replica.not_before = "running", nodes, self.t, 0.0
+        replica.awaited, replica.ready = set(), set()
+        if replica.reached is not None:
+            replica.best = replica.reached if replica.best is None else max(replica.best, replica.reached)
+        replica.first_step = replica.reached = None
+
+    def _restart(self, decided: RestartDecided) -> None:
+        failure, replica = self.failures[decided.replica, decided.cycle], self.replicas[decided.replica]
+        failure.decided = True
+        if failure.policy not in RESTARTS or decided.by == "attribution":
+            return
+        replica.stuck_cycles = 0 if self.makes_progress(replica) else replica.stuck_cycles + 1
+        if decided.action != "stop":
+            (self.nodes_lost_at if failure.kind == "node" else replica.restarted_at).append(self.t)
+            replica.crashes = self.crashes(replica, failure)
+            for name in failure.held if decided.delay_s else ():
+                self.replicas[name].not_before = failure.at + decided.delay_s
+
+    def _fence(self, node: NodeHistory) -> None:
+        """An agent that is here and was not lost is fenced: it is too late for its rendezvous, and loses them."""
+        if not node.is_here or (replica_id := self.wanted.get(node.name)) is None:
+            return
+        self.replicas[replica_id].unproven[node.name] = self.t + self.bounds.gives_away_after_s
+        node.place = "gone"
+        self._forget(node)
+
+    def makes_progress(self, replica: ReplicaHistory) -> bool:
+        return replica.new_steps >= self.bounds.progress.min_progress_steps
+
+    def crashes(self, replica: ReplicaHistory, failure: FailureHistory) -> int:
+        """How many cycles in a row have crashed, this failure included."""
+        if replica.new_steps > 0 or failure.noticed - replica.closed_at > self.bounds.backoff.within:
+            return 0
+        return replica.crashes + (failure.kind == "worker")
+
+    def blamed_by(self, failure: FailureHistory) -> Iterable[str]:
+        """The nodes that the answers so far blame."""
+        for answer in failure.answers.values():
+            if answer.scope is Scope.NODE and answer.confidence >= SURE:
+                yield from answer.nodes

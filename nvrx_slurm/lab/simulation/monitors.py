@@ -1,0 +1,529 @@
+"""Monitors of the journal: each compares what the controller has decided with the second model (`job_history.py`).
+
+`JournalMonitors` takes every entry that the store has accepted. A monitor sees each record of its `watched` kinds
+before the model takes it in (`check`), and each fact with all of its decisions once they are complete (`step_over`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_NO_RESTART, EXIT_RETRY
+from nvrx_slurm.jobspec.plan import Plan
+from nvrx_slurm.jobspec.values import Allowance
+from nvrx_slurm.journal.records import (
+    Attributed,
+    AttributionJudged,
+    Entry,
+    Fact,
+    Fence,
+    FromAgent,
+    JobEnded,
+    JobStarted,
+    NodeIsolated,
+    NodeJoined,
+    NodeReady,
+    Progress,
+    Quarantined,
+    Record,
+    RendezvousClosed,
+    RendezvousOpened,
+    ReplicaEnded,
+    RestartDecided,
+    Shutdown,
+    Signalled,
+    WorkerFailed,
+    WorkerHung,
+    WorkersDone,
+    WorkersStarted,
+)
+from nvrx_slurm.journal.verdicts import Verdict
+from nvrx_slurm.lab.simulation.job_history import RESTARTS, FailureHistory, HistoryStep, JobHistory, ReplicaHistory
+
+OF_A_CYCLE = (WorkersStarted, Progress, WorkerFailed, WorkerHung, WorkersDone, NodeIsolated)
+LEAVE_S = 10.0
+"""How long beyond its teardown an agent may take to report that it has left."""
+
+MOST_DOUBLINGS = 30
+SLACK_S = 1.0
+"""How much later than its deadline a decision may be, while the controller decides."""
+
+
+class Promise(StrEnum):
+    """What the product promises, in short."""
+
+    DECIDER = "one decider"
+    JOURNAL = "one journal, in order"
+    JOURNAL_FIRST = "the journal first, ranks before the close"
+    RANKS = "no rank is held twice"
+    LEASE = "workers start only under a lease that lasts"
+    TOUCH = "a lease is renewed only by contact"
+    FRESH = "a stale record leaves no trace"
+    FAILURES = "each failure is answered at once, and nothing else stops workers"
+    FENCED = "an agent that is given up is fenced"
+    REGISTERED = "only an agent that has registered is given up"
+    SILENT = "nobody is given up who was in touch"
+    GUARD = "a new controller listens for a full timeout first"
+    PROVEN = "a proof of death is true"
+    GIVEN_AWAY = "ranks are given away only on proof of death"
+    LATE = "a late node has its grace and the last call"
+    SIZE = "a rendezvous has all its nodes, or min_nodes when no more can come"
+    QUARANTINE = "a node that was lost too often gets no ranks"
+    BOUND = "a rendezvous ends within its bound"
+    SHUTDOWN = "the first shutdown is the only one"
+    BUDGET = "restarts are decided by budget, progress and back-off"
+    VERDICT = "a verdict is read once, in time, and for its own failure"
+    ENDING = "the job ends when all have left, or their time is up"
+    UNREAD = "nothing that was said is skipped"
+    LEAVING = "every process that waits leaves"
+    REPLAY = "a journal replayed decides the same"
+    FINISH = "with nodes enough a job finishes"
+    UNTOUCHED = "control plane down, workload up"
+    SOUND = "nothing crashes"
+
+
+class Monitor:
+    """One promise about the journal. Says in one sentence what breaks it, each time that it is broken."""
+
+    promise: ClassVar[Promise]
+    watched: ClassVar[tuple[type[Record], ...]] = ()
+
+    def __init__(self, history: JobHistory) -> None:
+        self.history = history
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        """A record, before the model takes it in."""
+        yield from ()
+
+    def step_over(self, step: HistoryStep) -> Iterator[str]:
+        """A fact and all its decisions, after the model has taken them in."""
+        yield from ()
+
+
+class FreshFacts(Monitor):
+    """What the journal has taken was new: of this generation, of the node's present agent, of the present cycle."""
+
+    promise = Promise.FRESH
+
+    def __init__(self, history: JobHistory) -> None:
+        super().__init__(history)
+        self._fenced: set[str] = set()
+        self._joined: set[str] = set()
+
+    watched = (*OF_A_CYCLE, NodeReady, NodeJoined, *FromAgent.__subclasses__(), Fence, Attributed, Signalled)
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        history, record = self.history, entry.record
+        if isinstance(record, Fence):
+            self._fenced.add(record.incarnation)
+        elif isinstance(record, Signalled):
+            if record.generation != history.generation:
+                yield f"generation {history.generation} runs, and this was taken: {record}"
+        elif isinstance(record, Attributed):
+            failure = history.failures.get((record.replica, record.cycle))
+            asked = failure is not None and failure.rank == record.rank and record.generation == history.generation
+            source = record.attribution.source
+            if failure is None or not asked or source not in failure.sources or source in failure.answers:
+                yield f"nobody was to answer this, or somebody had: {record}"
+        elif isinstance(record, FromAgent):
+            yield from self._check_sender(record)
+
+    def _check_sender(self, fact: FromAgent) -> Iterator[str]:
+        history = self.history
+        node = history.nodes.get(fact.node)
+        if fact.generation != history.generation:
+            yield f"generation {history.generation} runs, and this was taken: {fact}"
+        if isinstance(fact, NodeJoined):
+            if fact.incarnation in self._joined:
+                yield f"this agent had joined before: {fact}"
+            self._joined.add(fact.incarnation)
+            return
+        if node is None or node.incarnation != fact.incarnation or fact.seq <= node.seq:
+            yield f"the journal has taken this, which is old: {fact}"
+        if isinstance(fact, OF_A_CYCLE) and fact.incarnation not in self._fenced:  # a fenced agent is only answered
+            replica = history.replicas[fact.replica]
+            if fact.cycle != replica.cycle or replica.state != "running":
+                yield f"cycle {replica.cycle} is {replica.state}, and this was taken: {fact}"
+
+
+class FailuresAnswered(Monitor):
+    """The first failure of a cycle opens the next rendezvous, or ends the replica or the job, in the same commit; no
+    rendezvous opens otherwise. Some nodes done for `exit_skew`, and others not, is a failure too."""
+
+    promise = Promise.FAILURES
+
+    def step_over(self, step: HistoryStep) -> Iterator[str]:
+        opened = {record.replica for record in step.decisions if isinstance(record, RendezvousOpened)}
+        ended = {
+            record.replica
+            for record in step.decisions
+            if isinstance(record, ReplicaEnded) and record.outcome == "failed"
+        }
+        if isinstance(step.fact, JobStarted):
+            expected, failed = set(self.history.replicas), set[str]()
+        else:
+            expected, failed = set(), set()
+            for failure in step.failures:
+                if failure.replica in expected:
+                    continue  # it restarts already, with another
+                expected |= failure.held
+                if failure.policy == "ignore":
+                    failed.add(failure.replica)
+        if any(isinstance(record, Shutdown) for record in step.decisions):
+            return
+        if opened != expected:
+            yield f"{sorted(expected)} had to begin anew, and {sorted(opened)} did, after {step.fact}"
+        if ended != failed:
+            yield f"{sorted(failed)} had to end as failed, and {sorted(ended)} did, after {step.fact}"
+        if any(failure.policy == "fail_job" for failure in step.failures):
+            yield f"the job had to end with this failure: {step.fact}"
+
+
+class RestartsDecided(Monitor):
+    """Each failure is decided once; the decision and the budget left are those that the plan's limits give, counted
+    from the journal."""
+
+    promise = Promise.BUDGET
+    watched = (RestartDecided,)
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        history, decided = self.history, entry.record
+        assert isinstance(decided, RestartDecided)
+        failure = history.failures.get((decided.replica, decided.cycle))
+        if failure is None or failure.decided:
+            yield f"no failure was open that this decides: {decided}"
+            return
+        replica = history.replicas[decided.replica]
+        action, by, restarts_left = self._expected(replica, failure, entry.t)
+        if (decided.action, decided.by) != (action, by):
+            yield f"{action} by {by} had to be decided, and this was: {decided}"
+        elif decided.restarts_left != restarts_left:
+            yield f"{restarts_left} restarts were left, and this was decided: {decided}"
+        elif action in RESTARTS and decided.delay_s != (delay_s := self._delay_s(replica, failure)):
+            yield f"a pause of {delay_s:g} s was due, and this was decided: {decided}"
+
+    def _expected(self, replica: ReplicaHistory, failure: FailureHistory, now: float) -> tuple[str, str, int]:
+        history, bounds = self.history, self.history.bounds
+        own = replica.restarted_at
+        everyone = [at for each in history.replicas.values() for at in each.restarted_at]
+        budgets = [(own, bounds.max_restarts)]
+        if bounds.max_job_restarts is not None:
+            budgets.append((everyone, bounds.max_job_restarts))
+        workers_left = min(count_left(times, allowance, now) for times, allowance in budgets)
+        if failure.policy not in RESTARTS:
+            return failure.policy, "policy", workers_left
+        if failure.waits and verdict_of(history, failure) is Verdict.STOP:
+            return "stop", "attribution", workers_left
+        stuck = 0 if history.makes_progress(replica) else replica.stuck_cycles + 1
+        if bounds.progress.max_no_progress_cycles is not None and stuck >= bounds.progress.max_no_progress_cycles:
+            return "stop", "progress", workers_left
+        if failure.kind == "worker":
+            return (failure.policy, "policy", workers_left - 1) if workers_left else ("stop", "budget", 0)
+        losses = bounds.max_node_losses
+        if losses is not None and not count_left(history.nodes_lost_at, losses, now):
+            return "stop", "budget", workers_left
+        return failure.policy, "policy", workers_left
+
+    def _delay_s(self, replica: ReplicaHistory, failure: FailureHistory) -> float:
+        plan, crashes = self.history.bounds.backoff, self.history.crashes(replica, failure)
+        if not plan.max or failure.kind == "node" or crashes < plan.after:
+            return 0.0
+        return float(min(plan.max, plan.initial * 2 ** min(crashes - plan.after, MOST_DOUBLINGS)))
+
+
+class Preemptions(Monitor):
+    """A job that was requeued more often than `max_preemptions` ends at once."""
+
+    promise = Promise.BUDGET
+
+    def step_over(self, step: HistoryStep) -> Iterator[str]:
+        history, allowance = self.history, self.history.bounds.max_preemptions
+        if not isinstance(step.fact, JobStarted) or allowance is None or not step.fact.generation:
+            return
+        too_many = count_used(history.requeued_at, allowance, step.t) > allowance.count
+        if too_many != (history.shutdown is not None):
+            yield f"requeued {len(history.requeued_at)} times, {allowance}, and this followed: {step.decisions}"
+
+
+class Verdicts(Monitor):
+    """The answers about a failure are read once, all or in time, by the plan's aggregation; a STOP acts only if the
+    run is not dry and nothing has been decided before."""
+
+    promise = Promise.VERDICT
+    watched = (AttributionJudged, RestartDecided, RendezvousClosed)
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        history, record = self.history, entry.record
+        if isinstance(record, RendezvousClosed):
+            for failure in history.failures.values():
+                if record.replica in failure.held and failure.waits and not failure.decided:
+                    yield f"{record.replica} closed before the failure of {failure.replica} was decided"
+            return
+        assert isinstance(record, AttributionJudged | RestartDecided)
+        about = history.failures.get((record.replica, record.cycle))
+        if about is None:
+            yield f"no failure was open that this is about: {record}"
+        elif isinstance(record, RestartDecided):
+            if about.waits and not is_settled(history, about, entry.t):
+                yield f"answers were to be waited for until {about.due_at}, and this was decided: {record}"
+        else:
+            if about.judged:
+                yield f"the answers about {record.replica} cycle {record.cycle} were read twice"
+            verdict = verdict_of(history, about)
+            over = entry.t >= about.due_at or len(about.answers) == len(about.sources)
+            if record.verdict != verdict:
+                yield f"the answers come to {verdict}, and were read as this: {record}"
+            acts = verdict is Verdict.STOP and about.waits and not about.decided and history.shutdown is None
+            if record.acted != acts:
+                yield f"a verdict {'had to act' if acts else 'acted'}: {record}"
+            if not about.waits and not over and history.shutdown is None:
+                yield f"answers were still to come: {record}"
+
+
+class LateNodes(Monitor):
+    """A node that is late for its rendezvous keeps its ranks until its teardown's grace and the last call are over,
+    or the join timeout has passed."""
+
+    promise = Promise.LATE
+    watched = (Fence,)
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        history, fence = self.history, entry.record
+        assert isinstance(fence, Fence)
+        node = history.nodes.get(fence.node)
+        if node is None or not node.is_here or (replica_id := history.wanted.get(fence.node)) is None:
+            return
+        replica, bounds = history.replicas[replica_id], history.bounds
+        torn_down_s = bounds.teardown.grace if replica.cycle else 0.0
+        earliest = replica.opened_at + min(bounds.rendezvous.join_timeout, torn_down_s + bounds.rendezvous.last_call)
+        if entry.t < earliest:
+            yield f"{fence.node} had {earliest - entry.t:.3f} s left to be ready for {replica_id}, and was fenced"
+
+
+class RanksGivenAway(Monitor):
+    """No rendezvous closes while workers of a lost node of its last cycle may live: their death is proven, the node
+    has joined again, or the bound for a node that is out of touch has passed."""
+
+    promise = Promise.GIVEN_AWAY
+    watched = (RendezvousClosed,)
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        closed = entry.record
+        assert isinstance(closed, RendezvousClosed)
+        for name, until in self.history.replicas[closed.replica].unproven.items():
+            if entry.t < until:
+                yield f"{closed.replica} cycle {closed.cycle} closed, and workers on {name} may live"
+
+
+class Sizes(Monitor):
+    """A rendezvous closes with all of its nodes, or with at least `min_nodes` once no more can come; survivors keep
+    their seats; the job stops for want of nodes only if they are too few."""
+
+    promise = Promise.SIZE
+    watched = (RendezvousClosed, Shutdown)
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        history, record = self.history, entry.record
+        if isinstance(record, RendezvousClosed):
+            replica = history.replicas[record.replica]
+            if replica.state != "open" or replica.cycle != record.cycle:
+                yield f"{record.replica} cycle {record.cycle} was closed and not open"
+                return
+            yield from self._check_closed(replica, record, entry.t)
+        elif isinstance(record, Shutdown) and record.exit_code == EXIT_RETRY:
+            if isinstance(history.step.fact, Signalled):
+                return
+            short = (
+                replica
+                for replica in history.replicas.values()
+                if replica.state == "open"
+                and history.have(replica) < (replica.role.min_nodes or replica.role.nodes_per_replica)
+                and not self._may_grow(replica, entry.t)
+            )
+            if next(short, None) is None:
+                yield f"every rendezvous had nodes enough, or more could come: {record}"
+
+    def _may_grow(self, replica: ReplicaHistory, now: float) -> bool:
+        history, join_s = self.history, self.history.bounds.rendezvous.join_timeout
+        expected = any(node.place == "expected" for node in history.nodes.values())
+        more = replica.awaited or (expected and now < history.started_at + join_s)
+        return bool(more) and now < replica.opened_at + join_s
+
+    def _check_closed(self, replica: ReplicaHistory, closed: RendezvousClosed, now: float) -> Iterator[str]:
+        history, role = self.history, replica.role
+        what, have, size = f"{replica.id} cycle {closed.cycle}", history.have(replica), len(closed.nodes)
+        if len(set(closed.nodes)) < size or closed.world_size != size * role.workers_per_node:
+            yield f"{what}: a world of {closed.world_size} ranks on {closed.nodes}"
+        for name in closed.nodes:
+            node = history.nodes[name]
+            if node.place != "spare" and name not in replica.ready:
+                yield f"{what} has {name}, which is {node.place}"
+        if size != min(have, role.nodes_per_replica):
+            yield f"{what} has {size} of {have} nodes, of {role.nodes_per_replica} that it wants"
+        if size < role.nodes_per_replica:
+            if role.min_nodes is None or size < role.min_nodes:
+                yield f"{what} has {size} nodes, fewer than {role.min_nodes or role.nodes_per_replica}"
+            if self._may_grow(replica, now):
+                yield f"{what} closed with {size} nodes, and more could come"
+        if replica.not_before > now:
+            yield f"{what} closed {replica.not_before - now:.3f} s before the pause was over"
+        if not any(map(history.is_evidence_against, history.nodes)):
+            for seat, name in enumerate(replica.nodes[: role.nodes_per_replica]):
+                keeps = name in replica.ready or history.nodes[name].place == "spare"
+                if keeps and size == role.nodes_per_replica and closed.nodes[seat] != name:
+                    yield f"{what}: {name} was here, and {closed.nodes[seat]} has got its ranks"
+
+
+class QuarantinedNodes(Monitor):
+    """A node that comes back after `quarantine_after` losses is quarantined, and no other."""
+
+    promise = Promise.QUARANTINE
+
+    def step_over(self, step: HistoryStep) -> Iterator[str]:
+        told = {record.node for record in step.decisions if isinstance(record, Quarantined)}
+        joined = step.fact.node if isinstance(step.fact, NodeJoined) else ""
+        due = {joined} if joined and self.history.nodes[joined].place == "quarantined" else set()
+        if told != due:
+            yield f"{sorted(due)} had to be quarantined, and {sorted(told)} was, after {step.fact}"
+
+
+class RendezvousBounds(Monitor):
+    """An open rendezvous closes, or the job ends, within the bounds that the plan gives it. `outage_s`: for how long
+    no controller may have decided."""
+
+    promise = Promise.BOUND
+    watched = (RendezvousClosed,)
+
+    outage_s: Callable[[], float]
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        closed, bounds = entry.record, self.history.bounds
+        assert isinstance(closed, RendezvousClosed)
+        late_s = max(bounds.rendezvous.join_timeout, bounds.teardown.grace + bounds.rendezvous.last_call)
+        decided_s = bounds.attribution.decision_timeout if bounds.attribution.acts else 0.0
+        most_s = late_s + bounds.gives_away_after_s + max(decided_s, bounds.backoff.max) + SLACK_S
+        took_s = entry.t - self.history.replicas[closed.replica].opened_at
+        if took_s > most_s and took_s > (most_s := most_s + self.outage_s()):
+            yield f"{closed.replica} cycle {closed.cycle} was open for {took_s:.3f} s, of {most_s:.3f} s"
+
+
+class Endings(Monitor):
+    """A replica is done when all of its nodes are; the job is when all replicas have ended; it ends when every node
+    has left, or the time for that is up."""
+
+    promise = Promise.ENDING
+    watched = (ReplicaEnded, Shutdown, JobEnded)
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        history, record = self.history, entry.record
+        match record:
+            case ReplicaEnded(outcome="done"):
+                replica = history.replicas[record.replica]
+                if not replica.done.issuperset(replica.nodes):
+                    yield f"{record.replica} is done, and of {replica.nodes} only {sorted(replica.done)} are"
+            case Shutdown():
+                if history.shutdown is not None:
+                    return
+                running = [replica.id for replica in history.replicas.values() if replica.state != "ended"]
+                fact, code = history.step.fact, record.exit_code
+                if code == EXIT_DONE and running:
+                    yield f"the job is done, and {running} have not ended"
+                decided = [each for each in history.step.decisions if isinstance(each, RestartDecided)]
+                stopped_by = decided[-1].by if decided and decided[-1].action == "stop" else None
+                if stopped_by is not None and code != (EXIT_FAILED if stopped_by == "budget" else EXIT_NO_RESTART):
+                    yield f"the restart was refused by {stopped_by}, and the job ends with {code}"
+                if isinstance(fact, Signalled) and code in (EXIT_DONE, EXIT_FAILED):
+                    yield f"{fact} ends the job with {code}"
+            case JobEnded():
+                bounds, shutdown = history.bounds, history.shutdown
+                saves = shutdown is not None and shutdown.checkpoint
+                within_s = bounds.teardown.grace + (bounds.teardown.checkpoint_timeout if saves else 0.0) + LEAVE_S
+                here = [name for name, node in history.nodes.items() if node.is_here]
+                if sorted(record.missing) != sorted(here):
+                    yield f"{sorted(here)} had not left, and the end names {sorted(record.missing)}"
+                if here and entry.t < history.shut_down_at + within_s:
+                    yield f"the job ended {entry.t - history.shut_down_at:.3f} s after its shutdown without {here}"
+
+
+def count_used(times: list[float], allowance: Allowance, now: float) -> int:
+    """How many of what has happened still count: a rate forgets."""
+    return sum(allowance.per_s is None or at > now - allowance.per_s for at in times)
+
+
+def count_left(times: list[float], allowance: Allowance, now: float) -> int:
+    return max(0, allowance.count - count_used(times, allowance, now))
+
+
+def verdict_of(history: JobHistory, failure: FailureHistory) -> Verdict:
+    """What the answers so far come to. A source that is silent has timed out."""
+    said = [failure.answers[name].verdict if name in failure.answers else Verdict.TIMEOUT for name in failure.sources]
+    stops = [verdict is Verdict.STOP for verdict in said]
+    if (any if history.bounds.attribution.aggregation == "any" else all)(stops) and said:
+        return Verdict.STOP
+    if any(stops) or Verdict.RESTART in said:
+        return Verdict.RESTART
+    return Verdict.TIMEOUT if Verdict.TIMEOUT in said else Verdict.UNKNOWN
+
+
+def is_settled(history: JobHistory, failure: FailureHistory, now: float) -> bool:
+    """Whether no answer that is still to come can change the verdict, or none is in time any more."""
+    said = {answer.verdict for answer in failure.answers.values()}
+    if now >= failure.due_at or len(failure.answers) == len(failure.sources):
+        return True
+    return Verdict.STOP in said if history.bounds.attribution.aggregation == "any" else bool(said - {Verdict.STOP})
+
+
+MONITORS: tuple[type[Monitor], ...] = (
+    FreshFacts,
+    FailuresAnswered,
+    RestartsDecided,
+    Preemptions,
+    Verdicts,
+    LateNodes,
+    RanksGivenAway,
+    Sizes,
+    QuarantinedNodes,
+    RendezvousBounds,
+    Endings,
+)
+
+
+class JournalMonitors:
+    """All monitors, over one journal. `broken` gets each promise that is broken, with a sentence."""
+
+    def __init__(
+        self, plan: Plan, broken: Callable[[Promise, str], None], outage_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self.history = JobHistory(plan)
+        self._broken = broken
+        self.monitors = [kind(self.history) for kind in MONITORS]
+        for monitor in self.monitors:
+            if isinstance(monitor, RendezvousBounds):
+                monitor.outage_s = outage_s
+        self._of_steps = [each for each in self.monitors if type(each).step_over is not Monitor.step_over]
+        self._of_records: dict[type[Any], list[Monitor]] = {}
+        for monitor in self.monitors:
+            for kind in set(monitor.watched):
+                self._of_records.setdefault(kind, []).append(monitor)
+        self._begun = False
+
+    def enter(self, entry: Entry) -> None:
+        """The next entry of the journal."""
+        if isinstance(entry.record, Fact):
+            self.complete()
+            self._begun = True
+        for monitor in self._of_records.get(type(entry.record), ()):
+            for sentence in monitor.check(entry):
+                self._broken(monitor.promise, sentence)
+        self.history.apply(entry)
+
+    def complete(self) -> None:
+        """A commit is over: no decision of its last fact is still to come."""
+        if not self._begun:
+            return
+        self._begun = False
+        for monitor in self._of_steps:
+            for sentence in monitor.step_over(self.history.step):
+                self._broken(monitor.promise, sentence)

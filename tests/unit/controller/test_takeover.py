@@ -1,0 +1,143 @@
+"""What a new controller does with the time in which there was none, and with broken connections: in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.journal.records import (
+    NodeJoined,
+    NodeLost,
+    NodeReady,
+    Progress,
+    RendezvousClosed,
+    WorkerFailed,
+)
+from tests.unit.controller.virtual_host import VirtualHost
+from tests.unit.core.fleet import plain
+
+INTERVAL_S, TIMEOUT_S = 1.0, 10.0
+
+
+def host(**bounds: float) -> VirtualHost:
+    keys = {"heartbeat__interval": INTERVAL_S, "heartbeat__timeout": TIMEOUT_S, "heartbeat__startup_timeout": 300.0}
+    return VirtualHost(plain(nodes=2, spares=1, **{**keys, **bounds}), answers_after_s=0.02)
+
+
+async def running(host: VirtualHost) -> None:
+    """Three nodes have joined, and cycle 0 runs on two of them."""
+    await host.start_controller()
+    await host.join(*host.nodes)
+    await host.later(INTERVAL_S)
+    assert [closed.nodes for closed in await host.journal(RendezvousClosed)] == [("n1", "n2")]
+
+
+def test_what_was_said_while_no_controller_ran_is_taken_in() -> None:
+    """Nodes join while there is no controller: the next one has them in its journal, and gives out ranks."""
+
+    async def story(host: VirtualHost) -> None:
+        await host.join(*host.nodes)
+        await host.start_controller()
+        await host.later(INTERVAL_S)
+        assert {joined.node for joined in await host.journal(NodeJoined)} == set(host.nodes)
+        assert len(await host.journal(RendezvousClosed)) == 1
+
+    host().play(story)
+
+
+def test_each_order_is_in_the_journal() -> None:
+    """Agents read no order whose decision the next controller would not find in the journal."""
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        journal = await host.store.journal()
+        assert [entry.n for entry in journal] == list(range(1, len(journal) + 1))
+        ordered = [order for _, order in await host.store.orders("0-0") if isinstance(order, RendezvousClosed)]
+        assert [order.cycle for order in ordered] == [0]
+
+    host().play(story)
+
+
+def test_no_deadline_is_judged_before_the_facts_that_arrived_in_time_are_read() -> None:
+    """The store answers late, and the last call passes meanwhile: the node that got ready in time keeps its ranks."""
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        n1 = {"incarnation": "n1.0", "node": "n1", "generation": 0, "replica": "main-0"}
+        await host.store.post(WorkerFailed(**n1, seq=2, cycle=0, rank=0, exit_code=1))
+        await host.later(0.5)
+        await host.store.post(NodeReady(**n1, seq=3, cycle=1, port=1))
+        await host.later(0.5)
+        host.answers_after_s = 6.0
+        n2 = {**n1, "incarnation": "n2.0", "node": "n2"}
+        await host.store.post(NodeReady(**n2, seq=2, cycle=1, port=1))
+        await host.later(20.0)
+        closed = (await host.journal(RendezvousClosed))[-1]
+        assert (closed.cycle, closed.nodes) == (1, ("n1", "n2"))
+
+    host(teardown__grace=0.5, rendezvous__last_call=4.0).play(story)
+
+
+def test_a_fact_counts_from_its_arrival_in_the_store() -> None:
+    """Not from when the controller has read it: a backlog is judged as if it had been read in time."""
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        host.answers_after_s = 0.8
+        posted_at = host.clock.wall()
+        node = {"incarnation": "n1.0", "node": "n1", "generation": 0}
+        await host.store.post(Progress(**node, seq=2, replica="main-0", cycle=0, rank=0, step=1))
+        await host.later(5.0)
+        (entry,) = [entry for entry in await host.store.journal() if isinstance(entry.record, Progress)]
+        assert entry.t == pytest.approx(posted_at, abs=0.1)
+
+    host().play(story)
+
+
+def test_a_new_controller_listens_for_a_full_timeout_before_it_declares_a_node_dead() -> None:
+    """Heartbeats of the time without a controller may be missing; a broken connection is no second sign by then."""
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        await host.kill_controller()
+        await host.fall_silent("n1")
+        await host.start_controller()
+        await host.later(0.5)
+        host.break_connection("n1")
+        await host.later(TIMEOUT_S - 1.0)
+        assert await host.journal(NodeLost) == []
+        host.beat("n1")
+        await host.later(3 * TIMEOUT_S)
+        assert await host.journal(NodeLost) == []
+
+    host().play(story)
+
+
+def test_a_node_that_died_with_the_controller_is_given_up_within_the_timeout() -> None:
+    """It joined long ago: it does not get the time for a first heartbeat again."""
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        await host.kill_controller()
+        await host.fall_silent("n1")
+        await host.start_controller()
+        await host.later(TIMEOUT_S + 1.0)
+        assert [lost.node for lost in await host.journal(NodeLost)] == ["n1"]
+
+    host().play(story)
+
+
+def test_a_broken_connection_alone_is_no_death() -> None:
+    """The node's heartbeats arrive, and its kernel does not say that its processes are gone."""
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        await host.later(2 * TIMEOUT_S)  # beyond any guard
+        host.break_connection("n1")
+        await host.later(2 * TIMEOUT_S)
+        assert await host.journal(NodeLost) == []
+        host.kernels_refuse = True
+        host.break_connection("n1")
+        await host.later(INTERVAL_S)
+        assert [lost.node for lost in await host.journal(NodeLost)] == ["n1"]
+
+    host().play(story)

@@ -10,6 +10,7 @@ import pytest
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, Noticing, Payload, Ready, disagreement, pack
+from nvrx_slurm.inprocess.ledger import GroupLedger, Lost, fold
 
 PROCESS = MemberProcess(host="n1", pid=7, began=99)
 
@@ -73,3 +74,22 @@ def test_who_has_nothing_to_say_of_an_interruption_leaves_no_record(
     """Only the ranks that failed themselves are in the records."""
     record = Noticing(**said).record()
     assert (record and (record.rank, record.text)) == recorded
+
+
+@pytest.mark.parametrize(
+    ("member", "lost", "was_last", "reads"),
+    [
+        (0, (), False, True),
+        (1, (), False, False),
+        (1, (), True, True),
+        (2, (0, 1), False, True),
+        (2, (1,), False, False),
+    ],
+)
+def test_who_closes_a_barrier(member: int, lost: tuple[int, ...], was_last: bool, reads: bool) -> None:
+    """The member that arrived last, and the lowest that is left: the former may be lost before it does."""
+    ledger = fold(
+        GroupLedger(3),
+        [Lost(iteration=0, member=each, interruption=Interruption.TERMINATED) for each in lost],
+    )
+    assert barriers.reads_arrivals(member, ledger, was_last) is reads

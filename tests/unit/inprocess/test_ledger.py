@@ -153,3 +153,13 @@ def test_records_tell_who_failed_and_why() -> None:
     """An interruption's record names the rank as the function knew it."""
     assert (FAILED.record().rank, FAILED.record().text) == (1, "boom")
     assert lost(2, Interruption.HARD_TIMEOUT).record().interruption in DEATHS
+
+
+@pytest.mark.parametrize("late", [COMPLETED, OPENED, SEALED, BROKEN], ids=lambda entry: type(entry).__name__)
+@pytest.mark.parametrize("there", [0, 1, 2], ids=["gathering", "starting", "running"])
+def test_an_entry_of_an_iteration_that_was_interrupted_means_nothing(there: int, late: AnyEntry) -> None:
+    """It was proposed before its author read of the interruption; at each stage of the next iteration it changes
+    nothing but the log's length."""
+    next_one = (Sealed(iteration=1, world_size=MEMBERS), IterationOpened(iteration=1))[:there]
+    ledger = after(*RUNNING, FAILED, *next_one)
+    assert fold(ledger, [late]) == dataclasses.replace(ledger, length=ledger.length + 1)

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from ci.mutants.control_plane import CONTROL_PLANE
+from ci.mutants.libraries import LIBRARIES
 from ci.mutants.model import Mutant
 from ci.mutants.node import NODE
 from ci.mutants.surroundings import SURROUNDINGS
 
-MUTANTS: tuple[Mutant, ...] = (*CONTROL_PLANE, *NODE, *SURROUNDINGS)
+MUTANTS: tuple[Mutant, ...] = (*CONTROL_PLANE, *NODE, *LIBRARIES, *SURROUNDINGS)

@@ -7,6 +7,7 @@ seeds. Prints which test or promise killed each, and exits with 1 if one survive
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 import threading
@@ -18,12 +19,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ci.mutants import MUTANTS
+from ci.mutants.changes import AUTO, changed_files
 from ci.mutants.checks import by_flows, by_simulation, by_units
 from ci.mutants.model import Mutant
 from ci.mutants.product_copy import ProductCopy
 from nvrx_slurm.util.clock import SystemClock
 
 SEEDS, NODES, JOBS = 500, 16, 2
+SAMPLE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Runner:
         self._options, self._idle = options, list(copies)
         self._lock = threading.Lock()
         self._clock = SystemClock()
+        self._began = self._clock.monotonic()
 
     @contextmanager
     def _copy(self) -> Iterator[ProductCopy]:
@@ -58,9 +62,11 @@ class Runner:
             with self._lock:
                 self._idle.append(copy)
 
-    def judge(self, mutant: Mutant) -> Verdict:
-        """Run the checks that were chosen."""
+    def judge(self, mutant: Mutant) -> Verdict | None:
+        """Run the checks that were chosen; None: the time is up."""
         options, began = self._options, self._clock.monotonic()
+        if began - self._began > options.within:
+            return None
         tests = promise = None
         with self._copy() as copy, copy.broken(mutant.edits):
             if options.by in ("fast", "units"):
@@ -68,7 +74,8 @@ class Runner:
             elif options.by == "flows":
                 tests = by_flows(copy, mutant, options.on)
             # In a full run also where a unit test has killed it: the last line says what the simulation alone sees.
-            if mutant.control_plane and options.by in ("fast", "simulation"):
+            asked = options.by == "simulation" or (options.by == "fast" and not (tests and options.changed))
+            if mutant.control_plane and asked:
                 promise = by_simulation(copy, options.seeds, options.nodes)
         return Verdict(mutant, tests, promise, self._clock.monotonic() - began)
 
@@ -82,6 +89,24 @@ def chosen_mutants(options: argparse.Namespace) -> list[Mutant]:
         and (options.by != "simulation" or mutant.control_plane)
         and (options.by != "flows" or mutant.flows)
     ]
+
+
+def touched_by_change(mutants: Sequence[Mutant], base: str) -> list[Mutant]:
+    """Those whose source or whose tests differ from `base`, and a sample where no base is known. First those whose
+    source does."""
+    changed = changed_files(base)
+    if changed is None:
+        print(f"ci.mutants: no earlier commit to compare with is known here: every {SAMPLE}th mutant is tried")
+        return list(mutants[::SAMPLE])
+    by_source = [mutant for mutant in mutants if any(edit.file in changed for edit in mutant.edits)]
+    by_tests = [
+        mutant
+        for mutant in mutants
+        if mutant not in by_source
+        and any(name.startswith(test.partition("::")[0]) for test in mutant.tests for name in changed)
+    ]
+    print(f"ci.mutants: {len(by_source)} mutants of changed files, {len(by_tests)} of changed tests")
+    return by_source + by_tests
 
 
 def print_verdict(verdict: Verdict) -> None:
@@ -103,9 +128,20 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=NODES, help="nodes of a simulated job, at most")
     parser.add_argument("--jobs", type=int, default=JOBS, help="mutants that are judged at a time")
     parser.add_argument("--on", default="dev", choices=("local", "dev"), help="where flows run")
+    parser.add_argument(
+        "--changed",
+        metavar="BASE",
+        nargs="?",
+        const=AUTO,
+        help="only mutants whose source or tests have changed since this commit (by default where this branch left"
+        " origin/main, or the commit before)",
+    )
+    parser.add_argument("--within", type=float, default=math.inf, metavar="S", help="begin no mutant after so long")
     parser.add_argument("--list", action="store_true", help="print the mutants and their promises")
     options = parser.parse_args()
     mutants = chosen_mutants(options)
+    if options.changed:
+        mutants = touched_by_change(mutants, options.changed)
     if options.list:
         for mutant in mutants:
             print(f"{mutant.name:32} {mutant.promise}")
@@ -115,15 +151,19 @@ def main() -> int:
         sound = Mutant(
             "the product as it is", "", (), tuple(sorted({test for each in mutants for test in each.tests}))
         )
-        if options.by in ("fast", "units") and (failed := by_units(copies[0], sound)):
+        # A change is judged after its tests have passed.
+        if not options.changed and options.by in ("fast", "units") and (failed := by_units(copies[0], sound)):
             sys.exit(f"ci.mutants: on the product as it is this test fails: {failed}")
         if options.by == "simulation" and (failed := by_simulation(copies[0], options.seeds, options.nodes)):
             sys.exit(f"ci.mutants: the product as it is: {failed}")
         runner, verdicts = Runner(options, copies), list[Verdict]()
         with ThreadPoolExecutor(options.jobs) as pool:
             for verdict in pool.map(runner.judge, mutants):
-                verdicts.append(verdict)
-                print_verdict(verdict)
+                if verdict is not None:
+                    verdicts.append(verdict)
+                    print_verdict(verdict)
+    if len(verdicts) < len(mutants):
+        print(f"{len(mutants) - len(verdicts)} more were not tried: {options.within:.0f} s had passed")
     killed = sum(verdict.killed for verdict in verdicts)
     last = f"killed {killed} of {len(verdicts)}"
     if options.by in ("fast", "simulation"):

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from ci.mutants import MUTANTS
+from ci.mutants.changes import changed_files
 from ci.mutants.model import ROOT, Mutant
 
 
@@ -36,3 +37,8 @@ def test_the_unit_tests_of_a_mutant_exist(mutant: Mutant) -> None:
 
 def test_each_mutant_has_a_name_of_its_own() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_without_an_earlier_commit_no_change_is_known() -> None:
+    """As in a clone with one commit: then a sample is tried."""
+    assert changed_files("no-such-commit") is None

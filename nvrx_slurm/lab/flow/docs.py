@@ -12,6 +12,7 @@ from nvrx_slurm.lab.flow.faults import (
     Cancel,
     NodeTarget,
     SlowLink,
+    Suspend,
     TimeLimit,
     WorkerTarget,
 )
@@ -169,6 +170,7 @@ _ARGUMENTS: dict[str, type[Block]] = {
     "`slow_link`, beside a node": SlowLink,
     "`scancel`": Cancel,
     "`shorten_time_limit`": TimeLimit,
+    "`suspend`": Suspend,
 }
 _KINDS: dict[type[Block], str] = {NodeTarget: "a node", WorkerTarget: "a worker"}
 

@@ -156,6 +156,14 @@ class TimeLimit(Arguments, frozen=True, kw_only=True):
     ]
 
 
+class Suspend(Arguments, frozen=True, kw_only=True):
+    """How long the job stands still."""
+
+    short: ClassVar[str | None] = "lasts"
+
+    lasts: Annotated[Pause, "From `scontrol suspend` to `scontrol resume`: `30s`."]
+
+
 def _exactly_one(block: Arguments, *keys: str) -> None:
     said = [key for key in keys if getattr(block, key) is not None]
     if len(said) != 1:
@@ -234,6 +242,7 @@ FAULTS: dict[str, FaultKind] = {
     "revoke_store_password": FaultKind("The store takes another password from now on."),
     "scancel": FaultKind("A user cancels the job.", Cancel),
     "preempt": FaultKind("A job of higher priority takes the nodes.", stages=_OWN_SLURM),
+    "suspend": FaultKind("`scontrol suspend`, and after a while `scontrol resume`.", Suspend, _OWN_SLURM),
     "requeue": FaultKind("`scontrol requeue`.", stages=_ANY_SLURM),
     "shorten_time_limit": FaultKind("The job's time limit comes nearer.", TimeLimit, _ANY_SLURM),
     "release": FaultKind("A requeued job that Slurm holds back for two minutes may start now.", stages=_OWN_SLURM),

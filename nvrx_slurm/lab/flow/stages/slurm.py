@@ -111,6 +111,7 @@ class SlurmFaults:
             "shorten_time_limit": self.shorten_time_limit,
             "release": self.release,
             "preempt": self.preempt,
+            "suspend": self.suspend,
             "drain_node": lambda arguments, scene: self._set_node(arguments, scene, "DRAIN", _DRAIN),
             "down_node": lambda arguments, scene: self._set_node(arguments, scene, "DOWN", _DOWN),
             "resume_node": lambda arguments, scene: self._set_node(arguments, scene, "RESUME", _USABLE),
@@ -189,6 +190,19 @@ class SlurmFaults:
             return f"job {rival} came first: job {job} is {state}" if state != "RUNNING" else None
 
         return FaultResult(at=at, proof=self._seen(preempted, f"job {rival} to take the nodes", SCHEDULING_S))
+
+    def suspend(self, arguments: Arguments, scene: Scene) -> FaultResult:
+        job, at = scene.job.job_id, self._clock.wall()
+
+        def is_in(state: str) -> str | None:
+            return f"Slurm says that job {job} is {state}" if self._show(job)["JobState"] == state else None
+
+        self._ask("scontrol", "suspend", job)
+        proof = self._seen(lambda: is_in("SUSPENDED"), f"job {job} to be suspended", PROOF_S)
+        self._clock.sleep(float(arguments["lasts"]))
+        self._ask("scontrol", "resume", job)
+        self._seen(lambda: is_in("RUNNING"), f"job {job} to run again", PROOF_S)
+        return FaultResult(at=at, proof=proof)
 
     # ---- nodes
 

@@ -48,13 +48,17 @@ CONTROL_PLANE = (
     core(
         "ranks-before-proof",
         "ranks wait until the old workers are proven dead",
-        Edit(RENDEZVOUS, "    if replica.unsafe:\n        return []\n    bounds", "    bounds"),
+        Edit(
+            RENDEZVOUS,
+            "    replica.unsafe = {name: at for name, at in replica.unsafe.items() if now < at}\n",
+            "    replica.unsafe = {}\n",
+        ),
         flows=("frozen-node",),
     ),
     core(
         "late-node-without-proof",
         "a late node's ranks wait for the proof of its death",
-        Edit(RENDEZVOUS, "    safe_at = now + job.plan.fault_tolerance.gives_away_after_s\n", "    safe_at = now\n"),
+        Edit(RENDEZVOUS, "    dead_by = now + job.plan.fault_tolerance.gives_away_after_s\n", "    dead_by = now\n"),
     ),
     core(
         "last-call-without-grace",
@@ -387,7 +391,7 @@ CONTROL_PLANE = (
     controller(
         "no-shutdown-order",
         "every agent receives the shutdown order",
-        Edit(CONTROLLER, "ReplicaEnded, Shutdown, Fence, DumpOrdered)", "ReplicaEnded, Fence, DumpOrdered)"),
+        Edit(CONTROLLER, "ReplicaEnded, Shutdown, Fence, JobSuspended", "ReplicaEnded, Fence, JobSuspended"),
         tests=(*OF_CONTROLLER, "tests/unit/lab/simulation/test_run.py"),
         flows=("happy-path", "success-while-a-spare-waits"),
     ),

@@ -32,6 +32,7 @@ from nvrx_slurm.agent.events import (
     Event,
     Failing,
     Hung,
+    Resumed,
     Signal,
     Terminated,
 )
@@ -43,7 +44,7 @@ from nvrx_slurm.agent.stacks import DUMP_FIRST_S, Dumping
 from nvrx_slurm.agent.starting import start_workers
 from nvrx_slurm.agent.stopping import Stopping
 from nvrx_slurm.agent.watching import HangWatch
-from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
+from nvrx_slurm.agent.workers import Exited, Released, Spawned, Stopped, SupervisorDied, Tearing
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, StoreUnreachable
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
@@ -52,19 +53,23 @@ from nvrx_slurm.journal.records import (
     DumpOrdered,
     Fence,
     Heartbeat,
+    JobSuspended,
     NodeIsolated,
     NodeLeft,
     NodeReady,
+    NodeResumed,
     RendezvousClosed,
     RendezvousOpened,
     ReplicaEnded,
     Shutdown,
+    Suspending,
 )
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import AGAIN_S, HURRY
+from nvrx_slurm.util.standstill import standstill
 from nvrx_slurm.util.tasks import end
 
 log = get_logger("agent")
@@ -138,6 +143,8 @@ class Agent:
         self.leaving: tuple[str, int] | None = None  # why, and with what exit code
         self._tasks: set[asyncio.Task[Any]] = set()
         self._signalled_at: float | None = None
+        self._suspended: asyncio.Task[None] | None = None  # sits out a suspension
+        self._stood_still_s = 0.0
         self._exit_code: int | None = None
 
     # ---- life
@@ -150,7 +157,7 @@ class Agent:
         publishing = self._go(self.publisher.run())
         self._go(self._read_orders())
         self._go(self.heartbeat.run())
-        for number in (signal.SIGTERM, signal.SIGINT, HURRY):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, HURRY):
             self.machine.on_signal(number, lambda name: self.inbox.put_nowait(Signal(name)))
         try:
             while self._exit_code is None:
@@ -317,6 +324,10 @@ class Agent:
         self._leave(order.reason, order.exit_code, grace_s=grace_s, checkpoint=order.checkpoint, dump=order.dump)
 
     def _on_signal(self, event: Signal) -> None:
+        if event.name == signal.SIGTSTP.name:  # Slurm sends it to suspend a job, and SIGSTOP two seconds later
+            self.publisher.publish(Suspending)
+            self._suspend()
+            return
         first, now = self.leaving is None, self.clock.monotonic()
         self._signalled_at = now if self._signalled_at is None else self._signalled_at
         hurry = event.name == HURRY.name or now - self._signalled_at > AGAIN_S
@@ -338,6 +349,31 @@ class Agent:
         if not self.leaving:
             log.error("no controller for %.0f s", event.for_s)
             self._leave(f"no controller for {event.for_s:.0f} s", EXIT_UNREACHABLE, checkpoint=True)
+
+    # ---- suspensions
+
+    def _on_job_suspended(self, order: JobSuspended) -> None:
+        if self.publisher.incarnation in order.incarnations:
+            self.heartbeat.hold()
+            self._suspend()
+
+    def _suspend(self) -> None:
+        if self._suspended is not None:
+            self._suspended.cancel()
+        self.watch.pause()
+        self._suspended = self._go(self._sit_out_suspension())
+
+    async def _sit_out_suspension(self) -> None:
+        self.inbox.put_nowait(Resumed(await standstill(self.clock)))
+
+    def _on_resumed(self, event: Resumed) -> None:
+        self._suspended, self._stood_still_s = None, event.stood_still_s
+        log.info("resumed: this node stood still for %.1f s", event.stood_still_s)
+        self.watch.resume(event.stood_still_s)
+        self.heartbeat.release(event.stood_still_s)
+
+    def _on_released(self, event: Released) -> None:
+        self.publisher.publish(NodeResumed, stood_still_s=self._stood_still_s)
 
     def _on_controller_up(self, order: ControllerUp) -> None:
         self.liveness.controller_is(order, self.publisher.incarnation)
@@ -435,6 +471,7 @@ class Agent:
             self.machine.health.look_for_news(self._health_of(over))
 
     def _join_again(self) -> None:
+        self.heartbeat.release_now()  # the next incarnation has no grant to outlive its lease
         self.publisher.renew_incarnation()
         self.fenced = False
         self.joining.open_fence()
@@ -479,6 +516,9 @@ _HANDLERS: dict[type[Any], Callable[[Agent, Any], None]] = {
     Shutdown: Agent._on_shutdown,
     DumpOrdered: Agent._on_dump_ordered,
     ControllerUp: Agent._on_controller_up,
+    JobSuspended: Agent._on_job_suspended,
+    Resumed: Agent._on_resumed,
+    Released: Agent._on_released,
     Assigned: Agent._on_assigned,
     Spawned: Agent._on_spawned,
     Exited: Agent._on_exited,

@@ -38,6 +38,13 @@ class Signal:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """This process has stood still for so long in a suspension of the job, or none has come."""
+
+    stood_still_s: float
+
+
 @dataclass(slots=True)
 class Cycle:
     """The cycle of a replica that this node is in."""
@@ -125,6 +132,7 @@ Event = (
     | Hung
     | Dumped
     | Signal
+    | Resumed
     | StoreUnreachable
     | ControllerSilent
     | Crash

@@ -20,8 +20,8 @@ deadline, and one that is still to come has not passed: a torn reading never mak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nvrx_slurm.jobspec.model import HangSpec
@@ -73,10 +73,11 @@ class _Deadline:
     after: str = ""
     section: str | None = None
     step: int | None = None
+    later_ns: int = 0
 
     @property
     def at_ns(self) -> int:
-        return self.since_ns + round(self.limit_s * NS)
+        return self.since_ns + round(self.limit_s * NS) + self.later_ns
 
     def hang(self, now_ns: int) -> Hang:
         since_s = (now_ns - self.since_ns) / NS
@@ -84,23 +85,40 @@ class _Deadline:
         return Hang(self.rank, why, since_s, self.limit_s, self.section, self.step)
 
 
-def judge(workers: Iterable[Watched], limits: HangSpec, learned: Mapping[str, float], now_ns: int) -> list[Hang]:
+Standstill = tuple[int, int]
+"""The whole job was suspended: until when, and for how long, both in nanoseconds. No deadline counts that time."""
+
+
+def judge(
+    workers: Iterable[Watched],
+    limits: HangSpec,
+    learned: Mapping[str, float],
+    now_ns: int,
+    suspended: Sequence[Standstill] = (),
+) -> list[Hang]:
     """The workers that hang, by rank: each once, with the deadline that passed first."""
     first: dict[int, _Deadline] = {}
-    for deadline in _deadlines(workers, limits, learned):
+    for deadline in _deadlines(workers, limits, learned, suspended):
         known = first.get(deadline.rank)
         if deadline.at_ns <= now_ns and (known is None or deadline.at_ns < known.at_ns):
             first[deadline.rank] = deadline
     return [first[rank].hang(now_ns) for rank in sorted(first)]
 
 
-def next_look(workers: Iterable[Watched], limits: HangSpec, learned: Mapping[str, float], now_ns: int) -> int | None:
+def next_look(
+    workers: Iterable[Watched],
+    limits: HangSpec,
+    learned: Mapping[str, float],
+    now_ns: int,
+    suspended: Sequence[Standstill] = (),
+) -> int | None:
     """The earliest moment after `now_ns` at which a deadline passes as things stand; None if there is none.
 
     Progress only moves deadlines back, but a section that is opened later may bring a nearer one: ask again whenever
     readings are taken anyhow.
     """
-    return min((d.at_ns for d in _deadlines(workers, limits, learned) if d.at_ns > now_ns), default=None)
+    deadlines = _deadlines(workers, limits, learned, suspended)
+    return min((each.at_ns for each in deadlines if each.at_ns > now_ns), default=None)
 
 
 def seen_by(workers: Iterable[Reading]) -> Seen:
@@ -142,7 +160,15 @@ def learned(seen: Seen, limits: HangSpec) -> dict[str, float]:
     }
 
 
-def _deadlines(workers: Iterable[Watched], limits: HangSpec, learned: Mapping[str, float]) -> Iterator[_Deadline]:
+def _deadlines(
+    workers: Iterable[Watched], limits: HangSpec, learned: Mapping[str, float], suspended: Sequence[Standstill]
+) -> Iterator[_Deadline]:
+    for deadline in _deadlines_of(workers, limits, learned):
+        later_ns = sum(for_ns for until_ns, for_ns in suspended if until_ns > deadline.since_ns)
+        yield replace(deadline, later_ns=later_ns) if later_ns else deadline
+
+
+def _deadlines_of(workers: Iterable[Watched], limits: HangSpec, learned: Mapping[str, float]) -> Iterator[_Deadline]:
     watched = list(workers)
     first_end = min(((w.ended_ok_ns, w.rank) for w in watched if w.ended_ok_ns is not None), default=None)
     for worker in watched:

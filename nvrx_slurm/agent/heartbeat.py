@@ -7,6 +7,9 @@ trips, and cancelling each attempt would never let one succeed.
 Whichever of the two answered last renews the supervisor's lease. When neither has answered for `fence_timeout` the
 lease lapses: the workers die, since by then another node may have their ranks. The controller's own sign of life is
 its lease in the store; while it is silent workers go on, up to `control_plane_grace`.
+
+While Slurm suspends the job (`hold`) the workers outlive their lease: nobody runs who could renew it, or give their
+ranks away.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ TRIM_EVERY = 16
 """Trimming the stream costs the store as much as the heartbeat itself: every so many heartbeats is enough."""
 
 
+OUTLIVE_S = 14 * 86400.0
+"""How long workers live in a suspension that never ends. In milliseconds it must fit into poll(2)'s int."""
+
+
 @dataclass(frozen=True, slots=True)
 class ControllerSilent:
     """No controller has shown a sign of life for the control plane's grace."""
@@ -42,7 +49,7 @@ class ControllerSilent:
 
 
 class HeartbeatSender:
-    """Sends until it is cancelled. `make` makes the next heartbeat, `lease` renews the workers' lease in seconds."""
+    """Sends until it is cancelled. `make` makes the next heartbeat, `lease` as `machine.WorkersPort` has it."""
 
     def __init__(
         self,
@@ -53,7 +60,7 @@ class HeartbeatSender:
         liveness: LivenessClient,
         clock: Clock,
         make: Callable[[], Heartbeat],
-        lease: Callable[[float], None],
+        lease: Callable[..., None],
         post: Callable[[ControllerSilent], None],
     ) -> None:
         self._bounds, self._store, self._liveness, self._clock = bounds, store, liveness, clock
@@ -64,6 +71,8 @@ class HeartbeatSender:
         self._sent_event = asyncio.Event()
         self._touched_at = self._controller_at = self._asked_at = clock.monotonic()
         self._warned_of_store = self._warned_of_controller = False
+        self._holds = False
+        self._resumed_at: float | None = None  # the hold ends with the first touch after this
 
     async def run(self) -> None:
         """Send one heartbeat each interval, also while the store is away."""
@@ -72,6 +81,8 @@ class HeartbeatSender:
             due = self._clock.monotonic()
             while True:
                 await self._send_once(max(interval_s, SHORTEST_WAIT_S))
+                if self._resumed_at is not None and self._touched_at > self._resumed_at:
+                    self._holds, self._resumed_at = False, None
                 self.renew()
                 self._sent_event.set()
                 self._watch_controller()
@@ -86,7 +97,30 @@ class HeartbeatSender:
     def renew(self) -> None:
         """Let the workers live for as long as the last touch allows. Called before they start, and once an
         interval."""
-        self._lease(max(0.0, self._bounds.fence_timeout - self._out_of_touch_s()))
+        if self._holds:
+            self._lease(OUTLIVE_S, outlived=True)
+        else:
+            self._lease(max(0.0, self._bounds.fence_timeout - self._out_of_touch_s()))
+
+    def hold(self) -> None:
+        """Let the workers outlive their lease: the controller has granted it, and gives their ranks away on proof
+        only, until `release` has reached the supervisor."""
+        self._holds, self._resumed_at = True, None
+        self.renew()
+
+    def release(self, stood_still_s: float) -> None:
+        """This node runs again. The time that it stood still is no silence. The ordinary lease begins with its next
+        heartbeat that arrives: store and controller may be resumed seconds later."""
+        if self._holds:
+            now = self._resumed_at = self._clock.monotonic()
+            self._touched_at = min(now, self._touched_at + stood_still_s)
+            self._controller_at = now
+
+    def release_now(self) -> None:
+        """Back to the ordinary lease, if the workers outlive it."""
+        if self._holds:
+            self._holds, self._resumed_at = False, None
+            self.renew()
 
     @property
     def is_in_touch(self) -> bool:
@@ -137,6 +171,8 @@ class HeartbeatSender:
     def _watch_controller(self) -> None:
         """Log its silence once; after the grace, post `ControllerSilent`."""
         now = self._clock.monotonic()
+        if self._holds and self._resumed_at is None:
+            return
         if self._warned_of_store and (silence_s := self._liveness.silence_s()) is not None:
             self._controller_at = max(self._controller_at, now - silence_s)  # the store cannot be asked
         for_s = now - self._controller_at

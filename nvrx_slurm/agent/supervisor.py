@@ -20,7 +20,7 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
     agent → supervisor   {"op": "spawn", "id", "argv", "env", "cwd"} + [stdout fd, stderr fd]
                          {"op": "stop", "signal", "grace_s", "checkpoint": [signal, seconds] | null}
                          {"op": "done", "phase"}              the work of a phase (dump, checkpoint) is done
-                         {"op": "lease", "until"}             workers may run until then, on the monotonic clock
+                         {"op": "lease", "until", "outlived"} workers may run until then, on the monotonic clock
                          {"op": "hold"} + [liveness connection fd]
                          {"op": "fence"} + [fence socket fds]   the first one is armed
     supervisor → agent   {"op": "spawned", "id", "pid"}
@@ -28,6 +28,7 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
                          {"op": "phase", "phase", "left": [pid, …], "ends_in_s"}    as it begins, and each second
                          {"op": "stopped", "survivors": [pid, …]}    no worker is left
                          {"op": "lapsed", "survivors": [pid, …]}     the same, because the lease lapsed
+                         {"op": "released"}                   an ordinary lease is in force again
 """
 
 from __future__ import annotations
@@ -116,12 +117,14 @@ class Supervisor:
         self.signals: dict[Phase, int] = {}
         self.say_at = self.kill_at = 0.0
         self.lease_until: float | None = None
+        self.lease_outlived = False
         self.self_fence = SelfFenceTimer()
         self.lapsed = False
         self.may_spawn = True  # until a lease has lapsed, and from the next one on
         self.wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        asked = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)
+        for number in (signal.SIGCHLD, *asked):
             # Handlers, not SIG_IGN: workers must not inherit it. Slurm signals every process of a step; only the
             # agent decides what follows.
             signal.signal(number, lambda *_: None)
@@ -224,6 +227,10 @@ class Supervisor:
         self.may_spawn = left_s > 0.0
         self.lease_until = order["until"]
         self.self_fence.arm(left_s + SELF_FENCE_S)
+        # Only now, with the timer set: from this word on the controller takes the clock for proof again.
+        released, self.lease_outlived = self.lease_outlived, order["outlived"]
+        if released and not self.lease_outlived:
+            self._say(op="released")
 
     def _stop(self, order: dict[str, Any], fds: list[int]) -> None:
         now = time.monotonic()

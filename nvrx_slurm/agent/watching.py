@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nvrx_slurm.agent.events import Hung
-from nvrx_slurm.agent.hangs import NS, Hang, Seen, Watched, judge, learned, merge, next_look, seen_by
+from nvrx_slurm.agent.hangs import NS, Hang, Seen, Standstill, Watched, judge, learned, merge, next_look, seen_by
 from nvrx_slurm.agent.machine import BoardPort, OutputPort
 from nvrx_slurm.jobspec.model import HangSpec
 from nvrx_slurm.util.clock import Clock
@@ -31,11 +31,13 @@ class HangWatch:
         self._started: dict[int, int] = {}  # rank → when, nanoseconds
         self._ended_well: dict[int, int] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._paused = False
+        self._suspended: list[Standstill] = []
 
     def begin(self, known: Seen) -> None:
         """A cycle begins; `known` is what its role has taken so far."""
         self.end()
-        self._known = known
+        self._known, self._suspended = known, []
 
     def started(self, rank: int) -> None:
         now_ns = self._started[rank] = self._now_ns()
@@ -55,6 +57,17 @@ class HangWatch:
         self._started, self._ended_well = {}, {}
         self._wake_at(None)
 
+    def pause(self) -> None:
+        """The job is about to be suspended: judge no worker until `resume`."""
+        self._paused = True
+
+    def resume(self, stood_still_s: float) -> None:
+        """The job runs again: the time that it stood still counts for no deadline."""
+        self._paused = False
+        if stood_still_s > 0.0:
+            self._suspended.append((self._now_ns(), round(stood_still_s * NS)))
+        self.look()
+
     def look(self) -> Mapping[int, Reading]:
         """Judge, and set the clock for the next deadline. Returns what was read for it."""
         readings, hung = self._judged()
@@ -71,6 +84,8 @@ class HangWatch:
 
     def _judged(self) -> tuple[Mapping[int, Reading], list[Hang]]:
         now_ns, readings = self._now_ns(), self._board.readings()
+        if self._paused:
+            return readings, []
         bounds = learned(merge(self._known, seen_by(readings.values())), self._limits)
         watched = []
         for rank, started_ns in self._started.items():
@@ -84,8 +99,8 @@ class HangWatch:
                     ended_ok_ns=self._ended_well.get(rank),
                 )
             )
-        self._wake_at(next_look(watched, self._limits, bounds, now_ns))
-        return readings, judge(watched, self._limits, bounds, now_ns)
+        self._wake_at(next_look(watched, self._limits, bounds, now_ns, self._suspended))
+        return readings, judge(watched, self._limits, bounds, now_ns, self._suspended)
 
     def news(self) -> dict[str, tuple[int, float]]:
         """What the role has taken by now, if that is worth a record: a longest time that has grown, or a count that

@@ -74,7 +74,12 @@ class SupervisorDied:
     """The supervisor was killed; what it had started is dead by now."""
 
 
-WorkerEvent = Spawned | Exited | Tearing | Stopped | SupervisorDied
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The workers live by an ordinary lease again, and the kernel's timer with them."""
+
+
+WorkerEvent = Spawned | Exited | Tearing | Stopped | SupervisorDied | Released
 
 
 _PACKAGES = Path(nvrx_slurm.__file__).parents[1]
@@ -141,10 +146,11 @@ class Workers:
         """What a phase waits for (the dump, the checkpoint) is done: go on."""
         self._send({"op": "done", "phase": phase})
 
-    def lease(self, seconds: float) -> None:
-        """Workers may run for so long from now, and are killed then unless this is renewed."""
+    def lease(self, seconds: float, outlived: bool = False) -> None:
+        """Workers may run for so long from now, and are killed then unless this is renewed. `outlived`: the ordinary
+        lease is, in a suspension; `Released` follows once an ordinary one is in force again."""
         until = asyncio.get_running_loop().time() + seconds  # CLOCK_MONOTONIC, which the supervisor reads too
-        self._send({"op": "lease", "until": until})
+        self._send({"op": "lease", "until": until, "outlived": outlived})
 
     def fence(self, fence_socket: FenceSocketPort) -> None:
         """Arm the fence socket, and leave it to the supervisor alone: it closes when that dies."""
@@ -216,6 +222,8 @@ def _event(message: dict[str, Any]) -> WorkerEvent:
     if message["op"] == "exited":
         ended = {key: message[key] for key in ("code", "signal", "error") if key in message}
         return Exited(rank=message["id"], **ended)
+    if message["op"] == "released":
+        return Released()
     if message["op"] == "phase":
         return Tearing(phase=message["phase"], left=tuple(message["left"]), ends_in_s=message["ends_in_s"])
     return Stopped(survivors=tuple(message["survivors"]), lapsed=message["op"] == "lapsed")

@@ -83,6 +83,10 @@ class Host:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._ask, number)
+        if self.info.cluster == "slurm":
+            # Slurm announces a suspension with SIGTSTP, two seconds ahead of SIGSTOP. In those two seconds agents,
+            # store and controller, which inherit this, agree on it.
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         if self.info.cluster == "local" and self.plan.time_limit_s is not None:  # Slurm sends it to its own jobs
             limit_s = self.plan.time_limit_s
             loop.call_later(limit_s - notice_s(self.plan.fault_tolerance, limit_s), self._ask, signal.SIGUSR1)

@@ -39,7 +39,9 @@ from nvrx_slurm.journal.records import (
     Entry,
     Fact,
     Fence,
+    JobResumed,
     JobStarted,
+    JobSuspended,
     Record,
     RendezvousClosed,
     RendezvousOpened,
@@ -47,6 +49,7 @@ from nvrx_slurm.journal.records import (
     Shutdown,
     Signalled,
     SignalReason,
+    Suspending,
     Tick,
 )
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey
@@ -55,6 +58,7 @@ from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.admission import LOG_EVERY_S
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.standstill import standstill
 from nvrx_slurm.util.tasks import end
 
 log = get_logger("controller")
@@ -81,7 +85,7 @@ SIGNALS: dict[signal.Signals, SignalReason] = {
 }
 """The signals with which the batch host, the controller's parent, asks it to end the job."""
 
-ORDERS = (RendezvousOpened, RendezvousClosed, ReplicaEnded, Shutdown, Fence, DumpOrdered)
+ORDERS = (RendezvousOpened, RendezvousClosed, ReplicaEnded, Shutdown, Fence, JobSuspended, DumpOrdered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +221,11 @@ class Controller:
     async def _serve(self, tasks: list[asyncio.Task[None]]) -> Shutdown:
         try:
             while not self.job.ended:
-                batch = self._decide(await self._next_batch(tasks))
+                if self.job.suspended_at is None:
+                    inbound = await self._next_batch(tasks)
+                else:  # what arrives meanwhile stays in the queue: after the resumption no deadline is overdue
+                    inbound = [await self._sit_out_suspension(tasks)]
+                batch = self._decide(inbound)
                 await self._commit(batch)
                 # Only after the commit: a fence or a request that no journal knows would be lost with this process,
                 # or sent by a controller that a newer one has fenced.
@@ -254,6 +262,24 @@ class Controller:
         while not self.queue.empty():
             batch.append(self.queue.get_nowait())
         return batch
+
+    async def _sit_out_suspension(self, tasks: list[asyncio.Task[None]]) -> InboundFact:
+        """Wait until this process has stood still with the job, or for as long as the announcement may come ahead."""
+        self.detector.suspended = True
+        waiting = asyncio.ensure_future(standstill(self.clock))
+        await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                waiting.cancel()
+                task.result()
+        stood_still_s = await waiting
+        log.info("resumed: the job stood still for %.1f s", stood_still_s)
+        self.detector.resume(stood_still_s)
+        arrived = [self.queue.get_nowait() for _ in range(self.queue.qsize())]
+        for item in arrived:  # a node that was suspended late has announced this suspension, not another one
+            if not isinstance(item.fact, Suspending):
+                self.queue.put_nowait(item)
+        return InboundFact(JobResumed(generation=self.job.generation, stood_still_s=stood_still_s))
 
     async def _has_read_all(self) -> bool:
         """Whether the inbox is being read; waits a moment where it is not."""

@@ -91,6 +91,7 @@ class FailureDetector:
         self.joined_at: dict[str, float] = {}  # node → when its agent joined, seconds since the epoch
         self.trusted: set[str] = set()  # incarnations whose kernel's refusal proves a death
         self.disconnected: set[str] = set()  # nodes whose connection closed, until they connect again
+        self.suspended = False  # the job is: no silence is judged
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start_with(self, nodes: Iterable[Node]) -> None:
@@ -110,6 +111,11 @@ class FailureDetector:
             self.watched.pop(fact.incarnation.encode(), None)
             self.last_heartbeats.pop(fact.node, None)
             self.disconnected.discard(fact.node)
+
+    def resume(self, stood_still_s: float) -> None:
+        """The job runs again."""
+        self.suspended = False
+        self.liveness.stood_still(stood_still_s, self.clock.monotonic())
 
     async def close(self) -> None:
         await end(self._tasks)
@@ -140,7 +146,7 @@ class FailureDetector:
                         last_heartbeats[name] = packed
                 # Only now: a controller that was frozen takes in first what arrived meanwhile.
                 bounds = self.plan.fault_tolerance
-                for name, silent_s in self.liveness.dead(now).items():
+                for name, silent_s in ({} if self.suspended else self.liveness.dead(now)).items():
                     log.warning("%s: nothing heard for %.1f s; it is given up", name, silent_s)
                     suspected = silent_s < bounds.heartbeat.timeout
                     cause = "connection_closed" if suspected else "heartbeat_timeout"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from nvrx_slurm.core import limits, membership, rendezvous, restart, restart_decision
+from nvrx_slurm.core import limits, membership, rendezvous, restart, restart_decision, suspension
 from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
 from nvrx_slurm.journal.records import (
@@ -27,6 +27,7 @@ from nvrx_slurm.journal.records import (
     Fence,
     FromAgent,
     JobEnded,
+    JobResumed,
     JobStarted,
     Learned,
     NodeFenced,
@@ -35,6 +36,7 @@ from nvrx_slurm.journal.records import (
     NodeLeft,
     NodeLost,
     NodeReady,
+    NodeResumed,
     Progress,
     Quarantined,
     RecordsRefused,
@@ -46,6 +48,7 @@ from nvrx_slurm.journal.records import (
     SignalReason,
     SlurmNodeState,
     StacksDumped,
+    Suspending,
     Tick,
     WorkerFailed,
     WorkerHung,
@@ -96,7 +99,7 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
 
 def next_deadline(job: Job) -> float | None:
     """When a `Tick` is due if nothing happens before; None: never."""
-    if job.ended:
+    if job.ended or job.suspended_at is not None:
         return None
     if job.shutdown is not None:
         return job.shutdown_deadline
@@ -150,7 +153,7 @@ def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | Non
     job.restart_decisions, job.suspects = {}, set(fact.suspects)
     job.nodes = {name: Node(name=name, index=i) for i, name in enumerate(fact.expected)}
     job.expected, job.standby, job.wanted_by = set(fact.expected), set(), {}
-    job.shutdown, job.ended = None, False
+    job.shutdown, job.suspended_at, job.ended = None, None, False
     if fact.generation:
         job.requeued_at.append(now)
         if spent := limits.preemptions_spent(job, now):
@@ -323,7 +326,7 @@ def _node_lost(job: Job, fact: NodeLost, now: float) -> list[Decision] | None:
         return None
     node.fenced = True
     if node.state is NodeState.ACTIVE and node.replica is not None and fact.safe_after_s > 0.0:
-        job.replicas[node.replica].unsafe[node.name] = now + fact.safe_after_s
+        job.replicas[node.replica].unsafe[node.name] = membership.safe_at(node, now + fact.safe_after_s)
     fence = Fence(node=node.name, incarnation=node.incarnation)
     return [fence, *_lose(job, node, fact.why, now, noticed=now - fact.ago_s, step=fact.step)]
 
@@ -376,6 +379,9 @@ _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] 
     SlurmNodeState: _recorded,
     DumpAsked: _dump_asked,
     Signalled: _signalled,
+    Suspending: suspension.begin,
+    NodeResumed: suspension.node_resumed,
+    JobResumed: suspension.end,
     Attributed: _attributed,
     RecordsRefused: _recorded,
     Tick: _recorded,

@@ -75,6 +75,15 @@ class Liveness:
             self._suspected[node] = now
             self._look_at = min(self._look_at, now + self._suspect_s)
 
+    def stood_still(self, for_s: float, now: float) -> None:
+        """The whole job stood still until now: that time is no silence. Nodes resume seconds apart, so none is judged
+        before a full timeout."""
+        for known in (self._heard, self._registered, self._suspected):
+            for node, at in known.items():
+                known[node] = min(now, at + for_s)
+        self._newest = min(now, self._newest + for_s)
+        self._grace_until, self._look_at = max(self._grace_until, now + self._timeout_s), 0.0
+
     def drop(self, node: str) -> None:
         """The node is dead or gone: stop watching."""
         for known in (self._heard, self._registered, self._suspected):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from nvrx_slurm.core.state import Job, Node, NodeState
 from nvrx_slurm.journal.records import FromAgent, NodeJoined
 from nvrx_slurm.util.ids import precedes
@@ -54,6 +56,11 @@ def is_news(job: Job, fact: NodeJoined) -> bool:
     return not known and not precedes(fact.incarnation, node.incarnation)
 
 
+def safe_at(node: Node, at: float) -> float:
+    """When the clock alone proves that the workers of a lost node are dead: at `at`, or never."""
+    return math.inf if node.outlives_lease else at
+
+
 def make_safe(job: Job, node: Node) -> bool:
     """None of the node's old workers lives any more. False: that was known already."""
     replica = job.replicas.get(node.replica or "")
@@ -70,7 +77,7 @@ def welcome(job: Job, fact: NodeJoined) -> Node:
         node = job.nodes[fact.node] = Node(name=fact.node, index=len(job.nodes))
     if node.incarnation:
         node.former.add(node.incarnation)
-    node.incarnation, node.seq, node.fenced = fact.incarnation, fact.seq, False
+    node.incarnation, node.seq, node.fenced, node.outlives_lease = fact.incarnation, fact.seq, False, False
     node.addr, node.port, node.fence_port = fact.addr, fact.port, fact.fence_port
     make_safe(job, node)
     node.replica = None

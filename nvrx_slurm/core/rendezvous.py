@@ -12,6 +12,7 @@ A rendezvous prefers the nodes of the cycle before (in cycle 0: the first nodes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from nvrx_slurm.core import limits, membership, restart_decision
@@ -78,7 +79,8 @@ def close_what_can(job: Job, now: float) -> list[Decision]:
 def deadline(job: Job, replica: Replica) -> float:
     """When the open rendezvous must be looked at again if nothing happens."""
     if replica.unsafe:
-        return max(replica.unsafe.values())
+        latest = max(replica.unsafe.values())
+        return _overdue_at(job, replica) if latest == math.inf else latest
     if replica.paused and replica.pause_until is not None:
         return replica.pause_until
     if replica.held:
@@ -92,6 +94,10 @@ def deadline(job: Job, replica: Replica) -> float:
     return latest if replica.last_call_at is None else min(latest, replica.last_call_at)
 
 
+def _overdue_at(job: Job, replica: Replica) -> float:
+    return replica.opened_at + job.plan.fault_tolerance.rendezvous.join_timeout
+
+
 def _no_longer_awaited(replica: Replica, node: Node, now: float) -> None:
     replica.awaited.discard(node.name)
     if not replica.awaited and replica.stamps:
@@ -102,6 +108,12 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
     replica.held = replica.paused = False
     replica.unsafe = {name: at for name, at in replica.unsafe.items() if now < at}
     if replica.unsafe:
+        # The clock proves nothing of a node that was lost while the job was suspended. If its kernel does not either,
+        # its ranks cannot run in this allocation any more.
+        unproven = sorted(name for name, at in replica.unsafe.items() if at == math.inf)
+        if unproven and now >= _overdue_at(job, replica):
+            reason = f"{', '.join(unproven)}: lost in a suspension, and not proven dead"
+            return [Shutdown(exit_code=EXIT_RETRY, reason=reason)]
         return []
     bounds = job.plan.fault_tolerance
     enough = len(replica.ready) + len(job.standby) >= replica.role.nodes_per_replica
@@ -193,12 +205,12 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
 def _fence_late(job: Job, replica: Replica, now: float) -> list[Decision]:
     """Nodes that are too late lose their ranks: they are fenced, and the rendezvous waits until they are dead."""
     late = sorted(name for name in replica.awaited if job.nodes[name].state is NodeState.ACTIVE)
-    safe_at = now + job.plan.fault_tolerance.gives_away_after_s
+    dead_by = now + job.plan.fault_tolerance.gives_away_after_s
     fences: list[Decision] = []
     for node in map(job.nodes.__getitem__, late):
         membership.move(job, node, NodeState.LOST)
         node.fenced = True
-        replica.unsafe[node.name] = safe_at
+        replica.unsafe[node.name] = membership.safe_at(node, dead_by)
         forget(job, node, now)
         fences.append(Fence(node=node.name, incarnation=node.incarnation))
     return fences

@@ -47,6 +47,7 @@ class Node:
     fence_port: int = 0
     replica: str | None = None
     fenced: bool = False
+    outlives_lease: bool = False  # its workers do: it was suspended, and has not reported that it has resumed
     deaths: int = 0
     former: set[str] = field(default_factory=set)
 
@@ -161,6 +162,7 @@ class Job:
     requeued_at: list[float] = field(default_factory=list)
     shutdown: Shutdown | None = None
     shutdown_deadline: float = 0.0
+    suspended_at: float | None = None  # Slurm suspends the job: nothing is decided until it has been resumed
     ended: bool = False
 
     def spares_in_order(self) -> list[str]:

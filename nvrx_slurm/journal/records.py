@@ -254,6 +254,26 @@ class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
     generation: Count = 0
 
 
+class Suspending(FromAgent, frozen=True, kw_only=True, tag="suspending"):
+    """Slurm has announced to this node that it suspends the job (SIGTSTP, two seconds ahead of SIGSTOP). Only the
+    first of a suspension is journaled."""
+
+
+class NodeResumed(FromAgent, frozen=True, kw_only=True, tag="node_resumed"):
+    """The node's workers live by their ordinary lease again, after a suspension. `stood_still_s`: how long the agent
+    did not run."""
+
+    stood_still_s: float = 0.0
+
+
+class JobResumed(Fact, frozen=True, kw_only=True, tag="job_resumed"):
+    """The controller runs again after a suspension, or the announced one has not come (`stood_still_s` 0). No
+    deadline counts the time that it stood still."""
+
+    stood_still_s: float = 0.0
+    generation: Count = 0
+
+
 class Attributed(Fact, frozen=True, kw_only=True, tag="attributed"):
     """A source of attribution has answered about the first failure of a cycle. `rank` as in the failure's key."""
 
@@ -433,6 +453,14 @@ class Quarantined(Decision, frozen=True, kw_only=True, tag="quarantined"):
     reason: str
 
 
+class JobSuspended(Decision, frozen=True, kw_only=True, tag="job_suspended"):
+    """Slurm suspends the job, on all nodes. Until each of these agents has resumed, its workers outlive their lease,
+    so none of their ranks is given away by the clock; only on proof."""
+
+    incarnations: tuple[FileName, ...]
+    generation: Count = 0
+
+
 class DumpOrdered(Decision, frozen=True, kw_only=True, tag="dump_ordered"):
     """Agents write down the stacks of their live workers. `ranks` empty: of all."""
 
@@ -461,6 +489,9 @@ AnyFact = (
     | SlurmNodeState
     | DumpAsked
     | Signalled
+    | Suspending
+    | NodeResumed
+    | JobResumed
     | Attributed
     | RecordsRefused
     | Tick
@@ -477,6 +508,7 @@ AnyDecision = (
     | JobEnded
     | Fence
     | Quarantined
+    | JobSuspended
     | DumpOrdered
 )
 AnyRecord = AnyFact | AnyDecision

@@ -70,6 +70,14 @@ def describe(record: AnyRecord) -> str:
             return f"{record.by} asked for the stacks of {_dumped(record)} (request {record.request})"
         case records.Signalled():
             return SIGNALS[record.reason]
+        case records.Suspending():
+            return f"Slurm announced to {record.node} that it suspends the job"
+        case records.NodeResumed():
+            return f"{record.node} was resumed{_stood_still(record)}"
+        case records.JobResumed():
+            return (
+                f"the job was resumed{_stood_still(record)}" if record.stood_still_s else "the job was not suspended"
+            )
         case records.Attributed(attribution=answer):
             fault = "" if answer.fault == "unknown" else f" ({answer.fault}, {answer.confidence:.0%} sure)"
             because = answer.problem or answer.explanation
@@ -180,6 +188,8 @@ def _describe_decision(record: AnyDecision) -> str:
             return f"{record.node} (agent {record.incarnation}) must kill its workers and join again"
         case records.Quarantined():
             return f"{record.node} gets no ranks any more: {record.reason}"
+        case records.JobSuspended():
+            return f"Slurm suspends the job; {plural(len(record.incarnations), 'agent')} may outlive the lease"
         case records.DumpOrdered():
             return f"agents write the stacks of {_dumped(record)} (request {record.request})"
         case _:
@@ -206,6 +216,10 @@ def pause_of(record: records.RestartDecided) -> str:
 def gets_ranks_last(blamed: tuple[str, ...]) -> str:
     """`n2 gets ranks only where no other node is left`."""
     return f"{names(blamed)} {'gets' if len(blamed) == 1 else 'get'} ranks only where no other node is left"
+
+
+def _stood_still(record: records.NodeResumed | records.JobResumed) -> str:
+    return f" after {seconds(record.stood_still_s)}"
 
 
 def _cycle(record: Any) -> str:

@@ -23,6 +23,10 @@ AWAY_PAUSE_S = 0.25
 FULL_PAUSE_S = 2.0
 """The longest pause while a server answers and refuses: a person must act first, and each retry costs it work."""
 
+LONGEST_ATTEMPT_S = 15.0
+"""A call and the pause before it take less. Where more time has passed since the failure before, this process stood
+still (the job was suspended), and the excess is no patience spent."""
+
 IN_MEMORY = ("CONFIG", "SET", "appendonly", "no")
 """The order to an embedded server whose disk is full. Everything it holds is also in its memory."""
 
@@ -143,6 +147,7 @@ class StoreRetry:
 
     def _reset(self) -> None:
         self._since: float | None = None
+        self._failed_at: float | None = self._began
         self._warned: str | None = None
         self._pause_s = FIRST_PAUSE_S
         self._has_reconfigured = False
@@ -151,6 +156,7 @@ class StoreRetry:
         """From `at` on this patience counts."""
         self._patience_s, self._began = patience_s, max(at, self._began or at)
         self._since = None if self._since is None else max(at, self._since)
+        self._failed_at = None if self._failed_at is None else max(at, self._failed_at)
 
     def failed(self, error: Exception, now: float) -> Retry | GiveUp:
         """What to do about an error that a call has raised."""
@@ -163,6 +169,9 @@ class StoreRetry:
             return GiveUp(f"the store at {self._where} refuses us: {error}; {advice}", Cause.ACCESS)
         if self._since is None:
             self._since = now if self._began is None else self._began
+        if self._failed_at is not None:
+            self._since += max(0.0, now - self._failed_at - LONGEST_ATTEMPT_S)
+        self._failed_at = now
         if code == "MISCONF" and self._embedded and not self._has_reconfigured:
             self._has_reconfigured = True
             message = "the store cannot write its file (is the disk full?): it goes on in memory alone"

@@ -19,6 +19,7 @@ from nvrx_slurm.lab.simulation.network import NetworkFault, apart
 from nvrx_slurm.lab.simulation.shapes import Shape
 
 if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.node import SimulatedNode
     from nvrx_slurm.lab.simulation.run import SimulationRun
 
 QUIET, STORMY = 0.2, 0.15
@@ -30,6 +31,9 @@ SHARES = (0.1, 0.3, 1.0)
 
 AIMED = (0.0, 0.3, 0.7)
 """One adversary aims this share of its acts; the others happen at a time."""
+
+MOST_SKEW_S = 1.5
+"""How far apart the nodes of a job are suspended, and resumed."""
 
 FALL_TOGETHER = 0.4
 """How often an act follows closely on the one before, while the product still deals with that one."""
@@ -45,6 +49,7 @@ class Trait(Flag):
     ON_SLURM = auto()  # it needs a network between hosts, which a local job has not
     NETWORK = auto()  # it disturbs links between hosts
     FATAL = auto()  # the job need not finish after it
+    SUSPENDS = auto()  # every process of the job stands still
     OUTAGE = auto()  # the controller may be unable to decide while it lasts
 
 
@@ -226,6 +231,37 @@ def _lossy_link(run: SimulationRun, act: Act) -> None:
     run.disturb([act.node], NetworkFault(apart([act.node]), loss=share, breaks=share), act.lasts_s)
 
 
+SUSPEND_S = 2.0
+"""From SIGTSTP to SIGSTOP."""
+
+
+def _suspend_all(run: SimulationRun, act: Act) -> None:
+    """`scontrol suspend` and `resume`: the control plane and every node, each in a moment of its own."""
+    if run.suspended:  # Slurm refuses a second one
+        return
+    run.suspended = True
+    chance = Random(act.number)
+    for host in (None, *run.nodes.values()):
+        notice_s, later_s = chance.uniform(0.0, MOST_SKEW_S), chance.uniform(0.0, MOST_SKEW_S)
+        for at_s, number in (
+            (notice_s, signal.SIGTSTP),
+            (notice_s + SUSPEND_S, signal.SIGSTOP),
+            (SUSPEND_S + MOST_SKEW_S + act.lasts_s + later_s, signal.SIGCONT),
+        ):
+            run.loop.call_outside(at_s, _signal_host, run, host, number)
+    run.loop.call_outside(SUSPEND_S + 2 * MOST_SKEW_S + act.lasts_s, setattr, run, "suspended", False)
+
+
+def _signal_host(run: SimulationRun, node: SimulatedNode | None, number: signal.Signals) -> None:
+    """Every process of the job on one node; None: the control plane."""
+    if node is not None:
+        node.signal(number)
+        return
+    for process in (run.batch.process, run.store.process, run.controller):
+        if process is not None:
+            process.signal(number)
+
+
 # Short names for the table.
 NODE, LASTS, CHOOSES, ON_SLURM = Trait.NODE, Trait.LASTS, Trait.CHOOSES, Trait.ON_SLURM
 LINK = Trait.ON_SLURM | Trait.NETWORK
@@ -301,6 +337,7 @@ KINDS: dict[str, Kind] = {
         lambda run, act: run.store_clock.set_by(act.number - 500.0),
     ),
     # ---- the job
+    "suspend_all": Kind("suspend the job", 1, LASTS | CHOOSES | Trait.SUSPENDS, _suspend_all),
     "scancel": Kind("scancel", 1, FATAL, lambda run, act: run.scancel(signal.SIGTERM)),
     "interrupt": Kind("Ctrl-C", 0.5, FATAL, lambda run, act: run.scancel(signal.SIGINT)),
     "time_limit": Kind(

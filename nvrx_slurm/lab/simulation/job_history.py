@@ -6,6 +6,7 @@ imports none of `nvrx_slurm.core`. What the two must agree on is compared by the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,13 +22,16 @@ from nvrx_slurm.journal.records import (
     Fence,
     FromAgent,
     JobEnded,
+    JobResumed,
     JobStarted,
+    JobSuspended,
     NodeFenced,
     NodeIsolated,
     NodeJoined,
     NodeLeft,
     NodeLost,
     NodeReady,
+    NodeResumed,
     Progress,
     RendezvousClosed,
     RendezvousOpened,
@@ -56,6 +60,8 @@ class NodeHistory:
     """Whose ranks it has, or is ready for."""
     deaths: int = 0
     seq: int = 0
+    outlives_lease: bool = False
+    """Its workers do, since the job was suspended."""
 
     @property
     def is_here(self) -> bool:
@@ -196,7 +202,12 @@ class JobHistory:
                     self._depart(node, self.t, None)
                 for replica in self.replicas.values():  # it joins only when none of its old workers is left
                     replica.unproven.pop(fact.node, None)
-                node.incarnation, node.seq, node.replica = fact.incarnation, fact.seq, None
+                node.incarnation, node.seq, node.replica, node.outlives_lease = (
+                    fact.incarnation,
+                    fact.seq,
+                    None,
+                    False,
+                )
                 if node.deaths < self.bounds.quarantine_after:
                     self._arrive(node)
                 else:
@@ -227,16 +238,36 @@ class JobHistory:
                 node = self.nodes[fact.node]
                 node.deaths += 1
                 if node.place == "active" and node.replica is not None and fact.safe_after_s > 0.0:
-                    self.replicas[node.replica].unproven[node.name] = self.t + fact.safe_after_s
+                    until = math.inf if node.outlives_lease else self.t + fact.safe_after_s
+                    self.replicas[node.replica].unproven[node.name] = until
                 self._depart(node, self.t - fact.ago_s, fact.step)
             case NodeFenced():
                 if self.nodes[fact.node].incarnation == fact.incarnation:
                     for replica in self.replicas.values():
                         replica.unproven.pop(fact.node, None)
+            case NodeResumed():
+                self.nodes[fact.node].outlives_lease = False
+            case JobResumed():
+                self._move(fact.stood_still_s)
             case Attributed():
                 failure = self.failures.get((fact.replica, fact.cycle))
                 if failure is not None:
                     failure.answers.setdefault(fact.attribution.source, fact.attribution)
+
+    def _move(self, by_s: float) -> None:
+        """The job stood still for so long: it counts for nothing that is measured from a moment."""
+        self.started_at += by_s
+        self.shut_down_at += by_s
+        for replica in self.replicas.values():
+            replica.opened_at += by_s
+            replica.closed_at += by_s
+            replica.not_before += by_s
+            replica.first_done_at = None if replica.first_done_at is None else replica.first_done_at + by_s
+            replica.unproven = {node: until + by_s for node, until in replica.unproven.items()}
+        for failure in self.failures.values():
+            failure.at += by_s
+            failure.noticed += by_s
+            failure.due_at += by_s
 
     def _start(self, fact: JobStarted) -> None:
         self.generation, self.started_at = fact.generation, self.t
@@ -329,6 +360,9 @@ class JobHistory:
                 self.replicas[decision.replica].state = "ended"
             case Fence():
                 self._fence(self.nodes[decision.node])
+            case JobSuspended():
+                for node in self.nodes.values():
+                    node.outlives_lease = node.outlives_lease or node.is_here
             case Shutdown():
                 self.shutdown = self.shutdown or decision
                 self.shut_down_at = self.t
@@ -379,7 +413,8 @@ class JobHistory:
         """An agent that is here and was not lost is fenced: it is too late for its rendezvous, and loses them."""
         if not node.is_here or (replica_id := self.wanted.get(node.name)) is None:
             return
-        self.replicas[replica_id].unproven[node.name] = self.t + self.bounds.gives_away_after_s
+        until = math.inf if node.outlives_lease else self.t + self.bounds.gives_away_after_s
+        self.replicas[replica_id].unproven[node.name] = until
         node.place = "gone"
         self._forget(node)
 

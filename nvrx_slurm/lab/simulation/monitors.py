@@ -6,6 +6,7 @@ before the model takes it in (`check`), and each fact with all of its decisions 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -81,6 +82,7 @@ class Promise(StrEnum):
     REPLAY = "a journal replayed decides the same"
     FINISH = "with nodes enough a job finishes"
     UNTOUCHED = "control plane down, workload up"
+    SUSPENDED = "a suspension of all stops no worker and counts nothing"
     SOUND = "nothing crashes"
 
 
@@ -335,6 +337,8 @@ class Sizes(Monitor):
         elif isinstance(record, Shutdown) and record.exit_code == EXIT_RETRY:
             if isinstance(history.step.fact, Signalled):
                 return
+            if any(math.inf in replica.unproven.values() for replica in history.replicas.values()):
+                return  # a node that was lost in a suspension, and that nothing proves dead
             short = (
                 replica
                 for replica in history.replicas.values()

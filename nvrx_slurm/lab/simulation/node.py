@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -141,6 +142,16 @@ class SimulatedNode:
             process.freeze()
         for worker in self.workers:
             worker.freeze()
+
+    def signal(self, number: int) -> None:
+        """As Slurm suspends and resumes a job's step: SIGTSTP, SIGSTOP, SIGCONT. Workers do not handle the first."""
+        for process in self._processes():
+            process.signal(number)
+        for worker in list(self.workers):
+            if number == signal.SIGSTOP:
+                worker.freeze()
+            elif number == signal.SIGCONT:
+                worker.thaw()
 
     def thaw(self) -> None:
         for process in self._processes():

@@ -127,7 +127,8 @@ class SimulatedProcess:
 
     def _deliver(self, number: int) -> None:
         if (handler := self._handlers.get(number)) is None or handler.callback is None:
-            self._die(-number)
+            if number != signal.SIGTSTP:  # the process groups of a job are orphaned: it does not stop them
+                self._die(-number)
         else:
             handler.callback(*handler.args)
 

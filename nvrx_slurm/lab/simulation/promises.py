@@ -24,6 +24,8 @@ from nvrx_slurm.journal.records import (
     Fence,
     JobEnded,
     JobStarted,
+    JobSuspended,
+    NodeIsolated,
     NodeJoined,
     NodeLost,
     Record,
@@ -31,6 +33,8 @@ from nvrx_slurm.journal.records import (
     RendezvousOpened,
     RestartDecided,
     Shutdown,
+    WorkerFailed,
+    WorkerHung,
     pack,
     unpack_entry,
     unpack_order,
@@ -205,6 +209,10 @@ RESTARTS_AN_ACT = 2
 LONGEST_OUTAGE = 0.5
 """Of the time that workers go on without a control plane: so much of it, at most, must touch none of them."""
 
+COUNTED = (NodeLost, NodeIsolated, WorkerFailed, WorkerHung, RestartDecided)
+SHORTEST_PATIENCE_S = 30.0
+"""Agents that wait less for the control plane may give it up in a suspension: a call of theirs takes half of it."""
+
 AFTER_A_KILL_S = 1.5
 """How long there is no controller after one was killed, at most."""
 
@@ -232,6 +240,20 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
     for name in ended.missing if ended is not None else ():
         if run.nodes[name].is_well:
             yield Promise.LEAVING, f"the job has ended, and {name} had not reported that it leaves"
+
+    if any(act.traits & Trait.SUSPENDS for act in run.performed):
+        # An agent that joins later was not granted that its supervisor outlives the lease.
+        kinds = [type(entry.record) for entry in promises.journal]
+        began = kinds.index(JobSuspended) if JobSuspended in kinds else 0
+        patient = bounds.control_plane_grace >= SHORTEST_PATIENCE_S and NodeJoined not in kinds[began:]
+        if not patient or not all(act.traits & Trait.SUSPENDS for act in run.performed):
+            return
+        for entry in promises.journal:
+            record = entry.record
+            opened_again = isinstance(record, RendezvousOpened) and record.cycle > 0
+            if opened_again or isinstance(record, COUNTED):
+                yield Promise.SUSPENDED, f"the job was suspended, and this is in its journal: {record}"
+                break
 
     outage_s = outage_of(run.performed)
     # What may touch workers soonest: their lease; their agents' patience; or, since their ends are reported through

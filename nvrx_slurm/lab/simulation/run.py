@@ -103,6 +103,7 @@ class SimulationRun:
         self.controller: SimulatedProcess | None = None
         self.nodes: dict[str, SimulatedNode] = {name: SimulatedNode(self, name) for name in self.shape.nodes}
         self.agents_signalled = False
+        self.suspended = False  # by Slurm
         self.cuts: Counter[str] = Counter()  # node → how many faults cut it off now
         self._worlds: dict[tuple[str, int], SimulatedWorld] = {}
         self._progress: dict[str, WorldProgress] = {}

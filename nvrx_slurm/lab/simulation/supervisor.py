@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.agent.supervisor import SAY_EVERY_S, SELF_FENCE_S
 from nvrx_slurm.agent.teardown import Phase, Teardown
-from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing, WorkerEvent
+from nvrx_slurm.agent.workers import Exited, Released, Spawned, Stopped, SupervisorDied, Tearing, WorkerEvent
 from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
 from nvrx_slurm.lab.simulation.sockets import SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker
@@ -41,6 +41,7 @@ class SimulatedSupervisor(SimulatedProcess):
         self.signals: dict[Phase, int] = {}
         self.lapsed = self._closed = False
         self._may_spawn = True
+        self._lease_outlived = False
         self._lease_until: float | None = None
         self._self_fence_at: float | None = None
         self._lease_timer_on = self._self_fence_on = False
@@ -75,7 +76,7 @@ class SimulatedSupervisor(SimulatedProcess):
         if worker.pid in self.workers:
             self._report(Spawned(rank=worker.rank, pid=worker.pid))
 
-    def renew_lease(self, until_s: float) -> None:
+    def renew_lease(self, until_s: float, outlived: bool) -> None:
         now_s = self.node.loop.now_s
         self._may_spawn = until_s > now_s
         self._lease_until = until_s
@@ -87,6 +88,9 @@ class SimulatedSupervisor(SimulatedProcess):
         if not self._self_fence_on:
             self._self_fence_on = True
             self.node.loop.call_outside(max(0.0, self._self_fence_at - now_s), self._look_at_self_fence)
+        released, self._lease_outlived = self._lease_outlived, outlived
+        if released and not outlived:
+            self._report(Released())
 
     def stop(self, number: int, grace_s: float, checkpoint: tuple[int, float] | None) -> None:
         now_s = self.node.loop.now_s
@@ -237,9 +241,9 @@ class SupervisedWorkers:
     def phase_done(self, phase: Phase) -> None:
         self._ask(SimulatedSupervisor.phase_done, phase)
 
-    def lease(self, seconds: float) -> None:
+    def lease(self, seconds: float, outlived: bool = False) -> None:
         self._lease_until = self._node.loop.now_s + seconds * self._node.clock.pace
-        self._ask(SimulatedSupervisor.renew_lease, self._lease_until)
+        self._ask(SimulatedSupervisor.renew_lease, self._lease_until, outlived)
 
     def fence(self, fence_socket: Any) -> None:
         self._pass_on("fence", fence_socket)

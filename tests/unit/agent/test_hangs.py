@@ -381,3 +381,12 @@ def test_a_sign_of_progress_buys_time(
     silent = HangSpec(startup_timeout=limits.startup_timeout, step_timeout=limits.step_timeout)
     running = [replace(one, reading=fresh, ended_ok_ns=None) for one in workers]
     assert judge(running, silent, known, now_ns) == []
+
+
+def test_deadline_does_not_count_a_suspension():
+    """Of the whole job, while the deadline ran; an earlier one moves nothing."""
+    limits, beaten = HangSpec(step_timeout=10.0), worker(beaten=5.0)
+    suspended = [(at(2.0), 1 * NS), (at(107.0), 100 * NS)]
+    assert judge([beaten], limits, {}, at(114.9), suspended) == []
+    assert next_look([beaten], limits, {}, at(107.0), suspended) == at(115.0)
+    assert [hang.rank for hang in judge([beaten], limits, {}, at(115.0), suspended)] == [0]

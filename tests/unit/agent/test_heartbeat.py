@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender, LivenessClient
+from nvrx_slurm.agent.heartbeat import OUTLIVE_S, ControllerSilent, HeartbeatSender, LivenessClient
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import Heartbeat
 from nvrx_slurm.lab.plans import plain_bounds
@@ -71,7 +71,7 @@ class Harness:
             liveness=self.liveness,
             clock=SystemClock(),
             make=lambda: Heartbeat(node="n1", incarnation="a"),
-            lease=self.leases.put_nowait,
+            lease=lambda seconds, outlived=False: self.leases.put_nowait(seconds),
             post=self.said.put_nowait,
         )
 
@@ -167,3 +167,17 @@ async def test_controller_whose_lease_stands_is_not_silent(start_sender, caplog)
             await harness.next_lease(lambda lease: True)
     assert caplog.text.count("has been silent") == 1
     assert harness.said.empty()
+
+
+async def test_workers_outlive_their_lease_until_a_heartbeat_arrives_after_the_suspension(start_sender):
+    """The store may be resumed seconds after this node."""
+    harness = start_sender(fence_timeout=2.0)
+    await harness.next_lease(lambda lease: lease > 1.5)
+    harness.sender.hold()
+    assert await harness.next_lease(lambda lease: lease > 2.0) == OUTLIVE_S
+    os.kill(harness.server_pid, signal.SIGSTOP)
+    harness.sender.release(10.0)
+    for _ in range(3):
+        assert await harness.next_lease(lambda lease: True) == OUTLIVE_S
+    os.kill(harness.server_pid, signal.SIGCONT)
+    assert await harness.next_lease(lambda lease: lease < OUTLIVE_S) > 1.0

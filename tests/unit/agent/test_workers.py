@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
-from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing, Workers
+from nvrx_slurm.agent.workers import Exited, Released, Spawned, Stopped, SupervisorDied, Tearing, Workers
 from nvrx_slurm.liveness import fence
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import wait_gone
@@ -349,3 +349,21 @@ async def test_what_left_its_session_ends_with_the_supervisor(node, left_behind)
     os.kill(node.workers.supervisor_pid, signal.SIGKILL)
     await node.next(SupervisorDied)
     assert not is_alive(left_behind)
+
+
+async def test_workers_of_a_suspended_job_outlive_their_lease(node):
+    """A stopped supervisor lives on. It reports, once, that an ordinary lease and the kernel's timer are in force."""
+    with node.spawn(0, "sleep", "1000"):
+        pid = (await node.next(Spawned)).pid
+        node.workers.lease(0.3)
+        node.workers.lease(14 * 86400.0, outlived=True)
+        with node.spawn(1, "sleep", "1000"):
+            await node.next(Spawned)  # so the second lease was taken
+            os.kill(node.workers.supervisor_pid, signal.SIGSTOP)
+            await asyncio.sleep(1.2)  # the suspension itself: longer than the first lease and the kernel's margin
+            os.kill(node.workers.supervisor_pid, signal.SIGCONT)
+            node.workers.lease(1000.0)
+            assert await node.next(Released) == Released()
+            assert is_alive(pid)
+            node.workers.lease(0.1)
+            assert await node.next((Stopped, Released)) == Stopped(survivors=(), lapsed=True)

@@ -207,3 +207,13 @@ def test_nobody_waits_longer_than_the_next_deadline_says(events, wait):
     due = liveness.next_deadline()
     found = liveness.dead(now + wait)
     assert not found or (due is not None and due <= now + wait)
+
+
+def test_time_in_which_the_whole_job_stood_still_is_no_silence():
+    """Nodes are resumed seconds apart, and longer suspensions than any bound cost none of them its ranks."""
+    liveness = beating("a", "b")
+    liveness.stood_still(5000.0, 5001.0)
+    for now in (5004.0, 5008.0, 5010.5):
+        liveness.heard("b", now)
+        assert liveness.dead(now) == {}
+    assert liveness.dead(5011.0) == {"a": 11.0}

@@ -198,3 +198,12 @@ def test_a_job_that_ends_waits_less():
     retry.hurry(5.0, at=200.0)
     assert isinstance(retry.failed(TimeoutError(), 204.0), Retry)
     assert isinstance(retry.failed(TimeoutError(), 205.0), GiveUp)
+
+
+def test_time_in_which_this_process_stood_still_is_no_patience_spent():
+    """The job was suspended for longer than its agents wait for the store."""
+    retry = StoreRetry(WHERE, 30.0, embedded=False)
+    assert isinstance(retry.failed(TimeoutError(), 100.0), Retry)
+    assert isinstance(retry.failed(TimeoutError(), 5000.0), Retry)
+    assert isinstance(retry.failed(TimeoutError(), 5014.0), Retry)
+    assert isinstance(retry.failed(TimeoutError(), 5016.0), GiveUp)

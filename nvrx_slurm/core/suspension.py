@@ -1,0 +1,66 @@
+"""The suspension of a whole job (`scontrol suspend`, PreemptMode=SUSPEND): all its processes stand still.
+
+Slurm announces it to every process with SIGTSTP, two seconds ahead of SIGSTOP. The first agent to report that has the
+job suspended. Agents that read the order let their workers outlive the lease, and the controller decides nothing
+more until it has stood still itself, or should have. Then every deadline moves by that time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nvrx_slurm.core import membership
+from nvrx_slurm.core.state import Job
+from nvrx_slurm.journal.records import Decision, JobResumed, JobSuspended, NodeResumed, Suspending
+
+
+def begin(job: Job, fact: Suspending, now: float) -> list[Decision] | None:
+    """The first announcement of a suspension. The agents that are alive now, and no others, may let their workers
+    outlive the lease: what one that was given up before reads of it changes nothing on its node."""
+    if membership.recognise(job, fact) is None or job.suspended_at is not None:
+        return None
+    job.suspended_at = now
+    alive = [node for node in job.nodes.values() if node.alive]
+    for node in alive:
+        node.outlives_lease = True
+    return [JobSuspended(incarnations=tuple(node.incarnation for node in alive), generation=job.generation)]
+
+
+def node_resumed(job: Job, fact: NodeResumed, now: float) -> list[Decision] | None:
+    """The node's supervisor has confirmed the ordinary lease: from here on the clock is proof again."""
+    node = membership.recognise(job, fact)
+    if node is None or not node.outlives_lease:
+        return None
+    node.outlives_lease = False
+    return []
+
+
+def end(job: Job, fact: JobResumed, now: float) -> list[Decision] | None:
+    """Move every deadline, and what is measured from a moment, by the time that the controller stood still."""
+    if job.suspended_at is None or fact.generation != job.generation:
+        return None
+    job.suspended_at, by_s = None, fact.stood_still_s
+    job.started_at += by_s
+    job.shutdown_deadline += by_s
+    for replica in job.replicas.values():
+        replica.opened_at += by_s
+        replica.began_at += by_s
+        replica.last_call_at = _moved(replica.last_call_at, by_s)
+        replica.first_done_at = _moved(replica.first_done_at, by_s)
+        replica.pause_until = _moved(replica.pause_until, by_s)
+        replica.unsafe = {node: at + by_s for node, at in replica.unsafe.items()}
+        if (stamps := replica.stamps) is not None:
+            stamps.noticed += by_s
+            stamps.decided += by_s
+            stamps.torn_down += by_s if stamps.torn_down else 0.0
+            stamps.closed += by_s if stamps.closed else 0.0
+    for pending in job.restart_decisions.values():
+        pending.opened_at += by_s
+        pending.failure = replace(pending.failure, noticed=pending.failure.noticed + by_s)
+        pending.due_at += by_s
+        pending.held_at = _moved(pending.held_at, by_s)
+    return []
+
+
+def _moved(at: float | None, by_s: float) -> float | None:
+    return None if at is None else at + by_s

@@ -1,0 +1,35 @@
+"""What a process sees itself of having stood still."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+PROGRAM = """
+import asyncio
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.standstill import standstill
+print("announced", flush=True)
+print(asyncio.run(standstill(SystemClock())))
+"""
+
+
+def test_process_that_is_stopped_after_the_announcement_measures_how_long():
+    """SIGSTOP comes two seconds after the announcement, as Slurm sends it."""
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "announced\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            process.wait(timeout=4.0)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGCONT)
+        assert 3.0 < float(process.stdout.readline()) < 60.0
+
+
+def test_announcement_that_nothing_follows_is_over_after_a_while():
+    """Then the job goes on as it was."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60.0)
+    assert float(done.stdout.splitlines()[1]) == 0.0

@@ -120,7 +120,7 @@ def test_matrix_runs(tmp_path):
         "name: theirs\ncommand: [tail, -f, /dev/null]\nnodes: 2\nspares: 1\n"
         "fault_tolerance: {teardown: {grace: 1s}, heartbeat: {timeout: 3s}}\n"
     )
-    wanted = ("--flow", "kill-node", "--flow", "kill-first-rank", "--flow", "spare-killed", "--flow", "cancel")
-    done = nvrx("matrix", "job.yaml", "--on", "local", "--jobs", "4", *wanted, cwd=tmp_path)
+    wanted = ("--flow", "kill-node", "--flow", "cancel")
+    done = nvrx("matrix", "job.yaml", "--on", "local", "--jobs", "2", *wanted, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed on local" in done.stdout
+    assert "2 passed on local" in done.stdout

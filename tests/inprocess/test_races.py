@@ -10,7 +10,7 @@ from tests.inprocess.harness import Group
 from tests.inprocess.scenarios import KILLED
 from tests.inprocess.script import Fault
 
-CALLS = 25
+CALLS = 10
 MOST_RESTARTS = 3
 """As many as there are faults, if none of them meets another one."""
 

@@ -20,7 +20,7 @@ UCXX := ucxx-cu12==0.52.0 libucxx-cu12==0.52.0 libucx-cu12==1.21.0 librmm-cu12==
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lock lock-check sbom dist demo test test-torch ci-slurm ci-simulate ci-mutants corpus fuzz slurm-packages browser ucxx fmt lint type docs bench clean
+.PHONY: help lock lock-check sbom dist demo test test-torch ci-slurm ci-simulate ci-soak ci-mutants corpus fuzz slurm-packages browser ucxx fmt lint type docs bench clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -80,6 +80,9 @@ fuzz: $(TESTS)  ## Feed a million invalid inputs to each decoder of external dat
 
 ci-simulate: $(INSTALLED)  ## Simulate 2,000 seeded histories of faults in virtual time
 	$(BIN)/nvrx-slurm ci simulate --seeds 2000 --jobs 2 $(ARGS)
+
+ci-soak: $(TESTS)  ## Run all simulations for MINUTES=60 on all cores; the control plane's is guided by coverage
+	$(BIN)/python -m ci.soak --minutes $(or $(MINUTES),60) $(ARGS)
 
 corpus: $(TESTS)  ## Measure the failure analysis on the labelled failures of tests/corpus
 	$(BIN)/python -m ci.corpus $(ARGS)

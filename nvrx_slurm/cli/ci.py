@@ -43,6 +43,7 @@ def ci() -> None:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=False)
+_FOLDER = click.Path(path_type=Path, file_okay=False)
 
 _paths = click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 _only = click.option("--flow", "only", multiple=True, metavar="GLOB", help="Only flows with such a name; repeatable.")
@@ -215,8 +216,20 @@ def clean(artifacts: tuple[Path, ...]) -> int:
 @click.option("--seed", type=click.IntRange(0), help="Run this one again, and print its journal.")
 @click.option("--scenario", type=_FILE, help="The same for the scenario of a file, as a broken promise prints it.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that run them.")
+@click.option("--minutes", type=click.FloatRange(min=0.0), help="Run for so long, guided by coverage (Python 3.12).")
+@click.option("--corpus", multiple=True, type=_FOLDER, help="With --minutes: scenarios to begin with; repeatable.")
+@click.option("--keep", type=_FOLDER, help="With --minutes: where new scenarios of the corpus are written.")
 def simulate(
-    of: str, seeds: int, first: int, nodes: int | None, seed: int | None, scenario: Path | None, jobs: int
+    of: str,
+    seeds: int,
+    first: int,
+    nodes: int | None,
+    seed: int | None,
+    scenario: Path | None,
+    jobs: int,
+    minutes: float | None,
+    corpus: tuple[Path, ...],
+    keep: Path | None,
 ) -> int:
     """Run the product's code against an adversary, in virtual time, and check its promises after every step.
 
@@ -235,6 +248,10 @@ def simulate(
         return histories.run_histories(of, range(first, first + seeds), jobs, click.echo)
     from nvrx_slurm.lab.simulation import seeds as simulation
 
+    if minutes is not None:
+        from nvrx_slurm.lab.simulation.exploring import explore
+
+        return explore(minutes, first, nodes, jobs, corpus, keep, click.echo)
     if scenario is not None:
         return simulation.replay_file(scenario, click.echo)
     if seed is not None:

@@ -62,7 +62,7 @@ def scenario_to_json(scenario: Scenario) -> str:
             if not fields.get(name, True):
                 del fields[name]
     shape = ",\n".join(f"    {json.dumps(name)}: {json.dumps(value)}" for name, value in built.pop("shape").items())
-    lines = [f"  {json.dumps(name)}: {json.dumps(value)}," for name, value in built.items()]
+    lines = [f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}," for name, value in built.items()]
     rows = ",\n".join(f"    {json.dumps(act)}" for act in acts)
     return "\n".join(
         ["{", *lines, '  "shape": {', shape, "  },", '  "acts": [', *([rows] if rows else []), "  ]", "}", ""]

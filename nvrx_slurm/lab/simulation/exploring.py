@@ -1,0 +1,198 @@
+"""Runs for so many minutes, guided by coverage: what reaches something new is kept, and changed for further runs.
+
+Something new is a line or a branch of the product's decision-making code, or a pair of journal events that no run has
+had one after the other. The scenarios kept are the corpus: files of a folder, each one with what it was the first to
+reach. A new run takes a fresh seed, or changes one of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.journal.records import Entry
+from nvrx_slurm.lab.simulation import coverage
+from nvrx_slurm.lab.simulation.coverage import Coverage
+from nvrx_slurm.lab.simulation.loop import uncollected
+from nvrx_slurm.lab.simulation.run import RunResult, run_scenario
+from nvrx_slurm.lab.simulation.scenario import Scenario, draw_scenario, mutate, scenario_to_json
+from nvrx_slurm.lab.simulation.seeds import Say, read_scenario, show_broken, unlogged
+from nvrx_slurm.util.clock import SystemClock
+
+RUNS = 32
+"""Of one task of a process, between two looks at the clock and the corpus."""
+
+FRESH = 0.4
+"""This share of the runs has a seed of its own."""
+
+PARENTS = 16
+SAY_EVERY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Run each seed, or a change of one of the parents by it. Without parents every run is fresh."""
+
+    seeds: Sequence[int]
+    nodes: int | None
+    parents: tuple[Scenario, ...]
+    as_they_are: bool = False
+
+
+@dataclass(slots=True)
+class Explored:
+    """What a task has found: scenarios with the places that they reached first in that process."""
+
+    runs: int = 0
+    new: list[tuple[Scenario, list[str]]] = field(default_factory=list)
+    broken: list[RunResult] = field(default_factory=list)
+
+
+_measured: Coverage | None = None
+_known: set[str] = set()
+
+
+def _begin(guided: bool) -> None:
+    """In each process, first."""
+    global _measured
+    _measured = Coverage() if guided else None
+
+
+def _explore(task: Task) -> Explored:
+    explored = Explored()
+    with uncollected(), unlogged():
+        for scenario in task.parents if task.as_they_are else _scenarios(task):
+            result = run_scenario(scenario)
+            explored.runs += 1
+            if result.broken:
+                explored.broken.append(result)
+            if _measured is not None:
+                reached = [*_measured.take_new(), *pairs(result.journal)]
+                new = [place for place in reached if place not in _known]
+                _known.update(new)
+                if new and not result.broken:
+                    explored.new.append((scenario, new))
+        gc.collect()
+    return explored
+
+
+def _scenarios(task: Task) -> Iterator[Scenario]:
+    for seed in task.seeds:
+        chance = Random(f"{seed}/exploring")
+        if not task.parents or chance.random() < FRESH:
+            yield draw_scenario(seed, task.nodes)
+        else:
+            yield mutate(chance.choice(task.parents), chance)
+
+
+def pairs(journal: Sequence[Entry]) -> set[str]:
+    """What follows what in a journal: a control plane's branches are in its order of events as well."""
+    tags = [str(entry.record.__struct_config__.tag) for entry in journal]
+    return {f"{one} → {other}" for one, other in pairwise(tags)}
+
+
+class Corpus:
+    """The scenarios kept, and all that they have reached. New ones are written into `keep`."""
+
+    def __init__(self, folders: Sequence[Path], keep: Path | None) -> None:
+        self.keep, self.reached, self.added = keep, set[str](), 0
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+        files = [file for folder in (*folders, *([keep] if keep else [])) for file in sorted(folder.glob("*.json"))]
+        self.scenarios = [read_scenario(file) for file in files if not file.name.startswith("broken-")]
+
+    def take(self, scenario: Scenario, reached: Sequence[str]) -> None:
+        """Keep it if no other process was there before."""
+        new = [place for place in reached if place not in self.reached]
+        self.reached.update(new)
+        if new and scenario not in self.scenarios:
+            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+            scenario = replace(scenario, about=f"the first to reach {new[0]}{more}")
+            self.scenarios.append(scenario)
+            self.added += 1
+            self.write(scenario)
+
+    def write(self, scenario: Scenario, prefix: str = "") -> Path | None:
+        """Its file, which is named by its content."""
+        if self.keep is None:
+            return None
+        text = scenario_to_json(scenario)
+        file = self.keep / f"{prefix}{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
+        file.write_text(text)
+        return file
+
+
+def explore(
+    minutes: float, first: int, nodes: int | None, jobs: int, folders: Sequence[Path], keep: Path | None, say: Say
+) -> int:
+    """Run for so long in so many processes; exit code 1 if a promise was broken."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: no such folder of scenarios")
+    if not coverage.IS_THERE:
+        say("guidance by coverage needs Python 3.12 or newer: these runs have fresh seeds, and changes of the corpus")
+    clock, chance, corpus = SystemClock(), Random(first), Corpus(folders, keep)
+    began = said = clock.monotonic()
+    runs, next_seed, broken = 0, first, Counter[str]()
+    known = len(corpus.scenarios)
+
+    def tasks() -> Iterator[Task]:
+        nonlocal next_seed
+        for at in range(0, known, RUNS):
+            yield Task((), nodes, tuple(corpus.scenarios[at : at + RUNS]), as_they_are=True)
+        while clock.monotonic() - began < 60.0 * minutes:
+            # Half of the parents are of the newest: what was reached last is best understood around there.
+            newest = corpus.scenarios[-PARENTS // 2 :]
+            parents = (*newest, *chance.sample(corpus.scenarios, min(PARENTS // 2, len(corpus.scenarios))))
+            yield Task(range(next_seed, next_seed + RUNS), nodes, parents)
+            next_seed += RUNS
+
+    def report() -> str:
+        took_s = clock.monotonic() - began
+        reached = f", {len(corpus.reached):,} places reached, {corpus.added} new in the corpus" if guided else ""
+        return f"{runs:,} runs in {took_s:.0f} s, {runs / took_s:.1f} a second{reached}, {broken.total()} broken"
+
+    guided = coverage.IS_THERE
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin, initargs=(guided,))
+    left = tasks()
+    with pool:
+        going: set[Future[Explored]] = set()
+        while True:
+            while len(going) < jobs and (task := next(left, None)) is not None:
+                going.add(pool.submit(_explore, task))
+            if not going:
+                break
+            done, going = wait(going, return_when=FIRST_COMPLETED)
+            for each in done:
+                explored = each.result()
+                runs += explored.runs
+                for scenario, reached in explored.new:
+                    corpus.take(scenario, reached)
+                for result in explored.broken:
+                    assert result.promise is not None
+                    broken[result.promise] += 1
+                    say(f"broken: {result.broken}")
+                    # The first one of each promise is shrunk and shown; the others are likely to have the same cause.
+                    simple = show_broken(result, say) if broken[result.promise] == 1 else result
+                    corpus.write(replace(simple.scenario, about=str(simple.broken).partition("\n")[0]), "broken-")
+            if clock.monotonic() - said > SAY_EVERY_S:
+                said = clock.monotonic()
+                say(report())
+    say(report())
+    if guided:
+        measured = Coverage()
+        for package in coverage.PACKAGES:
+            name = package.rpartition(".")[2] + "/"
+            there = {line for line in measured.lines if line.startswith(name)}
+            say(f"{name}: {len(there & corpus.reached):,} of {len(there):,} lines")
+        measured.close()
+    return 1 if broken else 0

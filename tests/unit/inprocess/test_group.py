@@ -11,11 +11,24 @@ from typing import NoReturn
 
 import pytest
 
+from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.barriers import Noticing, Ready, pack
 from nvrx_slurm.inprocess.cycle import CyclePhase, Event, RankCycle
-from nvrx_slurm.inprocess.exception import StoreError
-from nvrx_slurm.inprocess.group import Group
-from nvrx_slurm.inprocess.ledger import AnyEntry, Completed, GroupLedger, IterationOpened, Sealed, fold
-from nvrx_slurm.lab.faults.inprocess_store import MemoryStore
+from nvrx_slurm.inprocess.exception import StoreError, TimeoutError
+from nvrx_slurm.inprocess.group import Barrier, Group
+from nvrx_slurm.inprocess.ledger import (
+    AnyEntry,
+    Completed,
+    GroupLedger,
+    Interrupted,
+    IterationOpened,
+    Lost,
+    Sealed,
+    Settled,
+    decode,
+    fold,
+)
+from nvrx_slurm.lab.faults.inprocess_store import MemoryConnection, MemoryStore
 from tests.unit.inprocess.bytecodes import another_thread_can_take, at_bytecode
 
 
@@ -87,3 +100,47 @@ def test_who_knows_that_all_have_completed_does_not_fail() -> None:
     group = group_at(fold(GroupLedger(1), entries), CyclePhase.LEAVING)
     group.fail(StoreError("the store does not answer"))
     assert group.failure is None
+
+
+LOST = Lost(iteration=0, member=2, interruption=Interruption.TERMINATED)
+SEALED = Sealed(iteration=0, world_size=3, missing=(2,))
+
+
+def arrived_and_lost(barrier: str) -> tuple[Group, MemoryConnection]:
+    """Member 0 of three; member 2 has arrived at the barrier, and was lost after that. Member 1 has not arrived."""
+    group = group_at(GroupLedger(3))
+    others = group._connect()
+    assert isinstance(others, MemoryConnection)
+    others.arrive(barrier, 2, pack(Ready(rank=2)))
+    assert group.propose(LOST)
+    group._take(0, others.read(0, 0.0))
+    return group, others
+
+
+def test_a_barrier_does_not_count_members_who_are_lost() -> None:
+    """As many have arrived as are left, but one of them is lost: the barrier waits for the one that is left."""
+    group, others = arrived_and_lost("ready:0")
+    waiting = Barrier("ready:0", 0.0, lambda ledger: ledger.left, lambda here: SEALED)
+    with pytest.raises(TimeoutError, match="rank 1"):
+        group.arrive(waiting, Ready(rank=0))
+    assert len(others.read(0, 0.0)) == 1
+    others.arrive("ready:0", 1, pack(Ready(rank=1)))
+    with pytest.raises(TimeoutError):  # no listener reads the entry here
+        group.arrive(waiting, Ready(rank=0))
+    assert [decode(data) for data in others.read(1, 0.0)] == [SEALED]
+
+
+def test_a_notice_does_not_count_members_who_are_lost() -> None:
+    """The interruption is settled when all that are left know of it, and not before."""
+    group, others = arrived_and_lost("notice:0")
+    for entry in (Sealed(iteration=0, world_size=3, missing=(2,)), IterationOpened(iteration=0)):
+        assert group.propose(entry)
+    failed = Interrupted(iteration=0, member=0, rank=0, interruption=Interruption.EXCEPTION)
+    assert group.propose(failed)
+    group._take(1, others.read(1, 0.0))
+    settled = Settled(iteration=0)
+    group.notice(0, Noticing())
+    assert decode(others.read(0, 0.0)[-1]) == failed
+    others.arrive("notice:0", 1, pack(Noticing()))
+    group.notice(0, Noticing())
+    assert decode(others.read(0, 0.0)[-1]) == settled

@@ -163,3 +163,21 @@ def test_an_entry_of_an_iteration_that_was_interrupted_means_nothing(there: int,
     next_one = (Sealed(iteration=1, world_size=MEMBERS), IterationOpened(iteration=1))[:there]
     ledger = after(*RUNNING, FAILED, *next_one)
     assert fold(ledger, [late]) == dataclasses.replace(ledger, length=ledger.length + 1)
+
+
+@pytest.mark.parametrize("stage", [(), (Sealed(iteration=1, world_size=3),), (IterationOpened(iteration=1),)])
+def test_an_interruption_of_a_cycle_that_has_closed_does_not_count(stage: tuple[AnyEntry, ...]) -> None:
+    """A rank that was slow to report interrupts neither the next iteration nor any later one, at none of its stages:
+    all others would restart once more for a fault that they have recovered from."""
+    seal = (Sealed(iteration=1, world_size=3),) if stage and isinstance(stage[0], IterationOpened) else ()
+    before = after(*RUNNING, FAILED, *seal, *stage)
+    late = Interrupted(iteration=0, member=2, rank=2, interruption=Interruption.SOFT_TIMEOUT)
+    assert not accepts(before, late)
+    assert fold(before, [late]) == dataclasses.replace(before, length=before.length + 1)
+
+
+@pytest.mark.parametrize("iteration", [0, 1, 2])
+def test_nothing_interrupts_what_is_completed(iteration: int) -> None:
+    """Whichever iteration it names: some ranks have returned by then."""
+    late = Interrupted(iteration=iteration, member=2, rank=2, interruption=Interruption.EXCEPTION)
+    assert not accepts(after(*RUNNING, COMPLETED), late)

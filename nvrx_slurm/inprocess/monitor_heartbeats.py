@@ -13,6 +13,9 @@ send.
     who has begun       ·  ·  ●  ·  ●          ● sends heartbeats   · has not begun: no monitor judges it
     the ring        me ─▶ 1  2  3  4  5        3 is watched; 1 and 2 are probed in turn, until one of them sends
 
+While the watched member is silent, the members behind it are watched too, up to the first one that sends: a host that
+is lost takes several members along, and their timeouts run at the same time instead of one after the other.
+
 `SiblingProcess` watches the member's process where it is on this host: its end is known at once, even if the member's
 own monitor died first.
 """
@@ -55,6 +58,12 @@ SELF_FENCE_SHARE = 0.8
 
 BREAK_SHARE = 0.25
 """Of the heartbeat timeout: a gap between two answers that is longer than this (and an interval) is no contact."""
+
+DOUBT_SHARE = 0.25
+"""Of the heartbeat timeout: after so much silence of the sibling the members behind it are watched too."""
+
+DOUBT_INTERVALS = 2
+"""After so many heartbeat intervals of silence of the last one of these, twice as many are watched."""
 
 READ_SHARE = 0.1
 """Of the heartbeat timeout: how often the log is read, if nothing else is a reason to."""
@@ -183,6 +192,7 @@ class LogWriter(threading.Thread):
         sent = time.monotonic()
         self._beat_at = sent + self._options.heartbeat_interval_s
         sibling = self._sibling
+        sibling.ring = sibling.ring.follow(self._log.ledger)
         for member in sibling.ring.asked(self._log.ledger):
             asked_at = time.monotonic()
             beats = self._connection.beat(self._options.member, member)
@@ -216,12 +226,11 @@ class SiblingWatch:
         self._process: SiblingProcess | None = None
 
     def judge(self, asked_at: float) -> None:
-        """Record the sibling if it is silent: its heartbeats were asked for at `asked_at`, and the log was read after
-        that."""
+        """Record the members that are silent: their heartbeats were asked for after `asked_at`, and the log was read
+        after that."""
         # The last heartbeat was sent before `since`, and a whole timeout later the store had no newer one: so the
         # member's lease has ended.
-        member = self.ring.silent(asked_at)
-        if member is not None:
+        for member in self.ring.silent(asked_at):
             self._record(member, Interruption.UNRESPONSIVE, f"no sign of life for {self._timeout_s:g} s")
 
     def meet(self) -> None:
@@ -295,56 +304,90 @@ class Sibling:
     beats: int
     since: float
     seen_at: float
+    sends: bool = False  # the last answer had a further heartbeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """One monitor's view. `probed`: the member last looked at, of those between it and its sibling."""
+    """One monitor's view. `probed`: the member last looked at, of those between it and its sibling; `beyond`: those
+    behind a silent sibling, in the ring's order."""
 
     member: int
     timeout_s: float
     interval_s: float
     sibling: Sibling | None = None
     probed: int | None = None
+    beyond: tuple[Sibling, ...] = ()
+
+    def follow(self, ledger: GroupLedger) -> Ring:
+        """Without the members that are lost, and with more of those behind a sibling that is in doubt."""
+        watched = [each for each in (self.sibling, *self.beyond) if each and each.member not in ledger.lost]
+        # One that has not begun is no sibling: it is probed.
+        while watched and watched[0].beats == 0:
+            del watched[0]
+        if not watched:
+            return dataclasses.replace(self, sibling=None, beyond=())
+        # One that sends watches those behind it. Not in `answered`: answers about them may still follow.
+        del watched[next((place for place, each in enumerate(watched) if each.sends), len(watched)) + 1 :]
+        last = watched[-1]
+        patience_s = DOUBT_INTERVALS * self.interval_s
+        if len(watched) == 1:
+            patience_s = max(patience_s, DOUBT_SHARE * self.timeout_s)
+        if last.seen_at - last.since >= patience_s:
+            # As many again: a host with many members is seen as a whole after a few intervals.
+            for _ in range(len(watched)):
+                behind = ledger.next_member(watched[-1].member)
+                if behind in (None, self.member, watched[0].member):
+                    break
+                assert behind is not None
+                watched.append(Sibling(behind, 0, math.inf, -math.inf))
+        return dataclasses.replace(self, sibling=watched[0], beyond=tuple(watched[1:]))
 
     def asked(self, ledger: GroupLedger) -> tuple[int | None, ...]:
         """Whose heartbeats to read next, at least one; None if there is no other member."""
         sibling = None if self.sibling is None or self.sibling.member in ledger.lost else self.sibling.member
         nearest = ledger.next_member(self.member)
+        beyond = tuple(each.member for each in self.beyond)
         if sibling is not None and sibling == nearest:
-            return (sibling,)
+            return (sibling, *beyond)
         # The one after the last one that was probed, within what lies between this member and its sibling.
         probe = ledger.next_member(self.member if self.probed is None else self.probed)
         if probe in (None, self.member, sibling):
             probe = nearest
-        return (probe,) if sibling is None else (sibling, probe)
+        return (probe,) if sibling is None else (sibling, *beyond, probe)
 
     def answered(self, member: int | None, beats: int, now: float) -> Ring:
         """This many heartbeats of a member were in the store at some moment up to `now`, on the monotonic clock."""
         if member is None:
             return self
-        if self.sibling is not None and member == self.sibling.member:
-            before = self.sibling
+        for place, before in enumerate((self.sibling, *self.beyond)):
+            if before is None or member != before.member:
+                continue
             unbroken = now - before.seen_at <= self.interval_s + BREAK_SHARE * self.timeout_s
             # Fewer heartbeats count as a change too: the store has lost some, and the member did not fall silent.
             since = before.since if unbroken and beats == before.beats else now
-            return dataclasses.replace(self, sibling=Sibling(before.member, beats, since, now))
+            seen = Sibling(before.member, beats, since, now, sends=unbroken and beats != before.beats)
+            if place == 0:
+                return dataclasses.replace(self, sibling=seen)
+            return dataclasses.replace(self, beyond=(*self.beyond[: place - 1], seen, *self.beyond[place:]))
         # It has not begun: no monitor judges it.
         if beats == 0:
             return dataclasses.replace(self, probed=member)
-        return dataclasses.replace(self, sibling=Sibling(member, beats, now, now), probed=None)
+        return dataclasses.replace(self, sibling=Sibling(member, beats, now, now), probed=None, beyond=())
 
     def out_of_touch(self) -> Ring:
-        """The store did not answer: the sibling's time starts again."""
+        """The store did not answer: the time of those that are watched starts again."""
         if self.sibling is None:
             return self
-        return dataclasses.replace(self, sibling=dataclasses.replace(self.sibling, seen_at=float("-inf")))
+        return dataclasses.replace(self, sibling=dataclasses.replace(self.sibling, seen_at=-math.inf), beyond=())
 
-    def silent(self, asked_at: float) -> int | None:
-        """The member that is dead: its heartbeats were asked for at `asked_at`, and are as many as a timeout
+    def silent(self, asked_at: float) -> tuple[int, ...]:
+        """The members that are dead: their heartbeats were asked for at `asked_at`, and are as many as a timeout
         earlier."""
-        sibling = self.sibling
-        return sibling.member if sibling is not None and asked_at - sibling.since >= self.timeout_s else None
+        watched = (self.sibling, *self.beyond)
+        return tuple(
+            each.member for each in watched if each and each.beats and asked_at - each.since >= self.timeout_s
+        )
 
     def beats_since(self, asked_at: float) -> bool:
         """Whether the sibling was seen to send a heartbeat, or to be another one, after `asked_at`."""

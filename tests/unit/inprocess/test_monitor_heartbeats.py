@@ -40,35 +40,35 @@ def each_second(until_s: int) -> list[float]:
 def test_silence_is_judged_after_the_whole_timeout():
     """Not a moment earlier, and counted from the answer that first had the last heartbeat."""
     view = watching(1, 5, *each_second(8))
-    assert view.silent(7.9) is None
-    assert view.silent(8.0) == 1
+    assert view.silent(7.9) == ()
+    assert view.silent(8.0) == (1,)
 
 
 def test_heartbeat_starts_the_time_again():
     """One more heartbeat is a sign of life."""
     view = watching(1, 5, *each_second(7)).answered(1, 6, 7.5).answered(1, 6, 8.5)
-    assert view.silent(15.0) is None
-    assert view.silent(15.5) == 1
+    assert view.silent(15.0) == ()
+    assert view.silent(15.5) == (1,)
 
 
 @pytest.mark.parametrize("beats", [0, 3])
 def test_fewer_beats_are_a_change(beats):
     """A store that lost beats, or all of them, has not seen a member fall silent."""
-    assert watching(1, 5, *each_second(7)).answered(1, beats, 7.5).silent(8.0) is None
+    assert watching(1, 5, *each_second(7)).answered(1, beats, 7.5).silent(8.0) == ()
 
 
 def test_outage_begins_the_time_anew():
     """While the store did not answer, the sibling could not beat either."""
     view = watching(1, 5, *each_second(7)).out_of_touch().answered(1, 5, 7.5)
-    assert view.silent(8.5) is None
-    assert view.answered(1, 5, 8.5).silent(15.4) is None
+    assert view.silent(8.5) == ()
+    assert view.answered(1, 5, 8.5).silent(15.4) == ()
 
 
 def test_late_answer_is_an_outage():
     """Whether the store hung or we did: nothing is known of the time between."""
     late = 7.0 + INTERVAL_S + TIMEOUT_S / 4
-    assert watching(1, 5, *each_second(7), late + 0.1).silent(late + 0.1) is None
-    assert watching(1, 5, *each_second(7), late).silent(late) == 1
+    assert watching(1, 5, *each_second(7), late + 0.1).silent(late + 0.1) == ()
+    assert watching(1, 5, *each_second(7), late).silent(late) == (1,)
 
 
 def test_only_the_nearest_is_asked_once_it_beats():
@@ -101,7 +101,7 @@ def test_nobody_has_begun():
         [member] = view.asked(FOUR)
         asked.append(member)
         view = view.answered(member, 0, second)
-        assert view.silent(second) is None
+        assert view.silent(second) == ()
     assert asked[:7] == [1, 2, 3, 1, 2, 3, 1]
 
 
@@ -125,6 +125,54 @@ def test_news_of_the_sibling():
     assert not view.answered(1, 5, 1.0).beats_since(0.9)
     assert view.answered(1, 6, 1.0).beats_since(0.9)
     assert not ring().beats_since(0.0)
+
+
+EIGHT = GroupLedger(8)
+
+
+def passing(view: Ring, ledger: GroupLedger, alive: dict[int, int], moments: list[float]) -> Ring:
+    """At each moment those who are alive have sent one more heartbeat, and the others have as many as before."""
+    for moment in moments:
+        view = view.follow(ledger)
+        for member in view.asked(ledger):
+            if member in alive:
+                alive[member] += 1
+            view = view.answered(member, 0 if member is None else alive.get(member, 5), moment)
+    return view
+
+
+def test_those_behind_a_silent_sibling_are_watched_too():
+    """Six members of a lost host: their timeouts run at the same time, and the next one, which sends, ends it."""
+    view = passing(ring(), EIGHT, {7: 1}, each_second(18))
+    assert view.silent(8.0) == (1,)
+    assert view.silent(18.0) == (1, 2, 3, 4, 5, 6)
+
+
+def test_a_heartbeat_of_the_sibling_ends_the_watch_behind_it():
+    """Then it watches them itself."""
+    view = passing(ring(), EIGHT, {}, each_second(6))
+    assert len(view.asked(EIGHT)) > 1
+    assert view.answered(1, 6, 7.0).follow(EIGHT).asked(EIGHT) == (1,)
+
+
+def test_the_next_one_is_watched_on_when_the_first_is_lost():
+    """Its time does not start again."""
+    view = passing(ring(), EIGHT, {}, each_second(8))
+    since = {each.member: each.since for each in view.beyond}
+    gone = fold(EIGHT, [Lost(iteration=0, member=1, interruption=Interruption.UNRESPONSIVE)])
+    followed = view.follow(gone)
+    assert followed.sibling is not None
+    assert (followed.sibling.member, followed.sibling.since) == (2, since[2])
+
+
+def test_who_has_not_begun_behind_a_silent_sibling_is_not_judged():
+    """No monitor judges it, wherever it stands."""
+    view = ring().answered(1, 5, 0.0)
+    for moment in each_second(30):
+        view = view.follow(FOUR)
+        for member in view.asked(FOUR):
+            view = view.answered(member, 0 if member == 2 else 5, moment)
+    assert view.silent(100.0) == (1, 3)
 
 
 # ---- any delay and loss of the store and the network
@@ -176,4 +224,4 @@ def test_no_living_member_is_judged(beats: list[Try], asks: list[Try]):
             view = view.out_of_touch()
             continue
         view = view.answered(1, sum(moment <= served_at for moment in had), now)
-        assert view.silent(asked_at) is None or asked_at >= ends_at
+        assert view.silent(asked_at) == () or asked_at >= ends_at

@@ -32,6 +32,9 @@ MOST_STEPS = 300_000
 SWITCH_SHARE = 0.1
 """How often a thread that could go on lets another one take its turn: at a lock, an event, a look at the clock."""
 
+STALL_SHARE, STALL_S = 0.002, 0.05
+"""How often it loses its processor there instead, and for how long at most."""
+
 AHEAD_S = 1_700_000_000.0 - BEGIN_S
 MOST_CLOSINGS = 16
 
@@ -110,6 +113,7 @@ class VirtualThread:
         self.scheduler, self.process, self.name = scheduler, process, name
         self.ident: int | None = None
         self.is_done = self.is_woken = False
+        self.stalled_s = 0.0  # how long it had no processor
         self.waits = 0  # how often it has begun to wait
         self.is_waiting = False
         self.is_interruptible = False
@@ -197,7 +201,16 @@ class ThreadScheduler:
 
     def maybe_switch(self) -> None:
         """Another thread may have its turn here."""
-        if self.current is not None and not self.is_closing and self._random() < SWITCH_SHARE:
+        if self.current is None or self.is_closing or (chance := self._random()) >= SWITCH_SHARE:
+            return
+        if chance < STALL_SHARE:
+            thread, stall_s = self.current, STALL_S * self._random()
+            thread.stalled_s += stall_s
+            # Nothing interrupts it: it has no processor.
+            was_interruptible, thread.is_interruptible = thread.is_interruptible, False
+            self.sleep(stall_s)
+            thread.is_interruptible = was_interruptible
+        else:
             self.switch()
 
     def switch(self) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 
 from nvrx_slurm.errors import SimulationStuck
 from nvrx_slurm.inprocess.abort import Abort
+from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.barriers import MemberProcess
 from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.compose import Compose
 from nvrx_slurm.inprocess.environment import RankIdentity
 from nvrx_slurm.inprocess.exception import RestartAbort, RestartError
 from nvrx_slurm.inprocess.health_check import HealthCheck
-from nvrx_slurm.inprocess.ledger import Lost
+from nvrx_slurm.inprocess.ledger import Interrupted, Lost, encode
 from nvrx_slurm.inprocess.options import WrapperOptions
 from nvrx_slurm.inprocess.rank_assignment import MaxActiveWorldSize, ShiftRanks
 from nvrx_slurm.inprocess.state import FrozenState
@@ -117,6 +118,7 @@ class GroupHistory:
         self._at_collective: dict[tuple[int, int, int], list[Ticket]] = {}
         self.faults_over_s = BEGIN_S + max((act.at_s + act.lasts_s for act in self.acts), default=0.0)
         self.options = self._options()
+        self._aimed: list[GroupAct] = []  # acts that wait for an entry
 
     def _options(self) -> WrapperOptions:
         shape, scheduler = self.shape, self.scheduler
@@ -234,7 +236,14 @@ class GroupHistory:
 
     # ---- faults
 
+    def aim(self, kind: str) -> None:
+        """The log has taken an entry of this kind: what waits for that happens within a few messages' time."""
+        for act in [act for act in self._aimed if act.on == kind]:
+            self._aimed.remove(act)
+            self.scheduler.call_later(self.chance.choice((0.0, 0.001, 0.005)), partial(self._perform, act))
+
     def _perform(self, act: GroupAct) -> None:
+        self.faults_over_s = max(self.faults_over_s, self.scheduler.now_s + act.lasts_s)
         member = self.members[act.member]
         fault, host = act.fault, member.host
         if fault in IN_FUNCTION:
@@ -278,8 +287,8 @@ class GroupHistory:
             case GroupFault.GARBAGE:
                 connection = self.server.memory.connect(GROUP, 0)
                 log = connection.read(0, 0.0)
-                # An entry of a dead process, or of no process at all.
-                entry = self.chance.choice([b"", b'{"entry":"rumour"}', *log])
+                # An entry of a dead process, of one that was slow to send it, or of no process at all.
+                entry = self.chance.choice([b"", b'{"entry":"rumour"}', *log, *2 * [self._late_interruption(act)]])
                 connection.append(entry, len(log))
                 self.promises.appended(0, entry)
                 self.server.wake_readers(0)
@@ -287,6 +296,16 @@ class GroupHistory:
             process.freeze()
         if fault in LASTING:
             self.scheduler.call_later(act.lasts_s, lambda: self._heal(act, stopped))
+
+    def _late_interruption(self, act: GroupAct) -> bytes:
+        """What a monitor may still send: it has not read the log since the iteration, which may be over."""
+        late = Interrupted(
+            iteration=max(0, self.promises.iteration(0) - self.chance.choice((0, 0, 1))),
+            member=act.member,
+            rank=None,
+            interruption=Interruption.SOFT_TIMEOUT,
+        )
+        return encode(late)
 
     def _heal(self, act: GroupAct, stopped: list[VirtualProcess]) -> None:
         match act.fault:
@@ -320,7 +339,8 @@ class GroupHistory:
                 try:
                     self.members.extend(SimulatedMember(self, member) for member in range(self.shape.members))
                     for act in self.acts:
-                        self.scheduler.call_later(act.at_s, partial(self._perform, act))
+                        wait = self._aimed.append if act.on else self._perform
+                        self.scheduler.call_later(act.at_s, partial(wait, act))
                     with contextlib.suppress(StopIteration):
                         self.scheduler.run(self._is_over, self.promises.bound_s())
                 except SimulationStuck as error:

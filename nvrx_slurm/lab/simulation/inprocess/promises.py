@@ -144,6 +144,10 @@ class GroupPromises:
             self._calls[number] = _CallHistory([LogModel(self._history.shape.members)])
         return self._calls[number]
 
+    def iteration(self, call: int) -> int:
+        """The one that the log is in."""
+        return self._call(call).models[-1].iteration
+
     # ---- while it runs
 
     def appended(self, number: int, data: bytes) -> None:
@@ -164,13 +168,17 @@ class GroupPromises:
                 call.opened.add(before.iteration)
         call.models.append(after)
         self._check_ledgers()
+        if is_counted:
+            self._history.aim(entry["entry"])
 
     def _check_entry(self, number: int, before: LogModel, entry: dict[str, Any]) -> None:
         iteration = before.iteration
         match entry["entry"]:
             case "lost" if entry["interruption"] in _DEATHS:
                 member = self._history.members[entry["member"]]
-                if member.process.alive:
+                joined = self._history.server.memory.connect(GROUP, number).arrivals(barriers.JOIN)
+                # One that has not joined is in no iteration: if it comes back, it finds that it is out.
+                if member.process.alive and member.member in joined:
                     self.broke(GroupPromise.DEAD, f"member {entry['member']} is recorded as lost, and lives")
             case "sealed":
                 self._check_barrier(number, barriers.ready(iteration), before)
@@ -227,6 +235,8 @@ class GroupPromises:
             if inside != (call, iteration):
                 sentence = f"member {member.member} begins iteration {iteration}, and {other} is in {inside[1]}"
                 self.broke(GroupPromise.ALONE, sentence)
+        if member.member in self._call(call).models[-1].lost:
+            self.broke(GroupPromise.COUNTED, f"member {member.member} is lost, and begins iteration {iteration}")
         if iteration not in self._call(call).opened:
             self.broke(GroupPromise.COUNTED, f"member {member.member} begins iteration {iteration} before it is open")
         self._inside[member.member] = (call, iteration)

@@ -41,18 +41,24 @@ IN_FUNCTION = frozenset({GroupFault.RAISE, GroupFault.HANG, GroupFault.STUCK, Gr
 """These happen to a rank in its function, in the next step that it takes there."""
 
 
+AIMS = ("sealed", "opened", "opened", "interrupted", "settled", "completed", "completed", "lost")
+"""Kinds of entries at which an act aims."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupAct:
-    """One fault: of which member, when, and for how long."""
+    """One fault: of which member, when, and for how long. `on`: after the log has taken an entry of this kind."""
 
     at_s: float
     fault: GroupFault
     member: int
     lasts_s: float = 0.0
+    on: str = ""
 
     def __str__(self) -> str:
         lasts = f", for {self.lasts_s:.3f} s" if self.fault in LASTING else ""
-        return f"{self.at_s:8.3f} s: member {self.member}: {self.fault}{lasts}"
+        on = f", after the next {self.on}" if self.on else ""
+        return f"{self.at_s:8.3f} s{on}: member {self.member}: {self.fault}{lasts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,7 @@ def draw_shape(chance: Random) -> GroupShape:
     return GroupShape(
         hosts=hosts,
         active=members if chance.random() < 0.6 else chance.randint(1, members),
-        calls=2 if chance.random() < 0.15 else 1,
+        calls=2 if chance.random() < 0.3 else 1,
         steps=chance.randint(2, 8),
         step_s=chance.uniform(0.05, 0.6),
         pings=chance.random() < 0.5,
@@ -135,5 +141,8 @@ def draw_acts(chance: Random, shape: GroupShape) -> tuple[GroupAct, ...]:
         at_s += chance.choice((0.0, 0.002, 0.05, 0.5, 2.0, 8.0)) * chance.random()
         fault = chance.choice(known)
         lasts_s = chance.choice((0.3, 2.0, shape.heartbeat_s, 1.5 * shape.heartbeat_s, 40.0)) * chance.random()
-        acts.append(GroupAct(at_s, fault, chance.randrange(shape.members), lasts_s if fault in LASTING else 0.0))
+        # Half of them aim at an entry of the log: what happens around it is where ranks disagree, if ever.
+        on = chance.choice(AIMS) if chance.random() < 0.5 else ""
+        member = chance.randrange(shape.members)
+        acts.append(GroupAct(at_s, fault, member, lasts_s if fault in LASTING else 0.0, on))
     return tuple(sorted(acts, key=lambda act: act.at_s))

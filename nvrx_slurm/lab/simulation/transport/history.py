@@ -28,7 +28,7 @@ from nvrx_slurm.lab.simulation.transport.shape import (
     draw_payload_acts,
     draw_payload_shape,
 )
-from nvrx_slurm.transport.client import PayloadClient
+from nvrx_slurm.transport.client import END_S, PayloadClient
 from nvrx_slurm.transport.errors import RingFull, TransportError
 from nvrx_slurm.transport.protocol import host_and_port
 from nvrx_slurm.transport.ref import PayloadRef
@@ -162,9 +162,13 @@ class SimulatedReader:
         assert thread is not None
         kept = history.shape.kept
         self.current[thread] = refs
-        began, stopped_s = history.scheduler.now_s, self.stopped_s
+        began, stopped_s = history.scheduler.now_s, self.stopped_s + thread.stalled_s
         came = False
+        late_s = END_S if len(refs) > 1 else 0.0
         try:
+            if history.shape.views and self.is_local(refs[0]):
+                seen = [self._view(ref, deadline_s) for ref in refs]
+                return all(seen)
             if len(refs) == 1:
                 promises.read(
                     self.process.name, refs[0], bytes(client.read(refs[0], deadline=deadline_s, keep=kept)), kept=kept
@@ -179,9 +183,33 @@ class SimulatedReader:
                 came = not fetched.missing
         except TransportError as error:
             promises.failed(self.process.name, refs[0], error)
-        del self.current[thread]
-        promises.took(self.process, history.scheduler.now_s - began, self.stopped_s - stopped_s, deadline_s)
+        finally:
+            if self.process.alive:
+                del self.current[thread]
+        stopped_s = self.stopped_s + thread.stalled_s - stopped_s
+        promises.took(self.process, history.scheduler.now_s - began - late_s, stopped_s, deadline_s)
         return came
+
+    def is_local(self, ref: PayloadRef) -> bool:
+        return self.host == ref.node
+
+    def _view(self, ref: PayloadRef, deadline_s: float) -> bool:
+        """Look at it where it lies, for some time: for longer than the lease, now and then."""
+        history, shape = self.history, self.history.shape
+        try:
+            with (
+                history.kernel.attach(ref.ring) as ring,
+                ring.view(ref, timeout_s=deadline_s, keep=shape.kept) as data,
+            ):
+                chance, half = history.chance, len(data) // 2
+                seen = bytes(data[:half])
+                history.scheduler.sleep(chance.choice((0.0, 0.01, shape.lease_s)) * chance.random() * 1.5)
+                seen += bytes(data[half:])
+        except TransportError as error:
+            history.promises.failed(self.process.name, ref, error)
+            return False
+        history.promises.read(self.process.name, ref, seen, kept=shape.kept)
+        return True
 
 
 class PayloadHistory:
@@ -362,6 +390,7 @@ class PayloadHistory:
 
     def _ask_all(self, when: str, *, all_ports: bool = True) -> None:
         """Each reader reads payloads of each producer; over the network it asks every port of it."""
+        shape = self.shape
         for reader in self.readers:
             for producer in self.producers:
                 asked = len(self.network.asked)
@@ -377,8 +406,13 @@ class PayloadHistory:
                         self.promises.broke(PayloadPromise.FREED, f"{producer.process.name} has no slot {when}")
                         return
                     if not self._do(reader.process, partial(reader.read, [ref], LAST_DEADLINE_S)):
+                        if shape.views and reader.is_local(ref):
+                            continue  # it has looked at it for longer than the lease
                         self.promises.broke(PayloadPromise.PROGRESS, f"{reader.process.name} reads nothing {when}")
                         return
+                self.scheduler.sleep(1.0)
+                check = partial(self.promises.check_settled, producer.number, reader.process.name)
+                self._do(producer.process, check)
                 if all_ports and reader.host != producer.host:
                     # Connections are kept for a while: the first round of all finds none.
                     ports = {f"tcp://{producer.host}:{port}" for port in producer.ports}

@@ -30,6 +30,7 @@ class PayloadPromise(enum.StrEnum):
     ONCE = "without a fault each payload is read once"
     DEADLINE = "each read ends by its deadline"
     FREED = "no slot stays blocked"
+    SETTLED = "with its next read of a ring a reader confirms what it has read there before"
     COUNTED = "every payload is counted once"
     QUARANTINE = "a port is asked again when its quarantine is over, and not before"
     PROGRESS = "once faults stop, what is there can be read"
@@ -56,6 +57,7 @@ class PayloadPromises:
         self.lines: list[str] = []
         self._written: dict[Key, _Written] = {}
         self.delivered: Counter[Key] = Counter()
+        self._readers: dict[Key, str] = {}  # who has read it last
         self._lost_with: set[Key] = set()  # what a reader had asked for when it was killed
 
     def broke(self, promise: PayloadPromise, sentence: str) -> None:
@@ -80,13 +82,24 @@ class PayloadPromises:
             self.broke(PayloadPromise.BYTES, f"{reader} asked for {key} and got {data[:8]!r}…")
         if not kept:
             self.delivered[key] += 1
+            self._readers[key] = reader
             if self.delivered[key] > 1 and not self._history.may_repeat:
                 self.broke(PayloadPromise.ONCE, f"{key} was read {self.delivered[key]} times")
+
+    def check_settled(self, number: int, reader: str) -> None:
+        """By the producer: nothing that this reader has read and not left to others is ready still."""
+        server = self._history.producers[number].server
+        assert server is not None
+        for index, slot in enumerate(server.ring.slot_states()):
+            key = server.ring.name, index, slot.generation
+            if slot.state is State.READY and self._readers.get(key) == reader:
+                self.broke(PayloadPromise.SETTLED, f"{reader} has read {key}, and it is ready still")
 
     def failed(self, reader: str, ref: PayloadRef, error: Exception) -> None:
         self.note(f"{reader} does not read {key_of(ref)}: {type(error).__name__}: {error}")
 
     def took(self, reader: VirtualProcess, seconds: float, stopped_s: float, deadline_s: float) -> None:
+        """`stopped_s`: of these it had no processor."""
         if seconds - stopped_s > deadline_s + LATE_S:
             self.broke(
                 PayloadPromise.DEADLINE, f"{reader.name} waited {seconds:.3f} s, its deadline was {deadline_s}"

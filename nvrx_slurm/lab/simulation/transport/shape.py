@@ -53,7 +53,8 @@ class PayloadAct:
 @dataclass(frozen=True, slots=True)
 class PayloadShape:
     """Producers, one to a host, and readers. `local`: readers on the first producer's host; `shared`: each payload
-    is offered to two readers, and the second may find that it is gone; `kept`: reads leave the payload."""
+    is offered to two readers, and the second may find that it is gone; `kept`: reads leave the payload; `views`:
+    local readers look at it in the ring."""
 
     producers: int
     readers: int
@@ -68,12 +69,13 @@ class PayloadShape:
     shared: bool
     kept: bool
     batches: bool
+    views: bool
     lease_s: float
     deadline_s: float
     every_s: float
 
     def __str__(self) -> str:
-        kinds = ("overwrite", "checksum", "shared", "kept", "batches")
+        kinds = ("overwrite", "checksum", "shared", "kept", "batches", "views")
         return (
             f"{self.producers} producers with {self.ports} ports and {self.slots} slots of {self.bytes} bytes,"
             f" {self.readers} readers ({self.local} of them local) of {self.threads} threads,"
@@ -88,7 +90,7 @@ def draw_payload_shape(chance: Random) -> PayloadShape:
     return PayloadShape(
         producers=chance.choice((1, 1, 2)),
         readers=readers,
-        local=chance.randint(0, readers) if chance.random() < 0.5 else 0,
+        local=chance.randint(0, readers) if chance.random() < 0.6 else 0,
         threads=chance.choice((1, 1, 2)),
         ports=chance.randint(1, 3),
         slots=chance.choice((1, 2, 2, 3, 4)),
@@ -99,6 +101,7 @@ def draw_payload_shape(chance: Random) -> PayloadShape:
         shared=chance.random() < 0.4,
         kept=chance.random() < 0.15,
         batches=chance.random() < 0.25,
+        views=chance.random() < 0.5,
         lease_s=chance.choice((0.3, 2.0, 10.0)),
         deadline_s=chance.choice((0.5, 3.0, 12.0)),
         every_s=chance.choice((0.0005, 0.01, 0.2)),

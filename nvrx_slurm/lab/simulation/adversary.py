@@ -14,7 +14,7 @@ from enum import Flag, auto
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
-from nvrx_slurm.lab.simulation.aims import Aim, draw_aim
+from nvrx_slurm.lab.simulation.aims import BEFORE, UNANSWERED, Aim, draw_aim
 from nvrx_slurm.lab.simulation.network import NetworkFault, apart
 from nvrx_slurm.lab.simulation.shapes import Shape
 
@@ -34,6 +34,9 @@ AIMED = (0.0, 0.3, 0.7)
 
 MOST_SKEW_S = 1.5
 """How far apart the nodes of a job are suspended, and resumed."""
+
+AWAITS = 48
+"""A take-over has about as many."""
 
 FALL_TOGETHER = 0.4
 """How often an act follows closely on the one before, while the product still deals with that one."""
@@ -185,6 +188,20 @@ def _freeze(run: SimulationRun, act: Act, target: Target | None) -> None:
         run.loop.call_outside(act.lasts_s, target.thaw)
 
 
+def _overtake(run: SimulationRun, act: Act) -> None:
+    """The controller freezes at one of its next awaits, and the batch host starts another one at once."""
+    if run.controller is not None:
+        run.controller.freeze_after(act.number % AWAITS)
+        run.loop.call_outside(act.lasts_s, run.controller.thaw)
+        run.batch.start_another_controller()
+
+
+def _freeze_controller(run: SimulationRun, act: Act) -> None:
+    if run.controller is not None:
+        run.controller.freeze_after(act.number % AWAITS)
+        run.loop.call_outside(act.lasts_s, run.controller.thaw)
+
+
 def _fail_worker(run: SimulationRun, act: Act) -> None:
     if (worker := run.nodes[act.node].worker(act.number)) is not None:
         worker.exit(1)
@@ -323,9 +340,33 @@ KINDS: dict[str, Kind] = {
         "kill the controller at a commit",
         5,
         CHOOSES,
-        lambda run, act: run.store.kill_at_commit(after=act.number // 3 % 5, moment=act.number % 3),
+        lambda run, act: run.store.at_commit(
+            after=act.number // 3 % 5, moment=act.number % 3, do=lambda: _kill(run.controller)
+        ),
     ),
-    "freeze_controller": Kind("freeze the controller", 3, OUTAGE, lambda run, act: _freeze(run, act, run.controller)),
+    "freeze_controller": Kind(
+        "at one of its next awaits freeze the controller", 3, OUTAGE | CHOOSES, _freeze_controller
+    ),
+    "overtake": Kind("start a second controller, and freeze the first", 4, LASTS | CHOOSES, _overtake),
+    "overtake_at_commit": Kind(
+        "at a commit start a second controller, and freeze the first",
+        4,
+        LASTS | CHOOSES,
+        lambda run, act: run.store.at_commit(
+            after=act.number // 4 % 5,
+            moment=act.number % 4,
+            do=lambda: _overtake(run, act),
+            late_by=act.number // 20 % 3,
+        ),
+    ),
+    "break_commit": Kind(
+        "a commit's connection breaks",
+        2,
+        CHOOSES,
+        lambda run, act: run.store.at_commit(
+            after=act.number // 2 % 5, moment=(BEFORE, UNANSWERED)[act.number % 2], do=lambda: None
+        ),
+    ),
     "restart_store": Kind(
         "kill the store; it is back", 4, OUTAGE, lambda run, act: run.store.restart(down_s=act.lasts_s)
     ),

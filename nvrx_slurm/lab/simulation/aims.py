@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 Moment = Literal["before", "after", "before receipt", "after receipt"]
 """One scheduling step before the store accepts the commit, or after; the same of an agent that reads the order."""
 
+BEFORE, AFTER, LATE, UNANSWERED = range(4)
+"""What becomes of a commit whose controller is killed or overtaken: the connection breaks before the store has taken
+it; it is taken; it is on its way until the next controller has taken over; it is taken, and the connection breaks."""
+
 COMMITTED: dict[str, float] = {
     "job_started": 0.5,
     "controller_started": 1,

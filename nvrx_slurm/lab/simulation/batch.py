@@ -42,11 +42,16 @@ class BatchHost:
         self.ending = Ending(run.plan.fault_tolerance, run.shape.kill_wait_s)
         self.gave_up = False
         self._giving_up: Handle | None = None
+        self._controller_over = asyncio.Event()
 
     def start(self) -> None:
         self.process.run(self._main())
         # Store and controller die with it (PR_SET_PDEATHSIG), and Slurm takes the allocation back.
         self.process.on_death(self.run.control_plane_dies)
+
+    def start_another_controller(self) -> None:
+        """Although this one may live: as where Slurm takes a host for lost, and requeues its job."""
+        self._controller_over.set()
 
     # ---- its life
 
@@ -71,9 +76,9 @@ class BatchHost:
             await asyncio.sleep(self.chance.uniform(0.05, SLOWEST_START_S))
             began, controller = self.loop.time(), self.run.start_controller()
             self._signal_controller()
-            died = asyncio.Event()
-            controller.on_death(died.set)
-            await died.wait()
+            self._controller_over = over = asyncio.Event()
+            controller.on_death(over.set)
+            await over.wait()
             if (result := self.run.result) is not None:
                 self._has_ended(result.exit_code)
                 return

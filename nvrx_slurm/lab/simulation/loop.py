@@ -29,12 +29,12 @@ _T = TypeVar("_T")
 
 
 class Owner(Protocol):
-    """The process that a step belongs to. While it is not `running` its steps are `held` instead."""
+    """The process that a step belongs to. While it is not `running`, a step that it `holds` is not taken."""
 
     name: str
     running: bool
 
-    def hold(self, handle: Handle) -> None: ...
+    def holds(self, handle: Handle) -> bool: ...
     def on_signal(self, number: int, handle: Handle | None) -> None: ...
 
 
@@ -247,9 +247,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if owner is None:
                     # A step of the world itself. What it raises is a mistake of the simulation, and ends the run.
                     context.run(callback, *handle.args)
-                elif not owner.running:
-                    owner.hold(handle)
-                else:
+                elif owner.running or not owner.holds(handle):
                     try:
                         context.run(callback, *handle.args)
                     except Exception as error:

@@ -33,6 +33,7 @@ class SimulatedProcess:
         self.error: BaseException | None = None
         self._loop = loop
         self._held: deque[Handle] = deque()
+        self._steps_left: int | None = None  # until it freezes by itself
         self._handlers: dict[int, Handle] = {}
         self._when_dead: list[Callable[[], object]] = []
         self._context = Context()
@@ -44,7 +45,7 @@ class SimulatedProcess:
 
     @property
     def frozen(self) -> bool:
-        return self.alive and not self.running
+        return self.alive and not self.running and self._steps_left is None
 
     def run(self, main: Coroutine[Any, Any, int | None]) -> asyncio.Task[None]:
         """Start it. As with asyncio.run, when `main` is over the process's other tasks are cancelled and awaited."""
@@ -73,12 +74,17 @@ class SimulatedProcess:
 
     def freeze(self) -> None:
         """As SIGSTOP: its steps and its timers that fall due are held back."""
-        self.running = False
+        self.running, self._steps_left = False, None
+
+    def freeze_after(self, steps: int) -> None:
+        """Freeze it between two steps of its own, so many from now: at any `await` that it reaches."""
+        if self.running:
+            self.running, self._steps_left = False, steps
 
     def thaw(self) -> None:
         """As SIGCONT: what was held back runs now, in its order."""
-        if self.frozen:
-            self.running = True
+        if self.alive and not self.running:
+            self.running, self._steps_left = True, None
             self._loop.take_up(self._held)
             self._held.clear()
 
@@ -96,10 +102,16 @@ class SimulatedProcess:
 
     # ---- what the loop asks of it
 
-    def hold(self, handle: Handle) -> None:
-        """A step that is due while it is not running: kept for the thaw, or dropped."""
+    def holds(self, handle: Handle) -> bool:
+        """A step that is due while it is not running: kept for the thaw, or dropped. False: it is one of the steps
+        before a freeze, and is taken."""
+        if self._steps_left:
+            self._steps_left -= 1
+            return False
+        self._steps_left = None
         if self.alive:
             self._held.append(handle)
+        return True
 
     def on_signal(self, number: int, handle: Handle | None) -> None:
         """Its own handler for a signal, or none any more."""
@@ -136,7 +148,7 @@ class SimulatedProcess:
         if not self.alive:
             return
         self.alive = self.running = False
-        self.exit_code = code
+        self.exit_code, self._steps_left = code, None
         self._held.clear()
         self._handlers.clear()
         watchers, self._when_dead = self._when_dead, []

@@ -213,13 +213,16 @@ COUNTED = (NodeLost, NodeIsolated, WorkerFailed, WorkerHung, RestartDecided)
 SHORTEST_PATIENCE_S = 30.0
 """Agents that wait less for the control plane may give it up in a suspension: a call of theirs takes half of it."""
 
+REPLACING = ("kill_controller", "kill_at_commit", "overtake", "overtake_at_commit", "break_commit")
+"""The kinds of acts after which another controller has to take over, or the same one has to ask again."""
+
 AFTER_A_KILL_S = 1.5
 """How long there is no controller after one was killed, at most."""
 
 
 def outage_of(acts: Sequence[Act]) -> float:
     """For how long these acts may keep the controller from deciding, at most: outages may follow one another."""
-    killed = sum(act.kind in ("kill_controller", "kill_at_commit") for act in acts)
+    killed = sum(act.kind in REPLACING for act in acts)
     return sum(act.lasts_s for act in acts if act.traits & Trait.OUTAGE) + killed * AFTER_A_KILL_S
 
 

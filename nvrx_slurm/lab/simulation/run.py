@@ -83,9 +83,7 @@ class SimulationRun:
         self.host_clock = VirtualClock(self.loop)
         self.store_clock: VirtualClock = VirtualClock(self.loop)
         self.service = Service(self.network, self.HOST)
-        self.store: WatchedStore = WatchedStore(
-            self.service, self.store_clock, self.promises, lambda: self.controller, self.aims
-        )
+        self.store: WatchedStore = WatchedStore(self.service, self.store_clock, self.promises, self.aims)
         self.address = StoreAddress(url="redis://host", job=JOB, token="token", embedded=True)
         self.folder = JobFolder(Path("/jobs") / JOB)
         self.info = JobInfo(
@@ -100,7 +98,8 @@ class SimulationRun:
         self.copy: list[Entry] = []
         self.result: Result | None = None
         self.exit_code: int | None = None
-        self.controller: SimulatedProcess | None = None
+        self.controller: SimulatedProcess | None = None  # the newest of `controllers`
+        self.controllers: list[SimulatedProcess] = []
         self.nodes: dict[str, SimulatedNode] = {name: SimulatedNode(self, name) for name in self.shape.nodes}
         self.agents_signalled = False
         self.suspended = False  # by Slurm
@@ -179,6 +178,7 @@ class SimulationRun:
     def start_controller(self) -> SimulatedProcess:
         """What the batch host does, again and again."""
         controller = self.controller = SimulatedProcess(self.loop, "controller")
+        self.controllers.append(controller)
         controller.on_death(lambda: self._crashed(controller))
         controller.run(controller_main(self, controller, next(self._pids)))
         return controller
@@ -207,7 +207,8 @@ class SimulationRun:
         key = fence.key_of(self.address.token, ordered.incarnation)
 
         def look() -> None:
-            if self.controller is controller and node.has_power and node.is_trapped_by(key):
+            controls = self.controller is controller and controller is not None and controller.running
+            if controls and node.has_power and node.is_trapped_by(key):
                 self._break(Promise.FENCED, f"{node.name} was fenced, and its kernel has not got the key")
 
         if not any(act.traits & (Trait.OUTAGE | Trait.NETWORK) for act in self.acts):
@@ -270,9 +271,8 @@ class SimulationRun:
     def control_plane_dies(self) -> None:
         """The batch host has ended, so its children are killed, and the job is over. By now every process that waited
         must have left."""
-        for process in (self.controller, self.store.process):
-            if process is not None:
-                process.kill()
+        for process in (*self.controllers, self.store.process):
+            process.kill()
         self.exit_code = self.batch.process.exit_code
         for node in self.nodes.values():
             if node.is_well and node.agent is not None and node.agent.alive:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha1
 from typing import Any
 
 from nvrx_slurm.journal.records import unpack_entry
-from nvrx_slurm.lab.simulation.aims import AimedActs
+from nvrx_slurm.lab.simulation.aims import BEFORE, LATE, UNANSWERED, AimedActs
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.promises import Promises
-from nvrx_slurm.lab.simulation.sockets import Service, ServiceLink
+from nvrx_slurm.lab.simulation.sockets import RESET, Service, ServiceLink
 from nvrx_slurm.lab.simulation.valkey_client import SOCKET_S, MemoryClient
 from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, ServerAnswer
 from nvrx_slurm.store.client import script_text
@@ -18,31 +20,43 @@ from nvrx_slurm.store.sealing import NUMBER_BYTES
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import SIGNATURE_BYTES
 
-BEFORE, AFTER, LATE = range(3)
-"""When a controller that commits is killed: before the store has taken it, after that, or while it is on its way, and
-the store takes it once the next controller has taken over."""
-
 SHUTDOWN, RENDEZVOUS_KEYS = 5, 8
 """Where the keys of a commit name them (`store/lua/commit.lua`)."""
 
 
+@dataclass(frozen=True, slots=True)
+class _CommitFault:
+    after: int
+    moment: int
+    do: Callable[[], object]
+    late_by: int
+
+
+@dataclass(slots=True)
+class _LateCommit:
+    """On its way. `commits_before`: so many of the next controller come before it."""
+
+    arrive: Callable[[], None]
+    commits_before: int
+    is_overtaken: bool = False
+
+
 class WatchedStore(MemoryServer):
-    """An in-memory server, and the process that it is. `controller` returns the controller process that lives."""
+    """An in-memory server, and the process that it is."""
 
     def __init__(
         self,
         service: Service,
         clock: Clock,
         promises: Promises,
-        controller: Callable[[], SimulatedProcess | None],
         aims: AimedActs,
     ) -> None:
         super().__init__(clock)
         self._service, self._loop, self._promises = service, service.network.loop, promises
-        self._controller, self._aims = controller, aims
-        self._kills: list[tuple[int, int]] = []  # after how many commits, and at which moment of that one
+        self._aims = aims
+        self._faults: list[_CommitFault] = []
         self._commits = 0
-        self._late: list[tuple[str | None, Sequence[Command]]] = []
+        self._late: list[_LateCommit] = []
         self.process: SimulatedProcess = self._begin()
 
     def client(self, host: str, socket_s: float = SOCKET_S) -> MemoryClient:
@@ -58,9 +72,10 @@ class WatchedStore(MemoryServer):
             self.process.kill()
             self._loop.call_outside(down_s, self._begin_again)
 
-    def kill_at_commit(self, after: int, moment: int) -> None:
-        """Kill the controller at its commit after so many more."""
-        self._kills.append((self._commits + after, moment))
+    def at_commit(self, after: int, moment: int, do: Callable[[], object], late_by: int = 0) -> None:
+        """At the commit after so many more, `do` something to the controller. A LATE one arrives `late_by` commits
+        after the take-over of the next."""
+        self._faults.append(_CommitFault(self._commits + after, moment, do, late_by))
 
     def _begin_again(self) -> None:
         self.process = self._begin()
@@ -83,18 +98,22 @@ class WatchedStore(MemoryServer):
         self._handle(password, commands, answer)
 
     def _handle(self, password: str | None, commands: Sequence[Command], answer: ServerAnswer) -> None:
-        moment = None
+        fault = None
         if _is_script(commands[0], "commit"):
             self._commits += 1
-            due = [each for each in self._kills if each[0] < self._commits]
-            if due:
-                self._kills.remove(due[0])
-                moment = due[0][1]
-        if moment is not None and (controller := self._controller()) is not None:
-            self._loop.call_outside(0.0, controller.kill)
-            if moment == LATE:
-                self._late.append((password, commands))
-        if moment in (None, AFTER):
+            fault = next((each for each in self._faults if each.after < self._commits), None)
+        if fault is None:
+            super().handle(password, commands, answer)
+            return
+        self._faults.remove(fault)
+        self._loop.call_outside(0.0, fault.do)
+        if fault.moment == LATE:
+            self._late.append(_LateCommit(partial(super().handle, password, commands, answer), fault.late_by))
+        elif fault.moment == BEFORE:
+            answer(ConnectionResetError(RESET))
+        elif fault.moment == UNANSWERED:
+            super().handle(password, commands, lambda reply: answer(ConnectionResetError(RESET)))
+        else:
             super().handle(password, commands, answer)
 
     def _run(self, command: Command) -> Any:
@@ -104,10 +123,9 @@ class WatchedStore(MemoryServer):
             return reply
         if _is_script(command, "acquire"):
             self._promises.acquired(int(reply[0]))
-            late, self._late = self._late, []
-            for request in late:
-                # Its client is dead: no process reads the reply.
-                self._loop.call_outside(0.0, self.handle, *request, lambda reply: None)
+            for late in self._late:
+                late.is_overtaken = True
+            self._deliver_late()
         elif _is_script(command, "commit") and reply[0] == b"ok":
             _, many, *words = command[1]
             keys, args = words[:many], words[many:]
@@ -123,7 +141,16 @@ class WatchedStore(MemoryServer):
             if args[3] != "":
                 sealed = self.data.get(keys[SHUTDOWN])
                 self._promises.shutdown_stands(sealed and sealed[SIGNATURE_BYTES:])
+            self._deliver_late()
         return reply
+
+    def _deliver_late(self) -> None:
+        """One more commit, or the take-over, has come before those that are on their way."""
+        for late in [late for late in self._late if late.is_overtaken]:
+            if late.commits_before == 0:
+                self._late.remove(late)
+                self._loop.call_outside(0.0, late.arrive)
+            late.commits_before -= 1
 
 
 def _entries(commit: Command) -> list[bytes]:

@@ -175,6 +175,38 @@ def test_timeout_passes_while_frozen(loop, diary):
     assert diary.lines == [(10.0, "too late")]
 
 
+@pytest.mark.parametrize("steps", range(4))
+def test_process_freezes_between_two_of_its_steps(loop, diary, steps):
+    """After so many more steps, at an await; the thaw goes on with the next one."""
+    process = SimulatedProcess(loop, "p")
+
+    async def main() -> None:
+        for number in range(6):
+            diary.note(number)
+            await asyncio.sleep(0.0)
+
+    process.run(main())
+    process.freeze_after(steps)
+    assert not process.frozen
+    pass_time(loop, 1.0)
+    assert process.frozen
+    assert [what for _, what in diary.lines] == list(range(steps))
+    process.thaw()
+    pass_time(loop, 1.0)
+    assert [what for _, what in diary.lines] == list(range(6))
+    assert process.exit_code == 0
+
+
+def test_process_that_is_thawed_before_its_freeze_goes_on(loop, diary):
+    """The freeze is called off."""
+    process = SimulatedProcess(loop, "p")
+    process.run(ticking(diary))
+    process.freeze_after(3)
+    process.thaw()
+    pass_time(loop, 5.5)
+    assert process.running and len(diary.lines) == 5
+
+
 def test_frozen_process_can_be_killed_and_not_thawed_after_it(loop, diary):
     """SIGKILL needs nobody to run; the dead stay dead."""
     process = SimulatedProcess(loop, "p")

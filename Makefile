@@ -20,7 +20,7 @@ UCXX := ucxx-cu12==0.52.0 libucxx-cu12==0.52.0 libucx-cu12==1.21.0 librmm-cu12==
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lock lock-check sbom dist demo test test-torch ci-slurm ci-simulate ci-soak ci-mutants corpus fuzz slurm-packages browser ucxx fmt lint type docs bench clean
+.PHONY: help lock lock-check sbom dist demo test test-torch ci-slurm ci-simulate ci-soak ci-mutants ci-mutants-generated corpus fuzz slurm-packages browser ucxx fmt lint type docs bench clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -89,6 +89,10 @@ corpus: $(TESTS)  ## Measure the failure analysis on the labelled failures of te
 
 ci-mutants: $(TESTS)  ## Insert defects into the product: unit tests or the simulation must detect each
 	$(BIN)/python -m ci.mutants $(ARGS)
+
+ci-mutants-generated: $(TESTS)  ## Let mutmut change each expression of the pure modules: unit tests must detect 95 %
+	$(BIN)/python -c 'import mutmut' 2>/dev/null || $(PIP) 'mutmut==3.8.1'
+	$(BIN)/python -m ci.mutants.generated $(ARGS)
 
 ci-slurm: $(TESTS)  ## Run the flows of ci/flows on the site's Slurm, otherwise on one of their own
 	command -v sbatch >/dev/null || $(BIN)/python -m ci.slurm_packages

@@ -6,6 +6,7 @@
     rendezvous.py   when a rendezvous opens, when it closes, and with which nodes
     assignment.py   which node gets which ranks
     restart.py      what a failure starts
+    cause.py        which of a cycle's failures is the cause
     restart_decision.py  whether there is a restart: attribution, progress, budget
     limits.py       budgets, progress, the pause between crashes
     state.py        what all of them share

@@ -225,11 +225,6 @@ def _progress(job: Job, fact: Progress, now: float) -> list[Decision] | None:
 
 
 def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] | None:
-    replica = _running(job, fact, fact.replica, fact.cycle)
-    if replica is None:
-        return _refuse(job, fact)
-    if job.shutdown is not None:
-        return []
     cause = f"rank {fact.rank} on {fact.node} "
     if fact.error is not None:
         cause += f"{'could not start' if fact.exit_code is None else 'failed'}: {fact.error}"
@@ -244,16 +239,13 @@ def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] |
         noticed=now - fact.ago_s,
         rank=fact.rank,
         step=fact.step,
+        signal=fact.signal,
+        peer_lost=fact.peer_lost,
     )
-    return restart.handle_failure(job, replica, failure, now)
+    return _fail(job, fact, failure, now)
 
 
 def _worker_hung(job: Job, fact: WorkerHung, now: float) -> list[Decision] | None:
-    replica = _running(job, fact, fact.replica, fact.cycle)
-    if replica is None:
-        return _refuse(job, fact)
-    if job.shutdown is not None:
-        return []
     where = f", in {fact.where}" if fact.where else ""
     failure = Failure(
         kind="worker",
@@ -264,17 +256,12 @@ def _worker_hung(job: Job, fact: WorkerHung, now: float) -> list[Decision] | Non
         step=fact.step,
         hung=True,
     )
-    return restart.handle_failure(job, replica, failure, now)
+    return _fail(job, fact, failure, now)
 
 
 def _node_isolated(job: Job, fact: NodeIsolated, now: float) -> list[Decision] | None:
-    replica = _running(job, fact, fact.replica, fact.cycle)
-    if replica is None:
-        return _refuse(job, fact)
-    if job.shutdown is not None:
-        return []
     cause = f"{fact.node} had lost store and controller for {fact.for_s:.0f} s and stopped its workers"
-    return restart.handle_failure(job, replica, Failure(kind="node", cause=cause, node=fact.node, noticed=now), now)
+    return _fail(job, fact, Failure(kind="node", cause=cause, node=fact.node, noticed=now), now)
 
 
 def _learned(job: Job, fact: Learned, now: float) -> list[Decision] | None:
@@ -328,7 +315,12 @@ def _node_lost(job: Job, fact: NodeLost, now: float) -> list[Decision] | None:
     if node.state is NodeState.ACTIVE and node.replica is not None and fact.safe_after_s > 0.0:
         job.replicas[node.replica].unsafe[node.name] = membership.safe_at(node, now + fact.safe_after_s)
     fence = Fence(node=node.name, incarnation=node.incarnation)
-    return [fence, *_lose(job, node, fact.why, now, noticed=now - fact.ago_s, step=fact.step)]
+    # Its kernel closed the connection at its death; or it was silent for what is left of the time after which its
+    # ranks are given away.
+    is_proven = not fact.safe_after_s and fact.cause != "heartbeat_timeout"
+    silent_s = fact.ago_s if is_proven else job.plan.fault_tolerance.gives_away_after_s - fact.safe_after_s
+    began = now - max(0.0, silent_s)
+    return [fence, *_lose(job, node, fact.why, now, noticed=now - fact.ago_s, step=fact.step, began=began)]
 
 
 def _node_fenced(job: Job, fact: NodeFenced, now: float) -> list[Decision] | None:
@@ -410,25 +402,60 @@ def _running(job: Job, fact: FromAgent, replica_id: str, cycle: int) -> Replica 
     return replica if replica.phase is Phase.RUNNING and replica.cycle == cycle else None
 
 
+def _fail(
+    job: Job, fact: WorkerFailed | WorkerHung | NodeIsolated, failure: Failure, now: float
+) -> list[Decision] | None:
+    """A failure that an agent reports: of its running cycle, or evidence about the one that has just failed."""
+    if (replica := _running(job, fact, fact.replica, fact.cycle)) is not None:
+        return restart.handle_failure(job, replica, failure, now) if job.shutdown is None else []
+    node, replica = membership.recognise(job, fact), job.replicas.get(fact.replica)
+    if node is not None and replica is not None and job.shutdown is None and replica.phase is Phase.RENDEZVOUS:
+        # Its agent has been called to the next cycle, and has not reported yet that its workers are gone.
+        is_member = node.state is NodeState.ACTIVE and node.replica == replica.id
+        if is_member and fact.cycle == replica.cycle - 1:
+            decisions = restart_decision.take_evidence(job, replica, failure, failure.noticed, now)
+            if decisions is not None:
+                return decisions
+    return _refuse(job, fact)
+
+
 def _lose(
-    job: Job, node: Node, why: str, now: float, *, noticed: float | None = None, step: int | None = None
+    job: Job,
+    node: Node,
+    why: str,
+    now: float,
+    *,
+    noticed: float | None = None,
+    step: int | None = None,
+    began: float | None = None,
 ) -> list[Decision]:
     cause = f"{node.name} lost: {why}"
-    return _depart(job, node, NodeState.LOST, cause, now, now if noticed is None else noticed, step)
+    return _depart(job, node, NodeState.LOST, cause, now, now if noticed is None else noticed, step, began)
 
 
 def _depart(
-    job: Job, node: Node, state: NodeState, cause: str, now: float, noticed: float, step: int | None = None
+    job: Job,
+    node: Node,
+    state: NodeState,
+    cause: str,
+    now: float,
+    noticed: float,
+    step: int | None = None,
+    began: float | None = None,
 ) -> list[Decision]:
-    """A node is gone: a failure, if its workers still had work to do."""
+    """A node is gone: a failure, if its workers still had work to do; or the cause of one that its peers reported.
+    `began`: when it was there for the last time."""
     if state is NodeState.LOST:
         node.deaths += 1
     was_active, replica = node.state is NodeState.ACTIVE, job.replicas.get(node.replica or "")
     membership.move(job, node, state)
     rendezvous.forget(job, node, now)
-    if job.shutdown is not None or replica is None or not was_active or replica.phase is not Phase.RUNNING:
-        return []
-    if node.name in replica.done:
+    if job.shutdown is not None or replica is None or not was_active or node.name in replica.done:
         return []
     failure = Failure(kind="node", cause=cause, node=node.name, noticed=noticed, step=step)
-    return restart.handle_failure(job, replica, failure, now)
+    if replica.phase is Phase.RUNNING:
+        return restart.handle_failure(job, replica, failure, now)
+    if replica.phase is Phase.RENDEZVOUS:
+        began = noticed if began is None else began
+        return restart_decision.take_evidence(job, replica, failure, began, now) or []
+    return []

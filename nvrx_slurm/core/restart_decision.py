@@ -5,6 +5,9 @@ while its nodes tear down and get ready. Where a verdict may stop the job, the r
 and only there: `rendezvous.py` asks for the decision when the rendezvous could close.
 
     attribution ─▶ progress ─▶ budget ─▶ restart, or the job's end
+
+A first report of a lost connection to a peer is no cause: the decision then waits for the end of the rendezvous too,
+and `take_evidence` replaces the failure when what ended the peer is reported (`cause.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from nvrx_slurm.core import limits
+from nvrx_slurm.core import cause, limits
 from nvrx_slurm.core.state import Failure, Job, Phase, Replica, RestartDecision
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_NO_RESTART
 from nvrx_slurm.jobspec.model import Aggregation
@@ -63,7 +66,11 @@ def open_decision(job: Job, replica: Replica, failure: Failure, now: float) -> t
         opened_at=now,
         due_at=now + (settings.decision_timeout if waits else settings.timeout),
         waits=waits,
-        holds=_restarted(job, replica) if waits or (restarts and limits.judges_progress(job)) else frozenset(),
+        holds=_restarted(job, replica)
+        if waits or (restarts and (failure.peer_lost or limits.judges_progress(job)))
+        else frozenset(),
+        noticed=failure.noticed,
+        is_symptom=failure.peer_lost,
     )
     # Forget old decisions: a job of weeks may fail thousands of times. A late answer about the others still counts.
     for key, old in list(job.restart_decisions.items()):
@@ -71,18 +78,46 @@ def open_decision(job: Job, replica: Replica, failure: Failure, now: float) -> t
         if old.replica == replica.id and old.cycle <= replica.cycle - KEPT and over:
             del job.restart_decisions[key]
     job.restart_decisions[pending.replica, pending.cycle] = pending
+    if pending.is_symptom and pending.holds and not waits:
+        return pending, []  # nothing waits for the answers: the sources are asked once the cause is known
+    return pending, _ask(job, pending, now)
+
+
+def take_evidence(job: Job, replica: Replica, failure: Failure, began: float, now: float) -> list[Decision] | None:
+    """A failure of the cycle before, reported while the next rendezvous is open. `began`: it did not happen before.
+    None: the cause is known, and this is not it."""
+    pending = next((each for each in holding(job, replica) if each.is_symptom), None)
+    if pending is None or began > pending.noticed + cause.WITHIN_S or not cause.outranks(failure, pending.failure):
+        return None
+    limits.reach_step(replica, failure.step)
+    before, pending.failure = pending.failure, failure
+    if pending.replica != replica.id:  # of another replica of a job that restarts as a whole
+        del job.restart_decisions[pending.replica, pending.cycle]
+        pending.replica, pending.cycle, pending.members = replica.id, replica.cycle - 1, replica.order
+        job.restart_decisions[pending.replica, pending.cycle] = pending
+    elif pending.asked and before.rank == failure.rank:  # two nodes: one key
+        return []
+    return _ask(job, pending, now)
+
+
+def _ask(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
+    """Have the sources asked about the cause as it is known now. Answers about another one do not count."""
+    pending.asked = True
+    pending.answers.clear()
     if not pending.sources:
-        return pending, []
+        return []
+    if not pending.waits:
+        pending.due_at = now + job.plan.fault_tolerance.attribution.timeout
     asked = AttributionAsked(
         replica=pending.replica,
         cycle=pending.cycle,
         generation=job.generation,
-        rank=failure.rank,
-        node=failure.node,
+        rank=pending.failure.rank,
+        node=pending.failure.node,
         sources=pending.sources,
-        holds=waits,
+        holds=pending.waits,
     )
-    return pending, [asked]
+    return [asked]
 
 
 def _restarted(job: Job, replica: Replica) -> frozenset[str]:
@@ -176,21 +211,29 @@ def judge_what_can(job: Job, now: float) -> list[Decision]:
     for pending in job.restart_decisions.values():
         complete = len(pending.answers) == len(pending.sources) or now >= pending.due_at
         awaited = pending.waits and not pending.decided and job.shutdown is None
-        if pending.sources and complete and not (awaited or pending.judged):
+        if pending.sources and pending.asked and complete and not (awaited or pending.judged):
             decisions += _judge(job, pending, now)
     return decisions
 
 
 def judge_rest(job: Job, now: float) -> list[Decision]:
     """The job ends: open answers are not waited for, and each failure still gets its record."""
-    left = [pending for pending in job.restart_decisions.values() if pending.sources and not pending.judged]
-    return [decision for pending in left for decision in _judge(job, pending, now)]
+    decisions: list[Decision] = []
+    for pending in job.restart_decisions.values():
+        if pending.sources and not pending.judged:
+            decisions += [] if pending.asked else _ask(job, pending, now)
+            decisions += _judge(job, pending, now)
+    return decisions
 
 
 def due_at(job: Job) -> float | None:
     """When the time of the answers that no rendezvous waits for is up; None: there are none."""
     return min(
-        (each.due_at for each in job.restart_decisions.values() if each.sources and not (each.judged or each.waits)),
+        (
+            each.due_at
+            for each in job.restart_decisions.values()
+            if each.sources and each.asked and not (each.judged or each.waits)
+        ),
         default=None,
     )
 
@@ -198,7 +241,8 @@ def due_at(job: Job) -> float | None:
 def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
     """What is done about the failure, on all evidence: a restart, or the job's end."""
     pending.decided = True
-    judged = _judge(job, pending, now) if pending.waits else []
+    judged = [] if pending.asked else _ask(job, pending, now)
+    judged += _judge(job, pending, now) if pending.waits else []
     replica, failure = job.replicas[pending.replica], pending.failure
     decided = RestartDecided(
         replica=pending.replica,

@@ -106,7 +106,8 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first thing that went wrong in a cycle. A lost node spends spares, a failed worker spends the budget."""
+    """What went wrong in a cycle: by the first report, or by the best evidence since (`cause.py`). A lost node spends
+    spares, a failed worker spends the budget."""
 
     kind: Literal["worker", "node"]
     cause: str
@@ -115,6 +116,8 @@ class Failure:
     rank: int | None = None
     step: int | None = None
     hung: bool = False  # it lives: its stacks, and those of all ranks that wait for it, show why
+    signal: int | None = None  # that ended the worker
+    peer_lost: bool = False  # the worker reports that it lost the connection to a peer
 
 
 @dataclass(slots=True)
@@ -122,7 +125,8 @@ class RestartDecision:
     """A failure whose consequence is pending: see `restart_decision.py`.
 
     `waits`: a STOP may end the job, so no rendezvous closes before the answers or `due_at`. `holds`: replicas whose
-    next rendezvous closes only once this is decided.
+    next rendezvous closes only once this is decided. `noticed`: when the first report was. `is_symptom`: that was of
+    a lost connection to a peer, so evidence of what ended the peer may still come.
     """
 
     replica: str
@@ -134,6 +138,9 @@ class RestartDecision:
     due_at: float
     waits: bool
     holds: frozenset[str]
+    noticed: float
+    is_symptom: bool
+    asked: bool = False  # the sources, about `failure`
     answers: dict[str, Attribution] = field(default_factory=dict)
     held_at: float | None = None  # since when a rendezvous has waited for it
     judged: bool = False  # its answers have been read

@@ -98,6 +98,8 @@ class NodeReady(FromAgent, frozen=True, kw_only=True, tag="node_ready"):
     port: Port
     teardown_s: float = 0.0
     step: Step | None = None
+    peers_lost: tuple[Count, ...] = ()
+    """Ranks of that cycle on this node that had lost the connection to a peer before they were stopped."""
 
 
 class WorkersStarted(FromAgent, frozen=True, kw_only=True, tag="workers_started"):
@@ -130,7 +132,9 @@ class RestartedInProcess(FromAgent, frozen=True, kw_only=True, tag="restarted_in
 
 
 class WorkerFailed(FromAgent, frozen=True, kw_only=True, tag="worker_failed"):
-    """A worker ended in any way but exit code 0. `ago_s`: how long before this message its end was noticed."""
+    """A worker ended in any way but exit code 0, and not by a signal of its agent's. `ago_s`: how long before this
+    message its end was noticed. `peer_lost`: what it printed says that it lost the connection to a peer, so what
+    ended that peer came first."""
 
     replica: FileName
     cycle: Count
@@ -141,6 +145,7 @@ class WorkerFailed(FromAgent, frozen=True, kw_only=True, tag="worker_failed"):
     """The exception that it failed with; without an exit code: why it could not start."""
     step: Step | None = None
     ago_s: float = 0.0
+    peer_lost: bool = False
 
 
 class WorkerHung(FromAgent, frozen=True, kw_only=True, tag="worker_hung"):
@@ -377,7 +382,9 @@ class AttributionJudged(Decision, frozen=True, kw_only=True, tag="attribution_ju
 
 
 class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided"):
-    """What is done about a failure, and on what evidence. `by`: what settled it, in the order in which they are
+    """What is done about a failure, and on what evidence. Where the first report was of a lost connection to a peer,
+    this comes once the next rendezvous could close, and `cause`, `node` and `rank` are those of what ended the peer,
+    as far as it is known by then. `by`: what settled it, in the order in which they are
     asked; `no_progress`: how many cycles in a row have made too few steps. `delay_s`: the next cycle begins so long
     after the failure at the earliest, since `crashes` cycles in a row have failed soon after their start."""
 

@@ -1,0 +1,47 @@
+"""Which of a cycle's failures is the cause: a table of evidence.
+
+When a worker or a node dies, its peers lose their connections to it, and their exceptions often reach the controller
+first. The teardown begins with the first report. The cause is settled when the next rendezvous could close: by then
+each live node has reported how its workers ended, and the failure detector has judged each silent one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from nvrx_slurm.core.state import Failure
+
+Evidence = Literal["node_lost", "killed", "hung", "failed", "peer_lost"]
+
+RANKS: dict[Evidence, int] = {
+    "node_lost": 0,
+    "killed": 0,  # by a signal that is not its agent's: the kernel's, the out-of-memory killer's, a person's
+    "hung": 0,
+    "failed": 0,  # an exception or an exit code of its own
+    "peer_lost": 1,  # a consequence: the worker lost the connection to a peer
+}
+"""The lowest is the cause; between equals the one that happened first."""
+
+WITHIN_S = 10.0
+"""What happens so long after the first report did not cause it. A dying process may take seconds to give back its
+memory, and its node's connection closes only after its last process."""
+
+
+def evidence_of(failure: Failure) -> Evidence:
+    """Which kind of evidence a failure is."""
+    if failure.kind == "node":
+        return "node_lost"
+    if failure.hung:
+        return "hung"
+    if failure.peer_lost:  # a C++ exception that says so ends in SIGABRT
+        return "peer_lost"
+    return "failed" if failure.signal is None else "killed"
+
+
+def outranks(failure: Failure, known: Failure) -> bool:
+    """Whether `failure` is the cause rather than `known`."""
+    return _order(failure) < _order(known)
+
+
+def _order(failure: Failure) -> tuple[int, float]:
+    return RANKS[evidence_of(failure)], failure.noticed

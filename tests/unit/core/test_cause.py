@@ -1,0 +1,324 @@
+"""The cause of a failure that its peers report first: settled when the next rendezvous could close."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.controller.controller import replay
+from nvrx_slurm.core.cause import WITHIN_S, evidence_of, outranks
+from nvrx_slurm.core.state import Failure, new_job
+from nvrx_slurm.jobspec.model import AttributionSpec
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.jobspec.values import Allowance
+from nvrx_slurm.journal.records import (
+    Attributed,
+    AttributionAsked,
+    AttributionJudged,
+    NodeIsolated,
+    RendezvousClosed,
+    RendezvousOpened,
+    RestartDecided,
+    Shutdown,
+    WorkerFailed,
+)
+from nvrx_slurm.journal.verdicts import Attribution, Verdict
+from tests.unit.core.fleet import Fleet, plain, plan_of, running
+
+DRY = AttributionSpec(enable_lib=True)
+ACTS = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
+
+
+class PeersFleet(Fleet):
+    """Whose workers lose their peers."""
+
+    def ends(self, node: str, rank: int, *, replica: str = "main-0", cycle: int = 0, **how: Any) -> list[Any] | None:
+        return self.tell(WorkerFailed(**self.by(node), replica=replica, cycle=cycle, rank=rank, **how))
+
+    def loses_peer(self, node: str, rank: int, *, replica: str = "main-0", cycle: int = 0) -> list[Any] | None:
+        return self.ends(node, rank, replica=replica, cycle=cycle, exit_code=1, error="R: reset", peer_lost=True)
+
+    def decided(self) -> RestartDecided:
+        [decided] = self.said(RestartDecided)
+        return decided
+
+
+def started(nodes: int = 2, spares: int = 1, **bounds: Any) -> PeersFleet:
+    fleet = PeersFleet(plain(nodes=nodes, spares=spares, **bounds))
+    fleet.join(*fleet.names)
+    return fleet
+
+
+def settled(fleet: PeersFleet) -> tuple[str, int | None]:
+    """What the one decision names; and a controller that takes over decides the same."""
+    assert replay(new_job(fleet.plan), fleet.journal) == []
+    return fleet.decided().node, fleet.decided().rank
+
+
+def test_teardown_begins_with_the_symptom_and_the_decision_waits():
+    """The rendezvous opens at once; what is done, and why, is decided when it could close."""
+    fleet = started()
+    decisions = fleet.loses_peer("n1", 0)
+    assert [type(each) for each in decisions or []] == [RendezvousOpened]
+    fleet.lose("n2")
+    fleet.ready("n1")
+    assert settled(fleet) == ("n2", None)
+    assert isinstance(fleet.journal[-1].record, RendezvousClosed)
+
+
+def test_lost_node_spends_no_restart():
+    """The budget follows the cause: with none left for failed workers the job goes on after a node's loss."""
+    fleet = started(max_restarts=Allowance(count=0))
+    fleet.loses_peer("n1", 0)
+    fleet.lose("n2")
+    fleet.ready("n1")
+    assert fleet.decided().action == "restart_replica"
+    assert fleet.job.replicas["main-0"].restarted_at == []
+    assert len(fleet.job.nodes_lost_at) == 1
+    assert fleet.said(Shutdown) == []
+
+
+def test_symptom_alone_is_a_failed_worker():
+    """Where nothing better is reported, the first report is the cause, and the budget counts it."""
+    fleet = started(max_restarts=Allowance(count=0))
+    fleet.loses_peer("n1", 0)
+    fleet.ready("n1", "n2")
+    assert settled(fleet) == ("n1", 0)
+    assert [each.exit_code for each in fleet.said(Shutdown)] == [1]
+
+
+@pytest.mark.parametrize("how", [{"signal": 9}, {"signal": 11}, {"exit_code": 1, "error": "ValueError: bad"}])
+def test_worker_that_failed_by_itself_outranks_a_lost_peer(how):
+    """Its report comes after the teardown began, and before its node is ready."""
+    fleet = started()
+    fleet.loses_peer("n1", 0)
+    fleet.ends("n2", 3, **how)
+    fleet.ready("n1", "n2")
+    assert settled(fleet) == ("n2", 3)
+    assert len(fleet.job.replicas["main-0"].restarted_at) == 1
+
+
+@pytest.mark.parametrize("first", ["n2", None])
+def test_cause_before_its_symptoms_is_decided_at_once(first):
+    """As ever: the peers' reports, after it, leave no trace."""
+    fleet = started()
+    assert isinstance((fleet.ends("n2", 3, signal=9) if first else fleet.lose("n2") or [])[-1], RendezvousOpened)
+    assert fleet.loses_peer("n1", 0) is None
+    fleet.ready("n1", "n2") if first else fleet.ready("n1")
+    assert settled(fleet) == ("n2", 3 if first else None)
+
+
+def test_other_symptoms_leave_no_trace():
+    """A thousand ranks may report the same: each node's `node_ready` counts its own."""
+    fleet = started(nodes=3)
+    fleet.loses_peer("n1", 0)
+    before = len(fleet.journal)
+    assert fleet.loses_peer("n1", 1) is None
+    assert fleet.loses_peer("n2", 2) is None
+    assert len(fleet.journal) == before
+
+
+def test_node_whose_loss_is_noticed_when_all_others_are_ready():
+    """The rendezvous waits for it anyway."""
+    fleet = started(nodes=3)
+    fleet.loses_peer("n1", 0)
+    fleet.ready("n1", "n2")
+    assert fleet.said(RestartDecided) == []
+    fleet.now += 4.0
+    fleet.lose("n3", safe_after_s=fleet.plan.fault_tolerance.gives_away_after_s - 4.0)
+    fleet.prove_dead("n3")
+    assert settled(fleet) == ("n3", None)
+
+
+def test_node_that_is_ready_and_lost_then_is_not_the_cause():
+    """It had reported that its workers were gone: it was there all the time."""
+    fleet = started(nodes=2, spares=2)
+    fleet.loses_peer("n1", 0)
+    fleet.ready("n2")
+    fleet.lose("n2")
+    fleet.ready("n1")
+    assert settled(fleet) == ("n1", 0)
+
+
+@pytest.mark.parametrize(("after_s", "rank"), [(WITHIN_S - 1.0, None), (WITHIN_S + 1.0, 0)])
+def test_node_that_dies_long_after_the_symptom_is_another_failure(after_s, rank):
+    """It took part in the teardown, so the first report was not about it."""
+    fleet = started()
+    fleet.loses_peer("n1", 0)
+    fleet.now += after_s
+    fleet.lose("n2")
+    fleet.ready("n1")
+    assert settled(fleet)[1] == rank
+
+
+def test_silence_counts_from_the_last_sign_of_life():
+    """A partitioned node is given up long after it was heard last, and is the cause all the same."""
+    fleet = started()
+    fleet.loses_peer("n1", 0)
+    fleet.now += 2 * WITHIN_S
+    fleet.lose("n2", safe_after_s=max(0.1, fleet.plan.fault_tolerance.gives_away_after_s - 2 * WITHIN_S))
+    fleet.prove_dead("n2")
+    fleet.ready("n1")
+    assert settled(fleet) == ("n2", None)
+
+
+def test_of_two_causes_the_first_counts():
+    """Two independent failures: by the moment at which each happened, not by that of its report."""
+    fleet = started(nodes=3)
+    fleet.now += 1.0
+    fleet.loses_peer("n1", 0)
+    fleet.ends("n2", 2, exit_code=1, error="ValueError: bad")
+    fleet.ends("n3", 4, signal=9, ago_s=0.4)
+    assert fleet.ends("n3", 5, signal=9, ago_s=0.1) is None
+    fleet.ready("n1", "n2", "n3")
+    assert settled(fleet) == ("n3", 4)
+
+
+def test_facts_of_an_older_cycle_and_after_the_close_are_stale():
+    """Once the rendezvous has closed the cause is settled."""
+    fleet = started()
+    fleet.loses_peer("n1", 0)
+    fleet.ready("n1", "n2")
+    assert fleet.ends("n2", 3, signal=9) is None
+    fleet.loses_peer("n1", 0, cycle=1)
+    assert fleet.ends("n2", 3, signal=9, cycle=0) is None
+    assert fleet.ends("n2", 3, signal=9, cycle=1) is not None
+
+
+def test_node_that_left_or_came_back_is_the_cause():
+    """Drained or preempted, or with a new agent: its peers noticed that first."""
+    for gone in (Fleet.leave, Fleet.rejoin):
+        fleet = started()
+        fleet.loses_peer("n1", 0)
+        gone(fleet, "n2")
+        fleet.ready("n1")
+        assert settled(fleet) == ("n2", None)
+
+
+def test_node_that_was_partitioned_for_long_is_the_cause():
+    """It killed its own workers, and reports that before it is given up."""
+    fleet = started()
+    fleet.loses_peer("n1", 0)
+    fleet.tell(NodeIsolated(**fleet.by("n2"), replica="main-0", cycle=0, for_s=30.0))
+    fleet.ready("n1", "n2")
+    assert settled(fleet) == ("n2", None)
+
+
+def test_sources_of_a_dry_run_are_asked_once_about_the_cause():
+    """Nothing waits for them: so not about the symptom."""
+    fleet = started(attribution=DRY)
+    fleet.loses_peer("n1", 0)
+    assert fleet.said(AttributionAsked) == []
+    fleet.lose("n2")
+    fleet.ready("n1")
+    assert [(each.node, each.rank) for each in fleet.said(AttributionAsked)] == [("n2", None)]
+    assert settled(fleet) == ("n2", None)
+    fleet.later(DRY.timeout)
+    assert [(each.rank, each.verdict) for each in fleet.said(AttributionJudged)] == [(None, Verdict.TIMEOUT)]
+
+
+def test_sources_that_may_stop_the_job_are_asked_again():
+    """They are asked at once, and again about the cause; what they say of the symptom does not count."""
+    fleet = started(attribution=ACTS)
+    fleet.loses_peer("n1", 0)
+    stop = Attribution(source="lib", verdict=Verdict.STOP)
+    fleet.ends("n2", 3, signal=9)
+    assert [(each.node, each.rank) for each in fleet.said(AttributionAsked)] == [("n1", 0), ("n2", 3)]
+    assert fleet.tell(Attributed(replica="main-0", cycle=0, rank=0, attribution=stop)) is None
+    fleet.ready("n1", "n2")
+    assert fleet.said(RestartDecided) == []
+    again = replace_verdict(stop, Verdict.RESTART)
+    fleet.tell(Attributed(replica="main-0", cycle=0, rank=3, attribution=again))
+    assert settled(fleet) == ("n2", 3)
+
+
+def replace_verdict(attribution: Attribution, verdict: Verdict) -> Attribution:
+    return Attribution(source=attribution.source, verdict=verdict)
+
+
+def test_job_that_ends_meanwhile_has_its_failure_judged():
+    """Cancelled while the cause is open: the sources have their record, and nothing waits."""
+    fleet = started(attribution=DRY)
+    fleet.loses_peer("n1", 0)
+    fleet.signal("cancel")
+    assert fleet.ends("n2", 3, signal=9) is None
+    fleet.leave(*fleet.names)
+    assert len(fleet.said(AttributionAsked)) == len(fleet.said(AttributionJudged)) == 1
+    assert replay(new_job(fleet.plan), fleet.journal) == []
+
+
+def test_other_replica_of_a_job_that_restarts_as_a_whole():
+    """A rollout loses its policy: the failure is the policy's, in its cycle and of its budget."""
+    plan = plan_of(
+        RolePlan(name="policy", command=("x",), on_failure="restart_job"),
+        RolePlan(name="rollout", command=("x",), on_failure="restart_job"),
+        attribution=DRY,
+    )
+    fleet = PeersFleet(plan)
+    fleet.join(*fleet.names)
+    fleet.loses_peer("n2", 0, replica="rollout-0")
+    fleet.ends("n1", 0, replica="policy-0", signal=9)
+    fleet.ready("n1", replica="policy-0")
+    fleet.ready("n2", replica="rollout-0")
+    assert settled(fleet) == ("n1", 0)
+    assert fleet.decided().replica == "policy-0"
+    assert [len(each.restarted_at) for each in fleet.job.replicas.values()] == [1, 0]
+    assert fleet.job.replicas["rollout-0"].phase == "running"
+
+
+def test_replicas_that_restart_alone_have_causes_of_their_own():
+    """The loss of a node of one is no cause of the other's failure."""
+    plan = plan_of(RolePlan(name="main", command=("x",), replicas=2), spares=1)
+    fleet = PeersFleet(plan)
+    fleet.join(*fleet.names)
+    fleet.loses_peer("n1", 0)
+    fleet.lose("n2")
+    fleet.ready("n1")
+    assert {(each.replica, each.node) for each in fleet.said(RestartDecided)} == {("main-0", "n1"), ("main-1", "n2")}
+
+
+def test_journal_without_the_field_decides_as_it_did():
+    """Older agents do not say it: the first report is the cause, at once."""
+    fleet = started()
+    decisions = fleet.ends("n1", 0, exit_code=1, error="ConnectionResetError: peer")
+    assert [type(each) for each in decisions or []] == [RestartDecided, RendezvousOpened]
+    fleet.lose("n2")
+    fleet.ready("n1")
+    assert settled(fleet) == ("n1", 0)
+
+
+FAILURES = [
+    Failure(kind="node", cause="n1 lost", node="n1", noticed=5.0),
+    Failure(kind="worker", cause="killed", node="n2", noticed=5.0, rank=1, signal=9),
+    Failure(kind="worker", cause="hung", node="n2", noticed=5.0, rank=2, hung=True),
+    Failure(kind="worker", cause="failed", node="n2", noticed=5.0, rank=3),
+    Failure(kind="worker", cause="reset", node="n3", noticed=5.0, rank=4, peer_lost=True),
+    Failure(kind="worker", cause="aborted", node="n3", noticed=5.0, rank=5, signal=6, peer_lost=True),
+]
+
+
+def test_each_kind_of_evidence():
+    assert [evidence_of(each) for each in FAILURES] == ["node_lost", "killed", "hung", "failed", *["peer_lost"] * 2]
+
+
+@given(st.lists(st.tuples(st.sampled_from(FAILURES), st.integers(0, 9)), min_size=1, max_size=6))
+def test_cause_does_not_depend_on_the_order_of_the_reports(reports):
+    """Of all that is reported, the first that is no consequence; in whatever order it is heard."""
+    failures = [replace(each, noticed=float(at)) for each, at in reports]
+
+    def best(order: list[Failure]) -> tuple[bool, float]:
+        known = order[0]
+        for each in order[1:]:
+            known = each if outranks(each, known) else known
+        return known.peer_lost, known.noticed
+
+    assert best(failures) == best(failures[::-1]) == min((each.peer_lost, each.noticed) for each in failures)
+
+
+def test_fleet_without_symptoms_is_as_it_was():
+    fleet = running()
+    assert [type(each) for each in fleet.fail("n1") or []] == [RestartDecided, RendezvousOpened]

@@ -119,7 +119,9 @@ class Agent:
         )
         self.board = machine.board(self._first_step, lambda *words: post(Failing(*words)), self._restarted_in_process)
         self.watch = HangWatch(bounds.hang, board=self.board, output=self.output, clock=clock, post=post)
-        self.reporting = Reporting(self.publisher, board=self.board, watch=self.watch, clock=clock, post=post)
+        self.reporting = Reporting(
+            self.publisher, board=self.board, watch=self.watch, output=self.output, clock=clock, post=post
+        )
         self.dumping = Dumping(self.stacks, publisher=self.publisher, go=self._go, post=post)
         self.stopping = Stopping(bounds, workers=self.workers, board=self.board, dumping=self.dumping, clock=clock)
         self.orders = Orders(store, node, post)
@@ -260,15 +262,17 @@ class Agent:
 
     def _on_exited(self, event: Exited) -> None:
         if self.cycle is not None:
-            self.reporting.exited(self.cycle, event, at_work=self._is_at_work())
+            at_work, restarting = self._is_at_work(), self._is_restarting()
+            self.reporting.exited(self.cycle, event, at_work=at_work, restarting=restarting)
 
     def _on_terminated(self, event: Terminated) -> None:
-        if event.cycle is self.cycle and self._is_at_work():
+        if event.cycle is self.cycle and (self._is_at_work() or self._is_restarting()):
             self.reporting.terminated(event.cycle, event.rank)
 
     def _on_failing(self, event: Failing) -> None:
-        if self.cycle is not None and self._is_at_work():
-            self.reporting.failing(self.cycle, event)
+        if self.cycle is not None and (self._is_at_work() or self._is_restarting()):
+            asked_at = self.stopping.began if self._is_restarting() else None
+            self.reporting.failing(self.cycle, event, asked_at=asked_at)
 
     def _first_step(self, rank: int, step: int) -> None:
         if self.cycle is not None and self.mode is AgentMode.ACTIVE:
@@ -283,6 +287,10 @@ class Agent:
 
     def _is_at_work(self) -> bool:
         return self.mode is AgentMode.ACTIVE and not self.leaving and not self.fenced
+
+    def _is_restarting(self) -> bool:
+        """The workers are stopped for the next rendezvous."""
+        return self.mode is AgentMode.STOPPING and not self.leaving and not self.fenced
 
     # ---- hangs and stacks
 
@@ -465,8 +473,20 @@ class Agent:
 
     def _say_ready(self, replica: str, cycle: int, over: Cycle | None) -> None:
         port, took_s = self.joining.hold_port(), self.stopping.took_s()
-        step = over.step if over is not None else None
-        self.publisher.publish(NodeReady, replica=replica, cycle=cycle, port=port, teardown_s=took_s, step=step)
+        step: int | None = None
+        peers_lost: tuple[int, ...] = ()
+        if over is not None:
+            self.reporting.terminated(over)  # first: the rendezvous may close with the next fact
+            step, peers_lost = over.step, tuple(sorted(over.peers_lost))
+        self.publisher.publish(
+            NodeReady,
+            replica=replica,
+            cycle=cycle,
+            port=port,
+            teardown_s=took_s,
+            step=step,
+            peers_lost=peers_lost,
+        )
         if over is not None:
             self.machine.health.look_for_news(self._health_of(over))
 

@@ -56,6 +56,9 @@ class Cycle:
     pids: dict[int, int] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
     reported: set[int] = field(default_factory=set)  # ranks whose failure or hang the controller knows of
+    peers_lost: set[int] = field(default_factory=set)  # ranks that ended because they had lost a peer
+    errors: dict[int, str] = field(default_factory=dict)  # rank → the exception that ends it
+    terminated: dict[int, float] = field(default_factory=dict)  # rank → when it died by SIGTERM, not yet reported
     dumped: bool = False  # the stacks of this cycle are on file
     has_stepped: bool = False
     step: int | None = None  # the furthest that its workers reported, once it is over
@@ -71,11 +74,13 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """A worker's interpreter reports that it is about to end with an uncaught exception."""
+    """A worker's interpreter reports that it is about to end with an uncaught exception. `at`: when, on the monotonic
+    clock; None: it does not say."""
 
     rank: int
     pid: int
     what: str
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class LinuxMachine:
     def board(
         self,
         on_first_step: Callable[[int, int], None],
-        on_failing: Callable[[int, int, str], None],
+        on_failing: Callable[[int, int, str, float | None], None],
         on_restart: Callable[[InProcessRestart], None],
     ) -> ProgressBoard:
         return ProgressBoard(self.runtime, on_first_step, on_failing, on_restart)

@@ -82,6 +82,7 @@ class OutputPort(Protocol):
 
     def capture(self, path: Path, prefix: str, rank: int = ...) -> int: ...
     def last_at(self, rank: int) -> float | None: ...
+    def last_lines(self, rank: int) -> str: ...
     def close(self, timeout_s: float) -> None: ...
 
 
@@ -140,7 +141,7 @@ class Machine(Protocol):
     def board(
         self,
         on_first_step: Callable[[int, int], None],
-        on_failing: Callable[[int, int, str], None],
+        on_failing: Callable[[int, int, str, float | None], None],
         on_restart: Callable[[InProcessRestart], None],
     ) -> BoardPort:
         """Where the workers report their steps, their restarts in process, and their uncaught exceptions."""

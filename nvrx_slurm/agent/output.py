@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nvrx_slurm.agent.peers import TAIL_BYTES
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.files import open_log, write_all
 from nvrx_slurm.util.log import get_logger
@@ -41,6 +42,7 @@ class Output:
     def __init__(self, job_log: int | None, clock: Clock) -> None:
         self._clock = clock
         self._last: dict[int, float] = {}
+        self._tails: dict[int, bytes] = {}  # rank → the end of what it has printed
         self._lines: queue.Queue[bytes | None] = queue.Queue(QUEUED_CHUNKS)
         self._dropped = 0
         self._open = 0
@@ -65,6 +67,7 @@ class Output:
         except OSError as error:  # the worker runs without the file
             log.error("%s: %s; what is printed there is not kept", path, error.strerror)
             file = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        self._tails.pop(rank, None)
         self._new.put(_Source(pipe=read_end, file=file, prefix=prefix.encode(), rank=rank))
         self._wake()
         return write_end
@@ -72,6 +75,10 @@ class Output:
     def last_at(self, rank: int) -> float | None:
         """When the rank last printed anything, on the monotonic clock; None: it has not."""
         return self._last.get(rank)
+
+    def last_lines(self, rank: int) -> str:
+        """The end of what the rank has printed, 4 KiB at most, as far as it has been read."""
+        return self._tails.get(rank, b"").decode(errors="replace")
 
     def close(self, timeout_s: float) -> None:
         """Read what is left, up to `timeout_s`, then stop."""
@@ -115,6 +122,10 @@ class Output:
             self._open -= 1
             return
         self._last[source.rank] = self._clock.monotonic()
+        tail = data[-TAIL_BYTES:]
+        if len(tail) < TAIL_BYTES:
+            tail = (self._tails.get(source.rank, b"") + tail)[-TAIL_BYTES:]
+        self._tails[source.rank] = tail
         _write_or_lose(source.file, data)
         source.partial += data
         end = source.partial.rfind(b"\n") + 1

@@ -33,8 +33,9 @@ _LINE_END = re.compile(rb"[\r\n]+")
 
 class ProgressBoard:
     """The slots of this node's workers, by rank; and the socket on which workers report what must be known at once:
-    `<rank> <step>`, the first step (`workload.beat`); `!<rank> <pid> <error>`, that an uncaught exception is about to
-    end the worker (`stacks/hook`); or `{…}`, that its group has restarted in process (`inprocess/timeline.py`).
+    `<rank> <step>`, the first step (`workload.beat`); `!<rank> <pid>@<time> <error>`, that an uncaught exception is
+    about to end the worker (`stacks/hook`; the time on the monotonic clock, in seconds); or `{…}`, that its group has
+    restarted in process (`inprocess/timeline.py`).
 
     `folder` is new and this agent's alone; `close` removes it.
     """
@@ -43,7 +44,7 @@ class ProgressBoard:
         self,
         folder: Path,
         on_first_step: Callable[[int, int], None],
-        on_failing: Callable[[int, int, str], None],
+        on_failing: Callable[[int, int, str, float | None], None],
         on_restart: Callable[[InProcessRestart], None],
     ) -> None:
         self._folder = folder
@@ -94,7 +95,8 @@ class ProgressBoard:
         """Raises ValueError or UntrustedRecord for what is none of the three, or not of a worker of this node."""
         if datagram.startswith(b"!"):
             rank, pid, what = datagram[1:].decode(errors="replace").split(" ", 2)
-            self._on_failing(self._rank(rank), int(pid), what)
+            pid, _, at = pid.partition("@")
+            self._on_failing(self._rank(rank), int(pid), what, float(at) if at else None)
         elif datagram.startswith(b"{"):
             self._on_restart(decode(datagram))
         else:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nvrx_slurm.agent.events import Cycle, Failing, Terminated
-from nvrx_slurm.agent.machine import BoardPort
+from nvrx_slurm.agent.machine import BoardPort, OutputPort
+from nvrx_slurm.agent.peers import ended_by_peer, says_peer_lost
 from nvrx_slurm.agent.watching import HangWatch
 from nvrx_slurm.agent.workers import Exited, Spawned
 from nvrx_slurm.journal.records import (
@@ -44,10 +45,12 @@ class Reporting:
         *,
         board: BoardPort,
         watch: HangWatch,
+        output: OutputPort,
         clock: Clock,
         post: Callable[[Terminated], None],
     ) -> None:
-        self._publisher, self._board, self._watch, self._clock, self._post = publisher, board, watch, clock, post
+        self._publisher, self._board, self._watch, self._output = publisher, board, watch, output
+        self._clock, self._post = clock, post
 
     def spawned(self, cycle: Cycle, event: Spawned) -> None:
         cycle.pids[event.rank] = event.pid
@@ -56,33 +59,50 @@ class Reporting:
             spawn_s = self._clock.monotonic() - cycle.began
             self._publish(WorkersStarted, cycle, pids=dict(cycle.pids), spawn_s=spawn_s)
 
-    def exited(self, cycle: Cycle, event: Exited, *, at_work: bool) -> None:
-        """`at_work`: it was not asked to."""
+    def exited(self, cycle: Cycle, event: Exited, *, at_work: bool, restarting: bool) -> None:
+        """`at_work`: it was not asked to. `restarting`: it was, since something in its cycle has failed; how it ended
+        may show what that was."""
         cycle.running.discard(event.rank)
         self._watch.ended(event.rank, well=event.code == 0)
-        if not at_work or event.rank in cycle.reported:
+        if event.rank in cycle.reported or not (at_work or restarting):
+            return
+        # After the stop signal a worker may end in any way; only SIGKILL then comes from elsewhere for certain.
+        if event.sent and (event.signal != signal.SIGKILL or signal.SIGKILL in event.sent):
             return
         if event.signal == signal.SIGTERM:
             # Slurm ends a job by signals to workers and agents at once: that is no failure, and costs no restart.
             # So wait whether this agent gets the signal too.
             cycle.reported.add(event.rank)
+            cycle.terminated[event.rank] = self._clock.monotonic() if event.at is None else event.at
             asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self._post, Terminated(cycle, event.rank))
         elif event.code != 0:
-            self._failed(cycle, event.rank, exit_code=event.code, signal=event.signal, error=event.error)
+            error = event.error or cycle.errors.get(event.rank)
+            how = {"exit_code": event.code, "signal": event.signal}
+            unexplained = error is None and (event.code is not None or event.signal == signal.SIGABRT)
+            peer_lost = ended_by_peer(self._output.last_lines(event.rank)) if unexplained else False
+            self._failed(cycle, event.rank, event.at, restarting=restarting, peer_lost=peer_lost, error=error, **how)
         elif not cycle.running and not cycle.reported:
             self.publish_restarts(cycle)
             self._publish(WorkersDone, cycle, step=max(self._board.steps().values(), default=None))
             self.publish_learned(cycle)
 
-    def terminated(self, cycle: Cycle, rank: int) -> None:
-        """The agent itself has got no signal since."""
-        self._failed(cycle, rank, signal=int(signal.SIGTERM), ago_s=OUR_SIGNAL_S)
+    def terminated(self, cycle: Cycle, rank: int | None = None) -> None:
+        """The agent itself has got no signal since that worker died by SIGTERM; None: since any did."""
+        for each in sorted(cycle.terminated) if rank is None else [rank]:
+            if (at := cycle.terminated.pop(each, None)) is not None:
+                self._failed(cycle, each, at, signal=int(signal.SIGTERM))
 
-    def failing(self, cycle: Cycle, event: Failing) -> None:
+    def failing(self, cycle: Cycle, event: Failing, *, asked_at: float | None) -> None:
+        """`asked_at`: when the workers were asked to stop, on the monotonic clock; None: they were not."""
         # The interpreter reports it before it ends; the kernel only when the memory of the process is freed.
         rank, is_current = event.rank, cycle.pids.get(event.rank) == event.pid
-        if is_current and rank in cycle.running and rank not in cycle.reported:
-            self._failed(cycle, rank, exit_code=1, error=event.what)
+        if not is_current or rank not in cycle.running or rank in cycle.reported:
+            return
+        if asked_at is None or (event.at is not None and event.at < asked_at):
+            restarting = asked_at is not None
+            self._failed(cycle, rank, event.at, restarting=restarting, exit_code=1, error=event.what)
+        elif says_peer_lost(event.what):
+            cycle.peers_lost.add(rank)
 
     def first_step(self, cycle: Cycle, rank: int, step: int) -> None:
         if not cycle.has_stepped:  # once a node: thousands of ranks would all report the same
@@ -109,9 +129,27 @@ class Reporting:
         if seen := self._watch.news():
             self._publisher.publish(Learned, role=cycle.assignment.role, seen=seen)
 
-    def _failed(self, cycle: Cycle, rank: int, **how: Any) -> None:
+    def _failed(
+        self,
+        cycle: Cycle,
+        rank: int,
+        at: float | None,
+        *,
+        restarting: bool = False,
+        peer_lost: bool = False,
+        error: str | None = None,
+        **how: Any,
+    ) -> None:
         cycle.reported.add(rank)
-        self._publish(WorkerFailed, cycle, rank=rank, **how, step=self._board.steps().get(rank))
+        peer_lost = peer_lost or (error is not None and says_peer_lost(error))
+        if peer_lost:
+            cycle.peers_lost.add(rank)
+            if restarting:  # a consequence of what is known already: `node_ready` counts it
+                return
+        # A worker's own word may be anything: it did not end before the cycle began, nor later than now.
+        ago_s = 0.0 if at is None else max(0.0, self._clock.monotonic() - max(at, cycle.began))
+        step = self._board.steps().get(rank)
+        self._publish(WorkerFailed, cycle, rank=rank, **how, error=error, step=step, ago_s=ago_s, peer_lost=peer_lost)
 
     def _publish(self, kind: type[Any], cycle: Cycle, **what: Any) -> None:
         self._publisher.publish(kind, replica=cycle.replica, cycle=cycle.number, **what)

@@ -28,7 +28,8 @@ MOST_NAMED = 8
 
 
 class Stopping:
-    """One stop at a time. `then`: what comes when no worker is left; `phase`: of the teardown that is on."""
+    """One stop at a time. `then`: what comes when no worker is left; `phase`: of the teardown that is on; `began`:
+    when the last one did, on the agent's clock."""
 
     def __init__(
         self, bounds: FaultToleranceSpec, *, workers: WorkersPort, board: BoardPort, dumping: Dumping, clock: Clock
@@ -36,7 +37,7 @@ class Stopping:
         self._bounds, self._workers, self._board, self._dumping = bounds, workers, board, dumping
         self._clock = clock
         self._is_on = self._is_sent = False
-        self._began = 0.0
+        self.began = 0.0
         self._saved_before: dict[int, int] = {}
         self.then: Callable[[], object] | None = None
         self.phase: str | None = None
@@ -57,7 +58,7 @@ class Stopping:
         self.then = then
         begins, self._is_on = not self._is_on, True
         if begins:
-            self._began, self._is_sent = self._clock.monotonic(), False
+            self.began, self._is_sent = self._clock.monotonic(), False
         if begins and dump and cycle is not None and cycle.running and not cycle.dumped and grace_s != 0.0:
             self._dumping.begin(cycle, dump, DUMP_FIRST_S, then=partial(self._send, grace_s, checkpoint))
         elif begins or grace_s == 0.0:
@@ -71,7 +72,7 @@ class Stopping:
 
     def took_s(self) -> float:
         """Seconds since the last stop began."""
-        return self._clock.monotonic() - self._began
+        return self._clock.monotonic() - self.began
 
     def goes_on(self, event: Tearing, cycle: Cycle | None) -> None:
         """Called once a phase, and once a second of it."""

@@ -24,7 +24,7 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
                          {"op": "hold"} + [liveness connection fd]
                          {"op": "fence"} + [fence socket fds]   the first one is armed
     supervisor → agent   {"op": "spawned", "id", "pid"}
-                         {"op": "exited", "id", "code" | "signal" | "error"}
+                         {"op": "exited", "id", "code" | "signal" | "error", "at", "sent": [signal, …]}
                          {"op": "phase", "phase", "left": [pid, …], "ends_in_s"}    as it begins, and each second
                          {"op": "stopped", "survivors": [pid, …]}    no worker is left
                          {"op": "lapsed", "survivors": [pid, …]}     the same, because the lease lapsed
@@ -115,6 +115,7 @@ class Supervisor:
         self.held: dict[str, list[int]] = {}  # held for the agent: liveness connection, fence socket
         self.teardown: Teardown | None = None
         self.signals: dict[Phase, int] = {}
+        self.sent: set[int] = set()  # to the workers, by this teardown
         self.say_at = self.kill_at = 0.0
         self.lease_until: float | None = None
         self.lease_outlived = False
@@ -263,7 +264,8 @@ class Supervisor:
             worker = self.workers.pop(ended.si_pid, None)
             if worker is not None and not self.lapsed:  # else the lease killed it: one `lapsed` reports all of them
                 how = "code" if ended.si_code == os.CLD_EXITED else "signal"
-                self._say(op="exited", id=worker, **{how: ended.si_status})
+                at, sent = time.monotonic(), list(self.sent)
+                self._say(op="exited", id=worker, **{how: ended.si_status}, at=at, sent=sent)
 
     def _has_children(self) -> bool:
         try:
@@ -294,6 +296,7 @@ class Supervisor:
         self._enter(self.teardown.advance(now, workers_left=bool(self.workers)))
         if self.teardown.phase == "kill" and now >= self.kill_at:
             left = descendants(os.getpid())
+            self.sent.add(signal.SIGKILL)
             send_all(left, signal.SIGKILL)
             self.kill_at = now + AGAIN_S
             if self.teardown.over(now):
@@ -309,6 +312,8 @@ class Supervisor:
         if phase is None:
             return
         self.say_at = self.kill_at = 0.0
+        if phase in self.signals:
+            self.sent.add(self.signals[phase])  # before it is sent: what ends from now on may have ended by it
         if phase == "terminate":
             _ask(descendants(os.getpid()), self.signals[phase])
         elif phase in ("checkpoint", "ask"):
@@ -316,6 +321,7 @@ class Supervisor:
 
     def _stopped(self, survivors: list[int]) -> None:
         self.teardown = None
+        self.sent.clear()
         self._say(op="lapsed" if self.lapsed else "stopped", survivors=survivors)
         self.lapsed = False
 

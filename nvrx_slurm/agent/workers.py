@@ -41,12 +41,15 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker ended (or could not be started: `error`)."""
+    """A worker ended (or could not be started: `error`). `at`: when, on the monotonic clock; `sent`: the signals with
+    which the supervisor had asked it to."""
 
     rank: int
     code: int | None = None
     signal: int | None = None
     error: str | None = None
+    at: float | None = None
+    sent: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +223,8 @@ def _event(message: dict[str, Any]) -> WorkerEvent:
     if message["op"] == "spawned":
         return Spawned(rank=message["id"], pid=message["pid"])
     if message["op"] == "exited":
-        ended = {key: message[key] for key in ("code", "signal", "error") if key in message}
-        return Exited(rank=message["id"], **ended)
+        ended = {key: message[key] for key in ("code", "signal", "error", "at") if key in message}
+        return Exited(rank=message["id"], **ended, sent=frozenset(message.get("sent", ())))
     if message["op"] == "released":
         return Released()
     if message["op"] == "phase":

@@ -27,8 +27,8 @@ class Ears:
         self.heard.append(("step", rank, step))
         self.last.set()
 
-    def failing(self, rank: int, pid: int, what: str) -> None:
-        self.heard.append(("failing", rank, pid, what))
+    def failing(self, rank: int, pid: int, what: str, at: float | None) -> None:
+        self.heard.append(("failing", rank, pid, what, at))
 
     def restart(self, restart: InProcessRestart) -> None:
         self.heard.append(("restart", restart))
@@ -48,12 +48,13 @@ async def test_each_kind_of_word_is_passed_on_and_nonsense_is_not(tmp_path: Path
     board.open()
     for rank in (1, 2):
         board.prepare(rank, 0)
-    strangers = [b"9 5", b"!9 77 KeyError: 3"]  # no rank of this node's
+    strangers = [b"9 5", b"!9 77@1.5 KeyError: 3", b"!1 77@noon KeyError: 3"]  # no rank of this node's
     too_large = [b"2 %d" % (1 << 65), b"2 %d" % (1 << 63), b"2 -7", b"2 " + b"9" * 5_000]  # nobody could pack them
     nonsense = [b'{"torn', b"{}", b"\xff", b"", *strangers, *too_large]
-    words = [encode(RESTART), *nonsense, b"!1 77 KeyError: 3", b"2 5"]
+    words = [encode(RESTART), *nonsense, b"!1 77 KeyError: 3", b"!1 77@1.5 KeyError: 3", b"2 5"]
     for word in words:
         await asyncio.to_thread(worker.sendto, word, str(tmp_path / "board" / "s"))  # the kernel keeps ten at a time
     await asyncio.wait_for(ears.last.wait(), 20.0)
     board.close()
-    assert ears.heard == [("restart", RESTART), ("failing", 1, 77, "KeyError: 3"), ("step", 2, 5)]
+    failing = [("failing", 1, 77, "KeyError: 3", None), ("failing", 1, 77, "KeyError: 3", 1.5)]
+    assert ears.heard == [("restart", RESTART), *failing, ("step", 2, 5)]

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -91,7 +92,10 @@ async def test_worker_runs_with_its_environment_and_folder(node, tmp_path):
     code = "import os; print(os.environ['A'], os.getcwd()); raise SystemExit(7)"
     with node.spawn(3, sys.executable, "-c", code, env={"A": "x y\n"}, cwd=str(tmp_path)) as output:
         assert (await node.next(Spawned)).rank == 3
-        assert await node.next(Exited) == Exited(rank=3, code=7)
+        ended = await node.next(Exited)
+        assert ended == Exited(rank=3, code=7, at=ended.at)
+        assert ended.at is not None
+        assert ended.at <= time.monotonic()
         assert output.read().decode() == f"x y\n {tmp_path}\n"
 
 
@@ -99,7 +103,8 @@ async def test_signal_is_told_as_such(node):
     """A worker that a signal ended is told by its number."""
     with node.spawn(0, "sleep", "1000"):
         os.kill((await node.next(Spawned)).pid, signal.SIGSEGV)
-        assert await node.next(Exited) == Exited(rank=0, signal=signal.SIGSEGV)
+        ended = await node.next(Exited)
+        assert ended == Exited(rank=0, signal=signal.SIGSEGV, at=ended.at)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +291,8 @@ async def test_stopped_process_is_woken_to_end(node):
         assert await asyncio.to_thread(output.read, 2) == b"up"
         os.kill(pid, signal.SIGSTOP)
         node.workers.stop(grace_s=10.0)
-        assert await node.next(Exited) == Exited(rank=0, code=0)
+        ended = await node.next(Exited)
+        assert ended == Exited(rank=0, code=0, at=ended.at, sent=frozenset({signal.SIGTERM}))
         await node.next(Stopped)
 
 

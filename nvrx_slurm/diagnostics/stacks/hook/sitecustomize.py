@@ -74,14 +74,24 @@ def wrap_excepthook(address, rank):
 
 def report_exception(address, rank, kind, error):
     # type: (str, str, type, object) -> None
-    """One datagram, `!<rank> <pid> <type>: <first line of the message>`; lost if the agent cannot take it at once."""
+    """One datagram, `!<rank> <pid>@<monotonic seconds> <type>: <first line of the message>`; lost if the agent cannot
+    take it at once. Where a lost connection or a RuntimeError was the first of a chain, it is named too: libraries
+    wrap what they meet."""
+    import time
     from _socket import AF_UNIX, SOCK_DGRAM, socket
 
-    try:
-        message = str(error)[:LONGEST_REPORT_BYTES].lstrip().split("\n", 1)[0].rstrip()
-    except Exception:  # its own __str__ fails
-        message = ""
-    report = "!{} {} {}: {}".format(rank, os.getpid(), kind.__name__, message)  # noqa: UP032  must parse in Python 2
+    now = time.monotonic()
+    first = error
+    for _ in range(8):
+        hidden = getattr(first, "__suppress_context__", False)
+        before = getattr(first, "__cause__", None) or (None if hidden else getattr(first, "__context__", None))
+        if before is None:
+            break
+        first = before
+    what = "{}: {}".format(kind.__name__, first_line(error))  # noqa: UP032  must parse in Python 2
+    if first is not error and isinstance(first, (ConnectionError, RuntimeError)):
+        what += " (after {}: {})".format(type(first).__name__, first_line(first))  # noqa: UP032
+    report = "!{} {}@{:.6f} {}".format(rank, os.getpid(), now, what)  # noqa: UP032
     data = report.encode("utf-8", "backslashreplace")[:LONGEST_REPORT_BYTES]
     channel = socket(AF_UNIX, SOCK_DGRAM)
     try:
@@ -89,6 +99,14 @@ def report_exception(address, rank, kind, error):
         channel.sendto(data.decode("utf-8", "ignore").encode("utf-8"), address)  # whole characters only
     finally:
         channel.close()
+
+
+def first_line(error):
+    # type: (object) -> str
+    try:
+        return str(error)[:LONGEST_REPORT_BYTES].lstrip().split("\n", 1)[0].rstrip()
+    except Exception:  # its own __str__ fails
+        return ""
 
 
 def run_hidden():

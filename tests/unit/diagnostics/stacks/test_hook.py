@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -135,12 +136,38 @@ def test_sitecustomize_before_the_hook_runs_once(hooked, tmp_path):
 
 
 def test_uncaught_exception_is_told_at_once(agent, hooked):
-    """One datagram names rank, process, type and the first line; the traceback is printed as ever."""
+    """One datagram names rank, process, moment, type and the first line; the traceback is printed as ever."""
+    began = time.monotonic()
     told, ended = heard_by(agent, hooked, "import os; print(os.getpid()); raise ValueError('bad day\\nvery bad')")
-    assert told.decode() == f"!3 {ended.stdout.strip()} ValueError: bad day"
+    rank, who, what = told.decode().split(" ", 2)
+    pid, _, at = who.partition("@")
+    assert (rank, pid, what) == ("!3", ended.stdout.strip(), "ValueError: bad day")
+    assert began < float(at) < time.monotonic()
     assert ended.returncode == 1
     assert ended.stderr.endswith("ValueError: bad day\nvery bad\n")
     assert "sitecustomize" not in ended.stderr
+
+
+RESET = "ConnectionResetError(104, 'reset')"
+
+
+@pytest.mark.parametrize(
+    ("raised", "told_as"),
+    [
+        (f"raise KeyError(1) from {RESET}", "KeyError: 1 (after ConnectionResetError: [Errno 104] reset)"),
+        ("raise KeyError(1) from RuntimeError('gloo')", "KeyError: 1 (after RuntimeError: gloo)"),
+        (
+            f"try: raise {RESET}\nexcept OSError: raise KeyError(1)",
+            "KeyError: 1 (after ConnectionResetError: [Errno 104] reset)",
+        ),
+        (f"try: raise {RESET}\nexcept OSError: raise KeyError(1) from None", "KeyError: 1"),
+        ("raise KeyError(1) from ValueError(2)", "KeyError: 1"),
+    ],
+)
+def test_wrapped_connection_error_is_named(agent, hooked, raised, told_as):
+    """Libraries wrap what they meet: a lost connection at the start of a chain is named with its end."""
+    told, _ = heard_by(agent, hooked, raised)
+    assert told.decode().split(" ", 2)[2] == told_as
 
 
 @pytest.mark.parametrize("message", ["'ä' * 1000", "'\\udc80'", "b'\\xff'", "1, 2", ""])

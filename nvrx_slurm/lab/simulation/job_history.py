@@ -15,6 +15,7 @@ from typing import Literal
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.records import (
     Attributed,
+    AttributionAsked,
     AttributionJudged,
     Decision,
     Entry,
@@ -46,6 +47,9 @@ from nvrx_slurm.journal.verdicts import Attribution, Scope
 
 RESTARTS = ("restart_replica", "restart_job")
 SURE = 0.5
+CAUSED_WITHIN_S = 10.0
+"""What began so long after a symptom did not cause it."""
+
 Place = Literal["expected", "spare", "ready", "active", "gone", "quarantined"]
 
 
@@ -70,7 +74,7 @@ class NodeHistory:
 
 @dataclass(slots=True)
 class FailureHistory:
-    """The first failure of a cycle, and what the sources have answered about it."""
+    """The first failure of a cycle, or its cause since that is known, and what the sources have answered about it."""
 
     replica: str
     cycle: int
@@ -81,6 +85,12 @@ class FailureHistory:
     policy: str
     held: frozenset[str]
     """The replicas that restart with it."""
+    node: str = ""
+    first_noticed: float = 0.0
+    is_symptom: bool = False
+    """It is of a lost connection to a peer: what ended the peer is yet unknown."""
+    settles: bool = False
+    """It was, when it was first reported: the decision waits for the end of the rendezvous."""
     sources: tuple[str, ...] = ()
     answers: dict[str, Attribution] = field(default_factory=dict)
     waits: bool = False
@@ -221,9 +231,10 @@ class JobHistory:
             case Progress():
                 self.replicas[fact.replica].report(fact.step, first=True)
             case WorkerFailed() | WorkerHung():
-                self._fail(fact.replica, "worker", self.t - fact.ago_s, fact.rank, fact.step)
+                at, lost = self.t - fact.ago_s, isinstance(fact, WorkerFailed) and fact.peer_lost
+                self._fail(fact.replica, "worker", at, fact.rank, fact.step, fact.node, is_symptom=lost)
             case NodeIsolated():
-                self._fail(fact.replica, "node", self.t, None, None)
+                self._fail(fact.replica, "node", self.t, None, None, fact.node)
             case WorkersDone():
                 replica = self.replicas[fact.replica]
                 replica.done.add(fact.node)
@@ -240,7 +251,10 @@ class JobHistory:
                 if node.place == "active" and node.replica is not None and fact.safe_after_s > 0.0:
                     until = math.inf if node.outlives_lease else self.t + fact.safe_after_s
                     self.replicas[node.replica].unproven[node.name] = until
-                self._depart(node, self.t - fact.ago_s, fact.step)
+                began, noticed = self.t - fact.ago_s, self.t - fact.ago_s
+                if fact.cause == "heartbeat_timeout" or fact.safe_after_s:  # it was heard until so long ago
+                    began = self.t - max(0.0, self.bounds.gives_away_after_s - fact.safe_after_s)
+                self._depart(node, noticed, fact.step, began)
             case NodeFenced():
                 if self.nodes[fact.node].incarnation == fact.incarnation:
                     for replica in self.replicas.values():
@@ -296,12 +310,12 @@ class JobHistory:
             self.replicas[replica_id].ready.discard(node.name)
             self.replicas[replica_id].awaited.discard(node.name)
 
-    def _depart(self, node: NodeHistory, noticed: float, step: int | None) -> None:
+    def _depart(self, node: NodeHistory, noticed: float, step: int | None, began: float | None = None) -> None:
         had_ranks = node.place == "active"
         node.place = "gone"
         self._forget(node)
         if had_ranks and node.replica is not None and node.name not in self.replicas[node.replica].done:
-            self._fail(node.replica, "node", noticed, None, step)
+            self._fail(node.replica, "node", noticed, None, step, node.name, began)
 
     def _end_exit_skew(self) -> None:
         skew_s = self.bounds.hang.exit_skew
@@ -312,12 +326,42 @@ class JobHistory:
             if replica.state == "running" and begun is not None and self.t >= begun + skew_s:
                 self._fail(replica.id, "worker", self.t, None, None)
 
+    def open_symptom(self, replica_id: str) -> FailureHistory | None:
+        """The failure that the replica's open rendezvous follows, whose cause may still be reported."""
+        if self.shutdown is not None or self.replicas[replica_id].state != "open":
+            return None
+        held = (each for each in self.failures.values() if replica_id in each.held)
+        return next((each for each in held if each.settles and not each.decided), None)
+
+    def _settle(self, known: FailureHistory, cause: FailureHistory, began: float) -> None:
+        """Better evidence of what has failed already: `cause` is it, if it is no symptom and the first of its kind."""
+        is_later = began > known.first_noticed + CAUSED_WITHIN_S
+        if cause.is_symptom or is_later or not (known.is_symptom or cause.noticed < known.noticed):
+            return
+        if known.rank != cause.rank or known.replica != cause.replica:
+            known.answers.clear()
+        del self.failures[known.replica, known.cycle]
+        known.replica, known.cycle, known.policy = cause.replica, cause.cycle, cause.policy
+        known.kind, known.rank, known.node = cause.kind, cause.rank, cause.node
+        known.noticed, known.is_symptom = cause.noticed, False
+        self.failures[known.replica, known.cycle] = known
+
     def _fail(
-        self, replica_id: str, kind: Literal["worker", "node"], noticed: float, rank: int | None, step: int | None
+        self,
+        replica_id: str,
+        kind: Literal["worker", "node"],
+        noticed: float,
+        rank: int | None,
+        step: int | None,
+        node: str = "",
+        began: float | None = None,
+        *,
+        is_symptom: bool = False,
     ) -> None:
-        """A cycle fails, unless it has failed before, or is over."""
+        """A cycle fails, unless it has failed before, or is over. `began`: it did not fail before."""
         replica = self.replicas[replica_id]
-        if self.shutdown is not None or replica.state != "running":
+        known = self.open_symptom(replica_id)
+        if self.shutdown is not None or (replica.state != "running" and known is None):
             return
         if any(failure.replica == replica_id for failure in self.step.failures):
             return
@@ -337,9 +381,17 @@ class JobHistory:
             policy=policy,
             held=frozenset(restarted) if policy in RESTARTS else frozenset(),
             sources=settings.sources,
+            node=node,
+            first_noticed=noticed,
+            is_symptom=is_symptom,
+            settles=is_symptom and policy in RESTARTS,
             waits=waits,
             due_at=self.t + (settings.decision_timeout if waits else settings.timeout),
         )
+        if known is not None:
+            failure.cycle -= 1
+            self._settle(known, failure, noticed if began is None else began)
+            return
         self.failures[replica_id, replica.cycle] = failure
         self.step.failures.append(failure)
 
@@ -353,6 +405,10 @@ class JobHistory:
                 self._close(self.replicas[decision.replica], decision.nodes)
             case RestartDecided():
                 self._restart(decision)
+            case AttributionAsked():
+                failure = self.failures[decision.replica, decision.cycle]
+                if not failure.waits:
+                    failure.due_at = self.t + self.bounds.attribution.timeout
             case AttributionJudged():
                 self.failures[decision.replica, decision.cycle].judged = True
                 self.blamed.update(decision.blamed)

@@ -88,10 +88,10 @@ class SimulatedMachine:
     def board(
         self,
         on_first_step: Callable[[int, int], None],
-        on_failing: Callable[[int, int, str], None],
+        on_failing: Callable[[int, int, str, float | None], None],
         on_restart: Callable[[InProcessRestart], None],
     ) -> SimulatedBoard:
-        return SimulatedBoard(self._node, on_first_step)
+        return SimulatedBoard(self._node, on_first_step, on_failing)
 
     def open_fence_socket(self, key: bytes, addr: str) -> SimulatedFenceSocket:
         return self._node.open_fence_socket(key, self._process)
@@ -173,8 +173,13 @@ class AgentConnection(Held):
 class SimulatedBoard:
     """The slots of this node's workers. What stands in them follows from how long their world has run."""
 
-    def __init__(self, node: SimulatedNode, on_first_step: Callable[[int, int], None]) -> None:
-        self._node, self._on_first_step = node, on_first_step
+    def __init__(
+        self,
+        node: SimulatedNode,
+        on_first_step: Callable[[int, int], None],
+        on_failing: Callable[[int, int, str, float | None], None],
+    ) -> None:
+        self._node, self._on_first_step, self._on_failing = node, on_first_step, on_failing
         self._ranks: set[int] = set()
         self._last: dict[int, Reading] = {}  # of ranks that have ended: what they reported stays in their slots
 
@@ -202,6 +207,11 @@ class SimulatedBoard:
         """Its datagram arrives."""
         if worker.rank in self._ranks:
             self._on_first_step(worker.rank, 1)
+
+    def failing(self, worker: SimulatedWorker, what: str, at: float) -> None:
+        """The datagram of a worker that is about to end with an exception."""
+        if worker.rank in self._ranks:
+            self._on_failing(worker.rank, worker.pid, what, at)
 
     def steps(self) -> dict[int, int]:
         return {rank: reading.step for rank, reading in self.readings().items() if reading.step is not None}
@@ -233,6 +243,9 @@ class SimulatedOutput:
 
     def last_at(self, rank: int) -> float | None:
         return None
+
+    def last_lines(self, rank: int) -> str:
+        return ""
 
     def close(self, timeout_s: float) -> None:
         pass

@@ -75,6 +75,7 @@ class Promise(StrEnum):
     BOUND = "a rendezvous ends within its bound"
     SHUTDOWN = "the first shutdown is the only one"
     BUDGET = "restarts are decided by budget, progress and back-off"
+    CAUSE = "the cause is settled on all evidence, and a symptom is none while there is better"
     VERDICT = "a verdict is read once, in time, and for its own failure"
     ENDING = "the job ends when all have left, or their time is up"
     UNREAD = "nothing that was said is skipped"
@@ -146,7 +147,9 @@ class FreshFacts(Monitor):
             yield f"the journal has taken this, which is old: {fact}"
         if isinstance(fact, OF_A_CYCLE) and fact.incarnation not in self._fenced:  # a fenced agent is only answered
             replica = history.replicas[fact.replica]
-            if fact.cycle != replica.cycle or replica.state != "running":
+            # How a worker ended shows what failed, until the next rendezvous closes.
+            shows = isinstance(fact, WorkerFailed | NodeIsolated) and history.open_symptom(fact.replica) is not None
+            if (fact.cycle, replica.state) != ((replica.cycle - 1, "open") if shows else (replica.cycle, "running")):
                 yield f"cycle {replica.cycle} is {replica.state}, and this was taken: {fact}"
 
 
@@ -233,6 +236,23 @@ class RestartsDecided(Monitor):
         if not plan.max or failure.kind == "node" or crashes < plan.after:
             return 0.0
         return float(min(plan.max, plan.initial * 2 ** min(crashes - plan.after, MOST_DOUBLINGS)))
+
+
+class CausesSettled(Monitor):
+    """A decision names the best evidence: of what is no lost connection to a peer, the first that happened."""
+
+    promise = Promise.CAUSE
+    watched = (RestartDecided, RendezvousClosed)
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        record, failures = entry.record, self.history.failures
+        if isinstance(record, RendezvousClosed):
+            for failure in failures.values():
+                if record.replica in failure.held and failure.settles and not failure.decided:
+                    yield f"{record.replica} closed before the failure of {failure.replica} was decided"
+        elif isinstance(record, RestartDecided) and (about := failures.get((record.replica, record.cycle))):
+            if about.node and (record.node, record.rank) != (about.node, about.rank):
+                yield f"{about.node} (rank {about.rank}) was the cause, and this was decided: {record}"
 
 
 class Preemptions(Monitor):
@@ -483,6 +503,7 @@ MONITORS: tuple[type[Monitor], ...] = (
     FreshFacts,
     FailuresAnswered,
     RestartsDecided,
+    CausesSettled,
     Preemptions,
     Verdicts,
     LateNodes,

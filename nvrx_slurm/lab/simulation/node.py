@@ -94,7 +94,8 @@ class SimulatedNode:
     def fork(self, supervisor: SimulatedSupervisor, rank: int, env: Mapping[str, str]) -> SimulatedWorker:
         """A worker begins, in the world that its environment names."""
         world = self.run.world(env["NVRX_REPLICA"], int(env["NVRX_CYCLE"]), int(env["WORLD_SIZE"]))
-        worker = SimulatedWorker(self.name, next(self._pids), world, rank, partial(self._worker_ended, supervisor))
+        ended = partial(self._worker_ended, supervisor)
+        worker = SimulatedWorker(self.name, next(self._pids), world, rank, ended, self._worker_raised)
         self.workers.append(worker)
         self.run.promises.worker_started(worker)
         world.enter(worker, lambda: self._first_step(worker))
@@ -111,6 +112,12 @@ class SimulatedNode:
             self.board.ended(worker)
         self.run.promises.worker_ended(worker)
         parent.child_ended(worker, code, number)
+
+    def _worker_raised(self, worker: SimulatedWorker, what: str) -> None:
+        """Its interpreter tells the agent before the process ends."""
+        agent, board = self.agent, self.board
+        if agent is not None and board is not None:
+            agent.call_later(0.0, board.failing, worker, what, self.clock.monotonic())
 
     def _first_step(self, worker: SimulatedWorker) -> None:
         agent, board = self.agent, self.board

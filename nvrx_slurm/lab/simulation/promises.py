@@ -40,6 +40,7 @@ from nvrx_slurm.journal.records import (
     unpack_order,
 )
 from nvrx_slurm.lab.simulation.adversary import Act, Trait
+from nvrx_slurm.lab.simulation.job_history import RESTARTS
 from nvrx_slurm.lab.simulation.monitors import JournalMonitors, Promise
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 
@@ -216,6 +217,16 @@ SHORTEST_PATIENCE_S = 30.0
 REPLACING = ("kill_controller", "kill_at_commit", "overtake", "overtake_at_commit", "break_commit")
 """The kinds of acts after which another controller has to take over, or the same one has to ask again."""
 
+SETTLED_AS = {
+    "kill_agent": "node",
+    "kill_supervisor": "node",
+    "kill_everything": "node",
+    "power_off": "node",
+    "kill_worker": "worker",
+    "fail_worker": "worker",
+}
+"""What a fault that ends workers must be counted as."""
+
 AFTER_A_KILL_S = 1.5
 """How long there is no controller after one was killed, at most."""
 
@@ -257,6 +268,14 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
             if opened_again or isinstance(record, COUNTED):
                 yield Promise.SUSPENDED, f"the job was suspended, and this is in its journal: {record}"
                 break
+
+    # With one fault, a decision names its node, and its kind: the peers that notice it are not the cause.
+    if len(run.performed) == 1 and (act := run.performed[0]).kind in SETTLED_AS:
+        for decided in (entry.record for entry in promises.journal if isinstance(entry.record, RestartDecided)):
+            kind = "node" if decided.rank is None else "worker"
+            waits = promises.roles[decided.replica].on_failure in RESTARTS
+            if waits and (decided.node, kind) != (act.node, SETTLED_AS[act.kind]):
+                yield Promise.CAUSE, f"the one fault was {act}, and this was decided: {decided}"
 
     outage_s = outage_of(run.performed)
     # What may touch workers soonest: their lease; their agents' patience; or, since their ends are reported through

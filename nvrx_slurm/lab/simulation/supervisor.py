@@ -39,6 +39,7 @@ class SimulatedSupervisor(SimulatedProcess):
         self.held: dict[str, Held] = {}
         self.teardown: Teardown | None = None
         self.signals: dict[Phase, int] = {}
+        self.sent: set[int] = set()
         self.lapsed = self._closed = False
         self._may_spawn = True
         self._lease_outlived = False
@@ -164,7 +165,8 @@ class SimulatedSupervisor(SimulatedProcess):
 
     def _reap(self, worker: SimulatedWorker, code: int | None, number: int | None) -> None:
         if self.workers.pop(worker.pid, None) is not None and not self.lapsed:
-            self._report(Exited(rank=worker.rank, code=code, signal=number))
+            at, sent = self.node.clock.monotonic(), frozenset(self.sent)
+            self._report(Exited(rank=worker.rank, code=code, signal=number, at=at, sent=sent))
         self._check_lease()
         self._advance()
 
@@ -174,6 +176,7 @@ class SimulatedSupervisor(SimulatedProcess):
             return
         if not self.workers:
             self.teardown = None
+            self.sent.clear()
             self._report(Stopped(survivors=(), lapsed=self.lapsed))
             self.lapsed = False
             return
@@ -200,6 +203,8 @@ class SimulatedSupervisor(SimulatedProcess):
         if phase is None:
             return
         self._report_at = 0.0
+        if phase != "dump":
+            self.sent.add(signal.SIGKILL if phase == "kill" else self.signals[phase])
         if phase == "kill":
             self._kill_all()
         elif phase != "dump":

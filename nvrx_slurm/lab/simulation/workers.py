@@ -15,10 +15,14 @@ from typing import Protocol
 from nvrx_slurm.lab.simulation.loop import Handle, VirtualLoop
 from nvrx_slurm.lab.simulation.shapes import WorkerBehaviour
 
+AT_ONCE = 0.75
 LAST_STEP_S = 0.05
 """Within so long ranks end that have finished together."""
 
 SAVING_S = 0.3
+
+PEER_LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:589] Read error [n]: Connection reset by peer"
+"""With which a worker ends when a peer of it is gone."""
 
 
 class Exit(Protocol):
@@ -37,12 +41,20 @@ class WorldProgress:
 class SimulatedWorker:
     """One rank of one cycle, on one node. A zombie counts as dead."""
 
-    def __init__(self, node: str, pid: int, world: SimulatedWorld, rank: int, exited: Exit) -> None:
+    def __init__(
+        self,
+        node: str,
+        pid: int,
+        world: SimulatedWorld,
+        rank: int,
+        exited: Exit,
+        raised: Callable[[SimulatedWorker, str], None] = lambda worker, what: None,
+    ) -> None:
         self.node, self.pid, self.world, self.rank = node, pid, world, rank
         self.alive, self.frozen, self.hangs = True, False, False
         self.started_at = world.loop.now_s
         self.saved = 0
-        self._exited = exited
+        self._exited, self._raised = exited, raised
         self._pending: list[int] = []
 
     def __str__(self) -> str:
@@ -107,6 +119,8 @@ class SimulatedWorker:
     def leave(self) -> None:
         """It has noticed that a peer is gone."""
         if self.alive and not self.hangs:
+            if not self.frozen:
+                self._raised(self, PEER_LOST)
             self.exit(1)
 
     def _end(self, code: int | None, number: int | None) -> None:
@@ -190,7 +204,9 @@ class SimulatedWorld:
         if first and self.behaviour.leaves_s is not None:
             for peer in self.members.values():
                 if peer.alive:
-                    self.loop.call_outside(self.behaviour.leaves_s * self.chance.uniform(0.5, 1.5), peer.leave)
+                    # Some before the death itself is reported: the kernel closes its connections first.
+                    after = self.chance.uniform(0.5, 1.5)
+                    self.loop.call_outside(0.0 if after < AT_ONCE else self.behaviour.leaves_s * after, peer.leave)
 
     def _can_step(self) -> bool:
         if self.broken or len(self.members) < self.size:

@@ -12,7 +12,7 @@ from nvrx_slurm.report.failures import FailureTimeline
 from nvrx_slurm.report.model import Value
 from nvrx_slurm.report.sentences import action_of, describe, gets_ranks_last, pause_of
 from nvrx_slurm.report.tables import Mood, Row, Table
-from nvrx_slurm.report.words import at_step, names, plural, ranks_of, seconds
+from nvrx_slurm.report.words import at_step, names, others_lost_it, plural, ranks_of, seconds
 
 MOODS: dict[Verdict, Mood] = {
     Verdict.STOP: "bad",
@@ -54,6 +54,8 @@ class Explanation(Value, frozen=True, kw_only=True):
     best_step: int | None
     in_process: int = 0
     last_in_process: str = ""
+    peers_lost: tuple[int, ...] = ()
+    """Other ranks that lost their connection to a peer."""
 
 
 def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribution | None = None) -> Explanation:
@@ -81,6 +83,7 @@ def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribut
         best_step=timeline.best_step,
         in_process=timeline.in_process,
         last_in_process=timeline.last_in_process,
+        peers_lost=tuple(sorted(rank for rank in timeline.peers_lost if rank != key.rank)),
     )
 
 
@@ -144,6 +147,8 @@ def _evidence(failure: Explanation, folder: str) -> Iterator[Row]:
     if failed is not None:
         at = f"{_clock(failure.failed_at)}, " if failure.failed_at else ""
         yield Row(("first", f"{at}{failed.cause}{at_step(failed.step, said=failed.cause)}"), mood="bad")
+        if followed := others_lost_it(failure.peers_lost):
+            yield Row(("", f"{followed}: {ranks_of(failure.peers_lost)}"), mood="dim")
     named = [each.attribution for each in failure.answers if each.attribution.primary is not None]
     best = max(named, key=lambda answer: answer.confidence, default=None)
     if best is None or best.primary is None:

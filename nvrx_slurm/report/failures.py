@@ -30,6 +30,7 @@ from nvrx_slurm.journal.records import (
     RestartDecided,
     RestartedInProcess,
     Shutdown,
+    WorkerFailed,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry
 from nvrx_slurm.report.model import CycleKey, JobView
@@ -64,6 +65,7 @@ class FailureTimeline:
     best_step: int | None = None  # the highest with it
     in_process: int = 0  # how often its ranks had restarted in process in this cycle
     last_in_process: str = ""  # for what the last time
+    peers_lost: set[int] = field(default_factory=set)  # ranks that lost the connection to a peer
 
 
 class Failures:
@@ -97,6 +99,9 @@ class Failures:
                 timeline.running_again_at = entry.t
             case NodeReady() if timeline := self._timeline(record.replica, record.cycle - 1):
                 timeline.best_step = _best(timeline.best_step, record.step)
+                timeline.peers_lost.update(record.peers_lost)
+            case WorkerFailed(peer_lost=True) if timeline := self._timeline(record.replica, record.cycle):
+                timeline.peers_lost.add(record.rank)
             case Attributed() if timeline := self._timeline(record.replica, record.cycle):
                 timeline.answers.append(RecordedAnswer(record.attribution, entry.t, late=timeline.judged is not None))
             case AttributionJudged() if timeline := self._timeline(record.replica, record.cycle):
@@ -110,10 +115,23 @@ class Failures:
                     ended.shutdown = record
 
     def _open(self, view: JobView, best: dict[str, int | None]) -> None:
-        """Begin the timeline of each failure that the core has just noticed."""
+        """Begin the timeline of each failure that the core has just noticed; one whose cause is settled names that."""
+        generation = self.job.generation
+        for key, known in list(self._by_key.items()):
+            moved = (
+                key[1] == generation and known.decided is None and (key[0], key[2]) not in self.job.restart_decisions
+            )
+            if moved:  # its cause is another replica's failure
+                self.timelines.remove(known)
+                del self._by_key[key]
         for pending in self.job.restart_decisions.values():
-            key = (pending.replica, self.job.generation, pending.cycle)
-            if key in self._by_key:
+            key = (pending.replica, generation, pending.cycle)
+            if (timeline := self._by_key.get(key)) is not None:
+                failed = timeline.inquiry.failed
+                if timeline.decided is None and failed is not None and failed.cause != pending.failure.cause:
+                    timeline.inquiry = self._requests.inquiry(pending)
+                    timeline.failed_at = pending.failure.noticed
+                    timeline.best_step = _best(timeline.best_step, pending.failure.step)
                 continue
             cycle = view.cycles.get(key)
             timeline = FailureTimeline(

@@ -108,6 +108,10 @@ class FailureView(Value, frozen=True, kw_only=True):
     step: int | None = None
     stacks: str | None = None
     """Of a hung worker: the file, below the job folder."""
+    peer_lost: bool = False
+    """It is a consequence, as far as is known: the worker lost the connection to a peer."""
+    peers_lost: tuple[int, ...] = ()
+    """Other ranks of the cycle that lost their connection to a peer, as far as their nodes have reported it."""
 
 
 class SectionView(Value, frozen=True, kw_only=True):
@@ -227,6 +231,12 @@ class JobView:
     restarts_in_process: int = 0
     last_in_process: InProcess | None = None
     last_failure: FailureView | None = None
+    reported: dict[tuple[str, int | None], FailureView] = field(
+        default_factory=dict
+    )  # by node and rank; since the close
+    peers_lost: dict[tuple[str, int], set[int]] = field(
+        default_factory=dict
+    )  # replica, cycle → ranks that lost a peer
     last_decision: Decided | None = None
     last_verdict: Decided | None = None  # a verdict that nothing follows from: of a dry run, or too late
     last_stacks: StacksView | None = None

@@ -10,7 +10,16 @@ from nvrx_slurm.report.ranks import ranks as all_ranks
 from nvrx_slurm.report.ranks import worst
 from nvrx_slurm.report.snapshot import JobLine, NodeStatus, Snapshot, node_status
 from nvrx_slurm.report.tables import Mood, Row, Table, mood, number
-from nvrx_slurm.report.words import at_step, names, numbers, plural, ranks_of, ranks_wait, seconds
+from nvrx_slurm.report.words import (
+    at_step,
+    names,
+    numbers,
+    others_lost_it,
+    plural,
+    ranks_of,
+    ranks_wait,
+    seconds,
+)
 
 
 def facts(shot: Snapshot) -> list[Row]:
@@ -42,7 +51,8 @@ def facts(shot: Snapshot) -> list[Row]:
         where = f", {failure.replica} cycle {failure.cycle}" if failure.replica else ", a hot spare"
         stacks = f"; stacks: {shot.folder.path / failure.stacks}" if failure.stacks else ""
         at = f"{at_step(failure.step, said=failure.why)}, {_when(shot, failure.at)}"
-        text = f"{failure.why}{where}{at}{stacks}"
+        followed = f"; {others}" if (others := others_lost_it(failure.peers_lost)) else ""
+        text = f"{failure.why}{where}{at}{followed}{stacks}"
     rows.append(("failure", text, "bad" if failure else "plain"))
     rows.append(("decision", view.last_decision.what if view.last_decision else "none", "plain"))
     if view.last_verdict:

@@ -53,7 +53,8 @@ def describe(record: AnyRecord) -> str:
             return f"{record.node} joined at {record.addr}"
         case records.NodeReady():
             took = f" after a teardown of {seconds(record.teardown_s)}" if record.teardown_s else ""
-            return f"{record.node} is ready for {_cycle(record)}{took}"
+            lost = f"; {ranks_of(record.peers_lost)} had lost a peer" if record.peers_lost else ""
+            return f"{record.node} is ready for {_cycle(record)}{took}{lost}"
         case records.NodeLeft():
             survivors = f"; SIGKILL did not end processes {numbers(record.survivors)}" if record.survivors else ""
             return f"{record.node} left: {record.reason}{survivors}"

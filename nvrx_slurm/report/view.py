@@ -109,6 +109,7 @@ def _fold_job(view: JobView, record: AnyRecord, t: float) -> None:
             view.shutdown = view.unused_spares = view.exit_code = view.ended_at = None
             view.nodes = {name: NodeView(name=name, since=t) for name in expected}
             view.replicas, view.waiting, view.outages, view.heard, view.missing = {}, {}, {}, {}, ()
+            view.reported, view.peers_lost = {}, {}
             # Each replica's share of the allocation, in its order: the nodes that the first rendezvous prefers.
             view.preferred, first = {}, 0
             for role in view.plan.roles if view.plan else ():
@@ -145,6 +146,8 @@ def _fold_node(view: JobView, record: AnyRecord, t: float) -> None:
             arrive(view, record.node, t)
         case records.NodeReady():
             arrive(view, record.node, t)
+            if record.peers_lost:
+                lose_peers(view, record.replica, record.cycle - 1, record.peers_lost)
         case records.NodeIsolated():
             note_failure(view, record.node, words.isolation(record), t)
         case records.NodeLeft():
@@ -217,12 +220,15 @@ def _fold_workers(view: JobView, record: AnyRecord, t: float) -> None:
         case records.WorkerFailed() | records.WorkerHung():
             if record.step is not None:
                 report_step(view, record.node, record.step)
-            place = {"replica": record.replica, "cycle": record.cycle, "rank": record.rank}
+            place: dict[str, Any] = {"replica": record.replica, "cycle": record.cycle, "rank": record.rank}
             if isinstance(record, records.WorkerFailed):
                 why, stacks = words.worker_end(record), None
+                place["peer_lost"] = record.peer_lost
             else:
                 why, stacks = words.worker_hang(record), record.stacks
             note_failure(view, record.node, why, t - record.ago_s, record.step, **place, stacks=stacks)
+            if isinstance(record, records.WorkerFailed) and record.peer_lost:
+                lose_peers(view, record.replica, record.cycle, [record.rank])
             if isinstance(record, records.WorkerHung) and record.stacks is not None:
                 files = {record.rank: record.stacks}
                 view.last_stacks = StacksView(at=t, why=record.why, node=record.node, files=files)
@@ -242,8 +248,11 @@ def _fold_replica(view: JobView, record: AnyRecord, t: float) -> None:
         case records.RendezvousClosed():
             _close_rendezvous(view, record, t)
         case records.RestartDecided():
-            noticed = view.last_failure if view.last_failure and view.last_failure.node == record.node else None
-            view.last_failure = FailureView(
+            # The cause may have been reported after one of its consequences.
+            last = view.last_failure if view.last_failure and view.last_failure.node == record.node else None
+            noticed = view.reported.get((record.node, record.rank), last)
+            others = view.peers_lost.get((record.replica, record.cycle), set()) - {record.rank}
+            failure = view.last_failure = FailureView(
                 at=noticed.at if noticed else t,
                 why=noticed.why if noticed else record.cause,
                 node=record.node,
@@ -252,7 +261,13 @@ def _fold_replica(view: JobView, record: AnyRecord, t: float) -> None:
                 rank=record.rank,
                 step=noticed.step if noticed and record.step is None else record.step,
                 stacks=noticed.stacks if noticed else None,
+                peer_lost=noticed is not None and noticed.peer_lost,
+                peers_lost=tuple(sorted(rank for rank in others if rank is not None)),
             )
+            for name, noted in view.outages.items():
+                if noted.peer_lost and (name == record.replica or record.action == "restart_job"):
+                    view.outages[name] = replace(failure, at=noted.at)
+                    change_cycle(view, name, view.replicas[name].cycle - 1, outcome=failure.why)
             view.restarts += record.action in ("restart_replica", "restart_job")
             view.restarts_left = record.restarts_left
             view.last_decision = Decided(at=t, what=describe(record))
@@ -301,6 +316,8 @@ def _open_rendezvous(view: JobView, record: records.RendezvousOpened, t: float) 
 def _close_rendezvous(view: JobView, record: records.RendezvousClosed, t: float) -> None:
     name, nodes, world = record.replica, record.nodes, record.world_size
     replica = view.replicas[name]
+    view.reported = {key: each for key, each in view.reported.items() if each.replica not in (name, None)}
+    view.peers_lost.pop((name, record.cycle - 1), None)
     for lost in view.unproven(name):  # it closes only once none of its lost nodes has workers any more
         change_node(view, lost, held_until=None)
     for left_out in set(replica.nodes).difference(nodes):
@@ -354,6 +371,17 @@ def note_failure(view: JobView, name: str, why: str, at: float, step: int | None
         place = {"replica": replica.id, "cycle": replica.cycle}
     known = node.step if step is None and node else step
     view.last_failure = FailureView(at=at, why=why, node=name, step=known, **place)
+    view.reported[name, place.get("rank")] = view.last_failure
+
+
+def lose_peers(view: JobView, replica: str, cycle: int, ranks: Iterable[int]) -> None:
+    """Ranks of the cycle lost the connection to a peer: they follow the failure of that cycle, if it is settled."""
+    lost = view.peers_lost.setdefault((replica, cycle), set())
+    lost.update(ranks)
+    failure = view.last_failure
+    if failure is not None and (failure.replica, failure.cycle) == (replica, cycle):
+        others = tuple(sorted(rank for rank in lost if rank != failure.rank))
+        view.last_failure = replace(failure, peers_lost=others)
 
 
 def arrive(view: JobView, name: str, t: float) -> None:

@@ -89,6 +89,13 @@ def worker_end(record: records.WorkerFailed) -> str:
     return f"{who} exited with code {record.exit_code}"
 
 
+def others_lost_it(ranks: Collection[int]) -> str:
+    """What followed from a failure: `3 other ranks then lost their connection to it`; nothing, if nothing did."""
+    if not ranks:
+        return ""
+    return f"{plural(len(ranks), 'other rank')} then lost {'its' if len(ranks) == 1 else 'their'} connection to it"
+
+
 def worker_hang(record: records.WorkerHung) -> str:
     """How a worker hangs: `rank 3 on n2 hung: no step for 612 s (limit 600 s), in train.py:41 in step`."""
     where = f", in {record.where}" if record.where else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import Job, new_job
@@ -88,10 +89,17 @@ class Recorder:
             self.tell(Progress(**self.agent(node), **told), after_s)
             after_s = 0.001
 
-    def ready(self, replica: str = "main-0", after_s: float = 0.03, but: tuple[str, ...] = ()) -> None:
+    def ready(
+        self,
+        replica: str = "main-0",
+        after_s: float = 0.03,
+        but: tuple[str, ...] = (),
+        peers_lost: dict[str, tuple[int, ...]] | None = None,
+    ) -> None:
         current = self.job.replicas[replica]
         for node in [node for node in current.order if self.job.nodes[node].alive and node not in but]:
-            told = {"replica": replica, "cycle": current.cycle, "port": 5001, "teardown_s": after_s}
+            told: dict[str, Any] = {"replica": replica, "cycle": current.cycle, "port": 5001, "teardown_s": after_s}
+            told["peers_lost"] = (peers_lost or {}).get(node, ())
             self.tell(NodeReady(**self.agent(node), **told), after_s)
 
     def lose(
@@ -103,8 +111,17 @@ class Recorder:
         told = {"cause": cause, "step": at, "ago_s": ago_s, "safe_after_s": safe_after_s}
         self.tell(NodeLost(node=node, incarnation=incarnation, **told), after_s)
 
-    def fail(self, node: str, rank: int, *, replica: str = "main-0", after_s: float = 2.0, **how: int) -> None:
-        cycle = self.job.replicas[replica].cycle
+    def fail(
+        self,
+        node: str,
+        rank: int,
+        *,
+        replica: str = "main-0",
+        after_s: float = 2.0,
+        cycle: int | None = None,
+        **how: Any,
+    ) -> None:
+        cycle = self.job.replicas[replica].cycle if cycle is None else cycle
         self.tell(WorkerFailed(**self.agent(node), replica=replica, cycle=cycle, rank=rank, **how), after_s)
 
     def restart_in_process(self, node: str, iteration: int, *, times: int = 1, after_s: float = 1.0) -> None:

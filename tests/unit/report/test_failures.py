@@ -213,3 +213,49 @@ def test_steps_that_are_found_after_the_failure_belong_to_it() -> None:
     assert [timeline.best_step for timeline in timelines(recorder)] == [500, 500]
     found = hindsight.hindsight([("42", *told(recorder))])
     assert [stop.outcome for stop in found.stops] == ["right", "open"]
+
+
+RESET: dict[str, Any] = {"exit_code": 1, "error": "ConnectionResetError: peer", "peer_lost": True}
+
+
+def lost_after_its_peers(recorder: Recorder, *, killed: bool) -> None:
+    """Ranks of n0 lose their peer, which is reported first: rank 3 on n1 was killed, or n1 is dead."""
+    recorder.fail("n0", 0, **RESET)
+    if killed:
+        recorder.fail("n1", 3, cycle=0, after_s=0.01, signal=9)
+    else:
+        recorder.lose("n1", after_s=0.01)
+    recorder.ready(peers_lost={"n0": (0, 1)})
+
+
+@pytest.mark.parametrize(("killed", "rank"), [(True, 3), (False, None)])
+def test_the_cause_is_explained_first_and_then_what_its_peers_noticed(killed: bool, rank: int | None) -> None:
+    """What the sources are asked about, too; and one failure is one failure."""
+    recorder = running()
+    lost_after_its_peers(recorder, killed=killed)
+    found, view = told(recorder)
+    [timeline] = found.timelines
+    failed = timeline.inquiry.failed
+    assert failed is not None
+    assert (failed.node, failed.rank, failed.signal) == ("n1", rank, 9 if killed else None)
+    assert timeline.inquiry.key.rank == rank
+    assert explanation.explanation(timeline, job="42", name="t").peers_lost == (0, 1)
+    assert view.last_failure is not None
+    assert (view.last_failure.node, view.last_failure.rank, view.last_failure.peers_lost) == ("n1", rank, (0, 1))
+    assert "ranks 0-1" in page(recorder)
+
+
+def test_the_cause_in_another_replica_is_the_one_failure() -> None:
+    """Of a job that restarts as a whole: the first report was of a replica that only noticed it."""
+    roles = [msgspec.structs.replace(role, on_failure="restart_job") for role in roles_plan().roles]
+    recorder = Recorder(msgspec.structs.replace(roles_plan(), roles=tuple(roles)))
+    recorder.join()
+    rollout = next(name for name in recorder.job.replicas if not name.startswith("policy"))
+    node, cause = (recorder.job.replicas[name].order[0] for name in (rollout, "policy-0"))
+    recorder.fail(node, 0, replica=rollout, **RESET)
+    recorder.fail(cause, 0, replica="policy-0", cycle=0, after_s=0.01, signal=9)
+    for replica in recorder.job.replicas:
+        recorder.ready(replica)
+    [timeline] = told(recorder)[0].timelines
+    assert timeline.inquiry.key.replica == "policy-0"
+    assert timeline.decided is not None

@@ -288,3 +288,22 @@ def test_subscribers_read_each_entry_once_and_with_the_view() -> None:
         job.take(item)
     assert first.seen == second.seen == [(entry.n, entry.n) for entry in recorder.entries]
     assert job.view.step == 90
+
+
+def test_a_recovery_names_the_cause_and_not_who_noticed_it_first() -> None:
+    """The node's loss came after its peer's report: the outage, the cycle's end and the recovery are the loss's."""
+    recorder = to_first_cycle()
+    recorder.fail("n0", 0, exit_code=1, error="ConnectionResetError: peer", peer_lost=True)
+    noticed = view_of(recorder).last_failure
+    assert noticed is not None
+    assert noticed.peer_lost
+    recorder.lose("n1", after_s=0.01)
+    recorder.ready(peers_lost={"n0": (0, 1)})
+    recorder.start_workers()
+    view = view_of(recorder)
+    [recovery] = view.recoveries.values()
+    assert recovery.node == "n1"
+    assert recovery.noticed_at == pytest.approx(noticed.at)
+    assert view.cycles["main-0", 0, 0].outcome == recovery.why != noticed.why
+    assert view.last_failure is not None
+    assert (view.last_failure.node, view.last_failure.peers_lost) == ("n1", (0, 1))

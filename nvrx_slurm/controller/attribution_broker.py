@@ -115,7 +115,12 @@ class AttributionBrokerProcess:
             self._task = asyncio.create_task(self._keep())
 
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
-        self._open[inquiry.key] = inquiry
+        # Asked before the cause was known: what is said of another rank of the same failure does not count.
+        key = inquiry.key
+        for old in [each for each in self._open if each != key == msgspec.structs.replace(each, rank=key.rank)]:
+            del self._open[old]
+            self._settled.discard(old)
+        self._open[key] = inquiry
         now = asyncio.get_running_loop().time()
         if self._waiting_since is None:
             self._waiting_since = now

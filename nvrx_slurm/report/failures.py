@@ -115,7 +115,7 @@ class Failures:
                     ended.shutdown = record
 
     def _open(self, view: JobView, best: dict[str, int | None]) -> None:
-        """Begin the timeline of each failure that the core has just noticed; one whose cause is settled names that."""
+        """Begin the timeline of each failure that the core has just noticed, and name its cause as it is settled."""
         generation = self.job.generation
         for key, known in list(self._by_key.items()):
             moved = (

@@ -60,6 +60,7 @@ def open_decision(job: Job, replica: Replica, failure: Failure, now: float) -> t
     pending = RestartDecision(
         replica=replica.id,
         cycle=replica.cycle,
+        policy=replica.role.on_failure,
         failure=failure,
         members=replica.order,
         sources=settings.sources,
@@ -247,7 +248,7 @@ def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
     decided = RestartDecided(
         replica=pending.replica,
         cycle=pending.cycle,
-        action=replica.role.on_failure,
+        action=pending.policy,
         cause=failure.cause,
         node=failure.node,
         rank=failure.rank,

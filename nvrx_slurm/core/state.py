@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from nvrx_slurm.jobspec.model import OnFailure
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.records import Shutdown
 from nvrx_slurm.journal.verdicts import Attribution
@@ -125,12 +126,13 @@ class RestartDecision:
     """A failure whose consequence is pending: see `restart_decision.py`.
 
     `waits`: a STOP may end the job, so no rendezvous closes before the answers or `due_at`. `holds`: replicas whose
-    next rendezvous closes only once this is decided. `noticed`: when the first report was. `is_symptom`: that was of
-    a lost connection to a peer, so evidence of what ended the peer may still come.
+    next rendezvous closes only once this is decided. `policy`: of the replica of the first report. `noticed`: when
+    that came. `is_symptom`: it was of a lost connection to a peer, so evidence of what ended the peer may still come.
     """
 
     replica: str
     cycle: int
+    policy: OnFailure
     failure: Failure
     members: tuple[str, ...]
     sources: tuple[str, ...]

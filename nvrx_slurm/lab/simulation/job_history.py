@@ -334,14 +334,14 @@ class JobHistory:
         return next((each for each in held if each.settles and not each.decided), None)
 
     def _settle(self, known: FailureHistory, cause: FailureHistory, began: float) -> None:
-        """Better evidence of what has failed already: `cause` is it, if it is no symptom and the first of its kind."""
+        """Better evidence of what has failed already: `cause`, if it is no symptom and the first of its kind."""
         is_later = began > known.first_noticed + CAUSED_WITHIN_S
         if cause.is_symptom or is_later or not (known.is_symptom or cause.noticed < known.noticed):
             return
         if known.rank != cause.rank or known.replica != cause.replica:
             known.answers.clear()
         del self.failures[known.replica, known.cycle]
-        known.replica, known.cycle, known.policy = cause.replica, cause.cycle, cause.policy
+        known.replica, known.cycle = cause.replica, cause.cycle  # restarted as the symptom's replica says
         known.kind, known.rank, known.node = cause.kind, cause.rank, cause.node
         known.noticed, known.is_symptom = cause.noticed, False
         self.failures[known.replica, known.cycle] = known

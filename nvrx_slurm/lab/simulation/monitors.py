@@ -250,9 +250,11 @@ class CausesSettled(Monitor):
             for failure in failures.values():
                 if record.replica in failure.held and failure.settles and not failure.decided:
                     yield f"{record.replica} closed before the failure of {failure.replica} was decided"
-        elif isinstance(record, RestartDecided) and (about := failures.get((record.replica, record.cycle))):
-            if about.node and (record.node, record.rank) != (about.node, about.rank):
-                yield f"{about.node} (rank {about.rank}) was the cause, and this was decided: {record}"
+            return
+        assert isinstance(record, RestartDecided)
+        about = failures.get((record.replica, record.cycle))
+        if about is not None and about.node and (record.node, record.rank) != (about.node, about.rank):
+            yield f"{about.node} (rank {about.rank}) was the cause, and this was decided: {record}"
 
 
 class Preemptions(Monitor):

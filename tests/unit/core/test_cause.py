@@ -270,6 +270,22 @@ def test_other_replica_of_a_job_that_restarts_as_a_whole():
     assert fleet.job.replicas["rollout-0"].phase == "running"
 
 
+def test_restart_of_all_stays_one_whatever_the_other_replica_would_do():
+    """Its rendezvous are open by then."""
+    plan = plan_of(
+        RolePlan(name="policy", command=("x",), on_failure="ignore"),
+        RolePlan(name="rollout", command=("x",), on_failure="restart_job"),
+    )
+    fleet = PeersFleet(plan)
+    fleet.join(*fleet.names)
+    fleet.loses_peer("n2", 0, replica="rollout-0")
+    fleet.ends("n1", 0, replica="policy-0", signal=9)
+    fleet.ready("n1", replica="policy-0")
+    fleet.ready("n2", replica="rollout-0")
+    assert settled(fleet) == ("n1", 0)
+    assert fleet.decided().action == "restart_job"
+
+
 def test_replicas_that_restart_alone_have_causes_of_their_own():
     """The loss of a node of one is no cause of the other's failure."""
     plan = plan_of(RolePlan(name="main", command=("x",), replicas=2), spares=1)

@@ -11,6 +11,7 @@ from nvrx_slurm.lab.flow.faults import (
     NEEDS,
     Cancel,
     NodeTarget,
+    Preempt,
     SlowLink,
     Suspend,
     TimeLimit,
@@ -169,6 +170,7 @@ _ARGUMENTS: dict[str, type[Block]] = {
     "A worker": WorkerTarget,
     "`slow_link`, beside a node": SlowLink,
     "`scancel`": Cancel,
+    "`preempt`": Preempt,
     "`shorten_time_limit`": TimeLimit,
     "`suspend`": Suspend,
 }

@@ -156,6 +156,13 @@ class TimeLimit(Arguments, frozen=True, kw_only=True):
     ]
 
 
+class Preempt(Arguments, frozen=True, kw_only=True):
+    """How the partition's jobs are preempted."""
+
+    grace: Annotated[Pause, "The partition's GraceTime."] = 0.0
+    mode: Annotated[Literal["REQUEUE", "CANCEL"], "Its PreemptMode."] = "REQUEUE"
+
+
 class Suspend(Arguments, frozen=True, kw_only=True):
     """How long the job stands still."""
 
@@ -241,7 +248,12 @@ FAULTS: dict[str, FaultKind] = {
     "continue_attribution_service": _service("SIGCONT for it."),
     "revoke_store_password": FaultKind("The store takes another password from now on."),
     "scancel": FaultKind("A user cancels the job.", Cancel),
-    "preempt": FaultKind("A job of higher priority takes the nodes.", stages=_OWN_SLURM),
+    "preempt": FaultKind("A job of higher priority takes the nodes.", Preempt, _OWN_SLURM),
+    "preempt_with_notice": FaultKind(
+        "The same where Slurm sends the signal that the job asked for (`preempt_send_user_signal`).",
+        Preempt,
+        _OWN_SLURM,
+    ),
     "suspend": FaultKind("`scontrol suspend`, and after a while `scontrol resume`.", Suspend, _OWN_SLURM),
     "requeue": FaultKind("`scontrol requeue`.", stages=_ANY_SLURM),
     "shorten_time_limit": FaultKind("The job's time limit comes nearer.", TimeLimit, _ANY_SLURM),

@@ -88,6 +88,11 @@ PREEMPTING = "flow-preempts"
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "preempt": {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"},
+    "preempt_with_notice": {
+        "PreemptType": "preempt/partition_prio",
+        "PreemptMode": "REQUEUE",
+        "SlurmctldParameters": "preempt_send_user_signal",
+    },
     "down_node": {"ReturnToService": "1"},  # else its slurmd brings it back at once
 }
 """What slurm.conf must say for a fault."""
@@ -111,6 +116,7 @@ class SlurmFaults:
             "shorten_time_limit": self.shorten_time_limit,
             "release": self.release,
             "preempt": self.preempt,
+            "preempt_with_notice": self.preempt,
             "suspend": self.suspend,
             "drain_node": lambda arguments, scene: self._set_node(arguments, scene, "DRAIN", _DRAIN),
             "down_node": lambda arguments, scene: self._set_node(arguments, scene, "DOWN", _DOWN),
@@ -179,15 +185,20 @@ class SlurmFaults:
     def preempt(self, arguments: Arguments, scene: Scene) -> FaultResult:
         """A job that ends at once takes every node of the flow's job, from a partition of higher priority."""
         job, at = scene.job.job_id, self._clock.wall()
-        nodes = self._show(job).get("NumNodes", "1")
+        shown, grace_s = self._show(job), round(float(arguments.get("grace", 0.0)))
+        nodes, own = shown.get("NumNodes", "1"), f"PartitionName={shown['Partition']}"
+        self._ask(
+            "scontrol", "update", own, f"GraceTime={grace_s}", f"PreemptMode={arguments.get('mode', 'REQUEUE')}"
+        )
         partition = f"PartitionName={PREEMPTING}"
         self._programs.ask("scontrol", "create", partition, "Nodes=ALL", "PriorityTier=10")  # it may be there
         where = (f"--partition={PREEMPTING}", f"--nodes={nodes.partition('-')[0]}", "--exclusive")
         rival = self._ask("sbatch", "--parsable", *where, "--output=/dev/null", "--wrap=true").strip()
 
         def preempted() -> str | None:
-            state = self._show(job)["JobState"]
-            return f"job {rival} came first: job {job} is {state}" if state != "RUNNING" else None
+            now = self._show(job)
+            said = now["JobState"] if now["JobState"] != "RUNNING" else now.get("PreemptTime", "None")
+            return f"job {rival} came first: job {job} is {said}" if said != "None" else None
 
         return FaultResult(at=at, proof=self._seen(preempted, f"job {rival} to take the nodes", SCHEDULING_S))
 

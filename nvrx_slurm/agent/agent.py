@@ -49,6 +49,7 @@ from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, StoreUnr
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import (
+    PREEMPTED,
     ControllerUp,
     DumpOrdered,
     Fence,
@@ -63,6 +64,7 @@ from nvrx_slurm.journal.records import (
     ReplicaEnded,
     Shutdown,
     Suspending,
+    Terminating,
 )
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.store.client import Store
@@ -327,7 +329,7 @@ class Agent:
             self._stop(self._join_again, grace_s=0.0)
 
     def _on_shutdown(self, order: Shutdown) -> None:
-        ends_for_slurm = order.reason in ("cancelled", "interrupted")
+        ends_for_slurm = order.reason in ("cancelled", "interrupted", PREEMPTED)
         grace_s = self.ending_grace_s if ends_for_slurm else None
         self._leave(order.reason, order.exit_code, grace_s=grace_s, checkpoint=order.checkpoint, dump=order.dump)
 
@@ -341,6 +343,8 @@ class Agent:
         hurry = event.name == HURRY.name or now - self._signalled_at > AGAIN_S
         if first or hurry:  # else it is the same one: srun passes on what Slurm has sent already
             self._leave(event.name, EXIT_DONE, grace_s=0.0 if hurry else self.ending_grace_s)
+        if first and event.name == signal.SIGTERM.name:
+            self.publisher.publish(Terminating)  # a preemption with a GraceTime signals no other process than these
         if first and not hurry:
             # Slurm signals every process of a job at once, so the controller's shutdown order, with the reason, will
             # follow. An agent that left without it would look like a lost node. After `REASON_S` it leaves anyway:

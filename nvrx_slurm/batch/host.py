@@ -14,10 +14,14 @@ from nvrx_slurm.batch import children, ending
 from nvrx_slurm.batch.children import ManagedService
 from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
 from nvrx_slurm.batch.store import StoreKeeper
+from nvrx_slurm.cluster.commands import child_environment_for
+from nvrx_slurm.cluster.slurm_job import signalled_job
+from nvrx_slurm.cluster.slurm_nodes import said
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_UNREACHABLE, NvrxError, StoreUnreachable
 from nvrx_slurm.jobspec.env import handed_on
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
+from nvrx_slurm.journal.records import PREEMPTED
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation, new_secret
 from nvrx_slurm.util.log import get_logger
@@ -34,6 +38,8 @@ last facts."""
 
 AGENTS_GONE_S = 3.0
 """How long after the last agent's exit the controller may take to conclude by itself."""
+
+REQUEUED_S = 10.0
 
 RESTART_PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0)
 STABLE_S = 5.0
@@ -80,7 +86,7 @@ class Host:
 
     async def run(self) -> int:
         """Start everything, keep it going until the job has ended, end everything."""
-        loop = asyncio.get_running_loop()
+        loop, preempted = asyncio.get_running_loop(), False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._ask, number)
         if self.info.cluster == "slurm":
@@ -98,11 +104,26 @@ class Host:
                 self._go(self.service.keep())
             self._go(self._keep_agents())
             exit_code = await self.ended
+            if (result := self.folder.read_result()) is not None and result.reason == PREEMPTED:
+                preempted = True
         except BaseException as error:
             await self._end(error)
             raise
         await self._end()
+        if preempted and self.info.cluster == "slurm":
+            await self._requeue()
         return exit_code
+
+    async def _requeue(self) -> None:
+        """Back into the queue, where the user allows that and Slurm has not done it. A job that leaves within its
+        GraceTime would end for good, and so would one that is preempted by PreemptMode=CANCEL."""
+        job = await signalled_job(self.info.job_id, self.info.generation)
+        if job is not None and job.preempted and job.may_requeue:
+            log.info("preempted: asking Slurm to requeue job %s", self.info.job_id)
+            answer = await said(
+                ["scontrol", "requeue", self.info.job_id], child_environment_for("scontrol"), REQUEUED_S
+            )
+            log.info("scontrol: %s", answer.strip() or "done")
 
     # ---- start
 

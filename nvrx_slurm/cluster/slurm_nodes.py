@@ -65,8 +65,8 @@ async def node_states(nodes: Sequence[str], *, timeout_s: float = ANSWER_S) -> d
     environment = child_environment_for("scontrol", _IN_UTC)
     if not is_set_up(environment):
         return {}
-    said = await _said(["scontrol", "--oneliner", "show", "node", ",".join(nodes)], environment, timeout_s)
-    return {node.name: node for node in nodes_of(said) if node.name in nodes}
+    answer = await said(["scontrol", "--oneliner", "show", "node", ",".join(nodes)], environment, timeout_s)
+    return {node.name: node for node in nodes_of(answer) if node.name in nodes}
 
 
 def nodes_of(stdout: str) -> Iterator[SlurmNode]:
@@ -87,7 +87,7 @@ def _boot_time(line: str) -> float | None:
         return None
 
 
-async def _said(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> str:
+async def said(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> str:
     """What the command prints; nothing where it cannot run or takes too long."""
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(

@@ -50,6 +50,7 @@ from nvrx_slurm.journal.records import (
     Signalled,
     SignalReason,
     Suspending,
+    Terminating,
     Tick,
 )
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey
@@ -84,6 +85,11 @@ SIGNALS: dict[signal.Signals, SignalReason] = {
     signal.SIGHUP: "lease_lapsed",
 }
 """The signals with which the batch host, the controller's parent, asks it to end the job."""
+
+BY_SLURM = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Those that a preemption may be behind."""
+
+EXPLAINED_S = 3.0
 
 ORDERS = (RendezvousOpened, RendezvousClosed, ReplicaEnded, Shutdown, Fence, JobSuspended, DumpOrdered)
 
@@ -145,6 +151,7 @@ class Controller:
         self.broker = environment.attribution_broker(self._attributed)
         self.requests = AttributionRequests(self.job, environment.files, self.broker)
         self.epoch = 0
+        self._explaining: asyncio.Task[None] | None = None
         self.written = 0  # number of the last journal entry
 
     async def run(self) -> Shutdown:
@@ -161,7 +168,7 @@ class Controller:
         try:
             return await self._serve(tasks)
         finally:
-            await end(tasks)
+            await end(tasks if self._explaining is None else [*tasks, self._explaining])
             await self.detector.close()
             settings = self.plan.fault_tolerance.attribution  # the broker may still have messages to deliver
             await self.broker.close(AFTERWARDS_S if settings.slack or settings.dataflow else LEDGER_S)
@@ -308,6 +315,8 @@ class Controller:
             if isinstance(fact, Tick) and not decisions and next_deadline(self.job) == due_before:
                 continue  # it changed nothing; one that moved a deadline must not be missing from a replay
             self.detector.take_note(fact)
+            if isinstance(fact, Terminating) and self.info.cluster == "slurm":
+                self._explain(None)
             for record in (fact, *decisions):
                 self._take(batch, record, now)
         return batch
@@ -349,7 +358,27 @@ class Controller:
         self.mirror.add(batch.entries)
 
     def _signalled(self, number: signal.Signals) -> None:
-        self._post(Signalled(reason=SIGNALS[number], generation=self.info.generation))
+        if self.info.cluster == "slurm" and number in BY_SLURM:
+            self._explain(SIGNALS[number])
+        else:
+            self._post(Signalled(reason=SIGNALS[number], generation=self.info.generation))
+
+    def _explain(self, reason: SignalReason | None) -> None:
+        """Ask Slurm why it has signalled the job; without evidence of a preemption it was for `reason`."""
+        if self._explaining is None or self._explaining.done():
+            self._explaining = asyncio.get_running_loop().create_task(self._ask_slurm(reason))
+        elif reason is not None:
+            self._explaining.add_done_callback(lambda _: self._explain(reason) if self.job.shutdown is None else None)
+
+    async def _ask_slurm(self, reason: SignalReason | None) -> None:
+        job, generation = None, self.info.generation
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXPLAINED_S):
+                job = await self.environment.signalled_job(self.info.job_id, generation)
+        if job is not None and job.preempted:
+            self._post(Signalled(reason="preempted", generation=generation, saves=job.has_grace))
+        elif reason is not None:
+            self._post(Signalled(reason=reason, generation=generation))
 
     # ---- facts
 

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from nvrx_slurm.cluster.slurm_job import SlurmJob, signalled_job
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode, node_state
 from nvrx_slurm.controller.attribution_broker import Answered, AttributionBroker, AttributionBrokerProcess
 from nvrx_slurm.controller.mirror import Mirror, read_copy
@@ -199,6 +200,10 @@ class ControllerEnvironment(Protocol):
         """What Slurm says of a node; None where it does not answer."""
         ...
 
+    async def signalled_job(self, job_id: str, generation: int) -> SlurmJob | None:
+        """What Slurm says of the job whose processes it has signalled; None where it does not answer."""
+        ...
+
     def on_signal(self, number: signal.Signals, callback: Callable[[signal.Signals], None]) -> None:
         """Call back, from the event loop, whenever the batch host sends this signal."""
         ...
@@ -210,6 +215,7 @@ class LinuxEnvironment:
     liveness_server = LivenessServer
     is_dead = staticmethod(is_dead)
     node_state = staticmethod(node_state)
+    signalled_job = staticmethod(signalled_job)
 
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder

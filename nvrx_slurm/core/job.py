@@ -18,6 +18,7 @@ from nvrx_slurm.core import limits, membership, rendezvous, restart, restart_dec
 from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
 from nvrx_slurm.journal.records import (
+    PREEMPTED,
     Attributed,
     ControllerStarted,
     Decision,
@@ -49,6 +50,7 @@ from nvrx_slurm.journal.records import (
     SlurmNodeState,
     StacksDumped,
     Suspending,
+    Terminating,
     Tick,
     WorkerFailed,
     WorkerHung,
@@ -63,6 +65,7 @@ SIGNALS: dict[SignalReason, Shutdown] = {
     "cancel": Shutdown(exit_code=EXIT_TERMINATED, reason="cancelled"),
     "interrupt": Shutdown(exit_code=EXIT_INTERRUPTED, reason="interrupted"),
     "time_limit": Shutdown(exit_code=EXIT_TIMEOUT, reason="out of time: the job's time limit is near"),
+    "preempted": Shutdown(exit_code=EXIT_RETRY, reason=PREEMPTED),
     "agents_gone": Shutdown(exit_code=EXIT_RETRY, reason="every agent is gone"),
     "lease_lapsed": Shutdown(
         exit_code=EXIT_TERMINATED, reason="whoever submitted this job is gone: its lease has lapsed"
@@ -153,7 +156,7 @@ def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | Non
     job.restart_decisions, job.suspects = {}, set(fact.suspects)
     job.nodes = {name: Node(name=name, index=i) for i, name in enumerate(fact.expected)}
     job.expected, job.standby, job.wanted_by = set(fact.expected), set(), {}
-    job.shutdown, job.suspended_at, job.ended = None, None, False
+    job.shutdown, job.suspended_at, job.ended, job.terminating = None, None, False, False
     if fact.generation:
         job.requeued_at.append(now)
         if spent := limits.preemptions_spent(job, now):
@@ -334,8 +337,17 @@ def _signalled(job: Job, fact: Signalled, now: float) -> list[Decision] | None:
     if job.shutdown is not None or fact.generation != job.generation:
         return None
     shutdown = SIGNALS[fact.reason]
-    saves = fact.reason == "time_limit" and job.plan.fault_tolerance.teardown.checkpoint_signal is not None
+    saves = (
+        fact.saves or fact.reason == "time_limit"
+    ) and job.plan.fault_tolerance.teardown.checkpoint_signal is not None
     return [msgspec.structs.replace(shutdown, checkpoint=True) if saves else shutdown]
+
+
+def _terminating(job: Job, fact: Terminating, now: float) -> list[Decision] | None:
+    if membership.recognise(job, fact) is None or job.terminating or job.shutdown is not None:
+        return None
+    job.terminating = True
+    return []
 
 
 def _attributed(job: Job, fact: Attributed, now: float) -> list[Decision] | None:
@@ -371,6 +383,7 @@ _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] 
     SlurmNodeState: _recorded,
     DumpAsked: _dump_asked,
     Signalled: _signalled,
+    Terminating: _terminating,
     Suspending: suspension.begin,
     NodeResumed: suspension.node_resumed,
     JobResumed: suspension.end,

@@ -173,6 +173,7 @@ class Job:
     shutdown_deadline: float = 0.0
     suspended_at: float | None = None  # Slurm suspends the job: nothing is decided until it has been resumed
     ended: bool = False
+    terminating: bool = False  # Slurm has sent SIGTERM to the processes of a node
 
     def spares_in_order(self) -> list[str]:
         """The pool: clean nodes first, each kind in the allocation's order: ranks follow the network's topology."""

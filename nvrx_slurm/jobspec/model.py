@@ -379,7 +379,8 @@ class FaultToleranceSpec(Block, frozen=True, kw_only=True):
     ] = None
     max_preemptions: Annotated[
         CountOrRate | None,
-        "After how many preemptions the job goes on. Not set: no limit.",
+        "After how many preemptions and requeues the job goes on. Not set: no limit, since they are the site's "
+        "decisions.",
     ] = None
     quarantine_after: Annotated[Positive, "A node that was lost this often gets no ranks any more."] = 3
     control_plane_grace: Annotated[

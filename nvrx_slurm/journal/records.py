@@ -23,7 +23,10 @@ from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.util.decoding import decode
 
-SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone", "lease_lapsed"]
+SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone", "lease_lapsed", "preempted"]
+
+PREEMPTED = "preempted or requeued"
+"""The reason of the shutdown of a job whose nodes Slurm takes back."""
 
 # What is checked when a record is decoded. Readers make paths of names, and pack numbers into 64 bits again.
 FileName = Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]{1,255}\Z")]
@@ -252,11 +255,18 @@ class DumpAsked(Fact, frozen=True, kw_only=True, tag="dump_asked"):
 
 
 class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
-    """The batch host says that the job must end: it was told so, time is up, no agent runs any more, or no client has
-    touched the job's lease file."""
+    """The batch host says that the job must end: it was told so, time is up, no agent runs any more, no client has
+    touched the job's lease file, or Slurm takes the nodes back (`preempted`: also for a requeue). `saves`: there is
+    time for a checkpoint first."""
 
     reason: SignalReason
     generation: Count = 0
+    saves: bool = False
+
+
+class Terminating(FromAgent, frozen=True, kw_only=True, tag="terminating"):
+    """Slurm has sent SIGTERM to this node's processes; ahead of a preemption with a GraceTime, to no other process of
+    the job. Only the first of a generation is journaled."""
 
 
 class Suspending(FromAgent, frozen=True, kw_only=True, tag="suspending"):
@@ -496,6 +506,7 @@ AnyFact = (
     | SlurmNodeState
     | DumpAsked
     | Signalled
+    | Terminating
     | Suspending
     | NodeResumed
     | JobResumed

@@ -28,6 +28,7 @@ SIGNALS: dict[records.SignalReason, str] = {
     "interrupt": "the batch host was interrupted",
     "time_limit": "the job's time limit is near",
     "agents_gone": "no agent runs any more",
+    "preempted": "Slurm takes the nodes back: the job is preempted or requeued",
     "lease_lapsed": "no client renewed the job's lease",
 }
 REASONS = {
@@ -71,6 +72,8 @@ def describe(record: AnyRecord) -> str:
             return f"{record.by} asked for the stacks of {_dumped(record)} (request {record.request})"
         case records.Signalled():
             return SIGNALS[record.reason]
+        case records.Terminating():
+            return f"Slurm sent SIGTERM to {record.node}"
         case records.Suspending():
             return f"Slurm announced to {record.node} that it suspends the job"
         case records.NodeResumed():

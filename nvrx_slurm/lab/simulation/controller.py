@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from nvrx_slurm.cluster.slurm_job import SlurmJob
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode
 from nvrx_slurm.controller.attribution_broker import Answered
 from nvrx_slurm.controller.controller import Controller
@@ -109,6 +110,10 @@ class SimulatedEnvironment:
     async def node_state(self, node: str) -> SlurmNode | None:
         await asyncio.sleep(SLURM_ANSWERS_S)
         return SlurmNode(node, "IDLE" if self._run.nodes[node].has_power else "DOWN*")
+
+    async def signalled_job(self, job_id: str, generation: int) -> SlurmJob | None:
+        await asyncio.sleep(SLURM_ANSWERS_S)
+        return SlurmJob(preempted=False, has_grace=False, may_requeue=False)
 
     def on_signal(self, number: signal.Signals, callback: Callable[[signal.Signals], None]) -> None:
         self._run.loop.add_signal_handler(number, callback, number)

@@ -20,6 +20,7 @@ from nvrx_slurm.journal.records import (
     RestartDecided,
     Shutdown,
     Signalled,
+    Terminating,
     WorkerFailed,
     WorkersDone,
     WorkersStarted,
@@ -288,3 +289,18 @@ def test_requeued_job_starts_afresh():
     fleet.tell(JobStarted(job="1", name="t", expected=("m1",), generation=1))
     assert fleet.job.shutdown is None
     assert set(fleet.job.nodes) == {"m1"}
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_preempted_job_is_worth_a_retry_and_saves_in_its_grace_time(saves):
+    """The exit code asks for another attempt; without a GraceTime there is no time for a checkpoint."""
+    fleet = running(plain(teardown__checkpoint_signal="SIGUSR1", teardown__checkpoint_timeout=5.0))
+    (shutdown,) = fleet.tell(Signalled(reason="preempted", saves=saves))
+    assert (shutdown.exit_code, shutdown.checkpoint) == (75, saves)
+
+
+def test_first_node_that_slurm_terminates_is_recorded():
+    """The others were sent the same signal."""
+    fleet = running()
+    assert fleet.tell(Terminating(**fleet.by("n1"))) == []
+    assert fleet.tell(Terminating(**fleet.by("n2"))) is None

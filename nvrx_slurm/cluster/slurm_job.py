@@ -1,0 +1,53 @@
+"""What Slurm says of a running job that was signalled: whether it is preempted, and whether it may be requeued.
+
+A preemption with a GraceTime sets PreemptTime, and signals the steps alone with SIGTERM; or, with
+`preempt_send_user_signal`, as the job asked to be signalled ahead of its time limit. Without a GraceTime the job is
+taken down at once: it counts one restart more, or its state is PREEMPTED (slurm.conf(5), PreemptMode).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from nvrx_slurm.cluster.commands import child_environment_for, is_set_up
+from nvrx_slurm.cluster.slurm_nodes import said
+
+ANSWER_S = 2.0
+"""The job's end waits for the answer: with KillWait at 20 s and more it can."""
+
+_FIELD = re.compile(r"(\w+)=(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """`preempted`: Slurm takes its nodes back; `has_grace`: later, not at once. `may_requeue`: its user allows it,
+    and Slurm has not done it."""
+
+    preempted: bool
+    has_grace: bool
+    may_requeue: bool
+
+
+async def signalled_job(job_id: str, generation: int) -> SlurmJob | None:
+    """What Slurm says of this job, in its `generation`; None where it does not answer soon."""
+    environment = child_environment_for("scontrol")
+    if not is_set_up(environment):
+        return None
+    return job_of(await said(["scontrol", "--oneliner", "show", "job", job_id], environment, ANSWER_S), generation)
+
+
+def job_of(stdout: str, generation: int) -> SlurmJob | None:
+    """The job in what `scontrol --oneliner show job` prints. One that was requeued has a restart more than its
+    processes know of."""
+    shown = dict(_FIELD.findall(stdout))
+    if "JobState" not in shown:
+        return None
+    has_grace = shown.get("PreemptTime", "None") not in ("None", "Unknown", "N/A")
+    requeued = int(shown.get("Restarts", 0)) > generation
+    taken_down = requeued or shown["JobState"] == "PREEMPTED"
+    return SlurmJob(
+        preempted=has_grace or taken_down,
+        has_grace=has_grace and not taken_down,
+        may_requeue=shown.get("Requeue") == "1" and not requeued,
+    )

@@ -1,0 +1,38 @@
+"""What Slurm says of a job that it has signalled. The text is copied from Slurm 22.05.8 and shortened."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.cluster.slurm_job import SlurmJob, job_of
+
+SHOWN = "JobId=7 JobName=small JobState={} Reason=None Requeue={} Restarts={} EndTime=2026-11-23T20:28:27{}"
+IN_GRACE = " PreemptEligibleTime=2026-11-23T20:28:15 PreemptTime=2026-11-23T20:28:21"
+
+
+@pytest.mark.parametrize(
+    ("state", "requeue", "restarts", "time", "job"),
+    [
+        ("RUNNING", 1, 0, " PreemptTime=None", SlurmJob(False, False, True)),  # its time limit is near
+        ("COMPLETING", 1, 0, "", SlurmJob(False, False, True)),  # scancel
+        ("RUNNING", 1, 0, IN_GRACE, SlurmJob(True, True, True)),
+        ("RUNNING", 0, 0, IN_GRACE, SlurmJob(True, True, False)),
+        ("COMPLETING", 1, 1, "", SlurmJob(True, False, False)),  # PreemptMode=REQUEUE, and `scontrol requeue`
+        ("PREEMPTED", 1, 0, "", SlurmJob(True, False, True)),  # PreemptMode=CANCEL
+        ("COMPLETING", 1, 1, IN_GRACE, SlurmJob(True, False, False)),  # the grace is over
+    ],
+)
+def test_preemption_is_told_by_what_slurm_shows(state, requeue, restarts, time, job) -> None:
+    """Its time, a restart that the job's processes do not know of, or its state."""
+    assert job_of(SHOWN.format(state, requeue, restarts, time), generation=0) == job
+
+
+def test_restarts_of_earlier_generations_are_no_evidence() -> None:
+    """The processes of generation 2 know of two."""
+    assert job_of(SHOWN.format("RUNNING", 1, 2, ""), generation=2) == SlurmJob(False, False, True)
+
+
+@pytest.mark.parametrize("said", ["", "slurm_load_jobs error: Invalid job id specified"])
+def test_slurm_that_says_nothing_is_no_evidence(said: str) -> None:
+    """The signal then means what it means without Slurm."""
+    assert job_of(said, generation=0) is None

@@ -160,6 +160,7 @@ def perform(run: SimulationRun, act: Act) -> None:
     """Do it, and note it, and until when the nodes concerned are not expected to work."""
     run.performed.append(act)
     until_s = run.loop.now_s + act.lasts_s
+    run.disturbed_until_s = max(run.disturbed_until_s, until_s)
     concerned = [act.node] if act.traits & Trait.NODE else run.nodes if act.traits & Trait.LASTS else ()
     for name in concerned:
         run.nodes[name].weak_until_s = max(run.nodes[name].weak_until_s, until_s)

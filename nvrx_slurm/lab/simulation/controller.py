@@ -95,7 +95,11 @@ class SimulatedEnvironment:
         self._run.result = result
 
     def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> ControllerConnections:
-        server = LivenessServer(token, alive, lost)
+        def heard(node: str, incarnation: str) -> None:
+            self._run.contact.heard(incarnation)
+            alive(node, incarnation)
+
+        server = LivenessServer(token, heard, lost)
         return ControllerConnections(server, self._run.sockets, self.host, self._process)
 
     def attribution_broker(self, answered: Answered) -> SimulatedBroker:

@@ -329,6 +329,10 @@ class VirtualClock:
         self._loop, self._rate, self._ahead_s = loop, rate, ahead_s
 
     @property
+    def rate(self) -> float:
+        return self._rate
+
+    @property
     def pace(self) -> float:
         """Virtual seconds in one of its own."""
         return 1.0 / self._rate

@@ -14,10 +14,9 @@ import msgspec
 
 from nvrx_slurm.controller.controller import replay
 from nvrx_slurm.core.state import new_job
-from nvrx_slurm.errors import EXIT_NO_RESTART, EXIT_UNREACHABLE
+from nvrx_slurm.errors import EXIT_UNREACHABLE
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import (
-    AttributionJudged,
     ControllerUp,
     Decision,
     Entry,
@@ -56,10 +55,10 @@ class Promises:
         self,
         plan: Plan,
         broken: Callable[[Promise, str], None],
-        fencing: Callable[[Fence], None],
+        entered: Callable[[Entry], None],
         outage_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.plan, self._broken, self._fencing = plan, broken, fencing
+        self.plan, self._broken, self._entered = plan, broken, entered
         self.roles = {f"{role.name}-{index}": role for role in plan.roles for index in range(role.replicas)}
         self.monitors = JournalMonitors(plan, broken, outage_s)
         self.journal: list[Entry] = []
@@ -121,6 +120,7 @@ class Promises:
             self._broken(Promise.JOURNAL, f"journal entry {entry.n} at {entry.t} follows {last.n} at {last.t}")
         self.journal.append(entry)
         self._check(entry.record)
+        self._entered(entry)
         self.monitors.enter(entry)
         if isinstance(entry.record, RendezvousClosed):
             packed = pack(msgspec.structs.replace(entry.record, nodes=(), promoted=()))
@@ -143,7 +143,6 @@ class Promises:
                     self._broken(Promise.REGISTERED, why)
             case Fence():
                 self._fenced.add(record.incarnation)
-                self._fencing(record)
             case RendezvousOpened():
                 if self.shutdown is not None:
                     why = f"{record.replica} cycle {record.cycle} was opened after the shutdown"
@@ -204,8 +203,8 @@ class Promises:
 # ---- a whole run
 
 
-RESTARTS_AN_ACT = 2
-"""An act costs a restart, and one more where it lasts: what is left of it disturbs the next cycle."""
+SETTLES = 2
+"""How many cycles may still fail of what is left of faults that are over."""
 
 LONGEST_OUTAGE = 0.5
 """Of the time that workers go on without a control plane: so much of it, at most, must touch none of them."""
@@ -286,17 +285,21 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
         return
     on_nodes = [act for act in run.performed if act.traits & Trait.NODE]
 
-    # Must the job finish? Only where the acts leave nodes and budget enough; rather no than a yes that asks too much.
+    # Must the job finish? Only where the acts leave nodes enough, and no budget was spent and no verdict given that
+    # refused a restart: whether these were right is checked where they were decided.
+    decided = [entry.record for entry in promises.journal if isinstance(entry.record, RestartDecided)]
     if (
         all(role.on_failure.startswith("restart") for role in plan.roles)
         and len({act.node for act in on_nodes}) <= plan.spares
-        and RESTARTS_AN_ACT * len(on_nodes) <= bounds.max_restarts.count
+        and not any(record.action == "stop" for record in decided)
     ):
-        judged = (entry.record for entry in promises.journal if isinstance(entry.record, AttributionJudged))
-        stopped = any(each.acted for each in judged)
-        if run.exit_code not in (0, EXIT_NO_RESTART if stopped else 0):
+        if run.exit_code != 0:
             reason = shutdown.reason if shutdown is not None else "no shutdown was decided"
             yield Promise.FINISH, f"nodes enough were healthy, and the job ended with {run.exit_code}: {reason}"
+        # What was left undone by the last fault is noticed, torn down and done again; that may fail once more.
+        most_s = SETTLES * (run.shape.recovery_s + run.shape.work_s) + run.shape.leaves_within_s
+        if (took_s := run.loop.now_s - run.disturbed_until_s) > most_s:
+            yield Promise.FINISH, f"the job ended {took_s:.1f} s after the last fault was over, of {most_s:.1f} s"
 
     # Where only the control plane failed, no worker may have been stopped.
     for entry in promises.journal if not on_nodes else ():

@@ -19,6 +19,7 @@ from nvrx_slurm.journal.records import Entry, Fence, pack
 from nvrx_slurm.lab.simulation.adversary import Act, Trait, perform
 from nvrx_slurm.lab.simulation.aims import AimedActs
 from nvrx_slurm.lab.simulation.batch import BatchHost
+from nvrx_slurm.lab.simulation.contact import Contact
 from nvrx_slurm.lab.simulation.controller import controller_main
 from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop
 from nvrx_slurm.lab.simulation.monitors import Promise
@@ -73,17 +74,21 @@ class SimulationRun:
         self.plan = self.shape.plan
         self.performed: list[Act] = []  # with the nodes that aimed ones were done to
         self.loop: VirtualLoop = VirtualLoop()
+        self.disturbed_until_s = BEGIN_S  # the end of the last act
         self.aims = AimedActs(self.loop, self.shape.nodes)
         self.network = SimulatedNetwork(self.loop, self.chance("network"))
         self.sockets = Sockets(self.network)
         self.promise: Promise | None = None
         self.broken: str | None = None
         self.over: asyncio.Future[None] = asyncio.Future(loop=self.loop)
-        self.promises = Promises(self.plan, self._break, self._watch_fence, lambda: outage_of(self.performed))
+        self.contact = Contact(self, self._break)
+        self.promises = Promises(self.plan, self._break, self._entered, lambda: outage_of(self.performed))
         self.host_clock = VirtualClock(self.loop)
         self.store_clock: VirtualClock = VirtualClock(self.loop)
         self.service = Service(self.network, self.HOST)
-        self.store: WatchedStore = WatchedStore(self.service, self.store_clock, self.promises, self.aims)
+        self.store: WatchedStore = WatchedStore(
+            self.service, self.store_clock, self.promises, self.contact, self.aims
+        )
         self.address = StoreAddress(url="redis://host", job=JOB, token="token", embedded=True)
         self.folder = JobFolder(Path("/jobs") / JOB)
         self.info = JobInfo(
@@ -180,7 +185,9 @@ class SimulationRun:
         controller = self.controller = SimulatedProcess(self.loop, "controller")
         self.controllers.append(controller)
         controller.on_death(lambda: self._crashed(controller))
-        controller.run(controller_main(self, controller, next(self._pids)))
+        pid = next(self._pids)
+        self.contact.controller_begins(pid)
+        controller.run(controller_main(self, controller, pid))
         return controller
 
     def _crashed(self, process: SimulatedProcess) -> None:
@@ -200,6 +207,11 @@ class SimulationRun:
         """Has the last one ended, and does none start any more?"""
         if not any(node.has_agent for node in self.nodes.values()):
             self.batch.agents_left.set()
+
+    def _entered(self, entry: Entry) -> None:
+        self.contact.entered(entry)
+        if isinstance(entry.record, Fence):
+            self._watch_fence(entry.record)
 
     def _watch_fence(self, ordered: Fence) -> None:
         """From now on the node's kernel must kill its supervisor, if nothing keeps the key from it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from nvrx_slurm.jobspec.model import (
     HangSpec,
     HeartbeatSpec,
     OnFailure,
+    ProgressSpec,
     RendezvousSpec,
     TeardownSpec,
 )
@@ -110,6 +111,7 @@ def draw_shape(chance: Random, most_nodes: int | None = None) -> Shape:
             decision_timeout=chance.choice((1.0, 5.0, 10.0)),
             aggregation=chance.choice(AGGREGATIONS),
         )
+    bounds = _draw_limits(chance, bounds)  # the newest draws
     plan = Plan(
         name="simulated",
         roles=roles,
@@ -133,6 +135,22 @@ def names(plan: Plan) -> tuple[str, ...]:
     return tuple(f"n{index:02d}" for index in range(1, plan.total_nodes + 1))
 
 
+def _draw_limits(chance: Random, bounds: FaultToleranceSpec) -> FaultToleranceSpec:
+    """Other jobs have a rate instead of a count, limits for all replicas and for lost nodes, and count progress."""
+    limits: dict[str, Any] = {}
+    if chance.random() < 0.3:
+        limits["max_restarts"] = Allowance(count=chance.choice((1, 2)), per_s=chance.choice((5.0, 15.0, 60.0)))
+    if chance.random() < 0.3:
+        limits["max_job_restarts"] = Allowance(count=chance.randint(1, 4), per_s=chance.choice((None, 20.0)))
+    if chance.random() < 0.2:
+        limits["max_node_losses"] = Allowance(count=chance.randint(0, 3), per_s=chance.choice((None, 20.0)))
+    if chance.random() < 0.2:
+        limits["progress"] = ProgressSpec(
+            max_no_progress_cycles=chance.choice((1, 2, 3)), min_progress_steps=chance.choice((1, 5))
+        )
+    return replace(bounds, **limits)
+
+
 def _draw_roles(chance: Random, active: int) -> tuple[RolePlan, ...]:
     if chance.random() < 0.6 or active == 1:
         return (_draw_role(chance, "main", active, 1),)
@@ -154,7 +172,7 @@ def _draw_role(chance: Random, name: str, nodes: int, replicas: int) -> RolePlan
         command=("train",),
         replicas=replicas,
         nodes_per_replica=nodes,
-        min_nodes=chance.randint(1, nodes) if chance.random() < 0.25 else None,
+        min_nodes=max(1, nodes - chance.choice((0, 0, 1, 2, nodes))) if chance.random() < 0.35 else None,
         workers_per_node=chance.choice((1, 1, 2)),
         on_failure=cast(OnFailure, policy),
     )

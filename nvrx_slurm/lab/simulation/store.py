@@ -10,6 +10,7 @@ from typing import Any
 
 from nvrx_slurm.journal.records import unpack_entry
 from nvrx_slurm.lab.simulation.aims import BEFORE, LATE, UNANSWERED, AimedActs
+from nvrx_slurm.lab.simulation.contact import Contact
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.promises import Promises
 from nvrx_slurm.lab.simulation.sockets import RESET, Service, ServiceLink
@@ -49,11 +50,12 @@ class WatchedStore(MemoryServer):
         service: Service,
         clock: Clock,
         promises: Promises,
+        contact: Contact,
         aims: AimedActs,
     ) -> None:
         super().__init__(clock)
         self._service, self._loop, self._promises = service, service.network.loop, promises
-        self._aims = aims
+        self._aims, self._contact = aims, contact
         self._faults: list[_CommitFault] = []
         self._commits = 0
         self._late: list[_LateCommit] = []
@@ -121,7 +123,9 @@ class WatchedStore(MemoryServer):
         reply = super()._run(command)
         if isinstance(reply, Exception):
             return reply
-        if _is_script(command, "acquire"):
+        if command[0] == "xadd" and "who" in command[1][1]:
+            self._contact.heard(command[1][1]["who"])
+        elif _is_script(command, "acquire"):
             self._promises.acquired(int(reply[0]))
             for late in self._late:
                 late.is_overtaken = True

@@ -231,7 +231,7 @@ class SupervisedWorkers:
     def __init__(self, node: SimulatedNode, agent: SimulatedProcess, post: Callable[[WorkerEvent], None]) -> None:
         self._node, self._agent, self._post = node, agent, post
         self._supervisor: SimulatedSupervisor | None = None
-        self._lease_until = 0.0
+        self._lease_until, self._began_s = 0.0, node.loop.now_s
 
     def start(self) -> None:
         self._supervisor = self._node.supervisor = SimulatedSupervisor(self._node, self._agent, self._post)
@@ -247,7 +247,9 @@ class SupervisedWorkers:
         self._ask(SimulatedSupervisor.phase_done, phase)
 
     def lease(self, seconds: float, outlived: bool = False) -> None:
-        self._lease_until = self._node.loop.now_s + seconds * self._node.clock.pace
+        now_s = self._node.loop.now_s
+        self._node.run.contact.lease_renewed(self._node, seconds, now_s - self._began_s)
+        self._lease_until = now_s + seconds * self._node.clock.pace
         self._ask(SimulatedSupervisor.renew_lease, self._lease_until, outlived)
 
     def fence(self, fence_socket: Any) -> None:

@@ -1,0 +1,112 @@
+"""Who was in touch with whom, as it truly was: each heartbeat that the store has accepted, each sign on a liveness
+connection, each link that is cut. What the controller and the agents conclude from silence is compared with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nvrx_slurm.journal.records import ControllerStarted, Entry, NodeFenced, NodeJoined, NodeLost
+from nvrx_slurm.lab.simulation.monitors import Promise
+from nvrx_slurm.liveness import fence
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.node import SimulatedNode
+    from nvrx_slurm.lab.simulation.run import SimulationRun
+
+KEPT = 128
+"""Signs of life of one agent that are kept."""
+
+ERROR_S = 0.5
+"""By how much silence may be misjudged: heartbeats are read a few times a second, and what is read was on its way."""
+
+SUSPECT_BEATS, STALL_BEATS = 3, 2
+SHORTEST_S = 0.5
+
+
+class Contact:
+    """Checks each node that is given up, each proof of a death, and each lease that an agent renews."""
+
+    def __init__(self, run: SimulationRun, broken: Callable[[Promise, str], None]) -> None:
+        self._run, self._broken, self._bounds = run, broken, run.plan.fault_tolerance
+        self._signs: dict[str, deque[float]] = {}  # incarnation → when
+        self._began: dict[int, float] = {}  # a controller's process id → when it began
+        self._controller_began_at = 0.0
+
+    def heard(self, incarnation: str) -> None:
+        """The store has accepted a heartbeat, or the controller has received a sign on a liveness connection."""
+        signs = self._signs.get(incarnation)
+        if signs is None:
+            signs = self._signs[incarnation] = deque(maxlen=KEPT)
+        signs.append(self._run.loop.now_s)
+
+    def controller_begins(self, pid: int) -> None:
+        """A controller process starts."""
+        self._began[pid] = self._run.loop.now_s
+
+    def entered(self, entry: Entry) -> None:
+        """The journal has this."""
+        match entry.record:
+            case ControllerStarted(pid=pid):
+                self._controller_began_at = self._began.get(pid, self._run.loop.now_s)
+            case NodeJoined(incarnation=incarnation):
+                self.heard(incarnation)
+            case NodeLost():
+                self._check_loss(entry.record, self._decided_at(entry.t))
+            case NodeFenced(node=name, incarnation=incarnation):
+                if self._may_live(name, incarnation):
+                    self._broken(Promise.PROVEN, f"{name}'s supervisor lives, and this is journaled: {entry.record}")
+
+    def lease_renewed(self, node: SimulatedNode, seconds: float, since_s: float) -> None:
+        """An agent, which has run for `since_s`, lets its workers live for so long without contact."""
+        run = self._run
+        silent_s = min(run.network.silence_s(node.name, run.HOST), since_s)
+        most_s = self._bounds.fence_timeout - silent_s * node.clock.rate
+        if silent_s and seconds > max(0.0, most_s) + ERROR_S:
+            why = f"{node.name} was cut off for {silent_s:.3f} s, and renewed its workers' lease for {seconds:.3f} s"
+            self._broken(Promise.TOUCH, why)
+
+    def _decided_at(self, t: float) -> float:
+        """The moment of a journal entry's time."""
+        return self._run.loop.now_s - max(0.0, self._run.store_clock.wall() - t)
+
+    def _may_live(self, node: str, incarnation: str) -> bool:
+        return self._run.nodes[node].is_trapped_by(fence.key_of(self._run.address.token, incarnation))
+
+    def _check_loss(self, lost: NodeLost, at: float) -> None:
+        """A node may be given up when its kernel proves its death, or when neither witness has seen it for as long as
+        the plan allows: never by a controller that has not listened for so long, and not if no node was seen."""
+        if any(act.kind in ("set_clock", "suspend_all") for act in self._run.performed):
+            return  # which moment the entry's time was is not known then
+        beats, what = self._bounds.heartbeat, f"{lost.node} was given up ({lost.cause})"
+        signs = [sign for sign in self._signs.get(lost.incarnation, ()) if sign <= at]
+        silent_s = self._silence_s(signs, at)
+        if not lost.safe_after_s and silent_s < self._bounds.gives_away_after_s - ERROR_S:
+            if self._may_live(lost.node, lost.incarnation):
+                self._broken(Promise.PROVEN, f"{what} as proven dead, and its supervisor lives")
+            return
+        suspect_s = min(SUSPECT_BEATS * beats.interval, beats.timeout)
+        least_s = suspect_s if lost.cause == "connection_closed" else beats.timeout
+        if silent_s < least_s - ERROR_S:
+            self._broken(Promise.SILENT, f"{what} after a silence of {silent_s:.3f} s, of {least_s:.3f} s")
+        listened_s = at - self._controller_began_at
+        if listened_s < beats.timeout - ERROR_S:
+            why = f"{what} by a controller that had listened for {listened_s:.3f} s, of {beats.timeout:.3f} s"
+            self._broken(Promise.GUARD, why)
+        newest = max((sign for each in self._signs.values() for sign in each if sign <= at), default=0.0)
+        all_silent_s = at - max(newest, self._controller_began_at)
+        stall_s = min(STALL_BEATS * max(beats.interval, SHORTEST_S), beats.timeout / 2)
+        grace_s = max(self._bounds.control_plane_grace, self._bounds.gives_away_after_s)
+        if stall_s + ERROR_S < all_silent_s < grace_s - ERROR_S:
+            self._broken(Promise.SILENT, f"{what} when no node had been seen for {all_silent_s:.3f} s")
+
+    def _silence_s(self, signs: list[float], at: float) -> float:
+        """The silence that has just ended counts too: its end may have been on its way."""
+        if not signs:
+            return at
+        silent_s = at - signs[-1]
+        if silent_s < ERROR_S and len(signs) > 1:
+            silent_s = max(silent_s, signs[-1] - signs[-2])
+        return silent_s

@@ -13,7 +13,7 @@ UNITS_S, SIMULATION_S, FLOWS_S = 180.0, 300.0, 300.0
 PYTEST = ("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-rfE")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 _ALL_PASSED, _SOME_FAILED, _INTERRUPTED = 0, 1, 2
-_FIRST_BROKEN = "-m", "ci.mutants.first_broken"
+_FIRST_BROKEN = "-W", "ignore", "-m", "ci.mutants.first_broken"
 
 
 def by_units(copy: ProductCopy, mutant: Mutant) -> str | None:

@@ -174,6 +174,7 @@ class JobHistory:
         self.shutdown: Shutdown | None = None
         self.shut_down_at = 0.0
         self.ended = False
+        self.suspended = False
         self.step = HistoryStep(JobStarted(job="", name="", expected=()), 0.0)
 
     def spares(self) -> list[NodeHistory]:
@@ -262,6 +263,7 @@ class JobHistory:
             case NodeResumed():
                 self.nodes[fact.node].outlives_lease = False
             case JobResumed():
+                self.suspended = False
                 self._move(fact.stood_still_s)
             case Attributed():
                 failure = self.failures.get((fact.replica, fact.cycle))
@@ -417,6 +419,7 @@ class JobHistory:
             case Fence():
                 self._fence(self.nodes[decision.node])
             case JobSuspended():
+                self.suspended = True
                 for node in self.nodes.values():
                     node.outlives_lease = node.outlives_lease or node.is_here
             case Shutdown():

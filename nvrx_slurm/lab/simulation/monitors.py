@@ -72,6 +72,7 @@ class Promise(StrEnum):
     LATE = "a late node has its grace and the last call"
     SIZE = "a rendezvous has all its nodes, or min_nodes when no more can come"
     QUARANTINE = "a node that was lost too often gets no ranks"
+    PROMPT = "a rendezvous closes as soon as it can"
     BOUND = "a rendezvous ends within its bound"
     SHUTDOWN = "the first shutdown is the only one"
     BUDGET = "restarts are decided by budget, progress and back-off"
@@ -402,6 +403,25 @@ class Sizes(Monitor):
                     yield f"{what}: {name} was here, and {closed.nodes[seat]} has got its ranks"
 
 
+class ClosesAtOnce(Monitor):
+    """A rendezvous with nodes enough closes in the very commit in which nothing is left to wait for: no preferred
+    node, no proof of a death, no decision on a failure, no pause."""
+
+    promise = Promise.PROMPT
+
+    def step_over(self, step: HistoryStep) -> Iterator[str]:
+        history = self.history
+        if history.shutdown is not None or history.suspended:
+            return
+        undecided = {name for each in history.failures.values() if not each.decided for name in each.held}
+        for replica in history.replicas.values():
+            if replica.state != "open" or replica.awaited or replica.id in undecided or step.t < replica.not_before:
+                continue
+            proven = all(step.t >= until for until in replica.unproven.values())
+            if proven and history.have(replica) >= replica.role.nodes_per_replica:
+                yield f"{replica.id} cycle {replica.cycle} had all it waited for, and stays open after {step.fact}"
+
+
 class QuarantinedNodes(Monitor):
     """A node that comes back after `quarantine_after` losses is quarantined, and no other."""
 
@@ -511,6 +531,7 @@ MONITORS: tuple[type[Monitor], ...] = (
     LateNodes,
     RanksGivenAway,
     Sizes,
+    ClosesAtOnce,
     QuarantinedNodes,
     RendezvousBounds,
     Endings,

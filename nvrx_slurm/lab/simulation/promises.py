@@ -287,11 +287,11 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
 
     # Must the job finish? Only where the acts leave nodes enough, and no budget was spent and no verdict given that
     # refused a restart: whether these were right is checked where they were decided.
-    decided = [entry.record for entry in promises.journal if isinstance(entry.record, RestartDecided)]
+    restarts = [entry.record for entry in promises.journal if isinstance(entry.record, RestartDecided)]
     if (
         all(role.on_failure.startswith("restart") for role in plan.roles)
         and len({act.node for act in on_nodes}) <= plan.spares
-        and not any(record.action == "stop" for record in decided)
+        and not any(each.action == "stop" for each in restarts)
     ):
         if run.exit_code != 0:
             reason = shutdown.reason if shutdown is not None else "no shutdown was decided"

@@ -7,6 +7,7 @@ left that a broken promise needs.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,9 +15,13 @@ from enum import Flag, auto
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.journal.records import FromAgent, Record
+from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.lab.simulation.aims import BEFORE, UNANSWERED, Aim, draw_aim
 from nvrx_slurm.lab.simulation.network import NetworkFault, apart
 from nvrx_slurm.lab.simulation.shapes import Shape
+from nvrx_slurm.store.client import Store
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.node import SimulatedNode
@@ -217,6 +222,32 @@ def _hang_worker(run: SimulationRun, act: Act) -> None:
         worker.hang()
 
 
+def _restart_in_process(run: SimulationRun, act: Act) -> None:
+    """A group of ranks begins its function again, and says so; its agent learns of it, and nothing else follows."""
+    node = run.nodes[act.node]
+    worker, agent, board = node.worker(act.number), node.agent, node.board
+    if worker is not None and agent is not None and board is not None:
+        size = worker.world.size
+        restart = InProcessRestart(
+            cause="an exception", iteration=1 + act.number, world_size=size, active_world_size=size, total_s=0.1
+        )
+        agent.call_later(0.0, board.on_restart, restart)
+
+
+def _repeat_record(run: SimulationRun, act: Act) -> None:
+    """A record of an agent that the journal has long taken, or of an earlier generation, arrives once more: a request
+    that was sent again."""
+    facts = [entry.record for entry in run.promises.journal if isinstance(entry.record, FromAgent)]
+    if facts:
+        store = Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST))
+        run.loop.create_task(_post(store, facts[act.number % len(facts)]))
+
+
+async def _post(store: Store, fact: Record) -> None:
+    with contextlib.suppress(StoreUnreachable):
+        await store.post(fact)
+
+
 def _reboot(run: SimulationRun, act: Act) -> None:
     run.nodes[act.node].power_off()
     run.loop.call_outside(act.lasts_s, run.nodes[act.node].power_on)
@@ -317,6 +348,7 @@ KINDS: dict[str, Kind] = {
         lambda run, act: _freeze(run, act, run.nodes[act.node].worker(act.number)),
     ),
     "hang_worker": Kind("a worker hangs on", 2, NODE | CHOOSES, _hang_worker),
+    "restart_in_process": Kind("ranks restart in process on", 1, NODE | CHOOSES, _restart_in_process),
     "freeze_node": Kind("freeze", 4, NODE | LASTS, lambda run, act: _freeze(run, act, run.nodes[act.node])),
     "kill_everything": Kind("kill everything on", 4, NODE, lambda run, act: _kill(run.nodes[act.node])),
     "power_off": Kind("power off", 4, NODE | ON_SLURM, lambda run, act: run.nodes[act.node].power_off()),

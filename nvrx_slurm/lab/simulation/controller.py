@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.run import SimulationRun
 
 SLURM_ANSWERS_S = 0.05
-VERDICTS = (*[Verdict.RESTART] * 5, *[Verdict.UNKNOWN] * 2, Verdict.TIMEOUT, Verdict.STOP)
-AT_LEAST_S, AT_MOST_S = 0.01, 20.0
+VERDICTS = (*[Verdict.RESTART] * 5, *[Verdict.UNKNOWN] * 2, Verdict.TIMEOUT)
+AT_LEAST_S = 0.01
 """How long a source takes for its answer."""
 
 
@@ -155,24 +155,31 @@ class SimulatedBroker:
 
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
         """Every source draws what it says, of which node, and when, from the key: asked again it says the same."""
+        sources, key = self._run.shape.sources, inquiry.key
         for source in self._run.plan.fault_tolerance.attribution.sources:
-            chance = self._run.chance(f"source/{source}/{inquiry.key}")
-            if chance.random() < 0.15:
+            chance = self._run.chance(f"source/{source}/{key}")
+            if chance.random() < sources.silent:
                 continue  # it never answers
             attribution = Attribution(
                 source=source,
-                verdict=chance.choice(VERDICTS),
+                verdict=Verdict.STOP if chance.random() < sources.stops else chance.choice(VERDICTS),
                 confidence=chance.random(),
                 scope=chance.choice((Scope.NODE, Scope.USER_CODE)),
                 nodes=(chance.choice(inquiry.nodes),) if inquiry.nodes else (),
             )
-            for _ in range(chance.choice((1, 1, 2))):
-                self._say(
-                    inquiry.key, attribution, chance.choice((AT_LEAST_S, chance.uniform(AT_LEAST_S, AT_MOST_S)))
+            for _ in range(2 if chance.random() < sources.repeats else 1):
+                self._say(key, attribution, chance.choice((AT_LEAST_S, chance.uniform(AT_LEAST_S, sources.slow_s))))
+            if chance.random() < sources.lies:
+                other = chance.choice(
+                    (
+                        replace(key, cycle=key.cycle + chance.choice((-1, 1))),
+                        replace(key, generation=key.generation + chance.choice((-1, 1))),
+                        replace(key, rank=None if key.rank is not None else 0),
+                    )
                 )
-            if chance.random() < 0.2:
-                stale = replace(inquiry.key, cycle=inquiry.key.cycle + chance.choice((-1, 1)))
-                self._say(stale, replace(attribution, verdict=Verdict.STOP), chance.uniform(AT_LEAST_S, AT_MOST_S))
+                self._say(
+                    other, replace(attribution, verdict=Verdict.STOP), chance.uniform(AT_LEAST_S, sources.slow_s)
+                )
 
     def settled(self, key: FailureKey) -> None:
         """None of them looks at logs."""

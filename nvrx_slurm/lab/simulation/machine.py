@@ -91,7 +91,7 @@ class SimulatedMachine:
         on_failing: Callable[[int, int, str, float | None], None],
         on_restart: Callable[[InProcessRestart], None],
     ) -> SimulatedBoard:
-        return SimulatedBoard(self._node, on_first_step, on_failing)
+        return SimulatedBoard(self._node, on_first_step, on_failing, on_restart)
 
     def open_fence_socket(self, key: bytes, addr: str) -> SimulatedFenceSocket:
         return self._node.open_fence_socket(key, self._process)
@@ -178,8 +178,10 @@ class SimulatedBoard:
         node: SimulatedNode,
         on_first_step: Callable[[int, int], None],
         on_failing: Callable[[int, int, str, float | None], None],
+        on_restart: Callable[[InProcessRestart], None],
     ) -> None:
         self._node, self._on_first_step, self._on_failing = node, on_first_step, on_failing
+        self.on_restart = on_restart
         self._ranks: set[int] = set()
         self._last: dict[int, Reading] = {}  # of ranks that have ended: what they reported stays in their slots
 

@@ -49,6 +49,18 @@ class WorkerBehaviour:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceBehaviour:
+    """What attribution sources do, each as a share of all questions: say nothing; say STOP; say STOP of something
+    else (another cycle, generation or rank); answer twice. `slow_s`: the latest answer."""
+
+    silent: float = 0.15
+    stops: float = 0.11
+    lies: float = 0.2
+    repeats: float = 0.33
+    slow_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """One job on one cluster. `work_s`: how long its workers take if nothing goes wrong."""
 
@@ -58,6 +70,7 @@ class Shape:
     work_s: float
     behaviour: WorkerBehaviour
     kill_wait_s: float | None
+    sources: SourceBehaviour = SourceBehaviour()
 
     @property
     def recovery_s(self) -> float:
@@ -127,6 +140,13 @@ def draw_shape(chance: Random, most_nodes: int | None = None) -> Shape:
         work_s=work_s,
         behaviour=behaviour,
         kill_wait_s=KILL_WAIT_S if cluster == "slurm" else None,
+        sources=SourceBehaviour(
+            silent=chance.choice((0.0, 0.15, 0.5)),
+            stops=chance.choice((0.0, 0.1, 0.4)),
+            lies=chance.choice((0.0, 0.2, 0.7)),
+            repeats=chance.choice((0.0, 0.33)),
+            slow_s=chance.choice((1.0, 20.0, 40.0)),
+        ),
     )
 
 

@@ -187,7 +187,14 @@ def wait(job_id: str, timeout: str | None, folder: Path) -> int:
 
     bound_s = None if timeout is None else seconds_of("--timeout", timeout)
     handle = job(job_id, folder=folder)
-    return handle.wait(bound_s, on_state=lambda state: click.echo(f"job {job_id}: {state}", err=True))
+    code = handle.wait(bound_s, on_state=lambda state: click.echo(f"job {job_id}: {state}", err=True))
+    if handle.cluster == "slurm":
+        from nvrx_slurm.journal.folder import JobFolder
+        from nvrx_slurm.report.presence import still_in_slurm
+
+        if (state := still_in_slurm(JobFolder(handle.folder))) is not None:
+            click.echo(f"job {job_id}: done; Slurm is still completing it ({state})", err=True)
+    return code
 
 
 @click.command()

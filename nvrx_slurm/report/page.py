@@ -37,6 +37,7 @@ def facts(shot: Snapshot) -> list[Row]:
     rows = [
         ("job", f"{shot.folder.job_id} ({view.name or '-'}){cluster}", "plain"),
         ("state", _state(shot), mood(shot.state)),
+        *_in_slurm(shot),
         ("step", number(view.step), "plain"),
         ("cycle", cycle + generation, "plain"),
         ("spares", spares + (f": {names(view.spares)}" if view.spares else ""), "plain"),
@@ -64,6 +65,16 @@ def facts(shot: Snapshot) -> list[Row]:
     if shot.store_error:
         rows.append(("note", f"{shot.store_error}; the page shows what the folder has", "bad"))
     return [Row((label, text), mood=kind) for label, text, kind in rows]
+
+
+def _in_slurm(shot: Snapshot) -> list[tuple[str, str, Mood]]:
+    """What Slurm says, where the state of the job alone would mislead."""
+    if shot.slurm_state == "SUSPENDED":
+        return [("slurm", "the job is suspended: all its processes stand still", "bad")]
+    if shot.exit_code is None or shot.slurm_state is None:
+        return []
+    waits = "in its queue again" if shot.slurm_state in ("PENDING", "REQUEUED") else "still completing"
+    return [("slurm", f"the job has ended; Slurm has it {waits} ({shot.slurm_state})", "dim")]
 
 
 def replicas(view: JobView) -> Table:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nvrx_slurm.cluster.states import JobState
 
 ASK_SLURM_EVERY_S = 30.0
+LINGERS_S = 600.0
+"""How long after a job's end Slurm may still have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,20 @@ class Presence:
                 f" nothing; it may still run: `squeue --jobs={job_id}` says so once Slurm answers"
             )
         return self._answer
+
+
+def still_in_slurm(
+    folder: JobFolder, *, clock: Clock | None = None, slurm: Callable[[str], JobState | None] | None = None
+) -> str | None:
+    """Slurm's state of a job that has ended lately, while Slurm still has it: after the loss of a node, many seconds
+    longer. None: Slurm does not have it any more, or does not answer. `slurm` as for `Presence`."""
+    result, info = folder.read_result(), folder.read_info()
+    if result is None or not in_slurm(folder.job_id, info):
+        return None
+    if (clock or SystemClock()).wall() - result.ended_at > LINGERS_S:
+        return None
+    state = slurm(folder.job_id) if slurm else ask_slurm([folder.job_id]).get(folder.job_id)
+    return None if state is None or state.terminal or state == "UNKNOWN" else state.value
 
 
 def in_slurm(job_id: str, info: JobInfo | None) -> bool:

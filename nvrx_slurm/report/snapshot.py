@@ -26,7 +26,7 @@ from nvrx_slurm.report.model import (
     Value,
     to_json,
 )
-from nvrx_slurm.report.presence import Outside, Presence, ask_slurm, in_slurm
+from nvrx_slurm.report.presence import Outside, Presence, ask_slurm, in_slurm, still_in_slurm
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import JobFold, Subscriber
 from nvrx_slurm.util.clock import Clock, SystemClock
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 class Snapshot:
     """`now` is this machine's clock, `store_now` the store's, by which heartbeats are stamped (None: it is not read).
 
-    `store_error` says why the steps may be old although the job runs.
+    `store_error` says why the steps may be old although the job runs. `slurm_state`: where Slurm was asked; of a job
+    that has ended, only while Slurm still has it.
     """
 
     view: JobView
@@ -51,6 +52,7 @@ class Snapshot:
     reason: str | None = None
     store_now: float | None = None
     store_error: str | None = None
+    slurm_state: str | None = None
 
     @property
     def moment(self) -> float:
@@ -118,6 +120,7 @@ class Status(Value, frozen=True, kw_only=True):
     missing: tuple[str, ...]
     journal_n: int
     store_error: str | None
+    slurm_state: str | None
 
 
 def take(
@@ -137,7 +140,10 @@ def take(
         store_now = journal.store_time()
     finally:
         journal.close()
-    outside = Outside() if journal.ended else Presence(folder, clock=clock, slurm=slurm).ask()
+    if journal.ended:
+        outside = Outside(slurm_says=still_in_slurm(folder, clock=clock, slurm=slurm))
+    else:
+        outside = Presence(folder, clock=clock, slurm=slurm).ask()
     return snap(fold.view, folder, outside=outside, clock=clock, store_now=store_now, store_error=journal.store_error)
 
 
@@ -180,6 +186,7 @@ def snap(
         reason=reason,
         store_now=store_now,
         store_error=None if outside.over else store_error,
+        slurm_state=outside.slurm_says,
     )
 
 
@@ -220,6 +227,7 @@ def as_status(shot: Snapshot) -> Status:
         missing=view.missing,
         journal_n=view.n,
         store_error=shot.store_error,
+        slurm_state=shot.slurm_state,
     )
 
 

@@ -13,7 +13,7 @@ from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import wait_gone
-from tests.slurm_harness import settled
+from tests.slurm_harness import nvrx, settled
 from tests.slurm_jobs import CALM, SlurmJobs, gate_command
 
 pytestmark = pytest.mark.slurm(nodes=6)
@@ -108,3 +108,19 @@ def test_store_that_cannot_come_back_ends_the_job(jobs):
     result = job.folder.read_result()
     assert result.exit_code == 69
     assert "the embedded store did not start" in result.reason
+
+
+def test_wait_and_status_say_that_slurm_still_completes_a_job_that_has_ended(jobs):
+    """Slurm waits for the step of a dead node; the job's result is there long before."""
+    job = jobs.start(CALM, nodes=2, spares=1)
+    jobs.running(job, 2)
+    settled(job, 3)
+    jobs.cluster.kill_node("n3")
+    job.expect(NodeLost, node="n3")
+    jobs.gate.open()
+    waited = nvrx("wait", job.folder.job_id, cwd=jobs.folder, env=jobs.cluster.environment(), timeout=90.0)
+    assert (waited.returncode, "Slurm is still completing it" in waited.stderr) == (0, True), waited.stderr
+    assert re.search(r"^slurm +the job has ended; Slurm has it", jobs.nvrx("status", job.folder.job_id), re.MULTILINE)
+    jobs.cluster.mark_down("n3")
+    ends_well(jobs, job)
+    assert "slurm  " not in jobs.nvrx("status", job.folder.job_id)

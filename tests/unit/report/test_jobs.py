@@ -14,9 +14,9 @@ import pytest
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import SlurmUnreachable, UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
-from nvrx_slurm.report import snapshot
+from nvrx_slurm.report import page, snapshot
 from nvrx_slurm.report.jobs import find_job, known_jobs
-from nvrx_slurm.report.presence import Presence
+from nvrx_slurm.report.presence import Presence, still_in_slurm
 from nvrx_slurm.report.snapshot import list_jobs
 from nvrx_slurm.util.clock import SystemClock
 from tests.unit.report.recorder import BEGIN, ended, to_first_cycle, with_one_recovery, write
@@ -202,3 +202,23 @@ def test_the_json_object_is_the_same_for_every_job(tmp_path: Path) -> None:
     assert running["replicas"][0]["waits_for"] == []
     assert running["nodes"][0]["ranks"] == [0, 1]
     assert isinstance(running["elapsed_s"], float)
+
+
+@pytest.mark.parametrize(
+    ("state", "later_s", "shown"),
+    [
+        (JobState.COMPLETING, 1.0, "COMPLETING"),
+        (JobState.COMPLETED, 1.0, None),
+        (JobState.UNKNOWN, 1.0, None),
+        (None, 1.0, None),
+        (JobState.COMPLETING, 3600.0, None),
+    ],
+)
+def test_slurm_may_still_have_a_job_that_has_ended(tmp_path: Path, state, later_s, shown) -> None:
+    """Shortly after its end Slurm is asked; one that ended long ago is no question."""
+    folder, clock = write(tmp_path, ended(), job="17", cluster="slurm"), SystemClock()
+    folder.write_result(Result(exit_code=0, reason="done", ended_at=clock.wall() - later_s))
+    assert still_in_slurm(folder, clock=clock, slurm=lambda job_id: state) == shown
+    shot = snapshot.take(folder, clock=clock, slurm=lambda job_id: state)
+    assert (shot.state, shot.slurm_state) == ("completed", shown)
+    assert any(row.cells[0] == "slurm" for row in page.facts(shot)) == (shown is not None)

@@ -13,6 +13,7 @@ import gc
 import heapq
 import itertools
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextvars import Context, ContextVar, copy_context
@@ -165,7 +166,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         owner = OWNER.get(None) if context is None else context.get(OWNER)
         task: Task[_T] = Task(next(self._numbers), owner, coro, loop=self, name=name, context=context)
         self._tasks.append(task)
-        if len(self._tasks) > self._most_tasks:
+        # Not while it closes: `close` walks this list, and closes the tasks that a `finally` starts there, too.
+        if len(self._tasks) > self._most_tasks and self._open:
             self._tasks = [task for task in self._tasks if not task.done() or task.is_unheard]
             self._most_tasks = 2 * len(self._tasks) + 256
         return task
@@ -353,6 +355,24 @@ class VirtualClock:
     def set_by(self, seconds: float) -> None:
         """This machine's wall clock is set forward, or back."""
         self._ahead_s += seconds
+
+
+@contextlib.contextmanager
+def unawaited() -> Iterator[list[str]]:
+    """What Python warns of in here: coroutines that were never awaited."""
+    seen: list[str] = []
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def keep(message: Warning | str, *where: Any) -> None:
+            if "was never awaited" in str(message):
+                seen.append(str(message))
+            else:
+                show(message, *where)
+
+        warnings.simplefilter("always", RuntimeWarning)
+        warnings.showwarning = keep  # type: ignore[assignment]  # it passes on all that it gets
+        yield seen
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from nvrx_slurm.lab.simulation.aims import AimedActs
 from nvrx_slurm.lab.simulation.batch import BatchHost
 from nvrx_slurm.lab.simulation.contact import Contact
 from nvrx_slurm.lab.simulation.controller import controller_main
-from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop
+from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop, unawaited
 from nvrx_slurm.lab.simulation.monitors import Promise
 from nvrx_slurm.lab.simulation.network import NetworkFault, SimulatedNetwork, apart
 from nvrx_slurm.lab.simulation.node import SimulatedNode
@@ -127,15 +127,19 @@ class SimulationRun:
         last_s = max((act.at_s for act in self.acts), default=0.0) + sum(act.lasts_s for act in self.acts)
         tries = 1 + 2 * len(self.acts) + self.plan.fault_tolerance.max_restarts.count * len(self.promises.roles)
         bound_s = last_s + tries * (self.shape.work_s + self.shape.recovery_s) + self.shape.leaves_within_s
-        try:
-            self.loop.run(self._play(), until_s=bound_s, most_steps=MOST_STEPS)
-        except SimulationStuck as error:
-            self._break(Promise.LEAVING, str(error))
+        with unawaited() as forgotten:
+            try:
+                self.loop.run(self._play(), until_s=bound_s, most_steps=MOST_STEPS)
+            except SimulationStuck as error:
+                self._break(Promise.LEAVING, str(error))
         if self.broken is None:
             for promise, sentence in broken_at_the_end(self):
                 self._break(promise, sentence)
         journal = tuple(self.promises.journal)
-        self.loop.close()
+        with unawaited() as left:
+            self.loop.close()
+        for what in (*forgotten, *left):
+            self._break(Promise.SOUND, what)
         digest = hashlib.sha256(b"".join(map(pack, journal)))
         digest.update(f"{self.exit_code} {self.broken} {self.loop.steps} {self.loop.now_s!r}".encode())
         return RunResult(

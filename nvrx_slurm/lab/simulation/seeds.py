@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import multiprocessing
@@ -11,7 +12,8 @@ from pathlib import Path
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.records import entry_to_json
-from nvrx_slurm.lab.simulation.loop import uncollected
+from nvrx_slurm.lab.simulation.loop import unawaited, uncollected
+from nvrx_slurm.lab.simulation.monitors import Promise
 from nvrx_slurm.lab.simulation.run import RunResult, run_scenario
 from nvrx_slurm.lab.simulation.scenario import Scenario, draw_scenario, scenario_from_json, scenario_to_json
 from nvrx_slurm.lab.simulation.shrinking import Runner, shrink
@@ -110,10 +112,23 @@ def _run_chunk(chunk: tuple[Sequence[int], int | None, Runner]) -> list[RunResul
     """Run some, and collect their garbage together: what outlives them is then not scanned each time."""
     seeds, nodes, runner = chunk
     with uncollected(), unlogged():
-        result = [runner(draw_scenario(seed, nodes)) for seed in seeds]
-        gc.collect()
+        results = [runner(draw_scenario(seed, nodes)) for seed in seeds]
+        with unawaited() as forgotten:
+            gc.collect()
+        if forgotten:  # by one of these: one by one they show by which
+            results = [_collected(result, runner) for result in results]
         gc.freeze()
-    return result
+    return results
+
+
+def _collected(result: RunResult, runner: Runner) -> RunResult:
+    """The same run again, broken if its garbage holds a coroutine that was never awaited."""
+    again = runner(result.scenario)
+    with unawaited() as forgotten:
+        gc.collect()
+    if again.broken or not forgotten:
+        return again
+    return dataclasses.replace(again, promise=Promise.SOUND, broken=f"{Promise.SOUND}: {forgotten[0]}")
 
 
 @contextlib.contextmanager

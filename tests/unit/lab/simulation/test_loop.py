@@ -8,11 +8,12 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 
 import pytest
 
 from nvrx_slurm.errors import SimulationStuck
-from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop
+from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop, unawaited
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 
 FOREVER_S = 1e9
@@ -163,6 +164,48 @@ def test_unfinished_tasks_are_closed_without_a_word(loop):
     loop.close()
     gc.collect()
     assert heard == ["closing"]
+
+
+def test_tasks_that_a_finally_starts_while_the_loop_closes_are_closed_too():
+    """However many there are: no coroutine is left that was never awaited."""
+    loop = VirtualLoop()
+
+    async def leave() -> None:
+        await asyncio.sleep(1.0)
+
+    async def stay() -> None:
+        try:
+            await asyncio.sleep(FOREVER_S)
+        finally:
+            await asyncio.gather(leave(), leave())
+
+    async def main() -> None:
+        for _ in range(300):
+            asyncio.get_running_loop().create_task(stay())
+        await asyncio.sleep(1.0)
+
+    loop.run(main())
+    with unawaited() as forgotten:
+        loop.close()
+        del loop
+        gc.collect()
+    assert forgotten == []
+
+
+def test_coroutine_that_no_code_awaits_is_found(loop):
+    """Other warnings stay what they are."""
+
+    async def forgotten() -> None:
+        pass
+
+    async def main() -> None:
+        forgotten()
+
+    with unawaited() as seen:
+        loop.run(main())
+        with pytest.raises(UserWarning):
+            warnings.warn("another", UserWarning, stacklevel=1)
+    assert [each.partition(" was never")[0].endswith("forgotten'") for each in seen] == [True]
 
 
 def shuffled_history(seed: int) -> list[tuple[float, int]]:

@@ -102,6 +102,7 @@ class SimulatedMachine:
     async def connect(self, controller: ControllerUp, incarnation: str) -> AgentConnection:
         """As `liveness.connect` does it."""
         node, run = self._node, self._node.run
+        run.promises.connected(node.name, incarnation, controller.epoch)
         timeout_s = run.plan.fault_tolerance.heartbeat.timeout
         async with asyncio.timeout(liveness.HANDSHAKE_S):
             end = await run.sockets.connect(node.name, run.HOST, controller.port, timeout_s=max(1.0, timeout_s))

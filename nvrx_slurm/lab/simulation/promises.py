@@ -71,7 +71,8 @@ class Promises:
         self._closing: dict[bytes, int] = {}
         self._joined: set[tuple[str, str]] = set()
         self._fenced: set[str] = set()
-        self._epoch = 0
+        self._epoch = self._number = 0  # of the newest controller, of the newest order
+        self._followed: dict[str, int] = {}  # incarnation → epoch of the controller that it has connected to
 
     # ---- the store
 
@@ -106,6 +107,16 @@ class Promises:
                 Promise.JOURNAL_FIRST,
                 f"a rendezvous was closed when {ranks} of its {wanted} nodes could read their ranks",
             )
+
+    def numbered(self, number: int) -> None:
+        """The number of an order that can be read: it begins with the epoch, and agents leave out one that has not
+        grown."""
+        if number >> 32 != self._epoch or number <= self._number:
+            why = (
+                f"order {number:#x} of epoch {number >> 32} follows {self._number:#x}, and epoch {self._epoch} leads"
+            )
+            self._broken(Promise.DECIDER, why)
+        self._number = number
 
     def shutdown_stands(self, packed: bytes | None) -> None:
         """An agent that comes late reads this shutdown."""
@@ -168,6 +179,14 @@ class Promises:
                     self._broken(Promise.SHUTDOWN, why)
 
     # ---- the nodes
+
+    def connected(self, node: str, incarnation: str, epoch: int) -> None:
+        """An agent connects to the controller of this epoch, and takes no older one for the newest again."""
+        if epoch < (before := self._followed.get(incarnation, 0)):
+            self._broken(
+                Promise.DECIDER, f"{node} goes back from the controller of epoch {before} to that of {epoch}"
+            )
+        self._followed[incarnation] = epoch
 
     def worker_wanted(self, node: str, rank: int, lease_s: float) -> None:
         """An agent asks for a worker, who may live for so long unless it is in touch again."""

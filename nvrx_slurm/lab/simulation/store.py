@@ -141,6 +141,7 @@ class WatchedStore(MemoryServer):
                 self._aims.sees([entry.record for entry in self._promises.journal[begun:]], "after")
             for order in args[7 + entries : 7 + entries + int(args[6 + entries])]:
                 packed = order[SIGNATURE_BYTES + NUMBER_BYTES :]
+                self._promises.numbered(int.from_bytes(order[SIGNATURE_BYTES:][:NUMBER_BYTES], "big"))
                 self._promises.ordered(packed, [len(self.data.hgetall(key)) for key in keys[RENDEZVOUS_KEYS:]])
             if args[3] != "":
                 sealed = self.data.get(keys[SHUTDOWN])

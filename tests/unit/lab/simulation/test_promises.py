@@ -99,6 +99,31 @@ def court():
     return Court()
 
 
+@pytest.mark.parametrize(
+    ("numbers", "broken"),
+    [
+        ([(2 << 32) + 1, (2 << 32) + 2], []),
+        ([(1 << 32) + 9], [Promise.DECIDER]),  # of an older controller
+        ([(2 << 32) + 2, (2 << 32) + 1], [Promise.DECIDER]),  # agents would leave the second out
+    ],
+)
+def test_orders_are_numbered_upwards_by_the_controller_that_leads(court, numbers, broken):
+    """Epoch first."""
+    court.promises.acquired(2)
+    for number in numbers:
+        court.promises.numbered(number)
+    assert court.broken == broken
+
+
+def test_agent_never_goes_back_to_an_older_controller(court):
+    """It connects again to the same one, or to a newer; another agent on the node may know less."""
+    for incarnation, epoch in [("a", 1), ("a", 1), ("a", 3), ("b", 2)]:
+        court.promises.connected("n1", incarnation, epoch)
+    assert court.broken == []
+    court.promises.connected("n1", "a", 2)
+    assert court.broken == [Promise.DECIDER]
+
+
 def test_good_story_breaks_nothing(court):
     """Join, rendezvous, workers, one after the other on one rank, shutdown, end."""
     court.begin()

@@ -1,7 +1,7 @@
 """`python -m ci.mutants` (`make ci-mutants`): do the checks see? Breaks a copy of the product, in one way at a time.
 
-Each mutant must die by one of its unit tests or, if it is one of the control plane, by the simulation within 500
-seeds. Prints which test or promise killed each, and exits with 1 if one survived.
+Each mutant must die by one of its unit tests or by a simulation within 500 seeds. Prints which test or promise killed
+each, and exits with 1 if one survived.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Runner:
                 tests = by_flows(copy, mutant, options.on)
             # In a full run also where a unit test has killed it: the last line says what the simulation alone sees.
             asked = options.by == "simulation" or (options.by == "fast" and not (tests and options.changed))
-            if mutant.control_plane and asked:
-                promise = by_simulation(copy, options.seeds, options.nodes)
+            if mutant.simulated and asked:
+                promise = by_simulation(copy, mutant.simulated, options.seeds, options.nodes)
         return Verdict(mutant, tests, promise, self._clock.monotonic() - began)
 
 
@@ -86,7 +86,7 @@ def chosen_mutants(options: argparse.Namespace) -> list[Mutant]:
         mutant
         for mutant in MUTANTS
         if fnmatchcase(mutant.name, options.only)
-        and (options.by != "simulation" or mutant.control_plane)
+        and (options.by != "simulation" or mutant.simulated)
         and (options.by != "flows" or mutant.flows)
     ]
 
@@ -110,12 +110,10 @@ def touched_by_change(mutants: Sequence[Mutant], base: str) -> list[Mutant]:
 
 
 def print_verdict(verdict: Verdict) -> None:
-    deaths = [death for death in (verdict.by_tests, verdict.by_simulation) if death] or ["SURVIVED"]
-    print(f"{verdict.mutant.name:32} {verdict.took_s:6.1f} s  {deaths[0]}", flush=True)
-    for death in deaths[1:]:
-        print(f"{'':43}{death}", flush=True)
-    if not verdict.killed:
-        print(f"{'':43}promise: {verdict.mutant.promise}", flush=True)
+    print(f"{verdict.mutant.name:36} {verdict.took_s:6.1f} s  {verdict.mutant.promise}")
+    deaths = [death for death in (verdict.by_tests, verdict.by_simulation) if death]
+    for death in deaths or ["SURVIVED"]:
+        print(f"{'':46}{death}", flush=True)
 
 
 def main() -> int:
@@ -154,8 +152,9 @@ def main() -> int:
         # A change is judged after its tests have passed.
         if not options.changed and options.by in ("fast", "units") and (failed := by_units(copies[0], sound)):
             sys.exit(f"ci.mutants: on the product as it is this test fails: {failed}")
-        if options.by == "simulation" and (failed := by_simulation(copies[0], options.seeds, options.nodes)):
-            sys.exit(f"ci.mutants: the product as it is: {failed}")
+        for of in {mutant.simulated for mutant in mutants if mutant.simulated and options.by == "simulation"}:
+            if failed := by_simulation(copies[0], of, options.seeds, options.nodes):
+                sys.exit(f"ci.mutants: the product as it is: {failed}")
         runner, verdicts = Runner(options, copies), list[Verdict]()
         with ThreadPoolExecutor(options.jobs) as pool:
             for verdict in pool.map(runner.judge, mutants):
@@ -167,9 +166,11 @@ def main() -> int:
     killed = sum(verdict.killed for verdict in verdicts)
     last = f"killed {killed} of {len(verdicts)}"
     if options.by in ("fast", "simulation"):
-        simulated = [verdict for verdict in verdicts if verdict.mutant.control_plane]
-        alone = sum(verdict.by_simulation is not None for verdict in simulated)
-        last += f"; the simulation alone {alone} of {len(simulated)} of the control plane"
+        for of in ("job", "inprocess", "transport"):
+            simulated = [verdict.by_simulation for verdict in verdicts if verdict.mutant.simulated == of]
+            if simulated and not options.changed:
+                alone = sum(death is not None for death in simulated)
+                last += f"; simulation of {of} alone {alone} of {len(simulated)}"
     print(last)
     return int(killed < len(verdicts))
 

@@ -6,13 +6,14 @@ import re
 import subprocess
 import sys
 
-from ci.mutants.model import Mutant
+from ci.mutants.model import Mutant, Simulation
 from ci.mutants.product_copy import ProductCopy
 
 UNITS_S, SIMULATION_S, FLOWS_S = 180.0, 300.0, 300.0
 PYTEST = ("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-rfE")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 _ALL_PASSED, _SOME_FAILED, _INTERRUPTED = 0, 1, 2
+_OUTCOME = re.compile(r"^(?P<kind>kept|broken|crashed)(?: (?P<seed>\d+) (?P<what>.*))?$", re.MULTILINE)
 _FIRST_BROKEN = "-W", "ignore", "-m", "ci.mutants.first_broken"
 
 
@@ -29,18 +30,18 @@ def by_units(copy: ProductCopy, mutant: Mutant) -> str | None:
     return failed.group(1).removeprefix("tests/")
 
 
-def by_simulation(copy: ProductCopy, seeds: int, nodes: int) -> str | None:
+def by_simulation(copy: ProductCopy, of: Simulation, seeds: int, nodes: int) -> str | None:
     """The promise that the simulation finds broken, and at which seed."""
-    code, output = _run(copy, *_FIRST_BROKEN, str(seeds), str(nodes), timeout_s=SIMULATION_S)
+    code, output = _run(copy, *_FIRST_BROKEN, of, str(seeds), str(nodes), timeout_s=SIMULATION_S)
     if code is None:
         return f"simulation: no end within {SIMULATION_S:.0f} s"
-    outcome, _, rest = (output.splitlines() or [""])[-1].partition(" ")
-    if code == 0 and outcome == "kept":
+    outcome = _OUTCOME.search(output)  # among warnings that the interpreter prints at its end
+    if code != 0 or outcome is None:
+        return f"simulation: exit code {code}: {(output.splitlines() or [''])[-1]}"
+    if outcome["kind"] == "kept":
         return None
-    if code != 0 or outcome not in ("broken", "crashed"):
-        return f"simulation: exit code {code}: {rest}"
-    seed, _, what = rest.partition(" ")
-    return f"simulation: {what}, seed {seed}" if outcome == "broken" else f"simulation: crash, seed {seed}: {what}"
+    crash = "" if outcome["kind"] == "broken" else "crash: "
+    return f"simulation: {crash}{outcome['what']}, seed {outcome['seed']}"
 
 
 def by_flows(copy: ProductCopy, mutant: Mutant, stage: str) -> str | None:

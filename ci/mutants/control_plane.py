@@ -27,14 +27,14 @@ OF_STORE = ("tests/contract/test_store.py",)
 
 def core(name: str, promise: str, *edits: Edit, flows: tuple[str, ...] = ()) -> Mutant:
     """One that the core's unit tests must see."""
-    return Mutant(name, promise, edits, OF_CORE, control_plane=True, flows=flows)
+    return Mutant(name, promise, edits, OF_CORE, simulated="job", flows=flows)
 
 
 def controller(
     name: str, promise: str, *edits: Edit, tests: tuple[str, ...] = OF_CONTROLLER, flows: tuple[str, ...] = ()
 ) -> Mutant:
     """One of the runtimes around the core."""
-    return Mutant(name, promise, edits, tests, control_plane=True, flows=flows)
+    return Mutant(name, promise, edits, tests, simulated="job", flows=flows)
 
 
 CONTROL_PLANE = (

@@ -1,4 +1,4 @@
-"""`python -m ci.mutants.first_broken SEEDS NODES`: simulate until a promise is broken, and print which.
+"""`python -m ci.mutants.first_broken OF SEEDS NODES`: simulate until a promise is broken, and print which.
 
 Prints `broken SEED PROMISE`, `crashed SEED ERROR` or `kept`. Unlike `nvrx-slurm ci simulate` it does not look for the
 fewest faults that still break the promise.
@@ -10,6 +10,7 @@ import gc
 import logging
 import sys
 
+from nvrx_slurm.lab.simulation.histories import RUNNERS
 from nvrx_slurm.lab.simulation.loop import uncollected
 from nvrx_slurm.lab.simulation.run import run_seed
 
@@ -18,13 +19,13 @@ CHUNK = 64
 
 def main() -> None:
     """Run the seeds in their order."""
-    seeds, nodes = map(int, sys.argv[1:])
+    of, seeds, nodes = sys.argv[1], *map(int, sys.argv[2:])
     logging.getLogger("nvrx").setLevel(logging.CRITICAL)
     for first in range(0, seeds, CHUNK):
         with uncollected():
             for seed in range(first, min(first + CHUNK, seeds)):
                 try:
-                    result = run_seed(seed, nodes)
+                    result = run_seed(seed, nodes) if of == "job" else RUNNERS[of](seed, None)
                 except Exception as error:
                     print("crashed", seed, f"{type(error).__name__}: {error}".partition("\n")[0])
                     return

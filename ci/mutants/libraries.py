@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ci.mutants.model import Edit, Mutant
 
-LEDGER, BARRIERS = "nvrx_slurm/inprocess/ledger.py", "nvrx_slurm/inprocess/barriers.py"
-GUARD = "nvrx_slurm/inprocess/monitor_guard.py"
+INPROCESS = "nvrx_slurm/inprocess"
+LEDGER, BARRIERS, GUARD = (f"{INPROCESS}/{name}.py" for name in ("ledger", "barriers", "monitor_guard"))
 SLOTS, RETRYING = "nvrx_slurm/transport/slots.py", "nvrx_slurm/transport/retrying.py"
 
 OF_LEDGER = ("tests/unit/inprocess/test_ledger.py",)
@@ -16,7 +16,7 @@ OF_RETRYING = ("tests/unit/transport/test_retrying.py", "tests/unit/transport/te
 
 
 def library(name: str, promise: str, *edits: Edit, tests: tuple[str, ...]) -> Mutant:
-    return Mutant(name, promise, edits, tests)
+    return Mutant(name, promise, edits, tests, "inprocess" if edits[0].file.startswith(INPROCESS) else "transport")
 
 
 LIBRARIES = (
@@ -63,6 +63,16 @@ LIBRARIES = (
             LEDGER,
             "return is_current and stage in (IterationStage.STARTING, IterationStage.RUNNING)",
             "return is_current and stage is not IterationStage.GATHERING",
+        ),
+        tests=OF_LEDGER,
+    ),
+    library(
+        "late-interruption-counts",
+        "an interruption of an older iteration has no effect",
+        Edit(
+            LEDGER,
+            "is_current = entry.iteration == ledger.iteration and entry.member not in ledger.lost",
+            "is_current = entry.member not in ledger.lost",
         ),
         tests=OF_LEDGER,
     ),
@@ -197,6 +207,12 @@ LIBRARIES = (
         "calls-without-end",
         "a read gives up after its calls",
         Edit(RETRYING, "if self._calls >= self._limits.calls or not self._tried:", "if not self._tried:"),
+        tests=OF_RETRYING,
+    ),
+    library(
+        "quarantine-never-ends",
+        "a port's quarantine ends",
+        Edit(RETRYING, "        return now < self.sick_until\n", "        return self.failures > 0\n"),
         tests=OF_RETRYING,
     ),
     library(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+Simulation = Literal["job", "inprocess", "transport"]
 ROOT = Path(__file__).parents[2]
 
 
@@ -20,11 +22,11 @@ class Edit:
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """A way to break the product. `promise`: what does not hold then. `tests`: the files of unit tests that must see
-    it; `flows`: globs of the flows that should."""
+    it; `simulated`: the simulation that should (`nvrx-slurm ci simulate --of`), and `flows`: globs of the flows."""
 
     name: str
     promise: str
     edits: tuple[Edit, ...]
     tests: tuple[str, ...]
-    control_plane: bool = False
+    simulated: Simulation | None = None
     flows: tuple[str, ...] = ()

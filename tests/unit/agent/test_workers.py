@@ -328,6 +328,7 @@ async def left_behind(node):
         pid = int(await asyncio.to_thread(output.readline))
         assert os.getsid(pid) not in (worker, os.getsid(node.workers.supervisor_pid))
         yield pid
+        send_all([pid], signal.SIGKILL)  # where the test fails
 
 
 async def test_what_left_its_session_ends_with_the_agent(node, left_behind):

@@ -418,13 +418,13 @@ CONTROL_PLANE = (
         "start-out-of-touch",
         "an agent that was partitioned starts no workers before it is in touch again",
         Edit(AGENT, "        if not self.heartbeat.is_in_touch:\n", "        if False:\n"),
-        tests=("tests/unit/agent/test_heartbeat.py",),
+        tests=("tests/unit/agent/test_assignment.py",),
     ),
     controller(
         "ranks-of-a-former-incarnation",
         "an agent takes no ranks that were given to its former incarnation",
         Edit(AGENT, "        if event.asked_by != self.publisher.incarnation:\n", "        if False:\n"),
-        tests=("tests/unit/agent/test_joining.py",),
+        tests=("tests/unit/agent/test_assignment.py",),
     ),
     controller(
         "answer-before-older-orders",

@@ -168,3 +168,11 @@ def test_coming_late_is_counted_and_nothing_else() -> None:
     """Whatever the state."""
     for slot in SLOTS:
         assert slots.count_late(slot) == replace(slot, counts=replace(COUNTS, late=COUNTS.late + 1))
+
+
+def test_a_reader_that_renews_has_the_slot_for_longer() -> None:
+    """Only the lease changes."""
+    reading = slots.claim(RingSlot(State.READY, 5), 5, OURS, 100)
+    assert isinstance(reading, RingSlot)
+    renewed = slots.renew(reading, 5, OURS, 300)
+    assert renewed == replace(reading, lease_ns=300)

@@ -7,7 +7,7 @@ before the model takes it in (`check`), and each fact with all of its decisions 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -555,23 +555,31 @@ class JournalMonitors:
         for monitor in self.monitors:
             for kind in set(monitor.watched):
                 self._of_records.setdefault(kind, []).append(monitor)
-        self._begun = False
+        self._begun = self._is_broken = False
 
     def enter(self, entry: Entry) -> None:
-        """The next entry of the journal."""
+        """The next entry of the journal. After a broken promise none is looked at: the model is off."""
         if isinstance(entry.record, Fact):
             self.complete()
             self._begun = True
-        for monitor in self._of_records.get(type(entry.record), ()):
-            for sentence in monitor.check(entry):
-                self._broken(monitor.promise, sentence)
-        self.history.apply(entry)
+        if self._is_broken:
+            return
+        try:
+            for monitor in self._of_records.get(type(entry.record), ()):
+                self._report(monitor, monitor.check(entry))
+            self.history.apply(entry)
+        except KeyError as error:
+            self._is_broken = True
+            self._broken(Promise.JOURNAL, f"nobody knows of {error}, which this names: {entry.record}")
 
     def complete(self) -> None:
         """A commit is over: no decision of its last fact is still to come."""
-        if not self._begun:
-            return
+        if self._begun and not self._is_broken:
+            for monitor in self._of_steps:
+                self._report(monitor, monitor.step_over(self.history.step))
         self._begun = False
-        for monitor in self._of_steps:
-            for sentence in monitor.step_over(self.history.step):
-                self._broken(monitor.promise, sentence)
+
+    def _report(self, monitor: Monitor, sentences: Iterable[str]) -> None:
+        for sentence in sentences:
+            self._is_broken = True
+            self._broken(monitor.promise, sentence)

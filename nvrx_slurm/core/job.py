@@ -19,6 +19,7 @@ from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
 from nvrx_slurm.journal.records import (
     PREEMPTED,
+    AgentsStarted,
     Attributed,
     ControllerStarted,
     Decision,
@@ -156,6 +157,7 @@ def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | Non
     job.restart_decisions, job.suspects = {}, set(fact.suspects)
     job.nodes = {name: Node(name=name, index=i) for i, name in enumerate(fact.expected)}
     job.expected, job.standby, job.wanted_by = set(fact.expected), set(), {}
+    job.expected_until = now + job.plan.fault_tolerance.rendezvous.join_timeout
     job.shutdown, job.suspended_at, job.ended, job.terminating = None, None, False, False
     if fact.generation:
         job.requeued_at.append(now)
@@ -301,6 +303,20 @@ def _workers_done(job: Job, fact: WorkersDone, now: float) -> list[Decision] | N
     return [ReplicaEnded(replica=replica.id, cycle=replica.cycle, outcome="done")]
 
 
+def _agents_started(job: Job, fact: AgentsStarted, now: float) -> list[Decision] | None:
+    if fact.generation != job.generation or job.shutdown:
+        return None
+    for node in (job.nodes[name] for name in fact.nodes if name in job.nodes):
+        if fact.step_ended and node.alive:
+            node.excused = True  # the controller has not noticed yet that its agent is gone
+        elif fact.step_ended:
+            node.deaths = max(0, node.deaths - 1)
+        if not node.alive:
+            job.expected.add(node.name)  # LOST as before: an old agent that still runs there is fenced all the same
+    job.expected_until = max(job.expected_until, now + job.plan.fault_tolerance.rendezvous.join_timeout)
+    return []
+
+
 def _node_left(job: Job, fact: NodeLeft, now: float) -> list[Decision] | None:
     node = membership.recognise(job, fact)
     if node is None or not node.alive:
@@ -381,6 +397,7 @@ _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] 
     NodeLost: _node_lost,
     NodeFenced: _node_fenced,
     SlurmNodeState: _recorded,
+    AgentsStarted: _agents_started,
     DumpAsked: _dump_asked,
     Signalled: _signalled,
     Terminating: _terminating,
@@ -458,8 +475,9 @@ def _depart(
 ) -> list[Decision]:
     """A node is gone: a failure, if its workers still had work to do; or the cause of one that its peers reported.
     `began`: when it was there for the last time."""
-    if state is NodeState.LOST:
+    if state is NodeState.LOST and not node.excused:
         node.deaths += 1
+    node.excused = False
     was_active, replica = node.state is NodeState.ACTIVE, job.replicas.get(node.replica or "")
     membership.move(job, node, state)
     rendezvous.forget(job, node, now)

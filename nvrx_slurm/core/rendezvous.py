@@ -21,12 +21,18 @@ from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica, Stamps
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.journal.records import Decision, Fence, RendezvousClosed, RendezvousOpened, Shutdown
 
+SHORT_S = 0.5
+"""How long after it became clear that too few nodes are left the job stops."""
+
+EMPTY_S = 30.0
+"""The same where no agent is left at all: until then the batch host has started them again, or ended the job."""
+
 
 def open_round(job: Job, replica: Replica, now: float, noticed: float, dump: str | None = None) -> list[Decision]:
     """Call the replica's nodes to its next cycle. `dump`: why they write down their workers' stacks first."""
     replica.cycle += 1
     replica.phase = Phase.RENDEZVOUS
-    replica.opened_at, replica.last_call_at = now, None
+    replica.opened_at, replica.last_call_at, replica.short_since = now, None, None
     replica.stamps = Stamps(noticed=noticed, decided=now)
     replica.ready, replica.started, replica.done = set(), set(), set()
     replica.first_done_at = None
@@ -90,12 +96,23 @@ def deadline(job: Job, replica: Replica) -> float:
             waits = owner is not replica and restart_decision.waits_for_steps(job, pending)
             decided_by.append(deadline(job, owner) if waits else pending.due_at)
         return min(decided_by)
-    latest = replica.opened_at + job.plan.fault_tolerance.rendezvous.join_timeout
-    return latest if replica.last_call_at is None else min(latest, replica.last_call_at)
+    due = (_overdue_at(job, replica), replica.last_call_at, _stops_at(job, replica))
+    return min(at for at in due if at is not None)
 
 
 def _overdue_at(job: Job, replica: Replica) -> float:
-    return replica.opened_at + job.plan.fault_tolerance.rendezvous.join_timeout
+    """When the open rendezvous has taken too long; later, where agents have been started for it since."""
+    at = replica.opened_at + job.plan.fault_tolerance.rendezvous.join_timeout
+    return max(at, job.expected_until) if job.expected else at
+
+
+def _stops_at(job: Job, replica: Replica) -> float | None:
+    """When the job stops, since this open rendezvous lacks nodes and no more can come."""
+    if replica.short_since is None:
+        return None
+    # When Slurm ends the step of all agents, their deaths arrive one by one, and then the batch host either starts
+    # them again or reports that every agent is gone. A stop in between would be too early.
+    return replica.short_since + (SHORT_S if any(node.alive for node in job.nodes.values()) else EMPTY_S)
 
 
 def _no_longer_awaited(replica: Replica, node: Node, now: float) -> None:
@@ -117,7 +134,9 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
         return []
     bounds = job.plan.fault_tolerance
     enough = len(replica.ready) + len(job.standby) >= replica.role.nodes_per_replica
-    overdue = now >= replica.opened_at + bounds.rendezvous.join_timeout
+    overdue = now >= _overdue_at(job, replica)
+    if enough:
+        replica.short_since = None
     if enough and (not replica.awaited or overdue):
         return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
     if enough:
@@ -129,12 +148,17 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
             return []
         return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
     replica.last_call_at = None
-    more_may_come = replica.awaited or (job.expected and now < job.started_at + bounds.rendezvous.join_timeout)
+    more_may_come = replica.awaited or (job.expected and now < job.expected_until)
     if more_may_come and not overdue:
+        replica.short_since = None
         return []
     have, role = len(replica.ready) + len(job.standby), replica.role
     if role.min_nodes is not None and have >= role.min_nodes:
         return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
+    replica.short_since = now if replica.short_since is None else replica.short_since
+    stops_at = _stops_at(job, replica)
+    if stops_at is not None and now < stops_at and not overdue:
+        return []
     return _close_once_decided(job, replica, now, _stop)
 
 

@@ -50,6 +50,7 @@ class Node:
     fenced: bool = False
     outlives_lease: bool = False  # its workers do: it was suspended, and has not reported that it has resumed
     deaths: int = 0
+    excused: bool = False  # its agent's next end is not counted: Slurm ended the step of all agents
     former: set[str] = field(default_factory=set)
 
     @property
@@ -84,6 +85,7 @@ class Replica:
     ready: set[str] = field(default_factory=set)  # preferred nodes that are
     opened_at: float = 0.0
     last_call_at: float | None = None
+    short_since: float | None = None  # too few nodes are left, and no more can come
     started: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
     first_done_at: float | None = None
@@ -157,7 +159,8 @@ class Job:
     generation: int = 0
     started_at: float = 0.0
     nodes: dict[str, Node] = field(default_factory=dict)
-    expected: set[str] = field(default_factory=set)
+    expected: set[str] = field(default_factory=set)  # an agent is being started there
+    expected_until: float = 0.0
     standby: set[str] = field(default_factory=set)
     wanted_by: dict[str, str] = field(default_factory=dict)  # node → the open rendezvous that prefers it
     replicas: dict[str, Replica] = field(default_factory=dict)

@@ -245,6 +245,18 @@ class SlurmNodeState(Fact, frozen=True, kw_only=True, tag="slurm_node_state"):
     reason: str | None = None
 
 
+class AgentsStarted(Fact, frozen=True, kw_only=True, tag="agents_started"):
+    """The batch host starts agents on these nodes again, in one step of Slurm. `missing`: nodes without an agent that
+    do not answer. `step_ended`: Slurm had ended the step of all their agents at once, which is no fault of theirs.
+    `attempt`: the how-manieth start within a short time, from 1."""
+
+    nodes: tuple[FileName, ...]
+    missing: tuple[FileName, ...] = ()
+    step_ended: bool = False
+    attempt: Count = 1
+    generation: Count = 0
+
+
 class DumpAsked(Fact, frozen=True, kw_only=True, tag="dump_asked"):
     """A user asks for stacks of live workers now. `ranks` empty: of all."""
 
@@ -504,6 +516,7 @@ AnyFact = (
     | NodeLost
     | NodeFenced
     | SlurmNodeState
+    | AgentsStarted
     | DumpAsked
     | Signalled
     | Terminating

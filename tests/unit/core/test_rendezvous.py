@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nvrx_slurm.core.job import next_deadline
+from nvrx_slurm.core.rendezvous import SHORT_S
 from nvrx_slurm.core.state import NodeState, Phase
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import (
@@ -146,6 +147,7 @@ def test_node_that_keeps_dying_is_quarantined():
     assert [q.node for q in fleet.said(Quarantined)] == ["n3"]
     fleet.lose("n1")
     fleet.ready("n2")
+    fleet.later(SHORT_S)
     assert fleet.said(Shutdown)[-1].exit_code == 75
 
 
@@ -186,10 +188,12 @@ def test_without_spares_a_round_goes_on_smaller_down_to_min_nodes():
 
 
 def test_below_min_nodes_the_job_stops_for_a_retry():
-    """No spare and too few nodes: shut down with 75, at once, saying what is missing."""
+    """No spare and too few nodes: shut down with 75, after a moment, saying what is missing."""
     fleet = running(plain(nodes=3, spares=0, min_nodes=3))
     fleet.lose("n1")
     fleet.ready("n2", "n3")
+    assert fleet.said(Shutdown) == []
+    fleet.later(SHORT_S)
     (shutdown,) = fleet.said(Shutdown)
     assert shutdown.exit_code == 75
     assert "main-0 needs 3 nodes and has 2" in shutdown.reason

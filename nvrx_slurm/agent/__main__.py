@@ -21,7 +21,7 @@ from nvrx_slurm.agent.stacks import Stacks
 from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within
-from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, clear_runtime_folders
+from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, claim_node
 from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.clock import SystemClock
@@ -41,8 +41,7 @@ async def _serve(folder: JobFolder, node: str) -> int:
     store_host = urlsplit(address.url).hostname or LOOPBACK  # a unix socket has none: all is on this host
     clock, plan = SystemClock(), folder.read_plan(env.plan_digest())
     bounds = plan.fault_tolerance
-    clear_runtime_folders(folder, node)  # of an agent that was killed here before
-    runtime = folder.make_runtime_folder(node)
+    runtime, lock = claim_node(folder, node)
     # A full disk hits the logs, the workers, or their libraries (/tmp, /dev/shm).
     needed_folders = [folder.path, Path(plan.workdir), Path("/tmp"), Path("/dev/shm")]
     # Slurm's KillWait bounds the whole end, and the kill and the last facts come after the grace.
@@ -67,6 +66,7 @@ async def _serve(folder: JobFolder, node: str) -> int:
             token=address.token,
             bounds=bounds,
             runtime=runtime,
+            lock=lock,
             output=Output(job_log=sys.stdout.fileno(), clock=clock),
             stacks=Stacks(
                 folder,

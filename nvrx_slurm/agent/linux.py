@@ -15,7 +15,7 @@ from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.progress import ProgressBoard, StepFiles
 from nvrx_slurm.agent.stacks import Stacks
-from nvrx_slurm.agent.workers import Workers
+from nvrx_slurm.agent.workers import WorkerEvent, Workers
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.journal.records import ControllerUp
 from nvrx_slurm.journal.restarts import InProcessRestart
@@ -72,18 +72,19 @@ class ProvenConnection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinuxMachine:
-    """This node. `runtime`: its folder in memory, which workers and agent share; `token`: proves connections."""
+    """This node. `runtime`: its folder in memory, which workers and agent share, and `lock` what locks it; `token`:
+    proves connections."""
 
     node: str
     token: str
     bounds: FaultToleranceSpec
     runtime: Path
+    lock: int
     output: Output
     stacks: Stacks
     health: NodeHealth
     step_files: StepFiles
 
-    workers = Workers
     hold_port = HeldPort
     open_fence_socket = staticmethod(fence.open_fence_socket)
     new_incarnation = staticmethod(new_incarnation)
@@ -91,6 +92,9 @@ class LinuxMachine:
     @property
     def pid(self) -> int:
         return os.getpid()
+
+    def workers(self, post: Callable[[WorkerEvent], None]) -> Workers:
+        return Workers(post, lock=self.lock)
 
     def board(
         self,

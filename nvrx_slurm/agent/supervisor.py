@@ -23,6 +23,7 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
                          {"op": "lease", "until", "outlived"} workers may run until then, on the monotonic clock
                          {"op": "hold"} + [liveness connection fd]
                          {"op": "fence"} + [fence socket fds]   the first one is armed
+                         {"op": "lock"} + [fd]                the lock of the node's one agent
     supervisor → agent   {"op": "spawned", "id", "pid"}
                          {"op": "exited", "id", "code" | "signal" | "error", "at", "sent": [signal, …]}
                          {"op": "phase", "phase", "left": [pid, …], "ends_in_s"}    as it begins, and each second
@@ -215,7 +216,7 @@ class Supervisor:
             self._say(op="spawned", id=self.workers[pid], pid=pid)
 
     def _hold(self, order: dict[str, Any], fds: list[int]) -> None:
-        """Keep the liveness connection or the fence socket open; one of each."""
+        """Keep the liveness connection, the fence socket, or the node's lock open; one of each."""
         if order["op"] == "fence":
             arm(fds[0])
         for older in self.held.pop(order["op"], ()):
@@ -337,6 +338,7 @@ _SERVE: dict[str, Callable[[Supervisor, dict[str, Any], list[int]], None]] = {
     "lease": Supervisor._renew,
     "hold": Supervisor._hold,
     "fence": Supervisor._hold,
+    "lock": Supervisor._hold,
 }
 
 

@@ -91,10 +91,13 @@ _BOOT = "import sys; sys.path.append(sys.argv[2]); from nvrx_slurm.agent.supervi
 
 
 class Workers:
-    """The workers of this node, at most one cycle of them at a time. What happens to them is posted to `post`."""
+    """The workers of this node, at most one cycle of them at a time. What happens to them is posted to `post`.
 
-    def __init__(self, post: Callable[[WorkerEvent], None]) -> None:
-        self._post = post
+    `lock`: a descriptor that the supervisor holds too, until the last worker is dead.
+    """
+
+    def __init__(self, post: Callable[[WorkerEvent], None], *, lock: int | None = None) -> None:
+        self._post, self._lock = post, lock
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._others: list[int] = []  # processes that this one had started before
@@ -113,6 +116,8 @@ class Workers:
         own.setblocking(False)
         self._control = own
         asyncio.get_running_loop().add_reader(own, self._read)
+        if self._lock is not None:
+            self._send({"op": "lock"}, self._lock)
 
     @property
     def supervisor_pid(self) -> int:

@@ -18,13 +18,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import socket
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from nvrx_slurm.errors import ConfigError, MalformedRecord
+from nvrx_slurm.errors import ConfigError, MalformedRecord, UsageError
 from nvrx_slurm.jobspec.plan import Plan, plan_from_json, plan_to_json
 from nvrx_slurm.journal.records import Record
 from nvrx_slurm.util.decoding import decode_json
@@ -154,3 +157,33 @@ def clear_runtime_folders(job: JobFiles, node: str | None = None) -> None:
     for folder in job.runtime_folders():
         if node is None or job.node_of(folder) == node:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def claim_node(job: JobFolder, node: str) -> tuple[Path, int]:
+    """Make this agent the node's only one: a new runtime folder, and a descriptor that locks it. What killed agents
+    have left is removed. Raises UsageError where another agent of the job still runs on the node.
+
+    The lock ends with the last process that has the descriptor, by whatever signal. The supervisor gets it too: so a
+    lock that is free says that no worker is left either.
+    """
+    own = job.make_runtime_folder(node)
+    lock = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    # The own lock first: of two agents that start at one moment each may see the other's, and then both leave; but
+    # never does either miss the other's.
+    others = [folder for folder in job.runtime_folders() if job.node_of(folder) == node and folder != own]
+    for other in others:
+        try:
+            held = os.open(other, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:  # its agent has just removed it
+            continue
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            shutil.rmtree(own, ignore_errors=True)
+            os.close(lock)
+            raise UsageError(f"another agent of job {job.job_id} runs on {node}: {other} is locked") from None
+        finally:
+            os.close(held)
+        shutil.rmtree(other, ignore_errors=True)
+    return own, lock

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nvrx_slurm.batch import children, ending
+from nvrx_slurm.batch.agents import AgentSteps
 from nvrx_slurm.batch.children import ManagedService
 from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
 from nvrx_slurm.batch.store import StoreKeeper
 from nvrx_slurm.cluster.commands import child_environment_for
 from nvrx_slurm.cluster.slurm_job import signalled_job
-from nvrx_slurm.cluster.slurm_nodes import said
+from nvrx_slurm.cluster.slurm_nodes import JobNodes, said
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_UNREACHABLE, NvrxError, StoreUnreachable
-from nvrx_slurm.jobspec.env import handed_on
+from nvrx_slurm.jobspec.env import HOST_FD, handed_on, node_name
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
-from nvrx_slurm.journal.records import PREEMPTED
+from nvrx_slurm.journal.records import PREEMPTED, AgentsStarted
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation, new_secret
 from nvrx_slurm.util.log import get_logger
@@ -46,6 +48,8 @@ STABLE_S = 5.0
 """A controller that lived this long does not count as a failed start."""
 
 SAY_EVERY_S = 5.0
+TELL_S = 5.0
+"""How long agents that are to be started wait for the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,8 @@ class Host:
         self.store_password = store_password
         self.store: StoreKeeper | None = None
         self.controller: Process | None = None
-        self.agents: list[Process] = []
+        self.local_agents: list[Process] = []
+        self.steps: AgentSteps | None = None  # where Slurm starts the agents
         self.service = ManagedService(plan, folder, self.env)
         self.ending = Ending(plan.fault_tolerance, info.kill_wait_s)
         self.giving_up: asyncio.TimerHandle | None = None
@@ -150,17 +155,23 @@ class Host:
         failures = 0
         while True:
             began = self.clock.monotonic()
+            reports, write_end = os.pipe()
             with handed_on() as (variables, descriptors):  # the attribution process, its child, needs the secrets
-                self.controller = await children.start(
-                    argv,
-                    {**self.env, **variables},
-                    on_death=signal.SIGKILL,
-                    own_session=True,
-                    pending=EXIT_CODES,
-                    pass_fds=descriptors,
-                )
+                try:
+                    self.controller = await children.start(
+                        argv,
+                        {**self.env, **variables, HOST_FD: str(write_end)},
+                        on_death=signal.SIGKILL,
+                        own_session=True,
+                        pending=EXIT_CODES,
+                        pass_fds=(*descriptors, write_end),
+                    )
+                finally:
+                    os.close(write_end)
             self._signal_controller()
+            hearing = asyncio.create_task(self._hear(reports))
             code = await self.controller.wait()
+            hearing.cancel()
             result = self.folder.read_result()
             if result is not None:
                 self._has_ended(result.exit_code)
@@ -174,6 +185,20 @@ class Host:
             log.warning("the controller ended (%s); starting it again in %.1f s", code, pause)
             await asyncio.sleep(pause)
 
+    async def _hear(self, reports: int) -> None:
+        """Pass on which nodes the controller has lost, and which have joined, until it has ended."""
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reports, "rb", buffering=0)
+        )
+        try:
+            while line := await reader.readline():
+                word, _, node = line.decode().strip().partition(" ")
+                if self.steps is not None:
+                    (self.steps.lost if word == "lost" else self.steps.joined)(node)
+        finally:
+            transport.close()  # and with it the pipe
+
     async def _keep_lease(self) -> None:
         if self.plan.lease is None:
             self.wanted.set()
@@ -185,28 +210,64 @@ class Host:
     async def _keep_agents(self) -> None:
         """Start the agents, and end the job should all of them end before it."""
         await self.wanted.wait()  # the job may have been in the queue for longer than its lease
-        # In sessions of their own: where Slurm signals process groups (proctrack/pgid), SIGTERM is not for srun.
-        if self.launch.command:
-            starts = [(self.launch.command, self.env)]
+        if self.info.cluster == "slurm" and self.launch.command:
+            self.steps = AgentSteps(
+                self.launch.nodes,
+                own_node=node_name(),
+                command=self.launch.command,
+                start=lambda command: self._start_agents(command, self.env),
+                slurm=JobNodes(self.info.job_id),
+                tell=self._tell,
+                is_over=lambda: self.ended.done() or self.folder.read_result() is not None,
+                generation=self.info.generation,
+                clock=self.clock,
+            )
+            codes = await self.steps.run()
         else:
-            agent = (sys.executable, "-P", "-m", "nvrx_slurm.agent")
-            starts = [(agent, {**self.env, "NVRX_NODE": node}) for node in self.launch.nodes]
-        for argv, env in starts:
-            self.agents.append(await children.start(argv, env, on_death=signal.SIGTERM, own_session=True))
-        await asyncio.gather(*(agent.wait() for agent in self.agents))
+            if self.launch.command:
+                starts = [(self.launch.command, self.env)]
+            else:
+                agent = (sys.executable, "-P", "-m", "nvrx_slurm.agent")
+                starts = [(agent, {**self.env, "NVRX_NODE": node}) for node in self.launch.nodes]
+            for argv, env in starts:
+                self.local_agents.append(await self._start_agents(argv, env))
+            codes = list(await asyncio.gather(*(agent.wait() for agent in self.local_agents)))
         await asyncio.sleep(AGENTS_GONE_S)
         if not self.ended.done() and (result := self.folder.read_result()) is not None:
             log.warning("the job has ended, and its controller has not: it is ended from here")
             self._has_ended(result.exit_code)
         if not self.ended.done():
-            codes = sorted({agent.returncode for agent in self.agents if agent.returncode is not None})
-            log.warning("every agent is gone (exit codes %s) and the job has not ended", codes)
+            log.warning("every agent is gone (exit codes %s) and the job has not ended", sorted(set(codes)))
             self._ask(signal.SIGUSR2)
+
+    async def _start_agents(self, argv: Sequence[str], env: Mapping[str, str]) -> Process:
+        # In sessions of their own: where Slurm signals process groups (proctrack/pgid), SIGTERM is not for srun.
+        return await children.start(argv, env, on_death=signal.SIGTERM, own_session=True)
+
+    async def _tell(self, fact: AgentsStarted) -> None:
+        """Journal that agents are started, if the store takes it in time: they start all the same."""
+        from nvrx_slurm.store.client import Store  # most jobs never need it here
+
+        if (address := self.folder.read_store()) is None:
+            return
+        store = Store(address, clock=self.clock, generation=self.info.generation, look=self.folder.read_store)
+        try:
+            async with asyncio.timeout(TELL_S):
+                await store.post(fact)
+        except (TimeoutError, StoreUnreachable) as error:
+            log.warning("the journal does not say that agents are started: %s", error or "the store does not answer")
+        finally:
+            await store.close()
+
+    def _agents(self) -> list[Process]:
+        return self.steps.processes if self.steps is not None else self.local_agents
 
     # ---- signals
 
     def _ask(self, number: signal.Signals) -> None:
         """Have the controller end the job; if that does not happen within its bound, end it from here."""
+        if self.steps is not None:
+            self.steps.close()
         loop, now, first = asyncio.get_running_loop(), self.clock.monotonic(), self.ending.asked is None
         hurry_in_s = self.ending.take(number, now)
         log.info("%s: ending the job%s", number.name, " at once" if hurry_in_s == 0.0 else "")
@@ -232,7 +293,7 @@ class Host:
 
     def _hurry(self) -> None:
         """Have the agents kill their workers now, and leave."""
-        for agent in self.agents:
+        for agent in self._agents():
             children.send_signal(agent, HURRY)
 
     def _give_up(self) -> None:
@@ -256,8 +317,11 @@ class Host:
         cut_off = error is not None or self.gave_up
         if cut_off:  # no controller has ordered them to leave
             self._hurry()
-        names = ["the agents"] if self.launch.command else [f"the agent of {node}" for node in self.launch.nodes]
-        agents = dict(zip(names, self.agents, strict=False))  # the start may have failed half way
+        if self.steps is not None:
+            agents = {f"the agents of step {n}": each for n, each in enumerate(self._agents(), 1)}
+        else:
+            names = ["the agents"] if self.launch.command else [f"the agent of {node}" for node in self.launch.nodes]
+            agents = dict(zip(names, self.local_agents, strict=False))  # the start may have failed half way
         await children.ended(agents, within_s=self._in_time(AGENTS_LEAVE_S if cut_off else AGENTS_EXIT_S))
         for task in self.tasks:
             task.cancel()

@@ -15,7 +15,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from nvrx_slurm.cluster.commands import child_environment_for, is_set_up
@@ -28,18 +28,32 @@ _NAME = re.compile(r"NodeName=(\S+)")
 _STATE = re.compile(r" State=(\S+)")
 _REASON = re.compile(r" Reason=(.*?)(?: \[[^\s@\]]+@\S+\])?(?:\s+(?:Comment|Extra)=.*)?$")
 _BOOT_TIME = re.compile(r" BootTime=(\S+)")
+_ADDR, _PORT = re.compile(r" NodeAddr=(\S+)"), re.compile(r" Port=(\d+)")
+_OUT_OF_USE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILED", "FAILING", "NOT_RESPONDING", "POWERED_DOWN"}
+_SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*(\d+)", re.MULTILINE)
+SLURMD_PORT = 6818  # Slurm's default
+SLURMD_ANSWERS_S = 3.0
 # Times as Slurm prints them carry no zone: it is that of the program which prints them.
 _IN_UTC = {"TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """One node. `state` is Slurm's text, such as `DOWN+NOT_RESPONDING`; `booted_at` is seconds since the epoch."""
+    """One node. `state` is Slurm's text, such as `DOWN+NOT_RESPONDING`; `booted_at` is seconds since the epoch;
+    `addr` and `port`: where its slurmd listens (port None: where those of most nodes do)."""
 
     name: str
     state: str
     reason: str | None = None
     booted_at: float | None = None
+    addr: str = ""
+    port: int | None = None
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether the node is well in Slurm's eyes: no health check of the site's, and no administrator, has taken it
+        out of use."""
+        return not _OUT_OF_USE.intersection(re.split(r"[+*]", self.state))
 
     def proves_dead(self, *, heard_at: float) -> bool:
         """Whether nothing that ran on the node at `heard_at` can still run: it has booted since.
@@ -69,13 +83,83 @@ async def node_states(nodes: Sequence[str], *, timeout_s: float = ANSWER_S) -> d
     return {node.name: node for node in nodes_of(answer) if node.name in nodes}
 
 
+class JobNodes:
+    """What Slurm and the nodes' own slurmds say of one job's nodes."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._port: int | None = None
+
+    async def allocated(self) -> tuple[str, ...] | None:
+        """See `allocated_nodes`."""
+        return await allocated_nodes(self._job_id)
+
+    async def nodes(self, names: Sequence[str]) -> dict[str, SlurmNode]:
+        """See `node_states`."""
+        found = await node_states(names)
+        if self._port is None and any(node.port is None for node in found.values()):
+            self._port = await slurmd_port()
+        return {name: replace(node, port=node.port or self._port) for name, node in found.items()}
+
+    async def answers(self, node: SlurmNode) -> bool:
+        """See `slurmd_answers`."""
+        return await slurmd_answers(node.addr, node.port or SLURMD_PORT)
+
+
+async def allocated_nodes(job_id: str) -> tuple[str, ...] | None:
+    """The nodes that the job holds now; None where Slurm does not answer. A node that Slurm has given up is not among
+    them, whether it is back or not."""
+    environment = child_environment_for("scontrol")
+    if not is_set_up(environment):
+        return None
+    listed = await said(["squeue", "--noheader", "--format=%N", f"--jobs={job_id}"], environment, ANSWER_S)
+    if not listed.strip():
+        return None
+    return tuple((await said(["scontrol", "show", "hostnames", listed.strip()], environment, ANSWER_S)).split())
+
+
+async def slurmd_port() -> int:
+    """Where slurmd listens on nodes of which Slurm names no port."""
+    environment = child_environment_for("scontrol")
+    found = _SLURMD_PORT.search(await said(["scontrol", "show", "config"], environment, ANSWER_S))
+    return int(found[1]) if found else SLURMD_PORT
+
+
+async def slurmd_answers(addr: str, port: int, *, within_s: float = SLURMD_ANSWERS_S) -> bool:
+    """Whether a slurmd that works listens there. It costs slurmctld nothing, and slurmd a line in its log.
+
+    The kernel connects for a frozen slurmd too. So send the end of the stream: a slurmd that reads it closes.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            reader, writer = await asyncio.open_connection(addr, port)
+            try:
+                writer.write_eof()
+                await reader.read()
+            finally:
+                writer.transport.abort()
+    except ConnectionResetError:
+        return True  # it closes so, too
+    except OSError:  # TimeoutError among them
+        return False
+    return True
+
+
 def nodes_of(stdout: str) -> Iterator[SlurmNode]:
     """The nodes of `scontrol --oneliner show node`, printed with `TZ=UTC0`."""
     for line in stdout.splitlines():
         name, state = _NAME.match(line), _STATE.search(line)
         if name and state:
             reason = _REASON.search(line)
-            yield SlurmNode(name[1], state[1], reason[1] if reason else None, _boot_time(line))
+            addr, port = _ADDR.search(line), _PORT.search(line)
+            yield SlurmNode(
+                name[1],
+                state[1],
+                reason[1] if reason else None,
+                _boot_time(line),
+                addr[1] if addr else name[1],
+                int(port[1]) if port else None,
+            )
 
 
 def _boot_time(line: str) -> float | None:

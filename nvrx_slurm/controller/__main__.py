@@ -30,7 +30,7 @@ async def _serve(folder: JobFolder) -> None:
     controller = Controller(
         plan=folder.read_plan(env.plan_digest()),
         info=info,
-        environment=LinuxEnvironment(folder),
+        environment=LinuxEnvironment(folder, host_descriptor=env.host_descriptor()),
         store=store,
         heartbeats=heartbeats,
         token=address.token,

@@ -25,7 +25,7 @@ from nvrx_slurm.controller.environment import ControllerEnvironment
 from nvrx_slurm.controller.failure_detector import FailureDetector
 from nvrx_slurm.core.assignment import assignments
 from nvrx_slurm.core.job import next_deadline, step
-from nvrx_slurm.core.state import Job, new_job
+from nvrx_slurm.core.state import Job, NodeState, new_job
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobInfo, Result
@@ -42,6 +42,9 @@ from nvrx_slurm.journal.records import (
     JobResumed,
     JobStarted,
     JobSuspended,
+    NodeJoined,
+    NodeLeft,
+    NodeLost,
     Record,
     RendezvousClosed,
     RendezvousOpened,
@@ -113,6 +116,7 @@ class Batch:
     rendezvous: list[Rendezvous] = field(default_factory=list)
     cursor: str = ""
     shutdown: Shutdown | None = None
+    nodes: set[str] = field(default_factory=set)  # whose agent has joined, or is gone
 
 
 class Controller:
@@ -220,6 +224,7 @@ class Controller:
         if self.plan.fault_tolerance.attribution.acts:
             self.broker.open()
         self.requests.go_on()
+        self._report(list(self.job.nodes))
         log.info("epoch %d, %d journal entries replayed", self.epoch, len(journal))
         return cursor
 
@@ -239,6 +244,7 @@ class Controller:
                 for order in batch.orders:
                     if isinstance(order, Fence):
                         self.detector.fence(order.node, order.incarnation)
+                self._report(batch.nodes)
                 self.requests.go_on()
         except StoreUnreachable as error:
             if self.job.shutdown is None:
@@ -341,6 +347,17 @@ class Controller:
             batch.shutdown = record
         if isinstance(record, ORDERS):
             batch.orders.append(record)
+        if isinstance(record, NodeJoined | NodeLeft | NodeLost | Fence):
+            batch.nodes.add(record.node)
+
+    def _report(self, nodes: Iterable[str]) -> None:
+        """Tell the batch host where an agent is missing. Not of nodes that were lost too often: they get no ranks."""
+        limit = self.plan.fault_tolerance.quarantine_after
+        for node in (self.job.nodes[name] for name in nodes if name in self.job.nodes):
+            if node.alive:
+                self.environment.report_node(node.name, is_lost=False)
+            elif node.state in (NodeState.LOST, NodeState.LEFT) and node.deaths < limit and not self.job.shutdown:
+                self.environment.report_node(node.name, is_lost=True)
 
     async def _commit(self, batch: Batch, controller: ControllerUp | None = None) -> None:
         if not (batch.entries or batch.orders or batch.cursor):

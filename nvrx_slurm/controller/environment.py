@@ -208,6 +208,10 @@ class ControllerEnvironment(Protocol):
         """Call back, from the event loop, whenever the batch host sends this signal."""
         ...
 
+    def report_node(self, node: str, *, is_lost: bool) -> None:
+        """Tell the batch host that a node has no agent, or that an agent has joined there."""
+        ...
+
 
 class LinuxEnvironment:
     """The job folder, sockets and Slurm's programs."""
@@ -217,8 +221,10 @@ class LinuxEnvironment:
     node_state = staticmethod(node_state)
     signalled_job = staticmethod(signalled_job)
 
-    def __init__(self, folder: JobFolder) -> None:
-        self._folder = folder
+    def __init__(self, folder: JobFolder, *, host_descriptor: int | None = None) -> None:
+        self._folder, self._host_descriptor = folder, host_descriptor
+        if host_descriptor is not None:
+            os.set_blocking(host_descriptor, False)
         self.host, self.pid = socket.gethostname(), os.getpid()
         self.files: JobFiles = folder
         self.mirror = Mirror(folder.events_path)
@@ -235,3 +241,8 @@ class LinuxEnvironment:
     def on_signal(self, number: signal.Signals, callback: Callable[[signal.Signals], None]) -> None:
         asyncio.get_running_loop().add_signal_handler(number, callback, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])  # the batch host starts the controller with it blocked
+
+    def report_node(self, node: str, *, is_lost: bool) -> None:
+        if self._host_descriptor is not None:
+            with contextlib.suppress(OSError):  # a frozen batch host has 64 KiB unread; it starts no agents either
+                os.write(self._host_descriptor, f"{'lost' if is_lost else 'joined'} {node}\n".encode())

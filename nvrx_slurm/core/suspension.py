@@ -42,10 +42,12 @@ def end(job: Job, fact: JobResumed, now: float) -> list[Decision] | None:
     job.suspended_at, by_s = None, fact.stood_still_s
     job.started_at += by_s
     job.shutdown_deadline += by_s
+    job.expected_until += by_s
     for replica in job.replicas.values():
         replica.opened_at += by_s
         replica.began_at += by_s
         replica.last_call_at = _moved(replica.last_call_at, by_s)
+        replica.short_since = _moved(replica.short_since, by_s)
         replica.first_done_at = _moved(replica.first_done_at, by_s)
         replica.pause_until = _moved(replica.pause_until, by_s)
         replica.unsafe = {node: at + by_s for node, at in replica.unsafe.items()}

@@ -29,6 +29,9 @@ SECRETS = frozenset({STORE_PASSWORD, ATTRSVC_TOKEN, SLACK_TOKEN, DATAFLOW_TOKEN,
 SECRETS_FD = "NVRX_SECRETS_FD"
 """Names the descriptor of a file in memory from which a child process reads them."""
 
+HOST_FD = "NVRX_HOST_FD"
+"""Names the pipe by which the controller reports lost and joined nodes to the batch host, its parent."""
+
 _taken: dict[str, str] = {}
 
 PLAN_DIGEST = "NVRX_PLAN_SHA256"
@@ -92,6 +95,15 @@ def job_folder() -> Path | None:
 def plan_digest() -> str | None:
     """The SHA-256 of the plan that the batch host runs (`files.digest_of_plan`), as it gives it to its children."""
     return get(PLAN_DIGEST)
+
+
+def host_descriptor() -> int | None:
+    """Where this process, a controller, reports to its batch host. No child of it inherits the descriptor."""
+    value = os.environ.pop(HOST_FD, "")
+    if not value.isdecimal():
+        return None
+    os.set_inheritable(int(value), False)
+    return int(value)
 
 
 def node_name() -> str | None:

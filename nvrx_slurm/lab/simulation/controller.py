@@ -122,6 +122,9 @@ class SimulatedEnvironment:
     def on_signal(self, number: signal.Signals, callback: Callable[[signal.Signals], None]) -> None:
         self._run.loop.add_signal_handler(number, callback, number)
 
+    def report_node(self, node: str, *, is_lost: bool) -> None:
+        """Only the batch host of a Slurm would start an agent: here the adversary brings nodes back."""
+
 
 class ControllerConnections:
     """The controller's end of every agent's liveness connection."""

@@ -16,19 +16,33 @@ from nvrx_slurm.util.processes import is_alive
 HEAD = "NodeName=n2 Arch=x86_64 CPUTot=4 NodeAddr=127.0.0.1 OS=Linux 6.18 #1 SMP PREEMPT_DYNAMIC @0  Gres=(null)"
 UP = f"{HEAD} State=IDLE ThreadsPerCore=1 Partitions=main  BootTime=2026-11-21T08:55:39 SlurmdStartTime=None"
 DOWN = UP.replace("IDLE", "DOWN+NOT_RESPONDING") + " ExtSensorsTemp=n/s Reason={} [root@2026-11-21T12:26:48]"
-BOOTED_AT = 1795251339.0
+BOOTED_AT, ADDR = 1795251339.0, "127.0.0.1"
 DEADLINE_S = 30.0
 
 
 def test_a_node_that_is_well_has_a_state_and_no_reason() -> None:
     """Times are UTC, as scontrol was asked to print them."""
-    assert list(nodes_of(UP + "\n")) == [SlurmNode("n2", "IDLE", None, BOOTED_AT)]
+    assert list(nodes_of(UP + "\n")) == [SlurmNode("n2", "IDLE", None, BOOTED_AT, ADDR)]
 
 
 @pytest.mark.parametrize("reason", ["Not responding", "two = words [x]", "State=IDLE or so", "mail me@home"])
 def test_a_reason_is_whatever_somebody_wrote(reason: str) -> None:
     """It may hold blanks, brackets and `=`; who wrote it, and when, is cut off."""
-    assert list(nodes_of(DOWN.format(reason))) == [SlurmNode("n2", "DOWN+NOT_RESPONDING", reason, BOOTED_AT)]
+    assert list(nodes_of(DOWN.format(reason))) == [SlurmNode("n2", "DOWN+NOT_RESPONDING", reason, BOOTED_AT, ADDR)]
+
+
+def test_slurmd_listens_where_slurm_says() -> None:
+    """On a port of its own, or on the one that all have, of which Slurm says nothing here."""
+    (own,) = nodes_of(UP.replace("OS=", "Port=30092 OS="))
+    (common,) = nodes_of(UP)
+    assert (own.addr, own.port, common.port) == (ADDR, 30092, None)
+
+
+@pytest.mark.parametrize("state", ["DOWN", "IDLE*", "MIXED+DRAIN", "DOWN*+DRAIN", "ALLOCATED+NOT_RESPONDING", "IDLE"])
+def test_a_node_that_was_taken_out_of_use_takes_no_steps(state: str) -> None:
+    """Whether a health check, an administrator, or slurmctld itself did that."""
+    (node,) = nodes_of(UP.replace("IDLE", state))
+    assert node.takes_steps is (state in ("IDLE", "IDLE*"))
 
 
 def test_a_reason_ends_where_a_newer_slurm_goes_on() -> None:

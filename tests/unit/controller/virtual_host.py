@@ -69,6 +69,7 @@ class VirtualHost:
         self.kernels_refuse = False
         self.connections: Connections | None = None
         self._mirror = SimulatedMirror([])
+        self.reported: list[tuple[str, bool]] = []  # node, whether the batch host was told that it is lost
         self._running: asyncio.Task[Any] | None = None
         self._beating: dict[str, asyncio.Task[None]] = {}
 
@@ -108,6 +109,7 @@ class VirtualHost:
             node_state=self._node_state,
             on_signal=lambda *_: None,
             write_result=lambda _: None,
+            report_node=self._reported,
         )
         controller = Controller(
             plan=self.plan,
@@ -166,3 +168,6 @@ class VirtualHost:
 
     async def _node_state(self, node: str) -> None:
         return None
+
+    def _reported(self, node: str, *, is_lost: bool) -> None:
+        self.reported.append((node, is_lost))

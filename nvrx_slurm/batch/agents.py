@@ -1,0 +1,274 @@
+"""The steps of Slurm in which the agents run, and the nodes on which there is none.
+
+One srun starts all agents. Slurm cancels that whole step where a node is lost before all of them have been launched,
+and a step may end later too (srun was killed, somebody cancelled it). Then agents are started anew, in one step, on
+the nodes that answer. A node whose agent alone is gone gets one when it answers again, and is a hot spare then.
+
+Slurm is not polled. A step ends as a child process does; the controller reports nodes that it has lost; and whether
+a lost node is back is asked of its own slurmd, by a TCP connection, in growing intervals. Only when one answers is
+Slurm asked, once: whether the job still holds the node, and whether the node is well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nvrx_slurm.cluster.slurm_nodes import SlurmNode
+from nvrx_slurm.journal.records import AgentsStarted
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
+
+log = get_logger("batch")
+
+STEP_ENDED_S = 3.0
+"""How long after the end of a step the controller may take to end the job: then it was no accident."""
+
+ENDS_WITHIN_S = 15.0
+"""How long before its srun the agents of a step may have ended with it."""
+
+PAUSES_S = (5.0, 10.0, 20.0, 40.0, 60.0)
+"""Before a lost node is looked at again; the same number of starts leads to the same pause."""
+
+MOST_STARTS = 6
+"""A node on which so many agents in a row have ended within `STABLE_S` gets no more."""
+
+STABLE_S = 60.0
+NO_AGENT_S = 60.0
+"""How long the job may be without any agent while none of its nodes answers."""
+
+LOOKS_AT_ONCE = 64
+
+
+class SlurmPort(Protocol):
+    """What `slurm_nodes` knows of this job's nodes."""
+
+    async def allocated(self) -> Collection[str] | None:
+        """The nodes that the job holds now; None: Slurm does not answer."""
+        ...
+
+    async def nodes(self, names: Sequence[str]) -> Mapping[str, SlurmNode]: ...
+
+    async def answers(self, node: SlurmNode) -> bool:
+        """Whether its slurmd works."""
+        ...
+
+
+def step_command(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
+    """The srun that starts agents on these nodes alone, beside whatever is left of the steps before."""
+    count = len(nodes)
+    own = {"--nodes": count, "--ntasks": count}
+    changed = [
+        f"{name}={own[name]}" if (name := word.partition("=")[0]) in own and "=" in word else word
+        for word in command[1:]
+    ]
+    # `--mem=0`: all that the job has there. On a lost node the step before holds its share until slurmctld gives the
+    # node up, and `--overlap` does not share memory (seen on 22.05).
+    return (command[0], "--overlap", "--mem=0", f"--nodelist={','.join(nodes)}", *changed)
+
+
+@dataclass(slots=True)
+class _Missing:
+    """A node without an agent. `step_ended`: with all others of its step."""
+
+    since: float
+    due: float
+    step_ended: bool = False
+    looks: int = 0
+
+
+@dataclass(slots=True)
+class _Starts:
+    """How many agents in a row were started on a node, the last one `at`, that ended soon."""
+
+    count: int = 0
+    at: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """One srun, and the nodes whose agent it has started."""
+
+    process: Process
+    nodes: set[str] = field(default_factory=set)
+
+
+class AgentSteps:
+    """Runs the steps. `start` starts an srun for its command; `tell` journals what is started; `is_over` says whether
+    the job has ended."""
+
+    def __init__(
+        self,
+        nodes: Iterable[str],
+        *,
+        own_node: str | None,
+        command: Sequence[str],
+        start: Callable[[Sequence[str]], Awaitable[Process]],
+        slurm: SlurmPort,
+        tell: Callable[[AgentsStarted], Awaitable[None]],
+        is_over: Callable[[], bool],
+        generation: int,
+        clock: Clock,
+    ) -> None:
+        self._nodes, self._command, self._start = tuple(nodes), tuple(command), start
+        self._slurm, self._tell, self._is_over = slurm, tell, is_over
+        self._own_node, self._generation, self._clock = own_node, generation, clock
+        self.steps: list[Step] = []
+        self._missing: dict[str, _Missing] = {}
+        self._starts: dict[str, _Starts] = {}
+        self._known: dict[str, SlurmNode] = {}  # where the slurmd of lost nodes listens
+        self._news = asyncio.Event()
+        self._closed = False
+
+    @property
+    def processes(self) -> list[Process]:
+        return [step.process for step in self.steps]
+
+    def close(self) -> None:
+        """The job is ending: start no more agents."""
+        self._closed = True
+        self._news.set()
+
+    def lost(self, node: str) -> None:
+        """The controller has lost the node's agent."""
+        if node in self._nodes and node not in self._missing:
+            self._miss(node, step_ended=False)
+            self._news.set()
+
+    def joined(self, node: str) -> None:
+        """An agent of the node has joined."""
+        self._missing.pop(node, None)
+
+    async def run(self) -> list[int]:
+        """Start the agents; return the last exit codes once none runs and none is to be started."""
+        codes: list[int] = []
+        await self._start_step(self._command, self._nodes)
+        alone_since: float | None = None
+        while True:
+            await self._wait()
+            ended = [step for step in self.steps if step.process.returncode is not None]
+            if ended:
+                codes = [step.process.returncode or 0 for step in ended]
+            for step in ended:
+                self.steps.remove(step)
+                log.warning("a step of agents ended (exit code %s)", step.process.returncode)
+                for node in step.nodes:
+                    self._miss(node, step_ended=len(step.nodes) > 1)
+            now = self._clock.monotonic()
+            alone_since = None if self.steps else now if alone_since is None else alone_since
+            due = [node for node in self._nodes if node in self._missing and self._missing[node].due <= now]
+            if due and not self._closed and not self._is_over():
+                await self._bring_back(due)
+            if self.steps:
+                continue
+            alone_s = 0.0 if alone_since is None else self._clock.monotonic() - alone_since
+            in_vain = alone_s > NO_AGENT_S and all(missing.looks for missing in self._missing.values())
+            if self._closed or self._is_over() or not self._missing or in_vain:
+                return codes
+
+    # ---- the loop
+
+    async def _wait(self) -> None:
+        """Until a step has ended, a node was reported, or one is due."""
+        loop = asyncio.get_running_loop()
+        due = min((missing.due for missing in self._missing.values()), default=None)
+        timeout = None if due is None or self._closed else max(0.0, due - self._clock.monotonic())
+        waits = [loop.create_task(step.process.wait()) for step in self.steps]
+        waits.append(loop.create_task(self._news.wait()))
+        try:
+            await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._news.clear()
+
+    def _miss(self, node: str, *, step_ended: bool) -> None:
+        now, starts = self._clock.monotonic(), self._starts.setdefault(node, _Starts())
+        if now - starts.at > STABLE_S:
+            starts.count = 0
+        if starts.count >= MOST_STARTS:
+            log.error("%s: %d agents in a row have ended soon; no more is started there", node, starts.count)
+            self._missing.pop(node, None)
+            return
+        # After the first end of a step there is no pause but for the controller, which may be ending the job.
+        pause_s = STEP_ENDED_S if step_ended and starts.count <= 1 else PAUSES_S[min(starts.count, len(PAUSES_S) - 1)]
+        known = self._missing.get(node)
+        if known is None:
+            self._missing[node] = _Missing(since=now, due=now + pause_s, step_ended=step_ended)
+        else:
+            known.due = min(known.due, now + pause_s)
+            # The controller sees the agents end sooner than srun does. One that was lost long before was lost alone.
+            known.step_ended |= step_ended and now - known.since < ENDS_WITHIN_S
+
+    async def _bring_back(self, due: Sequence[str]) -> None:
+        """Start agents on those of the nodes that answer, and that the job still holds."""
+        if unknown := [node for node in due if node not in self._known]:
+            self._known.update(await self._slurm.nodes(unknown))
+        answering = await self._answering(due)
+        if answering:
+            answering = await self._usable(answering)
+        for node in due:  # what the queries took, and they take seconds, counts too
+            if (missing := self._missing.get(node)) is not None and node not in answering:
+                missing.looks += 1
+                pause_s = PAUSES_S[min(missing.looks - 1, len(PAUSES_S) - 1)]
+                missing.due = self._clock.monotonic() + pause_s
+        if not answering or self._closed or self._is_over():
+            return
+        attempt = 1 + max(self._starts[node].count for node in answering)
+        # The nodes of a step that ended, and one that was lost by itself: they differ in what counts against them.
+        for step_ended in (True, False):
+            nodes = [node for node in answering if self._missing[node].step_ended is step_ended]
+            if nodes:
+                silent = tuple(node for node in self._missing if node not in answering)
+                await self._tell(
+                    AgentsStarted(
+                        nodes=tuple(nodes),
+                        missing=silent,
+                        step_ended=step_ended,
+                        attempt=attempt,
+                        generation=self._generation,
+                    )
+                )
+        log.warning("starting agents on %s (attempt %d)", ", ".join(answering), attempt)
+        await self._start_step(step_command(self._command, answering), answering)
+
+    async def _answering(self, nodes: Sequence[str]) -> list[str]:
+        room = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+        async def answers(node: str) -> bool:
+            async with room:
+                return node in self._known and await self._slurm.answers(self._known[node])
+
+        found = await asyncio.gather(*(answers(node) for node in nodes))
+        if self._own_node in nodes and not found[nodes.index(self._own_node)]:
+            log.warning("slurmd cannot be reached directly, not even here: which nodes are left is only tried out")
+            return list(nodes)
+        return [node for node, answer in zip(nodes, found, strict=True) if answer]
+
+    async def _usable(self, nodes: Sequence[str]) -> list[str]:
+        """Those that the job holds, and that are well by Slurm's word; the others of the job's nodes are given up."""
+        held, states = await self._slurm.allocated(), await self._slurm.nodes(nodes)
+        self._known.update(states)
+        usable: list[str] = []
+        for node in nodes:
+            if held is not None and node not in held:
+                log.warning("%s: Slurm has taken it from the job; no agent is started there", node)
+                self._missing.pop(node, None)
+            elif node in states and not states[node].takes_steps:
+                log.info("%s answers, and is %s: it gets no agent yet", node, states[node].state)
+            elif node in self._missing:
+                usable.append(node)
+        return usable
+
+    async def _start_step(self, command: Sequence[str], nodes: Iterable[str]) -> None:
+        step, now = Step(await self._start(command), set(nodes)), self._clock.monotonic()
+        for other in self.steps:
+            other.nodes -= step.nodes
+        self.steps.append(step)
+        for node in step.nodes:
+            self._missing.pop(node, None)
+            starts = self._starts.setdefault(node, _Starts())
+            starts.count, starts.at = starts.count + 1, now

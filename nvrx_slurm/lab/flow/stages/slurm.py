@@ -83,6 +83,9 @@ PROOF_S = 5.0
 SCHEDULING_S = 30.0
 """How long slurmctld may take to act by itself: it plans every few seconds only."""
 
+REVOKED_S = 2.0
+"""slurmd compares whole seconds of when a job's credential was made and revoked."""
+
 PREEMPTING = "flow-preempts"
 """The partition whose jobs come first."""
 
@@ -171,11 +174,16 @@ class SlurmFaults:
 
     def release(self, arguments: Arguments, scene: Scene) -> FaultResult:
         job, at = scene.job.job_id, self._clock.wall()
+        pending_since: list[float] = []
 
         def running() -> str | None:
             shown = self._show(job)
-            # Again and again: Slurm sets the two minutes at some moment after the job is in the queue.
             if shown["JobState"] == "PENDING":
+                pending_since.append(self._clock.monotonic())
+                # Not at once: a job that starts in the second in which it was requeued counts as revoked. And again
+                # and again: Slurm sets the two minutes at some moment after the job is in the queue.
+                if pending_since[-1] - pending_since[0] < REVOKED_S:
+                    return None
                 self._programs.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
             again = shown["JobState"] == "RUNNING" and int(shown.get("Restarts", 0)) > scene.topology.generation
             return f"job {job} runs again, restarted {shown['Restarts']} times" if again else None

@@ -18,7 +18,7 @@ AGENT, HEARTBEAT, JOINING = (f"nvrx_slurm/agent/{name}.py" for name in ("agent",
 
 OF_CORE = tuple(
     f"tests/unit/core/test_{name}.py"
-    for name in ("job", "rendezvous", "restart_decision", "backoff", "hangs", "liveness", "in_process")
+    for name in ("job", "cause", "rendezvous", "restart_decision", "backoff", "hangs", "liveness", "in_process")
 )
 OF_LIVENESS = ("tests/unit/core/test_liveness.py", "tests/unit/controller")
 OF_CONTROLLER = ("tests/unit/controller",)
@@ -38,6 +38,31 @@ def controller(
 
 
 CONTROL_PLANE = (
+    # ---- what the cause is
+    core(
+        "symptom-as-cause",
+        "a lost connection to a peer is not the cause of a failure",
+        Edit(JOB, "        peer_lost=fact.peer_lost,\n", "        peer_lost=False,\n"),
+    ),
+    core(
+        "cause-by-report",
+        "of two causes the one that happened first counts",
+        Edit(
+            f"{CORE}/cause.py",
+            "return _order(failure) < _order(known)",
+            "return _order(failure)[0] <= _order(known)[0]",
+        ),
+    ),
+    core(
+        "cause-without-bound",
+        "what happens long after the first report did not cause it",
+        Edit(f"{CORE}/cause.py", "WITHIN_S = 10.0", "WITHIN_S = 1e9"),
+    ),
+    core(
+        "symptom-spends-the-budget",
+        "a decision about a symptom waits for the end of the rendezvous",
+        Edit(DECISION, "(failure.peer_lost or limits.judges_progress(job))", "limits.judges_progress(job)"),
+    ),
     # ---- who gets which ranks, and when
     core(
         "spare-not-promoted",

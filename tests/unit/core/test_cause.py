@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.controller.controller import replay
-from nvrx_slurm.core.cause import WITHIN_S, evidence_of, outranks
+from nvrx_slurm.core.cause import evidence_of, outranks
 from nvrx_slurm.core.state import Failure, new_job
 from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.jobspec.plan import RolePlan
@@ -27,7 +27,7 @@ from nvrx_slurm.journal.records import (
     WorkerFailed,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
-from tests.unit.core.fleet import Fleet, plain, plan_of, running
+from tests.unit.core.fleet import Fleet, plain, plan_of
 
 DRY = AttributionSpec(enable_lib=True)
 ACTS = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
@@ -144,7 +144,7 @@ def test_node_that_is_ready_and_lost_then_is_not_the_cause():
     assert settled(fleet) == ("n1", 0)
 
 
-@pytest.mark.parametrize(("after_s", "rank"), [(WITHIN_S - 1.0, None), (WITHIN_S + 1.0, 0)])
+@pytest.mark.parametrize(("after_s", "rank"), [(9.0, None), (11.0, 0)])
 def test_node_that_dies_long_after_the_symptom_is_another_failure(after_s, rank):
     """It took part in the teardown, so the first report was not about it."""
     fleet = started()
@@ -159,8 +159,8 @@ def test_silence_counts_from_the_last_sign_of_life():
     """A partitioned node is given up long after it was heard last, and is the cause all the same."""
     fleet = started()
     fleet.loses_peer("n1", 0)
-    fleet.now += 2 * WITHIN_S
-    fleet.lose("n2", safe_after_s=max(0.1, fleet.plan.fault_tolerance.gives_away_after_s - 2 * WITHIN_S))
+    fleet.now += 20.0
+    fleet.lose("n2", safe_after_s=max(0.1, fleet.plan.fault_tolerance.gives_away_after_s - 20.0))
     fleet.prove_dead("n2")
     fleet.ready("n1")
     assert settled(fleet) == ("n2", None)
@@ -333,8 +333,3 @@ def test_cause_does_not_depend_on_the_order_of_the_reports(reports):
         return known.peer_lost, known.noticed
 
     assert best(failures) == best(failures[::-1]) == min((each.peer_lost, each.noticed) for each in failures)
-
-
-def test_fleet_without_symptoms_is_as_it_was():
-    fleet = running()
-    assert [type(each) for each in fleet.fail("n1") or []] == [RestartDecided, RendezvousOpened]

@@ -47,6 +47,7 @@ def killed(job: RunningJob, kind: str, cycle: int, chance: Random) -> tuple[str,
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(60 + 60 * KILLS)
 @pytest.mark.parametrize("kind", ["rank", "agent", "node"])
 def test_cause_is_what_was_killed(run_local, tmp_path, kind):
     """Never a survivor, whoever is heard first; and lost nodes spend none of the budget, of which there is none."""

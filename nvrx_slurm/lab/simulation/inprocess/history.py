@@ -239,7 +239,9 @@ class GroupHistory:
     def aim(self, kind: str) -> None:
         """The log has taken an entry of this kind: what waits for that happens within a few messages' time."""
         for act in [act for act in self._aimed if act.on == kind]:
-            self._aimed.remove(act)
+            # What is late comes again and again: in each iteration some process is behind.
+            if act.fault is not GroupFault.GARBAGE:
+                self._aimed.remove(act)
             self.scheduler.call_later(self.chance.choice((0.0, 0.001, 0.005)), partial(self._perform, act))
 
     def _perform(self, act: GroupAct) -> None:
@@ -298,9 +300,10 @@ class GroupHistory:
             self.scheduler.call_later(act.lasts_s, lambda: self._heal(act, stopped))
 
     def _late_interruption(self, act: GroupAct) -> bytes:
-        """What a monitor may still send: it has not read the log since the iteration, which may be over."""
+        """What a monitor may still send: it has not read the log since the iteration, which is over."""
+        model = self.promises.model(0)
         late = Interrupted(
-            iteration=max(0, self.promises.iteration(0) - self.chance.choice((0, 0, 1))),
+            iteration=model.iteration - (model.stage != "completed"),
             member=act.member,
             rank=None,
             interruption=Interruption.SOFT_TIMEOUT,

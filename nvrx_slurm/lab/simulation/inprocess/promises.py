@@ -144,9 +144,9 @@ class GroupPromises:
             self._calls[number] = _CallHistory([LogModel(self._history.shape.members)])
         return self._calls[number]
 
-    def iteration(self, call: int) -> int:
-        """The one that the log is in."""
-        return self._call(call).models[-1].iteration
+    def model(self, call: int) -> LogModel:
+        """What the log of a call says now."""
+        return self._call(call).models[-1]
 
     # ---- while it runs
 

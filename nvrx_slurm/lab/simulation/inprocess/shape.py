@@ -101,7 +101,8 @@ class GroupShape:
 
 def draw_shape(chance: Random) -> GroupShape:
     members = chance.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8))
-    machines = chance.randint(1, members)
+    machines = chance.choice((1, 2, 2, 3, members))
+    machines = min(machines, members)
     hosts = tuple(f"h{member * machines // members}" for member in range(members))
     interval_s = chance.uniform(0.4, 1.0)
     heartbeat_s = chance.uniform(4.0, 10.0)
@@ -139,10 +140,13 @@ def draw_acts(chance: Random, shape: GroupShape) -> tuple[GroupAct, ...]:
     for _ in range(chance.choice((1, 1, 2, 2, 3, 4, 6))):
         # Faults close together race; those far apart meet a group that has recovered.
         at_s += chance.choice((0.0, 0.002, 0.05, 0.5, 2.0, 8.0)) * chance.random()
-        fault = chance.choice(known)
+        # A host takes all of its ranks along: that is tried more often than its share.
+        fault = GroupFault.POWER_OFF if chance.random() < 0.08 else chance.choice(known)
         lasts_s = chance.choice((0.3, 2.0, shape.heartbeat_s, 1.5 * shape.heartbeat_s, 40.0)) * chance.random()
         # Half of them aim at an entry of the log: what happens around it is where ranks disagree, if ever.
         on = chance.choice(AIMS) if chance.random() < 0.5 else ""
+        if fault is GroupFault.GARBAGE:
+            on = chance.choice(("sealed", "opened", "completed", "completed"))
         member = chance.randrange(shape.members)
         acts.append(GroupAct(at_s, fault, member, lasts_s if fault in LASTING else 0.0, on))
     return tuple(sorted(acts, key=lambda act: act.at_s))

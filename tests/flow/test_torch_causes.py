@@ -1,7 +1,7 @@
 """The cause that the journal names when a rank, an agent or a node of a torch world over gloo is killed.
 
 The peers' "Connection reset by peer" often arrives first. NVRX_TORCH_KILLS: how many kills of each kind (20 for the
-sixty of docs/decisions/0032).
+sixty of docs/decisions/0035).
 """
 
 from __future__ import annotations

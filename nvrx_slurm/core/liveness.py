@@ -46,6 +46,8 @@ class Liveness:
     def watch(self, node: str, now: float) -> None:
         """A node has registered: from now on its silence counts."""
         self.drop(node)
+        if self._heard or self._registered:
+            self._advance(now)  # a controller that was frozen takes in old registrations first, and then heartbeats
         self._registered[node] = now
         self._newest = max(self._newest, now)
         self._look_at = min(self._look_at, now + self._startup_s)
@@ -61,13 +63,15 @@ class Liveness:
         elif at <= last:
             return
         self._heard[node] = at
-        if at > self._newest:
-            if at - self._newest > self._stall_s:
-                # No node could be heard meanwhile. The first that is heard again must not make the others late.
-                self._grace_until = max(self._grace_until, at + min(at - self._newest, self._timeout_s))
-            self._newest = at
+        self._advance(at)
         if self._suspected and at > self._suspected.get(node, at):
             del self._suspected[node]
+
+    def _advance(self, at: float) -> None:
+        if at - self._newest > self._stall_s:
+            # No node could be heard meanwhile. The first that is heard again must not make the others late.
+            self._grace_until = max(self._grace_until, at + min(at - self._newest, self._timeout_s))
+        self._newest = max(self._newest, at)
 
     def suspect(self, node: str, now: float) -> None:
         """Its connection closed, and nothing proves why: unless it is heard again soon it is dead."""

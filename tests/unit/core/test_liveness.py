@@ -77,6 +77,18 @@ def test_after_a_silence_of_all_the_living_are_heard_again():
     assert liveness.dead(18.0) == {"a": 18.0}
 
 
+def test_registration_that_is_read_late_makes_no_other_node_late():
+    """A controller that was frozen takes in the registration of a node first, and then the heartbeats of all."""
+    liveness = beating("a", "b")
+    liveness.heard("b", 4.0)
+    liveness.watch("c", 20.0)
+    assert liveness.dead(20.0) == {}
+    liveness.heard("a", 24.0)
+    liveness.heard("a", 28.0)
+    assert liveness.dead(29.9) == {}
+    assert liveness.dead(30.0) == {"b": 26.0}
+
+
 def test_long_silence_of_all_earns_no_more_than_a_timeout():
     """However long the store was away, a dead node is found one timeout after its return."""
     liveness = beating("a", "b")
@@ -148,6 +160,8 @@ class Model:
                 known.pop(node, None)
         elif what == "watch":
             self.tell("drop", node, now, at)
+            if self.registered and now - self.newest > STALL_S:
+                self.grace_until = max(self.grace_until, now + min(now - self.newest, TIMEOUT_S))
             self.registered[node], self.newest = now, max(self.newest, now)
         elif what == "suspect" and node in self.registered:
             self.suspected[node] = now

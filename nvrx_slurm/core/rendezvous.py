@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from nvrx_slurm.core import limits, membership, restart_decision
 from nvrx_slurm.core.assignment import passed_over, seat
-from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica, Stamps
+from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica, Stamps
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.journal.records import Decision, Fence, RendezvousClosed, RendezvousOpened, Shutdown
 
@@ -227,14 +227,19 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
 
 
 def _fence_late(job: Job, replica: Replica, now: float) -> list[Decision]:
-    """Nodes that are too late lose their ranks: they are fenced, and the rendezvous waits until they are dead."""
+    """Nodes that are too late lose their ranks: they are fenced, and the rendezvous waits until they are dead. Where
+    only lost connections were reported so far, the first of these nodes is what the others have lost."""
     late = sorted(name for name in replica.awaited if job.nodes[name].state is NodeState.ACTIVE)
     dead_by = now + job.plan.fault_tolerance.gives_away_after_s
     fences: list[Decision] = []
+    evidence: list[Decision] = []
     for node in map(job.nodes.__getitem__, late):
+        cause = f"{node.name} lost: no answer to the teardown"
+        failure = Failure(kind="node", cause=cause, node=node.name, noticed=now)
+        evidence += restart_decision.take_evidence(job, replica, failure, replica.opened_at, now) or []
         membership.move(job, node, NodeState.LOST)
         node.fenced = True
         replica.unsafe[node.name] = membership.safe_at(node, dead_by)
         forget(job, node, now)
         fences.append(Fence(node=node.name, incarnation=node.incarnation))
-    return fences
+    return fences + evidence

@@ -474,6 +474,8 @@ class JobHistory:
             return
         until = math.inf if node.outlives_lease else self.t + self.bounds.gives_away_after_s
         self.replicas[replica_id].unproven[node.name] = until
+        if (known := self.open_symptom(replica_id)) is not None and known.is_symptom:
+            self._fail(replica_id, "node", self.t, None, None, node.name, known.first_noticed)
         node.place = "gone"
         self._forget(node)
 

@@ -291,7 +291,7 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
     if len(run.performed) == 1 and (act := run.performed[0]).kind in SETTLED_AS:
         for decided in (entry.record for entry in promises.journal if isinstance(entry.record, RestartDecided)):
             kind = "node" if decided.rank is None else "worker"
-            waits = promises.roles[decided.replica].on_failure in RESTARTS
+            waits = promises.roles[decided.replica].on_failure in RESTARTS and decided.by != "attribution"
             if waits and (decided.node, kind) != (act.node, SETTLED_AS[act.kind]):
                 yield Promise.CAUSE, f"the one fault was {act}, and this was decided: {decided}"
 

@@ -19,6 +19,7 @@ from nvrx_slurm.journal.records import (
     Attributed,
     AttributionAsked,
     AttributionJudged,
+    Fence,
     NodeIsolated,
     RendezvousClosed,
     RendezvousOpened,
@@ -68,6 +69,28 @@ def test_teardown_begins_with_the_symptom_and_the_decision_waits():
     fleet.ready("n1")
     assert settled(fleet) == ("n2", None)
     assert isinstance(fleet.journal[-1].record, RendezvousClosed)
+
+
+def test_late_node_is_what_its_peers_have_lost():
+    """A node without power whose loss the failure detector has not judged yet: it is fenced because it is late."""
+    fleet = started(teardown__grace=10.0, rendezvous__last_call=5.0, max_restarts=Allowance(count=0))
+    fleet.loses_peer("n1", 0)
+    fleet.ready("n1")
+    assert fleet.later(15.0) == [Fence(node="n2", incarnation="n2.0")]
+    fleet.later(fleet.plan.fault_tolerance.gives_away_after_s)
+    assert settled(fleet) == ("n2", None)
+    assert fleet.decided().action == "restart_replica"
+
+
+def test_late_node_is_not_the_cause_of_what_was_reported_before():
+    """What ended another worker is known: a node that is late after that is only late."""
+    fleet = started(nodes=3, teardown__grace=10.0, rendezvous__last_call=5.0)
+    fleet.loses_peer("n1", 0)
+    fleet.ends("n3", 2, signal=9)
+    fleet.ready("n1", "n3")
+    fleet.later(15.0)
+    fleet.later(fleet.plan.fault_tolerance.gives_away_after_s)
+    assert settled(fleet) == ("n3", 2)
 
 
 def test_lost_node_spends_no_restart():

@@ -8,7 +8,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.journal.records import ControllerStarted, Entry, NodeFenced, NodeJoined, NodeLost
+from nvrx_slurm.journal.records import (
+    ControllerStarted,
+    Entry,
+    JobSuspended,
+    NodeFenced,
+    NodeJoined,
+    NodeLost,
+    NodeResumed,
+)
 from nvrx_slurm.lab.simulation.monitors import Promise
 from nvrx_slurm.liveness import fence
 
@@ -34,6 +42,8 @@ class Contact:
         self._signs: dict[str, deque[float]] = {}  # incarnation → when
         self._began: dict[int, float] = {}  # a controller's process id → when it began
         self._controller_began_at = 0.0
+        self._agents: dict[str, str] = {}  # incarnation → its node
+        self._granted: set[str] = set()  # nodes whose workers may outlive their lease
 
     def heard(self, incarnation: str) -> None:
         """The store has accepted a heartbeat, or the controller has received a sign on a liveness connection."""
@@ -51,17 +61,26 @@ class Contact:
         match entry.record:
             case ControllerStarted(pid=pid):
                 self._controller_began_at = self._began.get(pid, self._run.loop.now_s)
-            case NodeJoined(incarnation=incarnation):
+            case NodeJoined(node=name, incarnation=incarnation):
+                self._agents[incarnation] = name
+                self._granted.discard(name)
                 self.heard(incarnation)
+            case JobSuspended(incarnations=incarnations):
+                self._granted.update(self._agents[each] for each in incarnations)
+            case NodeResumed(node=name):
+                self._granted.discard(name)
             case NodeLost():
                 self._check_loss(entry.record, self._decided_at(entry.t))
             case NodeFenced(node=name, incarnation=incarnation):
                 if self._may_live(name, incarnation):
                     self._broken(Promise.PROVEN, f"{name}'s supervisor lives, and this is journaled: {entry.record}")
 
-    def lease_renewed(self, node: SimulatedNode, seconds: float, since_s: float) -> None:
-        """An agent, which has run for `since_s`, lets its workers live for so long without contact."""
+    def lease_renewed(self, node: SimulatedNode, seconds: float, since_s: float, *, outlived: bool = False) -> None:
+        """An agent, which has run for `since_s`, lets its workers live for so long without contact. `outlived`: by
+        the grant of a suspension, which holds until the agent has confirmed an ordinary lease again."""
         run = self._run
+        if outlived and node.name in self._granted:
+            return
         silent_s = min(run.network.silence_s(node.name, run.HOST), since_s)
         most_s = self._bounds.fence_timeout - silent_s * node.clock.rate
         if silent_s and seconds > max(0.0, most_s) + ERROR_S:
@@ -99,7 +118,8 @@ class Contact:
         all_silent_s = at - max(newest, self._controller_began_at)
         stall_s = min(STALL_BEATS * max(beats.interval, SHORTEST_S), beats.timeout / 2)
         grace_s = max(self._bounds.control_plane_grace, self._bounds.gives_away_after_s)
-        if stall_s + ERROR_S < all_silent_s < grace_s - ERROR_S:
+        # The controller does not count the last heartbeats of nodes that have left since.
+        if stall_s + ERROR_S < all_silent_s < grace_s - beats.interval - ERROR_S:
             self._broken(Promise.SILENT, f"{what} when no node had been seen for {all_silent_s:.3f} s")
 
     def _silence_s(self, signs: list[float], at: float) -> float:

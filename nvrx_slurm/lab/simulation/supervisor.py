@@ -248,7 +248,7 @@ class SupervisedWorkers:
 
     def lease(self, seconds: float, outlived: bool = False) -> None:
         now_s = self._node.loop.now_s
-        self._node.run.contact.lease_renewed(self._node, seconds, now_s - self._began_s)
+        self._node.run.contact.lease_renewed(self._node, seconds, now_s - self._began_s, outlived=outlived)
         self._lease_until = now_s + seconds * self._node.clock.pace
         self._ask(SimulatedSupervisor.renew_lease, self._lease_until, outlived)
 

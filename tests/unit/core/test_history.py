@@ -63,10 +63,13 @@ class History(RuleBasedStateMachine):
 
     @initialize(plan=st.sampled_from(PLANS))
     def start(self, plan):
-        self.fleet = Fleet(plan)
+        self.watch(Fleet(plan))
+
+    def watch(self, fleet):
+        self.fleet = fleet
         self.monitored, self.broken = 0, []
         self.monitors = JournalMonitors(
-            plan,
+            fleet.plan,
             lambda promise, sentence: self.broken.append((promise, sentence)),
             outage_s=lambda: 1000.0,  # `time_passes` leaps over deadlines
         )

@@ -89,7 +89,7 @@ BAD_FILES = {
 # the item of `expect` → what the message says after `flow.yaml:3: `
 BAD_ITEMS = {
     "worker_started: {}": "expect.0.worker_started: is no event of the journal; nearest: workers_started, "
-    "controller_started, worker_failed, job_started, restart_decided, … (all are in docs/journal.md)",
+    "controller_started, worker_failed, job_started, agents_started, … (all are in docs/journal.md)",
     "rendezvous_closed: {cylce: 0}": "expect.0.rendezvous_closed.cylce: is no field of rendezvous_closed; nearest: "
     "cycle, active, "
     "world_size, nodes, replica, …",
@@ -140,7 +140,7 @@ BAD_ITEMS = {
     "{count: job_ended, is: $n}": "expect.0.is: must be a number such as 3, or a comparison such as '>= 2', not '$n'",
     "any_order: []": "expect.0.any_order: must be a list of items, or of lists of items",
     "any_order: [[fense], tick]": "expect.0.any_order.0.0.fense: is no event of the journal; nearest: fence, "
-    "learned, node_fenced, job_ended, node_joined, … (all are in docs/journal.md)",
+    "learned, node_fenced, job_ended, agents_started, … (all are in docs/journal.md)",
 }
 
 STATE = "when: {state: running}"
@@ -201,7 +201,7 @@ BAD_FAULTS = {
     "{when: {fault: 2}, do: kill_store}": "faults.0.when.fault: must be the number of a fault of this file, 1 to 1, "
     "not '2'",
     "{when: {event: fense}, do: kill_store}": "faults.0.when.event: is no event of the journal; nearest: fence, "
-    "learned, node_fenced, job_ended, node_joined, … (all are in docs/journal.md)",
+    "learned, node_fenced, job_ended, agents_started, … (all are in docs/journal.md)",
     "{when: {event: fence, nod: a}, do: kill_store}": "faults.0.when.nod: is no field of fence; nearest: node, "
     "incarnation",
     "{when: {event: fence, times: 0}, do: kill_store}": "faults.0.when.times: must be a whole number from 1, not '0'",

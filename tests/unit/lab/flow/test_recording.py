@@ -344,7 +344,7 @@ class RecordedHistory(History):
 
     @initialize(plan=st.sampled_from(PLANS))
     def start(self, plan):
-        self.fleet = at_work(plan)
+        self.watch(at_work(plan))
 
     def teardown(self):
         if not recorded(self.fleet)["expect"]:

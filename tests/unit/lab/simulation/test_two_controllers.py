@@ -25,7 +25,8 @@ STANDS_S = 2.0
 
 def controllers_of(act: Act) -> list[tuple[int, int | None]]:
     """Epoch and exit code of each controller of a job that this act, at its first rendezvous, does not disturb."""
-    run = SimulationRun(replace(PLAIN, acts=(act,)))
+    shape = replace(PLAIN.shape, work_s=2 * STANDS_S)  # the job outlives the standstill
+    run = SimulationRun(replace(PLAIN, shape=shape, acts=(act,)))
     result = run.run()
     assert (result.broken, result.exit_code) == (None, 0)
     epochs = [entry.record.epoch for entry in result.journal if isinstance(entry.record, ControllerStarted)]

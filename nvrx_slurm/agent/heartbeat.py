@@ -8,8 +8,8 @@ Whichever of the two answered last renews the supervisor's lease. When neither h
 lease lapses: the workers die, since by then another node may have their ranks. The controller's own sign of life is
 its lease in the store; while it is silent workers go on, up to `control_plane_grace`.
 
-While Slurm suspends the job (`hold`) the workers outlive their lease: nobody runs who could renew it, or give their
-ranks away.
+While Slurm suspends the job (`hold`) the workers outlive their lease: no process runs that could renew it, or give
+their ranks away.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The steps of Slurm in which the agents run, and the nodes on which there is none.
 
 One srun starts all agents. Slurm cancels that whole step where a node is lost before all of them have been launched,
-and a step may end later too (srun was killed, somebody cancelled it). Then agents are started anew, in one step, on
+and a step may end later too (srun was killed, a user cancelled it). Then agents are started again, in one step, on
 the nodes that answer. A node whose agent alone is gone gets one when it answers again, and is a hot spare then.
 
 Slurm is not polled. A step ends as a child process does; the controller reports nodes that it has lost; and whether
@@ -58,7 +58,7 @@ class SlurmPort(Protocol):
 
 
 def step_command(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
-    """The srun that starts agents on these nodes alone, beside whatever is left of the steps before."""
+    """The srun that starts agents on these nodes alone, beside what is left of the steps before."""
     count = len(nodes)
     own = {"--nodes": count, "--ntasks": count}
     changed = [

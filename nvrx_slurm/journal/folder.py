@@ -163,8 +163,8 @@ def claim_node(job: JobFolder, node: str) -> tuple[Path, int]:
     """Make this agent the node's only one: a new runtime folder, and a descriptor that locks it. What killed agents
     have left is removed. Raises UsageError where another agent of the job still runs on the node.
 
-    The lock ends with the last process that has the descriptor, by whatever signal. The supervisor gets it too: so a
-    lock that is free says that no worker is left either.
+    The lock ends with the last process that has the descriptor, also when that is killed. The supervisor gets it too:
+    so a lock that is free says that no worker is left either.
     """
     own = job.make_runtime_folder(node)
     lock = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -65,7 +65,7 @@ class Promise(StrEnum):
     FAILURES = "each failure is answered at once, and nothing else stops workers"
     FENCED = "an agent that is given up is fenced"
     REGISTERED = "only an agent that has registered is given up"
-    SILENT = "nobody is given up who was in touch"
+    SILENT = "no node is given up that was in touch"
     GUARD = "a new controller listens for a full timeout first"
     PROVEN = "a proof of death is true"
     GIVEN_AWAY = "ranks are given away only on proof of death"
@@ -130,7 +130,7 @@ class FreshFacts(Monitor):
             asked = failure is not None and failure.rank == record.rank and record.generation == history.generation
             source = record.attribution.source
             if failure is None or not asked or source not in failure.sources or source in failure.answers:
-                yield f"nobody was to answer this, or somebody had: {record}"
+                yield f"no failure waited for this decision: {record}"
         elif isinstance(record, FromAgent):
             yield from self._check_sender(record)
 
@@ -180,7 +180,7 @@ class FailuresAnswered(Monitor):
         if any(isinstance(record, Shutdown) for record in step.decisions):
             return
         if opened != expected:
-            yield f"{sorted(expected)} had to begin anew, and {sorted(opened)} did, after {step.fact}"
+            yield f"{sorted(expected)} had to restart, and {sorted(opened)} did, after {step.fact}"
         if ended != failed:
             yield f"{sorted(failed)} had to end as failed, and {sorted(ended)} did, after {step.fact}"
         if any(failure.policy == "fail_job" for failure in step.failures):
@@ -570,7 +570,7 @@ class JournalMonitors:
             self.history.apply(entry)
         except KeyError as error:
             self._is_broken = True
-            self._broken(Promise.JOURNAL, f"nobody knows of {error}, which this names: {entry.record}")
+            self._broken(Promise.JOURNAL, f"{error} is unknown, and this names it: {entry.record}")
 
     def complete(self) -> None:
         """A commit is over: no decision of its last fact is still to come."""

@@ -461,7 +461,7 @@ class _UnsetVariables:
 
 class _NoLog:
     def __init__(self, *_: object) -> None:
-        """Nobody reads the logs of a history."""
+        """The logs of a history are not read."""
 
     def install(self) -> None: ...
     def release_stderr(self) -> None: ...

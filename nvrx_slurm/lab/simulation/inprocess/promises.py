@@ -219,7 +219,7 @@ class GroupPromises:
                 continue
             ledger, models = group.cycle.ledger, self._call(member.call._call).models  # type: ignore[union-attr]
             if ledger.length >= len(models):
-                continue  # it is before the reply, or a call that nobody has begun
+                continue  # it is before the reply, or a call that no rank has begun
             model = models[ledger.length]
             seen = (ledger.iteration, ledger.stage.value, frozenset(ledger.lost))
             if seen != (model.iteration, model.stage, model.lost):

@@ -423,7 +423,7 @@ class PayloadHistory:
                         return
 
     def _empty(self, producer: SimulatedProducer) -> None:
-        """Nobody has asked for what is left in its ring any more: it is consumed as if it had been read."""
+        """No reader asks for what is left in its ring: it is consumed as if it had been read."""
         assert producer.server is not None
         ring = producer.server.ring
         for index, slot in enumerate(ring.slot_states()):

@@ -155,7 +155,7 @@ class SimulatedLink:
             self._deliver_end(data)
 
     def _deliver_end(self, data: bytes | None) -> None:
-        """In the order of sending, whatever each message's latency."""
+        """In the order of sending, also where a later message has the shorter latency."""
         peer = self.peer
         peer._arrives_at = max(self._scheduler.now_s + self._network.latency_s(), peer._arrives_at)
         self._scheduler.call_at(peer._arrives_at, partial(self._arrive, data))

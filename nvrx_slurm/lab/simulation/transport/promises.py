@@ -106,11 +106,11 @@ class PayloadPromises:
             )
 
     def asked_by_the_dead(self, ref: PayloadRef) -> None:
-        """Its reader was killed while it read: whether it has got the payload nobody can say."""
+        """Its reader was killed while it read: whether it has got the payload is unknown."""
         self._lost_with.add(key_of(ref))
 
     def check_ring(self, number: int) -> None:
-        """At the end, by a process of that host: nobody holds a slot, and each payload is where it should be."""
+        """At the end, by a process of that host: no slot is held, and each payload is where it should be."""
         producer = self._history.producers[number]
         ring = producer.server.ring if producer.server is not None else None
         if ring is None or not producer.process.alive:
@@ -131,4 +131,4 @@ class PayloadPromises:
         still = {(ring.name, index, slot.generation) for index, slot in enumerate(slots) if slot.state is State.READY}
         gone = [key for key in written if key not in still and not self.delivered[key] and key not in self._lost_with]
         if len(gone) > metrics.dropped:
-            self.broke(PayloadPromise.KEPT, f"{gone} were read by nobody, and {metrics.dropped} were dropped")
+            self.broke(PayloadPromise.KEPT, f"{gone} had no reader, and {metrics.dropped} were dropped")

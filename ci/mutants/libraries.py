@@ -6,11 +6,22 @@ from ci.mutants.model import Edit, Mutant
 
 INPROCESS = "nvrx_slurm/inprocess"
 LEDGER, BARRIERS, GUARD = (f"{INPROCESS}/{name}.py" for name in ("ledger", "barriers", "monitor_guard"))
-SLOTS, RETRYING = "nvrx_slurm/transport/slots.py", "nvrx_slurm/transport/retrying.py"
+CYCLE, GROUP, RANK, CALL, INTERRUPTER, HEARTBEATS = (
+    f"{INPROCESS}/{name}.py" for name in ("cycle", "group", "rank", "call", "interrupter", "monitor_heartbeats")
+)
+SLOTS, RETRYING, SERVER, PROTOCOL, FETCHING, POOL, RING_ACCESS = (
+    f"nvrx_slurm/transport/{name}.py"
+    for name in ("slots", "retrying", "server", "protocol", "fetching", "pool", "ring_access")
+)
 
 OF_LEDGER = ("tests/unit/inprocess/test_ledger.py",)
 OF_BARRIERS = ("tests/unit/inprocess/test_barriers.py",)
 OF_GUARD = ("tests/unit/inprocess/test_monitor_guard.py",)
+OF_GROUP = ("tests/unit/inprocess/test_group.py",)
+OF_HEARTBEATS = ("tests/unit/inprocess/test_monitor_heartbeats.py",)
+OF_HISTORIES = ("tests/unit/lab/simulation/test_histories.py",)
+OF_QUARANTINE = ("tests/unit/transport/test_quarantine.py",)
+OF_POOL = ("tests/unit/transport/test_pool.py",)
 OF_SLOTS = ("tests/unit/transport/test_slots.py",)
 OF_RETRYING = ("tests/unit/transport/test_retrying.py", "tests/unit/transport/test_retrying_ports.py")
 
@@ -220,5 +231,170 @@ LIBRARIES = (
         "each fault of a port lengthens its quarantine",
         Edit(RETRYING, "    failures = health.failures + 1\n", "    failures = 1\n"),
         tests=OF_RETRYING,
+    ),
+    # ---- what the libraries' simulations are for: whole calls and reads, with their threads
+    library(
+        "late-interruption-of-another-iteration",
+        "no interruption counts after its cycle has closed",
+        Edit(LEDGER, "is_current = entry.iteration == ledger.iteration and entry.m", "is_current = entry.m"),
+        tests=OF_LEDGER,
+    ),
+    library(
+        "barrier-counts-lost-members",
+        "no barrier closes without each member that is left",
+        Edit(
+            GROUP,
+            "present = {member: data for member, data in here.items() if member not in seen.lost}",
+            "present = dict(here)",
+        ),
+        tests=OF_GROUP,
+    ),
+    library(
+        "completed-without-one",
+        "an iteration is completed by all of its active ranks",
+        Edit(RANK, "lambda _: active, lambda _: completed", "lambda _: max(1, active - 1), lambda _: completed"),
+        tests=OF_HISTORIES,
+    ),
+    library(
+        "loss-of-a-starting-rank",
+        "all ranks agree on which iteration was interrupted",
+        Edit(
+            LEDGER,
+            "takes_part = starts_with_it or ledger.stage is IterationStage.RUNNING",
+            "takes_part = ledger.stage is IterationStage.RUNNING",
+        ),
+        tests=OF_LEDGER,
+    ),
+    library(
+        "lease-counts-from-the-reply",
+        "a member that is recorded as dead is dead",
+        Edit(
+            HEARTBEATS,
+            "self._lease.renew(asked_at)",
+            "self._lease.renew(time.monotonic() + 0.5 * self._options.heartbeat_timeout_s)",
+        ),
+        tests=OF_HISTORIES,
+    ),
+    library(
+        "frozen-monitor-lives",
+        "a monitor that is frozen is killed by the kernel when its lease is over, and its rank with it",
+        Edit(
+            HEARTBEATS,
+            "        self._self_fence.arm(sent_at + SELF_FENCE_SHARE * self._timeout_s - time.monotonic())\n",
+            "",
+        ),
+        tests=OF_HISTORIES,
+    ),
+    library(
+        "unfit-rank-is-recorded-alive",
+        "a rank that is unfit is recorded once its process is dead",
+        Edit(
+            CALL,
+            "        if self._rank.unfit:\n            self._monitor",
+            "        if False:\n            self._monitor",
+        ),
+        tests=OF_HISTORIES,
+    ),
+    library(
+        "waiting-rank-is-not-interrupted",
+        "a rank that has returned restarts with the others",
+        Edit(CYCLE, "    (CyclePhase.COMPLETING, Event.FAILED): CyclePhase.INTERRUPTED,\n", ""),
+        tests=OF_HISTORIES,
+    ),
+    library(
+        "barrier-without-bound",
+        "every rank that waits leaves within its bound",
+        Edit(GROUP, "if not self._wait_until(has_news, until):", "if not self._wait_until(has_news, math.inf):"),
+        tests=OF_GROUP,
+    ),
+    library(
+        "function-is-not-interrupted",
+        "once faults stop the ranks that are left complete",
+        Edit(INTERRUPTER, "                self._region.interrupt(again_s=self._again_s)\n", ""),
+        tests=OF_HISTORIES,
+    ),
+    library(
+        "lost-host-one-by-one",
+        "the ranks of a lost host are found together",
+        Edit(HEARTBEATS, "        if last.seen_at - last.since >= patience_s:\n", "        if False:\n"),
+        tests=OF_HEARTBEATS,
+    ),
+    library(
+        "generation-is-used-again",
+        "a ref never gives another payload's bytes",
+        Edit(
+            RING_ACCESS,
+            "generation = max(self.memory.latest_generation(), slot.generation) + 1",
+            "generation = max(self.memory.latest_generation(), slot.generation) // 2 + 1",
+        ),
+        tests=("tests/unit/transport/test_ring.py",),
+    ),
+    library(
+        "checksum-is-not-compared",
+        "the bytes that were written, or an error",
+        Edit(PROTOCOL, "    if is_other or (ref.checksum and seen", "    if False and (ref.checksum and seen"),
+        tests=("tests/unit/transport/test_protocol.py",),
+    ),
+    library(
+        "payload-is-freed-when-sent",
+        "no unread payload is lost while its producer lives",
+        Edit(SERVER, "    is_taken = False\n    try:", "    is_taken = True\n    try:"),
+        tests=OF_HISTORIES,
+    ),
+    library(
+        "taken-payload-is-left-to-others",
+        "without a fault each payload is read once",
+        Edit(
+            FETCHING,
+            "verdict = protocol.AckVerdict.KEPT if keep else protocol.AckVerdict.TAKEN",
+            "verdict = protocol.AckVerdict.KEPT",
+        ),
+        tests=OF_HISTORIES,
+    ),
+    library(
+        "attempt-beyond-the-deadline",
+        "each read ends by its deadline",
+        Edit(
+            RETRYING,
+            "until = min(self._deadline, now + self._limits.answer_s + payload_s)",
+            "until = now + self._limits.answer_s + payload_s",
+        ),
+        tests=OF_RETRYING,
+    ),
+    library(
+        "dead-reader-keeps-its-slot",
+        "no slot stays blocked",
+        Edit(SLOTS, "return owner_is_dead or now_ns >= slot.lease_ns", "return False"),
+        tests=OF_SLOTS,
+    ),
+    library(
+        "drop-is-not-counted",
+        "every payload is counted once",
+        Edit(SLOTS, 'counts = _add(slot, "dropped") if slot.state is READY else slot.counts', "counts = slot.counts"),
+        tests=OF_SLOTS,
+    ),
+    library(
+        "quarantine-without-end",
+        "a port's quarantine ends",
+        Edit(RETRYING, "return now < self.sick_until", "return self.sick_until > 0"),
+        tests=OF_QUARANTINE,
+    ),
+    library(
+        "success-is-not-forgiven",
+        "one success ends a port's history of faults",
+        Edit(
+            FETCHING, "                        self._health.pop(step.port, None)\n", "                        pass\n"
+        ),
+        tests=OF_QUARANTINE,
+    ),
+    library(
+        "lost-ack-is-forgotten",
+        "with its next read of a ring a reader confirms what it has read there before",
+        Edit(
+            POOL,
+            "        if connection.unconfirmed is not None:\n            self._unc",
+            "        if False:\n            self._unc",
+        ),
+        tests=OF_POOL,
     ),
 )

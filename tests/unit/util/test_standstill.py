@@ -11,8 +11,14 @@ PROGRAM = """
 import asyncio
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.standstill import standstill
-print("announced", flush=True)
-print(asyncio.run(standstill(SystemClock())))
+
+async def main():
+    stood_still = asyncio.ensure_future(standstill(SystemClock()))
+    await asyncio.sleep(0)  # it has looked at the clock once
+    print("announced", flush=True)
+    print(await stood_still)
+
+asyncio.run(main())
 """
 
 

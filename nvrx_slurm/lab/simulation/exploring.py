@@ -39,7 +39,7 @@ SAY_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ExploringTask:
     """Run each seed, or a change of one of the parents by it. Without parents every run is fresh."""
 
     seeds: Sequence[int]
@@ -67,7 +67,7 @@ def _begin(guided: bool) -> None:
     _measured = Coverage() if guided else None
 
 
-def _explore(task: Task) -> Explored:
+def _explore(task: ExploringTask) -> Explored:
     explored = Explored()
     with uncollected(), unlogged():
         for scenario in task.parents if task.as_they_are else _scenarios(task):
@@ -85,7 +85,7 @@ def _explore(task: Task) -> Explored:
     return explored
 
 
-def _scenarios(task: Task) -> Iterator[Scenario]:
+def _scenarios(task: ExploringTask) -> Iterator[Scenario]:
     for seed in task.seeds:
         chance = Random(f"{seed}/exploring")
         if not task.parents or chance.random() < FRESH:
@@ -145,15 +145,15 @@ def explore(
     runs, next_seed, broken = 0, first, Counter[str]()
     known = len(corpus.scenarios)
 
-    def tasks() -> Iterator[Task]:
+    def tasks() -> Iterator[ExploringTask]:
         nonlocal next_seed
         for at in range(0, known, RUNS):
-            yield Task((), nodes, tuple(corpus.scenarios[at : at + RUNS]), as_they_are=True)
+            yield ExploringTask((), nodes, tuple(corpus.scenarios[at : at + RUNS]), as_they_are=True)
         while clock.monotonic() - began < 60.0 * minutes:
             # Half of the parents are of the newest: what was reached last is best understood around there.
             newest = corpus.scenarios[-PARENTS // 2 :]
             parents = (*newest, *chance.sample(corpus.scenarios, min(PARENTS // 2, len(corpus.scenarios))))
-            yield Task(range(next_seed, next_seed + RUNS), nodes, parents)
+            yield ExploringTask(range(next_seed, next_seed + RUNS), nodes, parents)
             next_seed += RUNS
 
     def report() -> str:

@@ -88,7 +88,7 @@ class Promise(StrEnum):
     SOUND = "nothing crashes"
 
 
-class Monitor:
+class JournalMonitor:
     """One promise about the journal. Says in one sentence what breaks it, each time that it is broken."""
 
     promise: ClassVar[Promise]
@@ -106,7 +106,7 @@ class Monitor:
         yield from ()
 
 
-class FreshFacts(Monitor):
+class FreshFacts(JournalMonitor):
     """What the journal has taken was new: of this generation, of the node's present agent, of the present cycle."""
 
     promise = Promise.FRESH
@@ -154,7 +154,7 @@ class FreshFacts(Monitor):
                 yield f"cycle {replica.cycle} is {replica.state}, and this was taken: {fact}"
 
 
-class FailuresAnswered(Monitor):
+class FailuresAnswered(JournalMonitor):
     """The first failure of a cycle opens the next rendezvous, or ends the replica or the job, in the same commit; no
     rendezvous opens otherwise. Some nodes done for `exit_skew`, and others not, is a failure too."""
 
@@ -187,7 +187,7 @@ class FailuresAnswered(Monitor):
             yield f"the job had to end with this failure: {step.fact}"
 
 
-class RestartsDecided(Monitor):
+class RestartsDecided(JournalMonitor):
     """Each failure is decided once; the decision and the budget left are those that the plan's limits give, counted
     from the journal."""
 
@@ -239,7 +239,7 @@ class RestartsDecided(Monitor):
         return float(min(plan.max, plan.initial * 2 ** min(crashes - plan.after, MOST_DOUBLINGS)))
 
 
-class CausesSettled(Monitor):
+class CausesSettled(JournalMonitor):
     """A decision names the best evidence: of what is no lost connection to a peer, the first that happened."""
 
     promise = Promise.CAUSE
@@ -258,7 +258,7 @@ class CausesSettled(Monitor):
             yield f"{about.node} (rank {about.rank}) was the cause, and this was decided: {record}"
 
 
-class Preemptions(Monitor):
+class Preemptions(JournalMonitor):
     """A job that was requeued more often than `max_preemptions` ends at once."""
 
     promise = Promise.BUDGET
@@ -272,7 +272,7 @@ class Preemptions(Monitor):
             yield f"requeued {len(history.requeued_at)} times, {allowance}, and this followed: {step.decisions}"
 
 
-class Verdicts(Monitor):
+class Verdicts(JournalMonitor):
     """The answers about a failure are read once, all or in time, by the plan's aggregation; a STOP acts only if the
     run is not dry and nothing has been decided before."""
 
@@ -307,7 +307,7 @@ class Verdicts(Monitor):
                 yield f"answers were still to come: {record}"
 
 
-class LateNodes(Monitor):
+class LateNodes(JournalMonitor):
     """A node that is late for its rendezvous keeps its ranks until its teardown's grace and the last call are over,
     or the join timeout has passed."""
 
@@ -327,7 +327,7 @@ class LateNodes(Monitor):
             yield f"{fence.node} had {earliest - entry.t:.3f} s left to be ready for {replica_id}, and was fenced"
 
 
-class RanksGivenAway(Monitor):
+class RanksGivenAway(JournalMonitor):
     """No rendezvous closes while workers of a lost node of its last cycle may live: their death is proven, the node
     has joined again, or the bound for a node that is out of touch has passed."""
 
@@ -342,7 +342,7 @@ class RanksGivenAway(Monitor):
                 yield f"{closed.replica} cycle {closed.cycle} closed, and workers on {name} may live"
 
 
-class Sizes(Monitor):
+class Sizes(JournalMonitor):
     """A rendezvous closes with all of its nodes, or with at least `min_nodes` once no more can come; survivors keep
     their seats; the job stops for want of nodes only if they are too few."""
 
@@ -403,7 +403,7 @@ class Sizes(Monitor):
                     yield f"{what}: {name} was here, and {closed.nodes[seat]} has got its ranks"
 
 
-class ClosesAtOnce(Monitor):
+class ClosesAtOnce(JournalMonitor):
     """A rendezvous with nodes enough closes in the very commit in which nothing is left to wait for: no preferred
     node, no proof of a death, no decision on a failure, no pause."""
 
@@ -422,7 +422,7 @@ class ClosesAtOnce(Monitor):
                 yield f"{replica.id} cycle {replica.cycle} had all it waited for, and stays open after {step.fact}"
 
 
-class QuarantinedNodes(Monitor):
+class QuarantinedNodes(JournalMonitor):
     """A node that comes back after `quarantine_after` losses is quarantined, and no other."""
 
     promise = Promise.QUARANTINE
@@ -435,7 +435,7 @@ class QuarantinedNodes(Monitor):
             yield f"{sorted(due)} had to be quarantined, and {sorted(told)} was, after {step.fact}"
 
 
-class RendezvousBounds(Monitor):
+class RendezvousBounds(JournalMonitor):
     """An open rendezvous closes, or the job ends, within the bounds that the plan gives it. `outage_s`: for how long
     no controller may have decided."""
 
@@ -455,7 +455,7 @@ class RendezvousBounds(Monitor):
             yield f"{closed.replica} cycle {closed.cycle} was open for {took_s:.3f} s, of {most_s:.3f} s"
 
 
-class Endings(Monitor):
+class Endings(JournalMonitor):
     """A replica is done when all of its nodes are; the job is when all replicas have ended; it ends when every node
     has left, or the time for that is up."""
 
@@ -521,7 +521,7 @@ def is_settled(history: JobHistory, failure: FailureHistory, now: float) -> bool
     return Verdict.STOP in said if history.bounds.attribution.aggregation == "any" else bool(said - {Verdict.STOP})
 
 
-MONITORS: tuple[type[Monitor], ...] = (
+MONITORS: tuple[type[JournalMonitor], ...] = (
     FreshFacts,
     FailuresAnswered,
     RestartsDecided,
@@ -550,8 +550,8 @@ class JournalMonitors:
         for monitor in self.monitors:
             if isinstance(monitor, RendezvousBounds):
                 monitor.outage_s = outage_s
-        self._of_steps = [each for each in self.monitors if type(each).step_over is not Monitor.step_over]
-        self._of_records: dict[type[Any], list[Monitor]] = {}
+        self._of_steps = [each for each in self.monitors if type(each).step_over is not JournalMonitor.step_over]
+        self._of_records: dict[type[Any], list[JournalMonitor]] = {}
         for monitor in self.monitors:
             for kind in set(monitor.watched):
                 self._of_records.setdefault(kind, []).append(monitor)
@@ -579,7 +579,7 @@ class JournalMonitors:
                 self._report(monitor, monitor.step_over(self.history.step))
         self._begun = False
 
-    def _report(self, monitor: Monitor, sentences: Iterable[str]) -> None:
+    def _report(self, monitor: JournalMonitor, sentences: Iterable[str]) -> None:
         for sentence in sentences:
             self._is_broken = True
             self._broken(monitor.promise, sentence)

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import heapq
 import itertools
+import logging
 import math
 import warnings
 from collections import deque
@@ -355,6 +356,18 @@ class VirtualClock:
     def set_by(self, seconds: float) -> None:
         """This machine's wall clock is set forward, or back."""
         self._ahead_s += seconds
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Without the log lines of thousands of agents: the journal has the facts."""
+    logger = logging.getLogger("nvrx")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager

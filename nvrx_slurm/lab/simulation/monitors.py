@@ -79,7 +79,6 @@ class Promise(StrEnum):
     CAUSE = "the cause is settled on all evidence, and a symptom is none while there is better"
     VERDICT = "a verdict is read once, in time, and for its own failure"
     ENDING = "the job ends when all have left, or their time is up"
-    UNREAD = "nothing that was said is skipped"
     LEAVING = "every process that waits leaves"
     REPLAY = "a journal replayed decides the same"
     FINISH = "with nodes enough a job finishes"

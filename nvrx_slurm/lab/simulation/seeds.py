@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
-import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.records import entry_to_json
-from nvrx_slurm.lab.simulation.loop import unawaited, uncollected
+from nvrx_slurm.lab.simulation.loop import unawaited, uncollected, unlogged
 from nvrx_slurm.lab.simulation.monitors import Promise
 from nvrx_slurm.lab.simulation.run import RunResult, run_scenario
 from nvrx_slurm.lab.simulation.scenario import Scenario, draw_scenario, scenario_from_json, scenario_to_json
@@ -129,18 +127,6 @@ def _collected(result: RunResult, runner: Runner) -> RunResult:
     if again.broken or not forgotten:
         return again
     return dataclasses.replace(again, promise=Promise.SOUND, broken=f"{Promise.SOUND}: {forgotten[0]}")
-
-
-@contextlib.contextmanager
-def unlogged() -> Iterator[None]:
-    """Without the log lines of thousands of agents: the journal has the facts."""
-    logger = logging.getLogger("nvrx")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def show_run(result: RunResult, say: Say) -> None:

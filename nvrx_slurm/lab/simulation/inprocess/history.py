@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import logging
 from collections import Counter
 from datetime import timedelta
 from functools import partial
@@ -24,7 +22,7 @@ from nvrx_slurm.inprocess.ledger import Interrupted, Lost, encode
 from nvrx_slurm.inprocess.options import WrapperOptions
 from nvrx_slurm.inprocess.rank_assignment import MaxActiveWorldSize, ShiftRanks
 from nvrx_slurm.inprocess.state import FrozenState
-from nvrx_slurm.lab.simulation.history_result import HistoryResult
+from nvrx_slurm.lab.simulation.history_result import HistoryResult, result_of
 from nvrx_slurm.lab.simulation.inprocess.kernel import RankKernel
 from nvrx_slurm.lab.simulation.inprocess.promises import CallOutcome, GroupPromise, GroupPromises
 from nvrx_slurm.lab.simulation.inprocess.shape import (
@@ -37,7 +35,7 @@ from nvrx_slurm.lab.simulation.inprocess.shape import (
     draw_shape,
 )
 from nvrx_slurm.lab.simulation.inprocess.store import SimulatedGroupStore, StoreServer
-from nvrx_slurm.lab.simulation.loop import BEGIN_S
+from nvrx_slurm.lab.simulation.loop import BEGIN_S, unlogged
 from nvrx_slurm.lab.simulation.threads import ThreadScheduler, Ticket, VirtualProcess, VirtualThread
 
 GROUP = "group"
@@ -333,39 +331,23 @@ class GroupHistory:
     # ---- running it
 
     def run(self) -> HistoryResult:
-        logger = logging.getLogger("nvrx")
-        level = logger.level
-        logger.setLevel(logging.CRITICAL)
         names = self.kernel.substituted()
-        try:
-            with names.installed():
-                try:
-                    self.members.extend(SimulatedMember(self, member) for member in range(self.shape.members))
-                    for act in self.acts:
-                        wait = self._aimed.append if act.on else self._perform
-                        self.scheduler.call_later(act.at_s, partial(wait, act))
-                    with contextlib.suppress(StopIteration):
-                        self.scheduler.run(self._is_over, self.promises.bound_s())
-                except SimulationStuck as error:
-                    self.promises.broke(GroupPromise.BOUND, str(error))
-                if self.promises.broken is None:
-                    self.promises.at_the_end()
-                steps, now_s = self.scheduler.steps, self.scheduler.now_s
-                self.scheduler.close()
-        finally:
-            logger.setLevel(level)
-        lines = tuple(self.promises.lines)
-        digest = hashlib.sha256("\n".join(lines).encode())
-        digest.update(f"{self.promises.broken} {steps} {now_s!r}".encode())
-        return HistoryResult(
-            seed=self.seed,
-            what=str(self.shape),
-            acts=self.acts,
-            lines=lines,
-            promise=self.promises.promise,
-            broken=self.promises.broken,
-            digest=digest.hexdigest(),
-        )
+        with unlogged(), names.installed():
+            try:
+                self.members.extend(SimulatedMember(self, member) for member in range(self.shape.members))
+                for act in self.acts:
+                    wait = self._aimed.append if act.on else self._perform
+                    self.scheduler.call_later(act.at_s, partial(wait, act))
+                with contextlib.suppress(StopIteration):
+                    self.scheduler.run(self._is_over, self.promises.bound_s())
+            except SimulationStuck as error:
+                self.promises.broke(GroupPromise.BOUND, str(error))
+            if self.promises.broken is None:
+                self.promises.at_the_end()
+            end = f"{self.scheduler.steps} {self.scheduler.now_s!r}"
+            self.scheduler.close()
+        found = self.promises
+        return result_of(self.seed, str(self.shape), self.acts, found.lines, found.promise, found.broken, end)
 
     def _is_over(self) -> bool:
         return self.promises.broken is not None or not any(

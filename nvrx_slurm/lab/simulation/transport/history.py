@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from random import Random
 
 from nvrx_slurm.errors import SimulationStuck
-from nvrx_slurm.lab.simulation.history_result import HistoryResult
+from nvrx_slurm.lab.simulation.history_result import HistoryResult, result_of
+from nvrx_slurm.lab.simulation.loop import unlogged
 from nvrx_slurm.lab.simulation.threads import (
     ThreadScheduler,
     VirtualFuture,
@@ -439,36 +438,20 @@ class PayloadHistory:
     # ---- running it
 
     def run(self) -> HistoryResult:
-        logger = logging.getLogger("nvrx")
-        level = logger.level
-        logger.setLevel(logging.CRITICAL)
-        try:
-            with self.names.installed():
-                try:
-                    self.readers.extend(SimulatedReader(self, number) for number in range(self.shape.readers))
-                    self.producers.extend(SimulatedProducer(self, number) for number in range(self.shape.producers))
-                    for act in self.acts:
-                        self.scheduler.call_later(act.at_s, partial(self._perform, act))
-                    self.kernel.process("world", "world").start(self._finish)
-                    self.scheduler.run(self._is_over, HISTORY_S)
-                except SimulationStuck as error:
-                    self.promises.broke(PayloadPromise.DEADLINE, str(error))
-                steps, now_s = self.scheduler.steps, self.scheduler.now_s
-                self.scheduler.close()
-        finally:
-            logger.setLevel(level)
-        lines = tuple(self.promises.lines)
-        digest = hashlib.sha256("\n".join(lines).encode())
-        digest.update(f"{self.promises.broken} {steps} {now_s!r}".encode())
-        return HistoryResult(
-            seed=self.seed,
-            what=str(self.shape),
-            acts=self.acts,
-            lines=lines,
-            promise=self.promises.promise,
-            broken=self.promises.broken,
-            digest=digest.hexdigest(),
-        )
+        with unlogged(), self.names.installed():
+            try:
+                self.readers.extend(SimulatedReader(self, number) for number in range(self.shape.readers))
+                self.producers.extend(SimulatedProducer(self, number) for number in range(self.shape.producers))
+                for act in self.acts:
+                    self.scheduler.call_later(act.at_s, partial(self._perform, act))
+                self.kernel.process("world", "world").start(self._finish)
+                self.scheduler.run(self._is_over, HISTORY_S)
+            except SimulationStuck as error:
+                self.promises.broke(PayloadPromise.DEADLINE, str(error))
+            end = f"{self.scheduler.steps} {self.scheduler.now_s!r}"
+            self.scheduler.close()
+        found = self.promises
+        return result_of(self.seed, str(self.shape), self.acts, found.lines, found.promise, found.broken, end)
 
     def _is_over(self) -> bool:
         if self.promises.broken is not None:

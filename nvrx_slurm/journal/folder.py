@@ -9,6 +9,7 @@
   job.log                  every rank's output, prefixed, and what the job itself has to say
   events.jsonl             the journal, mirrored from the store (older parts: events.1.jsonl, …)
   result.json              how it ended (.reserve: the space for it, which even a full disk has)
+  slurm.json               how it ended as Slurm said, where the job left no result: Slurm soon forgets it
   logs/<replica>/gen-<g>/cycle-<c>/
     rank-<r>.out, .err     what each rank has printed
     stacks/rank-<r>.txt    what it was doing when it was asked
@@ -39,11 +40,13 @@ LOOPBACK = "127.0.0.1"
 
 
 class JobInfo(Record, frozen=True, kw_only=True):
-    """How the job was started. `cluster`: `slurm` or `local`. `host` and `host_pid`: where the batch host runs;
+    """How the job was started. `cluster`: `slurm` or `local`. `allocation`: the job of Slurm's in whose allocation it
+    runs, where that is the user's, and not made for this job. `host` and `host_pid`: where the batch host runs;
     `host_began` and `host_boot`: when that process began, in ticks, and since which boot; a later process of the same
     number differs there (None: an older version wrote this file). `addr`: the address at which other nodes reach it;
     `kill_wait_s`: Slurm's KillWait, which a job that is cancelled or preempted has from SIGTERM to SIGKILL (None:
-    there is no Slurm, or it did not say)."""
+    there is no Slurm, or it did not say); `left_in_grace`: this or an earlier generation left in the GraceTime of a
+    preemption, and asked Slurm to requeue the job."""
 
     job_id: str
     name: str
@@ -58,6 +61,13 @@ class JobInfo(Record, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()  # the allocation, in Slurm's order
     kill_wait_s: float | None = None
     suspects: tuple[str, ...] = ()  # nodes of the allocation that other jobs' evidence blames
+    left_in_grace: bool = False
+    allocation: str | None = None
+
+    @property
+    def slurm_id(self) -> str:
+        """What Slurm calls the job that holds the nodes."""
+        return self.allocation or self.job_id
 
     @property
     def bind(self) -> str:
@@ -108,6 +118,14 @@ class Result(Record, frozen=True, kw_only=True):
     ended_at: float
 
 
+class SlurmEnd(Record, frozen=True, kw_only=True):
+    """What Slurm said of a job that is over and left no result, because it was cancelled in the queue, or its batch
+    host was lost; written by the first reader that sees it. `state`: in Slurm's words."""
+
+    state: str
+    seen_at: float
+
+
 class JobFolder(JobFiles):
     """The records of one job's folder, read and written atomically: a reader sees an old file or a new one."""
 
@@ -141,6 +159,13 @@ class JobFolder(JobFiles):
 
     def remove_result(self) -> None:
         self.remove("result.json")
+        self.remove("slurm.json")
+
+    def write_slurm_end(self, end: SlurmEnd) -> None:
+        self.write("slurm.json", msgspec.json.encode(end))
+
+    def read_slurm_end(self) -> SlurmEnd | None:
+        return self._read("slurm.json", SlurmEnd)
 
     def _read(self, name: str, kind: type[_T]) -> _T | None:
         try:

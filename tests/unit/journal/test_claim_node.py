@@ -1,0 +1,44 @@
+"""One agent a node: what the lock says while its holders live, and once they are gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.journal.folder import JobFolder, claim_node, clear_runtime_folders
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[JobFolder]:
+    yield (job := JobFolder(tmp_path / "7"))
+    clear_runtime_folders(job)
+
+
+def test_second_agent_of_a_node_is_refused_and_leaves_nothing(job):
+    """The first keeps its folder; another node of the job, on the same machine, is another agent's to claim."""
+    first, lock = claim_node(job, "n1")
+    with pytest.raises(UsageError):
+        claim_node(job, "n1")
+    other, others_lock = claim_node(job, "n2")
+    assert sorted(job.runtime_folders()) == sorted([first, other])
+    os.close(lock)
+    os.close(others_lock)
+
+
+def test_supervisor_that_outlives_its_agent_keeps_the_node(job):
+    """The agent is dead, and its workers may still run: nobody else starts any on this node."""
+    first, lock = claim_node(job, "n1")
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[lock]) as supervisor:
+        os.close(lock)
+        with pytest.raises(UsageError):
+            claim_node(job, "n1")
+        supervisor.communicate()
+    second, lock = claim_node(job, "n1")
+    assert job.runtime_folders() == [second], "what the dead ones left is removed"
+    assert second != first
+    os.close(lock)

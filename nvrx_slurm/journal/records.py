@@ -23,7 +23,7 @@ from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.util.decoding import decode
 
-SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone", "lease_lapsed", "preempted"]
+SignalReason = Literal["cancel", "interrupt", "hangup", "time_limit", "agents_gone", "lease_lapsed", "preempted"]
 
 PREEMPTED = "preempted or requeued"
 """The reason of the shutdown of a job whose nodes Slurm takes back."""
@@ -201,10 +201,12 @@ class WorkersDone(FromAgent, frozen=True, kw_only=True, tag="workers_done"):
 
 
 class NodeLeft(FromAgent, frozen=True, kw_only=True, tag="node_left"):
-    """The agent is about to exit, its workers gone. `survivors`: processes that even SIGKILL did not end."""
+    """The agent is about to exit, its workers gone. `survivors`: processes that even SIGKILL did not end; `step`: the
+    last that its workers had reported."""
 
     reason: str
     survivors: tuple[int, ...] = ()
+    step: Step | None = None
 
 
 class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
@@ -266,10 +268,62 @@ class DumpAsked(Fact, frozen=True, kw_only=True, tag="dump_asked"):
     replica: FileName | None = None
 
 
+class RestartAsked(Fact, frozen=True, kw_only=True, tag="restart_asked"):
+    """A user asks for the next cycle of replicas that run. `cycles`: replica → its cycle as the user saw it. One that
+    has begun another cycle since is left alone."""
+
+    request: str
+    by: str
+    cycles: dict[FileName, Count]
+    generation: Count = 0
+
+
+class DrainAsked(Fact, frozen=True, kw_only=True, tag="drain_asked"):
+    """A user asks that a node gets no ranks any more, and that a spare takes those that it has. `force`: the replica
+    may go on with fewer nodes, down to its `min_nodes`."""
+
+    request: str
+    by: str
+    node: FileName
+    force: bool = False
+    generation: Count = 0
+
+
+class UndrainAsked(Fact, frozen=True, kw_only=True, tag="undrain_asked"):
+    """A user asks that a drained node may get ranks again."""
+
+    request: str
+    by: str
+    node: FileName
+    generation: Count = 0
+
+
+class CommandAsked(Fact, frozen=True, kw_only=True, tag="command_asked"):
+    """A user asks for a command to be run beside a worker, in its environment. `cycle`: as the user saw it."""
+
+    request: str
+    by: str
+    argv: tuple[str, ...]
+    replica: FileName
+    rank: Count
+    cycle: Count
+    generation: Count = 0
+
+
+class CommandEnded(FromAgent, frozen=True, kw_only=True, tag="command_ended"):
+    """How a user's command ended: with an exit code, by a signal, or why it was not run."""
+
+    request: str
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str | None = None
+    took_s: float = 0.0
+
+
 class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
-    """The batch host says that the job must end: it was told so, time is up, no agent runs any more, no client has
-    touched the job's lease file, or Slurm takes the nodes back (`preempted`: also for a requeue). `saves`: there is
-    time for a checkpoint first."""
+    """The batch host says that the job must end: it was told so, its terminal was closed (`hangup`), time is up, no
+    agent runs any more, no client has touched the job's lease file, or Slurm takes the nodes back (`preempted`: also
+    for a requeue). `saves`: there is time for a checkpoint first."""
 
     reason: SignalReason
     generation: Count = 0
@@ -490,6 +544,55 @@ class JobSuspended(Decision, frozen=True, kw_only=True, tag="job_suspended"):
     generation: Count = 0
 
 
+class RequestRefused(Decision, frozen=True, kw_only=True, tag="request_refused"):
+    """Nothing follows from a user's request."""
+
+    request: str
+    why: str
+
+
+class RestartOrdered(Decision, frozen=True, kw_only=True, tag="restart_ordered"):
+    """A user has a replica restarted, or has a node drained that works for it (`node`). That is no failure: no budget
+    counts it, and no source is asked about it. `cycle`: the one that ends."""
+
+    request: str
+    by: str
+    replica: FileName
+    cycle: Count
+    node: FileName | None = None
+
+
+class NodeDrained(Decision, frozen=True, kw_only=True, tag="node_drained"):
+    """From now on the node gets no ranks; it keeps those that it has until the next rendezvous."""
+
+    request: str
+    by: str
+    node: FileName
+
+
+class NodeUndrained(Decision, frozen=True, kw_only=True, tag="node_undrained"):
+    """The node may get ranks again. `why`: it was the controller that has taken the drain back (of request
+    `request`)."""
+
+    request: str
+    by: str
+    node: FileName
+    why: str = ""
+
+
+class CommandOrdered(Decision, frozen=True, kw_only=True, tag="command_ordered"):
+    """The node's agent runs a user's command beside the worker of a rank, while that cycle lasts."""
+
+    request: str
+    by: str
+    node: FileName
+    argv: tuple[str, ...]
+    replica: FileName
+    rank: Count
+    cycle: Count
+    generation: Count = 0
+
+
 class DumpOrdered(Decision, frozen=True, kw_only=True, tag="dump_ordered"):
     """Agents write down the stacks of their live workers. `ranks` empty: of all."""
 
@@ -518,6 +621,11 @@ AnyFact = (
     | SlurmNodeState
     | AgentsStarted
     | DumpAsked
+    | RestartAsked
+    | DrainAsked
+    | UndrainAsked
+    | CommandAsked
+    | CommandEnded
     | Signalled
     | Terminating
     | Suspending
@@ -540,6 +648,11 @@ AnyDecision = (
     | Fence
     | Quarantined
     | JobSuspended
+    | RequestRefused
+    | RestartOrdered
+    | NodeDrained
+    | NodeUndrained
+    | CommandOrdered
     | DumpOrdered
 )
 AnyRecord = AnyFact | AnyDecision

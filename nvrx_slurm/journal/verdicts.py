@@ -71,6 +71,16 @@ class Failed(Wire, frozen=True, kw_only=True):
     t: float = 0.0  # seconds since the epoch, the store's clock
 
 
+_NEVER_RAN = ("No such ", "Permission denied", "Exec format error", "Not a directory", "container.")
+
+
+def cannot_run(exit_code: int | None, signal: int | None, error: str | None) -> bool:
+    """Whether a worker's program or folder is not there, or cannot be executed: the same start fails again; and so it
+    is with a key of `container` that does not fit the node. What a busy node refuses (no memory, no process id) may
+    start a moment later."""
+    return exit_code is None and signal is None and error is not None and error.startswith(_NEVER_RAN)
+
+
 MOST_RANKS = 1 << 22
 """Of one replica. Where an inquiry names more its ranks are not enumerated."""
 

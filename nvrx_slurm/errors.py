@@ -9,6 +9,7 @@
     ├── UnreachableError         69   Slurm or the store does not answer
     │   ├── SlurmUnreachable
     │   └── StoreUnreachable
+    ├── RefusedByJob              1   the job does not do what a user asked for; says why
     ├── SourceError               1   a source of attribution gave no verdict; says why
     ├── DeliveryError             1   a receiver did not accept a failure's report; says why
     ├── FaultFailed               1   a fault of a flow did not happen; says what stood in its way
@@ -95,6 +96,16 @@ class StoreUnreachable(UnreachableError):
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
         self.refused = refused
+
+
+class BatchHostLost(NvrxError):
+    """Slurm calls a job RUNNING that has lost its batch host before it began; another start may help."""
+
+    exit_code = EXIT_RETRY
+
+
+class RefusedByJob(NvrxError):
+    """A running job does not do what a user asked for; the message says why."""
 
 
 class SourceError(NvrxError):

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from redis import exceptions as failures
 
 from nvrx_slurm.errors import FencedError, ForgedRecord, MalformedRecord, UntrustedRecord
+from nvrx_slurm.journal.commands import KEPT_S, WINDOW, AskerWord, CommandWord, unpack_asker
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import (
     AnyFact,
@@ -182,6 +183,35 @@ class Store:
         if assignment is not None and incarnation and assignment.incarnation not in ("", incarnation):
             assignment = None
         return assignment, newest[0][0].decode() if newest else "0-0"
+
+    async def say_of_command(self, request: str, word: CommandWord, number: int) -> None:
+        """Post what a user's command has printed, or how it ended. `number` grows from word to word."""
+        key = self.keys.command_out(request)
+        sealed = seal_order(self._key, key, word, number)
+
+        async def send() -> None:
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                await pipeline.xadd(key, {"m": sealed}, maxlen=2 * WINDOW).expire(key, KEPT_S).execute()
+
+        await self._patiently(send)
+
+    async def newest_asker_word(self, request: str) -> str:
+        """The id of the last word of a command's user so far."""
+        newest = await self._patiently(lambda: self._redis.xrevrange(self.keys.command_in(request), count=1))
+        return newest[0][0].decode() if newest else "0-0"
+
+    async def asker_words(self, request: str, after: str, passed: int) -> tuple[str, int, list[AskerWord]]:
+        """The words of a command's user after an id, whose numbers are above `passed`; none after `BLOCK_MS` without
+        any. The next call begins with the id and the number that come first."""
+        key, words = self.keys.command_in(request), list[AskerWord]()
+        for identity, fields in await self._read(key, after):
+            after = identity
+            try:
+                passed, packed = open_order(self._key, key, field_m(fields), passed)
+                words.append(unpack_asker(packed))
+            except UntrustedRecord as error:
+                self.refused.add(key, identity, error)
+        return after, passed, words
 
     # ---- the controller
 

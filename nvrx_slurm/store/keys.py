@@ -35,6 +35,8 @@ CATALOGUE: tuple[KeyInfo, ...] = (
     KeyInfo("rendezvous:<replica>:<gen>:<cycle>", "hash", "controller", "agents", "1 hour after it closes", "Node → `Assignment`; an agent reads its own field only."),
     KeyInfo("shutdown:<gen>", "string", "controller", "all", "job", "`Shutdown`, set once."),
     KeyInfo("beats", "stream", "agents", "controller, cli", "trimmed to about 2 per node", "`Heartbeat`s, each behind a field `who`: its incarnation."),
+    KeyInfo("command:<request>:in", "stream", "cli", "the agent that runs the command", "10 minutes after the last word", "`AskerWord`s of a user who runs a command (`nvrx-slurm exec`), each with a number that grows."),
+    KeyInfo("command:<request>:out", "stream", "the agent that runs the command", "cli", "the same; trimmed to 128", "`CommandWord`s: what the command prints, and how it ended."),
     KeyInfo("inprocess:<group>:<call>:log", "stream", "ranks and their monitors", "ranks and their monitors", "1 hour after the last sign of life", "What a group that restarts in process has agreed on, as JSON; an entry's id is its place, from `1-0`. Without a job these four begin with `nvrx:{<group>}:inprocess:<call>:`."),
     KeyInfo("inprocess:<group>:<call>:gate:<gate>", "hash", "ranks", "ranks and their monitors", "the same; an older gate goes earlier", "Member → what it brought along."),
     KeyInfo("inprocess:<group>:<call>:gates", "list", "ranks", "ranks", "the same", "The gates that are there, oldest first."),
@@ -67,6 +69,12 @@ class Keys:
 
     def rendezvous(self, replica: str, generation: int, cycle: int) -> str:
         return f"{self._prefix}rendezvous:{replica}:{generation}:{cycle}"
+
+    def command_in(self, request: str) -> str:
+        return f"{self._prefix}command:{request}:in"
+
+    def command_out(self, request: str) -> str:
+        return f"{self._prefix}command:{request}:out"
 
     def shutdown(self, generation: int) -> str:
         return f"{self._prefix}shutdown:{generation}"

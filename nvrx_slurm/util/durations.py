@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from datetime import datetime, time, timedelta
 from decimal import Decimal
 
 DAY_S = 86400.0
@@ -23,6 +25,20 @@ def parse_duration(value: object) -> float:
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{value!r} is no duration; write it like 15s, 2m, 1h30m")
     return float(sum(Decimal(number) * _UNITS_S[unit] for number, unit in parts))
+
+
+def parse_moment(text: str, now: float) -> float:
+    """Seconds since the epoch: `10m` ago, `14:30` (the last one, local time), or a date and time as ISO 8601 has it,
+    `2026-11-23T14:30` or `2026-11-23T13:30Z`. Raises ValueError."""
+    with contextlib.suppress(ValueError):
+        return now - parse_duration(text)
+    with contextlib.suppress(ValueError):
+        return datetime.fromisoformat(text.strip()).timestamp()
+    try:
+        at = datetime.combine(datetime.fromtimestamp(now), time.fromisoformat(text.strip()))
+    except ValueError:
+        raise ValueError(f"{text!r} is no time; write it like 10m, 14:30 or 2026-11-23T14:30") from None
+    return (at if at.timestamp() <= now else at - timedelta(days=1)).timestamp()
 
 
 def parse_time_limit(value: object) -> float:

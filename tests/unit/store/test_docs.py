@@ -19,7 +19,7 @@ def test_every_key_in_use_is_in_the_catalogue() -> None:
     """A key that the code can name has its row."""
     keys = Keys("7")
     named = {value for value in vars(keys).values() if value != "nvrx:{7}:"}
-    named |= {keys.rendezvous("main", 0, 1), keys.shutdown(0)}
+    named |= {keys.rendezvous("main", 0, 1), keys.shutdown(0), keys.command_in("r"), keys.command_out("r")}
     stems = {name.removeprefix("nvrx:{7}:").partition(":")[0] for name in named}
     assert stems | {"inprocess", "payloads"} == {row.pattern.partition(":")[0] for row in CATALOGUE}
 

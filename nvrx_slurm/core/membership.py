@@ -9,13 +9,22 @@ from nvrx_slurm.journal.records import FromAgent, NodeJoined
 from nvrx_slurm.util.ids import precedes
 
 TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
-    NodeState.EXPECTED: frozenset({NodeState.STANDBY, NodeState.READY, NodeState.LOST, NodeState.QUARANTINED}),
-    NodeState.STANDBY: frozenset({NodeState.READY, NodeState.ACTIVE, NodeState.LOST, NodeState.LEFT}),
-    NodeState.READY: frozenset({NodeState.ACTIVE, NodeState.STANDBY, NodeState.LOST, NodeState.LEFT}),
-    NodeState.ACTIVE: frozenset({NodeState.READY, NodeState.STANDBY, NodeState.LOST, NodeState.LEFT}),
+    NodeState.EXPECTED: frozenset(
+        {NodeState.STANDBY, NodeState.READY, NodeState.LOST, NodeState.QUARANTINED, NodeState.DRAINED}
+    ),
+    NodeState.STANDBY: frozenset(
+        {NodeState.READY, NodeState.ACTIVE, NodeState.LOST, NodeState.LEFT, NodeState.DRAINED}
+    ),
+    NodeState.READY: frozenset(
+        {NodeState.ACTIVE, NodeState.STANDBY, NodeState.LOST, NodeState.LEFT, NodeState.DRAINED}
+    ),
+    NodeState.ACTIVE: frozenset(
+        {NodeState.READY, NodeState.STANDBY, NodeState.LOST, NodeState.LEFT, NodeState.DRAINED}
+    ),
     NodeState.LOST: frozenset({NodeState.EXPECTED}),
     NodeState.LEFT: frozenset({NodeState.EXPECTED}),
     NodeState.QUARANTINED: frozenset({NodeState.LOST, NodeState.LEFT}),
+    NodeState.DRAINED: frozenset({NodeState.STANDBY, NodeState.READY, NodeState.LOST, NodeState.LEFT}),
 }
 
 

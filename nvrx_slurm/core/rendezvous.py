@@ -8,6 +8,9 @@ A rendezvous prefers the nodes of the cycle before (in cycle 0: the first nodes 
 - not before a failure is decided whose evidence is still awaited (`restart_decision`), nor within the pause that
   follows from a crash loop (`backoff`);
 - never while a lost node of the cycle before may still have workers: no rank is ever held twice.
+
+A drained node tears down and gets ready as the others do, and a spare has its seat. If the spare that was counted on
+is lost meanwhile, the drain is taken back: an operator's request must not end a job that could go on.
 """
 
 from __future__ import annotations
@@ -19,7 +22,14 @@ from nvrx_slurm.core import limits, membership, restart_decision
 from nvrx_slurm.core.assignment import passed_over, seat
 from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica, Stamps
 from nvrx_slurm.errors import EXIT_RETRY
-from nvrx_slurm.journal.records import Decision, Fence, RendezvousClosed, RendezvousOpened, Shutdown
+from nvrx_slurm.journal.records import (
+    Decision,
+    Fence,
+    NodeUndrained,
+    RendezvousClosed,
+    RendezvousOpened,
+    Shutdown,
+)
 
 SHORT_S = 0.5
 """How long after it became clear that too few nodes are left the job stops."""
@@ -39,7 +49,8 @@ def open_round(job: Job, replica: Replica, now: float, noticed: float, dump: str
     replica.awaited = set()
     for node in map(job.nodes.__getitem__, replica.order):
         is_member = node.state is NodeState.ACTIVE and node.replica == replica.id
-        if is_member or node.state in (NodeState.EXPECTED, NodeState.STANDBY):
+        may_come = node.state in (NodeState.EXPECTED, NodeState.STANDBY) and node.name not in job.drained
+        if is_member or may_come:
             replica.awaited.add(node.name)
     job.wanted_by.update(dict.fromkeys(replica.awaited, replica.id))
     for name in sorted(replica.awaited & job.standby):  # it was lost and came back: nothing to tear down
@@ -49,6 +60,10 @@ def open_round(job: Job, replica: Replica, now: float, noticed: float, dump: str
 
 def arrive(job: Job, node: Node, now: float) -> None:
     """A node without old workers is here: for the open rendezvous that prefers it, or else as a spare."""
+    if node.name in job.drained:
+        membership.move(job, node, NodeState.DRAINED)
+        forget(job, node, now)
+        return
     wanted_by = job.wanted_by.get(node.name)
     if wanted_by is None:
         if node.state is not NodeState.STANDBY:
@@ -152,6 +167,8 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
     if more_may_come and not overdue:
         replica.short_since = None
         return []
+    if taken_back := _take_back_drains(job, replica):
+        return [*taken_back, *_close_if_due(job, replica, now)]
     have, role = len(replica.ready) + len(job.standby), replica.role
     if role.min_nodes is not None and have >= role.min_nodes:
         return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
@@ -162,12 +179,37 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
     return _close_once_decided(job, replica, now, _stop)
 
 
+def _take_back_drains(job: Job, replica: Replica) -> list[Decision]:
+    """The spares that the open rendezvous' drains had counted on are gone: have as many drained nodes back as it
+    lacks. Not those of an earlier rendezvous: a drain that was carried out stands."""
+    missing = replica.role.nodes_per_replica - len(replica.ready) - len(job.standby)
+    taken_back: list[Decision] = []
+    for name, asked in list(replica.leaving.items()):
+        node = job.nodes[name]
+        fewest = replica.role.min_nodes if asked.force else None
+        spared = 0 if fewest is None else replica.role.nodes_per_replica - fewest
+        if missing <= spared or node.state is not NodeState.DRAINED:
+            continue
+        missing -= 1
+        del replica.leaving[name]
+        job.drained.discard(name)
+        job.wanted_by[name] = replica.id
+        membership.move(job, node, NodeState.READY)
+        node.replica = replica.id
+        replica.ready.add(name)
+        why = f"no spare is left for its ranks in {replica.id}"
+        taken_back.append(NodeUndrained(request=asked.request, by=asked.by, node=name, why=why))
+    return taken_back
+
+
 def _stop(job: Job, replica: Replica, now: float) -> list[Decision]:
     have, role = len(replica.ready) + len(job.standby), replica.role
     missing = sorted(replica.awaited or job.expected)
     reason = f"{replica.id} needs {role.min_nodes or role.nodes_per_replica} nodes and has {have}, no spare is left"
     if missing:
         reason += f"; never ready: {', '.join(missing)}"
+    if drained := sorted(name for name in job.drained if job.nodes[name].state is NodeState.DRAINED):
+        reason += f"; drained: {', '.join(drained)}"
     return [Shutdown(exit_code=EXIT_RETRY, reason=reason)]
 
 
@@ -209,7 +251,7 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
     replica.phase, replica.order = Phase.RUNNING, nodes
     replica.began_at, replica.pause_until = now, None
     limits.start_cycle(replica)
-    replica.awaited, replica.ready = set(), set()
+    replica.awaited, replica.ready, replica.leaving = set(), set(), {}
     master = job.nodes[nodes[0]]
     closed = RendezvousClosed(
         replica=replica.id,

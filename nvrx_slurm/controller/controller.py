@@ -32,6 +32,7 @@ from nvrx_slurm.journal.folder import JobInfo, Result
 from nvrx_slurm.journal.records import (
     AnyFact,
     Attributed,
+    CommandOrdered,
     ControllerStarted,
     ControllerUp,
     Decision,
@@ -85,7 +86,8 @@ SIGNALS: dict[signal.Signals, SignalReason] = {
     signal.SIGINT: "interrupt",
     signal.SIGUSR1: "time_limit",
     signal.SIGUSR2: "agents_gone",
-    signal.SIGHUP: "lease_lapsed",
+    signal.SIGHUP: "hangup",
+    signal.SIGQUIT: "lease_lapsed",
 }
 """The signals with which the batch host, the controller's parent, asks it to end the job."""
 
@@ -94,7 +96,16 @@ BY_SLURM = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 EXPLAINED_S = 3.0
 
-ORDERS = (RendezvousOpened, RendezvousClosed, ReplicaEnded, Shutdown, Fence, JobSuspended, DumpOrdered)
+ORDERS = (
+    RendezvousOpened,
+    RendezvousClosed,
+    ReplicaEnded,
+    Shutdown,
+    Fence,
+    JobSuspended,
+    DumpOrdered,
+    CommandOrdered,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,9 +402,12 @@ class Controller:
         job, generation = None, self.info.generation
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EXPLAINED_S):
-                job = await self.environment.signalled_job(self.info.job_id, generation)
+                job = await self.environment.signalled_job(self.info.slurm_id, generation)
         if job is not None and job.preempted:
             self._post(Signalled(reason="preempted", generation=generation, saves=job.has_grace))
+        elif reason is None and self.info.allocation is not None and job is not None and job.taken is not None:
+            # Slurm ends an allocation of the user's: it has signalled the agents alone, and not the batch host.
+            self._post(Signalled(reason=job.taken, generation=generation))
         elif reason is not None:
             self._post(Signalled(reason=reason, generation=generation))
 

@@ -8,6 +8,7 @@
     restart.py      what a failure starts
     cause.py        which of a cycle's failures is the cause
     restart_decision.py  whether there is a restart: attribution, progress, budget
+    requests.py     what users ask for: a restart, a drain
     limits.py       budgets, progress, the pause between crashes
     state.py        what all of them share
 

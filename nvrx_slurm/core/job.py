@@ -14,15 +14,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from nvrx_slurm.core import limits, membership, rendezvous, restart, restart_decision, suspension
+from nvrx_slurm.core import limits, membership, rendezvous, requests, restart, restart_decision, suspension
 from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
 from nvrx_slurm.journal.records import (
     PREEMPTED,
     AgentsStarted,
     Attributed,
+    CommandAsked,
+    CommandEnded,
     ControllerStarted,
     Decision,
+    DrainAsked,
     DumpAsked,
     DumpOrdered,
     Fact,
@@ -44,6 +47,7 @@ from nvrx_slurm.journal.records import (
     RecordsRefused,
     Recovered,
     ReplicaEnded,
+    RestartAsked,
     RestartedInProcess,
     Shutdown,
     Signalled,
@@ -53,14 +57,19 @@ from nvrx_slurm.journal.records import (
     Suspending,
     Terminating,
     Tick,
+    UndrainAsked,
     WorkerFailed,
     WorkerHung,
     WorkersDone,
     WorkersStarted,
 )
+from nvrx_slurm.journal.verdicts import cannot_run
 
 ACKNOWLEDGE_S = 10.0
 """How long beyond its teardown grace an agent may take to report that it has left."""
+
+TERMINATING_S = 5.0
+"""How long after Slurm's SIGTERM to a node's processes the end of all workers waits for the reason of that signal."""
 
 SIGNALS: dict[SignalReason, Shutdown] = {
     "cancel": Shutdown(exit_code=EXIT_TERMINATED, reason="cancelled"),
@@ -68,6 +77,7 @@ SIGNALS: dict[SignalReason, Shutdown] = {
     "time_limit": Shutdown(exit_code=EXIT_TIMEOUT, reason="out of time: the job's time limit is near"),
     "preempted": Shutdown(exit_code=EXIT_RETRY, reason=PREEMPTED),
     "agents_gone": Shutdown(exit_code=EXIT_RETRY, reason="every agent is gone"),
+    "hangup": Shutdown(exit_code=EXIT_TERMINATED, reason="its terminal was closed"),
     "lease_lapsed": Shutdown(
         exit_code=EXIT_TERMINATED, reason="whoever submitted this job is gone: its lease has lapsed"
     ),
@@ -108,6 +118,8 @@ def next_deadline(job: Job) -> float | None:
     if job.shutdown is not None:
         return job.shutdown_deadline
     deadlines = [restart_decision.due_at(job)]
+    if all(replica.ended for replica in job.replicas.values()):
+        deadlines.append(job.terminating_until)
     for replica in job.replicas.values():
         if replica.phase is Phase.RENDEZVOUS and replica.cycle >= 0:
             deadlines.append(rendezvous.deadline(job, replica))
@@ -121,7 +133,10 @@ def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
     more: list[Decision] = []
     if job.shutdown is None:
         job.shutdown = _shutdown_in(decisions)
-        if job.shutdown is None and all(replica.ended for replica in job.replicas.values()):
+        # Workers that save at SIGTERM and exit with 0 have not done their work: a cancelled or preempted job is not
+        # done, and the batch host knows in a moment which it is.
+        is_judged = job.terminating_until is None or now >= job.terminating_until
+        if job.shutdown is None and is_judged and all(replica.ended for replica in job.replicas.values()):
             done = any(replica.phase is Phase.DONE for replica in job.replicas.values())
             job.shutdown = (
                 Shutdown(exit_code=EXIT_DONE, reason="done")
@@ -156,9 +171,9 @@ def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | Non
     job.generation, job.started_at = fact.generation, now
     job.restart_decisions, job.suspects = {}, set(fact.suspects)
     job.nodes = {name: Node(name=name, index=i) for i, name in enumerate(fact.expected)}
-    job.expected, job.standby, job.wanted_by = set(fact.expected), set(), {}
+    job.expected, job.standby, job.wanted_by, job.drained = set(fact.expected), set(), {}, set()
     job.expected_until = now + job.plan.fault_tolerance.rendezvous.join_timeout
-    job.shutdown, job.suspended_at, job.ended, job.terminating = None, None, False, False
+    job.shutdown, job.suspended_at, job.ended, job.terminating_until = None, None, False, None
     if fact.generation:
         job.requeued_at.append(now)
         if spent := limits.preemptions_spent(job, now):
@@ -167,7 +182,7 @@ def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | Non
     preferred = iter(sorted(fact.expected, key=job.is_suspect))  # clean nodes first, each in the allocation's order
     for replica in job.replicas.values():
         replica.order = tuple(islice(preferred, replica.role.nodes_per_replica))
-        replica.cycle, replica.unsafe = -1, {}
+        replica.cycle, replica.unsafe, replica.leaving = -1, {}, {}
         replica.crashes, replica.pause_until = 0, None
         decisions += rendezvous.open_round(job, replica, now, noticed=now)
     return decisions
@@ -209,6 +224,7 @@ def _workers_started(job: Job, fact: WorkersStarted, now: float) -> list[Decisio
     if replica is None:
         return _refuse(job, fact)
     replica.started.add(fact.node)
+    replica.has_run = True
     stamps = replica.stamps
     if stamps is None or replica.cycle == 0 or not replica.started.issuperset(replica.order):
         return []
@@ -246,6 +262,7 @@ def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] |
         step=fact.step,
         signal=fact.signal,
         peer_lost=fact.peer_lost,
+        unrunnable=cannot_run(fact.exit_code, fact.signal, fact.error),
     )
     return _fail(job, fact, failure, now)
 
@@ -279,15 +296,15 @@ def _learned(job: Job, fact: Learned, now: float) -> list[Decision] | None:
     return []
 
 
-def _noted(job: Job, fact: StacksDumped | RestartedInProcess, now: float) -> list[Decision] | None:
+def _noted(job: Job, fact: StacksDumped | RestartedInProcess | CommandEnded, now: float) -> list[Decision] | None:
     """Recorded if its sender is the node's current agent; no decision follows."""
     return [] if membership.recognise(job, fact) else _refuse(job, fact)
 
 
 def _dump_asked(job: Job, fact: DumpAsked, now: float) -> list[Decision] | None:
-    if fact.request in job.dumps:  # sent twice, or copied by another user of the store
+    if fact.request in job.requests:  # sent twice, or copied by another user of the store
         return None
-    job.dumps.add(fact.request)
+    job.requests.add(fact.request)
     return [DumpOrdered(request=fact.request, ranks=fact.ranks, replica=fact.replica)]
 
 
@@ -311,7 +328,7 @@ def _agents_started(job: Job, fact: AgentsStarted, now: float) -> list[Decision]
             node.excused = True  # the controller has not noticed yet that its agent is gone
         elif fact.step_ended:
             node.deaths = max(0, node.deaths - 1)
-        if not node.alive:
+        if not node.alive and node.name not in job.drained:
             job.expected.add(node.name)  # LOST as before: an old agent that still runs there is fenced all the same
     job.expected_until = max(job.expected_until, now + job.plan.fault_tolerance.rendezvous.join_timeout)
     return []
@@ -323,7 +340,7 @@ def _node_left(job: Job, fact: NodeLeft, now: float) -> list[Decision] | None:
         return None
     if fact.survivors:  # not even SIGKILL ended them: the node is unhealthy, so it gets no ranks again
         node.deaths = max(node.deaths, job.plan.fault_tolerance.quarantine_after)
-    return _depart(job, node, NodeState.LEFT, f"{node.name} left: {fact.reason}", now, now)
+    return _depart(job, node, NodeState.LEFT, f"{node.name} left: {fact.reason}", now, now, fact.step)
 
 
 def _node_lost(job: Job, fact: NodeLost, now: float) -> list[Decision] | None:
@@ -360,9 +377,9 @@ def _signalled(job: Job, fact: Signalled, now: float) -> list[Decision] | None:
 
 
 def _terminating(job: Job, fact: Terminating, now: float) -> list[Decision] | None:
-    if membership.recognise(job, fact) is None or job.terminating or job.shutdown is not None:
+    if membership.recognise(job, fact) is None or job.terminating_until is not None or job.shutdown is not None:
         return None
-    job.terminating = True
+    job.terminating_until = now + TERMINATING_S
     return []
 
 
@@ -399,6 +416,11 @@ _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] 
     SlurmNodeState: _recorded,
     AgentsStarted: _agents_started,
     DumpAsked: _dump_asked,
+    RestartAsked: requests.answer,
+    DrainAsked: requests.answer,
+    UndrainAsked: requests.answer,
+    CommandAsked: requests.answer,
+    CommandEnded: _noted,
     Signalled: _signalled,
     Terminating: _terminating,
     Suspending: suspension.begin,

@@ -65,9 +65,9 @@ def open_decision(job: Job, replica: Replica, failure: Failure, now: float) -> t
         members=replica.order,
         sources=settings.sources,
         opened_at=now,
-        due_at=now + (settings.decision_timeout if waits else settings.timeout),
+        due_at=now + settings.decision_timeout,  # where nothing waits, `_ask` sets it
         waits=waits,
-        holds=_restarted(job, replica)
+        holds=restarted_with(job, replica)
         if waits or (restarts and (failure.peer_lost or limits.judges_progress(job)))
         else frozenset(),
         noticed=failure.noticed,
@@ -121,9 +121,9 @@ def _ask(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
     return [asked]
 
 
-def _restarted(job: Job, replica: Replica) -> frozenset[str]:
-    """The replicas whose next rendezvous opens with this failure."""
-    if replica.role.on_failure == "restart_replica":
+def restarted_with(job: Job, replica: Replica) -> frozenset[str]:
+    """The replicas that are restarted when this one is: with a failure, or for a user."""
+    if replica.role.on_failure != "restart_job":
         return frozenset({replica.id})
     return frozenset(other.id for other in job.replicas.values() if other.phase is Phase.RUNNING)
 
@@ -268,6 +268,12 @@ def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
         decided = replace(decided, no_progress=replica.no_progress)
         if stuck := limits.is_stuck(job, replica):
             return [*judged, replace(decided, action="stop", by="progress"), _no_restart(stuck, pending)]
+    if failure.unrunnable and not replica.has_run:
+        # The same nodes would fail in the same way. A spare may have what this node lacks: so one of them is tried.
+        tried, replica.unrunnable = replica.unrunnable, True
+        job.blamed.add(failure.node)
+        if tried or not any(not job.is_suspect(name) for name in job.standby):
+            return [*judged, replace(decided, action="stop"), _no_restart("its program cannot be executed", pending)]
     is_node = failure.kind == "node"
     spent = limits.node_budget_spent(job, now) if is_node else limits.worker_budget_spent(job, replica, now)
     if spent:
@@ -277,7 +283,7 @@ def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
     decided = replace(decided, restarts_left=limits.restarts_left(job, replica, now))
     if delay_s := limits.count_crash(job, replica, failure):
         # The pause counts from the failure: nodes tear down and get ready meanwhile.
-        for identity in pending.holds or _restarted(job, replica):
+        for identity in pending.holds or restarted_with(job, replica):
             job.replicas[identity].pause_until = pending.opened_at + delay_s
         decided = replace(decided, delay_s=delay_s, crashes=replica.crashes)
     return [*judged, decided]

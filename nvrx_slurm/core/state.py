@@ -8,7 +8,7 @@ from typing import Literal
 
 from nvrx_slurm.jobspec.model import OnFailure
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
-from nvrx_slurm.journal.records import Shutdown
+from nvrx_slurm.journal.records import DrainAsked, Shutdown
 from nvrx_slurm.journal.verdicts import Attribution
 from nvrx_slurm.util.ids import replica_id
 
@@ -23,6 +23,7 @@ class NodeState(StrEnum):
     LOST = "lost"
     LEFT = "left"
     QUARANTINED = "quarantined"  # here, and gets no ranks: it was lost too often
+    DRAINED = "drained"  # here, and gets no ranks: a user asked for that
 
 
 class Phase(StrEnum):
@@ -55,7 +56,7 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        return self.state in (NodeState.STANDBY, NodeState.READY, NodeState.ACTIVE, NodeState.QUARANTINED)
+        return self.state not in (NodeState.EXPECTED, NodeState.LOST, NodeState.LEFT)
 
 
 @dataclass(slots=True)
@@ -87,9 +88,12 @@ class Replica:
     last_call_at: float | None = None
     short_since: float | None = None  # too few nodes are left, and no more can come
     started: set[str] = field(default_factory=set)
+    has_run: bool = False  # on any node, in any cycle: its program can be executed
+    unrunnable: bool = False  # its last cycle failed since its program could not be
     done: set[str] = field(default_factory=set)
     first_done_at: float | None = None
     unsafe: dict[str, float] = field(default_factory=dict)
+    leaving: dict[str, DrainAsked] = field(default_factory=dict)  # drained nodes that the open rendezvous replaces
     stamps: Stamps | None = None
     began_at: float = 0.0  # when the last rendezvous closed
     crashes: int = 0  # how many cycles in a row have crashed (`backoff`)
@@ -121,6 +125,7 @@ class Failure:
     hung: bool = False  # it lives: its stacks, and those of all ranks that wait for it, show why
     signal: int | None = None  # that ended the worker
     peer_lost: bool = False  # the worker reports that it lost the connection to a peer
+    unrunnable: bool = False  # the node's kernel would not execute the worker's program
 
 
 @dataclass(slots=True)
@@ -165,7 +170,8 @@ class Job:
     wanted_by: dict[str, str] = field(default_factory=dict)  # node → the open rendezvous that prefers it
     replicas: dict[str, Replica] = field(default_factory=dict)
     seen: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)  # role → what `Learned` has reported
-    dumps: set[str] = field(default_factory=set)  # requests of stacks that were answered with an order
+    requests: set[str] = field(default_factory=set)  # of users, that were answered
+    drained: set[str] = field(default_factory=set)  # nodes that get no ranks, whether they are here or not
     # (replica, cycle) → the decision on that cycle's failure; of this generation only
     restart_decisions: dict[tuple[str, int], RestartDecision] = field(default_factory=dict)
     suspects: set[str] = field(default_factory=set)  # nodes that other jobs' evidence blames
@@ -176,7 +182,7 @@ class Job:
     shutdown_deadline: float = 0.0
     suspended_at: float | None = None  # Slurm suspends the job: nothing is decided until it has been resumed
     ended: bool = False
-    terminating: bool = False  # Slurm has sent SIGTERM to the processes of a node
+    terminating_until: float | None = None  # Slurm has sent SIGTERM to a node's processes, and says why before this
 
     def spares_in_order(self) -> list[str]:
         """The pool: clean nodes first, each kind in the allocation's order: ranks follow the network's topology."""

@@ -132,3 +132,33 @@ def test_hang_of_a_role_that_may_fail_ends_its_replica_alone():
     fleet = running(plan_of(role))
     fleet.hang("n1")
     assert [(e.replica, e.outcome) for e in fleet.said(ReplicaEnded)] == [("main-0", "failed")]
+
+
+def test_replicas_that_run_on_after_others_have_finished_are_judged_one_by_one():
+    """The first is not due yet, the second and the third are: each names its own node, and has its stacks written."""
+    role = RolePlan(name="main", command=("x",), nodes_per_replica=2, replicas=3)
+    fleet = running(plan_of(role, hang=HangSpec(exit_skew=60.0)))
+    for node, replica in (("n3", "main-1"), ("n6", "main-2")):
+        fleet.done(node, replica=replica)
+    fleet.later(1.0)
+    fleet.done("n1", replica="main-0")
+    noticed = fleet.now + 59.0
+    fleet.later(59.0)
+    assert [(each.replica, each.node, each.by) for each in fleet.said(RestartDecided)] == [
+        ("main-1", "n4", "policy"),
+        ("main-2", "n5", "policy"),
+    ]
+    opened = fleet.said(RendezvousOpened)[-2:]
+    assert [each.dump for each in opened] == [each.cause for each in fleet.said(RestartDecided)]
+    assert {fleet.job.replicas[each.replica].stamps.noticed for each in opened} == {noticed}
+
+
+def test_restart_of_the_whole_job_has_every_replicas_stacks_written():
+    """Who hung may have waited for another replica."""
+    role = RolePlan(name="main", command=("x",), replicas=2, on_failure="restart_job")
+    fleet = running(plan_of(role))
+    fleet.later(5.0)
+    fleet.hang("n1")
+    opened = fleet.said(RendezvousOpened)[-2:]
+    assert [each.dump for each in opened] == [fleet.said(RestartDecided)[0].cause] * 2
+    assert [fleet.job.replicas[each.replica].stamps.noticed for each in opened] == [fleet.now] * 2

@@ -17,6 +17,7 @@ from nvrx_slurm.journal.records import (
     Attributed,
     AttributionAsked,
     AttributionJudged,
+    DrainAsked,
     FromAgent,
     JobEnded,
     NodeFenced,
@@ -25,8 +26,10 @@ from nvrx_slurm.journal.records import (
     NodeReady,
     RendezvousClosed,
     RendezvousOpened,
+    RestartAsked,
     RestartDecided,
     Shutdown,
+    UndrainAsked,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
 from nvrx_slurm.lab.simulation.monitors import JournalMonitors
@@ -138,6 +141,26 @@ class History(RuleBasedStateMachine):
     def workers_finish(self, index):
         if replica := self._replica(node := self._node(index)):
             self.fleet.done(node, replica=replica.id)
+
+    @rule(index=NODES, ahead=st.sampled_from([0, 0, 0, 1, -1]), again=st.integers(0, 4))
+    def user_restarts(self, index, ahead, again):
+        replicas = list(self.fleet.job.replicas.values())
+        replica = replicas[index % len(replicas)]
+        cycles = {replica.id: max(0, replica.cycle + ahead)}
+        self.fleet.tell(RestartAsked(request=self._request(again), by="u", cycles=cycles))
+
+    @rule(index=NODES, force=st.booleans(), again=st.integers(0, 4))
+    def user_drains(self, index, force, again):
+        self.fleet.tell(DrainAsked(request=self._request(again), by="u", node=self._node(index), force=force))
+
+    @rule(index=NODES)
+    def user_undrains(self, index):
+        drained = sorted(self.fleet.job.drained) or [self._node(index)]
+        self.fleet.tell(UndrainAsked(request=self._request(1), by="u", node=drained[index % len(drained)]))
+
+    def _request(self, again):
+        """A new name; with 0 one that was used before, if any was."""
+        return str(len(self.fleet.journal) if again else max(0, len(self.fleet.job.requests) - 1))
 
     @rule(seconds=st.sampled_from([0.1, 3.0, 20.0, 700.0]))
     def time_passes(self, seconds):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from nvrx_slurm.core.job import TERMINATING_S, next_deadline
 from nvrx_slurm.core.state import NodeState
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import (
@@ -304,3 +307,28 @@ def test_first_node_that_slurm_terminates_is_recorded():
     fleet = running()
     assert fleet.tell(Terminating(**fleet.by("n1"))) == []
     assert fleet.tell(Terminating(**fleet.by("n2"))) is None
+
+
+@pytest.mark.parametrize(("reason", "code"), [("cancel", 143), ("preempted", 75)])
+def test_workers_that_end_with_0_at_slurms_sigterm_are_not_done(reason: Any, code: int) -> None:
+    """They have saved. Slurm signals all processes in one moment, and the batch host says why in the next."""
+    fleet = running()
+    assert fleet.tell(Terminating(**fleet.by("n1"))) == []
+    assert fleet.tell(Terminating(**fleet.by("n2"))) is None
+    assert [type(each) for each in fleet.done("n1", "n2")] == [ReplicaEnded]
+    fleet.signal(reason)
+    fleet.leave(*fleet.names)
+    assert [shutdown.exit_code for shutdown in fleet.said(Shutdown)] == [code]
+    assert [ended.exit_code for ended in fleet.said(JobEnded)] == [code]
+
+
+def test_workers_that_end_while_nobody_says_why_slurm_signalled_are_done_in_a_moment() -> None:
+    """The reason is waited for, but not for long; and only where all have ended."""
+    fleet = running()
+    fleet.tell(Terminating(**fleet.by("n1")))
+    assert next_deadline(fleet.job) is None
+    fleet.done("n1", "n2")
+    assert next_deadline(fleet.job) == fleet.now + TERMINATING_S
+    assert fleet.later(TERMINATING_S - 0.1) == []
+    fleet.later(0.1)
+    assert [shutdown.exit_code for shutdown in fleet.said(Shutdown)] == [0]

@@ -82,3 +82,15 @@ def test_a_decision_says_how_many_restarts_are_left() -> None:
         fleet.fail("n1")
         fleet.ready("n1", "n2")
     assert [decided.restarts_left for decided in fleet.said(RestartDecided)] == [1, 0]
+
+
+def test_a_rate_of_the_whole_job_forgets() -> None:
+    """Each failure is an hour after the one before: the job's budget of one an hour lasts, and says so."""
+    fleet = running(plain(max_restarts=9, max_job_restarts=Allowance(count=1, per_s=HOUR_S)))
+    for _ in range(3):
+        fleet.now += HOUR_S
+        fleet.fail("n1")
+        fleet.ready("n1", "n2")
+        assert fleet.job.shutdown is None
+        assert limits.restarts_left(fleet.job, fleet.job.replicas["main-0"], fleet.now) == 0
+    assert limits.restarts_left(fleet.job, fleet.job.replicas["main-0"], fleet.now + HOUR_S) == 1

@@ -525,3 +525,147 @@ def test_nothing_of_an_older_generation_is_decided() -> None:
     fleet.now += 3600.0
     assert fleet.tell(ControllerStarted(epoch=2, host="head", pid=1)) == []
     assert kinds(fleet.requeue()) == [RendezvousOpened]
+
+
+# ------------------------------------------------------------------------------------ whole records
+
+
+def requeued(**bounds: Any) -> Fleet:
+    """Generation 1 of a job; rank 3 is the second of n2."""
+    fleet = fleet_of(**bounds) if "attribution" in bounds else fleet_of(acting(), **bounds)
+    fleet.requeue()
+    fleet.join(*fleet.names)
+    return fleet
+
+
+def crash(fleet: Fleet, *, step: int | None = 7) -> Any:
+    cycle = fleet.job.replicas["main-0"].cycle
+    about: Any = {"replica": "main-0", "cycle": cycle, "rank": 3, "exit_code": 1, "step": step}
+    return fleet.tell(WorkerFailed(**fleet.by("n2"), **about))
+
+
+def answers(fleet: Fleet, verdict: Verdict, **more: Any) -> Any:
+    about = Attribution(source="lib", verdict=verdict, **more)
+    return fleet.tell(Attributed(replica="main-0", cycle=0, rank=3, generation=1, attribution=about))
+
+
+def test_each_record_says_which_failure_it_is_about() -> None:
+    fleet = requeued()
+    failure = {"replica": "main-0", "cycle": 0, "rank": 3}
+    asked = AttributionAsked(**failure, generation=1, node="n2", sources=("lib",), holds=True)
+    assert (crash(fleet) or [None])[0] == asked
+    judged, decided, _ = answers(fleet, STOP)
+    assert judged == AttributionJudged(**failure, generation=1, verdict=STOP, acted=True, why="lib: STOP")
+    cause = decided.cause
+    left = fleet.plan.fault_tolerance.max_restarts.count
+    told: dict[str, Any] = {**failure, "node": "n2", "cause": cause, "step": 7, "restarts_left": left}
+    assert decided == RestartDecided(**told, action="stop", by="attribution")
+
+
+def test_a_spent_budget_and_a_lack_of_progress_are_told_as_what_stopped_the_job() -> None:
+    for by, left, bounds in (
+        ("budget", 0, {"max_restarts": 0}),
+        ("progress", 5, {"max_restarts": 5, "progress": ProgressSpec(max_no_progress_cycles=1)}),
+    ):
+        fleet = requeued(attribution=AttributionSpec(enable_lib=False), **bounds)
+        crash(fleet, step=None)
+        fleet.ready("n1", "n2")
+        [decided], [shutdown] = fleet.said(RestartDecided), fleet.said(Shutdown)
+        assert (decided.action, decided.by, decided.restarts_left) == ("stop", by, left)
+        assert decided.cause in shutdown.reason
+
+
+@pytest.mark.parametrize(("hangs", "waits"), [(True, False), (True, True), (False, False)])
+def test_stacks_are_written_down_at_the_end_unless_a_rendezvous_has_had_them_written(
+    hangs: bool, waits: bool
+) -> None:
+    fleet = fleet_of(acting() if waits else AttributionSpec(enable_lib=False), max_restarts=0)
+    (fleet.hang if hangs else fleet.fail)("n1")
+    if waits:
+        says(fleet, STOP)
+    [shutdown] = fleet.said(Shutdown)
+    assert shutdown.dump == (fleet.said(RestartDecided)[0].cause if hangs and not waits else None)
+
+
+def test_a_dry_runs_open_question_is_not_forgotten() -> None:
+    """Only what is decided and judged is: each failure has its verdict on record."""
+    fleet = fleet_of(AttributionSpec(enable_lib=True, dry_run=True, timeout=600.0), max_restarts=99)
+    for _ in range(3 * restart_decision.KEPT):
+        fleet.fail("n1")
+        fleet.ready("n1", "n2")
+    fleet.later(600.0)
+    assert len(fleet.said(AttributionJudged)) == 3 * restart_decision.KEPT
+
+
+def test_replicas_that_restart_alone_wait_for_their_own_verdict_alone() -> None:
+    role = RolePlan(name="main", command=("x",), replicas=2)
+    fleet = Fleet(plan_of(role, attribution=acting()))
+    fleet.join("n1", "n2")
+    fleet.fail("n1", replica="main-0")
+    fleet.fail("n2", replica="main-1")
+    fleet.ready("n1", replica="main-0")
+    fleet.ready("n2", replica="main-1")
+    answer = Attribution(source="lib", verdict=RESTART)
+    [*_, closed] = fleet.tell(Attributed(replica="main-1", cycle=0, rank=0, attribution=answer)) or []
+    assert isinstance(closed, RendezvousClosed)
+    assert closed.replica == "main-1"
+
+
+def test_with_all_a_source_that_does_not_say_stop_settles_it() -> None:
+    """The other's answer could not change the verdict, and is not waited for; a first STOP leaves it open."""
+    for first, closed in ((RESTART, 2), (UNKNOWN, 2), (STOP, 1)):
+        fleet = fleet_of(acting(enable_mcp=True, aggregation="all"))
+        fleet.fail("n1")
+        fleet.ready("n1", "n2")
+        says(fleet, first)
+        assert len(fleet.said(RendezvousClosed)) == closed
+        for judged in fleet.said(AttributionJudged):
+            assert judged.why.endswith("; mcp: not waited for")
+
+
+def test_what_is_not_answered_in_time_is_told_as_such() -> None:
+    fleet = fleet_of(acting(enable_mcp=True))
+    fleet.fail("n1")
+    fleet.ready("n1", "n2")
+    says(fleet, RESTART)
+    fleet.later(10.0)
+    assert fleet.said(AttributionJudged)[0].why == "lib: RESTART; mcp: no answer in time"
+
+
+def test_blame_of_a_node_counts_from_half_a_chance_on() -> None:
+    """And of the only node there is, too: all of one is no sign of a common cause."""
+    answer = Attribution(
+        source="lib", verdict=RESTART, scope=Scope.NODE, nodes=("n1",), confidence=restart_decision.BLAME_CONFIDENCE
+    )
+    assert restart_decision.read(("lib",), {"lib": answer}, "any").blamed == ("n1",)
+    fleet = Fleet(plain(nodes=1, spares=1, attribution=acting()))
+    fleet.join("n1", "n2")
+    fleet.fail("n1")
+    blame(fleet, "n1")
+    fleet.ready("n1")
+    assert fleet.said(AttributionJudged)[0].blamed == ("n1",)
+
+
+def test_every_open_question_is_judged_when_the_job_ends() -> None:
+    """Each failure has one verdict: those that were judged before have no second one."""
+    fleet = fleet_of(AttributionSpec(enable_lib=True, dry_run=True), max_restarts=9)
+    for _ in range(3):
+        fleet.fail("n1")
+        fleet.ready("n1", "n2")
+    says(fleet, UNKNOWN, cycle=0)
+    fleet.signal("cancel")
+    fleet.leave("n1", "n2", "n3")
+    assert [judged.cycle for judged in fleet.said(AttributionJudged)] == [0, 1, 2]
+    assert isinstance(fleet.journal[-1].record, JobEnded)
+
+
+def test_questions_of_one_moment_are_judged_in_one_moment() -> None:
+    """No answer about either has come: their time is up together."""
+    role = RolePlan(name="main", command=("x",), replicas=2)
+    dry = AttributionSpec(enable_lib=True, dry_run=True, timeout=60.0)
+    fleet = Fleet(plan_of(role, attribution=dry))
+    fleet.join("n1", "n2")
+    for number, node in enumerate(("n1", "n2")):
+        fleet.fail(node, replica=f"main-{number}")
+        fleet.ready(node, replica=f"main-{number}")
+    assert kinds(fleet.later(60.0)) == [AttributionJudged, AttributionJudged]

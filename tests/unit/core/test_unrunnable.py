@@ -1,0 +1,56 @@
+"""A program that cannot be executed: what is tried, and when the job ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nvrx_slurm.errors import EXIT_NO_RESTART
+from nvrx_slurm.journal.records import RendezvousClosed, RendezvousOpened, RestartDecided, Shutdown, WorkerFailed
+from tests.unit.core.fleet import Fleet, plain
+
+
+def kinds(decisions: Any) -> list[type]:
+    return [type(decision) for decision in decisions]
+
+
+def cannot_run(fleet: Fleet, node: str, error: str = "No such file or directory: /no/prog") -> Any:
+    cycle = fleet.job.replicas["main-0"].cycle
+    return fleet.tell(WorkerFailed(**fleet.by(node), replica="main-0", cycle=cycle, rank=0, error=error))
+
+
+def joined(*, spares: int) -> Fleet:
+    """Two nodes whose cycle 0 has been assigned; no worker runs yet."""
+    fleet = Fleet(plain(nodes=2, spares=spares, max_restarts=3))
+    fleet.join(*fleet.names)
+    return fleet
+
+
+@pytest.mark.parametrize(
+    "error", ["No such file or directory: /no/prog", "container.image: /no/root does not exist on this node"]
+)
+def test_a_program_that_cannot_be_executed_is_not_restarted(error: str) -> None:
+    """The same nodes would fail again: the job ends at once, with the code that says so."""
+    decided = cannot_run(joined(spares=0), "n2", error)
+    assert kinds(decided) == [RestartDecided, Shutdown]
+    assert decided[0].action == "stop" and decided[0].restarts_left == 3
+    assert decided[1].exit_code == EXIT_NO_RESTART
+
+
+def test_a_spare_is_tried_once_where_a_node_cannot_execute_it() -> None:
+    """The node may lack a mount that others have. A second node that fails alike settles it."""
+    fleet = joined(spares=2)
+    assert kinds(cannot_run(fleet, "n2")) == [RestartDecided, RendezvousOpened]
+    fleet.ready("n1", "n2", cycle=1)
+    assert set(fleet.said(RendezvousClosed)[-1].nodes) == {"n1", "n3"}
+    assert kinds(cannot_run(fleet, "n1")) == [RestartDecided, Shutdown]
+
+
+@pytest.mark.parametrize("error", ["No such file or directory: /x", "Cannot allocate memory: /x"])
+def test_what_has_run_before_or_may_run_again_spends_the_budget(error: str) -> None:
+    """A file system may be back in a moment, and so may memory."""
+    fleet = joined(spares=0)
+    if error.startswith("No such"):
+        fleet.started("n1")
+    assert kinds(cannot_run(fleet, "n2", error)) == [RestartDecided, RendezvousOpened]

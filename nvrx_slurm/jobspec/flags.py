@@ -1,6 +1,28 @@
-"""The flags of the command line that set keys below `fault_tolerance.attribution`. Imports nothing."""
+"""The flags of the command line that set keys of job.yaml. Imports nothing."""
 
 from __future__ import annotations
+
+JOB_FLAGS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "nodes": (("-N", "--nodes"), "N", "Nodes that run workers (a job without roles)."),
+    "spares": (("--spares",), "N", "Hot spares, on top of them."),
+    "workers_per_node": (("--workers-per-node",), "N", "Workers on each node, usually one a GPU."),
+    "name": (("-J", "--job-name"), "NAME", "The job's name. Not given: that of the command."),
+}
+"""Key → the flags that set it, what they take, and what `--help` says."""
+
+SBATCH_FLAGS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "slurm.time": (("-t", "--time"), "TIME", "Time limit: 2h, or as sbatch takes it."),
+    "slurm.partition": (("-p", "--partition"), "NAME", "Partition."),
+    "slurm.account": (("-A", "--account"), "NAME", "Account."),
+    "slurm.qos": (("-q", "--qos"), "NAME", "Quality of service."),
+    "slurm.extra.nodelist": (("-w", "--nodelist"), "NODES", "Nodes that must be among the job's."),
+    "slurm.exclude": (("-x", "--exclude"), "NODES", "Nodes not to use."),
+    "slurm.constraint": (("-C", "--constraint"), "LIST", "Features that the nodes must have."),
+    "slurm.gpus_per_node": (("--gpus-per-node",), "[TYPE:]N", "GPUs on each node."),
+    "slurm.mem": (("--mem",), "SIZE", "Memory of each node; 0 is all of it."),
+    "slurm.cpus_per_task": (("-c", "--cpus-per-task"), "N", "CPUs of each node: one task runs there, the agent."),
+}
+"""The same for those that mean what they mean to sbatch. A job without Slurm ignores them."""
 
 BLOCK = "fault_tolerance"
 ATTRIBUTION = f"{BLOCK}.attribution"

@@ -20,7 +20,10 @@ from nvrx_slurm.jobspec.deprecated import translate_deprecated
 from nvrx_slurm.jobspec.model import FOLLOWS, JobSpec
 from nvrx_slurm.jobspec.reading import dotted, read, together
 from nvrx_slurm.jobspec.site import site_files
-from nvrx_slurm.jobspec.yamlfile import KeyPath, read_value, read_yaml
+from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_value, read_yaml
+
+COMMAND_LINE = "command line"
+"""The origin of what a job without a file takes from its command, such as its name."""
 
 _EMPTY: dict[tuple[str, ...], Any] = {("env",): "", ("extra",): True}
 """What a key without a value means below these; elsewhere it means nothing."""
@@ -86,18 +89,25 @@ class Loaded(Struct, frozen=True):
         return functools.reduce(getattr, map(str, path), self.spec)
 
 
-def load(path: Path, flags: Mapping[str, Any] | Iterable[tuple[str, str, Any]] = ()) -> Loaded:
+def load(
+    path: Path | None,
+    flags: Mapping[str, Any] | Iterable[tuple[str, str, Any]] = (),
+    *,
+    instead: Mapping[str, Any] | None = None,
+) -> Loaded:
     """Load job.yaml with every other layer. `flags`: (dotted key, the flag's name, value), strongest of all.
+    `path` is None: a job without a file; `instead` is what stands in its place.
 
     Raises ConfigError: one message that lists every problem with its file, line and key.
     """
-    files = [read_yaml(path), *(read_yaml(each) for each in site_files() if each.is_file())]
+    site = [read_yaml(each) for each in site_files() if each.is_file()]
     if isinstance(flags, Mapping):
         flags = [(key, key, value) for key, value in flags.items()]
     layers = [
         _keyed("flags", [(tuple(key.split(".")), flag, value) for key, flag, value in flags]),
         _environment(),
-        *(ConfigLayer(str(file.path), _said(file.data), file.lines, {}) for file in files),
+        ConfigLayer(COMMAND_LINE, dict(instead or {}), {}, {}) if path is None else _of_file(read_yaml(path)),
+        *map(_of_file, site),
     ]
     layers, deprecated = translate_deprecated(layers)
     merged: dict[str, Any] = {}
@@ -105,7 +115,7 @@ def load(path: Path, flags: Mapping[str, Any] | Iterable[tuple[str, str, Any]] =
         _merge(merged, layer.data)
     spec, complaints = read(JobSpec, merged)
     if spec is None:
-        raise _config_error(complaints, layers, path)
+        raise _config_error(complaints, layers, COMMAND_LINE if path is None else str(path))
     return Loaded(spec, tuple(layers), deprecated)
 
 
@@ -129,6 +139,10 @@ def parse_assignment(text: str) -> tuple[str, str, Any]:
     if not equals or not key or not all(key.split(".")):
         raise UsageError(f"--set {text}: write it as key=value, such as --set slurm.partition=gpu")
     return key, f"--set {key}", read_value(value, f"--set {key}")
+
+
+def _of_file(file: YamlFile) -> ConfigLayer:
+    return ConfigLayer(str(file.path), _said(file.data), file.lines, {})
 
 
 def _environment() -> ConfigLayer:
@@ -184,11 +198,11 @@ def _said(data: dict[str, Any], below: tuple[str, ...] = ()) -> dict[str, Any]:
     return said
 
 
-def _config_error(complaints: Mapping[KeyPath, str], layers: list[ConfigLayer], path: Path) -> ConfigError:
+def _config_error(complaints: Mapping[KeyPath, str], layers: list[ConfigLayer], job: str) -> ConfigError:
     found = []
     for key, sentence in complaints.items():
         layer = next((layer for layer in layers if key and layer.has(key[:1])), None)
         layer = next((layer for layer in layers if key and layer.has(key)), layer)
-        origin = layer.origin(key) if layer else Origin(str(path))
+        origin = layer.origin(key) if layer else Origin(job)
         found.append(ConfigError(sentence, file=origin.source, line=origin.line, key=dotted(key) or None))
     return together(found)

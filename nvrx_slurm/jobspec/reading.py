@@ -70,7 +70,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def long_form(cls, value: object) -> object:
-        """The mapping that a short form stands for. Raises ValueError."""
+        """The mapping that a short form stands for, also one of some of its keys. Raises ValueError."""
         return value
 
     def settled(self, said: Mapping[str, Any]) -> Self:
@@ -231,6 +231,8 @@ def _block(block: type[Block], raw: Any, at: KeyPath, found: dict[KeyPath, str])
         for path, text in below.items():  # a key that the short form stands for is not in the file
             found.setdefault(at if path and path[0] in long else (*at, *path), text)
         return made
+    raw = block.long_form(raw)
+    assert isinstance(raw, dict)
     keys = keys_of(block)
     before = len(found)
     values = {}

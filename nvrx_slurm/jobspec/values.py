@@ -140,6 +140,12 @@ def _flag(value: object) -> object:
     return _one_line(value)
 
 
+def _log_name(text: str) -> str:
+    if other := re.search(r"%.?", re.sub(r"%[%jAxua]", "", text)):
+        raise ValueError(f"can hold %j and %A (the job's id), %a, %x (its name), %u (you) and %%, not {other[0]}")
+    return text
+
+
 def _lines(value: object) -> object:
     return value.splitlines() if isinstance(value, str) else value
 
@@ -161,10 +167,10 @@ _SET_BY_TOOL = {
     "ntasks-per-node": ": one agent a node",
     "ntasks": ": one agent a node",
     "no-kill": ": a job with spares outlives its nodes",
-    "output": ": the job folder holds the logs",
+    "output": "; set `output`",
     "open-mode": ": a requeued job goes on in the same log",
     "signal": ": it fits the teardown's budget",
-    "array": ": submit several jobs instead",
+    "het-group": ": a heterogeneous job's components are jobs of their own, and no step starts agents on all of them",
     "wrap": "; set `command`",
 }
 """sbatch flags that `slurm.extra` cannot hold, and why."""
@@ -237,6 +243,7 @@ _SCALAR = {"type": ["string", "number", "boolean"]}  # a number or `true` arrive
 Line = Annotated[str, Before(_digits), After(_one_line), Schema(_SCALAR)]
 Text = Annotated[str, Before(_digits), After(_portable), Schema(_SCALAR)]
 Name = Annotated[str, Meta(pattern=_NAME.pattern), After(_name)]  # also where plan.json is decoded
+LogName = Annotated[Line, After(_log_name)]
 _DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["15s", "2m", "1h30m"]}
 _AS_WORDS = Written(words)
 _Seconds = Annotated[float, Before(parse_duration), _AS_WORDS, Schema(_DURATION_SCHEMA)]

@@ -5,6 +5,7 @@
     reading.py      plain values → a block of the model, or all complaints about them
     load.py         read, merge, validate: flag > environment > job.yaml > site file > default
     flags.py        the flags that have a name of their own
+    saving.py       a job of the command line as a job.yaml
     deprecated.py   deprecated keys and flags, translated to the new ones
     yamlfile.py     YAML with the line of every key
     urls.py         URLs of services, without credentials

@@ -8,6 +8,7 @@ import sys
 from importlib import resources
 from typing import Any
 
+from nvrx_slurm.jobspec.container import ContainerSpec
 from nvrx_slurm.jobspec.deprecated import KEPT_UNTIL, SINCE
 from nvrx_slurm.jobspec.model import (
     AttributionSpec,
@@ -21,6 +22,7 @@ from nvrx_slurm.jobspec.model import (
     LlmSpec,
     ProgressSpec,
     RendezvousSpec,
+    RetentionSpec,
     RoleSpec,
     SlackSpec,
     SlurmSpec,
@@ -44,6 +46,7 @@ from nvrx_slurm.util.durations import words
 SECTIONS: dict[str, type[Block]] = {
     "The top level": JobSpec,
     "`roles.<name>`": RoleSpec,
+    "`container`": ContainerSpec,
     "`slurm`": SlurmSpec,
     "`fault_tolerance`": FaultToleranceSpec,
     "`fault_tolerance.heartbeat`": HeartbeatSpec,
@@ -58,6 +61,7 @@ SECTIONS: dict[str, type[Block]] = {
     "`fault_tolerance.attribution.dataflow`": DataflowSpec,
     "`store`": StoreSpec,
     "`lease`": LeaseSpec,
+    "`retention`": RetentionSpec,
 }
 
 INTRODUCTION = """\

@@ -13,6 +13,7 @@ from msgspec import field
 from msgspec.structs import force_setattr, replace
 
 from nvrx_slurm.jobspec.budgets import AFTER_GRACE_S, least_notice_s, most_notice_s
+from nvrx_slurm.jobspec.container import ContainerSpec
 from nvrx_slurm.jobspec.reading import After, Before, Block, Misfit, Schema, checked, keys_of
 from nvrx_slurm.jobspec.urls import check_redis_url, is_redis, parse_url
 from nvrx_slurm.jobspec.values import (
@@ -27,6 +28,7 @@ from nvrx_slurm.jobspec.values import (
     Gpus,
     Line,
     Lines,
+    LogName,
     Name,
     Nodes,
     Pause,
@@ -45,6 +47,16 @@ Aggregation = Literal["any", "all"]
 """How many of the sources must answer STOP: one, or every one of them."""
 
 FENCE_MARGIN_S = 2.0
+_RANGE = re.compile(r"(\d{1,6})\.\.(\d{1,6})", re.ASCII)
+_SPARES = Schema(
+    {
+        "type": ["integer", "string"],
+        "minimum": 0,
+        "maximum": MOST_NODES,
+        "pattern": r"^\d+\.\.\d+$",
+        "examples": [2, "0..2"],
+    }
+)
 
 FOLLOWS: dict[tuple[str | int, ...], tuple[str, tuple[tuple[str, ...], ...]]] = {
     ("fault_tolerance", *key): (relation, tuple(("fault_tolerance", *leader) for leader in leaders))
@@ -471,6 +483,12 @@ class SlurmSpec(Block, frozen=True, kw_only=True):
     constraint: Annotated[Line | None, "`--constraint`"] = None
     exclude: Annotated[Line | None, "`--exclude`: nodes not to use"] = None
     reservation: Annotated[Line | None, "`--reservation`"] = None
+    dependency: Annotated[Line | None, "`--dependency`, such as `afterok:1234`"] = None
+    array: Annotated[
+        Line | None,
+        "`--array`, such as `0-7`: each task is a job of its own, with a folder and a journal; its id is `1234_7`, "
+        "and its workers find SLURM_ARRAY_TASK_ID in their environment",
+    ] = None
     segment: Annotated[Nodes | None, "`--segment`: nodes of one network block (Slurm 23.11 and newer)"] = None
     extra: Annotated[
         Extra,
@@ -541,6 +559,14 @@ class LeaseSpec(Block, frozen=True, kw_only=True):
     ] = 30.0
 
 
+class RetentionSpec(Block, frozen=True, kw_only=True):
+    """Which folders of ended jobs `nvrx-slurm rm --expired` removes. It reads the site files and the environment, and
+    no job.yaml. Nothing is removed by itself."""
+
+    days: Annotated[Positive | None, "Those of jobs that ended longer ago than this."] = None
+    keep: Annotated[Positive | None, "But never the newest so many; without `days`: all others."] = None
+
+
 class RoleSpec(Block, frozen=True, kw_only=True):
     """One kind of worker in a job with several."""
 
@@ -561,6 +587,11 @@ class RoleSpec(Block, frozen=True, kw_only=True):
     env: Annotated[Environment, "Environment of this role's workers, on top of the job's."] = field(
         default_factory=dict
     )
+    container: Annotated[
+        ContainerSpec | None,
+        _or({"type": "string"}, "ContainerSpec"),
+        "What this role's workers run in, instead of the job's `container`.",
+    ] = None
 
     def settled(self, said: Mapping[str, Any]) -> Self:
         _check_min_nodes(self.min_nodes, self.nodes_per_replica, "nodes_per_replica")
@@ -575,10 +606,20 @@ class JobSpec(Block, frozen=True, kw_only=True):
         Command | None,
         "What each worker runs: a list, or one string that is split as a shell would; no shell runs it.",
     ] = None
-    nodes: Annotated[Nodes, "Nodes that run workers. Hot spares come on top."] = 1
+    nodes: Annotated[
+        Nodes,
+        "Nodes that run workers. Hot spares come on top. Not set, `run` inside an allocation takes all others of it.",
+    ] = 1
     spares: Annotated[
-        Spares, "Hot spares: idle nodes of the allocation, ready to replace a lost one. All roles share them."
+        Annotated[Spares, _SPARES],
+        "Hot spares: idle nodes of the allocation, ready to replace a lost one. All roles share them. `0..2`: as "
+        "many of two as Slurm has now.",
     ] = 0
+    min_spares: Annotated[
+        Spares | None,
+        "Start with as few hot spares as this where Slurm has no more at that moment. `spares: 0..2` is short for "
+        "`min_spares: 0` and `spares: 2`.",
+    ] = None
     min_nodes: Annotated[
         Nodes | None,
         "With no spare left, go on with as few nodes as this. Without it the job ends with 75, worth a retry.",
@@ -588,12 +629,23 @@ class JobSpec(Block, frozen=True, kw_only=True):
         Line | None,
         "Where workers start; relative to the folder of job.yaml. Without it: the folder you submit from.",
     ] = None
+    output: Annotated[
+        LogName | None,
+        "A link that the job makes to the log of all its workers: `logs/%x-%j.out`, with sbatch's `%j` (the job's "
+        "id), `%x` (its name) and `%u` (you); relative to the folder of job.yaml. A file that exists stays.",
+    ] = None
     env: Annotated[Environment, "Environment of all workers. No secrets: the job script shows it."] = field(
         default_factory=dict
     )
+    container: Annotated[
+        ContainerSpec | None,
+        _or({"type": "string"}, "ContainerSpec"),
+        "The container that workers run in: an image, or a mapping; see below.",
+    ] = None
     setup: Annotated[
         Lines,
-        "Shell lines of the job script before anything starts: `module load …`, `source venv/bin/activate`.",
+        "Shell lines of the job script before anything starts: `module load …`, `source venv/bin/activate`. A line "
+        "that fails fails the job; `… || true` may fail.",
     ] = ()
     roles: Annotated[
         dict[Name, RoleSpec] | None,
@@ -603,6 +655,15 @@ class JobSpec(Block, frozen=True, kw_only=True):
     fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
     store: Annotated[StoreSpec, _or({"const": "embedded"}, "StoreSpec")] = StoreSpec()
     lease: Annotated[LeaseSpec | None, "A file that the submitter touches to keep the job alive; see below."] = None
+    retention: RetentionSpec = RetentionSpec()
+
+    @classmethod
+    def long_form(cls, value: object) -> object:
+        """`spares: 0..2`, a range, is two keys."""
+        spares = value.get("spares") if isinstance(value, Mapping) else None
+        if isinstance(spares, str) and (bounds := _RANGE.fullmatch(spares.strip())):
+            return {**value, "min_spares": int(bounds[1]), "spares": int(bounds[2])}  # type: ignore[dict-item]
+        return value
 
     def __post_init__(self) -> None:
         # A Python caller gives what job.yaml may hold: `command="python train.py"`, `slurm={"time": "1h"}`. Values
@@ -622,6 +683,15 @@ class JobSpec(Block, frozen=True, kw_only=True):
         elif self.command is None:
             raise ValueError("`command` is missing: say what each worker runs (or give `roles`)")
         _check_min_nodes(self.min_nodes, self.nodes, "nodes")
+        for name, role in (self.roles or {}).items():
+            if role.container is not None and "pyxis" in (
+                role.container.runtime,
+                getattr(self.container, "runtime", ""),
+            ):
+                where = ("roles", name, "container")
+                raise Misfit("pyxis runs the agents inside too, and they serve every role: set the job's", *where)
+        if self.min_spares is not None and self.min_spares > self.spares:
+            raise Misfit(f"must be at most `spares` ({self.spares}), not {self.min_spares}", "min_spares")
         roles = (self.roles or {}).values()
         total = self.spares + (sum(role.replicas * role.nodes_per_replica for role in roles) or self.nodes)
         if total > MOST_NODES:

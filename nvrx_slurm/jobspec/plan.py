@@ -6,7 +6,7 @@ are, so `plan.json` nests as job.yaml does; durations are seconds, sizes bytes, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.jobspec.container import ContainerSpec, is_file, parts_of_mount
 from nvrx_slurm.jobspec.model import FaultToleranceSpec, JobSpec, LeaseSpec, RoleSpec, StoreSpec
 from nvrx_slurm.jobspec.urls import is_redis
 from nvrx_slurm.jobspec.values import Name
@@ -33,13 +34,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     roles: tuple[RolePlan, ...]
-    spares: int = 0
+    spares: int = 0  # how many the job has
+    min_spares: int | None = None  # with how few it may start; the batch host then settles `spares`
     workdir: str
     folder: str  # the base folder; the job's own is `<folder>/<job id>`
     fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
     time_limit_s: float | None = None
     store: StoreSpec = StoreSpec()
     lease: LeaseSpec | None = None
+    output: str | None = None  # where the job makes a link to its log; a pattern of sbatch
     version: int = 2  # of this form; 1 was flat
 
     @property
@@ -51,6 +54,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def total_nodes(self) -> int:
         """How many nodes to ask for."""
         return self.active_nodes + self.spares
+
+    @property
+    def least_nodes(self) -> int:
+        """With how many nodes the job can start."""
+        return self.active_nodes + (self.spares if self.min_spares is None else self.min_spares)
 
 
 def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
@@ -79,10 +87,14 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
                 workers_per_node=spec.workers_per_node,
             )
         }
-    own = {
-        name: {"workdir": str(here / role.workdir) if role.workdir else None, "env": {**spec.env, **role.env}}
-        for name, role in roles.items()
-    }
+    own = {}
+    for name, role in roles.items():
+        container = _found(role.container or spec.container, find)
+        own[name] = {
+            "workdir": str(here / role.workdir) if role.workdir else None,
+            "env": {**spec.env, **role.env, **(container.env if container else {})},
+            "container": container,
+        }
     bounds, asked = spec.fault_tolerance, spec.fault_tolerance.attribution
     attribution = replace(
         asked,
@@ -100,6 +112,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
             RolePlan(name=name, **(msgspec.structs.asdict(role) | own[name])) for name, role in roles.items()
         ),
         spares=spec.spares,
+        min_spares=spec.min_spares,
         workdir=_plain(here / spec.workdir if spec.workdir else Path.cwd(), "the folder that workers start in"),
         folder=_plain(folder.resolve(), "the job folder"),
         fault_tolerance=replace(
@@ -111,7 +124,21 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
         time_limit_s=spec.slurm.time,
         store=replace(spec.store, password_file=find(spec.store.password_file)),
         lease=replace(spec.lease, file=str(here / spec.lease.file)) if spec.lease else None,
+        output=find(spec.output),
     )
+
+
+def _found(container: ContainerSpec | None, find: Callable[[str], str | None]) -> ContainerSpec | None:
+    """The same with absolute paths of the host."""
+    if container is None:
+        return None
+    mounts = []
+    for mount in container.mounts:
+        source, target, options = parts_of_mount(mount)
+        host = str(find(source))
+        mounts.append(":".join([host, target or host, *([options] if options else [])]))
+    image = str(find(container.image)) if is_file(container.image) else container.image
+    return replace(container, image=image, mounts=tuple(mounts))
 
 
 def _plain(path: Path, what: str) -> str:

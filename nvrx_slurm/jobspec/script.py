@@ -12,11 +12,24 @@ from typing import Literal
 import nvrx_slurm
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec import budgets
+from nvrx_slurm.jobspec.container import ContainerSpec, parts_of_mount
 from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import Plan, plan_to_json
 from nvrx_slurm.util.durations import slurm_time
 
 TEMPLATE = "job.sh.template"
+
+BEFORE_SETUP = "\nstart_batch_host() {\n"
+AFTER_PLAN = """}
+
+# A line of `setup` that fails fails the job: by its own status, not by those of commands in files that it sources.
+setup_failed() { [ "$1" = 0 ] || start_batch_host --failed-setup "$1" $(($2 - before_setup)) "$3"; }
+trap 'setup_failed $? "$before_setup" "$BASH_COMMAND"' EXIT
+trap 'setup_failed $(($? * (${#BASH_SOURCE[@]} == 1))) "$LINENO" "$BASH_COMMAND"' ERR
+before_setup=$LINENO
+"""
+AFTER_SETUP = "trap - ERR EXIT\nstart_batch_host\n"
+"""Around the lines of `setup`; a job without them needs none of it."""
 
 
 def template_folder() -> Path:
@@ -26,30 +39,59 @@ def template_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "sbatch"
 
 
-def render_job(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"], python: str) -> str:
+def render_job(
+    spec: JobSpec,
+    plan: Plan,
+    *,
+    cluster: Literal["slurm", "local"],
+    python: str,
+    allocation: tuple[str, tuple[str, ...]] | None = None,
+) -> str:
     """The job script, ready for `sbatch` (or, `local`, for bash). It holds the whole plan and needs no other file.
+
+    `allocation`: the job of Slurm's that holds the nodes already, and which of its nodes the job gets; for bash too.
 
     `python` is the interpreter that runs the batch host and the agents; it must be the same on all nodes.
     Raises ConfigError for a value that no script can carry.
     """
     on_slurm = cluster == "slurm"
+    if not on_slurm and any(role.container and role.container.runtime == "pyxis" for role in plan.roles):
+        raise ConfigError(
+            "pyxis is a plugin of Slurm; on this machine use apptainer, charliecloud or podman",
+            key="container.runtime",
+        )
     nodes = f"{plan.active_nodes} node" + ("s" if plan.active_nodes > 1 else "")
     spares = f" and {plan.spares} hot spare" + ("s" if plan.spares > 1 else "") if plan.spares else ""
     template = Template((template_folder() / TEMPLATE).read_text(encoding="utf-8"))
     return template.substitute(
         title=f"{plan.name}: {nodes}{spares}, by nvrx-slurm",
-        flags="".join(f"\n#SBATCH {flag}" for flag in sbatch_flags(spec, plan)) if on_slurm else "",
-        setup="".join(f"\n{line}" for line in spec.setup),
+        flags="".join(f"\n#SBATCH {flag}" for flag in sbatch_flags(spec, plan))
+        if on_slurm and not allocation
+        else "",
+        before=BEFORE_SETUP if spec.setup else "",
+        after=AFTER_PLAN + "".join(f"{line}\n" for line in spec.setup) + AFTER_SETUP if spec.setup else "",
         python=shlex.quote(python),
-        cluster=cluster,
-        launcher=f" -- \\\n  {shlex.join(_launcher(spec, plan, python))}" if on_slurm else "",
+        cluster=(
+            cluster
+            if allocation is None
+            else f"{cluster} --allocation {allocation[0]} --nodes {','.join(allocation[1])}"
+        )
+        + (' "$@"' if spec.setup else ""),
+        launcher=f" -- \\\n  {shlex.join(_launcher(spec, plan, python, in_allocation=bool(allocation)))}"
+        if on_slurm
+        else "",
         plan=plan_to_json(plan).decode(),
     )
 
 
-def _launcher(spec: JobSpec, plan: Plan, python: str) -> list[str]:
+def _launcher(spec: JobSpec, plan: Plan, python: str, *, in_allocation: bool) -> list[str]:
     """One agent a node. A node that dies, or a task that fails, must not take the others along."""
     nodes = plan.total_nodes
+    inside = plan.roles[0].container
+    if inside is not None and inside.runtime == "pyxis":
+        python, container_flags = "python3", pyxis_flags(inside, plan)  # the image's own, with this package
+    else:
+        container_flags = []
     return [
         "srun",
         "--no-kill",
@@ -60,11 +102,31 @@ def _launcher(spec: JobSpec, plan: Plan, python: str) -> list[str]:
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",
+        # The user's own tasks may be bound to a few CPUs each. The agent's workers share all that the job has there.
+        *(["--cpu-bind=none", "--job-name=nvrx-slurm"] if in_allocation else []),
         *step_flags(spec),
+        *container_flags,
         python,
         "-P",  # keeps the current folder off sys.path: it may hold a redis.py
         "-m",
         "nvrx_slurm.agent",
+    ]
+
+
+def pyxis_flags(inside: ContainerSpec, plan: Plan) -> list[str]:
+    """What pyxis adds to srun: agents and workers run in the container. enroot mounts /dev, /dev/shm and /tmp itself.
+
+    Raises ConfigError for a path that its lists cannot hold."""
+    targets = {parts_of_mount(mount)[1] for mount in inside.mounts}
+    mounts = [*inside.mounts, *(f"{path}:{path}" for path in (plan.folder, plan.workdir) if path not in targets)]
+    for mount in mounts:
+        if "," in mount:
+            raise ConfigError(f"{mount!r} holds a comma, which separates the mounts of pyxis; choose another path")
+    return [
+        f"--container-image={inside.image}",
+        f"--container-mounts={','.join(mounts)}",
+        f"--container-workdir={inside.workdir or plan.workdir}",
+        "--no-container-remap-root",
     ]
 
 
@@ -108,8 +170,13 @@ def step_flags(spec: JobSpec) -> list[str]:
 def _flags(spec: JobSpec, plan: Plan) -> Iterator[tuple[str, str | None]]:
     slurm = spec.slurm
     yield "--job-name", plan.name
-    yield "--nodes", str(plan.total_nodes)
-    yield "--ntasks-per-node", "1"
+    least, most = plan.least_nodes, plan.total_nodes
+    yield "--nodes", str(most) if least == most else f"{least}-{most}"
+    if least == most:
+        yield (
+            "--ntasks-per-node",
+            "1",
+        )  # of a range of nodes Slurm would take the least, one task on each (seen on 22.05)
     yield "--no-kill", None
     if "no-requeue" not in slurm.extra and "requeue" not in slurm.extra:
         yield "--requeue", None
@@ -119,11 +186,12 @@ def _flags(spec: JobSpec, plan: Plan) -> Iterator[tuple[str, str | None]]:
         raise ConfigError(
             f"the folder {plan.folder!r} holds a backslash, which no Slurm log path can; choose another"
         )
-    yield "--output", f"{plan.folder.replace('%', '%%')}/slurm-%j.out"  # sbatch(1), "filename pattern"
+    own = "%A_%a" if slurm.array else "%j"  # sbatch(1), "filename pattern"
+    yield "--output", f"{plan.folder.replace('%', '%%')}/slurm-{own}.out"
     if slurm.time is not None:
         yield "--time", slurm_time(slurm.time)
     for key in ("partition", "account", "qos", "gpus_per_node", "cpus_per_task", "mem", "constraint", "exclude",
-                "reservation", "segment"):  # fmt: skip
+                "reservation", "segment", "dependency", "array"):  # fmt: skip
         value = getattr(slurm, key)
         if value is not None:
             yield "--" + key.replace("_", "-"), str(value)

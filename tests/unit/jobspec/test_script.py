@@ -116,6 +116,43 @@ def test_setup_lines_are_shell_as_the_user_wrote_them(start: Callable[..., Start
     assert start(spec, planned(spec)).output == "two  words\n2\n"
 
 
+FAILING = {
+    "module load nosuch": ["true", "module load nosuch"],  # a command that there is not
+    "grep -q x /dev/null": ["false || true", "grep -q x /dev/null"],
+    "source fails.sh": ["if false; then false; fi", "source fails.sh"],  # by what it returns
+    "exit 3": ["set +e", "exit 3"],
+}
+
+
+@pytest.mark.parametrize("command", FAILING)
+def test_a_line_of_setup_that_fails_fails_the_job(tmp_path: Path, command: str) -> None:
+    """The batch host gets its status, its number and its text instead of a job to run."""
+    (tmp_path / "python").write_text(RECORDER)
+    (tmp_path / "python").chmod(0o700)
+    (tmp_path / "fails.sh").write_text("false\ntrue\ngrep -q x /dev/null\n")
+    spec = job(setup=[*FAILING[command], "touch hit"])
+    script = tmp_path / "job.sh"
+    script.write_text(render_job(spec, planned(spec), cluster="local", python=str(tmp_path / "python")))
+    subprocess.run(["bash", script], cwd=tmp_path, capture_output=True, check=True)
+    words = (tmp_path / "words").read_text().split("\0")[:-1]
+    status = {"module load nosuch": "127", "exit 3": "3"}.get(command, "1")
+    assert words[5:] == ["--failed-setup", status, "0" if command == "exit 3" else "2", command]
+    assert plan_from_json((tmp_path / "plan").read_bytes()) == planned(spec)
+    assert not (tmp_path / "hit").exists()
+
+
+def test_what_a_sourced_file_lets_fail_is_its_own_affair(tmp_path: Path) -> None:
+    """Environments are full of commands that may fail; only what the file returns counts."""
+    (tmp_path / "python").write_text(RECORDER)
+    (tmp_path / "python").chmod(0o700)
+    (tmp_path / "env.sh").write_text("false\nA=1\n")
+    spec = job(setup=["source env.sh"])
+    script = tmp_path / "job.sh"
+    script.write_text(render_job(spec, planned(spec), cluster="local", python=str(tmp_path / "python")))
+    subprocess.run(["bash", script], cwd=tmp_path, capture_output=True, check=True)
+    assert (tmp_path / "words").read_text().split("\0")[:-1] == ["-P", "-m", "nvrx_slurm.batch", "--cluster", "local"]
+
+
 def test_umask_is_the_users_own(start: Callable[..., Started]) -> None:
     """Workers' checkpoints are their user's to share; the job folder has a mode of its own."""
     here = subprocess.run(["bash", "-c", "umask"], capture_output=True, text=True, check=True).stdout

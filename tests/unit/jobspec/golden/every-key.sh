@@ -42,6 +42,7 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
     }
   ],
   "spares": 0,
+  "min_spares": null,
   "workdir": "/home/me",
   "folder": "/shared/jobs",
   "fault_tolerance": {
@@ -73,6 +74,7 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
   "time_limit_s": 172800.0,
   "store": {},
   "lease": null,
+  "output": null,
   "version": 2
 }
 NVRX_PLAN

@@ -2,11 +2,11 @@
 # train: 2 nodes and 1 hot spare, by nvrx-slurm
 
 :  # Slurm reads flags up to the first command; the rest is shell
-module load cuda
-source venv/bin/activate
+
+start_batch_host() {
 
 # The batch host keeps the store and the controller running, starts one agent on each node, and gets Slurm's signals.
-exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster local <<'NVRX_PLAN'
+exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster local "$@" <<'NVRX_PLAN'
 {
   "name": "train",
   "roles": [
@@ -26,12 +26,25 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster local <<'NVRX_PLAN
     }
   ],
   "spares": 1,
+  "min_spares": null,
   "workdir": "/home/me",
   "folder": "/shared/jobs",
   "fault_tolerance": {},
   "time_limit_s": 43200.0,
   "store": {},
   "lease": null,
+  "output": null,
   "version": 2
 }
 NVRX_PLAN
+}
+
+# A line of `setup` that fails fails the job: by its own status, not by those of commands in files that it sources.
+setup_failed() { [ "$1" = 0 ] || start_batch_host --failed-setup "$1" $(($2 - before_setup)) "$3"; }
+trap 'setup_failed $? "$before_setup" "$BASH_COMMAND"' EXIT
+trap 'setup_failed $(($? * (${#BASH_SOURCE[@]} == 1))) "$LINENO" "$BASH_COMMAND"' ERR
+before_setup=$LINENO
+module load cuda
+source venv/bin/activate
+trap - ERR EXIT
+start_batch_host

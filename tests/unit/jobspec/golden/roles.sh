@@ -46,6 +46,7 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
     }
   ],
   "spares": 2,
+  "min_spares": null,
   "workdir": "/home/me",
   "folder": "/shared/jobs",
   "fault_tolerance": {},
@@ -55,6 +56,7 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
     "password_file": "/home/me/.valkey-password"
   },
   "lease": null,
+  "output": null,
   "version": 2
 }
 NVRX_PLAN

@@ -26,6 +26,9 @@ LLM_KEY = "NVRX_SLURM_LLM_KEY"  # of the language model that gives a second opin
 SECRETS = frozenset({STORE_PASSWORD, ATTRSVC_TOKEN, SLACK_TOKEN, DATAFLOW_TOKEN, LLM_KEY})
 """Variables that are no configuration keys, and that nothing may keep or show."""
 
+FOLDER = "NVRX_SLURM_FOLDER"
+"""Names the folder of job folders; no configuration key either."""
+
 SECRETS_FD = "NVRX_SECRETS_FD"
 """Names the descriptor of a file in memory from which a child process reads them."""
 
@@ -81,7 +84,15 @@ def handed_on() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
 
 def overrides() -> dict[str, str]:
     """Every variable that sets a configuration key: `NVRX_SLURM_<KEY>`, a double underscore for each level."""
-    return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    return {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and name != FOLDER}
+
+
+def base_folder() -> Path | None:
+    """The folder of job folders that the user names for all commands and calls."""
+    from pathlib import Path
+
+    value = get(FOLDER)
+    return Path(value) if value else None
 
 
 def job_folder() -> Path | None:
@@ -111,8 +122,19 @@ def node_name() -> str | None:
     return get("NVRX_NODE") or get("SLURMD_NODENAME")
 
 
+def search_path() -> str:
+    """Where programs are looked for."""
+    return get("PATH") or os.defpath
+
+
 def slurm_job_id() -> str | None:
     return get("SLURM_JOB_ID")
+
+
+def own_job_id() -> str | None:
+    """This job's id as squeue lists it: an array's task has a number of its own, which no user knows."""
+    array, task = get("SLURM_ARRAY_JOB_ID"), get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else slurm_job_id()
 
 
 def slurm_cluster_name() -> str | None:

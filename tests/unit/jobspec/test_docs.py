@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nvrx_slurm.jobspec.container import ContainerSpec
 from nvrx_slurm.jobspec.docs import SECTIONS, job_yaml_page
 from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.reading import Block
@@ -19,7 +20,9 @@ def test_the_page_is_current() -> None:
 def test_every_key_is_on_the_page() -> None:
     """Each block of the model is a section, and each of its keys a row."""
     assert set(SECTIONS.values()) == {
-        block for block in Block.__subclasses__() if block.__module__ == JobSpec.__module__
+        block
+        for block in Block.__subclasses__()
+        if block.__module__ in (JobSpec.__module__, ContainerSpec.__module__)
     }
     page = job_yaml_page()
     for title, block in SECTIONS.items():

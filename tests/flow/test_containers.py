@@ -1,0 +1,134 @@
+"""Workers in containers, with the real runtimes: an agent outside does with them what it does with any worker."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import descendants, send_all
+from nvrx_slurm.diagnostics.stacks.process import process_name
+from nvrx_slurm.jobspec.container import ContainerSpec
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.journal.records import Progress, WorkerFailed, WorkersStarted
+from tests import container_image
+from tests.harness import plan_of, wait_gone
+
+TESTS = Path(__file__).parents[1]
+RAISES = 200  # as in container_worker.py
+RUNTIMES = ("charliecloud", "podman", "apptainer")
+
+
+@pytest.fixture(params=RUNTIMES)
+def runtime(request, monkeypatch):
+    """A runtime that this machine has: `make test` installs two of the three, and apptainer is used where it is."""
+    name = request.param
+    program = {"charliecloud": "ch-run"}.get(name, name)
+    if name == "apptainer" and shutil.which(program) is None:
+        pytest.skip("this machine has no apptainer, and Debian 12 no package of it")
+    assert shutil.which(program), f"{program} is missing: `make slurm-packages` installs it"
+    if why := container_image.refusal(name):
+        pytest.skip(why)
+    settings = container_image.podman_settings()
+    monkeypatch.setenv("CONTAINERS_CONF", str(settings))
+    yield name
+    settings.unlink()
+
+
+def container_plan(runtime, gate, base, *, image, env=None, **more):
+    role = RolePlan(
+        name="main",
+        command=("python3", str(TESTS / "container_worker.py"), str(gate.port)),
+        workers_per_node=2,
+        env=env or {},
+        container=ContainerSpec(image=str(image), runtime=runtime, mounts=(f"{TESTS}:{TESTS}",), **more),
+    )
+    return plan_of(base, role, max_restarts=9, heartbeat__interval=0.2)
+
+
+def supervisor_of(worker_pid, agent):
+    """The child of the agent that the worker descends from."""
+    return next(pid for pid in children(agent) if worker_pid in descendants(pid))
+
+
+def children(pid):
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_worker_in_a_container_is_a_worker_as_any(runtime, run_local, gate, tmp_path):
+    """Environment, folders, ids, steps, stacks, signals, exit codes, exceptions, and its supervisor's death: each
+    as outside of a container."""
+    folder = container_image.image_folder()
+    image = folder
+    if runtime == "podman":
+        image = container_image.podman_image(Path(os.environ["CONTAINERS_CONF"]))
+    job = run_local(container_plan(runtime, gate, tmp_path, image=image, env={"FOO": "it's $HOME"}))
+
+    there = gate.wait(2, cycle=0)
+    env = there[1].env
+    assert (env["RANK"], env["WORLD_SIZE"], env["FOO"], env["NVRX_NODE"]) == ("1", "2", "it's $HOME", "n1")
+    assert (env["CWD"], env["UID"], env["PYTHON"]) == (str(tmp_path), str(os.getuid()), "/usr/bin/python3")
+    assert env.get("FROM_IMAGE") == ("yes" if runtime == "podman" else None)
+    assert Path(f"/proc/{there[0].pid}/root/etc/passwd").samefile("/etc/passwd") is False
+    if runtime != "apptainer":  # which stays as the worker's parent
+        assert job.expect(WorkersStarted, cycle=0).pids == {rank: worker.pid for rank, worker in there.items()}
+
+    # Steps and stacks.
+    beat = job.expect(Progress, cycle=0)
+    assert beat.step == 41
+    asked = ("dump", job.folder.job_id, "--folder", str(job.folder.path.parent), "--timeout", "20s")
+    stacks = subprocess.run([sys.executable, "-m", "nvrx_slurm", *asked], capture_output=True, text=True, check=True)
+    assert stacks.stdout.count("in wait_at_the_gate ──") == 2, stacks.stdout
+
+    # A user's command enters the container. (apptainer hides its worker from the agent, which sees its parent.)
+    if runtime != "apptainer":
+        asked = ("exec", job.folder.job_id, "--folder", str(job.folder.path.parent), "--rank", "1", "--")
+        inode = "import os; print(os.stat('/etc/passwd').st_ino)"
+        shown = ("sh", "-c", f'echo $FOO; echo $RANK; pwd; python3 -c "{inode}"; exit 7')
+        done = subprocess.run([sys.executable, "-m", "nvrx_slurm", *asked, *shown], capture_output=True, text=True)
+        passwd = Path(f"/proc/{there[1].pid}/root/etc/passwd").stat().st_ino
+        said = ["it's $HOME", "1", str(tmp_path), str(passwd)]
+        assert (done.returncode, done.stdout.splitlines()) == (7, said), done.stderr
+
+    # The exit code, and SIGTERM to the other rank.
+    there[0].go(1)
+    assert job.expect(WorkerFailed, cycle=0).exit_code == 1
+    there = gate.wait(2, cycle=1)
+    assert "asked to end" in (job.folder.cycle_logs("main-0", 0, 0) / "rank-1.out").read_text()
+
+    if runtime == "podman":  # which says late how a worker has ended: its peers would be the first to fail
+        supervisor = supervisor_of(there[1].pid, job.agent_pid("n1"))
+        clients = [pid for pid in descendants(supervisor) if process_name(pid) == "podman"]
+        assert len(clients) == 2
+        send_all(clients, signal.SIGSTOP)
+    os.kill(there[1].pid, signal.SIGKILL)
+    assert job.expect(WorkerFailed, cycle=1).signal == signal.SIGKILL
+
+    gate.wait(2, cycle=2)[0].go(RAISES)
+    assert "ValueError: as the test has said" in (job.expect(WorkerFailed, cycle=2).error or "")
+
+    # The kernel kills the workers with the supervisor, also while the agent is stopped.
+    there = gate.wait(2, cycle=3)
+    agent = job.agent_pid("n1")
+    supervisor = supervisor_of(there[0].pid, agent)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        os.kill(supervisor, signal.SIGKILL)
+        wait_gone([worker.pid for worker in there.values()])
+    finally:
+        os.kill(agent, signal.SIGCONT)
+
+    gate.wait(2, cycle=4)
+    gate.open()
+    assert job.finish() == 0
+    assert {path.stat().st_uid for path in job.folder.path.rglob("*")} == {os.getuid()}
+    if runtime == "podman":
+        left = subprocess.run(
+            ["podman", "ps", "-a", "--format={{.Names}}"], capture_output=True, text=True, check=True
+        )
+        assert job.folder.runtime_name not in left.stdout

@@ -18,6 +18,9 @@ the workers had started becomes the agent's, which is a subreaper too and kills 
 Messages are JSON, one per SOCK_SEQPACKET datagram:
 
     agent → supervisor   {"op": "spawn", "id", "argv", "env", "cwd"} + [stdout fd, stderr fd]
+                         {"op": "run", "id", "argv", "env", "without": [name, …], "beside"} + [stdout fd, stderr fd]
+                                                              a user's command
+                         {"op": "signal", "id", "signal"}     a user's command
                          {"op": "stop", "signal", "grace_s", "checkpoint": [signal, seconds] | null}
                          {"op": "done", "phase"}              the work of a phase (dump, checkpoint) is done
                          {"op": "lease", "until", "outlived"} workers may run until then, on the monotonic clock
@@ -26,6 +29,7 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
                          {"op": "lock"} + [fd]                the lock of the node's one agent
     supervisor → agent   {"op": "spawned", "id", "pid"}
                          {"op": "exited", "id", "code" | "signal" | "error", "at", "sent": [signal, …]}
+                         {"op": "command", "id", "code" | "signal" | "error"}       a user's command has ended
                          {"op": "phase", "phase", "left": [pid, …], "ends_in_s"}    as it begins, and each second
                          {"op": "stopped", "survivors": [pid, …]}    no worker is left
                          {"op": "lapsed", "survivors": [pid, …]}     the same, because the lease lapsed
@@ -112,6 +116,7 @@ class Supervisor:
         self.control = control
         self.poller = select.poll()
         self.workers: dict[int, int] = {}  # pid → id
+        self.commands: dict[int, str] = {}  # pid → id, of users' commands beside the workers
         self.starting: dict[int, int] = {}  # pid → the pipe on which it reports that it cannot run its program
         self.held: dict[str, list[int]] = {}  # held for the agent: liveness connection, fence socket
         self.teardown: Teardown | None = None
@@ -204,14 +209,54 @@ class Supervisor:
             for descriptor in (write_end, *fds):
                 os.close(descriptor)
 
+    def _run(self, order: dict[str, Any], fds: list[int]) -> None:
+        """Fork a user's command, where a worker is."""
+        argv, identity = order["argv"], order["id"]
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        parent = os.getpid()
+        # While workers are stopped it would only be one more to stop. A worker that is no child has ended.
+        refused = not self.may_spawn or self.teardown is not None or order["beside"] not in descendants(parent)
+        try:
+            if refused:
+                raise OSError(errno.ESRCH, "the worker that it was to run beside has ended")
+            place = Place(order["beside"])
+            pid = os.fork()
+        except OSError as error:
+            os.close(read_end)
+            self._say(op="command", id=identity, error=f"{error.strerror}")
+        else:
+            if pid == 0:
+                # In a container the worker has its image's environment, with what this node has set.
+                outer = os.environ if place.env is None else place.env
+                env = {name: value for name, value in outer.items() if name not in order["without"]}
+                _become_command(parent, write_end, place, argv, {**env, **order["env"]}, *fds)
+            place.close()
+            self.commands[pid] = identity
+            self.starting[pid] = read_end
+            self.poller.register(read_end, select.POLLIN)
+        finally:
+            for descriptor in (write_end, *fds):
+                os.close(descriptor)
+
+    def _signal(self, order: dict[str, Any], fds: list[int]) -> None:
+        for pid, identity in self.commands.items():
+            if identity == order["id"]:
+                send_all([pid, *descendants(pid)], order["signal"])
+
     def _has_started(self, pid: int) -> None:
-        """The pipe has closed: by execve, when the program began to run, or after a message why it does not."""
+        """The pipe has closed: by execve, when the program began to run, or after a message why it does not, or as
+        which process it runs (`contained.py`)."""
         pipe = self.starting.pop(pid)
-        failure = os.read(pipe, 4096).decode(errors="replace")
+        said = os.read(pipe, 4096).decode(errors="replace")
         self.poller.unregister(pipe)
         os.close(pipe)
-        if failure:
-            self._say(op="exited", id=self.workers.pop(pid), error=failure)
+        if pid in self.commands:
+            if said:
+                self._say(op="command", id=self.commands.pop(pid), error=said)
+        elif said.startswith("pid "):
+            self._say(op="spawned", id=self.workers[pid], pid=int(said.removeprefix("pid ")))
+        elif said:
+            self._say(op="exited", id=self.workers.pop(pid), error=said)
         else:
             self._say(op="spawned", id=self.workers[pid], pid=pid)
 
@@ -243,6 +288,9 @@ class Supervisor:
         number, checkpoint_s = order["checkpoint"] or (0, 0.0)
         self.signals = {"checkpoint": number, "ask": order["signal"], "terminate": signal.SIGTERM}
         self.teardown = Teardown.plan(now, order["grace_s"], checkpoint_s)
+        # At once: a shell ignores SIGTERM, and a recovery must not wait for it.
+        for pid in self.commands:
+            send_all([pid, *descendants(pid)], signal.SIGKILL)
 
     def _work_done(self, order: dict[str, Any], fds: list[int]) -> None:
         if self.teardown is not None:
@@ -262,6 +310,10 @@ class Supervisor:
                 return
             if ended.si_pid in self.starting:
                 self._has_started(ended.si_pid)
+            command = self.commands.pop(ended.si_pid, None)
+            if command is not None:
+                how = "code" if ended.si_code == os.CLD_EXITED else "signal"
+                self._say(op="command", id=command, **{how: ended.si_status})
             worker = self.workers.pop(ended.si_pid, None)
             if worker is not None and not self.lapsed:  # else the lease killed it: one `lapsed` reports all of them
                 how = "code" if ended.si_code == os.CLD_EXITED else "signal"
@@ -333,6 +385,8 @@ class Supervisor:
 
 _SERVE: dict[str, Callable[[Supervisor, dict[str, Any], list[int]], None]] = {
     "spawn": Supervisor._spawn,
+    "run": Supervisor._run,
+    "signal": Supervisor._signal,
     "stop": Supervisor._stop,
     "done": Supervisor._work_done,
     "lease": Supervisor._renew,
@@ -372,6 +426,69 @@ def _become(parent: int, pipe: int, program: str, argv: list[str], env: dict[str
         for source, target in zip((null, *out), (0, 1, 2), strict=True):
             os.dup2(source, target)
         what = program
+        if "NVRX_START_FD" in env:  # a worker in a container: `container.py` reports, and closes the pipe, itself
+            os.set_inheritable(pipe, True)
+            env["NVRX_START_FD"] = str(pipe)
+        os.execve(program, argv, env)
+    except OSError as error:
+        os.write(pipe, f"{error.strerror}: {what}".encode())
+    finally:
+        os._exit(127)
+
+
+class Place:
+    """Where a worker is: its folder, and, if it is in a container, its namespaces, root and environment.
+
+    Opened before any of them is entered, since /proc is another one inside. Raises OSError.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.env: dict[str, str] | None = None
+        self.namespaces: list[int] = []
+        self.folders = [os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("root", "cwd")]
+        try:
+            if os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt"):  # noqa: PTH115  as above
+                return
+            for name in ("user", "mnt"):  # in this order: the first gives the right to enter the second
+                path = f"/proc/{pid}/ns/{name}"
+                if os.readlink(path) != os.readlink(f"/proc/self/ns/{name}"):  # noqa: PTH115  as above
+                    self.namespaces.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123  as above
+                pairs = (each.partition(b"=") for each in file.read().split(b"\0") if each)
+                self.env = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+        except OSError:
+            self.close()
+            raise
+
+    def enter(self) -> None:
+        root, cwd = self.folders
+        for namespace in self.namespaces:
+            if _libc.setns(namespace, 0) != 0:
+                raise OSError(ctypes.get_errno(), "the worker's container cannot be entered")
+        if self.namespaces:
+            os.fchdir(root)
+            os.chroot(".")
+        os.fchdir(cwd)
+
+    def close(self) -> None:
+        for descriptor in (*self.namespaces, *self.folders):
+            os.close(descriptor)
+
+
+def _become_command(parent: int, pipe: int, place: Place, argv: list[str], env: dict[str, str], *out: int) -> None:
+    """In the child: run a user's command where the worker is, or write into `pipe` why not. Does not return."""
+    what = argv[0]
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        place.enter()
+        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # only now: new credentials clear it
+        if os.getppid() not in (parent, 0):  # the supervisor died before the line above: no signal will come
+            os._exit(1)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        for source, target in zip((null, *out), (0, 1, 2), strict=True):
+            os.dup2(source, target)
+        what = program = _find(argv[0], env.get("PATH", os.defpath))
         os.execve(program, argv, env)
     except OSError as error:
         os.write(pipe, f"{error.strerror}: {what}".encode())

@@ -7,19 +7,22 @@ import contextlib
 import errno
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nvrx_slurm
 from nvrx_slurm.agent import supervisor
-from nvrx_slurm.agent.teardown import Phase
+from nvrx_slurm.agent.teardown import KILL_S, Phase
 from nvrx_slurm.errors import MalformedRecord
+from nvrx_slurm.journal.commands import CommandEnd
 from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import restore_descriptor_limit
@@ -74,7 +77,9 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorDied:
-    """The supervisor was killed; what it had started is dead by now."""
+    """The supervisor was killed; what it had started is dead, but for `survivors` that not even SIGKILL ended."""
+
+    survivors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,15 @@ class Released:
     """The workers live by an ordinary lease again, and the kernel's timer with them."""
 
 
-WorkerEvent = Spawned | Exited | Tearing | Stopped | SupervisorDied | Released
+@dataclass(frozen=True, slots=True)
+class CommandExited:
+    """A command that ran beside a worker has ended, or could not be run."""
+
+    request: str
+    end: CommandEnd
+
+
+WorkerEvent = CommandExited | Spawned | Exited | Tearing | Stopped | SupervisorDied | Released
 
 
 _PACKAGES = Path(nvrx_slurm.__file__).parents[1]
@@ -136,6 +149,35 @@ class Workers:
         finally:
             os.close(out)
             os.close(err)
+
+    def run_command(
+        self,
+        request: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        beside: int,
+        out: int,
+        err: int,
+        without: Collection[str] = (),
+    ) -> None:
+        """Start a command where the worker with the process id `beside` is: its folder, its container; its output on
+        two descriptors, which are closed here. `CommandExited` follows. `env` stands above the worker's environment,
+        and of that the names `without` are left out."""
+        order = {"op": "run", "id": request, "argv": list(argv), "env": dict(env), "beside": beside}
+        order["without"] = sorted(without)
+        try:
+            self._send(order, out, err)
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            self._post(CommandExited(request, CommandEnd(error="it is too large")))
+        finally:
+            os.close(out)
+            os.close(err)
+
+    def signal_command(self, request: str, number: int) -> None:
+        """Signal a command and all that it has started; one that has ended is no error."""
+        self._send({"op": "signal", "id": request, "signal": int(number)})
 
     def stop(
         self,
@@ -212,21 +254,44 @@ class Workers:
         self._control = None
         if self._process is not None:
             self._process.wait()
-        while True:
-            spared = {pid for other in self._others for pid in (other, *supervisor.descendants(other))}
-            left = [pid for pid in supervisor.descendants(os.getpid()) if pid not in spared]
-            if not left:
-                break
+        deadline = time.monotonic() + KILL_S
+        while left := self._left_behind():
             supervisor.send_all(left, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_ALL, 0, os.WEXITED)
-        self._post(SupervisorDied())
+            if not _wait_for_one(left, deadline - time.monotonic()):
+                break
+        self._post(SupervisorDied(survivors=tuple(left)))
         in_thread(sweep_rings, "sweep")
+
+    def _left_behind(self) -> list[int]:
+        """What a supervisor that was killed had started: every descendant, but for what ran here before it."""
+        spared = {pid for other in self._others for pid in (other, *supervisor.descendants(other))}
+        return [pid for pid in supervisor.descendants(os.getpid()) if pid not in spared]
+
+
+def _wait_for_one(pids: Sequence[int], seconds: float) -> bool:
+    """Wait until one of these processes has ended, and reap every child that has; whether one has ended in time."""
+    with contextlib.ExitStack() as opened:
+        poller = select.poll()
+        for pid in pids:
+            try:
+                ended = os.pidfd_open(pid)
+            except ProcessLookupError:
+                return True
+            opened.callback(os.close, ended)
+            poller.register(ended, select.POLLIN)
+        any_ended = bool(poller.poll(max(0.0, seconds) * 1000))
+    with contextlib.suppress(ChildProcessError):
+        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
+            pass
+    return any_ended
 
 
 def _event(message: dict[str, Any]) -> WorkerEvent:
     if message["op"] == "spawned":
         return Spawned(rank=message["id"], pid=message["pid"])
+    if message["op"] == "command":
+        how = {key: message[key] for key in ("signal", "error") if key in message}
+        return CommandExited(message["id"], CommandEnd(exit_code=message.get("code"), **how))
     if message["op"] == "exited":
         ended = {key: message[key] for key in ("code", "signal", "error", "at") if key in message}
         return Exited(rank=message["id"], **ended, sent=frozenset(message.get("sent", ())))

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from nvrx_slurm.agent import supervisor, workers
 from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.agent.workers import Exited, Released, Spawned, Stopped, SupervisorDied, Tearing, Workers
 from nvrx_slurm.liveness import fence
@@ -142,6 +143,18 @@ async def test_workers_die_with_their_supervisor(node):
         os.kill(node.workers.supervisor_pid, signal.SIGSTOP)
         os.kill(node.workers.supervisor_pid, signal.SIGKILL)
         wait_gone([pid])
+
+
+async def test_what_no_signal_ends_does_not_hold_the_agent_up(node, monkeypatch):
+    """The supervisor was killed, and a process that its worker left is in uninterruptible sleep: the agent names it
+    after a bounded time. The signal that does not arrive stands for that sleep."""
+    monkeypatch.setattr(workers, "KILL_S", 1.0)
+    with node.spawn(0, sys.executable, "-c", DETACHING) as output:
+        detached = int(output.readline())
+        monkeypatch.setattr(supervisor, "send_all", lambda pids, number: None)
+        os.kill(node.workers.supervisor_pid, signal.SIGKILL)
+        assert await node.next(SupervisorDied) == SupervisorDied(survivors=(detached,))
+        os.kill(detached, signal.SIGKILL)
 
 
 async def test_what_ran_before_the_supervisor_outlives_it(others, node):

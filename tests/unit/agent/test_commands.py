@@ -1,0 +1,100 @@
+"""Users' commands beside a worker: real processes below a real supervisor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from nvrx_slurm.agent.workers import CommandExited, Spawned, Stopped
+from nvrx_slurm.journal.commands import CommandEnd
+from nvrx_slurm.util.processes import is_alive
+from tests.harness import wait_gone
+from tests.unit.agent.test_workers import Node
+
+DEAF = (
+    "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "os.write(1, b'%d\\n' % os.getpid()); signal.pause()"
+)
+
+
+@pytest.fixture
+async def node():
+    node = Node()
+    yield node
+    everybody = node.everybody()
+    node.workers.close()
+    wait_gone(everybody)
+
+
+async def worker(node, *argv, cwd="/"):
+    """A worker that has started; its process id."""
+    with node.spawn(0, *argv, cwd=cwd) as out:
+        pid = (await node.next(Spawned)).pid
+        assert out.read(2) == b"up"
+    return pid
+
+
+def run(node, beside, *argv, env=None):
+    """A command; its standard output."""
+    reading, writing = os.pipe()
+    node.workers.run_command("r1", argv, env or {}, beside, writing, os.dup(2))
+    return os.fdopen(reading, "rb")
+
+
+async def end_of(node) -> CommandEnd:
+    exited = await node.next(CommandExited)
+    assert exited.request == "r1"
+    return exited.end
+
+
+async def test_command_runs_in_the_workers_folder_with_the_environment_that_is_given(node, tmp_path):
+    """Not where the worker was started, but where it is now."""
+    pid = await worker(node, "sh", "-c", f"cd {tmp_path}; echo up; exec sleep 1000")
+    with run(node, pid, "sh", "-c", "pwd; echo $RANK; exit 7", env={"RANK": "3"}) as out:
+        assert await end_of(node) == CommandEnd(exit_code=7)
+        said = out.read()
+    assert said.decode().split() == [str(tmp_path), "3"]
+
+
+async def test_command_enters_the_workers_container(node, tmp_path):
+    """Its mounts and its environment, above which stands what the agent gives."""
+    inner = f"mount -t tmpfs none {tmp_path} && echo inside > {tmp_path}/f && echo up && IMAGE=x exec sleep 1000"
+    pid = await worker(node, "unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inner)
+    with run(node, pid, "sh", "-c", f"cat {tmp_path}/f; echo $IMAGE $RANK", env={"RANK": "3"}) as out:
+        assert await end_of(node) == CommandEnd(exit_code=0)
+        said = out.read()
+    assert said.decode().split() == ["inside", "x", "3"]
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_stop_of_the_workers_kills_the_command_at_once(node):
+    """One that ignores SIGTERM, as shells do, must not hold up a recovery for the grace."""
+    pid = await worker(node, "sh", "-c", "echo up; exec sleep 1000")
+    with run(node, pid, sys.executable, "-c", DEAF) as out:
+        command = int(out.readline())
+    node.workers.stop(60.0)
+    assert await end_of(node) == CommandEnd(signal=signal.SIGKILL)
+    await node.next(Stopped)
+    assert not is_alive(command)
+
+
+async def test_signals_reach_the_command_and_what_it_has_started(node):
+    pid = await worker(node, "sh", "-c", "echo up; exec sleep 1000")
+    with run(node, pid, "sh", "-c", "sleep 1000 & echo $!; wait") as out:
+        child = int(out.readline())
+    node.workers.signal_command("r1", signal.SIGTERM)
+    assert await end_of(node) == CommandEnd(signal=signal.SIGTERM)
+    wait_gone([child])
+    assert is_alive(pid), "the worker goes on"
+
+
+async def test_a_command_that_cannot_run_says_why(node):
+    """No such program; no such worker any more."""
+    pid = await worker(node, "sh", "-c", "echo up; exec sleep 1000")
+    run(node, pid, "no-such-program").close()
+    assert "no-such-program" in ((await end_of(node)).error or "")
+    run(node, 1, "true").close()
+    assert "ended" in ((await end_of(node)).error or ""), "process 1 is no worker of this node"

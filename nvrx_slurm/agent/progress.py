@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ READ_S = 1.0
 """How long reading files may take, on a file system that is slow to answer."""
 
 TAIL_BYTES = 256 << 10
+ERROR_FILE_BYTES, LONGEST_ERROR = 1 << 20, 400
 LONGEST_LINE_BYTES = 4 << 10
 LONGEST_NUMBER = 18
 _LINE_END = re.compile(rb"[\r\n]+")
@@ -67,7 +69,12 @@ class ProgressBoard:
         """A fresh slot for a worker; returns what its environment needs."""
         path = self._folder / f"{cycle}.{rank}"
         self._slots[rank] = Slot.create(path)
-        return {"NVRX_BEAT_FILE": str(path), "NVRX_BEAT_SOCKET": str(self._folder / "s")}
+        self._error_file(rank).unlink(missing_ok=True)
+        return {
+            "NVRX_BEAT_FILE": str(path),
+            "NVRX_BEAT_SOCKET": str(self._folder / "s"),
+            "TORCHELASTIC_ERROR_FILE": str(self._error_file(rank)),
+        }
 
     def clear(self) -> None:
         """The cycle is over: forget its slots."""
@@ -82,6 +89,22 @@ class ProgressBoard:
     def readings(self) -> dict[int, Reading]:
         """Rank → what its worker has reported. Judge the readings by a moment that was taken before this call."""
         return {rank: slot.read() for rank, slot in self._slots.items()}
+
+    def recorded_error(self, rank: int) -> str | None:
+        """The exception in this worker's error file, as `<type>: <first line>`; None without one. torch.distributed's
+        `@record` writes it there; a torchrun that the worker is copies that of its own first failing worker."""
+        try:
+            with self._error_file(rank).open("rb") as file:
+                message = json.loads(file.read(ERROR_FILE_BYTES))["message"]
+        except (OSError, ValueError, TypeError, KeyError):  # any process of the user's may write there
+            return None
+        if isinstance(message, dict):  # else a signal's: "Signal 11 (SIGSEGV) received by PID …"
+            message = message.get("message")
+        lines = str(message or "").strip().splitlines()
+        return lines[0][:LONGEST_ERROR] if lines else None
+
+    def _error_file(self, rank: int) -> Path:
+        return self._folder / f"error.{rank}"
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):

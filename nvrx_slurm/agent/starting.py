@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from nvrx_slurm.agent import container
 from nvrx_slurm.agent.events import Cycle
 from nvrx_slurm.agent.machine import BoardPort, OutputPort, StacksPort, WorkersPort
+from nvrx_slurm.jobspec import env as environment
+from nvrx_slurm.jobspec.container import TAKEN_BY, image_kind
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Assignment
+
+SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""torchrun's default. A worker's own torchrun, and torch.multiprocessing, read it."""
 
 
 def start_workers(
@@ -41,12 +48,32 @@ def start_workers(
             store_file=folder.store_path.absolute(),
             own=role.env,
         )
-        env |= board.prepare(rank, cycle.number) | stacks.environment(role.env)
+        # Inside a container the host's PYTHONPATH leads nowhere.
+        own = role.env if role.container is None else {"PYTHONPATH": "", **role.env}
+        cycle.environments[rank] = env  # of commands beside it (`commands.py`), which must not report in its name
+        # The role may name an error file of its own, which the agent then does not read.
+        env = board.prepare(rank, cycle.number) | env | stacks.environment(own)
+        cycle.slot_names = frozenset(env).difference(cycle.environments[rank])
+        command, workdir = role.command, role.workdir or plan.workdir
+        if role.container is not None and role.container.runtime != "pyxis":
+            order = {
+                "image": role.container.image,
+                "runtime": role.container.runtime,
+                "takes": TAKEN_BY[image_kind(role.container.image)],
+                "mounts": role.container.mounts,
+                "inside": role.container.workdir or workdir,
+                "command": command,
+                "own": sorted(env),  # these variables come before the image's own, the host's after them
+                "shared": [plan.folder, workdir],
+                "label": f"{container.label_of(folder.runtime_name, node)}{rank}",
+            }
+            command = (*container.PROGRAM, json.dumps(order))
+            env[container.START_FD], workdir = "", "/"  # the worker's own is a folder of the container
         prefix = f"[{cycle.replica} {rank}] "
         out = output.capture(logs / f"rank-{rank}.out", prefix, rank)
         err = output.capture(logs / f"rank-{rank}.err", prefix, rank)
         cycle.running.add(rank)
-        workers.spawn(rank, role.command, env, role.workdir or plan.workdir, out, err)
+        workers.spawn(rank, command, env, workdir, out, err)
 
 
 def worker_environment(
@@ -62,12 +89,20 @@ def worker_environment(
     store_file: Path,
     own: Mapping[str, str],
 ) -> dict[str, str]:
-    """What is added to the agent's own environment for one worker. `own`, the role's `env`, may not override it.
+    """What is added to the agent's own environment for one worker: all that torchrun 2.13 sets, and more. `own`, the
+    role's `env`, may override what is above it.
 
     `store_file`: where the job's store is, for `inprocess.RedisStore`; only the job's owner can read it.
     """
     rank = assignment.first_rank + local_rank
+    # As torchrun: only where the user's environment has none; the threads only where a node has several workers.
+    unset = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCHELASTIC_SIGNALS_TO_HANDLE": SIGNALS_TO_HANDLE}
+    if assignment.workers > 1:
+        unset["OMP_NUM_THREADS"] = "1"
     return {
+        **{name: value for name, value in unset.items() if environment.get(name) is None},
+        # Rank 0 hosts the workers' store at MASTER_PORT; with True all ranks would look there for the agent's.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
         **own,
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),

@@ -61,7 +61,7 @@ def shared_words() -> memoryview | None:
     if _mapped is None and (path := slot_path()):
         try:
             _mapped = map_slot(path)
-        except (OSError, ValueError):
+        except (OSError, ValueError, ImportError):  # Debian's python3-minimal has no mmap
             return None
     return _mapped
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.agent.progress import ProgressBoard
+from nvrx_slurm.agent.progress import LONGEST_ERROR, ProgressBoard
 from nvrx_slurm.journal.restarts import InProcessRestart, encode
 
 RESTART = InProcessRestart(cause="exception on rank 1", iteration=1, world_size=2, active_world_size=2, total_s=0.1)
@@ -58,3 +59,31 @@ async def test_each_kind_of_word_is_passed_on_and_nonsense_is_not(tmp_path: Path
     board.close()
     failing = [("failing", 1, 77, "KeyError: 3", None), ("failing", 1, 77, "KeyError: 3", 1.5)]
     assert ears.heard == [("restart", RESTART), *failing, ("step", 2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("written", "error"),
+    [
+        ({"message": {"message": "ValueError: bad\nand more", "extraInfo": {}}}, "ValueError: bad"),
+        ({"message": "Signal 11 (SIGSEGV) received by PID 7"}, "Signal 11 (SIGSEGV) received by PID 7"),
+        ({"message": {"message": "E" * 5_000}}, "E" * LONGEST_ERROR),
+        ({"message": {}}, None),
+        ({}, None),
+        ([], None),
+        ('{"torn', None),
+    ],
+)
+async def test_error_file_is_read_as_torch_writes_it(tmp_path: Path, written: Any, error: str | None) -> None:
+    """And as none where it is torn, or another's; the next cycle's worker finds none."""
+    ears = Ears()
+    (tmp_path / "board").mkdir()
+    board = ProgressBoard(tmp_path / "board", ears.first_step, ears.failing, ears.restart)
+    board.open()
+    file = Path(board.prepare(3, 0)["TORCHELASTIC_ERROR_FILE"])
+    assert board.recorded_error(3) is None
+    text = written if isinstance(written, str) else json.dumps(written)
+    file.write_text(text)  # noqa: ASYNC240  in memory
+    assert board.recorded_error(3) == error
+    board.prepare(3, 1)
+    assert board.recorded_error(3) is None
+    board.close()

@@ -1,0 +1,51 @@
+"""The environment that a worker gets: what the user may choose, and what not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.agent.starting import worker_environment
+from nvrx_slurm.journal.records import Assignment
+
+
+def environment(workers: int = 2, **own: str) -> dict[str, str]:
+    assignment = Assignment(
+        group_rank=0,
+        first_rank=0,
+        workers=workers,
+        world_size=workers,
+        group_world_size=1,
+        master_addr="10.0.0.1",
+        master_port=1,
+        role="main",
+    )
+    return worker_environment(
+        assignment,
+        local_rank=0,
+        job_id="7",
+        max_restarts=1,
+        generation=0,
+        replica="main-0",
+        cycle=0,
+        node="n1",
+        store_file=Path("store.json"),
+        own=own,
+    )
+
+
+def test_threads_are_limited_where_workers_share_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun does: neither for one worker alone, nor over what the user has set anywhere."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert environment()["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in environment(workers=1)
+    assert environment(OMP_NUM_THREADS="3")["OMP_NUM_THREADS"] == "3"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert "OMP_NUM_THREADS" not in environment()  # the worker inherits it
+
+
+def test_no_rank_looks_for_the_agents_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the job was submitted from a worker of torchrun."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert environment()["TORCHELASTIC_USE_AGENT_STORE"] == "False"

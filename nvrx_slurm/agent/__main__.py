@@ -6,6 +6,7 @@ Finds the job by `NVRX_JOB_FOLDER`, and its own node's name by `NVRX_NODE` or Sl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from nvrx_slurm.agent.agent import Agent
+from nvrx_slurm.agent.contained import remove_left
+from nvrx_slurm.agent.container import CannotStart, find_runtime, label_of
 from nvrx_slurm.agent.linux import LinuxMachine
 from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
@@ -21,6 +24,7 @@ from nvrx_slurm.agent.stacks import Stacks
 from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within
+from nvrx_slurm.jobspec.container import TAKEN_BY, image_kind
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, claim_node
 from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.store.client import Store
@@ -81,7 +85,15 @@ async def _serve(folder: JobFolder, node: str) -> int:
         clock=clock,
         ending_grace_s=ending_grace_s,
     )
-    return await agent.run()
+    try:
+        return await agent.run()
+    finally:
+        inside = {each.runtime: each for role in plan.roles if (each := role.container) is not None}
+        for asked, each in inside.items():
+            with contextlib.suppress(CannotStart):
+                found, program = find_runtime(asked, TAKEN_BY[image_kind(each.image)], env.search_path())
+                if found == "podman":
+                    await asyncio.to_thread(remove_left, program, label_of(folder.runtime_name, node))
 
 
 def main() -> int:
@@ -96,7 +108,9 @@ def main() -> int:
         set_up(node, stream=log_file)
         exit_code = asyncio.run(_serve(job, node))
         if exit_code == EXIT_UNREACHABLE and (job_id := env.slurm_job_id()):
-            _requeue(job_id)
+            info = job.read_info()
+            if info is None or info.allocation is None:  # an allocation of the user's is not given back
+                _requeue(job_id)
         return exit_code
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.agent import stopping
+from nvrx_slurm.agent.commands import Commands
 from nvrx_slurm.agent.events import (
     AgentMode,
     Assigned,
@@ -44,12 +45,13 @@ from nvrx_slurm.agent.stacks import DUMP_FIRST_S, Dumping
 from nvrx_slurm.agent.starting import start_workers
 from nvrx_slurm.agent.stopping import Stopping
 from nvrx_slurm.agent.watching import HangWatch
-from nvrx_slurm.agent.workers import Exited, Released, Spawned, Stopped, SupervisorDied, Tearing
+from nvrx_slurm.agent.workers import CommandExited, Exited, Released, Spawned, Stopped, SupervisorDied, Tearing
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, StoreUnreachable
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import (
     PREEMPTED,
+    CommandOrdered,
     ControllerUp,
     DumpOrdered,
     Fence,
@@ -125,6 +127,9 @@ class Agent:
             self.publisher, board=self.board, watch=self.watch, output=self.output, clock=clock, post=post
         )
         self.dumping = Dumping(self.stacks, publisher=self.publisher, go=self._go, post=post)
+        self.commands = Commands(
+            store=store, workers=self.workers, publisher=self.publisher, clock=clock, go=self._go
+        )
         self.stopping = Stopping(bounds, workers=self.workers, board=self.board, dumping=self.dumping, clock=clock)
         self.orders = Orders(store, node, post)
         self.joining = Joining(
@@ -150,6 +155,7 @@ class Agent:
         self._suspended: asyncio.Task[None] | None = None  # sits out a suspension
         self._stood_still_s = 0.0
         self._exit_code: int | None = None
+        self._last_step: int | None = None  # of the workers that were stopped last
 
     # ---- life
 
@@ -320,6 +326,17 @@ class Agent:
         if here:  # even if none of them runs any more: the requester waits for an answer
             self.dumping.begin(cycle, f"asked for ({order.request})", DUMP_FIRST_S, ranks=here, request=order.request)
 
+    def _on_command_ordered(self, order: CommandOrdered) -> None:
+        if order.node != self.node or order.generation != self.generation:
+            return
+        cycle = self.cycle
+        # The order may be read late: by then its cycle is over, or this node has lost its ranks.
+        is_its = cycle is not None and (order.replica, order.cycle) == (cycle.replica, cycle.number)
+        self.commands.begin(order, cycle if is_its and self._is_at_work() else None)
+
+    def _on_command_exited(self, event: CommandExited) -> None:
+        self.commands.exited(event, at_work=self._is_at_work())
+
     # ---- ends
 
     def _on_fence(self, order: Fence) -> None:
@@ -411,8 +428,7 @@ class Agent:
     def _on_stopped(self, event: Stopped) -> None:
         self.stopping.phase = None
         if event.survivors:
-            log.error("processes that SIGKILL did not end: %s; this node leaves", event.survivors)
-            self._exit("processes survived SIGKILL", EXIT_DONE, event.survivors)
+            self._exit_with_survivors(event.survivors)
         elif event.lapsed and self.mode is AgentMode.ACTIVE and (cycle := self.cycle) is not None:
             # The agent did not ask for this stop: the lease lapsed. The report waits until the controller is back.
             for_s = self.plan.fault_tolerance.fence_timeout
@@ -433,11 +449,16 @@ class Agent:
     def _forget_cycle(self) -> None:
         if self.cycle is not None:
             self.cycle.step = max(self.board.steps().values(), default=None)
+            self._last_step = self.cycle.step if self.leaving else None
+        self.commands.end_all()
         self.mode, self.cycle = AgentMode.STANDBY, None
         self.board.clear()
         self.stacks.clear()
 
     def _on_supervisor_died(self, event: SupervisorDied) -> None:
+        if event.survivors:
+            self._exit_with_survivors(event.survivors)
+            return
         if self.leaving is not None:
             self._exit(*self.leaving, ())
             return
@@ -510,8 +531,12 @@ class Agent:
             self.store.hurry(GOODBYE_S + self.plan.fault_tolerance.teardown.grace)
         self._stop(partial(self._exit, *self.leaving, ()), **how)
 
+    def _exit_with_survivors(self, survivors: tuple[int, ...]) -> None:
+        log.error("processes that SIGKILL did not end: %s; this node leaves", survivors)
+        self._exit("processes survived SIGKILL", EXIT_DONE, survivors)
+
     def _exit(self, reason: str, exit_code: int, survivors: tuple[int, ...]) -> None:
-        self.publisher.publish(NodeLeft, reason=reason, survivors=survivors)
+        self.publisher.publish(NodeLeft, reason=reason, survivors=survivors, step=self._last_step)
         self._exit_code = exit_code
 
     # ---- tasks
@@ -539,6 +564,8 @@ _HANDLERS: dict[type[Any], Callable[[Agent, Any], None]] = {
     Fence: Agent._on_fence,
     Shutdown: Agent._on_shutdown,
     DumpOrdered: Agent._on_dump_ordered,
+    CommandOrdered: Agent._on_command_ordered,
+    CommandExited: Agent._on_command_exited,
     ControllerUp: Agent._on_controller_up,
     JobSuspended: Agent._on_job_suspended,
     Resumed: Agent._on_resumed,

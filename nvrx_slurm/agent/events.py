@@ -54,10 +54,11 @@ class Cycle:
     assignment: Assignment
     began: float
     pids: dict[int, int] = field(default_factory=dict)
+    environments: dict[int, dict[str, str]] = field(default_factory=dict)  # what a rank was given, but for its slot's
+    slot_names: frozenset[str] = frozenset()  # of the variables by which a worker reports: of no other process
     running: set[int] = field(default_factory=set)
     reported: set[int] = field(default_factory=set)  # ranks whose failure or hang the controller knows of
     peers_lost: set[int] = field(default_factory=set)  # ranks that ended because they had lost a peer
-    errors: dict[int, str] = field(default_factory=dict)  # rank → the exception that ends it
     terminated: dict[int, float] = field(default_factory=dict)  # rank → when it died by SIGTERM, not yet reported
     dumped: bool = False  # the stacks of this cycle are on file
     has_stepped: bool = False

@@ -76,7 +76,7 @@ class Reporting:
             cycle.terminated[event.rank] = self._clock.monotonic() if event.at is None else event.at
             asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self._post, Terminated(cycle, event.rank))
         elif event.code != 0:
-            error = event.error or cycle.errors.get(event.rank)
+            error = event.error or (self._board.recorded_error(event.rank) if event.signal is None else None)
             how = {"exit_code": event.code, "signal": event.signal}
             unexplained = error is None and (event.code is not None or event.signal == signal.SIGABRT)
             peer_lost = ended_by_peer(self._output.last_lines(event.rank)) if unexplained else False
@@ -100,7 +100,11 @@ class Reporting:
             return
         if asked_at is None or (event.at is not None and event.at < asked_at):
             restarting = asked_at is not None
-            self._failed(cycle, rank, event.at, restarting=restarting, exit_code=1, error=event.what)
+            # A worker that is a launcher (torchrun) ends with its own exception, and its error file has the first one
+            # of its children. Of a worker's own exception the datagram says more: what it came from.
+            recorded = self._board.recorded_error(rank)
+            error = event.what if recorded is None or event.what.startswith(recorded) else recorded
+            self._failed(cycle, rank, event.at, restarting=restarting, exit_code=1, error=error)
         elif says_peer_lost(event.what):
             cycle.peers_lost.add(rank)
 

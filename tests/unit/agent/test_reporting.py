@@ -78,9 +78,9 @@ def test_a_function_that_fails_at_once_does_not_fill_the_journal(every_s: float,
 class Ends:
     """One cycle of two ranks, whose workers end."""
 
-    def __init__(self, printed: str = "") -> None:
+    def __init__(self, printed: str = "", recorded: str | None = None) -> None:
         self.loop, self.kept, self.posted = VirtualLoop(), KeepingPublisher(), list[Any]()
-        board = SimpleNamespace(steps=dict)
+        board = SimpleNamespace(steps=dict, recorded_error=lambda rank: recorded)
         watch = SimpleNamespace(ended=lambda rank, well: None)
         output = SimpleNamespace(last_lines=lambda rank: printed)
         clock = SimpleNamespace(monotonic=lambda: 10.0)
@@ -177,3 +177,28 @@ def test_any_moment_that_a_worker_names_is_within_the_cycle(at):
     ends = Ends()
     ends.reporting.failing(ends.cycle, Failing(0, 70, "E: x", at=at), asked_at=None)
     assert 0.0 <= ends.kept.facts[0].ago_s <= 9.0
+
+
+@pytest.mark.parametrize(("how", "error"), [({"code": 1}, "ValueError: bad"), ({"signal": 9}, None)])
+def test_error_file_explains_an_exit_that_nobody_reported(how, error):
+    """But no death by a signal: the exception in the file was caught, or came before."""
+    assert [fact.error for fact in Ends(recorded="ValueError: bad").exited(**how)] == [error]
+
+
+@pytest.mark.parametrize(
+    ("what", "recorded", "error"),
+    [
+        ("ChildFailedError: train.py FAILED", "ValueError: bad", "ValueError: bad"),
+        (
+            "ValueError: bad (after RuntimeError: worse)",
+            "ValueError: bad",
+            "ValueError: bad (after RuntimeError: worse)",
+        ),
+        ("ValueError: bad", None, "ValueError: bad"),
+    ],
+)
+def test_launchers_exception_gives_way_to_its_childs(what, recorded, error):
+    """A worker that is torchrun has the exception of its own first failing worker in its error file."""
+    ends = Ends(recorded=recorded)
+    ends.reporting.failing(ends.cycle, Failing(0, 70, what, at=5.0), asked_at=None)
+    assert [fact.error for fact in ends.kept.facts] == [error]

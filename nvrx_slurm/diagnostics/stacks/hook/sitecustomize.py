@@ -17,6 +17,8 @@ LONGEST_REPORT_BYTES = 512
 def install():
     # type: () -> None
     """Answer the signal, from now on and in children made by fork; report an uncaught exception."""
+    if os.environ.get("NVRX_PACKAGES"):  # in a container: `import nvrx_slurm.workload`, where the image has none
+        sys.path.append(os.environ["NVRX_PACKAGES"])
     signum, folder = int(os.environ["NVRX_DUMP_SIGNAL"]), os.environ["NVRX_DUMP_DIR"]
     import _signal  # type: ignore[import-not-found]  # `signal` imports enum
 
@@ -65,11 +67,41 @@ def wrap_excepthook(address, rank):
 
     def excepthook(kind, error, traceback):
         # type: (object, object, object) -> None
+        # The report has the agent stop this node's workers within a millisecond: without this SIGTERM would end the
+        # process before its traceback is printed. A second SIGTERM, or the end of the grace, ends it all the same.
+        release = []  # type: list[object]
+        quietly(hold_sigterm, release)
         quietly(report_exception, address, rank, kind, error)
         previous(kind, error, traceback)  # type: ignore[arg-type]
+        for each in release:
+            quietly(each)
 
     excepthook.reports_to_agent = True  # type: ignore[attr-defined]
     sys.excepthook = excepthook
+
+
+def hold_sigterm(release):
+    # type: (list[object]) -> None
+    """From now on the first SIGTERM waits for what is put into `release`; nothing, where the process handles it."""
+    import _signal
+
+    if _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:
+        return
+    arrived = []  # type: list[int]
+
+    def arrive(number, frame):
+        # type: (int, object) -> None
+        arrived.append(number)
+        _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+
+    def let_go():
+        # type: () -> None
+        _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+        if arrived:
+            os.kill(os.getpid(), _signal.SIGTERM)
+
+    _signal.signal(_signal.SIGTERM, arrive)
+    release.append(let_go)
 
 
 def report_exception(address, rank, kind, error):
@@ -91,7 +123,9 @@ def report_exception(address, rank, kind, error):
     what = "{}: {}".format(kind.__name__, first_line(error))  # noqa: UP032  must parse in Python 2
     if first is not error and isinstance(first, (ConnectionError, RuntimeError)):
         what += " (after {}: {})".format(type(first).__name__, first_line(first))  # noqa: UP032
-    report = "!{} {}@{:.6f} {}".format(rank, os.getpid(), now, what)  # noqa: UP032
+    # Where apptainer is the process that the supervisor has started, the agent knows this worker by that one's id.
+    pid = os.getppid() if os.environ.get("NVRX_BELOW_RUNTIME") else os.getpid()
+    report = "!{} {}@{:.6f} {}".format(rank, pid, now, what)  # noqa: UP032
     data = report.encode("utf-8", "backslashreplace")[:LONGEST_REPORT_BYTES]
     channel = socket(AF_UNIX, SOCK_DGRAM)
     try:
@@ -104,7 +138,10 @@ def report_exception(address, rank, kind, error):
 def first_line(error):
     # type: (object) -> str
     try:
-        return str(error)[:LONGEST_REPORT_BYTES].lstrip().split("\n", 1)[0].rstrip()
+        lines = str(error)[:LONGEST_REPORT_BYTES].strip().split("\n")
+        while len(lines) > 1 and not lines[0].strip("=-*# "):  # torchrun's ChildFailedError begins with a ruler
+            del lines[0]
+        return lines[0].rstrip()
     except Exception:  # its own __str__ fails
         return ""
 

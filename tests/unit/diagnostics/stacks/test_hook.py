@@ -185,6 +185,34 @@ def test_message_that_cannot_be_had_is_empty(agent, hooked):
     assert ended.returncode == 1
 
 
+STOPPED_AT_ONCE = """
+import os, signal
+
+class Stopped(Exception):
+    def __str__(self):  # asked for by the report, in whose wake the agent stops this process
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "at once"
+
+{before}
+raise Stopped
+"""
+
+
+def test_the_traceback_is_printed_although_the_agent_stops_the_process(agent, hooked):
+    """SIGTERM that comes with the report ends the process, and not before it has printed why it fails."""
+    _, ended = heard_by(agent, hooked, STOPPED_AT_ONCE.format(before="signal.signal(signal.SIGTERM, signal.SIG_DFL)"))
+    assert ended.returncode == -signal.SIGTERM
+    assert "Traceback (most recent call last)" in ended.stderr
+
+
+def test_a_programs_own_handler_of_sigterm_stays(agent, hooked):
+    """It is called as it would be without the hook."""
+    before = "signal.signal(signal.SIGTERM, lambda *_: print('theirs', flush=True))"
+    _, ended = heard_by(agent, hooked, STOPPED_AT_ONCE.format(before=before))
+    assert ended.returncode == 1
+    assert ended.stdout.startswith("theirs")
+
+
 def test_clean_exit_tells_nothing(agent, hooked):
     """SystemExit is no failure of the program's."""
     with pytest.raises(BlockingIOError):

@@ -31,10 +31,11 @@ _BOOT_TIME = re.compile(r" BootTime=(\S+)")
 _ADDR, _PORT = re.compile(r" NodeAddr=(\S+)"), re.compile(r" Port=(\d+)")
 _OUT_OF_USE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILED", "FAILING", "NOT_RESPONDING", "POWERED_DOWN"}
 _SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*(\d+)", re.MULTILINE)
+_SLURMD_TIMEOUT = re.compile(r"^SlurmdTimeout\s*=\s*(\d+)", re.MULTILINE)
 SLURMD_PORT = 6818  # Slurm's default
 SLURMD_ANSWERS_S = 3.0
 # Times as Slurm prints them carry no zone: it is that of the program which prints them.
-_IN_UTC = {"TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}
+IN_UTC = {"TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ async def node_states(nodes: Sequence[str], *, timeout_s: float = ANSWER_S) -> d
     """
     if not nodes:  # scontrol would list all of them
         return {}
-    environment = child_environment_for("scontrol", _IN_UTC)
+    environment = child_environment_for("scontrol", IN_UTC)
     if not is_set_up(environment):
         return {}
     answer = await said(["scontrol", "--oneliner", "show", "node", ",".join(nodes)], environment, timeout_s)
@@ -87,12 +88,12 @@ class JobNodes:
     """What Slurm and the nodes' own slurmds say of one job's nodes."""
 
     def __init__(self, job_id: str) -> None:
-        self._job_id = job_id
+        self.job_id = job_id
         self._port: int | None = None
 
     async def allocated(self) -> tuple[str, ...] | None:
         """See `allocated_nodes`."""
-        return await allocated_nodes(self._job_id)
+        return await allocated_nodes(self.job_id)
 
     async def nodes(self, names: Sequence[str]) -> dict[str, SlurmNode]:
         """See `node_states`."""
@@ -123,6 +124,13 @@ async def slurmd_port() -> int:
     environment = child_environment_for("scontrol")
     found = _SLURMD_PORT.search(await said(["scontrol", "show", "config"], environment, ANSWER_S))
     return int(found[1]) if found else SLURMD_PORT
+
+
+async def slurmd_timeout_s() -> float | None:
+    """How long a node may be silent until Slurm declares it down; None: it never does, or does not say."""
+    environment = child_environment_for("scontrol")
+    found = _SLURMD_TIMEOUT.search(await said(["scontrol", "show", "config"], environment, ANSWER_S))
+    return float(found[1]) or None if found else None
 
 
 async def slurmd_answers(addr: str, port: int, *, within_s: float = SLURMD_ANSWERS_S) -> bool:
@@ -171,12 +179,15 @@ def _boot_time(line: str) -> float | None:
         return None
 
 
-async def said(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> str:
-    """What the command prints; nothing where it cannot run or takes too long."""
+async def said(
+    command: Sequence[str], environment: Mapping[str, str], timeout_s: float, *, folder: str | None = None
+) -> str:
+    """What the command prints; nothing where it cannot run or takes too long. `folder`: where it runs."""
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             *command,
             env=environment,
+            cwd=folder,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

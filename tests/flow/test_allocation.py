@@ -1,0 +1,170 @@
+"""`nvrx-slurm run` inside salloc and inside an sbatch script of the user's, on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from nvrx_slurm.controller.failure_detector import TEST_S
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import RendezvousClosed, Shutdown
+from nvrx_slurm.lab.devcluster.processes import wait_until
+from nvrx_slurm.util.clock import SystemClock
+from tests.harness import RunningJob
+from tests.slurm_harness import CLI, SlurmHandle, nvrx
+
+pytestmark = pytest.mark.slurm(nodes=4)
+RUN = f"{shlex.join(CLI)} run"
+
+
+@pytest.fixture
+def salloc(healthy_cluster, tmp_path):
+    """Starts a command in an allocation of three nodes, as a user would; without `--no-kill`."""
+    started = []
+
+    def start(*command: str, nodes: int = 3) -> subprocess.Popen[bytes]:
+        with (tmp_path / "out").open("wb") as output:
+            started.append(
+                subprocess.Popen(
+                    ["salloc", f"--nodes={nodes}", *command],
+                    cwd=tmp_path,
+                    env={**os.environ, **healthy_cluster.environment()},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def the_run(tmp_path, process, number: int = 1) -> RunningJob:
+    [folder] = (tmp_path / "nvrx-jobs").glob(f"*-run{number}")
+    return RunningJob(JobFolder(folder), process)
+
+
+def test_plain_salloc_survives_a_killed_node(healthy_cluster, salloc, gate, tmp_path):
+    """Slurm would end the allocation with its node. The run gives the node up in time; its ranks are on the spare."""
+    process = salloc(*CLI, "run", "--spares", "1", "--", *gate.command)
+    workers = gate.wait(2, cycle=0)
+    job = the_run(tmp_path, process)
+    info = job.folder.read_info()
+    assert info is not None
+    slurm_id = info.allocation
+    assert job.folder.job_id == f"{slurm_id}-run1"
+    assert len(info.nodes) == 3
+    lost, clock = workers[1].env["NVRX_NODE"], SystemClock()
+    here_at = clock.monotonic()
+    # Before that no probe proves its death: it would be given up by its heartbeats, when Slurm itself misses it.
+    wait_until(
+        lambda: clock.monotonic() > here_at + 2 * TEST_S, timeout_s=10.0, what="the test of probes", clock=clock
+    )
+    healthy_cluster.kill_node(lost)
+    job.expect(RendezvousClosed, cycle=1)
+    gate.wait(2, cycle=1)
+    handle = SlurmHandle(slurm_id, healthy_cluster)
+    wait_until(
+        lambda: handle.show()["NumNodes"] == "2",
+        timeout_s=60.0,
+        what="the allocation to go on without the lost node",
+        clock=SystemClock(),
+    )
+    assert handle.show()["JobState"] == "RUNNING"
+    gate.open()
+    assert process.wait(60.0) == 0
+
+
+def test_scancel_of_the_allocation_ends_the_run_with_143(healthy_cluster, salloc, gate, tmp_path):
+    """Slurm signals the agents alone: the batch host runs where salloc does."""
+    process = salloc("sh", "-c", f"{RUN} -- {shlex.join(gate.command)}; echo run $?", nodes=2)
+    gate.wait(2, cycle=0)
+    job = the_run(tmp_path, process)
+    info = job.folder.read_info()
+    assert info is not None
+    SlurmHandle(info.slurm_id, healthy_cluster).cancel()
+    assert job.expect(Shutdown).exit_code == 143
+    process.wait(60.0)
+    assert "run 143" in (tmp_path / "out").read_text()
+
+
+def test_runs_of_one_script_have_their_own_ids_and_nodes(healthy_cluster, gate, tmp_path):
+    """One after another, and two at once: those share no node, and a third one is refused."""
+    done = f"{shlex.quote(sys.executable)} -c pass"
+    (tmp_path / "mine.sh").write_text(
+        "#!/bin/bash\n#SBATCH --ntasks-per-node=2 --cpus-per-task=1\n"  # the layout of other steps
+        f"{RUN} --spares 1 -- {done}; echo first $?\n"
+        f"{RUN} -N 2 -- {shlex.join(gate.command)} & one=$!\n"
+        f"{RUN} -N 2 -- {shlex.join(gate.command)} & two=$!\n"
+        f"until [ -e full ]; do sleep 0.1; done; {RUN} -N 1 -- {done}; echo third $?\n"
+        "touch refused; wait $one; echo one $?; wait $two; echo two $?\n"
+    )
+    env = {**os.environ, **healthy_cluster.environment()}
+    sent = subprocess.run(
+        ["sbatch", "--parsable", "--nodes=4", "--output=out", "mine.sh"],
+        cwd=tmp_path, env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert sent.returncode == 0, sent.stderr
+    job_id = sent.stdout.strip()
+    # Both have two ranks: the gate sees four workers by their nodes.
+    wait_until(
+        lambda: len(list((tmp_path / "nvrx-jobs").glob("*-run[23]/plan.json"))) == 2,
+        timeout_s=60.0,
+        what="two runs at once",
+        clock=SystemClock(),
+    )
+    (tmp_path / "full").touch()
+    wait_until((tmp_path / "refused").exists, timeout_s=60.0, what="the third run to end", clock=SystemClock())
+    gate.open()
+    assert SlurmHandle(job_id, healthy_cluster).wait(60.0) == 0
+    printed = (tmp_path / "out").read_text()
+    assert all(f"{name} {code}\n" in printed for name, code in (("first", 0), ("third", 2), ("one", 0), ("two", 0)))
+    placed = {
+        number: set(json.loads((tmp_path / "nvrx-jobs" / f"{job_id}-run{number}" / "job.json").read_text())["nodes"])
+        for number in (1, 2, 3)
+    }
+    assert len(placed[1]) == 4
+    assert len(placed[2]) == len(placed[3]) == 2
+    assert not placed[2] & placed[3]
+
+
+def test_tasks_of_an_array_are_jobs_with_as_many_spares_as_there_are(healthy_cluster, gate, tmp_path):
+    """Three nodes are left. The first task gets both nodes of its range, the second one the last."""
+    env = {**os.environ, **healthy_cluster.environment()}
+    others = len(healthy_cluster.nodes) - 3
+    taken = subprocess.Popen(["srun", f"--nodes={others}", "--exclusive", "sleep", "600"], env=env)
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"name: many\ncommand: {json.dumps(gate.command)}\nspares: 0..1\n"
+        "slurm: {array: 0-1, extra: {exclusive: true}}\n"
+    )
+    try:
+        wait_until(
+            lambda: b"R" in subprocess.check_output(["squeue", "--noheader", "--format=%t"], env=env),
+            timeout_s=60.0,
+            what="the other nodes to be taken",
+            clock=SystemClock(),
+        )
+        job_id = nvrx("submit", path.name, cwd=tmp_path, env=healthy_cluster.environment()).stdout.strip()
+        folders = [JobFolder(tmp_path / "nvrx-jobs" / f"{job_id}_{task}") for task in (0, 1)]
+        wait_until(
+            lambda: all(each.path.is_dir() and each.read_store() for each in folders),
+            timeout_s=60.0,
+            what="both tasks to run",
+            clock=SystemClock(),
+        )
+        gate.open()
+        assert [SlurmHandle(each.job_id, healthy_cluster).wait(60.0) for each in folders] == [0, 0]
+    finally:
+        taken.terminate()
+        taken.wait()
+    assert sorted(each.read_plan().spares for each in folders) == [0, 1]
+    assert nvrx("wait", job_id, cwd=tmp_path, env=healthy_cluster.environment()).returncode == 0

@@ -1,0 +1,88 @@
+"""`nvrx-slurm doctor`: what this site's settings mean for a job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from nvrx_slurm.cli.options import DEFAULT_FILE, JobChoice, folder_option, make_base, seconds_of
+from nvrx_slurm.cli.output import print_json
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, SlurmUnreachable
+from nvrx_slurm.util.sanitize import one_line
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@click.command()
+@click.argument("job_yaml", required=False, type=click.Path(path_type=Path))
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key: --set slurm.partition=gpu")
+@click.option("--probe", is_flag=True, help="Also submit a short job, which tries the nodes and the network.")
+@click.option("--nodes", type=click.IntRange(1), help="Nodes that the probe takes. Default: 2.")
+@click.option(
+    "--timeout", default="5m", metavar="DURATION", show_default=True, help="Bound of the probe, its wait too."
+)
+@click.option("--json", "as_json", is_flag=True, help="One object, with each check.")
+@folder_option
+def doctor(
+    job_yaml: Path | None,
+    assignments: tuple[str, ...],
+    probe: bool,
+    nodes: int | None,
+    timeout: str,
+    as_json: bool,
+    folder: Path,
+) -> int:
+    """Say what this site's settings of Slurm mean for the job of JOB_YAML, and what to change.
+
+    Without JOB_YAML: job.yaml, if it is here, else a job of one node with all defaults. Exits with 1 if a line says
+    `fail`, else with 0.
+    """
+    from nvrx_slurm.cluster.commands import PATIENCE_S, SlurmPrograms, SystemRunner
+    from nvrx_slurm.cluster.site_checks import Site, check_site, partitions_of, settings_of
+    from nvrx_slurm.jobspec.load import parse_assignment
+
+    file = job_yaml or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+    command = () if file else ("true",)
+    choice = JobChoice(file, folder, flags=tuple(map(parse_assignment, assignments)), command=command)
+    loaded = choice.load()
+    spec, plan = loaded.spec, choice.plan(loaded)
+    timeout_s = seconds_of("--timeout", timeout)
+    programs = SlurmPrograms(SystemRunner(), PATIENCE_S)
+    config = programs.ask("scontrol", "show", "config")
+    if not config.ok:
+        raise SlurmUnreachable(f"scontrol does not show the configuration: {config.reason}")
+    partitions = partitions_of(programs.ask("scontrol", "--oneliner", "show", "partition").stdout)
+    wanted = spec.slurm.partition.split(",")[0] if spec.slurm.partition else None
+    chosen = next((each for name, each in partitions.items() if name == wanted), {}) if wanted else {}
+    if wanted is None:
+        chosen = next((each for each in partitions.values() if each.get("Default") == "YES"), {})
+    checks = check_site(Site(spec=spec, plan=plan, config=settings_of(config.stdout), partition=chosen))
+    if probe:
+        from nvrx_slurm.cluster.probe_job import check_nodes, default_nodes, probe_script, run_probe
+
+        nodes = nodes or default_nodes(plan)
+        make_base(folder)
+        script = probe_script(spec, nodes=nodes, folder=folder, python=sys.executable)
+        facts, problem = run_probe(
+            script,
+            nodes=nodes,
+            folder=folder,
+            timeout_s=timeout_s,
+            say=lambda line: click.echo(one_line(line), err=True),
+        )
+        checks += check_nodes(facts, plan, spec, nodes=nodes, problem=problem)
+    is_fit = all(check.level != "fail" for check in checks)
+    if as_json:
+        print_json({"job": plan.name, "fit": is_fit, "checks": checks})
+        return EXIT_DONE if is_fit else EXIT_FAILED
+    width = max(len(check.part) for check in checks)
+    for check in checks:
+        level = click.style(f"{check.level:<4}", fg=_COLOURS[check.level])
+        click.echo(f"{level}  {check.part:<{width}}  {one_line(check.seen)}")
+        if check.effect:
+            click.echo(f"{'':{width + 6}}  → {one_line(check.effect)}")
+        if check.todo:
+            click.echo(f"{'':{width + 6}}  {check.by}: {one_line(check.todo)}")
+    return EXIT_DONE if is_fit else EXIT_FAILED

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import UsageError
@@ -25,6 +25,15 @@ SCRIPT_NAME = "job.sh"
 """The submitted script, as the job folder keeps it."""
 
 _JOB_ID = re.compile(r"(?P<folder>[A-Za-z0-9][A-Za-z0-9_.+-]{0,127})(;[A-Za-z0-9_.-]+)?")
+
+
+ClusterName = Literal["slurm", "local"]
+
+
+def check_cluster(name: str) -> None:
+    """Raises UsageError for what is no cluster: a Python caller may give any text."""
+    if name not in get_args(ClusterName):
+        raise UsageError(f"cluster={name!r}: must be 'slurm' or 'local'")
 
 
 class Cluster(Protocol):

@@ -10,16 +10,18 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.cluster.states import JobState, state_of_word
 from nvrx_slurm.errors import (
     EXIT_RETRY,
     EXIT_TERMINATED,
     EXIT_UNREACHABLE,
+    BatchHostLost,
     NvrxError,
     SlurmUnreachable,
+    UsageError,
     WaitTimeout,
 )
-from nvrx_slurm.journal.folder import JobFolder, Result
+from nvrx_slurm.journal.folder import JobFolder, Result, SlurmEnd
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
 
@@ -31,6 +33,9 @@ RESULT_GRACE_S = 5.0
 
 LOST_AFTER_S = 60.0
 """How long a job that Slurm does not know, and that left no result, is waited for."""
+
+NOT_BEGUN_S = 120.0
+"""How often a job that Slurm calls RUNNING, and whose script has written nothing, is asked about its batch host."""
 
 MAY_GO_ON = (EXIT_UNREACHABLE, EXIT_RETRY, EXIT_TERMINATED)
 """How a generation ends that Slurm requeues: then its result is not the job's. Only Slurm can say which it is."""
@@ -45,10 +50,32 @@ def read_result(job: JobFolder) -> Result | None:
     return job.read_result()
 
 
+def last_known(job: JobFolder, state: JobState, now: float) -> JobState:
+    """The state of a job that left no result, given what Slurm says of it now. What it says of a job that is over is
+    kept in the folder; once Slurm has forgotten the job (UNKNOWN), that is the answer."""
+    if state is JobState.UNKNOWN:
+        end = job.read_slurm_end()
+        return state if end is None else state_of_word(end.state)
+    if state.terminal and job.path.is_dir():
+        with contextlib.suppress(OSError, UsageError):  # a folder that cannot be written: then it is not kept
+            if job.read_slurm_end() is None:
+                job.write_slurm_end(SlurmEnd(state=state.value, seen_at=now))
+    return state
+
+
+def goes_on(result: Result, state: JobState | None) -> bool:
+    """Whether Slurm still has a job that has left this result: it requeues the job, or clears it away and may yet
+    requeue it. `state`: what Slurm says now; None: nothing."""
+    alive = state is not None and state is not JobState.UNKNOWN and not state.terminal
+    return result.exit_code in MAY_GO_ON and alive
+
+
 class EndWatch:
     """One wait for one job's end: `look`, and until it returns the exit code, wait for `pause_s()` and look again.
 
-    `ask` returns the state and may be called at every look. `on_state` is called with each change.
+    `ask` returns the state and may be called at every look. `on_state` is called with each change,
+    `on_pending` at each look that finds the job in the queue. `lost_batch_host`: the node, where Slurm has taken it
+    from the running job.
     """
 
     def __init__(
@@ -59,8 +86,12 @@ class EndWatch:
         *,
         timeout_s: float | None = None,
         on_state: OnState | None = None,
+        on_pending: Callable[[], None] | None = None,
+        lost_batch_host: Callable[[], str | None] | None = None,
     ) -> None:
         self._job, self._ask, self._clock, self._on_state = job, ask, clock, on_state
+        self._on_pending, self._lost_batch_host = on_pending, lost_batch_host
+        self._ask_for_host_after_s = NOT_BEGUN_S
         self._began = clock.monotonic()
         self._timeout_s = timeout_s
         self._pause_s = FIRST_PAUSE_S
@@ -71,12 +102,13 @@ class EndWatch:
     def look(self) -> int | None:
         """The exit code, or None while the job lives.
 
-        Raises WaitTimeout once `timeout_s` has passed, and NvrxError where it is not known any more how it ended.
+        Raises WaitTimeout once `timeout_s` has passed, BatchHostLost where the job will never begin, and NvrxError
+        where it is not known any more how it ended.
         """
         result = read_result(self._job)
         if result is None:
             code = self._look_at_cluster()
-        elif result.exit_code in MAY_GO_ON and self._is_alive():
+        elif result.exit_code in MAY_GO_ON and goes_on(result, self._noted()):
             code = None
         else:
             return result.exit_code
@@ -92,18 +124,19 @@ class EndWatch:
         pause, self._pause_s = self._pause_s, min(self._pause_s * PAUSE_GROWTH, LONGEST_PAUSE_S)
         return max(0.0, min(pause, self._left_s()))
 
-    def _is_alive(self) -> bool:
-        """Whether Slurm still has the job: it is being cleared away, or goes on as its next generation."""
+    def _noted(self) -> JobState | None:
+        """The state, if there is an answer."""
         try:
             state = self._ask()
         except SlurmUnreachable:
-            return False
+            return None
         self._note(state)
-        return state is not JobState.UNKNOWN and not state.terminal
+        return state
 
     def _look_at_cluster(self) -> int | None:
         try:
-            self._note(self._ask())
+            self._note(last_known(self._job, self._ask(), self._clock.wall()))
+            self._look_at_batch_host()
         except SlurmUnreachable as error:  # a job does not end because slurmctld is away
             if not self._unanswered:
                 log.warning("%s; still waiting for job %s", error, self._job.job_id)
@@ -111,11 +144,14 @@ class EndWatch:
             return None
         self._unanswered = False
         assert self._state is not None
+        if self._state is JobState.PENDING and self._on_pending:
+            self._on_pending()
         if self._state.terminal:
             state = self._state
             result = read_result(self._job)  # written between the first look and the question
             if result is not None:
                 return result.exit_code
+            # A state that the folder has kept is no news: that job's result would be there.
             may_come = state in (JobState.COMPLETED, JobState.FAILED) and self._job.read_info() is not None
             return None if may_come and self._lasted_s() < RESULT_GRACE_S else state.exit_code
         if self._state is JobState.UNKNOWN and self._lasted_s() > LOST_AFTER_S:
@@ -125,10 +161,26 @@ class EndWatch:
             )
         return None
 
+    def _look_at_batch_host(self) -> None:
+        """Its node may be lost in the moment in which Slurm starts the job: then no process of ours ever runs, and
+        `--no-kill` keeps the job RUNNING until its time limit."""
+        if self._lost_batch_host is None or self._state is not JobState.RUNNING:
+            return
+        if self._lasted_s() < self._ask_for_host_after_s or self._job.read_info() is not None:
+            return
+        self._ask_for_host_after_s = self._lasted_s() + NOT_BEGUN_S
+        if (host := self._lost_batch_host()) is not None:
+            number = self._job.job_id
+            raise BatchHostLost(
+                f"job {number} never began: Slurm lost its batch host {host} while it started the job, and keeps it"
+                f" RUNNING, empty; `scontrol requeue {number}` starts it again, `scancel {number}` ends it"
+            )
+
     def _note(self, state: JobState) -> None:
         if state is self._state:
             return
         self._state, self._state_since = state, self._clock.monotonic()
+        self._ask_for_host_after_s = NOT_BEGUN_S
         if self._on_state:
             self._on_state(state)
 

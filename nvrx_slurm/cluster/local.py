@@ -22,6 +22,7 @@ from nvrx_slurm.cluster.states import JobState, state_of_result
 from nvrx_slurm.errors import MissingProgramError, UsageError
 from nvrx_slurm.jobspec.env import child_environment, handed_on
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
+from nvrx_slurm.journal.job_index import record_job
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.files import open_log
@@ -65,11 +66,13 @@ class LocalCluster:
         job_id: str | None = None,
         detach: bool,
         environment: Mapping[str, str] | None = None,
+        allocation: tuple[str, tuple[str, ...]] | None = None,
     ) -> tuple[str, subprocess.Popen[bytes]]:
         """Run the script under bash. Returns the job's id and its batch host's process.
 
-        Detached, it has a session of its own and prints into the job folder; else it shares this terminal, signals of
-        its keyboard reach it too, and it ends when this process does. The script finds its id in NVRX_JOB_ID.
+        It has a session of its own: of the keyboard's signals it gets what its starter passes on. Detached, it prints
+        into the job folder; else into this terminal, and it ends when this process does. The script finds its id in
+        NVRX_JOB_ID. `allocation`: the job of Slurm's in which its agents will run, and on which nodes.
         Raises UsageError, MissingProgramError.
         """
         job_id = job_id or new_job_id(self._clock)
@@ -81,7 +84,9 @@ class LocalCluster:
                 JobInfo(
                     job_id=job_id,
                     name=name,
-                    cluster="local",
+                    cluster="slurm" if allocation else "local",
+                    allocation=allocation[0] if allocation else None,
+                    nodes=allocation[1] if allocation else (),
                     started_at=self._clock.wall(),
                     host=socket.gethostname(),
                     host_pid=process.pid,
@@ -90,6 +95,7 @@ class LocalCluster:
                 )
             )
             opened.write(b"\n")
+        record_job(job.path)
         return job_id, process
 
     def states(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
@@ -107,7 +113,8 @@ class LocalCluster:
         if info.job_id != job_id:
             raise UsageError(f"{path}: describes another job ({info.job_id!r}); nothing was cancelled")
         if not info.is_here:
-            raise UsageError(f"{job_id} runs on {info.host}: cancel it there")
+            whole = f", or end its whole allocation: scancel {info.allocation}" if info.allocation else ""
+            raise UsageError(f"{job_id} runs on {info.host}: cancel it there{whole}")
         # SIGTERM to the job's batch host, if it still runs. Raises UsageError where another process has its
         # number.
         #
@@ -156,6 +163,11 @@ def _state(job: JobFolder) -> JobState:
     result = job.read_result()  # after the look at the host, which writes it last thing
     if result is not None:
         return JobState.COMPLETING if lives else state_of_result(result.exit_code)
+    if info is not None and info.allocation is not None and not info.is_here:
+        from nvrx_slurm.cluster.slurm import SlurmCluster
+
+        state = SlurmCluster(patience_s=0).states([info.allocation])[info.allocation]
+        return JobState.NODE_FAIL if state.terminal else state  # it cannot have outlived the allocation
     if info is None or not info.is_here:
         return JobState.UNKNOWN
     return JobState.RUNNING if lives else JobState.NODE_FAIL
@@ -216,7 +228,7 @@ def _start_waiting(
                 stdout=log,
                 stderr=log,
                 pass_fds=[script, *descriptors],
-                start_new_session=detach,
+                start_new_session=True,
                 preexec_fn=None if detach else dies_with_parent(signal.SIGTERM),
             )
     except FileNotFoundError:

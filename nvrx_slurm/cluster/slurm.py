@@ -31,6 +31,7 @@ from nvrx_slurm.errors import (
     UsageError,
 )
 from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal.job_index import record_job
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.ids import new_incarnation
 from nvrx_slurm.util.log import get_logger
@@ -82,6 +83,7 @@ class SlurmCluster:
             job.write(SCRIPT_NAME, script.encode())
         except (OSError, UnsafePath) as error:  # the job is submitted: too late for an error
             log.warning("%s: the script could not be kept there (%s)", job.path, error)
+        record_job(job.path)
         with contextlib.suppress(SlurmUnreachable):  # the job is submitted: too late for an error
             version = version_of(self._programs.run("sbatch", "--version").stdout)
             if version is not None and version < RELIABLE_SINCE:
@@ -128,14 +130,24 @@ class SlurmCluster:
 
     def nodes(self, job_id: str) -> tuple[str, ...]:
         """See `Cluster.nodes`. A job that squeue no longer lists has none."""
+        return self._batch_host_and_nodes(job_id)[1]
+
+    def lost_batch_host(self, job_id: str) -> str | None:
+        """The batch host of a running job, if Slurm has taken that node from the job: `--no-kill` keeps the job
+        RUNNING then, without its script. Raises SlurmUnreachable."""
+        host, nodes = self._batch_host_and_nodes(job_id)
+        return host if nodes and host not in nodes else None
+
+    def _batch_host_and_nodes(self, job_id: str) -> tuple[str, tuple[str, ...]]:
         number, cluster = split_job_id(job_id)
         listing = self._programs.ask(
-            "squeue", *_on(cluster), "--noheader", "--states=all", f"--jobs={number}", "--format=|%N"
+            "squeue", *_on(cluster), "--noheader", "--states=all", f"--jobs={number}", "--format=|%B|%N"
         )
-        compressed = next((line[1:].strip() for line in listing.stdout.splitlines() if line.startswith("|")), "")
-        if not compressed:
-            return ()
-        return tuple(self._programs.ask("scontrol", "show", "hostnames", compressed).stdout.split())
+        found = (line.split("|") for line in listing.stdout.splitlines() if line.startswith("|"))
+        _, host, compressed = next(found, ("", "", ""))
+        if not compressed.strip():
+            return host, ()
+        return host, tuple(self._programs.ask("scontrol", "show", "hostnames", compressed.strip()).stdout.split())
 
     def _sacct_states(self, cluster: str | None, numbers: list[str]) -> dict[str, JobState]:
         """Without accounting there is no answer; that hides none of squeue's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from nvrx_slurm.cluster.commands import child_environment_for, is_set_up
 from nvrx_slurm.cluster.slurm_nodes import said
@@ -16,17 +17,24 @@ from nvrx_slurm.cluster.slurm_nodes import said
 ANSWER_S = 2.0
 """The job's end waits for the answer: with KillWait at 20 s and more it can."""
 
+_TAKEN: dict[str, Literal["time_limit", "agents_gone"]] = {
+    "TIMEOUT": "time_limit",
+    "TimeLimit": "time_limit",
+    "NODE_FAIL": "agents_gone",
+    "NodeDown": "agents_gone",
+}
 _FIELD = re.compile(r"(\w+)=(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
     """`preempted`: Slurm takes its nodes back; `has_grace`: later, not at once. `may_requeue`: its user allows it,
-    and Slurm has not done it."""
+    and Slurm has not done it. `taken`: why Slurm ends the job, or has ended it; None: it runs, or is preempted."""
 
     preempted: bool
     has_grace: bool
     may_requeue: bool
+    taken: Literal["cancel", "time_limit", "agents_gone"] | None = None
 
 
 async def signalled_job(job_id: str, generation: int) -> SlurmJob | None:
@@ -46,8 +54,13 @@ def job_of(stdout: str, generation: int) -> SlurmJob | None:
     has_grace = shown.get("PreemptTime", "None") not in ("None", "Unknown", "N/A")
     requeued = int(shown.get("Restarts", 0)) > generation
     taken_down = requeued or shown["JobState"] == "PREEMPTED"
+    if taken_down or shown["JobState"] in ("RUNNING", "SUSPENDED", "CONFIGURING", "PENDING"):
+        taken: Literal["cancel", "time_limit", "agents_gone"] | None = None
+    else:  # its base state is hidden while it is COMPLETING, the reason is not
+        taken = _TAKEN.get(shown["JobState"]) or _TAKEN.get(shown.get("Reason", ""), "cancel")
     return SlurmJob(
         preempted=has_grace or taken_down,
         has_grace=has_grace and not taken_down,
         may_requeue=shown.get("Requeue") == "1" and not requeued,
+        taken=taken,
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import submitit
 
-from nvrx_slurm.cluster.ending import LOST_AFTER_S, RESULT_GRACE_S, EndWatch
+from nvrx_slurm.cluster.ending import LOST_AFTER_S, NOT_BEGUN_S, RESULT_GRACE_S, EndWatch
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.cluster.watcher import StateWatcher
-from nvrx_slurm.errors import NvrxError, SlurmUnreachable, WaitTimeout
+from nvrx_slurm.errors import BatchHostLost, NvrxError, SlurmUnreachable, WaitTimeout
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from tests.still_clock import StillClock
 from tests.unit.cluster.waiting_clock import WaitingClock
@@ -194,3 +194,24 @@ def test_slurm_is_asked_more_rarely_as_time_passes() -> None:
     assert pauses[0] == 2.5  # the first look after 2 s
     assert pauses == sorted(pauses)
     assert pauses[-1] == 10.5
+
+
+def test_a_job_whose_batch_host_was_lost_before_it_began_is_not_waited_for(job: JobFolder) -> None:
+    """Slurm calls it RUNNING for as long as its time limit lets it. It is asked about seldom, and not at all once the
+    job's script has begun."""
+    clock, asked = WaitingClock(), list[float]()
+
+    def lost() -> str | None:
+        asked.append(clock.monotonic())
+        return "n1" if len(asked) == 3 else None
+
+    began = clock.monotonic()
+    watch = EndWatch(job, in_turn([JobState.PENDING, JobState.RUNNING]), clock, lost_batch_host=lost)
+    with pytest.raises(BatchHostLost, match="n1"):
+        follow(watch, clock)
+    assert len(asked) == 3
+    assert 3 * NOT_BEGUN_S <= clock.monotonic() - began < 3 * NOT_BEGUN_S + 10.0
+    job.write_info(JobInfo(job_id="7", name="t", cluster="slurm", started_at=0.0, addr="n1"))
+    with pytest.raises(WaitTimeout):
+        follow(EndWatch(job, in_turn([JobState.RUNNING]), clock, timeout_s=900.0, lost_batch_host=lost), clock)
+    assert len(asked) == 3

@@ -286,14 +286,14 @@ def test_cancelling_a_job_that_is_over_does_nothing() -> None:
 
 def test_a_jobs_nodes_come_in_slurms_order() -> None:
     """Ranks follow the order of `scontrol show hostnames`, which is not always the alphabet's."""
-    script = Script(squeue=CommandOutput(0, "|n[2-3],n1\n", ""), scontrol=CommandOutput(0, "n2\nn3\nn1\n", ""))
+    script = Script(squeue=CommandOutput(0, "|n2|n[2-3],n1\n", ""), scontrol=CommandOutput(0, "n2\nn3\nn1\n", ""))
     assert SlurmCluster(script).nodes("1") == ("n2", "n3", "n1")
     assert script.commands[-1] == ("scontrol", "show", "hostnames", "n[2-3],n1")
 
 
 def test_a_pending_job_has_no_nodes() -> None:
     """Nothing is expanded where there is nothing."""
-    assert SlurmCluster(Script(squeue=CommandOutput(0, "|\n", ""))).nodes("1") == ()
+    assert SlurmCluster(Script(squeue=CommandOutput(0, "||\n", ""))).nodes("1") == ()
 
 
 # ---- the environment of commands

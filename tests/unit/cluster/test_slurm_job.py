@@ -14,7 +14,9 @@ IN_GRACE = " PreemptEligibleTime=2026-11-23T20:28:15 PreemptTime=2026-11-23T20:2
     ("state", "requeue", "restarts", "time", "job"),
     [
         ("RUNNING", 1, 0, " PreemptTime=None", SlurmJob(False, False, True)),  # its time limit is near
-        ("COMPLETING", 1, 0, "", SlurmJob(False, False, True)),  # scancel
+        ("COMPLETING", 1, 0, "", SlurmJob(False, False, True, "cancel")),  # scancel
+        ("TIMEOUT", 1, 0, "", SlurmJob(False, False, True, "time_limit")),
+        ("NODE_FAIL", 1, 0, "", SlurmJob(False, False, True, "agents_gone")),
         ("RUNNING", 1, 0, IN_GRACE, SlurmJob(True, True, True)),
         ("RUNNING", 0, 0, IN_GRACE, SlurmJob(True, True, False)),
         ("COMPLETING", 1, 1, "", SlurmJob(True, False, False)),  # PreemptMode=REQUEUE, and `scontrol requeue`
@@ -25,6 +27,15 @@ IN_GRACE = " PreemptEligibleTime=2026-11-23T20:28:15 PreemptTime=2026-11-23T20:2
 def test_preemption_is_told_by_what_slurm_shows(state, requeue, restarts, time, job) -> None:
     """Its time, a restart that the job's processes do not know of, or its state."""
     assert job_of(SHOWN.format(state, requeue, restarts, time), generation=0) == job
+
+
+@pytest.mark.parametrize(
+    ("reason", "taken"), [("TimeLimit", "time_limit"), ("NodeDown", "agents_gone"), ("None", "cancel")]
+)
+def test_reason_tells_the_end_while_slurm_completes_it(reason: str, taken: str) -> None:
+    """`COMPLETING` hides how the job will have ended."""
+    shown = SHOWN.format("COMPLETING", 1, 0, "").replace("Reason=None", f"Reason={reason}")
+    assert job_of(shown, generation=0) == SlurmJob(False, False, True, taken)
 
 
 def test_restarts_of_earlier_generations_are_no_evidence() -> None:

@@ -112,7 +112,10 @@ class AgentSteps:
         is_over: Callable[[], bool],
         generation: int,
         clock: Clock,
+        own_flags: bool = False,
     ) -> None:
+        """`own_flags`: the first step, too, names its nodes: the command is not for all that the job has."""
+        self._own_flags = own_flags
         self._nodes, self._command, self._start = tuple(nodes), tuple(command), start
         self._slurm, self._tell, self._is_over = slurm, tell, is_over
         self._own_node, self._generation, self._clock = own_node, generation, clock
@@ -145,7 +148,8 @@ class AgentSteps:
     async def run(self) -> list[int]:
         """Start the agents; return the last exit codes once none runs and none is to be started."""
         codes: list[int] = []
-        await self._start_step(self._command, self._nodes)
+        first = step_command(self._command, self._nodes) if self._own_flags else self._command
+        await self._start_step(first, self._nodes)
         alone_since: float | None = None
         while True:
             await self._wait()

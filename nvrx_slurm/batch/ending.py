@@ -38,16 +38,18 @@ EXIT_CODES = {
     signal.SIGINT: EXIT_INTERRUPTED,
     signal.SIGUSR1: EXIT_TIMEOUT,
     signal.SIGUSR2: EXIT_RETRY,  # every agent is gone
-    signal.SIGHUP: EXIT_TERMINATED,  # the lease has lapsed
+    signal.SIGHUP: EXIT_TERMINATED,  # the terminal of `run` was closed
+    signal.SIGQUIT: EXIT_TERMINATED,  # the lease has lapsed
 }
 
 
 class Ending:
     """Takes the signals as they arrive. Moments are seconds on one monotonic clock; `kill_wait_s` is Slurm's
-    KillWait, None where there is no Slurm, or it did not answer."""
+    KillWait, None where there is no Slurm, or it did not answer; `again_s`: what comes within so long of the first is
+    the same signal."""
 
-    def __init__(self, bounds: FaultToleranceSpec, kill_wait_s: float | None) -> None:
-        self._bounds, self._kill_wait_s = bounds, kill_wait_s
+    def __init__(self, bounds: FaultToleranceSpec, kill_wait_s: float | None, *, again_s: float = AGAIN_S) -> None:
+        self._bounds, self._kill_wait_s, self._again_s = bounds, kill_wait_s, again_s
         self._asked_at = 0.0
         self.asked: signal.Signals | None = None  # the first one: it says why the job ends
         self.give_up_at = float("inf")  # when the batch host ends the job by itself
@@ -57,7 +59,7 @@ class Ending:
         """A signal arrived. Returns in how many seconds the agents must kill their workers because of it; None: their
         time stays as it is."""
         teardown, kill_wait_s = self._bounds.teardown, self._kill_wait_s
-        first, again = self.asked is None, number is self.asked and now - self._asked_at > AGAIN_S
+        first, again = self.asked is None, number is self.asked and now - self._asked_at > self._again_s
         sooner = not first and number is not self.asked and number in AT_ONCE
         if first:
             self.asked, self._asked_at = number, now

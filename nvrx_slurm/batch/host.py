@@ -11,11 +11,15 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from nvrx_slurm.batch import children, ending
 from nvrx_slurm.batch.agents import AgentSteps
+from nvrx_slurm.batch.allocation import AllocationKeeper
 from nvrx_slurm.batch.children import ManagedService
 from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
 from nvrx_slurm.batch.store import StoreKeeper
+from nvrx_slurm.cluster.allocation import HeldAllocation, step_environment
 from nvrx_slurm.cluster.commands import child_environment_for
 from nvrx_slurm.cluster.slurm_job import signalled_job
 from nvrx_slurm.cluster.slurm_nodes import JobNodes, said
@@ -27,12 +31,15 @@ from nvrx_slurm.journal.records import PREEMPTED, AgentsStarted
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation, new_secret
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.processes import HURRY
+from nvrx_slurm.util.processes import AGAIN_S, HURRY
 
 log = get_logger("batch")
 
 AGENTS_EXIT_S = 5.0
 """How long agents may take to exit once the job has ended; a step on a dead node never does."""
+
+WITHOUT_NODE_S = 1.0
+"""The same where a node was given up: then srun is known not to end by itself, and the other agents leave at once."""
 
 AGENTS_LEAVE_S = 12.0
 """The same for agents that leave at this host's signal, without the controller's order: they still try to post their
@@ -54,10 +61,13 @@ TELL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Where the agents come from: one command that starts all of them (srun), or one process a node, here."""
+    """Where the agents come from: one command that starts all of them (srun), or one process a node, here.
+
+    `own_flags`: the command's nodes are not those of the whole allocation, or not as many as it says."""
 
     command: tuple[str, ...]
     nodes: tuple[str, ...]
+    own_flags: bool = False
 
 
 class Host:
@@ -81,8 +91,14 @@ class Host:
         self.controller: Process | None = None
         self.local_agents: list[Process] = []
         self.steps: AgentSteps | None = None  # where Slurm starts the agents
+        self.allocation: AllocationKeeper | None = None
+        if info.allocation is not None:
+            held = HeldAllocation(info.allocation)
+            self.allocation = AllocationKeeper(info.allocation, held, plan.fault_tolerance, clock)
         self.service = ManagedService(plan, folder, self.env)
-        self.ending = Ending(plan.fault_tolerance, info.kill_wait_s)
+        # Slurm alone sends a signal twice where it means it once.
+        again_s = AGAIN_S if info.cluster == "slurm" else 0.0
+        self.ending = Ending(plan.fault_tolerance, info.kill_wait_s, again_s=again_s)
         self.giving_up: asyncio.TimerHandle | None = None
         self.gave_up = False
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -92,15 +108,20 @@ class Host:
     async def run(self) -> int:
         """Start everything, keep it going until the job has ended, end everything."""
         loop, preempted = asyncio.get_running_loop(), False
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             loop.add_signal_handler(number, self._ask, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, EXIT_CODES)
         if self.info.cluster == "slurm":
             # Slurm announces a suspension with SIGTSTP, two seconds ahead of SIGSTOP. In those two seconds agents,
             # store and controller, which inherit this, agree on it.
             signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-        if self.info.cluster == "local" and self.plan.time_limit_s is not None:  # Slurm sends it to its own jobs
+        # Slurm sends it to its own jobs, and to no run in an allocation of the user's.
+        is_untimed = self.info.cluster == "local" or self.allocation is not None
+        if is_untimed and self.plan.time_limit_s is not None:
             limit_s = self.plan.time_limit_s
             loop.call_later(limit_s - notice_s(self.plan.fault_tolerance, limit_s), self._ask, signal.SIGUSR1)
+        if self.allocation is not None:
+            self._go(self.allocation.watch_time_limit(lambda: self._ask(signal.SIGUSR1)))
         try:
             await self._start_store()
             self._go(self._keep_controller())
@@ -115,8 +136,14 @@ class Host:
             await self._end(error)
             raise
         await self._end()
-        if preempted and self.info.cluster == "slurm":
+        if self.info.allocation is not None:
+            pass  # a script of the user's has an end of its own
+        elif preempted and self.info.cluster == "slurm":
             await self._requeue()
+        elif self.info.left_in_grace:
+            # Slurm 24.11 still takes the job for one in its GraceTime: `scontrol requeue` clears no GRACE_PREEMPT
+            # (job_mgr.c). At the end of the script it would requeue the job, done or not, and so on without end.
+            await self._scontrol("update", f"JobId={self.info.job_id}", "Requeue=0")
         return exit_code
 
     async def _requeue(self) -> None:
@@ -125,10 +152,13 @@ class Host:
         job = await signalled_job(self.info.job_id, self.info.generation)
         if job is not None and job.preempted and job.may_requeue:
             log.info("preempted: asking Slurm to requeue job %s", self.info.job_id)
-            answer = await said(
-                ["scontrol", "requeue", self.info.job_id], child_environment_for("scontrol"), REQUEUED_S
-            )
-            log.info("scontrol: %s", answer.strip() or "done")
+            if job.has_grace:  # written first: Slurm may end this process before scontrol returns
+                self.folder.write_info(msgspec.structs.replace(self.info, left_in_grace=True))
+            await self._scontrol("requeue", self.info.job_id)
+
+    async def _scontrol(self, *words: str) -> None:
+        answer = await said(["scontrol", *words], child_environment_for("scontrol"), REQUEUED_S)
+        log.info("scontrol %s: %s", words[0], answer.strip() or "done")
 
     # ---- start
 
@@ -196,6 +226,8 @@ class Host:
                 word, _, node = line.decode().strip().partition(" ")
                 if self.steps is not None:
                     (self.steps.lost if word == "lost" else self.steps.joined)(node)
+                if self.allocation is not None and word == "lost":
+                    self._go(self.allocation.node_lost(node))
         finally:
             transport.close()  # and with it the pipe
 
@@ -205,18 +237,20 @@ class Host:
             return
         await ending.kept(self.plan.lease, self.clock, self.wanted.set)
         log.error("%s was not touched for %g s", self.plan.lease.file, self.plan.lease.timeout)
-        self._ask(signal.SIGHUP)
+        self._ask(signal.SIGQUIT)
 
     async def _keep_agents(self) -> None:
         """Start the agents, and end the job should all of them end before it."""
         await self.wanted.wait()  # the job may have been in the queue for longer than its lease
         if self.info.cluster == "slurm" and self.launch.command:
+            environment = step_environment(self.env) if self.info.allocation else self.env
             self.steps = AgentSteps(
                 self.launch.nodes,
+                own_flags=self.launch.own_flags,
                 own_node=node_name(),
                 command=self.launch.command,
-                start=lambda command: self._start_agents(command, self.env),
-                slurm=JobNodes(self.info.job_id),
+                start=lambda command: self._start_agents(command, environment),
+                slurm=JobNodes(self.info.slurm_id),
                 tell=self._tell,
                 is_over=lambda: self.ended.done() or self.folder.read_result() is not None,
                 generation=self.info.generation,
@@ -322,10 +356,11 @@ class Host:
         else:
             names = ["the agents"] if self.launch.command else [f"the agent of {node}" for node in self.launch.nodes]
             agents = dict(zip(names, self.local_agents, strict=False))  # the start may have failed half way
-        await children.ended(agents, within_s=self._in_time(AGENTS_LEAVE_S if cut_off else AGENTS_EXIT_S))
+        exit_s = WITHOUT_NODE_S if self.allocation is not None and self.allocation.gave_up else AGENTS_EXIT_S
+        await children.ended(agents, within_s=self._in_time(AGENTS_LEAVE_S if cut_off else exit_s))
         for task in self.tasks:
             task.cancel()
-        await children.end(agents, polite_s=self._in_time(AGENTS_EXIT_S))
+        await children.end(agents, polite_s=self._in_time(exit_s))
         rest = {
             "the controller": self.controller,
             "the attribution service": self.service.process,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from signal import SIGINT, SIGTERM, SIGUSR1, SIGUSR2
+from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2
 
 import pytest
 
@@ -47,6 +47,21 @@ def test_same_signal_again_kills_now():
     assert ending.take(SIGTERM, 0.0) is None
     assert ending.take(SIGTERM, AGAIN_S / 2) is None
     assert ending.take(SIGTERM, 2 * AGAIN_S) == 0.0
+
+
+def test_without_slurm_a_second_signal_is_meant_at_once():
+    """Ctrl-C pressed twice is not Slurm's double signal."""
+    ending = Ending(SAVES, None, again_s=0.0)
+    assert ending.take(SIGINT, 0.0) is None
+    assert ending.take(SIGINT, AGAIN_S / 10) == 0.0
+    assert ending.exit_code == 130
+
+
+def test_a_closed_terminal_gives_workers_their_grace():
+    """It ends the job as a cancellation does."""
+    ending = Ending(SAVES, None, again_s=0.0)
+    assert ending.take(SIGHUP, 0.0) is None
+    assert ending.exit_code == 143
 
 
 def test_cancel_while_saving_shortens_it_to_what_kill_wait_leaves():

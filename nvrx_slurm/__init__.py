@@ -12,22 +12,35 @@ load nothing of Slurm, msgspec or redis.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nvrx_slurm.api.analysis import analyze
-    from nvrx_slurm.api.handle import Job, job
+    from nvrx_slurm.api.handle import Job, job, jobs
     from nvrx_slurm.api.submission import submit
     from nvrx_slurm.cluster.states import JobState
-    from nvrx_slurm.errors import NvrxError
+    from nvrx_slurm.errors import NvrxError, WaitTimeout
     from nvrx_slurm.jobspec.load import load_job
     from nvrx_slurm.jobspec.model import JobSpec
 
-__all__ = ["Job", "JobSpec", "JobState", "NvrxError", "analyze", "job", "load_job", "submit"]
+__all__ = [
+    "Job",
+    "JobSpec",
+    "JobState",
+    "NvrxError",
+    "WaitTimeout",
+    "analyze",
+    "job",
+    "jobs",
+    "load_job",
+    "submit",
+]
 
 _HOMES = {
     "Job": "nvrx_slurm.api.handle",
     "JobSpec": "nvrx_slurm.jobspec.model",
     "JobState": "nvrx_slurm.cluster.states",
     "NvrxError": "nvrx_slurm.errors",
+    "WaitTimeout": "nvrx_slurm.errors",
     "analyze": "nvrx_slurm.api.analysis",
     "job": "nvrx_slurm.api.handle",
+    "jobs": "nvrx_slurm.api.handle",
     "load_job": "nvrx_slurm.jobspec.load",
     "submit": "nvrx_slurm.api.submission",
 }

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from nvrx_slurm.cluster.base import DEFAULT_FOLDER, LOCAL_PREFIX, Cluster, folder_name
-from nvrx_slurm.cluster.ending import EndWatch, OnState, read_result
+from nvrx_slurm.cluster.base import (
+    DEFAULT_FOLDER,
+    LOCAL_PREFIX,
+    Cluster,
+    ClusterName,
+    check_cluster,
+    folder_name,
+)
+from nvrx_slurm.cluster.ending import MAY_GO_ON, EndWatch, OnState, goes_on, last_known, read_result
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState, state_of_result
 from nvrx_slurm.errors import NvrxError, SlurmUnreachable, UsageError, WaitTimeout
@@ -17,10 +24,12 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.util.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
+    from nvrx_slurm.api.user_request import UserRequest
     from nvrx_slurm.cluster.watcher import StateWatcher
     from nvrx_slurm.journal.records import Entry
+    from nvrx_slurm.report.explanation import Explanation
+    from nvrx_slurm.report.snapshot import Status
 
-ClusterName = Literal["slurm", "local"]
 GONE_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 _NOT_STARTED = (JobState.PENDING, JobState.CONFIGURING, JobState.REQUEUED)
 
@@ -35,6 +44,7 @@ class Job:
     def __init__(
         self, job_id: str, *, folder: Path | str = DEFAULT_FOLDER, cluster: ClusterName, clock: Clock | None = None
     ) -> None:
+        check_cluster(cluster)
         self.job_id = job_id
         self.cluster: ClusterName = cluster
         self.folder = Path(folder) / folder_name(job_id)
@@ -44,33 +54,76 @@ class Job:
     def __repr__(self) -> str:
         return f"Job({self.job_id!r}, folder={str(self.folder.parent)!r}, cluster={self.cluster!r})"
 
+    def _repr_html_(self) -> str:
+        """The job's page, for a notebook: how it stands at this moment."""
+        from nvrx_slurm.report.notebook import job_html
+
+        try:
+            return job_html(self._files)
+        except (NvrxError, OSError) as error:
+            return job_html(self._files, problem=str(error))
+
     @property
     def state(self) -> JobState:
         """Where the job stands. Raises SlurmUnreachable."""
         state = self._cluster_state()
         result = read_result(self._files)
-        return state if result is None or state in _NOT_STARTED else state_of_result(result.exit_code)
+        if result is None:
+            return last_known(self._files, state, self._clock.wall())
+        if state in _NOT_STARTED or (self.cluster == "slurm" and goes_on(result, state)):
+            return state
+        return state_of_result(result.exit_code)
 
     @property
     def exit_code(self) -> int | None:
         """How the job ended: 0, 1, 75, 93, 124, 130 or 143 (`nvrx_slurm.errors`); None while it lives."""
         result = read_result(self._files)
-        return self._cluster_state().exit_code if result is None else result.exit_code
+        if result is None:
+            return last_known(self._files, self._cluster_state(), self._clock.wall()).exit_code
+        if self.cluster == "slurm" and result.exit_code in MAY_GO_ON and goes_on(result, self._cluster_state()):
+            return None
+        return result.exit_code
 
     def done(self) -> bool:
         """Whether the job has ended."""
         return self.exit_code is not None
 
-    def wait(self, timeout: float | None = None, *, on_state: OnState | None = None) -> int:
-        """Block until the job has ended and return its exit code; `on_state` is called with each change of state.
+    def wait(
+        self,
+        timeout: float | None = None,
+        *,
+        on_state: OnState | None = None,
+        on_pending: Callable[[], None] | None = None,
+    ) -> int:
+        """Block until the job has ended and return its exit code; `on_state` is called with each change of state,
+        `on_pending` at each look while the job is in Slurm's queue.
 
         `timeout`: seconds, after which WaitTimeout is raised; the job goes on. While slurmctld does not answer, the
         wait goes on. Raises NvrxError where it is not known how the job ended.
         """
-        watch = self.end_watch(timeout, on_state)
+        watch = self.end_watch(timeout, on_state, on_pending)
         while (code := watch.look()) is None:
             self._clock.sleep(watch.pause_s())
         return code
+
+    def status(self) -> Status:
+        """How the job stands: nodes, ranks, steps, the last failure and decision; what `status JOB --json` prints.
+
+        Reads the job's folder and, while it runs, its store. Raises UsageError for a job that has no folder.
+        """
+        from nvrx_slurm.report import snapshot
+        from nvrx_slurm.report.jobs import find_job
+
+        return snapshot.as_status(snapshot.take(find_job(self.folder.parent, self.job_id)))
+
+    def explain(self, *, cycle: int | None = None, replica: str | None = None) -> Explanation:
+        """Why the job failed last, or in that cycle, and what was done about it; what `explain JOB --json` prints.
+
+        Raises UsageError where nothing has failed.
+        """
+        from nvrx_slurm.api.explaining import explain
+
+        return explain(self._files, cycle=cycle, replica=replica)
 
     def awaitable(self) -> AwaitableJob:
         """The same for asyncio: `await job.awaitable().wait()`."""
@@ -96,7 +149,9 @@ class Job:
                 raise WaitTimeout(f"job {self.job_id} is still {state} after {timeout:g} s")
             self._clock.sleep(pause)
         result = read_result(self._files)
-        return state if result is None else state_of_result(result.exit_code)
+        if result is None:
+            return last_known(self._files, state, self._clock.wall())
+        return state_of_result(result.exit_code)
 
     def nodes(self) -> tuple[str, ...]:
         """The nodes of the allocation, in the order that ranks follow; none before the job starts."""
@@ -145,6 +200,31 @@ class Job:
             raise UsageError(f"several replicas have such ranks: choose one of {', '.join(request.replicas)}")
         return {each.rank: each.text for answer in request.answers(timeout) for each in answer.stacks}
 
+    def restart(self, replica: str | None = None, *, timeout: float = 30.0) -> None:
+        """Start the workers of the running job again, or of one replica; returns once that is ordered.
+
+        No budget counts it. Raises UsageError (the job does not run; it has no such replica), RefusedByJob with the
+        reason, StoreUnreachable, WaitTimeout after `timeout` seconds.
+        """
+        with self._request() as request:
+            request.restart(replica, timeout)
+
+    def drain(self, node: str, *, force: bool = False, timeout: float = 30.0) -> None:
+        """Move a node's ranks to a hot spare, and give it none any more. `force`: where no spare is left, go on with
+        fewer nodes, down to `min_nodes`. Raises as `restart`."""
+        with self._request() as request:
+            request.drain(node, timeout, force=force)
+
+    def undrain(self, node: str, *, timeout: float = 30.0) -> None:
+        """Let a drained node have ranks again. Raises as `restart`."""
+        with self._request() as request:
+            request.undrain(node, timeout)
+
+    def _request(self) -> contextlib.closing[UserRequest]:
+        from nvrx_slurm.api.user_request import UserRequest
+
+        return contextlib.closing(UserRequest(self._files, clock=self._clock))
+
     @property
     def _files(self) -> JobFolder:
         return JobFolder(self.folder)
@@ -163,9 +243,22 @@ class Job:
             return _slurm_watcher().state(self.job_id)
         return self._its_cluster().states([self.job_id])[self.job_id]
 
-    def end_watch(self, timeout: float | None, on_state: OnState | None) -> EndWatch:
+    def end_watch(
+        self, timeout: float | None, on_state: OnState | None, on_pending: Callable[[], None] | None = None
+    ) -> EndWatch:
         """One wait, which the caller drives."""
-        return EndWatch(self._files, self._seldom_asked_state, self._clock, timeout_s=timeout, on_state=on_state)
+        return EndWatch(
+            self._files,
+            self._seldom_asked_state,
+            self._clock,
+            timeout_s=timeout,
+            on_state=on_state,
+            on_pending=on_pending,
+            lost_batch_host=self._lost_batch_host if self.cluster == "slurm" else None,
+        )
+
+    def _lost_batch_host(self) -> str | None:
+        return SlurmCluster(patience_s=0).lost_batch_host(self.job_id)
 
 
 class AwaitableJob:
@@ -201,9 +294,19 @@ def open_cluster(name: ClusterName, base: Path) -> Cluster:
     return LocalCluster(base)
 
 
-def job(job_id: str, *, folder: Path | str = DEFAULT_FOLDER) -> Job:
-    """A handle to a job that was submitted before. Raises UsageError, which lists the jobs of the folder."""
-    base = Path(folder)
+def job(job_id: str | None = None, *, folder: Path | str | None = None) -> Job:
+    """A handle to a job that was submitted before; without an id, or with `last`, to the newest.
+
+    Without `folder`: that of NVRX_SLURM_FOLDER; else `nvrx-jobs` here, if it holds the job, or wherever the index of
+    this user's jobs has it. Raises UsageError, which lists the jobs of the folder.
+    """
+    from nvrx_slurm.report import jobs as listing
+
+    base = Path(folder) if folder is not None else env.base_folder()
+    if job_id is None or (job_id == listing.NEWEST and not ((base or DEFAULT_FOLDER) / job_id).is_dir()):
+        return _handle(listing.newest_job(base))
+    if base is None:
+        base = listing.base_of(job_id)
     files = JobFolder(base / folder_name(job_id))
     # Slurm may have a job that left no folder yet: `sbatch` of a rendered script put it in the queue.
     slurm_knows = False
@@ -211,12 +314,28 @@ def job(job_id: str, *, folder: Path | str = DEFAULT_FOLDER) -> Job:
         with contextlib.suppress(NvrxError):
             slurm_knows = SlurmCluster(patience_s=0).states([job_id])[job_id] is not JobState.UNKNOWN
     if not files.plan_path.is_file() and not slurm_knows:
-        from nvrx_slurm.report.jobs import find_job
+        files = listing.find_job(base, job_id)
+    return _handle(files, job_id)
 
-        files = find_job(base, job_id)
+
+def jobs(*, folder: Path | str | None = None, most: int | None = None) -> list[Job]:
+    """This user's jobs, the newest first, `most` of them: those of a folder (or of NVRX_SLURM_FOLDER); without one,
+    those of the user's index and of `nvrx-jobs` here."""
+    from itertools import islice
+
+    from nvrx_slurm.report.jobs import my_jobs
+
+    found = my_jobs(Path(folder) if folder is not None else env.base_folder())
+    return [_handle(files) for files in islice(found, most)]
+
+
+def _handle(files: JobFolder, job_id: str | None = None) -> Job:
+    """`job_id`: as the user gave it, perhaps with its cluster."""
     info = files.read_info()
-    local = info.cluster == "local" if info else job_id.startswith(LOCAL_PREFIX)
-    return Job(job_id, folder=base, cluster="local" if local else "slurm")
+    # A run in an allocation of the user's is known by its own process, and no job of Slurm's.
+    of_process = info.cluster == "local" or info.allocation is not None if info else None
+    local = files.job_id.startswith(LOCAL_PREFIX) if of_process is None else of_process
+    return Job(job_id or files.job_id, folder=files.path.parent, cluster="local" if local else "slurm")
 
 
 def just_submitted(job_id: str, *, folder: Path | str, cluster: ClusterName, clock: Clock | None = None) -> Job:

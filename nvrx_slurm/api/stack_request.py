@@ -5,16 +5,13 @@ The workers go on meanwhile. Each node writes its ranks' stacks into files below
 
 from __future__ import annotations
 
-import os
-import pwd
 import secrets
-import socket
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
+from nvrx_slurm.api.user_request import LOOK_S, SAY_AFTER_S, Say, asker, running
 from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import DumpAsked, DumpOrdered, Entry, StacksDumped
-from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.journal_stream import post
 from nvrx_slurm.report.model import Value
 from nvrx_slurm.report.snapshot import Snapshot
@@ -23,11 +20,7 @@ from nvrx_slurm.report.view import fold
 from nvrx_slurm.report.words import names, numbers, ranks_of, seconds
 from nvrx_slurm.util.clock import Clock, SystemClock
 
-SAY_AFTER_S = 2.0
-LOOK_S = 0.5
 WITH_WORKERS = ("starting", "running")
-
-Say = Callable[[str], None]
 
 
 class RankStacks(Value, frozen=True, kw_only=True):
@@ -68,14 +61,8 @@ class StackRequest:
         self._ranks, self._replica = tuple(sorted(set(ranks))), replica
         self._id = secrets.token_hex(4)
         self._ordered = False
-        shot = snapshot.take(folder, clock=clock)
+        shot = running(folder, clock, otherwise=_last)
         job = shot.folder.job_id
-        if shot.exit_code is not None or shot.state == "died":
-            raise UsageError(f"job {job} has ended ({shot.state}), and only live workers have stacks; {_last(shot)}")
-        if shot.store_error is not None:
-            raise StoreUnreachable(f"{shot.store_error}; {_last(shot)}")
-        if not shot.view.replicas or shot.folder.read_store() is None:
-            raise UsageError(f"job {job} is {shot.state}: it has no workers yet")
         self._view = shot.view
         if replica is not None and replica not in self._view.replicas:
             raise UsageError(f"no replica {replica!r}: the job has {', '.join(self._view.replicas)}")
@@ -114,12 +101,7 @@ class StackRequest:
         if address is None:
             raise UsageError(f"job {self._folder.job_id} has just ended")
         deadline = self._clock.monotonic() + timeout_s
-        try:
-            user = pwd.getpwuid(os.getuid()).pw_name
-        except KeyError:  # a container may know no names
-            user = str(os.getuid())
-        by = f"{user}@{socket.gethostname()}"
-        post(address, DumpAsked(request=self._id, by=by, ranks=self._ranks, replica=self._replica))
+        post(address, DumpAsked(request=self._id, by=asker(), ranks=self._ranks, replica=self._replica))
         journal = Journal(self._folder, after=self._view.n, clock=self._clock)
         answered: set[str] = set()
         said = ""
@@ -202,7 +184,7 @@ class StackRequest:
 
 
 def _last(shot: Snapshot) -> str:
-    stacks = shot.view.last_stacks
+    stacks, only = shot.view.last_stacks, ", and only live workers have stacks"
     if stacks is None:
-        return "none were written down"
-    return f"the last ones lie in {shot.folder.path / next(iter(stacks.files.values()))}"
+        return f"{only}; none were written down"
+    return f"{only}; the last ones lie in {shot.folder.path / next(iter(stacks.files.values()))}"

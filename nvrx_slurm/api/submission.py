@@ -6,16 +6,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster, folder_name
+from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster, check_cluster, folder_name
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.slurm_config import KillWaitQuestion
 from nvrx_slurm.errors import ConfigError, StoreUnreachable, UnsafePath, UsageError
+from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
-    from nvrx_slurm.api.handle import ClusterName, Job
+    from nvrx_slurm.api.handle import Job
+    from nvrx_slurm.cluster.base import ClusterName
     from nvrx_slurm.jobspec.model import JobSpec
     from nvrx_slurm.jobspec.plan import Plan
 
@@ -61,17 +63,19 @@ def submit(
     spec: JobSpec,
     *,
     spares: int | None = None,
-    folder: Path | str = DEFAULT_FOLDER,
+    folder: Path | str | None = None,
     cluster: ClusterName = "slurm",
     exclude_suspects: bool = False,
 ) -> Job:
     """Submit a job: to Slurm, or to this machine. `spares` takes the place of the spec's own number;
-    `exclude_suspects` adds the nodes that `nvrx-slurm nodes` lists to `slurm.exclude`.
+    `exclude_suspects` adds the nodes that `nvrx-slurm nodes` lists to `slurm.exclude`. Without `folder`:
+    NVRX_SLURM_FOLDER, or else `nvrx-jobs` here.
 
     Relative paths in the spec count from the current folder. Raises ConfigError, SubmissionRefused,
     MissingProgramError, UsageError (the folder cannot be written), SlurmUnreachable, StoreUnreachable; then nothing
     was submitted and nothing is left behind.
     """
+    check_cluster(cluster)
     from nvrx_slurm.api.handle import just_submitted  # only now: `hand_over` needs no handle
     from nvrx_slurm.jobspec.plan import plan
 
@@ -83,7 +87,7 @@ def submit(
         if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares <= MOST_NODES:
             raise ConfigError(f"must be a whole number from 0 to {MOST_NODES}, not {spares!r}", key="spares")
         spec = replace(spec, spares=spares)
-    its_plan = plan(spec, folder=Path(folder))
+    its_plan = plan(spec, folder=Path(folder or env.base_folder() or DEFAULT_FOLDER))
     if exclude_suspects:
         from nvrx_slurm.api.suspicion import avoiding
 
@@ -138,7 +142,6 @@ def check_store(prepared: PreparedJob) -> None:
     """Knock at the site's own store, as the batch host will. Raises StoreUnreachable, ConfigError."""
     import redis  # takes longer to import than all the rest, and the embedded store needs no knock
 
-    from nvrx_slurm.jobspec import env
     from nvrx_slurm.jobspec.plan import plan_from_json
     from nvrx_slurm.jobspec.secret_file import secret_in
 

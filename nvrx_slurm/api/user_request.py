@@ -1,0 +1,182 @@
+"""What a user asks a running job to do: restart, drain a node, undrain it. The request goes to the controller, which
+journals it and answers by journal, as with stacks (`stack_request.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import socket
+from collections.abc import Callable
+
+from nvrx_slurm.errors import RefusedByJob, StoreUnreachable, UsageError, WaitTimeout
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import (
+    AnyFact,
+    AnyRecord,
+    CommandOrdered,
+    DrainAsked,
+    Entry,
+    NodeDrained,
+    NodeUndrained,
+    RequestRefused,
+    RestartAsked,
+    RestartOrdered,
+    UndrainAsked,
+)
+from nvrx_slurm.report import snapshot
+from nvrx_slurm.report.journal_stream import post
+from nvrx_slurm.report.model import JobView
+from nvrx_slurm.report.page import waiting
+from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report.source import Journal
+from nvrx_slurm.report.view import fold
+from nvrx_slurm.report.words import names, seconds
+from nvrx_slurm.util.clock import Clock, SystemClock
+
+SAY_AFTER_S = 2.0
+LOOK_S = 0.5
+
+Say = Callable[[str], None]
+ANSWERS = (RestartOrdered, NodeDrained, NodeUndrained, CommandOrdered)
+
+
+def running(
+    folder: JobFolder, clock: Clock | None = None, *, otherwise: Callable[[Snapshot], str] | None = None
+) -> Snapshot:
+    """The job, if it can be asked for something now. `otherwise`: what to say beside the reason if it cannot.
+
+    Raises UsageError for a job that has ended or has not begun, StoreUnreachable.
+    """
+    shot = snapshot.take(folder, clock=clock)
+    job, rest = shot.folder.job_id, "" if otherwise is None else otherwise(shot)
+    if shot.exit_code is not None or shot.state == "died":
+        raise UsageError(f"job {job} has ended ({shot.state}){rest}")
+    if shot.store_error is not None:
+        raise StoreUnreachable(f"{shot.store_error}{rest}")
+    if not shot.view.replicas or shot.folder.read_store() is None:
+        raise UsageError(f"job {job} is {shot.state}: it has no workers yet")
+    return shot
+
+
+def asker() -> str:
+    """Who asks, for the journal: `ada@login1`."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may know no names
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+class UserRequest:
+    """One request to one job. Raises UsageError for a job that does not run, StoreUnreachable.
+
+    `wait` follows what the request has set in motion.
+    """
+
+    def __init__(self, folder: JobFolder, *, clock: Clock | None = None) -> None:
+        self.folder, self.clock = folder, clock or SystemClock()
+        self.view: JobView = running(folder, clock).view
+        self.leaves = False
+        """A signal handler sets it: nothing is waited for any more."""
+        self.id, self.by = secrets.token_hex(4), asker()
+        self.journal = Journal(folder, after=self.view.n, clock=self.clock)
+
+    def close(self) -> None:
+        self.journal.close()
+
+    def restart(self, replica: str | None, timeout_s: float, say: Say | None = None) -> list[RestartOrdered]:
+        """Have a replica restarted; None: all that run. Which restart: more, where a role restarts the whole job.
+
+        Raises UsageError for a replica that there is not, RefusedByJob, WaitTimeout, StoreUnreachable.
+        """
+        if replica is not None and replica not in self.view.replicas:
+            raise UsageError(f"no replica {replica!r}: the job has {', '.join(self.view.replicas)}")
+        chosen = [each for each in self.view.replicas.values() if replica in (None, each.id)]
+        # Of those that are done or recover already the controller says so, unless others can restart.
+        live = [each for each in chosen if each.phase in ("starting", "running")] or chosen
+        cycles = {each.id: each.cycle for each in live}
+        asked = RestartAsked(request=self.id, by=self.by, cycles=cycles, generation=self.view.generation)
+        return [each for each in self.answers(asked, timeout_s, say) if isinstance(each, RestartOrdered)]
+
+    def drain(
+        self, node: str, timeout_s: float, say: Say | None = None, *, force: bool = False
+    ) -> list[RestartOrdered]:
+        """Have a node's ranks moved to a spare, and give it none any more. Which replicas restart for it; none, where
+        it has no ranks to move. Raises as `restart`."""
+        self._check(node)
+        asked = DrainAsked(request=self.id, by=self.by, node=node, force=force, generation=self.view.generation)
+        return [each for each in self.answers(asked, timeout_s, say) if isinstance(each, RestartOrdered)]
+
+    def undrain(self, node: str, timeout_s: float, say: Say | None = None) -> None:
+        """Let a drained node have ranks again. Raises as `restart`."""
+        self._check(node)
+        self.answers(
+            UndrainAsked(request=self.id, by=self.by, node=node, generation=self.view.generation), timeout_s, say
+        )
+
+    def wait(self, ordered: list[RestartOrdered], timeout_s: float, say: Say | None = None) -> None:
+        """Return once the replicas run again, or the job ends. Raises WaitTimeout, StoreUnreachable."""
+        began, said = self.clock.monotonic(), ""
+        cycles = {each.replica: each.cycle + 1 for each in ordered}
+        while self.view.shutdown is None and not self.journal.ended:
+            late = [
+                replica
+                for name, cycle in cycles.items()
+                if (replica := self.view.replicas[name]).cycle <= cycle
+                and replica.phase in ("joining", "stopping", "starting")
+            ]
+            if not late:
+                return
+            what = waiting(self.view) or f"{names(each.id for each in late)} does not run yet"
+            passed_s = self.clock.monotonic() - began
+            if passed_s >= timeout_s:
+                raise WaitTimeout(f"after {seconds(timeout_s)} {what}; `status` says how it goes on")
+            if say is not None and passed_s >= SAY_AFTER_S and what != said:
+                said = what
+                say(what)
+            self.read(min(LOOK_S, timeout_s - passed_s))
+
+    def _check(self, node: str) -> None:
+        if node not in self.view.nodes:
+            raise UsageError(f"no node {node!r}: the job has {names(self.view.nodes)}")
+
+    def answers(self, asked: AnyFact, timeout_s: float, say: Say | None) -> list[AnyRecord]:
+        """Post a request, and wait for what the controller has decided about it."""
+        address = self.folder.read_store()
+        if address is None:
+            raise UsageError(f"job {self.folder.job_id} has just ended")
+        deadline, is_said = self.clock.monotonic() + timeout_s, False
+        post(address, asked)
+        while (left_s := deadline - self.clock.monotonic()) > 0.0:
+            records = self.read(min(LOOK_S, left_s))
+            for record in records:
+                if isinstance(record, RequestRefused) and record.request == self.id:
+                    raise RefusedByJob(f"job {self.folder.job_id}: {record.why}")
+            # One commit has all that follows from a request: none of it is still to come.
+            if answers := [each for each in records if _answers(each, self.id)]:
+                return answers
+            if self.journal.ended:
+                raise UsageError(f"job {self.folder.job_id} has just ended")
+            if self.leaves:
+                raise KeyboardInterrupt
+            if say is not None and not is_said and timeout_s - left_s >= SAY_AFTER_S:
+                is_said = True
+                say(f"waiting for the controller to answer, up to {seconds(left_s)} more")
+        if self.journal.store_error is not None:
+            raise StoreUnreachable(f"{self.journal.store_error}; whether request {self.id} arrived is not known")
+        raise WaitTimeout(
+            f"the job's controller has not answered within {seconds(timeout_s)}; request {self.id} stays in its "
+            "inbox, and `events` shows what becomes of it"
+        )
+
+    def read(self, wait_s: float) -> list[AnyRecord]:
+        """What is new in the journal, once the view has it."""
+        return [
+            item.record for item in self.journal.poll(wait_s) if isinstance(item, Entry) and fold(self.view, item)
+        ]
+
+
+def _answers(record: AnyRecord, request: str) -> bool:
+    return isinstance(record, ANSWERS) and record.request == request

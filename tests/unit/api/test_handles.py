@@ -1,0 +1,85 @@
+"""Finding jobs from Python, and asking them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import nvrx_slurm as nv
+from nvrx_slurm.errors import UsageError, WaitTimeout
+from nvrx_slurm.journal.folder import Result
+from nvrx_slurm.journal.job_index import index_folder, record_job
+from tests.unit.report.recorder import BEGIN, ended, to_first_cycle, with_one_recovery, write
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs of two folders, and this process in a third one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for at, (base, job_id, recorded) in enumerate((("a", "old", ended()), ("b", "new", with_one_recovery()))):
+        folder = write(tmp_path / base, recorded, job=job_id)
+        record_job(folder.path)
+        (entry,) = (each for each in index_folder().iterdir() if each.readlink() == folder.path)
+        os.utime(entry, (at, at), follow_symlinks=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def test_jobs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By id, the newest without one, all of them; and those of one folder alone where it is named."""
+    assert nv.job("old").folder == tmp_path / "a" / "old"
+    assert nv.job().folder == nv.job("last").folder == tmp_path / "b" / "new"
+    assert [job.job_id for job in nv.jobs()] == ["new", "old"]
+    assert [job.job_id for job in nv.jobs(most=1)] == ["new"]
+    assert [job.job_id for job in nv.jobs(folder=tmp_path / "a")] == ["old"]
+    assert {job.cluster for job in nv.jobs()} == {"local"}
+    monkeypatch.setenv("NVRX_SLURM_FOLDER", str(tmp_path / "a"))
+    assert nv.job().job_id == "old"
+    with pytest.raises(UsageError, match="no job 'new'"):
+        nv.job("new")
+
+
+def test_a_cluster_that_is_none_is_an_error(tmp_path: Path) -> None:
+    """It does not stand for this machine; nothing is submitted."""
+    spec = nv.JobSpec(name="a", command=["true"])
+    with pytest.raises(UsageError, match="cluster='locl': must be 'slurm' or 'local'"):
+        nv.submit(spec, folder=tmp_path / "jobs", cluster="locl")  # type: ignore[arg-type]
+    assert not (tmp_path / "jobs").exists()
+    with pytest.raises(UsageError, match="locl"):
+        nv.Job("1", cluster="locl")  # type: ignore[arg-type]
+
+
+def test_a_job_tells_how_it_stands() -> None:
+    """The object that `status --json` prints, as a typed value."""
+    status = nv.job("new").status()
+    assert (status.job, status.restarts, status.step) == ("new", 1, 76)
+    assert [node.name for node in status.nodes][:2] == ["n0", "n1"]
+
+
+def test_a_job_tells_why_it_failed(tmp_path: Path) -> None:
+    """The last failure; of a job in which nothing failed, an error."""
+    report = nv.job("new").explain()
+    assert (report.job, report.cycle, report.replica) == ("new", 0, "main-0")
+    with pytest.raises(UsageError, match="it has: main-0 cycle 0"):
+        nv.job("new").explain(cycle=7)
+    with pytest.raises(UsageError, match="nothing has failed"):
+        nv.job(write(tmp_path / "c", to_first_cycle(), job="third").job_id, folder=tmp_path / "c").explain()
+
+
+def test_a_notebook_shows_the_jobs_page(tmp_path: Path) -> None:
+    """Facts and tables; what comes from workers and files is escaped; a job that is gone is no exception."""
+    folder = write(tmp_path / "c", to_first_cycle(), job="third")
+    folder.write_result(Result(exit_code=1, reason="<script>alert(1)</script>", ended_at=BEGIN))
+    shown = nv.job("third", folder=tmp_path / "c")._repr_html_()
+    assert "<table>" in shown
+    assert "&lt;script&gt;" in shown
+    assert "<script" not in shown
+    (folder.path / "result.json").write_text("{")
+    assert "result.json" in nv.job("third", folder=tmp_path / "c")._repr_html_()
+
+
+def test_the_error_of_a_wait_is_public() -> None:
+    """Callers catch it."""
+    assert nv.WaitTimeout is WaitTimeout

@@ -12,7 +12,7 @@ from nvrx_slurm.report.failures import FailureTimeline
 from nvrx_slurm.report.model import Value
 from nvrx_slurm.report.sentences import action_of, describe, gets_ranks_last, pause_of
 from nvrx_slurm.report.tables import Mood, Row, Table
-from nvrx_slurm.report.words import at_step, names, others_lost_it, plural, ranks_of, seconds
+from nvrx_slurm.report.words import asked_for, at_step, names, others_lost_it, plural, ranks_of, seconds
 
 MOODS: dict[Verdict, Mood] = {
     Verdict.STOP: "bad",
@@ -56,6 +56,10 @@ class Explanation(Value, frozen=True, kw_only=True):
     last_in_process: str = ""
     peers_lost: tuple[int, ...] = ()
     """Other ranks that lost their connection to a peer."""
+    restarts_asked: int = 0
+    """How many restarts of the job were no failure's: users asked for them."""
+    resumed_from: int | None = None
+    """The first step that a rank reported after the restart."""
 
 
 def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribution | None = None) -> Explanation:
@@ -83,6 +87,7 @@ def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribut
         best_step=timeline.best_step,
         in_process=timeline.in_process,
         last_in_process=timeline.last_in_process,
+        resumed_from=timeline.resumed_from,
         peers_lost=tuple(sorted(rank for rank in timeline.peers_lost if rank != key.rank)),
     )
 
@@ -118,6 +123,8 @@ def facts(failure: Explanation, bounds: FaultToleranceSpec, folder: str) -> list
     left = decided.restarts_left if decided else 0
     are = "is" if left == 1 else "are"
     budget = f"{plural(left, 'restart')} {are} left for failed workers" if decided else "the budget was not asked"
+    if failure.restarts_asked:
+        budget += f"; {asked_for(failure.restarts_asked)}"
     return [*rows, Row(("progress", progress)), Row(("budget", budget)), *_decision(failure)]
 
 
@@ -146,7 +153,8 @@ def _evidence(failure: Explanation, folder: str) -> Iterator[Row]:
     failed = failure.inquiry.failed
     if failed is not None:
         at = f"{_clock(failure.failed_at)}, " if failure.failed_at else ""
-        yield Row(("first", f"{at}{failed.cause}{at_step(failed.step, said=failed.cause)}"), mood="bad")
+        step = failed.step if failure.best_step is None else failure.best_step  # one failure, one step
+        yield Row(("first", f"{at}{failed.cause}{at_step(step, said=failed.cause)}"), mood="bad")
         if followed := others_lost_it(failure.peers_lost):
             yield Row(("", f"{followed}: {ranks_of(failure.peers_lost)}"), mood="dim")
     named = [each.attribution for each in failure.answers if each.attribution.primary is not None]
@@ -174,7 +182,7 @@ def _verdict(failure: Explanation, bounds: FaultToleranceSpec) -> Iterator[Row]:
     settings, judged = bounds.attribution, failure.judged
     if not settings.sources:
         yield Row(("verdict", "no source of attribution is configured"), mood="dim")
-    elif judged is None:
+    elif judged is None or (judged.verdict is Verdict.TIMEOUT and failure.shutdown is not None):
         yield Row(("verdict", "the job ended before the answers were read"), mood="dim")
     else:
         if judged.acted:
@@ -208,7 +216,11 @@ def _decision(failure: Explanation) -> Iterator[Row]:
         yield Row(("end", describe(failure.shutdown)))
     elif failure.running_again_at is not None:
         took = seconds(failure.running_again_at - failure.failed_at)
-        yield Row(("then", f"the next rendezvous closed {took} after the failure"))
+        steps = ""
+        if failure.resumed_from is not None:
+            lost = max(0, (failure.best_step or 0) - failure.resumed_from)
+            steps = f"; the workers resumed from step {failure.resumed_from}, {plural(lost, 'step')} lost"
+        yield Row(("then", f"the next rendezvous closed {took} after the failure{steps}"))
 
 
 def _place(line: Evidence, folder: str) -> str:

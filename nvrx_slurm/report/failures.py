@@ -26,6 +26,7 @@ from nvrx_slurm.journal.records import (
     Fact,
     JobStarted,
     NodeReady,
+    Progress,
     RendezvousClosed,
     RestartDecided,
     RestartedInProcess,
@@ -65,6 +66,7 @@ class FailureTimeline:
     best_step: int | None = None  # the highest with it
     in_process: int = 0  # how often its ranks had restarted in process in this cycle
     last_in_process: str = ""  # for what the last time
+    resumed_from: int | None = None  # the first step after it
     peers_lost: set[int] = field(default_factory=set)  # ranks that lost the connection to a peer
 
 
@@ -97,6 +99,8 @@ class Failures:
                 self._last_in_process[record.replica, view.generation, record.cycle] = record.restart.cause
             case RendezvousClosed() if timeline := self._timeline(record.replica, record.cycle - 1):
                 timeline.running_again_at = entry.t
+            case Progress() if (timeline := self._timeline(record.replica, record.cycle - 1)) is not None:
+                timeline.resumed_from = record.step if timeline.resumed_from is None else timeline.resumed_from
             case NodeReady() if timeline := self._timeline(record.replica, record.cycle - 1):
                 timeline.best_step = _best(timeline.best_step, record.step)
                 timeline.peers_lost.update(record.peers_lost)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import re
 import signal
 from collections.abc import Collection, Iterable
 from itertools import groupby
+from typing import get_args
 
 import msgspec
 
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import AnyRecord
 
@@ -19,6 +23,24 @@ MOST_DIGITS = 18
 def event_name(record: AnyRecord | type[msgspec.Struct]) -> str:
     """The name in the journal of a record, or of its kind: `node_lost`."""
     return str(record.__struct_config__.tag)
+
+
+def event_names() -> list[str]:
+    """The names of all events."""
+    return sorted(event_name(kind) for family in (records.AnyFact, records.AnyDecision) for kind in get_args(family))
+
+
+def chosen_events(patterns: Iterable[str]) -> set[str]:
+    """The events that these names mean: `node_lost`, `node_*`, or several with commas. Raises UsageError."""
+    known, chosen = event_names(), set[str]()
+    for pattern in (each.strip() for text in patterns for each in text.split(",")):
+        found = fnmatch.filter(known, pattern)
+        if not found:
+            near = difflib.get_close_matches(pattern, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise UsageError(f"no event {pattern!r}: {hint}")
+        chosen.update(found)
+    return chosen
 
 
 def seconds(duration_s: float) -> str:
@@ -120,6 +142,11 @@ def slurm_state(record: records.SlurmNodeState) -> str:
 def node_loss(record: records.NodeLost) -> str:
     """How a node was lost: `n2 lost: connection to its agent closed`."""
     return f"{record.node} lost: {record.why}"
+
+
+def asked_for(restarts: int) -> str:
+    """`users asked for 2 restarts, which no budget counts`."""
+    return f"users asked for {plural(restarts, 'restart')}, which no budget counts"
 
 
 def plural(count: int, noun: str) -> str:

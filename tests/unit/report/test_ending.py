@@ -1,0 +1,99 @@
+"""Why a job did not end with 0, from its folder alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
+from nvrx_slurm.journal.folder import JobFolder, Result
+from nvrx_slurm.lab.plans import plain_bounds
+from nvrx_slurm.report.ending import MOST_LINES, end_lines, print_end
+from tests.unit.report.recorder import BEGIN, JOB, Recorder, plain_plan, say, to_first_cycle, write
+
+TRACEBACK = [
+    "Traceback (most recent call last):",
+    '  File "train.py", line 7, in <module>',
+    "    step(batch)",
+    "KeyError: 'lr'",
+]
+
+
+def failed(base: Path, *printed: str) -> JobFolder:
+    """A job of no restarts whose rank 3 has failed, and printed this."""
+    recorder = Recorder(msgspec.structs.replace(plain_plan(), fault_tolerance=plain_bounds(max_restarts=0)))
+    recorder.join()
+    recorder.start_workers()
+    recorder.fail("n1", 3, exit_code=1)
+    folder = write(base, recorder)
+    say(folder, "".join(line + "\n" for line in printed), rank=3, stream="err")
+    shutdown = recorder.job.shutdown
+    assert shutdown is not None
+    folder.write_result(Result(exit_code=1, reason=shutdown.reason, ended_at=BEGIN))
+    return folder
+
+
+def text(folder: JobFolder, exit_code: int) -> str:
+    return "\n".join(end_lines(folder, exit_code))
+
+
+def test_a_failure_is_told_with_the_ranks_traceback_and_the_decision(tmp_path: Path) -> None:
+    """The whole traceback, without the noise before it; then what was decided, and the command that tells more."""
+    folder = failed(tmp_path, *(f"step {number}" for number in range(100)), *TRACEBACK)
+    lines = list(end_lines(folder, EXIT_FAILED))
+    begin = lines.index(f"    {TRACEBACK[0]}")
+    assert [line[4:] for line in lines[begin : begin + 4]] == TRACEBACK
+    assert not any("step 99" in line for line in lines)
+    assert JOB in lines[0] and "exit code 1" in lines[0]
+    assert "rank 3 on n1 exited with code 1" in lines[1]
+    assert [line for line in lines if line.startswith("  decision") and "budget" in line]
+    assert lines[-1].startswith(f"→ nvrx-slurm explain {JOB} --folder ")
+
+
+def test_without_a_traceback_the_last_lines_are_shown(tmp_path: Path) -> None:
+    """Of standard error, control characters made visible."""
+    lines = text(failed(tmp_path, *(f"line {number}" for number in range(50)), "the end \x1b[2J"), EXIT_FAILED)
+    assert "    the end \\x1b[2J" in lines.splitlines()
+    assert f"    line {50 - MOST_LINES + 1}" in lines.splitlines()
+    assert f"    line {50 - MOST_LINES}" not in lines.splitlines()
+
+
+def test_a_cancelled_jobs_earlier_failure_is_not_its_reason(tmp_path: Path) -> None:
+    """Whether a signal or the time limit ended it."""
+    recorder = to_first_cycle()
+    recorder.fail("n1", 3, exit_code=1)
+    recorder.ready()
+    recorder.cancel()
+    folder = write(tmp_path, recorder)
+    folder.write_result(Result(exit_code=EXIT_TERMINATED, reason="cancelled", ended_at=BEGIN))
+    for exit_code in (EXIT_TERMINATED, EXIT_TIMEOUT):
+        assert "rank 3" not in text(folder, exit_code)
+
+
+def test_a_job_that_left_nothing_shows_what_its_script_printed(tmp_path: Path) -> None:
+    """Slurm's output file lies beside the job folder, and may be all that there is."""
+    (tmp_path / "slurm-17.out").write_text("/bin/bash: line 7: /opt/python: No such file or directory\n")
+    lines = "\n".join(end_lines(JobFolder(tmp_path / "17"), EXIT_FAILED, slurm_says="FAILED"))
+    assert "Slurm says FAILED" in lines
+    assert "/opt/python: No such file or directory" in lines
+
+
+def test_a_torn_journal_costs_the_failure_not_the_end(tmp_path: Path) -> None:
+    """The end is told all the same."""
+    folder = failed(tmp_path, *TRACEBACK)
+    folder.events_path.unlink()
+    folder.plan_path.write_text("{")
+    lines = text(folder, EXIT_FAILED)
+    assert "restart budget spent" in lines and "explain" in lines
+
+
+def test_nothing_is_said_of_a_good_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else it is on standard error, so that standard output stays what it was."""
+    folder = failed(tmp_path, *TRACEBACK)
+    print_end(folder, 0)
+    assert capsys.readouterr() == ("", "")
+    print_end(folder, EXIT_RETRY)
+    out, err = capsys.readouterr()
+    assert not out and JOB in err

@@ -1,11 +1,12 @@
-"""The jobs of a base folder: which there are, and how each stands."""
+"""The jobs of a base folder, or of this user: which there are, and how each stands."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 
-from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name
+from nvrx_slurm.cluster.base import DEFAULT_FOLDER, SCRIPT_NAME, folder_name
 from nvrx_slurm.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -17,6 +18,7 @@ from nvrx_slurm.errors import (
 )
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.job_index import IndexedJob, forget_job, index_folder, indexed_jobs
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.util.ownership import is_ours
 
@@ -31,6 +33,9 @@ ENDINGS = {
 """Exit code → the state of a job that ended with it; any other is `failed`."""
 
 MOST_NAMED = 8
+
+NEWEST = "last"
+"""What a user may write for the id of the newest job."""
 
 
 def known_jobs(base: Path) -> list[JobFolder]:
@@ -57,6 +62,63 @@ def find_job(base: Path, job_id: str) -> JobFolder:
     hint = f" (did you mean {near[0]}?)" if near else ""
     more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
     raise UsageError(f"no job {job_id!r} in {base}{hint}; it holds {', '.join(known[:MOST_NAMED])}{more}")
+
+
+def base_of(job_id: str) -> Path:
+    """The base folder of a job that no base folder was named for: `nvrx-jobs` here, if it holds the job; else the one
+    in which the index has it; else `nvrx-jobs`. Raises UsageError where several folders hold a job of this id."""
+    name = folder_name(job_id)
+    if _is_job(DEFAULT_FOLDER / name):
+        return DEFAULT_FOLDER
+    found = [each.folder for each in _in_index(name) if _is_there(each)]
+    if len(found) > 1:
+        there = ", ".join(str(folder.parent) for folder in found[:MOST_NAMED])
+        raise UsageError(f"there are {len(found)} jobs {job_id}, in {there}; --folder names the one that is meant")
+    return found[0].parent if found else DEFAULT_FOLDER
+
+
+def newest_job(base: Path | None = None) -> JobFolder:
+    """The job that was submitted last: of a base folder, or, without one, of all that this user has. Raises
+    UsageError where there is none."""
+    for job in my_jobs(base):
+        return job
+    if base is not None:
+        raise UsageError(f"there is no job yet: {base} holds none; --folder names another base folder")
+    raise UsageError(
+        f"there is no job yet: {DEFAULT_FOLDER} holds none, and neither does the index of your jobs"
+        f" ({index_folder()}); --folder names the folder that holds jobs"
+    )
+
+
+def my_jobs(base: Path | None = None) -> Iterator[JobFolder]:
+    """This user's jobs, the last submitted first: those of a base folder, or, without one, those of the index and of
+    `nvrx-jobs` here."""
+    here = (DEFAULT_FOLDER if base is None else base).absolute()
+    entries = {each.folder: each for each in _in_index() if base is None or each.folder.parent == here}
+    # Older versions made no entries, nor does a job whose user has a read-only home: what lies here counts too.
+    for path in here.iterdir() if here.is_dir() else ():
+        if path not in entries and _is_job(path):
+            at = started_at(JobFolder(path)) or path.stat().st_mtime
+            entries[path] = IndexedJob(path.name, path, at)
+    for each in sorted(entries.values(), key=lambda each: (each.at, each.job_id), reverse=True):
+        if _is_there(each):
+            yield JobFolder(each.folder)
+
+
+def _in_index(job_id: str | None = None) -> list[IndexedJob]:
+    try:
+        return indexed_jobs(job_id)
+    except (OSError, UsageError):  # UnsafePath: another user could have written it
+        return []
+
+
+def _is_there(entry: IndexedJob) -> bool:
+    """Whether the job's folder is still there; if it was removed, its entry goes too."""
+    if _is_job(entry.folder):
+        return True
+    if entry.folder.parent.is_dir() and not entry.folder.exists():  # not a file system that is not mounted now
+        forget_job(entry.folder)
+    return False
 
 
 def read_plan(folder: JobFolder) -> Plan | None:

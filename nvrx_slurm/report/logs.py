@@ -160,12 +160,36 @@ class Reader:
                     if data:
                         yield Chunk(file, data)
 
+    def skip_to_last(self, lines: int) -> None:
+        """Begin with the last so many lines of what there is. Of long files only their ends are read."""
+        for file in reversed(self._watched):
+            self._offsets[file], lines = _last_lines(file.path, lines)
+
     def rest(self) -> Iterator[Chunk]:
         """The last lines, which have no newline."""
         for file, data in sorted(self._partial.items()):
             if data:
                 yield Chunk(file, file.label + data + b"\n")
         self._partial.clear()
+
+
+def _last_lines(path: Path, lines: int) -> tuple[int, int]:
+    """Where the last so many lines of a file begin, and how many are still missing if the file has fewer."""
+    with path.open("rb") as file:
+        at = size = file.seek(0, 2)
+        if not lines or not size:
+            return size, lines
+        while at > 0:
+            begin = max(0, at - CHUNK_BYTES)
+            file.seek(begin)
+            block = file.read(at - begin)
+            end = len(block) - (at == size and block.endswith(b"\n"))  # the newline that ends the last line
+            while (end := block.rfind(b"\n", 0, end)) >= 0:
+                lines -= 1
+                if not lines:
+                    return begin + end + 1, 0
+            at = begin
+        return 0, lines - 1
 
 
 class MergedReader(Reader):

@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from nvrx_slurm.cluster.ending import EndWatch
+from nvrx_slurm.cluster.queue_place import QueuePlace
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import SlurmUnreachable, UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
@@ -18,8 +20,17 @@ from nvrx_slurm.report import page, snapshot
 from nvrx_slurm.report.jobs import find_job, known_jobs
 from nvrx_slurm.report.presence import Presence, still_in_slurm
 from nvrx_slurm.report.snapshot import list_jobs
+from nvrx_slurm.report.view import new_view
 from nvrx_slurm.util.clock import SystemClock
-from tests.unit.report.recorder import BEGIN, ended, to_first_cycle, with_one_recovery, write
+from tests.unit.report.recorder import (
+    BEGIN,
+    Recorder,
+    ended,
+    plain_plan,
+    to_first_cycle,
+    with_one_recovery,
+    write,
+)
 
 
 def info(pid: int, *, started_at: float, host: str | None = None) -> JobInfo:
@@ -222,3 +233,69 @@ def test_slurm_may_still_have_a_job_that_has_ended(tmp_path: Path, state, later_
     shot = snapshot.take(folder, clock=clock, slurm=lambda job_id: state)
     assert (shot.state, shot.slurm_state) == ("completed", shown)
     assert any(row.cells[0] == "slurm" for row in page.facts(shot)) == (shown is not None)
+
+
+def test_a_job_cancelled_in_the_queue_stays_cancelled(tmp_path: Path) -> None:
+    """Once a reader has seen it, also after Slurm has forgotten the job, and where Slurm does not answer. A later
+    start of the job makes it of no account."""
+    folder = JobFolder(tmp_path / "17")
+    folder.create()
+    folder.write("job.sh", b"#!/bin/bash\n")
+    assert snapshot.take(folder, slurm=lambda job_id: JobState.PENDING).state == "pending"
+    for state in (JobState.CANCELLED, JobState.UNKNOWN, None):
+        shot = snapshot.take(folder, slurm=lambda job_id, state=state: state)
+        assert (shot.state, shot.exit_code, shot.reason) == ("cancelled", 143, "CANCELLED in Slurm")
+    requeued = snapshot.take(folder, slurm=lambda job_id: JobState.PENDING)
+    assert requeued.state == "pending", "Slurm's own word counts"
+    folder.remove_result()  # as the batch host does when it starts
+    assert snapshot.take(folder, slurm=lambda job_id: JobState.UNKNOWN).exit_code is None
+
+
+def test_the_page_of_a_pending_job_says_why(tmp_path: Path) -> None:
+    """Slurm's reason, in the page and in the object."""
+    folder = JobFolder(tmp_path / "17")
+    folder.create()
+    place = QueuePlace(job_id="17", reason="JobHeldUser", submitted_at=SystemClock().wall() - 60.0)
+    outside = Presence(folder, slurm=lambda job_id: JobState.PENDING, queue=lambda job_id: place).ask()
+    shot = snapshot.snap(new_view(), folder, outside=outside)
+    assert snapshot.as_status(shot).queue == place
+    assert any("JobHeldUser" in row.cells[1] for row in page.facts(shot))
+
+
+@pytest.mark.parametrize(
+    ("code", "slurm", "state", "exit_code"),
+    [
+        (75, JobState.COMPLETING, "stopping", None),
+        (75, JobState.PENDING, "pending", None),
+        (143, JobState.COMPLETING, "stopping", None),
+        (143, JobState.CANCELLED, "cancelled", 143),
+        (75, JobState.UNKNOWN, "lost", 75),
+        (75, None, "lost", 75),
+        (1, JobState.COMPLETING, "failed", 1),
+    ],
+)
+def test_status_and_wait_agree_on_a_job_that_slurm_may_requeue(tmp_path: Path, code, slurm, state, exit_code) -> None:
+    """A result that Slurm may yet requeue is no end, until Slurm has cleared the job away."""
+    folder, clock = write(tmp_path, ended(), job="17", cluster="slurm"), SystemClock()
+    folder.write_result(Result(exit_code=code, reason="because", ended_at=clock.wall()))
+    shot = snapshot.take(folder, clock=clock, slurm=lambda job_id: slurm)
+    assert (shot.state, shot.exit_code) == (state, exit_code)
+
+    def ask() -> JobState:
+        if slurm is None:
+            raise SlurmUnreachable("no answer")
+        return slurm
+
+    assert EndWatch(folder, ask, clock).look() == exit_code
+
+
+def test_a_job_that_slurm_forgot_before_it_started_is_not_pending(tmp_path: Path) -> None:
+    """It was cancelled in the queue and no reader saw it; one that was just submitted may still be unknown."""
+    folder = write(tmp_path, Recorder(plain_plan(), start=False), job="17", cluster="slurm")
+    (folder.path / "job.json").unlink()
+    clock = SystemClock()
+    assert snapshot.take(folder, clock=clock, slurm=lambda job_id: JobState.UNKNOWN).state == "pending"
+    an_hour_ago = clock.wall() - 3600.0
+    os.utime(folder.plan_path, (an_hour_ago, an_hour_ago))
+    assert snapshot.take(folder, clock=clock, slurm=lambda job_id: JobState.UNKNOWN).state == "died"
+    assert snapshot.take(folder, clock=clock, slurm=lambda job_id: None).state == "pending", "in doubt it lives"

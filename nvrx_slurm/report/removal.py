@@ -1,0 +1,87 @@
+"""Removing the folders of jobs that have ended: which may go, and how one goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.job_index import forget_job
+from nvrx_slurm.report.presence import Presence, still_in_slurm
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.durations import DAY_S
+from nvrx_slurm.util.ownership import open_private_folder
+
+
+class Kept(NamedTuple):
+    """Why a job's folder is not to be removed. `lives`: the job has not ended; else nothing says whether it has."""
+
+    why: str
+    lives: bool = False
+
+
+def why_kept(job: JobFolder) -> Kept | None:
+    """None: the job has ended, and its folder may go."""
+    info = job.read_info()
+    if info is not None and info.host_lives():
+        return Kept("it still runs", lives=True)
+    outside = Presence(job).ask()
+    if job.read_result() is not None:
+        state = still_in_slurm(job)
+        return None if state is None else Kept(f"Slurm still has it ({state})", lives=True)
+    if outside.slurm_says == "UNKNOWN":
+        return Kept("it left no result, and this Slurm does not know it; --force removes it")
+    if outside.over:
+        return None
+    if info is not None and info.cluster == "local":
+        return Kept(f"only its host, {info.host}, can say whether it has ended; --force removes it")
+    if outside.slurm_says is None:
+        return Kept("Slurm does not say whether it has ended; --force removes it")
+    return Kept(f"it has not ended ({outside.slurm_says} in Slurm)", lives=True)
+
+
+def ended_at(job: JobFolder) -> float | None:
+    """When the job ended, as far as its folder says."""
+    if (result := job.read_result()) is not None:
+        return result.ended_at
+    end = job.read_slurm_end()
+    return None if end is None else end.seen_at
+
+
+def expired(jobs: Iterable[JobFolder], *, days: int | None, keep: int | None, clock: Clock) -> Iterator[JobFolder]:
+    """Of these jobs, the newest first, those that ended more than `days` ago and are not among the newest `keep`. One
+    of which it is not known when it ended is kept."""
+    for place, job in enumerate(jobs):
+        at = ended_at(job)
+        if at is not None and place >= (keep or 0) and (days is None or clock.wall() - at > days * DAY_S):
+            yield job
+
+
+def size_of(folder: Path) -> int:
+    """The bytes of all files below the folder."""
+    # os.walk follows no symbolic link to a folder
+    return sum((Path(above) / name).lstat().st_size for above, _, names in os.walk(folder) for name in names)
+
+
+def remove(job: JobFolder) -> None:
+    """Remove the job's folder and its entry in the index. Readers see the whole folder or none. Raises UsageError."""
+    base = job.path.parent
+    gone = f".removed-{job.job_id}-{os.urandom(4).hex()}"
+    try:
+        descriptor = open_private_folder(base.resolve())
+        try:
+            with job.opened():  # raises UnsafePath where it is not this user's folder
+                os.rename(job.job_id, gone, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+            forget_job(job.path)
+            with contextlib.suppress(FileNotFoundError):  # what sbatch's --output of the job script names
+                os.unlink(f"slurm-{job.job_id}.out", dir_fd=descriptor)
+            shutil.rmtree(gone, dir_fd=descriptor)  # by descriptors: no symbolic link is followed
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise UsageError(f"{error.filename or job.path} cannot be removed: {error.strerror}") from None

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, get_args, get_origin
 
 import msgspec
 
+from nvrx_slurm.cluster.queue_place import QueuePlace
 from nvrx_slurm.journal import records, restarts
 from nvrx_slurm.report import model, snapshot
 from nvrx_slurm.report.words import event_name
@@ -53,6 +54,7 @@ STATUS_PARTS: tuple[type[msgspec.Struct], ...] = (
     model.InProcess,
     model.Decided,
     model.StacksView,
+    QueuePlace,
 )
 
 

@@ -32,7 +32,7 @@ class JournalStream:
         self._keys, self._key = Keys(address.job), JobKey(address.token)
         self._refused = RefusedRecords(SystemClock())
         self._numbers: dict[bytes, bytes] = {}  # whose heartbeat → the number of the newest
-        self._redis = _connect(address)
+        self._redis = connect(address)
         self._after = after
         self._cursors: dict[str, bytes] = {}
         self._beats = beats
@@ -56,7 +56,7 @@ class JournalStream:
     def _catch_up(self) -> list[Entry | ReceivedHeartbeat]:
         """The entries after the number known so far, and no more.
 
-        And the last heartbeat of every node: agents keep that stream short.
+        And the last two heartbeats of every node: agents keep that stream short.
         """
         journal, missed, before = self._keys.journal, list[Entry](), "+"
         cursor = None
@@ -74,7 +74,11 @@ class JournalStream:
     def _last_beats(self) -> list[ReceivedHeartbeat]:
         items = self._redis.xrange(self._keys.beats)
         self._cursors[self._keys.beats] = items[-1][0] if items else _START
-        return list({heard.heartbeat.node: heard for heard in self._heard(items)}.values())
+        last = dict[str, list[ReceivedHeartbeat]]()
+        for heard in self._heard(items):
+            of_node = last.setdefault(heard.heartbeat.node, [])
+            of_node[:] = [*of_node[-1:], heard]
+        return [heard for of_node in last.values() for heard in of_node]
 
     def _news(self, wait_s: float) -> list[Entry | ReceivedHeartbeat]:
         block_ms = int(min(wait_s, LONGEST_WAIT_S) * 1000)
@@ -121,20 +125,21 @@ class JournalStream:
         return found
 
     def _call(self, call: Callable[[], Any]) -> Any:
-        return _answered(self._where, call)
+        return answered(self._where, call)
 
 
 def post(address: StoreAddress, fact: AnyFact) -> None:
     """Post a fact to the job's controller. Raises `StoreUnreachable`."""
-    client, inbox = _connect(address), Keys(address.job).inbox
+    client, inbox = connect(address), Keys(address.job).inbox
     sealed = JobKey(address.token).sign(inbox, pack(fact))
     try:
-        _answered(address.url, lambda: client.xadd(inbox, {"m": sealed}))
+        answered(address.url, lambda: client.xadd(inbox, {"m": sealed}))
     finally:
         client.close()
 
 
-def _answered(where: str, call: Callable[[], Any]) -> Any:
+def answered(where: str, call: Callable[[], Any]) -> Any:
+    """What the store answers. Raises StoreUnreachable."""
     from redis.exceptions import RedisError
 
     try:
@@ -143,7 +148,8 @@ def _answered(where: str, call: Callable[[], Any]) -> Any:
         raise StoreUnreachable(f"the store at {where} does not answer: {error}") from None
 
 
-def _connect(address: StoreAddress) -> Any:  # redis-py types one reply for sync and async clients alike
+def connect(address: StoreAddress) -> Any:  # redis-py types one reply for sync and async clients alike
+    """A connection for one thread."""
     from nvrx_slurm.store.redis_client import client
 
     # It does not try again by itself: a reader falls back to the folder at once.

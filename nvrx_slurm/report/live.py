@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import errno
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.cluster.base import folder_name
+from nvrx_slurm.cluster.ending import MAY_GO_ON
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.jobs import find_job, read_plan
-from nvrx_slurm.report.presence import Outside, Presence
+from nvrx_slurm.report.logs import MergedReader
+from nvrx_slurm.report.presence import Outside, Presence, still_in_slurm
 from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import JobFold, JobView, new_view
 from nvrx_slurm.util.clock import Clock, SystemClock
-from nvrx_slurm.util.sanitize import one_line
+from nvrx_slurm.util.sanitize import one_line, shown
 from nvrx_slurm.util.terminal import as_is, is_unread
 
 if TYPE_CHECKING:
@@ -27,33 +30,40 @@ if TYPE_CHECKING:
 
     from nvrx_slurm.report.screen import Monitor
 
+_OF_A_RANK = re.compile(rb"\[[\w.-]+ \d+\] ")
 REDRAW_S = 0.125
 QUEUE_LOOK_S = 0.5
+REQUEUE_LOOK_S = 2.0
 GIVE_UP_S = 300.0
 """How long a job is watched that reports nothing while Slurm answers nothing. A restart of slurmctld is shorter."""
 
 
-def watch(base: Path, job_id: str, *, console: Console | None = None, clock: Clock | None = None) -> int:
+def watch(
+    base: Path, job_id: str, *, output: bool = False, console: Console | None = None, clock: Clock | None = None
+) -> int:
     """Show a job until it has ended, and then how it went. Returns the job's exit code.
 
     It waits for a job in Slurm's queue. 75 if no process runs the job any more and it left no exit code.
-    On a terminal a live screen; elsewhere the journal's lines. Raises UsageError for an unknown job, SlurmUnreachable
-    where Slurm answers nothing and the job reports nothing for `GIVE_UP_S`, and BrokenPipeError as soon as nothing
-    can read the output: the terminal is closed, or the reader of the pipe is gone.
+    On a terminal a live screen; elsewhere the journal's lines. `output`: beside them, or above the screen, each line
+    that a worker prints, marked as in the job's merged log; then the job has ended when its last process has.
+
+    Raises UsageError for an unknown job, SlurmUnreachable where Slurm answers nothing and the job reports nothing for
+    `GIVE_UP_S`, and BrokenPipeError as soon as nothing can read the output: the terminal is closed, or the reader of
+    the pipe is gone.
     """
     clock = clock or SystemClock()
     try:
         if console is None and not sys.stdout.isatty():
-            return _until_ended(base, job_id, EventPrinter(), clock)
+            return _until_ended(base, job_id, EventPrinter(), clock, output)
         from rich.console import Console
 
         console = console or Console(highlight=False, file=as_is(sys.stdout))  # the live screen moves the cursor
         if not console.is_terminal:
-            return _until_ended(base, job_id, EventPrinter(console), clock)
+            return _until_ended(base, job_id, EventPrinter(console), clock, output)
         from nvrx_slurm.report.screen import Monitor
 
-        with Monitor(console, clock, REDRAW_S) as monitor:
-            return _until_ended(base, job_id, monitor, clock)
+        with Monitor(console, clock, REDRAW_S, tail=not output) as monitor:
+            return _until_ended(base, job_id, monitor, clock, output)
     except OSError as error:  # a write to a closed terminal fails with EIO, also when the screen is taken down
         if is_unread(sys.stdout):
             raise BrokenPipeError(errno.EPIPE, "nothing reads the output any more") from error
@@ -71,10 +81,15 @@ class EventPrinter:
     def take(self, entry: Entry, view: JobView) -> None:
         print(self._lines.in_words(entry), file=self._file, flush=True)
 
+    def print_output(self, lines: list[str]) -> None:
+        print("\n".join(map(shown, lines)), file=self._file, flush=True)
+
     def draw(self, shot: Snapshot) -> None:
-        if shot.state == "pending" and shot.reason != self._said:
-            self._said = shot.reason
-            print(one_line(f"pending: {shot.reason}"), file=self._file, flush=True)
+        said = f"{shot.reason} {shot.queue.reason if shot.queue else ''}"
+        if shot.state == "pending" and said != self._said:
+            self._said = said
+            why = f": {shot.queue.describe(shot.now)}" if shot.queue else ""
+            print(one_line(f"pending: {shot.reason}{why}"), file=self._file, flush=True)
 
     def end(self, shot: Snapshot) -> None:
         from nvrx_slurm.report import plain
@@ -82,7 +97,21 @@ class EventPrinter:
         print(f"\n{plain.summary(shot)}", file=self._file, flush=True)
 
 
-def _until_ended(base: Path, job_id: str, face: EventPrinter | Monitor, clock: Clock) -> int:
+class WorkersLines:
+    """What the workers print, from the job's merged log, in which the job's own processes write too."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._log, self._partial = MergedReader(folder), b""
+
+    def new(self) -> list[str]:
+        """The whole lines since the last call."""
+        self._log.look()
+        data = self._partial + b"".join(chunk.data for chunk in self._log.read())
+        *lines, self._partial = data.split(b"\n")
+        return [line.decode(errors="backslashreplace") for line in lines if _OF_A_RANK.match(line)]
+
+
+def _until_ended(base: Path, job_id: str, face: EventPrinter | Monitor, clock: Clock, output: bool) -> int:
     """Wait for the job's folder, then read its journal on until the job has ended. Returns its exit code."""
     folder = JobFolder(base / folder_name(job_id))
     presence = Presence(folder, clock=clock, gives_up_s=GIVE_UP_S)
@@ -96,18 +125,21 @@ def _until_ended(base: Path, job_id: str, face: EventPrinter | Monitor, clock: C
         clock.sleep(QUEUE_LOOK_S)
     journal = Journal(folder, beats=True, clock=clock)
     try:
-        shot = _read_on(folder, journal, face, clock)
+        shot = _read_on(folder, journal, face, clock, WorkersLines(folder) if output else None)
     finally:
         journal.close()
     face.end(shot)
     return EXIT_RETRY if shot.exit_code is None else shot.exit_code
 
 
-def _read_on(folder: JobFolder, journal: Journal, face: EventPrinter | Monitor, clock: Clock) -> Snapshot:
+def _read_on(
+    folder: JobFolder, journal: Journal, face: EventPrinter | Monitor, clock: Clock, printed: WorkersLines | None
+) -> Snapshot:
     """Draw the job after each piece of news. Returns its last state."""
     presence = Presence(folder, clock=clock, gives_up_s=GIVE_UP_S)
     fold: JobFold | None = None
     outside = Outside()
+    look_at = float("-inf")
     while True:
         _check_is_read()
         items = journal.poll(0.0 if outside.over else REDRAW_S)
@@ -116,16 +148,29 @@ def _read_on(folder: JobFolder, journal: Journal, face: EventPrinter | Monitor, 
         for item in items:
             assert fold is not None
             fold.take(item)
+        if printed is not None and (lines := printed.new()):
+            face.print_output(lines)
         shot = snapshot.snap(
             fold.view if fold else new_view(),
             folder,
             outside=outside,
             store_now=journal.store_time(),
-            store_error=journal.store_error,
+            store_error=None if journal.ended else journal.store_error,  # the store ends with its job
             clock=clock,
         )
-        if not items and (outside.over or journal.ended):
-            return shot
+        # Agents write the last lines of their workers after they have reported that they leave.
+        if not items and (outside.over or (journal.ended and printed is None)):
+            result = folder.read_result()
+            if result is None or result.exit_code not in MAY_GO_ON:
+                return shot
+            # Slurm may requeue the job. Until it has cleared the job away, the job has not ended: `wait` waits too.
+            if clock.monotonic() >= look_at:
+                look_at = clock.monotonic() + REQUEUE_LOOK_S
+                outside = Outside(slurm_says=still_in_slurm(folder, clock=clock))
+                if outside.slurm_says is None:
+                    return snapshot.snap(fold.view if fold else new_view(), folder, outside=outside, clock=clock)
+            face.draw(shot)
+            continue
         face.draw(shot)
         if items:
             presence.heard()

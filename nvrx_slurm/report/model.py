@@ -13,7 +13,7 @@ import msgspec
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import Heartbeat, Shutdown
 
-NodeState = Literal["joining", "ready", "standby", "active", "lost", "left", "quarantined"]
+NodeState = Literal["joining", "ready", "standby", "active", "lost", "left", "quarantined", "drained"]
 Phase = Literal["joining", "starting", "running", "stopping", "done", "failed", "stopped"]
 CycleKey = tuple[str, int, int]
 """Replica, generation, cycle."""
@@ -30,8 +30,9 @@ def to_json(value: object) -> bytes:
 
 class NodeView(Value, frozen=True, kw_only=True):
     """One node. `joining`: in the allocation, not joined yet; `ready`: joined, its rendezvous still open;
-    `standby`: a hot spare; `quarantined`: joined, and gets no ranks any more. `step` is the last one that any of its
-    ranks reported in its cycle. `held_until`: of a lost node, until when its ranks wait for proof of its death.
+    `standby`: a hot spare; `quarantined`: joined, and gets no ranks any more; `drained`: the same, because a user
+    asked for it. `step` is the last one that any of its ranks reported in its cycle. `held_until`: of a lost node,
+    until when its ranks wait for proof of its death.
     """
 
     name: str
@@ -45,7 +46,7 @@ class NodeView(Value, frozen=True, kw_only=True):
     promoted: bool = False
     """A hot spare that got ranks in the running cycle."""
     why: str | None = None
-    """For `lost`, `left` and `quarantined`."""
+    """For `lost`, `left`, `quarantined` and `drained`."""
     done: bool = False
     """All its workers have ended with exit code 0."""
     held_until: float | None = None
@@ -89,6 +90,8 @@ class CycleView(Value, frozen=True, kw_only=True):
     ended_at: float | None = None
     outcome: str | None = None
     """`done`, `failed`, or the cause of the restart."""
+    last_step: int | None = None
+    """The last step that any rank reported in it, once the next rendezvous has closed."""
     nodes: tuple[str, ...] = ()
     promoted: tuple[str, ...] = ()
     world_size: int = 0
@@ -124,9 +127,8 @@ class SectionView(Value, frozen=True, kw_only=True):
 class RankView(Value, frozen=True, kw_only=True):
     """One rank that has a worker, as the last heartbeat of its node reported it.
 
-    `lag`: how many steps it is behind the fastest of its replica; where steps are faster than heartbeats, the time
-    between two nodes' heartbeats shows in it too. `quiet_s`: since its last sign of progress. `sections`: outermost
-    first.
+    `lag`: how many steps it was behind the fastest of its replica when that heartbeat was sent. `quiet_s`: since its
+    last sign of progress. `sections`: outermost first.
     """
 
     replica: str
@@ -185,8 +187,17 @@ class Recovery(Value, frozen=True, kw_only=True):
     total_s: float
     promoted: tuple[str, ...] = ()
     step_before: int | None = None
+    """The last step that any rank had reported: it failed there."""
     first_step: int | None = None
+    """The first one that a rank reported afterwards: it resumed there."""
     startup_s: float | None = None
+
+    @property
+    def steps_lost(self) -> int | None:
+        """How many steps had to be made again."""
+        if self.step_before is None or self.first_step is None:
+            return None
+        return max(0, self.step_before - self.first_step)
 
     @property
     def to_first_step_s(self) -> float | None:
@@ -225,9 +236,15 @@ class JobView:
     heard: dict[str, ReceivedHeartbeat] = field(
         default_factory=dict
     )  # node → its last heartbeat; only the store has them
+    heard_before: dict[str, ReceivedHeartbeat] = field(
+        default_factory=dict
+    )  # node → the one before, of the same cycle
     controllers: int = 0
     restarts: int = 0
     restarts_left: int | None = None
+    restarts_asked: int = 0  # by users: no budget counts them
+    asked: dict[str, FailureView] = field(default_factory=dict)  # replica → why a user has it restarted
+    drained: dict[str, str] = field(default_factory=dict)  # nodes that get no ranks → at whose request
     restarts_in_process: int = 0
     last_in_process: InProcess | None = None
     last_failure: FailureView | None = None
@@ -281,7 +298,7 @@ class JobView:
     @property
     def present(self) -> tuple[str, ...]:
         """The nodes whose agents have not gone."""
-        here = ("ready", "standby", "active", "quarantined")
+        here = ("ready", "standby", "active", "quarantined", "drained")
         return tuple(node.name for node in self.nodes.values() if node.state in here)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from nvrx_slurm.report import recovery
 from nvrx_slurm.report.model import JobView, ReplicaView
@@ -34,6 +35,7 @@ def facts(shot: Snapshot) -> list[Row]:
     # The spares leave with the job: "0 left" at its end would read as if they had been lost.
     spares += " left" if view.unused_spares is None else " not used"
     left = "" if view.restarts_left is None else f", {view.restarts_left} left for failed workers"
+    asked = f"; {view.restarts_asked} more for users" if view.restarts_asked else ""
     rows = [
         ("job", f"{shot.folder.job_id} ({view.name or '-'}){cluster}", "plain"),
         ("state", _state(shot), mood(shot.state)),
@@ -41,7 +43,7 @@ def facts(shot: Snapshot) -> list[Row]:
         ("step", number(view.step), "plain"),
         ("cycle", cycle + generation, "plain"),
         ("spares", spares + (f": {names(view.spares)}" if view.spares else ""), "plain"),
-        ("restarts", f"{view.restarts}{left}", "plain"),
+        ("restarts", f"{view.restarts}{left}{asked}", "plain"),
     ]
     if last := view.last_in_process:
         count = plural(view.restarts_in_process, "restart")
@@ -51,7 +53,11 @@ def facts(shot: Snapshot) -> list[Row]:
     if failure is not None:
         where = f", {failure.replica} cycle {failure.cycle}" if failure.replica else ", a hot spare"
         stacks = f"; stacks: {shot.folder.path / failure.stacks}" if failure.stacks else ""
-        at = f"{at_step(failure.step, said=failure.why)}, {_when(shot, failure.at)}"
+        key = failure.replica or "", view.generation, (failure.cycle or 0) + 1
+        # One failure, one step: the last that any rank had reported, once all nodes have said so.
+        steps = recovery.steps(view.recoveries[key]) if key in view.recoveries else ""
+        at = f", {steps}" if steps else at_step(failure.step, said=failure.why)
+        at += f", {_when(shot, failure.at)}"
         followed = f"; {others}" if (others := others_lost_it(failure.peers_lost)) else ""
         text = f"{failure.why}{where}{at}{followed}{stacks}"
     rows.append(("failure", text, "bad" if failure else "plain"))
@@ -71,7 +77,7 @@ def _in_slurm(shot: Snapshot) -> list[tuple[str, str, Mood]]:
     """What Slurm says, where the state of the job alone would mislead."""
     if shot.slurm_state == "SUSPENDED":
         return [("slurm", "the job is suspended: all its processes stand still", "bad")]
-    if shot.exit_code is None or shot.slurm_state is None:
+    if shot.exit_code is None or shot.slurm_state is None or shot.folder.read_result() is None:
         return []
     waits = "in its queue again" if shot.slurm_state in ("PENDING", "REQUEUED") else "still completing"
     return [("slurm", f"the job has ended; Slurm has it {waits} ({shot.slurm_state})", "dim")]
@@ -94,12 +100,13 @@ def recoveries(view: JobView) -> Table:
     earlier = any("earlier_attempts" in each.phases for each in shown)
     phases = [name for name in recovery.PHASES if earlier or name != "earlier_attempts"]
     columns = ["REPLICA", "CYCLE", *(recovery.PHASES[name].upper() for name in phases)]
-    columns += ["TOTAL", "STARTUP", "TO FIRST STEP", "CAUSE"]
+    columns += ["TOTAL", "STARTUP", "TO FIRST STEP", "FAILED AT", "RESUMED FROM", "LOST", "CAUSE"]
     rows = []
     for each in shown:
         took = [*(each.phases.get(name) for name in phases), each.total_s, each.startup_s, each.to_first_step_s]
         promoted = f" → {names(each.promoted)}" if each.promoted else ""
-        rows.append(Row((each.replica, str(each.cycle), *map(_duration, took), f"{each.why}{promoted}")))
+        counts = map(number, (each.step_before, each.first_step, each.steps_lost))
+        rows.append(Row((each.replica, str(each.cycle), *map(_duration, took), *counts, f"{each.why}{promoted}")))
     return Table("recoveries", tuple(columns), tuple(rows), frozenset(columns[1:-1]))
 
 
@@ -131,6 +138,17 @@ def job_table(lines: Sequence[JobLine]) -> Table:
     return Table("jobs", columns, tuple(rows), frozenset(columns[4:]))
 
 
+def my_job_table(lines: Sequence[JobLine]) -> Table:
+    """A user's jobs, of all folders."""
+    rows = []
+    for line in lines:
+        cells = (line.job, line.state, line.name or "-", line.cluster or "-", line.nodes)
+        counts = (number(line.step), str(line.restarts), _duration(line.age_s))
+        rows.append(Row((*cells, *counts, line.pending or "-", str(Path(line.folder).parent)), mood(line.state)))
+    columns = ("JOB", "STATE", "NAME", "CLUSTER", "NODES", "STEP", "RESTARTS", "AGE", "WAITS FOR", "FOLDER")
+    return Table("jobs", columns, tuple(rows), frozenset(columns[4:8]))
+
+
 def waiting(view: JobView) -> str | None:
     """What the job waits for, in one sentence; None: nothing."""
     said = [f"{replica.id} {what}" for replica in view.replicas.values() if (what := waits_for(view, replica))]
@@ -156,7 +174,7 @@ _UNTIL = {
 
 def tally(view: JobView) -> str:
     """`4 active, 1 standby, 1 lost`: every node counted once."""
-    states = ("joining", "ready", "active", "standby", "quarantined", "lost", "left")
+    states = ("joining", "ready", "active", "standby", "quarantined", "drained", "lost", "left")
     counts = {state: sum(node.state == state for node in view.nodes.values()) for state in states}
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "0 nodes"
 
@@ -220,11 +238,15 @@ def ranks(shot: Snapshot, most: int) -> tuple[Table, str | None]:
 def _state(shot: Snapshot) -> str:
     if shot.state == "pending":
         there = "" if shot.folder.path.exists() else f"; its folder {shot.folder.path} does not exist yet"
-        return f"pending: {shot.reason or 'not started yet'}{there}"
+        queued = f": {shot.queue.describe(shot.now)}" if shot.queue else ""
+        return f"pending: {shot.reason or 'not started yet'}{queued}{there}"
     took = seconds(shot.elapsed_s)
     if shot.exit_code is not None:
         reason = f": {shot.reason}" if shot.reason and shot.reason != "done" else ""
-        return f"{shot.state} with exit code {shot.exit_code} after {took}{reason}"
+        when = f"after {took}" if shot.info or shot.view.n else "before it started"
+        return f"{shot.state} with exit code {shot.exit_code} {when}{reason}"
+    if shot.state == "died" and shot.info is None and not shot.view.n:
+        return "died: it never started, and this Slurm does not know it; cancelled in the queue, or another Slurm's"
     if shot.state == "died":
         return f"died: its host process is gone and left no result; last record {_ago(shot.now - shot.moment)}"
     why = waiting(shot.view)

@@ -14,9 +14,12 @@ from nvrx_slurm.journal.folder import JobFolder, JobInfo
 from nvrx_slurm.util.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
+    from nvrx_slurm.cluster.queue_place import QueuePlace
     from nvrx_slurm.cluster.states import JobState
 
 ASK_SLURM_EVERY_S = 30.0
+FORGOTTEN_S = 60.0
+"""How long after its submission a job may be unknown to Slurm."""
 LINGERS_S = 600.0
 """How long after a job's end Slurm may still have it."""
 
@@ -28,6 +31,7 @@ class Outside:
     over: bool = False
     slurm_says: str | None = None
     exit_code: int | None = None  # what stands for Slurm's state, where the job left no result
+    queue: QueuePlace | None = None  # of a job that is pending
 
 
 def ask_slurm(job_ids: Sequence[str]) -> Mapping[str, JobState]:
@@ -40,11 +44,19 @@ def ask_slurm(job_ids: Sequence[str]) -> Mapping[str, JobState]:
         return {}
 
 
+def ask_queue(job_ids: Sequence[str]) -> Mapping[str, QueuePlace]:
+    """Why each of these jobs is pending, in one call; nothing where Slurm cannot be asked."""
+    from nvrx_slurm.cluster.queue_place import queue_places
+
+    return queue_places(job_ids)
+
+
 class Presence:
     """One job, seen from outside. Cheap to ask: Slurm itself is asked every 30 s at most.
 
-    `slurm` answers for Slurm: the state of a job id; None where there is no answer. With `gives_up_s`, a job that has
-    reported nothing while Slurm answered nothing, for so long, is an error.
+    `slurm` answers for Slurm: the state of a job id; None where there is no answer; `queue` says why a job is
+    pending, and is asked as seldom. With `gives_up_s`, a job that has reported nothing while Slurm answered nothing,
+    for so long, is an error.
     """
 
     def __init__(
@@ -53,11 +65,13 @@ class Presence:
         *,
         clock: Clock | None = None,
         slurm: Callable[[str], JobState | None] | None = None,
+        queue: Callable[[str], QueuePlace | None] | None = None,
         gives_up_s: float | None = None,
     ) -> None:
         self._folder, self._gives_up_s = folder, gives_up_s
         self._clock = clock or SystemClock()
         self._slurm = slurm or (lambda job_id: ask_slurm([job_id]).get(job_id))
+        self._queue = queue or (None if slurm else lambda job_id: ask_queue([job_id]).get(job_id))
         self._ask_at = float("-inf")
         self._unanswered_since: float | None = None  # the first question after which neither Slurm nor the job spoke
         self._answer = Outside()
@@ -75,17 +89,25 @@ class Presence:
         if self._folder.read_result() is not None:
             return Outside(over=self._folder.read_store() is None)
         info = self._folder.read_info()
-        if info is not None and info.cluster == "local":
+        if info is not None and (info.cluster == "local" or (info.allocation is not None and info.is_here)):
             return Outside(over=info.is_here and not info.host_lives())
-        job_id = self._folder.job_id
-        if not in_slurm(job_id, info) or self._clock.monotonic() < self._ask_at:
+        job_id = self._folder.job_id if info is None else info.slurm_id
+        if not job_id[:1].isdigit() or self._clock.monotonic() < self._ask_at:
             return self._answer
         now = self._clock.monotonic()  # of the question: squeue itself waits up to a minute for slurmctld
         state = self._slurm(job_id)
         self._ask_at = self._clock.monotonic() + ASK_SLURM_EVERY_S
-        if state is not None:
+        if state is not None or self._folder.read_slurm_end() is not None:
+            from nvrx_slurm.cluster.ending import last_known
+            from nvrx_slurm.cluster.states import JobState
+
             self._unanswered_since = None
-            self._answer = Outside(over=state.terminal, slurm_says=state.value, exit_code=state.exit_code)
+            if state is not None and state.terminal and job_id != self._folder.job_id:
+                state = JobState.NODE_FAIL  # how the user's allocation ended says nothing of a lost run
+            state = last_known(self._folder, state or JobState.UNKNOWN, self._clock.wall())
+            place = self._queue(job_id) if self._queue and state == "PENDING" else None
+            over = state.terminal or (state == "UNKNOWN" and self._left_the_queue(info))
+            self._answer = Outside(over=over, slurm_says=state.value, exit_code=state.exit_code, queue=place)
             return self._answer
         if self._unanswered_since is None:
             self._unanswered_since = now
@@ -95,6 +117,15 @@ class Presence:
                 f" nothing; it may still run: `squeue --jobs={job_id}` says so once Slurm answers"
             )
         return self._answer
+
+    def _left_the_queue(self, info: JobInfo | None) -> bool:
+        """Whether a job that Slurm does not know was submitted, by its folder, and never started: then it was
+        cancelled in the queue, and no reader saw it before Slurm forgot it."""
+        try:
+            submitted_at = self._folder.plan_path.stat().st_mtime
+        except OSError:
+            return False
+        return info is None and self._clock.wall() - submitted_at > FORGOTTEN_S
 
 
 def still_in_slurm(
@@ -113,4 +144,4 @@ def still_in_slurm(
 
 def in_slurm(job_id: str, info: JobInfo | None) -> bool:
     """Whether Slurm can know the job: its ids begin with a number."""
-    return job_id[:1].isdigit() and (info is None or info.cluster == "slurm")
+    return job_id[:1].isdigit() and (info is None or (info.cluster == "slurm" and info.allocation is None))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 from math import inf
 
 from msgspec.structs import replace
 
-from nvrx_slurm.report.model import JobView, RankView, ReplicaView, SectionView
+from nvrx_slurm.report.model import JobView, RankView, ReceivedHeartbeat, ReplicaView, SectionView
+
+JITTER_S = 0.1
+"""How long a heartbeat may be on its way to the store. What a replica does in that time is no lag."""
 
 
 def ranks(view: JobView, store_now: float | None) -> tuple[RankView, ...]:
@@ -28,7 +31,6 @@ def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) ->
         for node in nodes
         if (heard := view.heard.get(node.name)) and view.is_current(node, heard.heartbeat)
     }
-    fastest = max((step for heard in current.values() for step in heard.heartbeat.steps.values()), default=None)
     for node in nodes:
         heard = current.get(node.name)
         age_s = 0.0 if heard is None or store_now is None else max(0.0, store_now - heard.t)
@@ -41,13 +43,35 @@ def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) ->
             yield replace(
                 place,
                 step=step,
-                lag=None if step is None or fastest is None else fastest - step,
+                lag=None if step is None else _lag(view, current, step, heard.t),
                 quiet_s=None if quiet_s is None else quiet_s + age_s,
                 sections=tuple(
                     SectionView(name=name, open_s=open_s + age_s)
                     for name, open_s in heard.heartbeat.sections.get(rank, ())
                 ),
             )
+
+
+def _lag(view: JobView, current: Mapping[str, ReceivedHeartbeat], step: int, at: float) -> int:
+    """How many steps a rank that reported `step` at the moment `at` was behind the fastest of its replica *then*.
+
+    Nodes send their heartbeats at different times, and some late: the newest of one and the newest of another are of
+    different moments. What another node's ranks had reached at `at` follows from its last two heartbeats; a node with
+    one only, which is newer, does not count.
+    """
+    behind = 0.0
+    for name, heard in current.items():
+        reached = max(heard.heartbeat.steps.values(), default=None)
+        newer_s = heard.t - at
+        if reached is None:
+            continue
+        before, rate = view.heard_before.get(name), 0.0
+        if before is not None and before.heartbeat.steps and before.t < heard.t:
+            rate = max(0.0, (reached - max(before.heartbeat.steps.values())) / (heard.t - before.t))
+        elif newer_s > JITTER_S:
+            continue
+        behind = max(behind, reached - step - rate * (max(0.0, newer_s) + JITTER_S))
+    return int(behind)
 
 
 def beat_age_s(view: JobView, name: str, store_now: float | None) -> float | None:

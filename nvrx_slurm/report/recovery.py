@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from nvrx_slurm.journal.records import Recovered
+from nvrx_slurm.report import words
 from nvrx_slurm.report.model import CycleView, FailureView, Recovery
 
 PHASES: dict[str, str] = {
@@ -26,8 +27,12 @@ STARTUP = "startup"
 SAME_MOMENT_S = 0.001
 
 
-def complete(record: Recovered, at: float, outage: FailureView | None, cycle: CycleView) -> Recovery:
-    """The recovery that `record`, journaled at `at`, completes. `outage` is the first failure it recovers from."""
+def complete(
+    record: Recovered, at: float, outage: FailureView | None, cycle: CycleView, reached: int | None = None
+) -> Recovery:
+    """The recovery that `record`, journaled at `at`, completes. `outage` is the first failure it recovers from;
+    `reached`: the last step of any rank before it."""
+    failed_at = outage.step if outage else None
     noticed_at = at - record.total_s
     before = 0.0 if outage is None else noticed_at - outage.at
     if before <= SAME_MOMENT_S:
@@ -43,7 +48,7 @@ def complete(record: Recovered, at: float, outage: FailureView | None, cycle: Cy
         phases={"earlier_attempts": before, **record.phases} if before else dict(record.phases),
         total_s=record.total_s + before,
         promoted=cycle.promoted,
-        step_before=outage.step if outage else None,
+        step_before=max((each for each in (reached, failed_at) if each is not None), default=None),
     )
     if cycle.first_step_at is None or cycle.first_step is None:
         return recovery
@@ -54,6 +59,16 @@ def with_first_step(recovery: Recovery, at: float, step: int) -> Recovery:
     """The recovery with the first step after it. A step reported before the last node had started counts as 0 s."""
     startup_s = max(0.0, at - recovery.recovered_at)
     return msgspec.structs.replace(recovery, startup_s=startup_s, first_step=step)
+
+
+def steps(recovery: Recovery) -> str:
+    """`failed at step 80, resumed from step 60: 20 steps lost`, as far as that is known; nothing, if nothing is."""
+    before, first = recovery.step_before, recovery.first_step
+    parts = [] if before is None else [f"failed at step {before}"]
+    if first is not None:
+        lost = "" if recovery.steps_lost is None else f": {words.plural(recovery.steps_lost, 'step')} lost"
+        parts.append(f"resumed from step {first}{lost}")
+    return ", ".join(parts)
 
 
 def in_order(recovery: Recovery) -> list[tuple[str, str, float]]:

@@ -62,7 +62,12 @@ def show(shot: Snapshot, console: Console | None = None) -> None:
 
 def show_jobs(lines: Sequence[JobLine], console: Console | None = None) -> None:
     """Print the table of all jobs."""
-    (console or Console(highlight=False)).print(grid(page.job_table(lines)))
+    show_table(page.job_table(lines), console)
+
+
+def show_table(table: Table, console: Console | None = None) -> None:
+    """Print a table."""
+    (console or Console(highlight=False)).print(grid(table))
 
 
 def show_facts(rows: Sequence[Row], table: Table, console: Console | None = None) -> None:
@@ -123,7 +128,8 @@ def header(shot: Snapshot) -> RenderableType:
     waiting = page.waiting(view) if shot.exit_code is None else None
     lines: list[RenderableType] = [title, Rule(style="dim")]
     if shot.state == "pending" or (shot.exit_code and shot.reason):
-        lines.append(Text(one_line(shot.reason or ""), STYLES[kind]))
+        why = f": {shot.queue.describe(shot.now)}" if shot.queue else ""
+        lines.append(Text(one_line(f"{shot.reason or ''}{why}"), STYLES[kind]))
     if waiting:
         lines.append(Text(one_line(f"◐ {waiting}"), STYLES["busy"]))
     return Group(*lines)
@@ -193,8 +199,8 @@ def _recovery_title(each: Recovery) -> Text:
     )
     if each.promoted:
         title.append(one_line(f"; {names(each.promoted)} took over"), STYLES["spare"])
-    if each.step_before is not None and each.first_step is not None:
-        title.append(f"; last reported step {each.step_before}, resumed at {each.first_step}", "dim")
+    if steps := recovery.steps(each):
+        title.append(f"; {steps}", "dim")
     return title
 
 
@@ -221,10 +227,11 @@ def _recovery_bar(each: Recovery) -> tuple[Text, Text]:
 
 
 class Monitor:
-    """Draws once in `redraw_s` seconds at most. Leaving the context restores the cursor."""
+    """Draws once in `redraw_s` seconds at most; `tail`: with the last lines of the log. Leaving the context restores
+    the cursor."""
 
-    def __init__(self, console: Console, clock: Clock, redraw_s: float) -> None:
-        self._console, self._clock, self._redraw_s = console, clock, redraw_s
+    def __init__(self, console: Console, clock: Clock, redraw_s: float, *, tail: bool = True) -> None:
+        self._console, self._clock, self._redraw_s, self._tail = console, clock, redraw_s, tail
         self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
         self._lines = Lines()
         self._events: deque[str] = deque(maxlen=MOST_EVENTS)
@@ -251,6 +258,11 @@ class Monitor:
                 return
         self._events.append(self._lines.in_words(entry))
 
+    def print_output(self, lines: list[str]) -> None:
+        """Leave the lines on the terminal, above the screen."""
+        for line in lines:
+            self._console.print(Text.from_ansi(coloured(line)), soft_wrap=True)
+
     def draw(self, shot: Snapshot) -> None:
         """Redraw, unless it was done a moment ago."""
         if self._clock.monotonic() - self._drawn_at < self._redraw_s * 0.9:
@@ -265,7 +277,7 @@ class Monitor:
         if events:
             parts += [_title("events"), *(_one_line(event, "dim") for event in events)]
             room -= len(events) + 1
-        log = _last_lines(shot.folder, min(MOST_LOG_LINES, room - 1)) if room > 1 else []
+        log = _last_lines(shot.folder, min(MOST_LOG_LINES, room - 1)) if room > 1 and self._tail else []
         if log:
             parts += [_title("output"), *(_one_line(line) for line in log)]
         self._live.update(Group(*parts), refresh=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any, assert_never
 
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import AnyDecision, AnyRecord, Decision, Entry
+from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report.words import (
     at_step,
     event_name,
@@ -16,6 +18,7 @@ from nvrx_slurm.report.words import (
     ranks_of,
     ranks_wait,
     seconds,
+    signal_name,
     slurm_state,
     worker_end,
     worker_hang,
@@ -26,6 +29,7 @@ MOST_PHASES = 3
 SIGNALS: dict[records.SignalReason, str] = {
     "cancel": "the batch host was asked to cancel the job",
     "interrupt": "the batch host was interrupted",
+    "hangup": "the terminal of the batch host was closed",
     "time_limit": "the job's time limit is near",
     "agents_gone": "no agent runs any more",
     "preempted": "Slurm takes the nodes back: the job is preempted or requeued",
@@ -75,6 +79,20 @@ def describe(record: AnyRecord) -> str:
             return f"{ended}the batch host starts agents on {names(record.nodes)}{again}{missing}"
         case records.DumpAsked():
             return f"{record.by} asked for the stacks of {_dumped(record)} (request {record.request})"
+        case records.RestartAsked():
+            cycles = ", ".join(f"{replica} cycle {cycle}" for replica, cycle in record.cycles.items())
+            return f"{record.by} asked for a restart of {cycles} (request {record.request})"
+        case records.DrainAsked():
+            force = ", by force" if record.force else ""
+            return f"{record.by} asked to drain {record.node}{force} (request {record.request})"
+        case records.UndrainAsked():
+            return f"{record.by} asked to undrain {record.node} (request {record.request})"
+        case records.CommandAsked():
+            return f"{record.by} asked to run {record.argv[0]} beside rank {record.rank} (request {record.request})"
+        case records.CommandEnded():
+            how = record.error or f"exit code {record.exit_code}"
+            how = how if record.signal is None else signal_name(record.signal)
+            return f"request {record.request} ended on {record.node} after {seconds(record.took_s)}: {how}"
         case records.Signalled():
             return SIGNALS[record.reason]
         case records.Terminating():
@@ -173,14 +191,15 @@ def _describe_decision(record: AnyDecision) -> str:
         case records.AttributionJudged():
             waited = f" after a wait of {seconds(record.waited_s)}" if record.waited_s else ""
             blamed = f"; {gets_ranks_last(record.blamed)}" if record.blamed else ""
+            if record.verdict is Verdict.TIMEOUT:
+                return f"there is no verdict on {_failed(record)}{waited}: {record.why}{blamed}"
             return f"the verdict on {_failed(record)} is {record.verdict}{waited}: {record.why}{blamed}"
         case records.RestartDecided():
-            cause = f"{record.cause}{at_step(record.step, said=record.cause)}"
             left = plural(record.restarts_left, "restart")
             pause = f"; {pause_of(record)}" if record.delay_s else ""
             action = action_of(record)
             cycle = f"cycle {record.cycle}" if record.replica in action else _cycle(record)
-            return f"the controller {action} after {cycle}: {cause} ({left} left){pause}"
+            return f"the controller {action} after {cycle}: {record.cause} ({left} left){pause}"
         case records.Recovered():
             parts = ", ".join(f"{name.replace('_', ' ')} {seconds(took)}" for name, took in record.phases.items())
             return f"{_cycle(record)} runs after a recovery of {seconds(record.total_s)} ({parts})"
@@ -199,6 +218,19 @@ def _describe_decision(record: AnyDecision) -> str:
             return f"{record.node} gets no ranks any more: {record.reason}"
         case records.JobSuspended():
             return f"Slurm suspends the job; {plural(len(record.incarnations), 'agent')} may outlive the lease"
+        case records.RequestRefused():
+            return f"the controller refuses request {record.request}: {record.why}"
+        case records.RestartOrdered():
+            moved = "" if record.node is None else f" to move the ranks of {record.node}"
+            return f"{_cycle(record)} ends for a restart{moved}, as {record.by} asked; no budget counts it"
+        case records.NodeDrained():
+            return f"{record.node} is drained, as {record.by} asked: it gets no ranks any more"
+        case records.NodeUndrained():
+            because = f": {record.why}" if record.why else f", as {record.by} asked"
+            return f"{record.node} may get ranks again{because}"
+        case records.CommandOrdered():
+            command = shlex.join(record.argv)
+            return f"{record.node} runs beside rank {record.rank} of {_cycle(record)} for {record.by}: {command}"
         case records.DumpOrdered():
             return f"agents write the stacks of {_dumped(record)} (request {record.request})"
         case _:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from nvrx_slurm.cluster.ending import goes_on
+from nvrx_slurm.cluster.queue_place import QueuePlace
+from nvrx_slurm.cluster.states import JobState, state_of_word
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
 from nvrx_slurm.report import jobs, ranks
 from nvrx_slurm.report.jobs import known_jobs
@@ -26,13 +28,12 @@ from nvrx_slurm.report.model import (
     Value,
     to_json,
 )
-from nvrx_slurm.report.presence import Outside, Presence, ask_slurm, in_slurm, still_in_slurm
+from nvrx_slurm.report.presence import Outside, Presence, ask_queue, ask_slurm, in_slurm, still_in_slurm
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import JobFold, Subscriber
 from nvrx_slurm.util.clock import Clock, SystemClock
 
-if TYPE_CHECKING:
-    from nvrx_slurm.cluster.states import JobState
+_QUEUED = (JobState.PENDING, JobState.REQUEUED, JobState.CONFIGURING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Snapshot:
     """`now` is this machine's clock, `store_now` the store's, by which heartbeats are stamped (None: it is not read).
 
     `store_error` says why the steps may be old although the job runs. `slurm_state`: where Slurm was asked; of a job
-    that has ended, only while Slurm still has it.
+    that has ended, only while Slurm still has it. `queue`: why a pending job waits.
     """
 
     view: JobView
@@ -53,6 +54,7 @@ class Snapshot:
     store_now: float | None = None
     store_error: str | None = None
     slurm_state: str | None = None
+    queue: QueuePlace | None = None
 
     @property
     def moment(self) -> float:
@@ -105,6 +107,7 @@ class Status(Value, frozen=True, kw_only=True):
     cycle: int
     restarts: int
     restarts_left: int | None
+    restarts_asked: int
     restarts_in_process: int
     spares: int
     spares_left: tuple[str, ...]
@@ -121,6 +124,7 @@ class Status(Value, frozen=True, kw_only=True):
     journal_n: int
     store_error: str | None
     slurm_state: str | None
+    queue: QueuePlace | None
 
 
 def take(
@@ -174,19 +178,26 @@ def snap(
     reason = f"{outside.slurm_says} in Slurm" if outside.slurm_says else None
     if view.shutdown is not None:
         reason = view.shutdown.reason
+    state: str | None = None
     if result is not None:
         reason = result.reason
+        says = state_of_word(outside.slurm_says or "")
+        if goes_on(result, says):  # as `wait` sees it: the job has not ended
+            state = "pending" if says in _QUEUED else "stopping"
+            reason = f"{says} in Slurm; its last generation ended with exit code {result.exit_code}: {result.reason}"
+            exit_code = None
     return Snapshot(
         view=view,
         folder=folder,
         info=info,
-        state=jobs.state_of(view, exit_code, started=info is not None, over=outside.over),
+        state=state or jobs.state_of(view, exit_code, started=info is not None, over=outside.over),
         now=(clock or SystemClock()).wall(),
         exit_code=exit_code,
         reason=reason,
         store_now=store_now,
         store_error=None if outside.over else store_error,
         slurm_state=outside.slurm_says,
+        queue=outside.queue,
     )
 
 
@@ -209,6 +220,7 @@ def as_status(shot: Snapshot) -> Status:
         cycle=view.cycle,
         restarts=view.restarts,
         restarts_left=view.restarts_left,
+        restarts_asked=view.restarts_asked,
         restarts_in_process=view.restarts_in_process,
         spares=view.plan.spares if view.plan else 0,
         spares_left=view.spares,
@@ -228,6 +240,7 @@ def as_status(shot: Snapshot) -> Status:
         journal_n=view.n,
         store_error=shot.store_error,
         slurm_state=shot.slurm_state,
+        queue=shot.queue,
     )
 
 
@@ -250,18 +263,35 @@ class JobLine(Value, frozen=True, kw_only=True):
     step: int | None = None
     age_s: float | None = None
     exit_code: int | None = None
+    folder: str = ""
+    """Its own folder."""
+    pending: str | None = None
+    """Why Slurm has not started it yet, in Slurm's word."""
 
 
 def list_jobs(base: Path) -> list[JobLine]:
     """Every job of the folder, newest first. A running job's step comes from its store, if that answers."""
-    folders = known_jobs(base)
+    return lines_of(known_jobs(base))
+
+
+def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
+    """These jobs, a line each."""
     asked = [
         folder.job_id
         for folder in folders
         if folder.read_result() is None and in_slurm(folder.job_id, folder.read_info())
     ]
-    states = ask_slurm(asked) if asked else {}  # one call for all of them
-    return [line_of(take(folder, slurm=states.get)) for folder in folders]
+    # one call for all of them, and one for those that are pending
+    states = ask_slurm(asked) if asked else {}
+    waiting = [job_id for job_id, state in states.items() if state is JobState.PENDING]
+    places = ask_queue(waiting) if waiting else {}
+    lines = (line_of(take(folder, slurm=states.get)) for folder in folders)
+    return [
+        msgspec.structs.replace(line, pending=places[line.job].reason)
+        if line.state == "pending" and line.job in places
+        else line
+        for line in lines
+    ]
 
 
 def line_of(shot: Snapshot) -> JobLine:
@@ -279,4 +309,5 @@ def line_of(shot: Snapshot) -> JobLine:
         step=view.step,
         age_s=None if shot.started_at is None else max(0.0, shot.now - shot.started_at),
         exit_code=shot.exit_code,
+        folder=str(shot.folder.path.absolute()),
     )

@@ -22,6 +22,7 @@ STATE_MOODS: dict[str, Mood] = {
     "stopping": "busy",
     "recovering": "busy",
     "left": "dim",
+    "drained": "dim",
     "stopped": "dim",
     "cancelled": "dim",
     "lost": "bad",

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import AnyRecord, Entry
+from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report import recovery, words
 from nvrx_slurm.report.model import (
     CycleView,
@@ -80,7 +81,13 @@ def fold(view: JobView, entry: Entry) -> JobView:
     if entry.n <= view.n:
         return view
     view.n, view.t = entry.n, entry.t
-    for part in (_fold_job, _fold_node, _fold_workers, _fold_replica):  # a record is of one part, or changes nothing
+    for part in (
+        _fold_job,
+        _fold_node,
+        _fold_workers,
+        _fold_replica,
+        _fold_request,
+    ):  # a record is of one part, or changes nothing
         part(view, entry.record, entry.t)
     return view
 
@@ -91,10 +98,19 @@ def with_heartbeat(view: JobView, heard: ReceivedHeartbeat) -> JobView:
     node = view.nodes.get(beat.node)
     if node is None or node.incarnation not in ("", beat.incarnation) or beat.generation != view.generation:
         return view
+    before = view.heard.get(beat.node)
+    if before is not None and _same_cycle(before.heartbeat, beat):
+        view.heard_before[beat.node] = before
+    else:
+        view.heard_before.pop(beat.node, None)
     view.heard[beat.node] = heard
     if beat.steps and view.is_current(node, beat):
         report_step(view, node.name, max(beat.steps.values()))
     return view
+
+
+def _same_cycle(one: records.Heartbeat, other: records.Heartbeat) -> bool:
+    return (one.incarnation, one.replica, one.cycle) == (other.incarnation, other.replica, other.cycle)
 
 
 # ------------------------------------------------------------------------------------------ the parts
@@ -109,7 +125,8 @@ def _fold_job(view: JobView, record: AnyRecord, t: float) -> None:
             view.shutdown = view.unused_spares = view.exit_code = view.ended_at = None
             view.nodes = {name: NodeView(name=name, since=t) for name in expected}
             view.replicas, view.waiting, view.outages, view.heard, view.missing = {}, {}, {}, {}, ()
-            view.reported, view.peers_lost = {}, {}
+            view.heard_before = {}
+            view.reported, view.peers_lost, view.asked, view.drained = {}, {}, {}, {}
             # Each replica's share of the allocation, in its order: the nodes that the first rendezvous prefers.
             view.preferred, first = {}, 0
             for role in view.plan.roles if view.plan else ():
@@ -145,12 +162,16 @@ def _fold_node(view: JobView, record: AnyRecord, t: float) -> None:
             view.nodes[record.node] = NodeView(name=record.node, since=t, incarnation=record.incarnation)
             arrive(view, record.node, t)
         case records.NodeReady():
+            if record.step is not None:
+                report_step(view, record.node, record.step)
             arrive(view, record.node, t)
             if record.peers_lost:
                 lose_peers(view, record.replica, record.cycle - 1, record.peers_lost)
         case records.NodeIsolated():
             note_failure(view, record.node, words.isolation(record), t)
         case records.NodeLeft():
+            if record.step is not None:
+                report_step(view, record.node, record.step)
             note_failure(view, record.node, f"{record.node} left: {record.reason}", t)
             depart(view, record.node, "left", record.reason, t)
         case records.NodeLost():
@@ -275,16 +296,50 @@ def _fold_replica(view: JobView, record: AnyRecord, t: float) -> None:
             judged = Decided(at=t, what=describe(record))
             if record.acted:
                 view.last_decision = judged
-            else:
-                view.last_verdict = judged
+            elif record.verdict is not Verdict.TIMEOUT or view.shutdown is None:
+                view.last_verdict = judged  # of a job that ends no answer is waited for: that says nothing
         case records.Recovered():
             key = (record.replica, view.generation, record.cycle)
             outage = view.outages.pop(record.replica, None)
-            view.recoveries[key] = recovery.complete(record, t, outage, view.cycles[key])
+            before = view.cycles.get((record.replica, view.generation, record.cycle - 1))
+            reached = None if before is None else before.last_step
+            view.recoveries[key] = recovery.complete(record, t, outage, view.cycles[key], reached)
         case records.ReplicaEnded():
             view.waiting[record.replica] = set()
             change_replica(view, record.replica, phase=record.outcome, since=t)
             change_cycle(view, record.replica, record.cycle, ended_at=t, outcome=record.outcome)
+
+
+def _fold_request(view: JobView, record: AnyRecord, t: float) -> None:
+    """What users have asked for, and what came of it."""
+    match record:
+        case records.RestartOrdered():
+            moved = "" if record.node is None else f" to move the ranks of {record.node}"
+            step = view.replicas[record.replica].step
+            view.asked[record.replica] = FailureView(
+                at=t,
+                why=f"{record.by} asked for a restart{moved}",
+                node=record.node or "",
+                replica=record.replica,
+                cycle=record.cycle,
+                step=step,
+            )
+            view.restarts_asked += 1
+        case records.NodeDrained():
+            view.drained[record.node] = record.by
+            node = view.nodes[record.node]
+            if node.state in ("ready", "standby"):
+                arrive(view, node.name, t)
+            elif node.state == "joining":
+                for replica in view.replicas.values():
+                    stop_waiting(view, replica.id, node.name)
+        case records.NodeUndrained():
+            view.drained.pop(record.node, None)
+            if view.nodes[record.node].state == "drained":
+                arrive(view, record.node, t)
+        case _:
+            return
+    view.last_decision = Decided(at=t, what=describe(record))
 
 
 def _open_rendezvous(view: JobView, record: records.RendezvousOpened, t: float) -> None:
@@ -294,8 +349,9 @@ def _open_rendezvous(view: JobView, record: records.RendezvousOpened, t: float) 
     # It waits for its nodes of the cycle before, but for those that are gone or work for another replica.
     waiting = view.waiting[name] = set()
     for node in (view.nodes[each] for each in called if each in view.nodes):
-        is_gone = node.state in ("lost", "left", "quarantined")
-        if node.state in ("joining", "standby") or (node.replica == name and not is_gone):
+        is_gone = node.state in ("lost", "left", "quarantined", "drained")
+        may_come = node.state in ("joining", "standby") and node.name not in view.drained
+        if may_come or (node.replica == name and not is_gone):
             waiting.add(node.name)
     view.replicas[name] = ReplicaView(
         id=name,
@@ -308,9 +364,10 @@ def _open_rendezvous(view: JobView, record: records.RendezvousOpened, t: float) 
     )
     opened = CycleView(replica=name, generation=view.generation, cycle=cycle, opened_at=t)
     view.cycles[name, view.generation, cycle] = opened
-    if cycle and view.last_failure:
-        change_cycle(view, name, cycle - 1, ended_at=t, outcome=view.last_failure.why)
-        view.outages.setdefault(name, view.last_failure)
+    why = view.asked.pop(name, view.last_failure)
+    if cycle and why:
+        change_cycle(view, name, cycle - 1, ended_at=t, outcome=why.why)
+        view.outages.setdefault(name, why)
 
 
 def _close_rendezvous(view: JobView, record: records.RendezvousClosed, t: float) -> None:
@@ -330,6 +387,7 @@ def _close_rendezvous(view: JobView, record: records.RendezvousClosed, t: float)
         ranks = tuple(range(index * workers, (index + 1) * workers))
         change_node(view, node, state="active", since=t, ranks=ranks, step=None, done=False, **place)
     view.waiting[name] = set(nodes)
+    change_cycle(view, name, record.cycle - 1, last_step=replica.step)
     change_replica(view, name, phase="starting", nodes=nodes, world_size=world, step=None, since=t)
     change_cycle(view, name, record.cycle, closed_at=t, nodes=nodes, promoted=promoted, world_size=world)
 
@@ -387,13 +445,18 @@ def lose_peers(view: JobView, replica: str, cycle: int, ranks: Iterable[int]) ->
 def arrive(view: JobView, name: str, t: float) -> None:
     """A node without old workers has arrived: for the open rendezvous that waits for it, else as a hot spare."""
     for replica in view.replicas.values():
-        if replica.phase in ("joining", "stopping") and name in view.waiting[replica.id]:
+        if name in view.drained:
+            stop_waiting(view, replica.id, name)
+        elif replica.phase in ("joining", "stopping") and name in view.waiting[replica.id]:
             place = {"replica": replica.id, "role": replica.role, "ranks": (), "done": False}
             change_node(view, name, state="ready", since=t, **place)
             stop_waiting(view, replica.id, name)
             return
-    free = {"replica": None, "role": None, "group_rank": None, "ranks": (), "promoted": False, "done": False}
-    change_node(view, name, state="standby", since=t, **free)
+    state: NodeState = "drained" if name in view.drained else "standby"
+    why = f"drained by {view.drained[name]}" if name in view.drained else None
+    free: dict[str, Any] = {"replica": None, "role": None, "group_rank": None, "ranks": (), "step": None}
+    free |= {"promoted": False, "done": False}
+    change_node(view, name, state=state, since=t, why=why, **free)
 
 
 def depart(view: JobView, name: str, state: NodeState, why: str, t: float) -> None:

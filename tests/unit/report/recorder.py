@@ -95,10 +95,12 @@ class Recorder:
         after_s: float = 0.03,
         but: tuple[str, ...] = (),
         peers_lost: dict[str, tuple[int, ...]] | None = None,
+        at: int | None = None,
     ) -> None:
         current = self.job.replicas[replica]
         for node in [node for node in current.order if self.job.nodes[node].alive and node not in but]:
             told: dict[str, Any] = {"replica": replica, "cycle": current.cycle, "port": 5001, "teardown_s": after_s}
+            told["step"] = at
             told["peers_lost"] = (peers_lost or {}).get(node, ())
             self.tell(NodeReady(**self.agent(node), **told), after_s)
 
@@ -154,9 +156,9 @@ class Recorder:
     def cancel(self) -> None:
         self.tell(Signalled(reason="cancel"))
 
-    def leave(self, reason: str = "done") -> None:
+    def leave(self, reason: str = "done", at: int | None = None) -> None:
         for node in [node for node in self.nodes if self.job.nodes[node].alive]:
-            self.tell(NodeLeft(**self.agent(node), reason=reason))
+            self.tell(NodeLeft(**self.agent(node), reason=reason, step=at))
 
     def beat(self, node: str, *at: int, **more: object) -> ReceivedHeartbeat:
         """A beat of the node that reaches the store now; `at`: the step of each of its ranks, in order."""

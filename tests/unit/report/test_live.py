@@ -10,6 +10,7 @@ import pytest
 
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import EXIT_UNREACHABLE, SlurmUnreachable
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report import live, presence
 from nvrx_slurm.util.terminal import is_unread
 from tests.still_clock import StillClock
@@ -35,6 +36,20 @@ def test_a_watch_ends_when_slurm_stays_silent(
         live.watch(tmp_path, "17", clock=clock)
     assert raised.value.exit_code == EXIT_UNREACHABLE
     assert live.GIVE_UP_S <= clock.now - began <= live.GIVE_UP_S + 3 * presence.ASK_SLURM_EVERY_S
+
+
+def test_only_whole_lines_of_ranks_are_passed_on(tmp_path: Path) -> None:
+    """The job's own processes write into the same log, and a line may be written in two parts."""
+    folder = JobFolder(tmp_path)
+    printed = live.WorkersLines(folder)
+    assert printed.new() == []
+    with folder.job_log.open("a") as log:
+        log.write("2026-11-24 nvrx-slurm batch: ready\n[main-0 1] hello\n[pol-0 12] ha")
+        log.flush()
+        assert printed.new() == ["[main-0 1] hello"]
+        log.write("lf\n[1, 2, 3]\n")
+        log.flush()
+        assert printed.new() == ["[pol-0 12] half"]
 
 
 def test_a_pipe_is_unread_once_its_reader_has_gone() -> None:

@@ -77,7 +77,7 @@ def test_both_pages_say_the_same(tmp_path: Path) -> None:
         "n2 lost: connection to its agent closed",
         "n4 took over",
         "torn down",
-        "last reported step 80, resumed at 76",
+        "failed at step 80, resumed from step 76: 4 steps lost",
         "972 ms to the first step",
     ):
         assert words in page

@@ -37,6 +37,37 @@ def test_each_rank_is_as_far_behind_as_the_fastest_of_its_replica_is_ahead() -> 
     assert len(told) == 8
 
 
+def test_a_late_heartbeat_is_no_lag() -> None:
+    """Ranks in step, whose nodes' newest heartbeats are of different moments, are not behind each other."""
+    recorder = to_first_cycle()
+    view, began = view_of(recorder), recorder.now
+
+    def beat(node: str, after_s: float, *steps: int) -> None:
+        recorder.now = began + after_s
+        with_heartbeat(view, recorder.beat(node, *steps))
+
+    beat("n0", 1.0, 1000, 1000)
+    beat("n1", 2.0, 2000, 1000)
+    beat("n2", 1.5, 1500, 1500)
+    beat("n2", 4.5, 4500, 4500)
+    beat("n1", 4.0, 4000, 3000)
+    # n0's second one is late, and n3 has sent only one, later than all others.
+    beat("n3", 5.0, 5000, 5000)
+    lags = {each.rank: each.lag for each in ranks(view, recorder.now)}
+    assert lags == {0: 0, 1: 0, 2: 0, 3: 900, 4: 0, 5: 0, 6: 0, 7: 0}, "rank 3 is a second behind rank 2, less jitter"
+
+
+def test_a_rank_that_stands_still_falls_behind() -> None:
+    """Its node goes on sending heartbeats: what others have done meanwhile is its lag."""
+    recorder = to_first_cycle()
+    view = view_of(recorder)
+    for at in (10, 20, 30):
+        with_heartbeat(view, recorder.beat("n0", at, at))
+        with_heartbeat(view, recorder.beat("n1", at, 10))
+        recorder.now += 10.0
+    assert [each.lag for each in ranks(view, recorder.now)][:4] == [0, 0, 0, 19]
+
+
 def test_another_replicas_speed_is_no_lag() -> None:
     """A slow replica is not behind a fast one."""
     recorder = Recorder(roles_plan())

@@ -81,3 +81,15 @@ def test_without_a_first_step_there_is_no_way_to_it() -> None:
         "rendezvous closed",
         "spawned",
     ]
+
+
+def test_one_failure_has_one_step() -> None:
+    """What failed may have been a step behind: the replica failed at the last step that any rank had reported."""
+    recorder = to_first_cycle()
+    recorder.fail("n0", 0, exit_code=1, step=97)
+    recorder.ready(at=98)
+    recorder.start_workers()
+    recorder.progress(90)
+    each = last_recovery(recorder)
+    assert (each.step_before, each.first_step, each.steps_lost) == (98, 90, 8)
+    assert recovery.steps(each) == "failed at step 98, resumed from step 90: 8 steps lost"

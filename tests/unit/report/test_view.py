@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.journal.records import AttributionJudged, ControllerStarted, Entry, JobStarted, NodeJoined, Tick
+from nvrx_slurm.journal.records import (
+    AttributionJudged,
+    ControllerStarted,
+    DrainAsked,
+    Entry,
+    JobStarted,
+    NodeJoined,
+    Tick,
+)
 from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.report.page import tally, waiting
@@ -307,3 +315,24 @@ def test_a_recovery_names_the_cause_and_not_who_noticed_it_first() -> None:
     assert view.cycles["main-0", 0, 0].outcome == recovery.why != noticed.why
     assert view.last_failure is not None
     assert (view.last_failure.node, view.last_failure.peers_lost) == ("n1", (0, 1))
+
+
+def test_a_cancelled_job_has_the_step_that_it_had_reached() -> None:
+    """The store's heartbeats are gone with the job; its agents say it as they leave."""
+    recorder = to_first_cycle()
+    recorder.cancel()
+    recorder.leave("cancelled", at=3270)
+    assert view_of(recorder).step == 3270
+
+
+def test_a_drained_node_has_no_ranks_and_no_step_and_says_at_whose_request() -> None:
+    """Its ranks' step is still that of the replica, whose cycle has ended for a user."""
+    recorder = to_first_cycle()
+    recorder.tell(DrainAsked(request="1", by="ada@login1", node="n1"))
+    recorder.ready(at=7)
+    view = view_of(recorder)
+    node = view.nodes["n1"]
+    assert (node.state, node.ranks, node.step, node.why) == ("drained", (), None, "drained by ada@login1")
+    assert (view.restarts, view.restarts_asked, view.last_failure) == (0, 1, None)
+    assert view.cycles["main-0", 0, 0].last_step == 7
+    assert "ada@login1" in (view.cycles["main-0", 0, 0].outcome or "")

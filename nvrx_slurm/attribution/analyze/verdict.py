@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from nvrx_slurm.attribution.analyze.aftermath import Finality
 from nvrx_slurm.attribution.analyze.findings import Finding
-from nvrx_slurm.journal.verdicts import Evidence, Failed, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Evidence, Failed, Scope, Verdict, cannot_run
 
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _QUOTED_PATH = re.compile(r"/[\w./-]*/")
@@ -122,6 +122,12 @@ def ending(failed: Failed | None) -> WorkerEnding:
             "node_lost", Verdict.RESTART, Scope.NODE, 0.8, sentence, "Ask Slurm and the node's console why."
         )
     number = signal_of(failed)
+    if cannot_run(failed.exit_code, failed.signal, failed.error):
+        sentence, hint = f"It could not start ({failed.error})", "Check the command, PATH and the working folder."
+        return WorkerEnding("usage_error", Verdict.STOP, Scope.USER_CODE, 0.8, sentence, hint)
+    if number is None and failed.exit_code is None and failed.error is not None:
+        sentence = f"It could not start ({failed.error})"
+        return WorkerEnding("unknown", Verdict.UNKNOWN, Scope.UNKNOWN, 0.2, sentence)
     if number is None:
         sentence = f"It ended with exit code {failed.exit_code}, and no line says why"
         return WorkerEnding("unknown", Verdict.UNKNOWN, Scope.UNKNOWN, 0.2, sentence)

@@ -30,6 +30,22 @@ def test_ending(how: Failed | None, fault: str, verdict: Verdict) -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        ("No such file or directory: /no/prog", Verdict.STOP),
+        ("No such program (looked on PATH): pyton", Verdict.STOP),
+        ("Permission denied: ./train.sh", Verdict.STOP),
+        ("Resource temporarily unavailable: python", Verdict.UNKNOWN),
+    ],
+)
+def test_a_worker_that_never_ran(error: str, verdict: Verdict) -> None:
+    """The agent knows why, and no line of it can say more."""
+    end = ending(failed(error=error))
+    assert end.verdict is verdict
+    assert error in end.sentence
+
+
+@pytest.mark.parametrize(
     ("how", "expected"),
     [(failed(signal=6), 6), (failed(exit_code=143), 15), (failed(exit_code=93), None), (failed(exit_code=255), None)],
 )

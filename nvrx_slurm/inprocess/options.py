@@ -34,6 +34,9 @@ _LESS = (
 )
 """Of each pair the first must be shorter: otherwise the second passes before the first could take effect."""
 
+_OF_A_HOST = {"host_name", "port", "world_size", "timeout", "wait_for_workers", "multi_tenant", "use_libuv"}
+"""The arguments of nvidia_resiliency_ext's TCPStore, which rank 0 hosts. Here no rank hosts the store."""
+
 _MAY_BE_ZERO = ("last_call_wait", "termination_grace_time")
 
 
@@ -65,6 +68,7 @@ class WrapperOptions:
     termination_grace_time: datetime.timedelta
     monitor_process_logfile: str | None
     enabled: bool
+    ignored: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for problem, *options in self._problems():
@@ -114,6 +118,21 @@ class WrapperOptions:
         except TypeError as error:
             takes = ", ".join(accepted.parameters)
             yield f"store_kwargs: {error}; {self.store_factory.__name__} takes {takes}", "store_kwargs"
+
+
+def without_host(store_factory: type[Store], store_kwargs: object) -> tuple[Any, frozenset[str]]:
+    """`store_kwargs` as nvidia_resiliency_ext's users have them, without what this store does not take; and the names
+    that were left out. A name that is neither store's stays, and is an error."""
+    is_store = isinstance(store_factory, type) and issubclass(store_factory, Store)
+    if not is_store or not isinstance(store_kwargs, Mapping):  # an error: see `_problems`
+        return store_kwargs, frozenset()
+    parameters = inspect.signature(store_factory).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):  # a user's own, which takes any
+        return store_kwargs, frozenset()
+    # A port alone is on the host that MASTER_ADDR names, which is rank 0's.
+    accepted = set(parameters) - (set() if "host_name" in store_kwargs else {"port"})
+    ignored = frozenset(_OF_A_HOST.intersection(store_kwargs) - accepted)
+    return {name: value for name, value in store_kwargs.items() if name not in ignored}, ignored
 
 
 _KINDS: tuple[tuple[str, type, bool], ...] = (

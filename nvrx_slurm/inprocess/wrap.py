@@ -25,13 +25,16 @@ from nvrx_slurm.inprocess.finalize import Finalize
 from nvrx_slurm.inprocess.health_check import HealthCheck
 from nvrx_slurm.inprocess.initialize import Initialize
 from nvrx_slurm.inprocess.ledger import Lost
-from nvrx_slurm.inprocess.options import WrapperOptions
+from nvrx_slurm.inprocess.options import WrapperOptions, without_host
 from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks
 from nvrx_slurm.inprocess.rank_filter import RankFilter
 from nvrx_slurm.inprocess.store import Store
 from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.inprocess.terminate import Terminate
+from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import started_ticks
+
+log = get_logger("inprocess")
 
 A = ParamSpec("A")
 T = TypeVar("T")
@@ -109,7 +112,8 @@ class Wrapper:
         # Each argument is the option of its name; `WrapperOptions` checks them.
         given = locals()
         del given["self"]
-        given["store_kwargs"] = {} if store_kwargs is None else store_kwargs
+        own_kwargs = {} if store_kwargs is None else store_kwargs
+        given["store_kwargs"], given["ignored"] = without_host(store_factory, own_kwargs)
         if rank_assignment is None:
             given["rank_assignment"] = Compose(ActivateAllRanks(), ShiftRanks())
         self.options = WrapperOptions(**given)
@@ -162,6 +166,11 @@ def _call(
         raise NestedCallError(f"{name} was called inside of {_running[-1]}, which is wrapped too: wrap one of them")
     own = launch()
     history = _histories.setdefault(own.group, _PastCalls())
+    if options.ignored and own.rank == history.calls == 0:  # once in a group
+        names, store = ", ".join(sorted(options.ignored)), options.store_factory.__name__
+        log.warning(
+            "store_kwargs: %s ignored: no rank hosts a %s, and it is found or started without them", names, store
+        )
     if own.rank in history.lost:
         raise RestartError(f"rank {own.rank} has left its group in an earlier call: {history.lost[own.rank].text}")
     process = MemberProcess(host=own.host, pid=os.getpid(), began=started_ticks(os.getpid()) or 0)

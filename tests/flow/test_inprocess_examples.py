@@ -44,7 +44,7 @@ class Told:
 def run(command: list[str], folder: Path, **environment: str) -> Told:
     """To its end; nothing of it is left, even if that never comes."""
     with subprocess.Popen(
-        [sys.executable, *command, "--checkpoint-dir", str(folder)],
+        [sys.executable, *command],
         env=os.environ | {"PYTHONUNBUFFERED": ""} | environment,  # else a line and its end are written apart
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -62,7 +62,8 @@ def run(command: list[str], folder: Path, **environment: str) -> Told:
 
 def launched(script: str, folder: Path, *options: str, world: int = WORLD) -> Told:
     """By the example's own launcher, which lets the others live when a process dies."""
-    return run([str(EXAMPLES / "launch.py"), str(world), str(EXAMPLES / script), *options], folder)
+    place = ["--checkpoint-dir", str(folder)]
+    return run([str(EXAMPLES / "launch.py"), str(world), str(EXAMPLES / script), *options, *place], folder)
 
 
 def faults(*asked: str) -> list[str]:
@@ -165,7 +166,7 @@ def test_ddp_restarts_inside_of_torchruns_workers(clean_ddp, tmp_path):
     """torchrun sees workers that go on, and restarts none; the result is the same but for rounding."""
     nodes = ["--standalone", f"--nproc-per-node={DDP_WORLD}"]
     command = ["-m", "torch.distributed.run", *nodes, str(EXAMPLES / "ddp.py"), *faults("raise:1:25", "hang:2:45")]
-    told = run(command, tmp_path, OMP_NUM_THREADS="1")
+    told = run([*command, "--checkpoint-dir", str(tmp_path)], tmp_path, OMP_NUM_THREADS="1")
     assert told.code == 0
     assert told.those("iteration") == [f"iteration {n} begins after step {20 * n}" for n in range(3)]
     assert told.result == pytest.approx(clean_ddp.result, rel=1e-5)
@@ -203,6 +204,53 @@ def test_ranks_that_were_struck_while_they_met_meet_again(clean_ddp, tmp_path):
     """One hangs before init_process_group, the others in it: in the next iteration all meet."""
     script = tmp_path / "meet.py"
     script.write_text(STRUCK_WHILE_THEY_MEET)
-    told = run([str(EXAMPLES / "launch.py"), str(DDP_WORLD), str(script)], tmp_path)
+    told = run([str(EXAMPLES / "launch.py"), str(DDP_WORLD), str(script), "", str(tmp_path)], tmp_path)
     assert told.code == 0
     assert sorted(told.those("met")) == [f"met {rank} 1" for rank in range(DDP_WORLD)]
+
+
+# --------------------------------------------------------------------------------- scripts for nvidia_resiliency_ext
+
+SCRIPT = Path(__file__).parents[1] / "nvrx_script.py"
+THEIRS, OURS = "import nvidia_resiliency_ext.inprocess as inprocess", "import nvrx_slurm.inprocess as inprocess"
+EXCEPTIONS = "WORKLOAD_EXC:1,ASYNC_EXC:1,SIGNAL_EXC:1"
+DEATHS = "SIGINT:1,SIGTERM:2+OS_ABORT:3,SEGFAULT:4+SIGKILL:5,LOCK_GIL:6+SIGSTOP:7"
+
+
+def with_import_changed(folder: Path, form: str, faults: str, world: int) -> Told:
+    """Of the whole script the import alone is another."""
+    has_wheels = sys.version_info < (3, 13)
+    if importlib.util.find_spec("nvidia_resiliency_ext") is None and ("CI" not in os.environ or not has_wheels):
+        pytest.skip("nvidia-resiliency-ext is not installed; `make test-torch` installs it, before Python 3.13")
+    text = SCRIPT.read_text()
+    assert text.count(THEIRS) == 1
+    script = folder / "script.py"
+    script.write_text(text.replace(THEIRS, OURS))
+    command = [str(EXAMPLES / "launch.py"), str(world), str(script), str(folder), form, "20", faults]
+    return run(command, folder, PYTHONPATH=str(SCRIPT.parents[1]), OMP_NUM_THREADS="1")
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(240)
+def test_script_of_nvidia_resiliency_ext_survives_each_fault_of_its_injector(tmp_path):
+    """All but those of GPUs: three exceptions, and seven deaths, of which each costs one rank."""
+    told = with_import_changed(tmp_path, "basic", f"{EXCEPTIONS},{DEATHS}", world=8)
+    assert told.code == 0
+    assert [line.partition(", loss")[0] for line in told.those("done")] == ["done in iteration 7 with 1 ranks"]
+    ended = {"SIGINT": [1], "SIGTERM": [2, 6, 7], "SIGABRT": [3], "SIGSEGV": [4], "SIGKILL": [5]}
+    assert sorted(told.those("the process that")) == sorted(
+        f"the process that began as rank {rank} was killed by {name}"
+        for name, ranks in ended.items()
+        for rank in ranks
+    )
+    (warning,) = [line for line in told.lines if "store_kwargs" in line]
+    assert "port, timeout ignored" in warning
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(240)
+def test_script_that_wraps_the_loop_alone_keeps_its_own_store(tmp_path):
+    """As their example of the best usage: model, optimizer and torch's store outlive the restarts."""
+    told = with_import_changed(tmp_path, "optimal", "WORKLOAD_EXC:1", world=2)
+    assert told.code == 0
+    assert [line.partition(", loss")[0] for line in told.those("done")] == ["done in iteration 1 with 2 ranks"]

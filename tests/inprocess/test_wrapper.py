@@ -14,6 +14,8 @@ import pytest
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess.exception import NestedCallError, OptionError
+from nvrx_slurm.inprocess.options import without_host
+from nvrx_slurm.inprocess.store import Store
 from tests.inprocess.harness import ROOT
 from tests.inprocess.servers import Valkey
 
@@ -125,7 +127,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("rank_assignment", print, "RankAssignment"),
     ("monitor_process_logfile", "monitor.log", "absolute path"),
     ("store_kwargs", {"lock": threading.Lock()}, "picklable"),
-    ("store_kwargs", {"port": 29502}, "'port'; RedisStore takes url, password_file, patience"),
+    ("store_kwargs", {"prot": 29502}, "'prot'; RedisStore takes url, password_file, patience"),
     ("enabled", "yes", "bool"),
 ]
 
@@ -136,3 +138,23 @@ def test_a_wrong_option_is_named(name: str, value: Any, valid: str) -> None:
     with pytest.raises(OptionError, match=valid) as caught:
         inprocess.Wrapper(**{name: value})
     assert caught.value.options == (name,)
+
+
+class _AnyStore(Store):
+    def __init__(self, **any_of_them: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("store", "given", "kept"),
+    [
+        (inprocess.RedisStore, {"port": 29502, "timeout": timedelta(minutes=5), "url": "redis://h:1"}, {"url"}),
+        (inprocess.RedisStore, {"host_name": "h", "port": 1, "prot": 2}, {"prot"}),
+        (inprocess.TCPStore, {"port": 29502, "use_libuv": True}, set()),
+        (inprocess.TCPStore, {"host_name": "h", "port": 1, "multi_tenant": True}, {"host_name", "port"}),
+        (_AnyStore, {"port": 29502}, {"port"}),
+    ],
+)
+def test_arguments_of_a_store_that_rank_0_hosts_are_left_out(store: type[Store], given: Any, kept: set[str]) -> None:
+    """They say where nvidia_resiliency_ext's store would be; a store's own arguments and mistyped ones stay."""
+    left, ignored = without_host(store, given)
+    assert (set(left), ignored) == (kept, set(given) - kept)

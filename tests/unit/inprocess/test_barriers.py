@@ -7,10 +7,20 @@ from typing import Any
 import msgspec
 import pytest
 
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess import barriers
-from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, Noticing, Payload, Ready, disagreement, pack
-from nvrx_slurm.inprocess.ledger import GroupLedger, Lost, fold
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.barriers import (
+    MemberProcess,
+    NewPlace,
+    Noticing,
+    Payload,
+    Ready,
+    disagreement,
+    pack,
+    unpack,
+)
+from nvrx_slurm.inprocess.ledger import GroupLedger, Interrupted, Lost, fold
 
 PROCESS = MemberProcess(host="n1", pid=7, began=99)
 
@@ -63,17 +73,20 @@ def test_what_is_no_world_is_named(places: dict[int, NewPlace], named: tuple[str
     assert all(each in disagreement(places) for each in named)
 
 
-@pytest.mark.parametrize(
-    ("said", "recorded"),
-    [({}, None), ({"rank": 2, "interruption": Interruption.EXCEPTION, "text": "boom"}, (2, "boom"))],
-    ids=["nothing", "its own failure"],
-)
-def test_who_has_nothing_to_say_of_an_interruption_leaves_no_record(
-    said: dict[str, Any], recorded: tuple[int, str] | None
-) -> None:
-    """Only the ranks that failed themselves are in the records."""
-    record = Noticing(**said).record()
-    assert (record and (record.rank, record.text)) == recorded
+def test_who_has_nothing_to_say_of_an_interruption_leaves_no_record() -> None:
+    """Only the ranks that failed themselves are in the records, with all that they know of it."""
+    assert Noticing().record() is None
+    about: dict[str, Any] = {"rank": 2, "text": "boom", "host": "n1", "stack": "at line 3"}
+    failed = Interrupted(iteration=4, member=1, interruption=Interruption.EXCEPTION, **about)
+    record = InterruptionRecord(2, Interruption.EXCEPTION, "boom", "n1", "at line 3")
+    assert Noticing.of(failed).record() == failed.record() == record
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"rank":"x"}', b"7"])
+def test_a_payload_that_is_none_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedRecord):
+        unpack(data, Ready)
+    assert unpack(pack(PROCESS), MemberProcess) == PROCESS
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nvrx_slurm.inprocess.attribution import DEATHS, Interruption
+from nvrx_slurm.inprocess.attribution import DEATHS, Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.ledger import (
     AnyEntry,
     Broken,
@@ -15,6 +18,7 @@ from nvrx_slurm.inprocess.ledger import (
     Interrupted,
     IterationOpened,
     IterationStage,
+    Log,
     Lost,
     Sealed,
     Settled,
@@ -23,6 +27,8 @@ from nvrx_slurm.inprocess.ledger import (
     encode,
     fold,
 )
+from nvrx_slurm.inprocess.store import Connection
+from nvrx_slurm.inprocess.store_file import FileStore
 
 MEMBERS = 3
 SEALED, OPENED = Sealed(iteration=0, world_size=MEMBERS), IterationOpened(iteration=0)
@@ -151,8 +157,55 @@ def test_the_ring_leaves_out_who_is_lost() -> None:
 
 def test_records_tell_who_failed_and_why() -> None:
     """An interruption's record names the rank as the function knew it."""
-    assert (FAILED.record().rank, FAILED.record().text) == (1, "boom")
-    assert lost(2, Interruption.HARD_TIMEOUT).record().interruption in DEATHS
+    about: dict[str, Any] = {"rank": 5, "text": "boom", "host": "n1"}
+    failed = Interrupted(iteration=0, member=1, interruption=Interruption.EXCEPTION, stack="at line 3", **about)
+    assert failed.record() == InterruptionRecord(5, Interruption.EXCEPTION, "boom", "n1", "at line 3")
+    gone = Lost(iteration=0, member=1, interruption=Interruption.HARD_TIMEOUT, **about)
+    assert gone.record() == InterruptionRecord(5, Interruption.HARD_TIMEOUT, "boom", "n1")
+    assert gone.interruption in DEATHS
+
+
+def test_a_failure_before_the_iteration_runs_adds_to_what_led_there() -> None:
+    """One that runs has left the causes of the iterations before it behind."""
+    early = Interrupted(iteration=1, member=2, rank=2, interruption=Interruption.EXCEPTION)
+    sealed = Sealed(iteration=1, world_size=MEMBERS)
+    assert after(*RUNNING, FAILED, sealed, early).causes == (FAILED, early)
+    assert after(*RUNNING, FAILED, sealed, IterationOpened(iteration=1), early).causes == (early,)
+
+
+def test_a_broken_group_says_why() -> None:
+    assert after(*STARTING, BROKEN).reason == BROKEN.reason
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[Connection]:
+    connection = FileStore(path=tmp_path).connect("group", 0)
+    yield connection
+    connection.close()
+
+
+def test_what_is_proposed_is_read_by_all(connection: Connection) -> None:
+    """Each thread folds the same entries, and reads on from where it was."""
+    mine, other = Log(connection, MEMBERS), Log(connection, MEMBERS)
+    assert mine.propose(SEALED)
+    assert mine.ledger == after(SEALED)
+    assert other.propose(OPENED), "it reads first what it has missed"
+    assert other.ledger == after(*RUNNING)
+    mine.refresh()
+    assert mine.ledger == other.ledger
+    assert connection.read(0, 0.0) == [encode(SEALED), encode(OPENED)]
+
+
+def test_what_means_nothing_any_more_is_not_written(connection: Connection) -> None:
+    """Of two that end an iteration the first one counts; the other learns of it, and adds nothing."""
+    mine, other = Log(connection, MEMBERS), Log(connection, MEMBERS)
+    assert mine.propose(SEALED)
+    assert mine.propose(OPENED)
+    other.refresh()
+    assert mine.propose(FAILED)
+    assert not other.propose(COMPLETED)
+    assert other.ledger == mine.ledger == after(*RUNNING, FAILED)
+    assert len(connection.read(0, 0.0)) == 3
 
 
 @pytest.mark.parametrize("late", [COMPLETED, OPENED, SEALED, BROKEN], ids=lambda entry: type(entry).__name__)

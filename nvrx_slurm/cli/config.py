@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,20 @@ MOST_WIDTH = 40
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), default="job.yaml")
 @click.option("--roles", is_flag=True, help="A job with several kinds of workers.")
-@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@click.option("--force", is_flag=True, help="Overwrite a job.yaml that exists; train.py is never overwritten.")
 def init(path: Path, roles: bool, force: bool) -> None:
-    """Write a commented job.yaml to start from."""
+    """Write a commented job.yaml to start from, and train.py, which it runs.
+
+    The job trains for a minute, reports its steps, saves checkpoints, and resumes from them after a failure.
+    """
     from importlib import resources
 
-    name = "roles.yaml" if roles else "plain.yaml"
-    text = (resources.files("nvrx_slurm.jobspec") / "templates" / name).read_text()
+    templates = resources.files("nvrx_slurm.jobspec") / "templates"
+    text = (templates / ("roles.yaml" if roles else "plain.yaml")).read_text()
+    # The script imports nvrx_slurm. Where this environment is not activated, `python` is one without it, or none.
+    found = shutil.which("python")
+    if found is None or Path(found).parent != Path(sys.executable).parent:
+        text = text.replace("python train.py", f"{shlex.quote(sys.executable)} train.py")
     try:
         with path.open("w" if force else "x") as file:
             file.write(text)
@@ -33,7 +42,16 @@ def init(path: Path, roles: bool, force: bool) -> None:
         raise UsageError(f"{path} exists; name another file, or overwrite it with --force") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    click.echo(f"{path} is written. Try it here with `nvrx-slurm run {path}`, then `nvrx-slurm submit {path}`.")
+    script = path.with_name("train.py")
+    try:
+        with script.open("x") as file:
+            file.write((templates / "train.py").read_text())
+        said = f"{path} and {script} are written."
+    except FileExistsError:
+        said = f"{path} is written. It runs your {script}, which stays as it is."
+    except OSError as error:
+        raise UsageError(f"{script} cannot be written: {error.strerror}") from None
+    click.echo(f"{said} Try it here with `nvrx-slurm run {path}`, then `nvrx-slurm submit {path}`.")
 
 
 @click.group()
@@ -96,7 +114,7 @@ def schema() -> None:
 @job_options
 @click.option("--local", is_flag=True, help="The script for this machine, without Slurm.")
 def render(choice: JobChoice, local: bool) -> None:
-    """Print the job script of JOB_YAML.
+    """Print the job script of JOB_YAML, or of the command after --.
 
     The script is all there is: `sbatch` of it does what `nvrx-slurm submit` does. The folder that it logs into is
     made, since Slurm fails a job without a word where that is missing.

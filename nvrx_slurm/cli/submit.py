@@ -1,4 +1,4 @@
-"""`nvrx-slurm submit`, `run`, `wait` and `cancel`: a job's beginning and end."""
+"""`nvrx-slurm submit`, `wait` and `cancel`: a job's beginning and end."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import json
 import os
 import select
 import signal
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import click
 
-from nvrx_slurm.cli.options import JobChoice, JobCommand, folder_option, job_options, make_base, seconds_of
+from nvrx_slurm.cli.job_argument import job_argument
+from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options, seconds_of
 from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, NvrxError, UsageError
-from nvrx_slurm.util.sanitize import shown
+from nvrx_slurm.util.sanitize import one_line, shown
 from nvrx_slurm.util.terminal import write_exactly
 
 if TYPE_CHECKING:
-    from nvrx_slurm.api.handle import ClusterName, Job
+    from nvrx_slurm.api.handle import Job
     from nvrx_slurm.api.submission import PreparedJob
-
-ENDING_S = 60.0
-"""How long `run` waits for a clean end of its job, before it kills it."""
+    from nvrx_slurm.cluster.base import ClusterName
+    from nvrx_slurm.cluster.states import JobState
 
 GONE_TIMEOUT_S = 120.0
 """Longer than the longest teardown that Slurm's own KillWait (30 s by default) allows."""
@@ -41,7 +41,12 @@ EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 def submit(
     choice: JobChoice, wait: bool, watch: bool, dry_run: bool, as_json: bool, local: bool, exclude_suspects: bool
 ) -> int:
-    """Submit JOB_YAML to Slurm, and print the job's id."""
+    """Submit JOB_YAML, or the command after --, to Slurm, and print the job's id.
+
+    \b
+    nvrx-slurm submit --spares 2 job.yaml
+    nvrx-slurm submit -N 16 --spares 2 -p gpu -t 2d -- python train.py
+    """
     if wait and watch:
         raise UsageError("--wait and --watch both follow the job: choose one")
     cluster: ClusterName = "local" if local else "slurm"
@@ -69,14 +74,18 @@ def submit(
 
         job = Job(_submitted(prepared, cluster, as_json), folder=prepared.folder, cluster=cluster)
         try:
-            return live.watch(job.folder.parent, job.folder.name)
+            watched = live.watch(job.folder.parent, job.folder.name)
         except KeyboardInterrupt:
             click.echo(f"job {job.job_id} goes on; to end it: nvrx-slurm cancel {job.job_id}", err=True)
             return EXIT_INTERRUPTED
+        _print_end(job, watched)
+        return watched
     with RecordedSignals() as interruption:  # from before there is a job that a signal must cancel
         job = Job(_submitted(prepared, cluster, as_json), folder=prepared.folder, cluster=cluster)
         exit_code = _wait(job, interruption)
-    if exit_code is None:
+    if exit_code is not None:
+        _print_end(job, exit_code)
+    else:
         # Cancel the job, and stay until it is gone; a second Ctrl-C does not stay.
         click.echo(f"cancelling job {job.job_id}", err=True)
         try:
@@ -84,6 +93,7 @@ def submit(
             click.echo(f"job {job.job_id}: {job.wait_until_gone()}", err=True)
         except NvrxError as error:  # the exit code reports the interruption all the same
             click.echo(f"nvrx-slurm: error: {shown(str(error))}", err=True)
+        _print_end(job, interruption.exit_code or EXIT_INTERRUPTED)
     return exit_code if exit_code is not None else interruption.exit_code or EXIT_INTERRUPTED
 
 
@@ -100,7 +110,7 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> st
 
 def _wait(job: Job, interruption: RecordedSignals) -> int | None:
     """The job's exit code; None: a signal ended the wait before the job had ended."""
-    watch = job.end_watch(None, lambda state: click.echo(f"job {job.job_id}: {state}", err=True))
+    watch = job.end_watch(None, *state_reports(job))
     try:
         while (exit_code := watch.look()) is None and not interruption.wait(watch.pause_s()):
             pass
@@ -109,6 +119,26 @@ def _wait(job: Job, interruption: RecordedSignals) -> int | None:
             raise
         return None  # Ctrl-C reaches a squeue that is just being asked, too
     return exit_code
+
+
+def _print_end(job: Job, exit_code: int) -> None:
+    from nvrx_slurm.journal.folder import JobFolder
+    from nvrx_slurm.report.ending import print_end
+
+    print_end(JobFolder(job.folder), exit_code)
+
+
+def state_reports(job: Job) -> tuple[Callable[[JobState], None], Callable[[], None] | None]:
+    """What tells each state of the job on stderr, and why Slurm keeps it in its queue."""
+
+    def report(text: object) -> None:
+        click.echo(one_line(f"job {job.job_id}: {text}"), err=True)
+
+    if job.cluster == "local":
+        return report, None
+    from nvrx_slurm.cluster.queue_place import QueueReporter
+
+    return report, QueueReporter(job.job_id, lambda why: report(f"PENDING: {why}")).look
 
 
 class RecordedSignals:
@@ -143,63 +173,29 @@ class RecordedSignals:
         self.exit_code = self.exit_code or EXIT_CODES[signal.Signals(number)]
 
 
-# ------------------------------------------------------------------------------------------ run, wait, cancel
-
-
-@click.command(cls=JobCommand)
-@job_options
-def run(choice: JobChoice) -> int:
-    """Run JOB_YAML on this machine, in the foreground, without Slurm: each node is a process of its own.
-
-    Ends with the job's exit code. Ctrl-C ends the job cleanly; so does the death of this command.
-    """
-    import subprocess
-
-    from nvrx_slurm.cluster.local import LocalCluster
-    from nvrx_slurm.jobspec.script import render_job
-    from nvrx_slurm.report.live import watch
-
-    loaded = choice.load()
-    plan = choice.plan(loaded)
-    make_base(choice.folder)
-    script = render_job(loaded.spec, plan, cluster="local", python=sys.executable)
-    job_id, host = LocalCluster(choice.folder).start(script, folder=choice.folder, name=plan.name, detach=False)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: host.send_signal(signal.SIGTERM))
-    try:
-        watch(choice.folder, job_id)
-    except KeyboardInterrupt:
-        host.send_signal(signal.SIGINT)
-    try:
-        return host.wait(ENDING_S)
-    except (KeyboardInterrupt, subprocess.TimeoutExpired):  # a second Ctrl-C does not wait for a clean end
-        host.kill()
-        return host.wait()
-
-
 @click.command()
-@click.argument("job_id", metavar="JOB")
+@job_argument
 @click.option("--timeout", metavar="DURATION", help="Give up (exit code 124) after this long: 90s, 10m, 2h.")
-@folder_option
 def wait(job_id: str, timeout: str | None, folder: Path) -> int:
     """Wait for a job's end, and exit with its exit code. Ctrl-C ends the wait, not the job."""
     from nvrx_slurm.api.handle import job
 
     bound_s = None if timeout is None else seconds_of("--timeout", timeout)
     handle = job(job_id, folder=folder)
-    code = handle.wait(bound_s, on_state=lambda state: click.echo(f"job {job_id}: {state}", err=True))
+    on_state, on_pending = state_reports(handle)
+    code = handle.wait(bound_s, on_state=on_state, on_pending=on_pending)
     if handle.cluster == "slurm":
         from nvrx_slurm.journal.folder import JobFolder
         from nvrx_slurm.report.presence import still_in_slurm
 
         if (state := still_in_slurm(JobFolder(handle.folder))) is not None:
             click.echo(f"job {job_id}: done; Slurm is still completing it ({state})", err=True)
+    _print_end(handle, code)
     return code
 
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
-@folder_option
+@job_argument
 def cancel(job_id: str, folder: Path) -> None:
     """Cancel a job, wait until its workers are gone, and print its state. A job that has ended is left alone."""
     from nvrx_slurm.api.handle import job

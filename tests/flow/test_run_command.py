@@ -6,12 +6,20 @@ import json
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.lab.devcluster.processes import wait_until
+from nvrx_slurm.util.clock import SystemClock
 from tests.harness import wait_gone
 from tests.slurm_harness import CLI
+from tests.slurm_jobs import STUBBORN, gate_command
+
+
+def until(condition, what):
+    wait_until(condition, timeout_s=30.0, what=what, clock=SystemClock())
 
 
 @pytest.fixture
@@ -19,12 +27,12 @@ def run(gate, tmp_path):
     """Starts `nvrx-slurm run` of a job whose workers wait at the gate."""
     started = []
 
-    def start(**keys):
+    def start(*flags, stderr=subprocess.STDOUT, **keys):
         job = {"name": "r", "command": list(gate.command), "nodes": 2, "spares": 1, **keys}
         (tmp_path / "job.yaml").write_text(json.dumps(job))
         started.append(
             subprocess.Popen(
-                [*CLI, "run"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+                [*CLI, "run", *flags], cwd=tmp_path, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
             )
         )
         return started[-1]
@@ -38,31 +46,111 @@ def run(gate, tmp_path):
 
 
 def test_run_ends_with_the_jobs_exit_code_and_tells_its_story(run, gate):
-    """Done is 0; the screen, here a pipe, has the events and the summary."""
+    """Done is 0; the screen, here a pipe, has the events, what the workers print, and the summary."""
     process = run()
     gate.wait(2, cycle=0)
     gate.open()
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0
-    for word in ("node_joined", "rendezvous_closed", "exit code 0: done", "logs"):
+    for word in ("node_joined", "rendezvous_closed", "[main-0 1] rank 1 waits", "exit code 0: done", "logs"):
         assert word in output.decode()
+    assert b"explain" not in output
 
 
 def test_failed_job_gives_its_code(run, gate):
-    """A spent budget is exit code 1 here too."""
-    process = run(fault_tolerance={"max_restarts": 0})
+    """A spent budget is exit code 1 here too. Standard error says why; `--quiet` leaves the workers' lines to it."""
+    process = run("--quiet", stderr=subprocess.PIPE, fault_tolerance={"max_restarts": 0})
     gate.wait(2, cycle=0)[1].go(exit_code=4)
-    assert process.wait(30) == 1
+    output, why = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert b"rank 1 waits" not in output
+    for word in ("rank 1 on n2 exited with code 4", "rank 1 waits", "restart budget spent", "→ nvrx-slurm explain"):
+        assert word in why.decode()
 
 
 def test_ctrl_c_ends_the_job_cleanly(run, gate):
-    """SIGINT to the foreground group, as a terminal sends it: workers gone, 130."""
+    """SIGINT to the foreground group, as a terminal sends it: workers gone, 130, and where the logs are."""
     process = run()
     workers = gate.wait(2, cycle=0)
     everybody = descendants(process.pid)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(30) == 130
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
     wait_gone([*everybody, *(w.pid for w in workers.values())])
+    assert b"exit code 130: interrupted\n  logs " in output
+
+
+def test_a_second_ctrl_c_kills(run, gate, tmp_path):
+    """Workers that ignore the stop signal, and have an hour, do not hold up who presses twice; the code stays."""
+    process = run(command=list(gate_command(gate, STUBBORN)), fault_tolerance={"teardown": {"grace": "1h"}})
+    workers = gate.wait(2, cycle=0)
+    os.killpg(process.pid, signal.SIGINT)
+    log = next((tmp_path / "nvrx-jobs").glob("local-*/nodes/n1.log"))
+    until(lambda: "teardown: ask" in log.read_text(), "the teardown to begin")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 130
+    wait_gone([w.pid for w in workers.values()])
+
+
+@pytest.mark.parametrize("moment", ["job.sh", "job.json", "plan.json", "store.json"])
+def test_ctrl_c_at_any_moment_of_the_start_leaves_a_summary(run, tmp_path, moment):
+    """As soon as a file of the job is there: no traceback, 130, a result, and no process."""
+    process = run(setup=["sleep 0.01"])
+    jobs = tmp_path / "nvrx-jobs"
+    until(lambda: list(jobs.glob(f"local-*/{moment}")), moment)
+    everybody = descendants(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"Traceback" not in output
+    assert b"exit code 130: interrupted\n  logs " in output
+    assert next(jobs.glob("local-*/result.json")).is_file()
+    wait_gone(everybody)
+
+
+def test_ctrl_c_during_the_first_imports_prints_nothing(tmp_path):
+    """The command ends by the signal itself, as a program that has not begun to do anything."""
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "nvrx_slurm", "run"]
+    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def test_a_failed_line_of_setup_fails_the_job_and_is_named(run, tmp_path):
+    """At its end, in the result, and by `explain`; no worker is started."""
+    process = run(setup=["true", "module load nosuch"], stderr=subprocess.PIPE)
+    _, why = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "line 2 of setup failed with exit code 127: module load nosuch" in why.decode().splitlines()[-3]
+    folder = next((tmp_path / "nvrx-jobs").glob("local-*"))
+    assert "module load nosuch" in json.loads((folder / "result.json").read_text())["reason"]
+    told = subprocess.run([*CLI, "explain", folder.name], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "module load nosuch" in told.stdout
+    assert not (folder / "logs").exists()
+
+
+def test_a_reader_that_has_gone_does_not_end_the_job(run, gate):
+    """`run | head -1`: the job goes on, and standard error says so."""
+    process = run(stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    note = process.stderr.readline()
+    assert b"goes on" in note
+    gate.wait(2, cycle=0)
+    gate.open()
+    assert process.wait(30) == 0
+
+
+def test_a_closed_terminal_is_told_as_such(run, gate, tmp_path):
+    """SIGHUP ends the job cleanly, and `explain` says what it was."""
+    process = run()
+    gate.wait(2, cycle=0)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(30) == 143
+    job_id = next((tmp_path / "nvrx-jobs").glob("local-*")).name
+    told = subprocess.run([*CLI, "explain", job_id], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "terminal was closed" in told.stdout
 
 
 def test_nothing_outlives_a_killed_run(run, gate):

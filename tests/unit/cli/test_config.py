@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,23 @@ def test_it_overwrites_only_when_told(tmp_path: Path) -> None:
     assert path.read_text() == "mine\n"
     write_job(str(path), "--force")
     assert load(path).spec.name == "train"
+
+
+def test_a_script_that_exists_is_never_overwritten(tmp_path: Path) -> None:
+    """`train.py` is a name that many users have; --force is for job.yaml only."""
+    (tmp_path / "train.py").write_text("mine\n")
+    assert "stays as it is" in write_job(str(tmp_path / "job.yaml"))
+    write_job(str(tmp_path / "job.yaml"), "--force")
+    assert (tmp_path / "train.py").read_text() == "mine\n"
+
+
+def test_the_job_runs_the_python_that_has_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python` where that is this environment's; else its path, so that the first run does not fail."""
+    here = str(Path(sys.executable).parent)
+    for path, program in ((here, "python"), ("/nonexistent", sys.executable)):
+        monkeypatch.setenv("PATH", path)
+        write_job(str(tmp_path / "job.yaml"), "--force")
+        assert load(tmp_path / "job.yaml").spec.command == (program, "train.py")
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -96,7 +114,7 @@ PLAIN_JOB = "name: a\ncommand: x\n"
 MISTAKES = {
     ("--set", "nodez=3"): "--set nodez: nodez: is not known; did you mean `nodes`?",
     ("--set", "nodez"): "--set nodez: write it as key=value",
-    ("--spares=-1",): "--spares: spares: must be at least 0, not -1",
+    ("--spares=-1",): "--spares: spares: must be at least 0, not '-1'",
     ("nope.yaml",): "nope.yaml: cannot be read: No such file or directory",
     (".",): ".: cannot be read: Is a directory",
     ("--folder", "a\nb"): "the job folder is ",
@@ -189,7 +207,7 @@ def test_the_bash_script_parses(nvrx: Nvrx) -> None:
 def test_the_callback_completes_commands_and_flags(nvrx: Nvrx) -> None:
     """What the script asks for is answered, for commands and for the flags of one."""
     asked = {"_NVRX_SLURM_COMPLETE": "bash_complete"}
-    assert nvrx(COMP_WORDS="nvrx-slurm re", COMP_CWORD="1", **asked).stdout == "plain,render\n"
+    assert nvrx(COMP_WORDS="nvrx-slurm ren", COMP_CWORD="1", **asked).stdout == "plain,render\n"
     flags = nvrx(COMP_WORDS="nvrx-slurm render --sp", COMP_CWORD="2", **asked).stdout
     assert flags == "plain,--spares\n"
 

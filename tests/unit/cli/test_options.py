@@ -30,9 +30,10 @@ SWITCHES = ("manage_attrsvc", "enable_lib", "enable_mcp", "dry_run")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_flags_stand_together_at_the_end_of_help(nvrx: Nvrx, command: str) -> None:
-    """After all others, `--help` among them; those of older releases are not shown."""
-    usual, _, last = nvrx(*command.split(), "--help").stdout.partition("\nFailure attribution:\n")
+def test_the_flags_stand_together_at_the_end_of_the_long_help(nvrx: Nvrx, command: str) -> None:
+    """After all others, `--help` among them, and only for --help-all; those of older releases are not shown."""
+    usual, _, last = nvrx(*command.split(), "--help-all").stdout.partition("\nFailure attribution:\n")
+    assert usual.strip() == nvrx(*command.split(), "--help").stdout.strip()
     assert "--help" in usual
     assert "--ft-" not in usual
     assert all(f"  {flag} " in last for flag in FLAGS.values())

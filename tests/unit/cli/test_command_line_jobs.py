@@ -1,0 +1,182 @@
+"""Jobs of the command line: `-- COMMAND`, sbatch's flags, `--save`, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from nvrx_slurm.cli import cli
+from nvrx_slurm.cli.options import name_of
+from nvrx_slurm.errors import ConfigError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, without this machine's site files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "xdg"))
+    return tmp_path
+
+
+def typed(*arguments: str) -> str:
+    """What `nvrx-slurm` prints; raises what it ends with."""
+    done = CliRunner().invoke(cli, arguments, standalone_mode=False, prog_name="nvrx-slurm")
+    if done.exception:
+        raise done.exception
+    return done.output
+
+
+def keys(*arguments: str) -> dict[str, Any]:
+    """The job's keys, each with its value."""
+    shown: dict[str, Any] = json.loads(typed("config", "show", "--json", *arguments))
+    return shown
+
+
+def test_a_line_of_torchrun_is_a_job() -> None:
+    """Its counts are keys, and its script is the command; this tool's own flags come first."""
+    line = "torchrun --nnodes 2:4 --nproc-per-node=8 --max-restarts 5 train.py --lr 1"
+    found = keys("-N", "3", "--nproc_per_node", "2", "--", *line.split())
+    assert (found["nodes"], found["min_nodes"], found["workers_per_node"]) == (3, 2, 2)
+    assert found["command"] == ["python", "-u", "train.py", "--lr", "1"]
+    assert found["fault_tolerance.max_restarts"] == 5
+
+
+SBATCH = {
+    "-N": ("4", "nodes", 4),
+    "-t": ("90", "slurm.time", "1h30m"),
+    "-p": ("gpu", "slurm.partition", "gpu"),
+    "-A": ("us", "slurm.account", "us"),
+    "-q": ("high", "slurm.qos", "high"),
+    "-w": ("n[1-4]", "slurm.extra.nodelist", "n[1-4]"),
+    "-x": ("n9", "slurm.exclude", "n9"),
+    "-C": ("h100", "slurm.constraint", "h100"),
+    "-J": ("mine", "name", "mine"),
+    "-o": ("/logs/%x-%j.out", "output", "/logs/%x-%j.out"),
+    "-c": ("64", "slurm.cpus_per_task", 64),
+    "--gpus-per-node": ("h100:8", "slurm.gpus_per_node", "h100:8"),
+    "--mem": ("0", "slurm.mem", "0"),
+}
+"""sbatch's flag → what it is given here, and the key with the value that it then has."""
+
+
+def test_a_command_alone_is_a_job(here: Path) -> None:
+    """It needs no file, is named after its script, and takes what stands after -- as it is typed."""
+    (here / "job.yaml").write_text("not: [read\n")
+    job = keys("--spares", "1", "--workers-per-node=8", "--", "python", "src/train.py", "--spares", "-h", "a b")
+    assert job["command"] == ["python", "src/train.py", "--spares", "-h", "a b"]
+    assert (job["name"], job["nodes"], job["spares"], job["workers_per_node"]) == ("train", 1, 1, 8)
+
+
+def test_sbatchs_short_flags_mean_what_they_mean_to_sbatch() -> None:
+    """Each sets its key, in every command that takes a job, and arrives at sbatch under its own long name."""
+    flags = [word for flag, (given, _, _) in SBATCH.items() for word in (flag, given)]
+    job = keys(*flags, "--", "x")
+    assert {key: job[key] for _, key, _ in SBATCH.values()} == {key: value for _, key, value in SBATCH.values()}
+    script = typed("render", *flags, "--", "x")
+    assert {"#SBATCH --nodelist=n[1-4]", "#SBATCH --time=0-01:30:00", "#SBATCH --job-name=mine"} <= set(
+        script.splitlines()
+    )
+
+
+def test_flags_and_command_win_over_the_file(here: Path) -> None:
+    """What the file says beside them stays; a flag wins over --set of the same key."""
+    (here / "a.yaml").write_text("name: a\ncommand: x\nnodes: 2\nspares: 1\n")
+    job = keys("a.yaml", "-N", "3", "--set", "nodes=5", "--", "python", "other.py")
+    assert (job["name"], job["command"], job["nodes"], job["spares"]) == ("a", ["python", "other.py"], 3, 1)
+
+
+def test_a_file_after_two_dashes_is_a_file(here: Path) -> None:
+    """As it was before commands could stand there."""
+    (here / "a.yaml").write_text("name: a\ncommand: x\n")
+    assert keys("--", "a.yaml")["name"] == "a"
+
+
+def test_what_is_saved_is_the_same_job(here: Path) -> None:
+    """The file holds what was typed, and no more; other layers still count."""
+    flags = ("-N", "2", "-t", "2:00:00", "--set", "env.A=1.10", "--set", "fault_tolerance.backoff=off")
+    before = keys(*flags, "--save", "saved.yaml", "--", "python", "t.py", "a b", "$X")
+    assert keys("saved.yaml") == before
+    assert (here / "saved.yaml").read_text().splitlines()[:3] == [
+        "name: t", "command: python t.py 'a b' '$X'", "nodes: 2",
+    ]  # fmt: skip
+    again = keys("saved.yaml", "--spares", "1", "--save", "more.yaml")
+    assert (again["nodes"], again["spares"], keys("more.yaml")) == (2, 1, again)
+
+
+@pytest.mark.parametrize("place", ["there.yaml", "below/job.yaml", "no/job.yaml"])
+def test_a_save_overwrites_nothing_and_changes_no_path(here: Path, place: str) -> None:
+    """A file that exists, a folder from which paths would mean other files, and one that is not there."""
+    (here / "there.yaml").write_text("mine\n")
+    (here / "below").mkdir()
+    with pytest.raises(UsageError, match=f"^--save {place}: "):
+        typed("config", "show", "--set", "workdir=.", "--save", place, "--", "x")
+    assert (here / "there.yaml").read_text() == "mine\n"
+    assert not [*(here / "below").iterdir()]
+
+
+MISTAKES: dict[tuple[str, ...], str] = {
+    ("sumbit", "job.yaml"): "Did you mean 'submit'?",
+    ("run", "python", "train.py", "--epochs", "4"): "nvrx-slurm run -- python train.py --epochs 4",
+    ("run", "-N", "2", "./train.sh", "x"): "nvrx-slurm run -N 2 -- ./train.sh x",
+    ("submit", "-n", "16", "--", "x"): "--workers-per-node",
+    ("submit", "-N", "2-4", "--", "x"): "--nodes 2 --spares 0..2",
+    ("submit", "--ntasks-per-node=8", "--", "x"): "--workers-per-node",
+    ("submit", "--exclusive", "--", "x"): "--set slurm.extra.exclusive=VALUE",
+    ("run", "--"): "no command after --",
+    ("run", "--sparse", "1"): "Did you mean --spares?",
+    ("submit", "--gpus", "8", "--", "x"): "Did you mean --gpus-per-node?",
+    ("job.yaml",): "nvrx-slurm run job.yaml",
+    ("train.py", "--epochs", "4"): "nvrx-slurm run -- python train.py",
+}
+"""What a new user types, and what the message must hold."""
+
+
+@pytest.mark.parametrize(("arguments", "says"), MISTAKES.items())
+def test_a_mistake_is_answered_with_what_was_meant(arguments: tuple[str, ...], says: str) -> None:
+    """The message holds the line to type instead."""
+    with pytest.raises(click.UsageError) as caught:
+        typed(*arguments)
+    assert says in caught.value.format_message()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "says"),
+    [
+        (("run",), None, "nvrx-slurm init"),
+        (("submit", "-N", "two", "--", "x"), "nodes", "must be a whole number"),
+        (("submit", "-t", "soon", "--", "x"), "slurm.time", "no duration"),
+        (("submit", "-J", "a b", "--", "x"), "name", "letters"),
+        (("submit", "--", ""), "command", "must name a program"),
+        (("run", "--", "python train.py"), "command", "without quotes"),
+        (("run", "train.py"), None, "nvrx-slurm run -- python train.py"),
+        (("submit", "job.sh"), None, "where it has `srun COMMAND`"),
+    ],
+)
+def test_a_wrong_value_or_file_is_named(here: Path, arguments: tuple[str, ...], key: str | None, says: str) -> None:
+    """As in a file, and before anything is submitted; another kind of file with the line to type instead."""
+    (here / "train.py").write_text("print('hello')\n")
+    (here / "job.sh").write_text("#!/bin/bash\n#SBATCH -N 2\nsrun python train.py\n")
+    with pytest.raises(ConfigError) as caught:
+        typed(*arguments)
+    assert (caught.value.key, says in str(caught.value)) == (key, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (("python", "-u", "a/b/train.py", "--data", "x.py"), "train"),
+        (("bash", "run all.sh"), "run-all"),
+        (("python", "-m", "package.module"), "package.module"),
+        (("/usr/bin/sleep", "5"), "sleep"),
+        (("./.",), "job"),
+    ],
+)
+def test_a_job_is_named_after_its_command(command: tuple[str, ...], name: str) -> None:
+    """By a name that job.yaml takes."""
+    assert name_of(command) == name

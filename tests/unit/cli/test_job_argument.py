@@ -1,0 +1,64 @@
+"""JOB on the command line: an id, or nothing, from any folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.journal.job_index import record_job
+from tests.unit.cli.conftest import Nvrx
+from tests.unit.report.recorder import ended, with_one_recovery, write
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def test_without_job_a_command_takes_the_newest(nvrx: Nvrx, tmp_path: Path, state: None) -> None:
+    """Wherever it lies; stderr says which it is, and stdout holds the answer alone."""
+    write(tmp_path / "nvrx-jobs", ended(), job="old")
+    record_job(write(tmp_path / "elsewhere", with_one_recovery(), job="new").path)
+    named = nvrx("events", "new")
+    assert (named.returncode, named.stderr) == (0, "")
+    newest = nvrx("events")
+    assert newest.stdout == named.stdout
+    assert newest.stderr == f"nvrx-slurm: job new, the newest, in {tmp_path / 'elsewhere'}\n"
+    assert nvrx("events", "last").stdout == named.stdout
+    assert nvrx("status", "last", "--json").stdout.count('"job": "new"') == 1
+    here = nvrx("events", "--folder", "nvrx-jobs")
+    assert here.stdout == nvrx("events", "old").stdout != named.stdout
+
+
+def test_id_of_an_allocation_is_its_newest_run(nvrx: Nvrx, tmp_path: Path, state: None) -> None:
+    """The id that a user knows is Slurm's; the job that ran in it has one of its own."""
+    for run, events in (("7-run1", ended()), ("7-run2", with_one_recovery()), ("77-run1", ended())):
+        record_job(write(tmp_path / "nvrx-jobs", events, job=run).path)
+    found = nvrx("events", "7")
+    assert found.stdout == nvrx("events", "7-run2").stdout
+    assert found.stderr == "nvrx-slurm: job 7-run2, the newest run in the allocation 7\n"
+
+
+def test_status_without_job_lists_the_folder_as_before(nvrx: Nvrx, tmp_path: Path, state: None) -> None:
+    """No job of another folder, and no choice of the newest."""
+    write(tmp_path / "nvrx-jobs", ended(), job="old")
+    record_job(write(tmp_path / "elsewhere", ended(), job="new").path)
+    done = nvrx("status")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["JOB", "old"]
+    assert done.stderr == ""
+
+
+def test_a_variable_names_the_folder(nvrx: Nvrx, tmp_path: Path, state: None) -> None:
+    """As --folder does, which comes first; it is no key of job.yaml, and the other jobs are not looked for."""
+    write(tmp_path / "mine", ended(), job="a")
+    record_job(write(tmp_path / "elsewhere", ended(), job="b").path)
+    folder = str(tmp_path / "mine")
+    assert nvrx("status", "--json", NVRX_SLURM_FOLDER=folder).stdout.count('"job": "a"') == 1
+    assert nvrx("events", NVRX_SLURM_FOLDER=folder).stderr == f"nvrx-slurm: job a, the newest, in {folder}\n"
+    assert nvrx("events", "b", NVRX_SLURM_FOLDER=folder).returncode == 2
+    assert nvrx("events", "b", "--folder=elsewhere", NVRX_SLURM_FOLDER=folder).returncode == 0
+    (tmp_path / "job.yaml").write_text("name: a\ncommand: x\n")
+    rendered = nvrx("render", NVRX_SLURM_FOLDER=folder)
+    assert (rendered.returncode, rendered.stderr) == (0, "")
+    assert f'"folder": "{folder}"' in rendered.stdout

@@ -1,0 +1,123 @@
+"""`nvrx-slurm ls` and `rm`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
+from nvrx_slurm.journal.job_index import index_folder, record_job
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.processes import boot_id, started_ticks
+from tests.unit.cli.conftest import Nvrx
+from tests.unit.report.recorder import ended, with_one_recovery, write
+
+DAY_S = 86400.0
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def ended_job(base: Path, job_id: str, *, days_ago: float = 0.0) -> JobFolder:
+    """A job that ended so long ago, in the index."""
+    folder = write(base, ended(), job=job_id)
+    at = SystemClock().wall() - days_ago * DAY_S
+    folder.write_result(Result(exit_code=0, reason="done", ended_at=at))
+    record_job(folder.path)
+    for entry in index_folder().iterdir():
+        if entry.readlink() == folder.path:
+            os.utime(entry, (at, at), follow_symlinks=False)
+    return folder
+
+
+def running_job(base: Path, job_id: str) -> JobFolder:
+    """A local job whose batch host is this process."""
+    folder = write(base, with_one_recovery(), job=job_id)
+    pid = os.getpid()
+    folder.write_info(
+        JobInfo(
+            job_id=job_id,
+            name="digits",
+            cluster="local",
+            started_at=SystemClock().wall(),
+            host=socket.gethostname(),
+            host_pid=pid,
+            host_began=started_ticks(pid),
+            host_boot=boot_id(),
+        )
+    )
+    record_job(folder.path)
+    return folder
+
+
+def test_ls_lists_the_jobs_of_all_folders(nvrx: Nvrx, tmp_path: Path) -> None:
+    """Newest first, each with its folder; so many, those that live, or one folder's."""
+    ended_job(tmp_path / "a", "old", days_ago=3)
+    ended_job(tmp_path / "b", "newer", days_ago=1)
+    running_job(tmp_path / "c", "local-1")
+    shown = json.loads(nvrx("ls", "--json").stdout)["jobs"]
+    assert [(job["job"], job["state"]) for job in shown] == [
+        ("local-1", "running"),
+        ("newer", "completed"),
+        ("old", "completed"),
+    ]
+    assert [job["folder"] for job in shown][1] == str(tmp_path / "b" / "newer")
+    table = nvrx("ls", "-n", "2")
+    assert [line.split()[0] for line in table.stdout.splitlines()] == ["JOB", "local-1", "newer"]
+    assert "--all" in table.stderr
+    assert nvrx("ls", "-n", "3").stderr == ""
+    assert [job["job"] for job in json.loads(nvrx("ls", "--live", "--json").stdout)["jobs"]] == ["local-1"]
+    assert [line.split()[0] for line in nvrx("ls", "--folder=a").stdout.splitlines()] == ["JOB", "old"]
+
+
+def test_rm_removes_an_ended_job_and_no_other(nvrx: Nvrx, tmp_path: Path) -> None:
+    """With all that is in its folder, and its entry; one that runs is left alone, whatever is forced."""
+    gone, running = ended_job(tmp_path / "a", "gone"), running_job(tmp_path / "c", "local-1")
+    (gone.path / "more").mkdir()
+    (gone.path / "more" / "link").symlink_to(tmp_path / "c")
+    (tmp_path / "a" / "slurm-gone.out").write_text("")
+    assert nvrx("rm", "gone", "--dry-run").returncode == 0
+    assert gone.path.is_dir()
+    done = nvrx("rm", "gone", "local-1", "--force")
+    assert done.returncode == 2
+    assert "local-1 is kept: it still runs" in done.stderr
+    assert list((tmp_path / "a").iterdir()) == []
+    assert running.plan_path.is_file()
+    assert [entry.readlink() for entry in index_folder().iterdir()] == [running.path]
+    assert nvrx("rm").returncode == 2, "never the newest without a word"
+
+
+def test_a_job_of_which_nothing_says_that_it_ended_is_removed_by_force_only(nvrx: Nvrx, tmp_path: Path) -> None:
+    """There is no Slurm here to say so."""
+    folder = write(tmp_path / "nvrx-jobs", with_one_recovery(), job="17", cluster="slurm")
+    kept = nvrx("rm", "17", PATH="/nowhere")
+    assert (kept.returncode, folder.path.is_dir()) == (2, True)
+    assert "Slurm does not say" in kept.stderr
+    assert nvrx("rm", "17", "--force", PATH="/nowhere").returncode == 0
+    assert not folder.path.exists()
+
+
+def test_the_retention_of_the_site_file_says_what_has_expired(nvrx: Nvrx, tmp_path: Path) -> None:
+    """Jobs that ended long enough ago, but for the newest; flags come first, and without either nothing goes."""
+    folders = [ended_job(tmp_path / base, base, days_ago=days) for base, days in (("a", 40), ("b", 20), ("c", 3))]
+    running = running_job(tmp_path / "d", "local-1")
+    assert nvrx("rm", "--expired").returncode == 2
+    site = tmp_path / "xdg" / "nvrx-slurm" / "config.yaml"
+    site.parent.mkdir(parents=True)
+    site.write_text("retention: {days: 10, keep: 3}\n")
+    dry = nvrx("rm", "--expired", "--dry-run")
+    assert [line.split()[0] for line in dry.stdout.splitlines()] == ["a"]
+    assert all(folder.path.is_dir() for folder in folders)
+    assert nvrx("rm", "--expired").returncode == 0
+    assert [folder.path.is_dir() for folder in folders] == [False, True, True]
+    assert nvrx("rm", "--expired", "--keep=1", "--days=10").returncode == 0
+    assert [folder.path.is_dir() for folder in folders] == [False, False, True]
+    assert running.path.is_dir()
+    (tmp_path / "job.yaml").write_text("name: a\ncommand: x\n")
+    assert nvrx("config", "show").returncode == 0, "jobs read the same site file"

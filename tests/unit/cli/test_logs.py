@@ -1,0 +1,42 @@
+"""The choices of `nvrx-slurm logs` and `events`."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.unit.cli.conftest import Nvrx
+from tests.unit.report.recorder import ended, write
+
+
+def test_events_are_chosen_by_type_and_time(nvrx: Nvrx, tmp_path: Path) -> None:
+    """A line has the time, local or UTC, and the seconds since the start, whatever is left out."""
+    recorder = ended()
+    write(tmp_path / "nvrx-jobs", recorder, job="j")
+    all_lines = nvrx("events", "j").stdout.splitlines()
+    lost = [entry for entry in recorder.entries if type(entry.record).__name__ == "NodeLost"]
+    shown = nvrx("events", "j", "--type", "node_lost", "--utc").stdout.splitlines()
+    assert len(shown) == len(lost) > 0
+    time, offset, name = shown[0].split()[:3]
+    assert name == "node_lost"
+    assert datetime.fromisoformat(time) == datetime.fromtimestamp(int(lost[0].t * 1000) / 1000, UTC)
+    assert offset == f"+{lost[0].t - recorder.entries[0].t:.3f}s"
+    assert [line.split()[1:] for line in all_lines if "node_lost " in line] == [line.split()[1:] for line in shown]
+    after = datetime.fromtimestamp(lost[0].t, UTC).isoformat()
+    kept = nvrx("events", "j", "--since", after, "--json").stdout.splitlines()
+    assert [json.loads(line)["n"] for line in kept] == [e.n for e in recorder.entries if e.t >= lost[0].t]
+    assert nvrx("events", "j", "--since", "1h").stdout == ""
+    for wrong in (("--type", "node_lots"), ("--since", "yesterday")):
+        assert nvrx("events", "j", *wrong).returncode == 2
+
+
+def test_logs_are_chosen_by_line(nvrx: Nvrx, tmp_path: Path) -> None:
+    """The last lines, those that match, and the last of those that match; with a bad expression, an error."""
+    folder = write(tmp_path / "nvrx-jobs", ended(), job="j")
+    folder.job_log.write_text("".join(f"[main-0 {n % 2}] step {n}\n" for n in range(30)))
+    assert nvrx("logs", "j", "--tail", "2").stdout == "[main-0 0] step 28\n[main-0 1] step 29\n"
+    assert nvrx("logs", "j", "--grep", "step [12]9").stdout == "[main-0 1] step 19\n[main-0 1] step 29\n"
+    assert nvrx("logs", "j", "--grep", r"\[main-0 0\]", "--tail", "1").stdout == "[main-0 0] step 28\n"
+    assert nvrx("logs", "j", "-f", "--tail", "1").stdout == "[main-0 1] step 29\n", "a job that has ended"
+    assert nvrx("logs", "j", "--grep", "(").returncode == 2

@@ -1,0 +1,169 @@
+"""`nvrx-slurm demo`: train twice on this machine, once without a fault and once with a node killed, and compare.
+
+No Slurm and no root: the nodes are processes, and the script is the one that `init` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from nvrx_slurm.api.submission import submit
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED
+from nvrx_slurm.jobspec.model import JobSpec
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import (
+    JobEnded,
+    JobStarted,
+    NodeJoined,
+    NodeLost,
+    Progress,
+    Recovered,
+    RendezvousClosed,
+    RestartDecided,
+)
+from nvrx_slurm.lab.faults.node import kill_local_node
+from nvrx_slurm.report.ending import print_end
+from nvrx_slurm.report.model import ReceivedHeartbeat
+from nvrx_slurm.report.sentences import Lines
+from nvrx_slurm.report.source import Journal
+from nvrx_slurm.util.clock import Clock, SystemClock
+
+STEPS, KILL_AT_STEP = 300, 150
+VICTIM = "n2"
+SHOWN = (JobStarted, NodeLost, RestartDecided, RendezvousClosed, Recovered, JobEnded)
+"""The entries of the journal that are told."""
+
+SILENCE_S = 0.7
+"""After so long without a line, one says what goes on."""
+
+
+class Narrator:
+    """Writes lines; where none has come for `SILENCE_S`, a thread of its own writes `now`: what goes on."""
+
+    now = ""
+
+    def __init__(self, write: Callable[[str], None], clock: Clock) -> None:
+        self._write, self._clock = write, clock
+        self._said_at = clock.monotonic()
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._fill_silence, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def say(self, line: str) -> None:
+        with self._lock:
+            self._said_at = self._clock.monotonic()
+            self._write(line)
+
+    def _fill_silence(self) -> None:
+        while not self._ended.wait(SILENCE_S / 7):
+            if self._clock.monotonic() - self._said_at >= SILENCE_S:
+                try:
+                    self.say(f"  {self.now}")
+                except OSError:  # the reader is gone; the demo's own next line raises it too
+                    return
+
+
+class DemoRun(NamedTuple):
+    """One training: its job's folder and exit code, the error of its weights, and how long after the loss of the node
+    the next step was reported."""
+
+    folder: JobFolder
+    exit_code: int
+    error: float | None
+    recovery_s: float | None
+
+
+def demo(base: Path, write: Callable[[str], None], clock: Clock | None = None) -> int:
+    """Both trainings, in jobs of the folder `base`; 0 if they end with the same weights."""
+    clock = clock or SystemClock()
+    write(f"A training of {STEPS} steps on 4 nodes × 2 workers, with 2 hot spares; here a node is a process.\n")
+    with Narrator(write, clock) as narrator:
+        narrator.say("Once without a fault, to compare:")
+        last = calm = train(base, "calm", narrator, step_time_s=0.0, kills=False)
+        if calm.exit_code == 0:
+            narrator.say(f"\nOnce more, with {VICTIM} killed at step {KILL_AT_STEP}:")
+            last = train(base, "struck", narrator, step_time_s=0.02, kills=True)
+    if last.exit_code:
+        print_end(last.folder, last.exit_code)
+        return EXIT_FAILED
+    same = calm.error == last.error
+    took = f"{last.recovery_s * 1000:.0f} ms" if last.recovery_s is not None else "no node was lost"
+    write(f"\nfrom the death of {VICTIM} to the next step   {took}")
+    write(f"error without a fault               {calm.error!r}")
+    write(f"error with {VICTIM} killed                {last.error!r}")
+    write(f"                                    {'the same, bit for bit' if same else 'DIFFERENT'}")
+    return EXIT_DONE if same and last.recovery_s is not None else EXIT_FAILED
+
+
+def train(base: Path, name: str, narrator: Narrator, *, step_time_s: float, kills: bool) -> DemoRun:
+    """Run one training to its end, told as it goes; `kills` a node midway. No process of it is left."""
+    narrator.now = "starting"
+    checkpoints = base / f"checkpoints-{name}"
+    script = resources.files("nvrx_slurm.jobspec") / "templates" / "train.py"
+    options = {
+        "--steps": STEPS,
+        "--step-time": step_time_s,
+        "--checkpoint-every": 10,
+        "--checkpoint-dir": checkpoints,
+    }
+    spec = JobSpec(
+        name=f"demo-{name}",
+        command=(sys.executable, str(script), *(str(word) for option in options.items() for word in option)),
+        nodes=4,
+        spares=2,
+        workers_per_node=2,
+    )
+    job = submit(spec, cluster="local", folder=base)
+    try:
+        recovery_s = _follow(JobFolder(base / job.job_id), narrator, kills=kills)
+        narrator.now = "ending"
+        exit_code = job.wait(timeout=60.0)
+    finally:  # also when the demo is interrupted: nothing is left, and the folder can go
+        job.cancel()
+        job.wait_until_gone()
+    error = json.loads((checkpoints / "trained.json").read_text())["error"] if exit_code == 0 else None
+    return DemoRun(JobFolder(base / job.job_id), exit_code, error, recovery_s)
+
+
+def _follow(folder: JobFolder, narrator: Narrator, *, kills: bool) -> float | None:
+    """Tell the training until it ends. Returns how long after the loss of a node the next step was reported."""
+    journal, lines = Journal(folder, beats=True), Lines()
+    agent = step = 0
+    lost_at: float | None = None
+    recovery_s: float | None = None
+    try:
+        while not journal.ended:
+            for item in journal.poll(0.2):
+                if isinstance(item, ReceivedHeartbeat):
+                    step = max(step, *item.heartbeat.steps.values(), 0)
+                    narrator.now = f"step {step} of {STEPS}" if step else "starting"
+                    continue
+                line, record = lines.in_words(item), item.record
+                if isinstance(record, NodeJoined) and record.node == VICTIM:
+                    agent = record.pid
+                elif isinstance(record, NodeLost):
+                    lost_at = item.t
+                elif isinstance(record, Progress) and lost_at is not None and recovery_s is None:
+                    recovery_s = item.t - lost_at
+                if kills and isinstance(record, SHOWN):
+                    narrator.say(f"  {line}")
+            if kills and agent and step >= KILL_AT_STEP:
+                narrator.say(f"  kill -9: all processes of {VICTIM}, at step {step}")
+                kill_local_node(agent)
+                agent = 0
+    finally:
+        journal.close()
+    return recovery_s

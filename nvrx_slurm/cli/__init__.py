@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -17,24 +18,32 @@ from nvrx_slurm.util.terminal import guard, is_unread
 
 # in the order of a job's life, as `--help` lists them; see `LazyGroup`
 COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("demo:demo", "See a job survive the loss of a node, on this machine."),
     "init": ("config:init", "Write a commented job.yaml to start from."),
     "render": ("config:render", "Print the sbatch script of a job."),
     "submit": ("submit:submit", "Submit a job to Slurm; prints its id."),
-    "run": ("submit:run", "Run a job here, in the foreground, without Slurm."),
+    "run": ("run:run", "Run a job here, in the foreground, without Slurm."),
+    "ls": ("jobs:ls", "Your jobs, of all folders."),
     "status": ("status:status", "Nodes and ranks, cycle, spares, last failure and decision."),
     "logs": ("logs:logs", "Output of the ranks, by rank and cycle."),
     "explain": ("analyze:explain", "Why a job failed, and what was done about it."),
     "analyze": ("analyze:analyze", "The same analysis on any logs, offline."),
     "attribution": ("attribution:attribution", "What the verdicts were worth."),
     "dump": ("status:dump", "Stacks of live workers now, without stopping them."),
+    "exec": ("control:run_beside", "Run a command beside a rank, in its environment."),
+    "restart": ("control:restart", "Start the workers of a running job again, now."),
+    "drain": ("control:drain", "Move a node's ranks to a hot spare, and give it none."),
+    "undrain": ("control:undrain", "Let a drained node have ranks again."),
     "events": ("logs:events", "The journal of a job."),
     "wait": ("submit:wait", "Wait for a job; exits with its exit code."),
     "cancel": ("submit:cancel", "Cancel a job."),
+    "rm": ("jobs:rm", "Remove the folders of jobs that have ended."),
     "config": ("config:config", "Show the merged configuration, or its JSON Schema."),
     "nodes": ("nodes:nodes", "Nodes that evidence speaks against."),
     "attrsvc": ("attrsvc:attrsvc", "Attribution as a service, for a fleet of jobs."),
     "mcp": ("attribution:mcp", "The same tools for an AI assistant."),
     "store": ("store:store", "What a site's own store must allow its users."),
+    "doctor": ("doctor:doctor", "What this site's settings mean for a job."),
     "transport": ("transport:transport", "What this node can do for payloads."),
     "cluster": ("cluster:cluster", "A real Slurm on this machine, without root."),
     "ci": ("ci:ci", "Process flows, faults included, replayed on a real Slurm."),
@@ -63,6 +72,16 @@ class LazyGroup(click.Group):
         assert isinstance(loaded, click.Command)
         return loaded
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self._commands_in and not args[0].startswith("-"):
+            from nvrx_slurm.cli.advice import about_command
+
+            if advice := about_command(args[0], self._commands_in):
+                ctx.fail(f"No such command {args[0]!r}. {advice}")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -83,7 +102,10 @@ def cli() -> None:
 def main() -> NoReturn:
     """The entry point: every NvrxError is one message on stderr and its exit code, never a traceback."""
     guard(in_actions=env.github() is not None)
+    starts_plain = signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # by `__main__`
     try:
+        if starts_plain:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         code = cli.main(standalone_mode=False, prog_name="nvrx-slurm")
     except NvrxError as error:
         click.echo(f"nvrx-slurm: error: {shown(str(error))}", err=True)
@@ -95,4 +117,7 @@ def main() -> NoReturn:
         if is_unread(sys.stdout):  # Python flushes stdout at its end, and makes exit code 120 of what that raises
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_INTERRUPTED)
+    finally:
+        if starts_plain:  # the end of the interpreter would print a traceback, too
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code if isinstance(code, int) else 0)

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.options import folder_option
+from nvrx_slurm.cli.completion import complete_replicas
+from nvrx_slurm.cli.job_argument import job_argument
 from nvrx_slurm.cli.output import print_facts, print_json
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.journal.verdicts import Attribution, Evidence
-    from nvrx_slurm.report.failures import FailureTimeline
-    from nvrx_slurm.report.model import JobView
 
 LABEL_WIDTH = 11
 WIDEST = 100
@@ -138,53 +137,39 @@ def _in_context(evidence: Evidence) -> Iterator[str]:
 
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
+@job_argument
 @click.option("--cycle", type=click.IntRange(min=0), help="The cycle that failed. Without it: the last that did.")
-@click.option("--replica", help="Whose cycle it was, in a job with several replicas.")
+@click.option(
+    "--replica", shell_complete=complete_replicas, help="Whose cycle it was, in a job with several replicas."
+)
 @click.option("--json", "as_json", is_flag=True, help="One documented object (docs/attribution.md).")
-@folder_option
 def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, folder: Path) -> None:
     """Why a job failed, and what was done about it: the first failure, what followed from it, the verdict of each
     source, progress, budget, the decision and who made it.
 
     Where the rules were not asked while the job ran they are asked now.
     """
-    from nvrx_slurm.report import explanation, source
-    from nvrx_slurm.report.failures import read_failures
-    from nvrx_slurm.report.jobs import find_job, read_plan
+    from nvrx_slurm.api.explaining import explain_job
+    from nvrx_slurm.report import explanation
+    from nvrx_slurm.report.ending import NOT_BY_A_FAILURE, end_lines
+    from nvrx_slurm.report.jobs import find_job
 
     job = find_job(folder.absolute(), job_id)
-    plan = read_plan(job)
-    if plan is None:
-        raise UsageError(f"job {job_id} has not started yet: there is nothing to explain")
-    history, view = read_failures(plan, job, source.so_far(job))
-    each = _chosen(history.timelines, view, job_id, cycle, replica)
-    now = None
-    if not any(answer.attribution.primary for answer in each.answers):
-        from nvrx_slurm.attribution.analyze.analyzer import analyze_sync
-
-        now = analyze_sync(each.inquiry)
-    report = explanation.explanation(each, job=job_id, name=plan.name, now=now)
+    result = job.read_result()
+    try:
+        report, plan = explain_job(job, cycle=cycle, replica=replica)
+    except UsageError:
+        if result is None or not result.exit_code or cycle is not None or replica is not None:
+            raise
+        # It was cancelled, or ended before a worker could fail.
+        if as_json:
+            print_json(result)
+        else:
+            click.echo("\n".join([*end_lines(job, result.exit_code)][:-1]))
+        return
+    if result is not None and result.exit_code in NOT_BY_A_FAILURE:
+        click.echo(next(end_lines(job, result.exit_code)), err=True)
     if as_json:
         print_json(report)
     else:
         print_facts(explanation.facts(report, plan.fault_tolerance, str(job.path)), explanation.verdicts(report))
-
-
-def _chosen(
-    timelines: list[FailureTimeline], view: JobView, job_id: str, cycle: int | None, replica: str | None
-) -> FailureTimeline:
-    """The last failure that fits. Raises UsageError with those that there are."""
-    from nvrx_slurm.report.words import plural
-
-    keys = [each.inquiry.key for each in timelines]
-    for each, key in zip(reversed(timelines), reversed(keys), strict=True):
-        if cycle in (None, key.cycle) and replica in (None, key.replica):
-            return each
-    if timelines:
-        known = ", ".join(f"{key.replica} cycle {key.cycle}" for key in keys[-8:])
-        raise UsageError(f"no such failure in job {job_id}; it has: {known}")
-    end = f"; it ended with {view.shutdown.exit_code}" if view.shutdown else ""
-    count = view.restarts_in_process
-    inside = f"; its ranks restarted in process {plural(count, 'time')}, as `events` shows" if count else ""
-    raise UsageError(f"nothing has failed in job {job_id}{inside}{end}")

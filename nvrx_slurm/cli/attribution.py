@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nvrx_slurm.cli.completion import complete_jobs
+from nvrx_slurm.cli.job_argument import chosen_job, folder_of_user
 from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.cli.output import print_facts, print_json
 from nvrx_slurm.errors import EXIT_UNREACHABLE
@@ -24,7 +26,7 @@ def attribution() -> None:
 
 
 @attribution.command(short_help="Would it have been right to stop?")
-@click.argument("job_ids", metavar="[JOB]…", nargs=-1)
+@click.argument("job_ids", metavar="[JOB]…", nargs=-1, shell_complete=complete_jobs)
 @click.option("--json", "as_json", is_flag=True, help="One object: each would-be STOP and the sums.")
 @folder_option
 def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
@@ -46,7 +48,7 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
 
 
 @attribution.command(short_help="Send the notices that are left.")
-@click.argument("job_ids", metavar="[JOB]…", nargs=-1)
+@click.argument("job_ids", metavar="[JOB]…", nargs=-1, shell_complete=complete_jobs)
 @folder_option
 def flush(job_ids: tuple[str, ...], folder: Path) -> int:
     """Send what jobs could not deliver to Slack or the index while those were down. Without JOB: of all jobs of the
@@ -77,7 +79,8 @@ def _jobs(folder: Path, job_ids: tuple[str, ...]) -> list[JobFolder]:
     """These jobs, or all of the folder. Raises UsageError."""
     from nvrx_slurm.report.jobs import find_job, known_jobs
 
-    return [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
+    chosen = [chosen_job(job_id, folder) for job_id in job_ids]
+    return [find_job(base, job_id) for job_id, base in chosen] if job_ids else known_jobs(folder)
 
 
 @click.command()
@@ -105,19 +108,19 @@ def mcp(roots: tuple[Path, ...], rules: tuple[Path, ...], folder: Path) -> None:
     need("mcp")
     from nvrx_slurm.attribution.mcp_server import serve
 
-    serve(rules=rules, roots=roots, explain=partial(_explain, folder))
+    serve(rules=rules, roots=roots, explain=partial(_explain, folder_of_user(folder)))
 
 
-def _explain(base: Path, job_id: str) -> dict[str, Any]:
+def _explain(base: Path | None, job_id: str) -> dict[str, Any]:
     """How the job stands, as `status --json` has it, and its last failures, as `explain --json` has them."""
     import msgspec
 
     from nvrx_slurm.report import snapshot
     from nvrx_slurm.report.explanation import explanation
     from nvrx_slurm.report.failures import Failures
-    from nvrx_slurm.report.jobs import find_job, read_plan
+    from nvrx_slurm.report.jobs import base_of, find_job, read_plan
 
-    job = find_job(base, job_id)
+    job = find_job(base_of(job_id) if base is None else base, job_id)
     plan = read_plan(job)
     if plan is None:
         return {"status": msgspec.json.decode(snapshot.as_json(snapshot.take(job))), "failures": []}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nvrx_slurm.cli import LazyGroup
+from nvrx_slurm.cli.completion import complete_flows
 from nvrx_slurm.cli.options import seconds_of
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, MissingProgramError, UsageError
 from nvrx_slurm.util.sanitize import one_line
@@ -46,7 +47,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 _paths = click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-_only = click.option("--flow", "only", multiple=True, metavar="GLOB", help="Only flows with such a name; repeatable.")
+_only = click.option(
+    "--flow",
+    "only",
+    multiple=True,
+    metavar="GLOB",
+    shell_complete=complete_flows,
+    help="Only flows with such a name; repeatable.",
+)
 _on = click.option(
     "--on",
     "stage",

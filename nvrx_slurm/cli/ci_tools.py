@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nvrx_slurm.cli.ci import run_and_report, suite_options
+from nvrx_slurm.cli.completion import complete_jobs
+from nvrx_slurm.cli.job_argument import chosen_job
 from nvrx_slurm.cli.options import JobChoice, JobCommand, folder_option, job_options, seconds_of
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from nvrx_slurm.util.sanitize import one_line
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from nvrx_slurm.lab.flow.matrix import LeftOut, MatrixCase
     from nvrx_slurm.lab.flow.model import StageName
 
-_JOB = click.argument("job", metavar="JOB")
-_OF_WHAT = "JOB: a job's id, its folder, or its events.jsonl, with the older parts beside it."
+_JOB = click.argument("job", metavar="[JOB]", required=False, shell_complete=complete_jobs)
+_OF_WHAT = "JOB: a job's id, its folder, or its events.jsonl, with the older parts beside it. Without it: the newest."
 _PLAN = click.option(
     "--plan",
     "plan_file",
@@ -35,7 +37,7 @@ _PLAN = click.option(
 @_JOB
 @_PLAN
 @folder_option
-def replay(job: str, plan_file: Path | None, folder: Path) -> None:
+def replay(job: str | None, plan_file: Path | None, folder: Path) -> None:
     """Feed a job's journal through the pure core again: it decides the same, or here is where they part (exit 1)."""
     from nvrx_slurm.lab.flow import replaying
     from nvrx_slurm.lab.flow.replaying import read_journal, read_plan
@@ -59,7 +61,7 @@ def replay(job: str, plan_file: Path | None, folder: Path) -> None:
 @click.option("--job", "job_file", type=click.Path(path_type=Path), help="The job.yaml that the flow names.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The flow's file. Default: stdout.")
 @folder_option
-def record(job: str, plan_file: Path | None, job_file: Path | None, output: Path | None, folder: Path) -> None:
+def record(job: str | None, plan_file: Path | None, job_file: Path | None, output: Path | None, folder: Path) -> None:
     """Print a flow that asks for what this job did, its faults included: what was done to it is inferred.
 
     Without --job the flow's job is written beside it, as NAME.job.yaml, made from the job's plan: what stood below
@@ -157,6 +159,8 @@ def _chosen(plan: Plan, stage: StageName, only: tuple[str, ...]) -> tuple[list[M
 def _write_flows(cases: list[MatrixCase], choice: JobChoice, folder: Path, start_s: float) -> None:
     from nvrx_slurm.lab.flow.writing import to_yaml
 
+    if choice.file is None:
+        raise UsageError("the flows name a file of the job: write one with --save job.yaml")
     folder.mkdir(parents=True, exist_ok=True)
     job, changed = _seen_from(folder, choice.file), _overrides(choice.plan(choice.load()), choice.file)
     for case in cases:
@@ -166,15 +170,16 @@ def _write_flows(cases: list[MatrixCase], choice: JobChoice, folder: Path, start
 # ------------------------------------------------------------------------------------------------ places
 
 
-def _journal_of(job: str, folder: Path) -> Path:
+def _journal_of(job: str | None, folder: Path) -> Path:
     """The journal's file. Raises UsageError, which lists the jobs of the base folder."""
-    path = Path(job)
-    if path.is_file():
+    path = None if job is None else Path(job)
+    if path is not None and path.is_file():
         return path
-    if not path.is_dir():
+    if path is None or not path.is_dir():
         from nvrx_slurm.report.jobs import find_job
 
-        path = find_job(folder, job).path
+        job_id, folder = chosen_job(job, folder)
+        path = find_job(folder, job_id).path
     return path / "events.jsonl"
 
 

@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.options import folder_option
+from nvrx_slurm.cli.completion import complete_events, complete_ranks, complete_replicas
+from nvrx_slurm.cli.job_argument import job_argument
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec import env
+from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.sanitize import TerminalOutput, json_text, not_command_bytes
 
 if TYPE_CHECKING:
+    from nvrx_slurm.report.line_filter import LineFilter
     from nvrx_slurm.report.logs import Chunk, RankLog
 
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
+@job_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on, from cycle to cycle, until the job has ended.")
-@click.option("--rank", type=click.IntRange(min=0), help="One rank's output, unmarked.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), shell_complete=complete_ranks, help="One rank's output, unmarked."
+)
 @click.option("--cycle", type=click.IntRange(min=0), help="One cycle's output; default: all, in order.")
-@click.option("--replica", help="One replica's output, such as main-0.")
+@click.option("--replica", shell_complete=complete_replicas, help="One replica's output, such as main-0.")
 @click.option("--stdout/--stderr", "stdout", default=None, help="One of the two only.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Of what there is so far, the last N lines.")
+@click.option("--since", metavar="WHEN", help="Lines since then: 10m, 14:30, 2026-11-23T14:30.")
+@click.option("--grep", "pattern", metavar="REGEX", help="Lines that match; (?i) in front ignores case.")
 @click.option(
     "--raw",
     is_flag=True,
     help="To the byte on a terminal, too: it obeys all escape sequences of the workers.",
 )
-@folder_option
 def logs(
     job_id: str,
     follow: bool,
@@ -39,6 +51,9 @@ def logs(
     cycle: int | None,
     replica: str | None,
     stdout: bool | None,
+    tail: int | None,
+    since: str | None,
+    pattern: str | None,
     raw: bool,
     folder: Path,
 ) -> None:
@@ -46,6 +61,9 @@ def logs(
 
     Where a new cycle begins, stderr says so. Into a pipe or a file the output goes to the byte. On a terminal its
     colours are kept, and every other control character is shown as \\x1b and the like.
+
+    --since goes by the time stamps that the lines begin with. Ranks that print none are shown from the beginning of
+    the cycle that they wrote in since then.
     """
     from nvrx_slurm.report.jobs import find_job, read_plan
     from nvrx_slurm.report.logs import MergedReader, Reader, Selection, choose, follow_logs
@@ -53,11 +71,20 @@ def logs(
     job = find_job(folder, job_id)
     streams = {None: ("out", "err"), True: ("out",), False: ("err",)}[stdout]
     selection = Selection(replica=replica, rank=rank, cycle=cycle, streams=streams)
-    if selection.whole_job:
+    moment, matching = None if since is None else moment_of("--since", since), _pattern(pattern)
+    if selection.whole_job and moment is None:
         reader: Reader = MergedReader(job)
     else:
         reader = Reader(job, choose(selection, read_plan(job), job, may_come=follow))
-    chunks = follow_logs(job, reader) if follow else chain(reader.read(), reader.rest())
+    if tail is not None and moment is None and matching is None:
+        reader.skip_to_last(tail)
+        tail = None
+    so_far, later = reader.read(), follow_logs(job, reader) if follow else reader.rest()
+    chunks: Iterator[Chunk] = chain(so_far, later)
+    if tail is not None or moment is not None or matching is not None:
+        from nvrx_slurm.report.line_filter import LineFilter
+
+        chunks = _filtered(LineFilter(pattern=matching, since=moment), so_far, later, tail, follow)
     if raw:
         output: _Exact | _OnTerminal = _Exact()
     elif sys.stdout.isatty():
@@ -75,6 +102,50 @@ def logs(
             click.echo(f"── {generation}cycle {chunk.file.cycle} ──", err=True)
         output.write(chunk)
     output.end()
+
+
+def _filtered(
+    lines: LineFilter, so_far: Iterator[Chunk], later: Iterator[Chunk], tail: int | None, follow: bool
+) -> Iterator[Chunk]:
+    """What the filter passes on; of what there is so far, the last lines only."""
+    found: Iterator[Chunk] = (kept for chunk in so_far for kept in lines.feed(chunk))
+    if not follow:  # then `later` is what ends without a newline
+        found = chain(found, (kept for chunk in later for kept in lines.feed(chunk)), _rest(lines))
+    if tail is None:
+        yield from found
+    else:
+        single = (replace(kept, data=line) for kept in found for line in kept.data.splitlines(keepends=True))
+        yield from deque(single, maxlen=tail)
+    if lines.is_untimed:
+        click.echo("nvrx-slurm: some ranks print no times: all that they wrote in their cycle is shown", err=True)
+    if follow:
+        lines.caught_up()
+        for chunk in later:
+            yield from lines.feed(chunk)
+        yield from lines.rest()
+
+
+def _rest(lines: LineFilter) -> Iterator[Chunk]:
+    """Not before it is asked for: by then all else has been fed."""
+    yield from lines.rest()
+
+
+def _pattern(text: str | None) -> re.Pattern[bytes] | None:
+    """Raises UsageError."""
+    try:
+        return None if text is None else re.compile(text.encode())
+    except re.error as error:
+        raise UsageError(f"--grep {text}: is no regular expression: {error}") from None
+
+
+def moment_of(flag: str, text: str) -> float:
+    """The moment that a flag names, in seconds since the epoch. Raises UsageError."""
+    from nvrx_slurm.util.durations import parse_moment
+
+    try:
+        return parse_moment(text, SystemClock().wall())
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
 
 
 class _Exact:
@@ -118,22 +189,45 @@ class _ToRunner(_Exact):
 
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
+@job_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on with new events until the job has ended.")
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    metavar="EVENT",
+    shell_complete=complete_events,
+    help="These events only, such as node_lost or 'node_*'; repeatable, and a list with commas.",
+)
+@click.option("--since", metavar="WHEN", help="Events since then: 10m, 14:30, 2026-11-23T14:30.")
+@click.option("--utc", is_flag=True, help="Times in UTC instead of local time.")
 @click.option("--json", "as_json", is_flag=True, help="The journal's own lines, JSON objects, one an event.")
-@folder_option
-def events(job_id: str, follow: bool, as_json: bool, folder: Path) -> None:
+def events(
+    job_id: str, follow: bool, types: tuple[str, ...], since: str | None, utc: bool, as_json: bool, folder: Path
+) -> None:
     """The journal of a job: what happened, what was decided, and why.
 
-    Times count from the job's start. Every event and its fields: docs/journal.md.
+    Each line has the time, and the seconds since the job's start. Every event and its fields: docs/journal.md.
     """
+    from datetime import UTC, datetime
+
     from nvrx_slurm.journal.records import entry_to_json
     from nvrx_slurm.report import source
     from nvrx_slurm.report.jobs import find_job
     from nvrx_slurm.report.sentences import Lines
+    from nvrx_slurm.report.words import chosen_events, event_name
 
+    moment, wanted = None if since is None else moment_of("--since", since), chosen_events(types)
     job = find_job(folder, job_id)
     entries = source.follow(job) if follow else source.so_far(job)
     lines = Lines()
     for entry in entries:
-        print(json_text(entry_to_json(entry)) if as_json else lines.in_words(entry), flush=follow)
+        line = lines.in_words(entry)  # also of one that is not shown: times count from the first
+        if (wanted and event_name(entry.record) not in wanted) or (moment is not None and entry.t < moment):
+            continue
+        if as_json:
+            line = json_text(entry_to_json(entry))
+        else:
+            at = datetime.fromtimestamp(entry.t, UTC if utc else None)
+            line = f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}{'Z' if utc else ''}  {line}"
+        print(line, flush=follow)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nvrx_slurm.cli.completion import complete_jobs, complete_ranks, complete_replicas
+from nvrx_slurm.cli.job_argument import chosen_job, job_argument
 from nvrx_slurm.cli.options import folder_option, seconds_of
 from nvrx_slurm.cli.output import print_json
 from nvrx_slurm.errors import UsageError
@@ -19,27 +21,38 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("job_id", metavar="[JOB]", required=False)
+@click.argument("job_id", metavar="[JOB]", required=False, shell_complete=complete_jobs)
 @click.option(
     "--watch", is_flag=True, help="Keep the screen up to date until the job ends; exits with its exit code."
 )
 @click.option("--json", "as_json", is_flag=True, help="One documented object (docs/journal.md).")
 @folder_option
 def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
-    """How a job stands: nodes, ranks, cycle, spares, last failure and decision. Without JOB: all jobs.
+    """How a job stands: nodes, ranks, cycle, spares, last failure and decision. Without JOB: all jobs of the folder.
+    `ls` lists your jobs of all folders. `status last`, or --watch without JOB, shows the newest.
 
     BEAT is the age of a node's last sign of life. LAG: how many steps a rank is behind the fastest of its replica;
     QUIET: how long ago it made progress last.
     """
+    from nvrx_slurm.cluster.base import folder_name
+    from nvrx_slurm.journal.folder import JobFolder
+    from nvrx_slurm.report.ending import print_end
+
     if watch:
-        if job_id is None or as_json:
-            raise UsageError("--watch shows one job on the screen: name it, and leave --json out")
+        if as_json:
+            raise UsageError("--watch shows one job on the screen: leave --json out")
         from nvrx_slurm.report import live
 
-        return live.watch(folder, job_id)
+        job_id, folder = chosen_job(job_id, folder)
+        exit_code = live.watch(folder, job_id)
+        print_end(JobFolder(folder / folder_name(job_id)), exit_code)
+        return exit_code
     from nvrx_slurm.report import snapshot
 
-    shot = None if job_id is None else _snapshot(folder, job_id)
+    shot = None
+    if job_id is not None:
+        job_id, folder = chosen_job(job_id, folder)
+        shot = _snapshot(folder, job_id)
     lines = snapshot.list_jobs(folder) if shot is None else []
     if as_json and shot is not None:
         click.echo(json_text(snapshot.as_json(shot)))
@@ -55,6 +68,8 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
         from nvrx_slurm.report import plain
 
         click.echo(plain.jobs(lines) if shot is None else plain.page(shot))
+    if shot is not None and shot.exit_code is not None and not as_json:
+        print_end(shot.folder, shot.exit_code, slurm_says=shot.slurm_state)
     return 0
 
 
@@ -79,9 +94,16 @@ def _snapshot(base: Path, job_id: str) -> Snapshot:
 
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
-@click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="One rank; may be given repeatedly.")
-@click.option("--replica", help="One replica's ranks, such as main-0.")
+@job_argument
+@click.option(
+    "--rank",
+    "ranks",
+    type=click.IntRange(min=0),
+    multiple=True,
+    shell_complete=complete_ranks,
+    help="One rank; may be given repeatedly.",
+)
+@click.option("--replica", shell_complete=complete_replicas, help="One replica's ranks, such as main-0.")
 @click.option(
     "--timeout",
     metavar="DURATION",
@@ -90,7 +112,6 @@ def _snapshot(base: Path, job_id: str) -> Snapshot:
     help="Give up (exit code 124) after this long.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One object, when all have answered.")
-@folder_option
 def dump(job_id: str, ranks: tuple[int, ...], replica: str | None, timeout: str, as_json: bool, folder: Path) -> None:
     """Stacks of live workers now, without stopping them.
 

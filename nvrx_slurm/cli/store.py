@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from nvrx_slurm.cli.completion import complete_jobs
+from nvrx_slurm.cli.job_argument import chosen_job
 from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.errors import UsageError
 
@@ -18,7 +20,13 @@ def store() -> None:
 @store.command()
 @click.argument("user", metavar="USER")
 @click.option("--namespace", metavar="NAME", help="Of `store.namespace` in the user's job.yaml. [default: USER]")
-@click.option("--job", "job_id", metavar="JOB", help="For the keys of this job alone, which must run.")
+@click.option(
+    "--job",
+    "job_id",
+    metavar="JOB",
+    shell_complete=complete_jobs,
+    help="For the keys of this job alone, which must run.",
+)
 @folder_option
 def acl(user: str, namespace: str | None, job_id: str | None, folder: Path) -> None:
     """Print the command that makes an ACL user for jobs, for the server's administrator.
@@ -36,6 +44,7 @@ def acl(user: str, namespace: str | None, job_id: str | None, folder: Path) -> N
         raise UsageError("--namespace and --job name different keys: give one of the two")
     from nvrx_slurm.report.jobs import find_job
 
+    job_id, folder = chosen_job(job_id, folder)
     address = find_job(folder, job_id).read_store()
     if address is None:
         raise UsageError(f"job {job_id} has no store now: it has ended, or has not started yet")

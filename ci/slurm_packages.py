@@ -1,4 +1,4 @@
-"""Install the programs that the tests start: Slurm's, and a Redis with TLS; `python -m ci.slurm_packages`."""
+"""Install the programs that the tests start, Slurm's and container runtimes; `python -m ci.slurm_packages`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ PROGRAMS = (
     "ip",
     "redis-server",
     "openssl",
+    "podman",
+    "ch-run",
 )
 DEBIAN = (
     "slurm-wlm",
@@ -33,6 +35,10 @@ DEBIAN = (
     "iproute2",
     "redis-server",
     "openssl",
+    "podman",
+    "runc",
+    "uidmap",
+    "charliecloud-runtime",
 )
 RHEL = (
     "slurm",
@@ -47,6 +53,8 @@ RHEL = (
     "iproute",
     "redis",
     "openssl",
+    "podman",
+    "charliecloud",
 )
 SBIN = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/libexec")
 

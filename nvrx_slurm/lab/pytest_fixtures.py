@@ -40,7 +40,7 @@ from nvrx_slurm.util.files import make_folders
 from nvrx_slurm.util.processes import dies_with_parent, is_alive
 
 if TYPE_CHECKING:
-    from nvrx_slurm.api.handle import ClusterName
+    from nvrx_slurm.cluster.base import ClusterName
 
 PREFIX = "pytest-"
 ENDED_S = 10.0

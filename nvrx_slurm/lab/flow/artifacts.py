@@ -35,7 +35,8 @@ LOG_TAIL_LINES = 30
 
 
 class AttemptSpec(Record, frozen=True, kw_only=True):
-    """One attempt: a flow file, where it runs, the lease that its job gets, and the process that it dies with."""
+    """One attempt: a flow file, where it runs, the lease that its job gets, and the process that it dies with.
+    `notices_fd`: the inherited descriptor of what the run's user watches."""
 
     flow: str
     stage: StageName
@@ -43,6 +44,7 @@ class AttemptSpec(Record, frozen=True, kw_only=True):
     lease: str
     lease_timeout_s: float
     parent: int
+    notices_fd: int | None = None
 
 
 class AttemptFolder:

@@ -10,6 +10,7 @@ same decisions; journal, result.json and Slurm agree on the exit code; nothing o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import os
@@ -18,14 +19,16 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+from nvrx_slurm.api.handle import Job
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, NvrxError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import Result
-from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted, Recovered
+from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted, Recovered, Signalled
 from nvrx_slurm.lab.flow.artifacts import AttemptFolder, AttemptSpec
 from nvrx_slurm.lab.flow.cleanup import CleanupList, clean_up
 from nvrx_slurm.lab.flow.flow_run import End, FlowRun, StatePoller
@@ -132,7 +135,9 @@ class AttemptRun:
                 self._cleanup.queue(env.slurm_configuration())
             job = stage.submit(flow)
             log.info("job %s, in %s", job.job_id, job.folder)
-            self._run = FlowRun(flow, stage, StatePoller(job, self._clock), self._clock)
+            self._run = FlowRun(
+                flow, stage, StatePoller(job, self._clock), self._clock, partial(self._notify, flow.name, job)
+            )
             end: End
             try:
                 end = self._run.run(self._began + flow.wall_s)
@@ -143,6 +148,13 @@ class AttemptRun:
         if end == "out_of_time":
             return "out_of_time"
         return "failed" if self._findings else "passed"
+
+    def _notify(self, flow: str, job: Job, text: str) -> None:
+        """Log it, and tell the user, who watches the run and not this log."""
+        log.info("job %s %s", job.job_id, text)
+        if self._spec.notices_fd is not None:
+            with contextlib.suppress(OSError):  # nothing reads it any more
+                os.write(self._spec.notices_fd, f"{flow}: job {job.job_id} {text}\n".encode())
 
     def _find(self, kind: Kind, message: str, detail: Sequence[str] = ()) -> None:
         finding = FlowFinding(kind=kind, message=message, file=self._spec.flow, line=1, detail=tuple(detail))
@@ -177,8 +189,12 @@ def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[F
     # Slurm reports a job that was cancelled here as cancelled, also where it was just ending by itself.
     state = None if was_cancelled else poller.ask()
 
-    # The expectation first: it is what a report shows in its headline.
+    # The expectation first: it is what a report shows in its headline. But of a job that never started, why.
     found: list[FlowFinding] = []
+    if not run.entries and run.queue.place is not None:
+        found.append(
+            _of_flow(flow, "bound", f"Slurm did not start the job: {run.queue.place.describe(stage.clock.wall())}")
+        )
     if (miss := run.matcher.miss) is not None:
         found.append(of_miss(flow, miss, run.entries))
     found += run.findings
@@ -238,6 +254,10 @@ def of_exit_code(
     if result is not None and result.exit_code != code:
         message = f"the journal ends with exit code {code}, result.json with {result.exit_code}: {result.reason}"
         yield _of_flow(flow, "exit_code", message)
+    # Slurm after 22.05 takes each later end of a job that has once left in its GraceTime for the preemption's.
+    signals = [entry.record.reason for entry in entries if isinstance(entry.record, Signalled)]
+    if state is JobState.PREEMPTED and "preempted" in signals:
+        return
     if state is not None and state.terminal and (state is JobState.COMPLETED) != (code == 0):
         yield _of_flow(flow, "exit_code", f"the journal ends with exit code {code}, and Slurm says {state}")
 

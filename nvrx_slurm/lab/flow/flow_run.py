@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.cluster.local import LocalCluster
+from nvrx_slurm.cluster.queue_place import QueueReporter
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.journal.folder import JobFolder
@@ -36,7 +37,9 @@ class FlowRun:
     """One job under one flow. `entries`: its journal so far; `struck`: the faults that have happened; `findings`:
     those that did not."""
 
-    def __init__(self, flow: Flow, stage: Stage, poller: StatePoller, clock: Clock) -> None:
+    def __init__(
+        self, flow: Flow, stage: Stage, poller: StatePoller, clock: Clock, notify: Callable[[str], None] = log.info
+    ) -> None:
         self.flow, self.poller = flow, poller
         self.folder = JobFolder(poller.job.folder)
         self.matcher, self.scheduler = FlowMatcher(flow), FaultScheduler(flow.faults)
@@ -44,6 +47,7 @@ class FlowRun:
         self.struck: list[InjectedFault] = []
         self.findings: list[FlowFinding] = []
         self._stage, self._clock = stage, clock
+        self.queue = QueueReporter(poller.job.job_id, lambda why: notify(f"is pending: {why}"), clock=clock)
         self._topology = JobTopology(self.folder.read_plan())
         self._journal = stage.journal(self.folder)
         # How far the journal's clock is ahead of this process's monotonic one: by the wall clock, until the store's
@@ -61,6 +65,8 @@ class FlowRun:
             # The next entry may come at any time; so poll returns with it, or when something is due without one.
             wait_s = min(moment for moment in moments if moment is not None) - self._now()
             self._take(self._journal.poll(max(0.0, min(wait_s, self.poller.pause_s(), LONGEST_WAIT_S))))
+            if self.poller.state is JobState.PENDING:
+                self.queue.look()
             for due in self.scheduler.due(self._now()):
                 self._inject(due)
             self.matcher.look(self._now())

@@ -90,6 +90,9 @@ class _Suite:
         self._running: set[AttemptProcess] = set()
         self._exit_codes: dict[str, int] = {}  # of flows whose last attempt was broken
         self._ending: EarlyEnd | None = None
+        self._notices: int | None = None
+        with contextlib.suppress(OSError):  # stderr is closed
+            self._notices = os.dup(2)
 
     async def run(self, flows: Sequence[Flow]) -> SuiteOutcome:
         began, began_at = self._clock.monotonic(), self._clock.wall()
@@ -102,6 +105,8 @@ class _Suite:
         longest_first = sorted(flows, key=lambda flow: -flow.wall_s)  # so that none is left to run alone
         ended = await asyncio.gather(*map(self._flow, longest_first))
         lease.cancel()
+        if self._notices is not None:
+            os.close(self._notices)
         # An early end says more than the flows that it cut short; a failed flow more than one that could not be run.
         if self._ending:
             exit_code = self._ending.exit_code
@@ -158,9 +163,10 @@ class _Suite:
             lease=str(self._artifacts.lease),
             lease_timeout_s=LEASE_S,
             parent=os.getpid(),
+            notices_fd=self._notices,
         )
         folder.create(spec)
-        process = await AttemptProcess.start(folder, self._clock)
+        process = await AttemptProcess.start(folder, self._clock, self._notices)
         self._running.add(process)
         if self._ending:  # it came while the process was being started
             process.send(self._ending.signal)
@@ -234,8 +240,9 @@ class AttemptProcess:
         self._exceeded: str | None = None
 
     @classmethod
-    async def start(cls, folder: AttemptFolder, clock: Clock) -> AttemptProcess:
-        """In a session of its own: Ctrl-C is for the run, which signals its attempts."""
+    async def start(cls, folder: AttemptFolder, clock: Clock, notices: int | None = None) -> AttemptProcess:
+        """In a session of its own: Ctrl-C is for the run, which signals its attempts. `notices`: a descriptor that it
+        inherits."""
         with folder.log_path.open("ab") as log_file:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.attempt", str(folder.path)),
@@ -244,6 +251,7 @@ class AttemptProcess:
                 stdout=log_file,
                 stderr=log_file,
                 start_new_session=True,
+                pass_fds=() if notices is None else (notices,),
             )
         return cls(folder, process, clock)
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from nvrx_slurm.api.handle import ClusterName, Job, just_submitted
+from nvrx_slurm.api.handle import Job, just_submitted
 from nvrx_slurm.api.submission import hand_over, prepare
+from nvrx_slurm.cluster.base import ClusterName
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.jobspec.load import load
 from nvrx_slurm.jobspec.model import JobSpec

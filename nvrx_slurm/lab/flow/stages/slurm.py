@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.api.handle import ClusterName, Job
+from nvrx_slurm.api.handle import Job
+from nvrx_slurm.cluster.base import ClusterName
 from nvrx_slurm.cluster.commands import Runner, SlurmPrograms, SystemRunner
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.errors import FaultFailed, SlurmUnreachable, UnreachableError, WaitTimeout

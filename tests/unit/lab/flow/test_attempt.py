@@ -7,7 +7,7 @@ import pytest
 
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.journal.folder import Result
-from nvrx_slurm.journal.records import JobEnded, JobStarted, NodeLost, RendezvousClosed
+from nvrx_slurm.journal.records import JobEnded, JobStarted, NodeLost, RendezvousClosed, Signalled
 from nvrx_slurm.lab.flow import attempt
 from nvrx_slurm.lab.flow.load import load_flow
 from nvrx_slurm.lab.flow.matching import FlowMatcher
@@ -120,3 +120,10 @@ def test_excerpt_shows_each_fault_in_its_place(entries):
     assert len(lines) == len(entries) + 2
     assert lines[0].split(None, 2) == ["-0.500s", "fault", "2: kill_controller"]
     assert lines[lost + 1].endswith("1: kill_node n2")
+
+
+def test_a_preemption_that_was_left_in_time_may_be_all_that_slurm_remembers(flow, entries):
+    """Slurm 24.11 says PREEMPTED of the end of a job that had left in its GraceTime, generations ago."""
+    signalled = Signalled(reason="preempted")
+    entries.insert(1, msgspec.structs.replace(entries[0], record=signalled))
+    assert list(attempt.of_exit_code(flow, entries, result(0), JobState.PREEMPTED)) == []

@@ -89,7 +89,7 @@ BAD_FILES = {
 # the item of `expect` → what the message says after `flow.yaml:3: `
 BAD_ITEMS = {
     "worker_started: {}": "expect.0.worker_started: is no event of the journal; nearest: workers_started, "
-    "controller_started, worker_failed, job_started, agents_started, … (all are in docs/journal.md)",
+    "controller_started, worker_failed, job_started, restart_asked, … (all are in docs/journal.md)",
     "rendezvous_closed: {cylce: 0}": "expect.0.rendezvous_closed.cylce: is no field of rendezvous_closed; nearest: "
     "cycle, active, "
     "world_size, nodes, replica, …",

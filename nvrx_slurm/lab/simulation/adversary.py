@@ -15,8 +15,10 @@ from enum import Flag, auto
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec.structs import replace
+
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.journal.records import FromAgent, Record
+from nvrx_slurm.journal.records import DrainAsked, FromAgent, Record, RestartAsked, UndrainAsked
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.lab.simulation.aims import BEFORE, UNANSWERED, Aim, draw_aim
 from nvrx_slurm.lab.simulation.network import NetworkFault, apart
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 QUIET, STORMY = 0.2, 0.15
 """Shares of the runs without an act, and with many."""
+
+ASKING = 0.3
+"""The share of the runs in which users ask for something."""
 
 FEW, MANY = (1, 4), (6, 16)
 SHARES = (0.1, 0.3, 1.0)
@@ -58,6 +63,7 @@ class Trait(Flag):
     NETWORK = auto()  # it disturbs links between hosts
     FATAL = auto()  # the job need not finish after it
     SUSPENDS = auto()  # every process of the job stands still
+    ASKED = auto()  # a user asks the job for something: of these there are few, and beside all others
     OUTAGE = auto()  # the controller may be unable to decide while it lasts
 
 
@@ -105,7 +111,9 @@ class Swarm:
 
     def __init__(self, chance: Random, shape: Shape) -> None:
         possible = [
-            name for name, kind in KINDS.items() if shape.cluster == "slurm" or not kind.traits & Trait.ON_SLURM
+            name
+            for name, kind in KINDS.items()
+            if (shape.cluster == "slurm" or not kind.traits & Trait.ON_SLURM) and not kind.traits & Trait.ASKED
         ]
         share = chance.choice(SHARES)
         self._names = [name for name in possible if chance.random() < share] or [chance.choice(possible)]
@@ -148,6 +156,21 @@ def draw_acts(chance: Random, shape: Shape) -> tuple[Act, ...]:
         act = swarm.draw(chance, at_s, may_follow=bool(drawn))
         drawn.append(act)
     return in_order(drawn)
+
+
+def draw_requests(chance: Random, shape: Shape) -> tuple[Act, ...]:
+    """What users ask for in a run: mostly nothing. Drawn apart, so that a seed's other acts are what they were."""
+    drawn: list[Act] = []
+    if chance.random() >= ASKING:
+        return ()
+    kinds = [name for name, kind in KINDS.items() if kind.traits & Trait.ASKED]
+    for _ in range(chance.randint(*FEW)):
+        kind = chance.choice(kinds)
+        aim = draw_aim(chance, may_follow=False) if chance.random() < 0.5 else None
+        at_s = chance.uniform(0.0, shape.work_s + 3.0) * (0.5 if aim else 1.0)
+        node = chance.choice(shape.nodes) if KINDS[kind].traits & Trait.NODE else ""
+        drawn.append(Act(at_s=round(at_s, 3), kind=kind, node=node, number=chance.randrange(1000), aim=aim))
+    return tuple(drawn)
 
 
 def in_order(acts: Iterable[Act]) -> tuple[Act, ...]:
@@ -241,6 +264,36 @@ def _repeat_record(run: SimulationRun, act: Act) -> None:
     if facts:
         store = Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST))
         run.loop.create_task(_post(store, facts[act.number % len(facts)]))
+
+
+def _ask_restart(run: SimulationRun, act: Act) -> None:
+    """Of all replicas that run, or of one; now and then in a cycle that is over, or has not begun."""
+    replicas = list(run.promises.monitors.history.replicas.values())
+    chosen = replicas if act.number % 2 else [replicas[act.number % len(replicas)]]
+    cycles = {
+        each.id: max(0, each.cycle + (act.number // 7 % 5 == 0) - (act.number // 7 % 5 == 1)) for each in chosen
+    }
+    _ask(run, act, RestartAsked(request=f"{len(run.performed)}", by="a user", cycles=cycles))
+
+
+def _ask_drain(run: SimulationRun, act: Act) -> None:
+    force = act.number // 7 % 3 == 0
+    _ask(run, act, DrainAsked(request=f"{len(run.performed)}", by="a user", node=act.node, force=force))
+
+
+def _ask_undrain(run: SimulationRun, act: Act) -> None:
+    """Of a node that is drained, if there is one."""
+    node = ([*sorted(run.promises.monitors.history.drained), act.node])[0]
+    _ask(run, act, UndrainAsked(request=f"{len(run.performed)}", by="a user", node=node))
+
+
+def _ask(run: SimulationRun, act: Act, fact: RestartAsked | DrainAsked | UndrainAsked) -> None:
+    """Post it; now and then twice, as another user of the store can copy it, or of another generation."""
+    if act.number % 11 == 0:
+        fact = replace(fact, generation=1)
+    store = Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST))
+    for _ in range(1 + (act.number % 5 == 0)):
+        run.loop.create_task(_post(store, fact))
 
 
 async def _post(store: Store, fact: Record) -> None:
@@ -410,6 +463,10 @@ KINDS: dict[str, Kind] = {
         CHOOSES,
         lambda run, act: run.store_clock.set_by(act.number - 500.0),
     ),
+    # ---- its users
+    "ask_restart": Kind("a user asks for a restart", 1, CHOOSES | Trait.ASKED, _ask_restart),
+    "ask_drain": Kind("a user drains", 1, NODE | CHOOSES | Trait.ASKED, _ask_drain),
+    "ask_undrain": Kind("a user undrains", 1, NODE | CHOOSES | Trait.ASKED, _ask_undrain),
     # ---- the job
     "suspend_all": Kind("suspend the job", 1, LASTS | CHOOSES | Trait.SUSPENDS, _suspend_all),
     "scancel": Kind("scancel", 1, FATAL, lambda run, act: run.scancel(signal.SIGTERM)),

@@ -23,9 +23,10 @@ from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.lab.simulation import coverage
 from nvrx_slurm.lab.simulation.coverage import Coverage
 from nvrx_slurm.lab.simulation.loop import uncollected, unlogged
+from nvrx_slurm.lab.simulation.many_seeds import Say
 from nvrx_slurm.lab.simulation.run import RunResult, run_scenario
 from nvrx_slurm.lab.simulation.scenario import Scenario, draw_scenario, mutate, scenario_to_json
-from nvrx_slurm.lab.simulation.seeds import Say, read_scenario, show_broken
+from nvrx_slurm.lab.simulation.seeds import read_scenario, show_broken
 from nvrx_slurm.util.clock import SystemClock
 
 RUNS = 32

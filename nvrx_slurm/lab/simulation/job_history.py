@@ -18,6 +18,7 @@ from nvrx_slurm.journal.records import (
     AttributionAsked,
     AttributionJudged,
     Decision,
+    DrainAsked,
     Entry,
     Fact,
     Fence,
@@ -26,6 +27,7 @@ from nvrx_slurm.journal.records import (
     JobResumed,
     JobStarted,
     JobSuspended,
+    NodeDrained,
     NodeFenced,
     NodeIsolated,
     NodeJoined,
@@ -33,12 +35,15 @@ from nvrx_slurm.journal.records import (
     NodeLost,
     NodeReady,
     NodeResumed,
+    NodeUndrained,
     Progress,
     RendezvousClosed,
     RendezvousOpened,
     ReplicaEnded,
+    RestartAsked,
     RestartDecided,
     Shutdown,
+    UndrainAsked,
     WorkerFailed,
     WorkerHung,
     WorkersDone,
@@ -50,7 +55,7 @@ SURE = 0.5
 CAUSED_WITHIN_S = 10.0
 """What began so long after a symptom did not cause it."""
 
-Place = Literal["expected", "spare", "ready", "active", "gone", "quarantined"]
+Place = Literal["expected", "spare", "ready", "active", "gone", "quarantined", "drained"]
 
 
 @dataclass(slots=True)
@@ -143,6 +148,17 @@ class ReplicaHistory:
 
 
 @dataclass(slots=True)
+class UserRequestHistory:
+    """What must come of a user's request: `refused`, or these replicas restart. `owner`: the replica that has the
+    node of a drain."""
+
+    refused: bool = True
+    restarts: frozenset[str] = frozenset()
+    owner: str | None = None
+    is_copy: bool = False
+
+
+@dataclass(slots=True)
 class HistoryStep:
     """A fact, and the decisions that the journal has after it."""
 
@@ -151,6 +167,7 @@ class HistoryStep:
     failures: list[FailureHistory] = field(default_factory=list)
     """Which failures the fact tells of, or makes due."""
     decisions: list[Decision] = field(default_factory=list)
+    request: UserRequestHistory | None = None
 
 
 class JobHistory:
@@ -171,6 +188,9 @@ class JobHistory:
         self.failures: dict[tuple[str, int], FailureHistory] = {}
         self.blamed: set[str] = set()
         self.suspects: set[str] = set()
+        self.requests: set[str] = set()
+        self.drained: set[str] = set()
+        self.leaving: dict[str, str] = {}  # drained nodes → the replica whose rendezvous has yet to replace them
         self.shutdown: Shutdown | None = None
         self.shut_down_at = 0.0
         self.ended = False
@@ -245,7 +265,7 @@ class JobHistory:
             case NodeLeft():
                 node = self.nodes[fact.node]
                 node.deaths = max(node.deaths, self.bounds.quarantine_after) if fact.survivors else node.deaths
-                self._depart(node, self.t, None)
+                self._depart(node, self.t, fact.step)
             case NodeLost():
                 node = self.nodes[fact.node]
                 node.deaths += 1
@@ -260,6 +280,8 @@ class JobHistory:
                 if self.nodes[fact.node].incarnation == fact.incarnation:
                     for replica in self.replicas.values():
                         replica.unproven.pop(fact.node, None)
+            case RestartAsked() | DrainAsked() | UndrainAsked():
+                self.step.request = self._ask(fact)
             case NodeResumed():
                 self.nodes[fact.node].outlives_lease = False
             case JobResumed():
@@ -269,6 +291,60 @@ class JobHistory:
                 failure = self.failures.get((fact.replica, fact.cycle))
                 if failure is not None:
                     failure.answers.setdefault(fact.attribution.source, fact.attribution)
+
+    def _ask(self, fact: RestartAsked | DrainAsked | UndrainAsked) -> UserRequestHistory:
+        """What must come of a request."""
+        if fact.request in self.requests:
+            return UserRequestHistory(is_copy=True)
+        self.requests.add(fact.request)
+        if fact.generation != self.generation or self.shutdown is not None:
+            return UserRequestHistory()
+        running = {each.id: each for each in self.replicas.values() if each.state == "running"}
+        if isinstance(fact, RestartAsked):
+            chosen = {name for name, cycle in fact.cycles.items() if name in running and running[name].cycle == cycle}
+            restarts = frozenset().union(*(self._with(self.replicas[name]) for name in chosen))
+            return UserRequestHistory(refused=not chosen, restarts=restarts)
+        node = self.nodes.get(fact.node)
+        if node is None or isinstance(fact, UndrainAsked):
+            return UserRequestHistory(refused=node is None or node.name not in self.drained)
+        if node.name in self.drained:
+            return UserRequestHistory(refused=False)
+        owner = self.wanted.get(node.name) or (node.replica if node.place == "active" else None)
+        works = node.place == "active" and owner in running and node.name not in self.replicas[owner or ""].done
+        return UserRequestHistory(
+            refused=not self._can_spare(node, owner, force=fact.force),
+            restarts=self._with(running[owner]) if works and owner is not None else frozenset(),
+            owner=owner,
+        )
+
+    def _with(self, replica: ReplicaHistory) -> frozenset[str]:
+        if replica.role.on_failure != "restart_job":
+            return frozenset({replica.id})
+        return frozenset(each.id for each in self.replicas.values() if each.state == "running")
+
+    def _can_spare(self, node: NodeHistory, owner: str | None, *, force: bool) -> bool:
+        """Whether every rendezvous that is open, and the one that would be, finds its nodes without this one."""
+        if node.place in ("gone", "quarantined"):
+            return True
+        out = self.drained | {node.name}
+        free = [
+            name
+            for name, each in self.nodes.items()
+            if name not in out and (each.place == "spare" or (each.place == "expected" and name not in self.wanted))
+        ]
+        missing = -len(free)
+        for replica in self.replicas.values():
+            if replica.state == "open":
+                missing += max(0, replica.role.nodes_per_replica - len((replica.ready | replica.awaited) - out))
+            elif replica.id == owner and replica.state == "running":
+                missing += 1
+        if missing <= 0 or owner is None or not force:
+            return missing <= 0
+        replica = self.replicas[owner]
+        left = len(replica.nodes) - 1
+        if replica.state != "running":
+            left = replica.role.nodes_per_replica - missing
+        return replica.role.min_nodes is not None and left >= replica.role.min_nodes
 
     def _move(self, by_s: float) -> None:
         """The job stood still for so long: it counts for nothing that is measured from a moment."""
@@ -290,6 +366,7 @@ class JobHistory:
         self.nodes = {name: NodeHistory(name) for name in fact.expected}
         self.wanted, self.failures, self.suspects = {}, {}, set(fact.suspects)
         self.shutdown, self.ended = None, False
+        self.drained, self.leaving = set(), {}
         if fact.generation:
             self.requeued_at.append(self.t)
         preferred = iter(sorted(fact.expected, key=self.is_evidence_against))
@@ -300,6 +377,10 @@ class JobHistory:
 
     def _arrive(self, node: NodeHistory) -> None:
         """It has no old worker, and is here for the rendezvous that prefers it, or as a spare."""
+        if node.name in self.drained:
+            self._forget(node)
+            node.place, node.replica = "drained", None
+            return
         replica_id = self.wanted.get(node.name)
         node.place, node.replica = "spare" if replica_id is None else "ready", replica_id
         if replica_id is not None:
@@ -416,6 +497,15 @@ class JobHistory:
                 self.blamed.update(decision.blamed)
             case ReplicaEnded():
                 self.replicas[decision.replica].state = "ended"
+            case NodeDrained():
+                self._drain(self.nodes[decision.node])
+            case NodeUndrained():
+                self.drained.discard(decision.node)
+                owner, node = self.leaving.pop(decision.node, None), self.nodes[decision.node]
+                if decision.why and owner is not None:  # it has its seat back
+                    self.wanted[node.name] = owner
+                if node.place == "drained":
+                    self._arrive(node)
             case Fence():
                 self._fence(self.nodes[decision.node])
             case JobSuspended():
@@ -428,6 +518,19 @@ class JobHistory:
             case JobEnded():
                 self.ended = True
 
+    def _drain(self, node: NodeHistory) -> None:
+        request = self.step.request
+        if node.name in self.drained:
+            return
+        self.drained.add(node.name)
+        owner = None if request is None else request.owner
+        if owner is not None and self.replicas[owner].state != "ended":
+            self.leaving[node.name] = owner
+        if node.place in ("spare", "ready"):
+            self._arrive(node)
+        elif node.place == "expected":
+            self._forget(node)
+
     def _open(self, replica: ReplicaHistory, cycle: int) -> None:
         replica.cycle, replica.state, replica.opened_at = cycle, "open", self.t
         replica.ready, replica.awaited, replica.done, replica.first_done_at = set(), set(), set(), None
@@ -435,7 +538,7 @@ class JobHistory:
         fact, lost = self.step.fact, [each for each in self.step.failures if each.kind == "node"]
         back = fact.node if isinstance(fact, NodeJoined) and any(replica.id in each.held for each in lost) else None
         for node in map(self.nodes.__getitem__, replica.nodes):
-            if node.name == back:
+            if node.name == back or (node.place == "expected" and node.name in self.drained):
                 continue
             if node.place in ("expected", "spare") or (node.place == "active" and node.replica == replica.id):
                 replica.awaited.add(node.name)
@@ -452,6 +555,7 @@ class JobHistory:
             self.nodes[name].place, self.nodes[name].replica = "active", replica.id
         replica.state, replica.nodes, replica.closed_at, replica.not_before = "running", nodes, self.t, 0.0
         replica.awaited, replica.ready = set(), set()
+        self.leaving = {name: owner for name, owner in self.leaving.items() if owner != replica.id}
         if replica.reached is not None:
             replica.best = replica.reached if replica.best is None else max(replica.best, replica.reached)
         replica.first_step = replica.reached = None

@@ -216,6 +216,9 @@ class SimulatedBoard:
         if worker.rank in self._ranks:
             self._on_failing(worker.rank, worker.pid, what, at)
 
+    def recorded_error(self, rank: int) -> str | None:
+        return None  # simulated workers write no file; their datagrams name the exception
+
     def steps(self) -> dict[int, int]:
         return {rank: reading.step for rank, reading in self.readings().items() if reading.step is not None}
 

@@ -17,24 +17,31 @@ from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import (
     Attributed,
     AttributionJudged,
+    DrainAsked,
     Entry,
     Fact,
     Fence,
     FromAgent,
     JobEnded,
     JobStarted,
+    NodeDrained,
     NodeIsolated,
     NodeJoined,
     NodeReady,
+    NodeUndrained,
     Progress,
     Quarantined,
     Record,
     RendezvousClosed,
     RendezvousOpened,
     ReplicaEnded,
+    RequestRefused,
+    RestartAsked,
     RestartDecided,
+    RestartOrdered,
     Shutdown,
     Signalled,
+    UndrainAsked,
     WorkerFailed,
     WorkerHung,
     WorkersDone,
@@ -76,6 +83,7 @@ class Promise(StrEnum):
     BOUND = "a rendezvous ends within its bound"
     SHUTDOWN = "the first shutdown is the only one"
     BUDGET = "restarts are decided by budget, progress and back-off"
+    REQUESTS = "a user's request is answered once, by its rules, and a drained node gets no ranks"
     CAUSE = "the cause is settled on all evidence, and a symptom is none while there is better"
     VERDICT = "a verdict is read once, in time, and for its own failure"
     ENDING = "the job ends when all have left, or their time is up"
@@ -170,6 +178,8 @@ class FailuresAnswered(JournalMonitor):
             expected, failed = set(self.history.replicas), set[str]()
         else:
             expected, failed = set(), set()
+            if step.request is not None and not step.request.refused:
+                expected |= step.request.restarts
             for failure in step.failures:
                 if failure.replica in expected:
                     continue  # it restarts already, with another
@@ -255,6 +265,51 @@ class CausesSettled(JournalMonitor):
         about = failures.get((record.replica, record.cycle))
         if about is not None and about.node and (record.node, record.rank) != (about.node, about.rank):
             yield f"{about.node} (rank {about.rank}) was the cause, and this was decided: {record}"
+
+
+class UserRequests(JournalMonitor):
+    """A user's request is refused where its rules say so, and only there; a drained node gets no ranks; a drain is
+    taken back only for a rendezvous that lacks nodes, and before the job ends for want of them."""
+
+    promise = Promise.REQUESTS
+    watched = (NodeUndrained, RendezvousClosed, Shutdown)
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        history, record = self.history, entry.record
+        if isinstance(record, RendezvousClosed):
+            if drained := history.drained.intersection(record.nodes):
+                yield f"{sorted(drained)} had been drained, and got ranks: {record}"
+        elif isinstance(record, NodeUndrained):
+            owner = history.leaving.get(record.node)
+            if record.why and (owner is None or self._has_enough(owner)):
+                yield f"nothing lacked the node, and this was decided: {record}"
+        elif isinstance(record, Shutdown) and record.exit_code == EXIT_RETRY:
+            if isinstance(history.step.fact, Signalled):
+                return
+            for name, owner in history.leaving.items():
+                if history.nodes[name].place == "drained" and not self._has_enough(owner):
+                    yield f"{owner} could have {name} back, whose drain was not over, and the job ended: {record}"
+
+    def _has_enough(self, replica_id: str) -> bool:
+        replica = self.history.replicas[replica_id]
+        return replica.state != "open" or self.history.have(replica) >= replica.role.nodes_per_replica
+
+    def step_over(self, step: HistoryStep) -> Iterator[str]:
+        if (request := step.request) is None:
+            return
+        fact = step.fact
+        assert isinstance(fact, RestartAsked | DrainAsked | UndrainAsked)
+        if request.is_copy:
+            yield f"this was answered before, and was taken again: {fact}"
+            return
+        kinds = {RestartAsked: RestartOrdered, DrainAsked: NodeDrained, UndrainAsked: NodeUndrained}
+        expected = RequestRefused if request.refused else kinds[type(fact)]
+        of_it = [each for each in step.decisions if getattr(each, "request", None) == fact.request]
+        if not of_it or not isinstance(of_it[0], expected):
+            yield f"{expected.__name__} had to answer, and this did: {of_it}, to {fact}"
+        ordered = {each.replica for each in of_it if isinstance(each, RestartOrdered)}
+        if not request.refused and ordered != request.restarts:
+            yield f"{sorted(request.restarts)} had to restart, and {sorted(ordered)} did, for {fact}"
 
 
 class Preemptions(JournalMonitor):
@@ -373,7 +428,9 @@ class Sizes(JournalMonitor):
 
     def _may_grow(self, replica: ReplicaHistory, now: float) -> bool:
         history, join_s = self.history, self.history.bounds.rendezvous.join_timeout
-        expected = any(node.place == "expected" for node in history.nodes.values())
+        expected = any(
+            node.place == "expected" and name not in history.drained for name, node in history.nodes.items()
+        )
         more = replica.awaited or (expected and now < history.started_at + join_s)
         return bool(more) and now < replica.opened_at + join_s
 
@@ -525,6 +582,7 @@ MONITORS: tuple[type[JournalMonitor], ...] = (
     FailuresAnswered,
     RestartsDecided,
     CausesSettled,
+    UserRequests,
     Preemptions,
     Verdicts,
     LateNodes,

@@ -31,6 +31,7 @@ from nvrx_slurm.journal.records import (
     RendezvousClosed,
     RendezvousOpened,
     RestartDecided,
+    RestartOrdered,
     Shutdown,
     WorkerFailed,
     WorkerHung,
@@ -320,9 +321,13 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
         if (took_s := run.loop.now_s - run.disturbed_until_s) > most_s:
             yield Promise.FINISH, f"the job ended {took_s:.1f} s after the last fault was over, of {most_s:.1f} s"
 
-    # Where only the control plane failed, no worker may have been stopped.
-    for entry in promises.journal if not on_nodes else ():
-        record = entry.record
-        if isinstance(record, RestartDecided) or (isinstance(record, RendezvousOpened) and record.cycle > 0):
+    # Where only the control plane failed, no worker may have been stopped, but for users who asked for it.
+    records = [entry.record for entry in promises.journal]
+    asked = {(each.replica, each.cycle + 1) for each in records if isinstance(each, RestartOrdered)}
+    for record in records if not on_nodes else ():
+        opened_again = isinstance(record, RendezvousOpened) and record.cycle > 0
+        if isinstance(record, RendezvousOpened) and (record.replica, record.cycle) in asked:
+            continue
+        if isinstance(record, RestartDecided) or opened_again:
             yield Promise.UNTOUCHED, f"only the control plane failed, and workers were stopped: {record}"
             break

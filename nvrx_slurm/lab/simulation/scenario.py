@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from nvrx_slurm.jobspec.plan import Plan
-from nvrx_slurm.lab.simulation.adversary import Act, Swarm, Trait, draw_acts, in_order
+from nvrx_slurm.lab.simulation.adversary import Act, Swarm, Trait, draw_acts, draw_requests, in_order
 from nvrx_slurm.lab.simulation.aims import draw_aim
 from nvrx_slurm.lab.simulation.shapes import MOST_NODES, Shape, draw_shape, names
 from nvrx_slurm.util.decoding import decode
@@ -47,7 +47,8 @@ def chance_of(seed: int, concern: str) -> Random:
 def draw_scenario(seed: int, most_nodes: int | None = None) -> Scenario:
     """The scenario that a seed stands for."""
     shape = draw_shape(chance_of(seed, "shape"), most_nodes)
-    return Scenario(seed, shape, draw_acts(chance_of(seed, "adversary"), shape))
+    acts = draw_acts(chance_of(seed, "adversary"), shape)
+    return Scenario(seed, shape, in_order((*acts, *draw_requests(chance_of(seed, "users"), shape))))
 
 
 # ---- as JSON

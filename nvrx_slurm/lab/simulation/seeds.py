@@ -1,50 +1,37 @@
-"""Runs of thousands of seeds in several processes, the report of a broken promise, and one run again."""
+"""Seeds of the whole job's simulation: many of them, the report of a broken promise, and one run again."""
 
 from __future__ import annotations
 
-import dataclasses
-import gc
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.records import entry_to_json
-from nvrx_slurm.lab.simulation.loop import unawaited, uncollected, unlogged
-from nvrx_slurm.lab.simulation.monitors import Promise
+from nvrx_slurm.lab.simulation.loop import unlogged
+from nvrx_slurm.lab.simulation.many_seeds import Say, first_broken
 from nvrx_slurm.lab.simulation.run import RunResult, run_scenario
 from nvrx_slurm.lab.simulation.scenario import Scenario, draw_scenario, scenario_from_json, scenario_to_json
 from nvrx_slurm.lab.simulation.shrinking import Runner, shrink
 from nvrx_slurm.util.clock import SystemClock
 
-Say = Callable[[str], None]
 SHRINK_S = 60.0
 """A failure is shrunk for so long at most before it is shown."""
-
-SAY_EVERY_S = 5.0
-CHUNK = 64
-"""Seeds that are run before garbage is collected, or that a process is given at a time."""
 
 
 def run_seeds(seeds: Sequence[int], nodes: int | None, jobs: int, say: Say, runner: Runner = run_scenario) -> int:
     """Run every seed; exit code 0, or 1 with a report of the first broken promise. `nodes`: of a job, at most."""
-    clock = SystemClock()
-    began = said = clock.monotonic()
-    done = 0
-    for result in _all(seeds, nodes, jobs, runner):
-        done += 1
-        if result.broken:
-            say(f"seed {result.seed}: {result.broken}")
-            show_broken(result, say, runner)
-            say(f"\nthe whole run again: {replay_line(result.scenario, nodes)}")
-            return 1
-        if (now := clock.monotonic()) - said > SAY_EVERY_S:
-            said = now
-            say(f"{done:,} of {len(seeds):,} runs, {done / (now - began):.1f} a second")
-    took_s = clock.monotonic() - began
-    size = f" of up to {nodes} nodes" if nodes else ""
-    say(f"{done:,} runs{size} in {took_s:.1f} s, {done / took_s:.1f} a second: all kept")
-    return 0
+    size = f"runs of up to {nodes} nodes" if nodes else "runs"
+    result = first_broken(partial(_run_seed, nodes=nodes, runner=runner), seeds, jobs, say, of=size)
+    if result is None:
+        return 0
+    show_broken(result, say, runner)
+    say(f"\nthe whole run again: {replay_line(result.scenario, nodes)}")
+    return 1
+
+
+def _run_seed(seed: int, nodes: int | None, runner: Runner) -> RunResult:
+    return runner(draw_scenario(seed, nodes))
 
 
 def show_broken(result: RunResult, say: Say, runner: Runner = run_scenario) -> RunResult:
@@ -94,39 +81,6 @@ def replay(scenario: Scenario, name: str, say: Say) -> int:
         return 0
     say(f"{name}: {result.broken}")
     return 1
-
-
-def _all(seeds: Sequence[int], nodes: int | None, jobs: int, runner: Runner) -> Iterator[RunResult]:
-    chunks = [(seeds[at : at + CHUNK], nodes, runner) for at in range(0, len(seeds), CHUNK)]
-    if jobs == 1:
-        result = map(_run_chunk, chunks)
-        yield from (each for chunk in result for each in chunk)
-        return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from (each for chunk in pool.imap(_run_chunk, chunks) for each in chunk)
-
-
-def _run_chunk(chunk: tuple[Sequence[int], int | None, Runner]) -> list[RunResult]:
-    """Run some, and collect their garbage together: what outlives them is then not scanned each time."""
-    seeds, nodes, runner = chunk
-    with uncollected(), unlogged():
-        results = [runner(draw_scenario(seed, nodes)) for seed in seeds]
-        with unawaited() as forgotten:
-            gc.collect()
-        if forgotten:  # by one of these: one by one they show by which
-            results = [_collected(result, runner) for result in results]
-        gc.freeze()
-    return results
-
-
-def _collected(result: RunResult, runner: Runner) -> RunResult:
-    """The same run again, broken if its garbage holds a coroutine that was never awaited."""
-    again = runner(result.scenario)
-    with unawaited() as forgotten:
-        gc.collect()
-    if again.broken or not forgotten:
-        return again
-    return dataclasses.replace(again, promise=Promise.SOUND, broken=f"{Promise.SOUND}: {forgotten[0]}")
 
 
 def show_run(result: RunResult, say: Say) -> None:

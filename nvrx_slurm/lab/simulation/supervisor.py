@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.agent.supervisor import SAY_EVERY_S, SELF_FENCE_S
@@ -235,6 +235,21 @@ class SupervisedWorkers:
 
     def start(self) -> None:
         self._supervisor = self._node.supervisor = SimulatedSupervisor(self._node, self._agent, self._post)
+
+    def run_command(
+        self,
+        request: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        beside: int,
+        out: int,
+        err: int,
+        without: Collection[str] = (),
+    ) -> None:
+        raise NotImplementedError("no user of a simulated job runs commands")
+
+    def signal_command(self, request: str, number: int) -> None:
+        raise NotImplementedError("no user of a simulated job runs commands")
 
     def spawn(self, rank: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int) -> None:
         self._node.run.promises.worker_wanted(self._node.name, rank, self._lease_until - self._node.loop.now_s)

@@ -13,15 +13,20 @@ from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import (
     Attributed,
     AttributionJudged,
+    DrainAsked,
     Entry,
     Fence,
     JobEnded,
     NodeFenced,
+    NodeUndrained,
     Quarantined,
     Record,
     RendezvousClosed,
     RendezvousOpened,
+    RequestRefused,
+    RestartAsked,
     RestartDecided,
+    RestartOrdered,
     Shutdown,
     WorkerFailed,
 )
@@ -120,7 +125,27 @@ def stopped() -> Fleet:
     return fleet
 
 
-STORIES = (failed, lost, late, quarantined, smaller, stopped)
+def drained() -> Fleet:
+    """A user has moved a node's ranks to the spare, and may not have another one drained."""
+    fleet = running()
+    fleet.tell(DrainAsked(request="1", by="u", node="n1"))
+    fleet.ready("n1", "n2")
+    fleet.tell(DrainAsked(request="2", by="u", node="n2"))
+    fleet.tell(RestartAsked(request="3", by="u", cycles={"main-0": 1}))
+    return fleet
+
+
+def taken_back() -> Fleet:
+    """The spare of a drain is lost before it has the ranks."""
+    fleet = running()
+    fleet.tell(DrainAsked(request="1", by="u", node="n1"))
+    fleet.ready("n1")
+    fleet.lose("n3")
+    fleet.ready("n2")
+    return fleet
+
+
+STORIES = (drained, taken_back, failed, lost, late, quarantined, smaller, stopped)
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -138,6 +163,12 @@ CASES: list[tuple[Promise, Callable[[], Fleet], Callable[[Fleet], list[Entry]]]]
     (Promise.BUDGET, failed, lambda fleet: changed(fleet, RestartDecided, restarts_left=2)),
     (Promise.BUDGET, failed, lambda fleet: changed(fleet, RestartDecided, action="stop", by="budget")),
     (Promise.BUDGET, failed, lambda fleet: changed(fleet, RestartDecided, delay_s=1.0)),
+    (Promise.FAILURES, drained, lambda fleet: without(fleet, RestartAsked)),
+    (Promise.REQUESTS, drained, lambda fleet: without(fleet, RestartOrdered)),
+    (Promise.REQUESTS, drained, lambda fleet: without(fleet, RequestRefused)),
+    (Promise.REQUESTS, drained, lambda fleet: changed(fleet, DrainAsked, request="1")),
+    (Promise.REQUESTS, drained, lambda fleet: changed(fleet, RendezvousClosed, nodes=("n1", "n2"))),
+    (Promise.REQUESTS, taken_back, lambda fleet: without(fleet, NodeUndrained)),
     (Promise.LATE, late, lambda fleet: earlier(fleet, Fence, 10.0)),
     (Promise.QUARANTINE, quarantined, lambda fleet: without(fleet, Quarantined)),
     (Promise.SIZE, smaller, lambda fleet: changed(fleet, RendezvousClosed, nodes=("n1",), world_size=2)),

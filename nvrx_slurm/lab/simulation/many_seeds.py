@@ -1,0 +1,78 @@
+"""Thousands of seeds of any simulation, in several processes, until one breaks a promise."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from nvrx_slurm.lab.simulation.history_result import HistoryResult
+from nvrx_slurm.lab.simulation.loop import unawaited, uncollected, unlogged
+from nvrx_slurm.lab.simulation.monitors import Promise
+from nvrx_slurm.lab.simulation.run import RunResult
+from nvrx_slurm.util.clock import SystemClock
+
+Say = Callable[[str], None]
+R = TypeVar("R", RunResult, HistoryResult)
+SAY_EVERY_S = 5.0
+CHUNK = 64
+"""Seeds that are run before garbage is collected, or that a process is given at a time."""
+
+
+def first_broken(run: Callable[[int], R], seeds: Sequence[int], jobs: int, say: Say, *, of: str) -> R | None:
+    """The result of the first seed that breaks a promise, or None. `run`: one seed, for another process if there are
+    several `jobs`; `of`: what is simulated, for what is said meanwhile."""
+    clock = SystemClock()
+    began = said = clock.monotonic()
+    done = 0
+    for result in _results(run, seeds, jobs):
+        done += 1
+        if result.broken:
+            say(f"seed {result.seed}: {result.broken}")
+            return result
+        if (now := clock.monotonic()) - said > SAY_EVERY_S:
+            said = now
+            say(f"{done:,} of {len(seeds):,} {of}, {60 * done / (now - began):,.0f} a minute")
+    took_s = clock.monotonic() - began
+    say(f"{done:,} {of} in {took_s:.1f} s, {60 * done / took_s:,.0f} a minute: all promises kept")
+    return None
+
+
+def _results(run: Callable[[int], R], seeds: Sequence[int], jobs: int) -> Iterator[R]:
+    chunks = [(run, seeds[at : at + CHUNK]) for at in range(0, len(seeds), CHUNK)]
+    if jobs == 1:
+        for chunk in chunks:
+            yield from _run_chunk(chunk)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for results in pool.imap(_run_chunk, chunks):
+            yield from results
+
+
+def _run_chunk(chunk: tuple[Callable[[int], R], Sequence[int]]) -> list[R]:
+    """Run some, and collect their garbage together: what outlives them is then not scanned each time."""
+    run, seeds = chunk
+    results: list[R] = []
+    with uncollected(), unlogged():
+        for seed in seeds:
+            results.append(run(seed))
+            if results[-1].broken:
+                break
+        with unawaited() as forgotten:
+            gc.collect()
+        if forgotten:  # by one of these: one by one they show by which
+            results = [_collected(run, result) for result in results]
+        gc.freeze()
+    return results
+
+
+def _collected(run: Callable[[int], R], result: R) -> R:
+    """The same run again, broken if its garbage holds a coroutine that was never awaited."""
+    again = run(result.seed)
+    with unawaited() as forgotten:
+        gc.collect()
+    if again.broken or not forgotten:
+        return again
+    return dataclasses.replace(again, promise=Promise.SOUND, broken=f"{Promise.SOUND}: {forgotten[0]}")

@@ -21,6 +21,7 @@ from pathlib import Path
 from ci.mutants import MUTANTS
 from ci.mutants.changes import AUTO, changed_files
 from ci.mutants.checks import by_flows, by_simulation, by_units
+from ci.mutants.control_plane import BEYOND_SIMULATION
 from ci.mutants.model import Mutant
 from ci.mutants.product_copy import ProductCopy
 from nvrx_slurm.util.clock import SystemClock
@@ -74,7 +75,10 @@ class Runner:
             elif options.by == "flows":
                 tests = by_flows(copy, mutant, options.on)
             # In a full run also where a unit test has killed it: the last line says what the simulation alone sees.
-            asked = options.by == "simulation" or (options.by == "fast" and not (tests and options.changed))
+            might_see = mutant.name not in BEYOND_SIMULATION or tests is None
+            asked = options.by == "simulation" or (
+                options.by == "fast" and might_see and not (tests and options.changed)
+            )
             if mutant.simulated and asked:
                 promise = by_simulation(copy, mutant.simulated, options.seeds, options.nodes)
         return Verdict(mutant, tests, promise, self._clock.monotonic() - began)

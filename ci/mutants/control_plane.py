@@ -11,6 +11,7 @@ CORE = "nvrx_slurm/core"
 JOB, LIMITS, LIVENESS = f"{CORE}/job.py", f"{CORE}/limits.py", f"{CORE}/liveness.py"
 MEMBERSHIP, RENDEZVOUS = f"{CORE}/membership.py", f"{CORE}/rendezvous.py"
 DECISION, RESTART = f"{CORE}/restart_decision.py", f"{CORE}/restart.py"
+REQUESTS = f"{CORE}/requests.py"
 CONTROLLER = "nvrx_slurm/controller/controller.py"
 DETECTOR = "nvrx_slurm/controller/failure_detector.py"
 COMMIT, JOIN = "nvrx_slurm/store/lua/commit.lua", "nvrx_slurm/store/lua/join.lua"
@@ -20,9 +21,35 @@ OF_CORE = tuple(
     f"tests/unit/core/test_{name}.py"
     for name in ("job", "cause", "rendezvous", "restart_decision", "backoff", "hangs", "liveness", "in_process")
 )
+OF_REQUESTS = ("tests/unit/core/test_requests.py",)
 OF_LIVENESS = ("tests/unit/core/test_liveness.py", "tests/unit/controller")
 OF_CONTROLLER = ("tests/unit/controller",)
 OF_STORE = ("tests/contract/test_store.py",)
+
+BEYOND_SIMULATION = frozenset(
+    [
+        "back-node-not-safe",
+        "cause-without-bound",
+        "commit-with-a-gap",
+        "deadline-before-the-inbox",
+        "former-agent-joins",
+        "job-budget-ignored",
+        "join-twice",
+        "known-nodes-not-watched",
+        "late-stop-ends-the-job",
+        "never-reaped",
+        "older-cycle-accepted",
+        "older-generation-accepted",
+        "preemptions-not-bounded",
+        "proof-of-another-agent",
+        "signal-of-older-generation",
+        "start-out-of-touch",
+        "suspect-not-cleared",
+        "time-of-reading",
+    ]
+)
+"""What the simulation has not seen within 500 seeds (`python -m ci.mutants --by simulation` tries these too). A full
+run leaves them to their unit tests, and takes half the time."""
 
 
 def core(name: str, promise: str, *edits: Edit, flows: tuple[str, ...] = ()) -> Mutant:
@@ -37,7 +64,47 @@ def controller(
     return Mutant(name, promise, edits, tests, simulated="job", flows=flows)
 
 
+def request(name: str, promise: str, *edits: Edit) -> Mutant:
+    """One of what users ask for."""
+    return Mutant(name, promise, edits, OF_REQUESTS, simulated="job")
+
+
 CONTROL_PLANE = (
+    # ---- what users ask for
+    request(
+        "user-restart-spends-the-budget",
+        "a user's restart is no failure, and no budget counts it",
+        Edit(
+            REQUESTS,
+            "            decisions += [ordered, *rendezvous",
+            "            replica.restarted_at.append(now)\n            decisions += [ordered, *rendezvous",
+        ),
+    ),
+    request(
+        "late-restart-acts",
+        "a restart of a cycle that is over is refused",
+        Edit(REQUESTS, "elif replica.cycle != cycle:", "elif False:"),
+    ),
+    request(
+        "request-acts-twice",
+        "a request that arrives twice is answered once",
+        Edit(REQUESTS, "if fact.request in job.requests:", "if False:"),
+    ),
+    request(
+        "drained-node-gets-ranks",
+        "a drained node gets no ranks",
+        Edit(RENDEZVOUS, "    if node.name in job.drained:\n        membership", "    if False:\n        membership"),
+    ),
+    request(
+        "drain-takes-anothers-spare",
+        "a drain needs a spare that no open rendezvous lacks",
+        Edit(REQUESTS, "max(0, replica.role.nodes_per_replica - left)", "0"),
+    ),
+    request(
+        "drain-ends-the-job",
+        "a drain is taken back when the spare is lost before it has the ranks",
+        Edit(RENDEZVOUS, "if missing <= spared or node.state is not NodeState.DRAINED:", "if True:"),
+    ),
     # ---- what the cause is
     core(
         "symptom-as-cause",
@@ -416,7 +483,11 @@ CONTROL_PLANE = (
     controller(
         "no-shutdown-order",
         "every agent receives the shutdown order",
-        Edit(CONTROLLER, "ReplicaEnded, Shutdown, Fence, JobSuspended", "ReplicaEnded, Fence, JobSuspended"),
+        Edit(
+            CONTROLLER,
+            "    Shutdown,\n    Fence,\n    JobSuspended,\n    DumpOrdered",
+            "    Fence,\n    JobSuspended,\n    DumpOrdered",
+        ),
         tests=(*OF_CONTROLLER, "tests/unit/lab/simulation/test_run.py"),
         flows=("happy-path", "success-while-a-spare-waits"),
     ),

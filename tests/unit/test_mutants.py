@@ -8,6 +8,7 @@ import pytest
 
 from ci.mutants import MUTANTS
 from ci.mutants.changes import changed_files
+from ci.mutants.control_plane import BEYOND_SIMULATION
 from ci.mutants.model import ROOT, Mutant
 
 
@@ -37,6 +38,11 @@ def test_the_unit_tests_of_a_mutant_exist(mutant: Mutant) -> None:
 
 def test_each_mutant_has_a_name_of_its_own() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_what_the_simulation_does_not_see_are_mutants_of_the_control_plane() -> None:
+    """Each has unit tests, which then must see it."""
+    assert {mutant.name for mutant in MUTANTS if mutant.simulated == "job"} >= BEYOND_SIMULATION
 
 
 def test_without_an_earlier_commit_no_change_is_known() -> None:

@@ -176,3 +176,9 @@ def test_a_reader_that_renews_has_the_slot_for_longer() -> None:
     assert isinstance(reading, RingSlot)
     renewed = slots.renew(reading, 5, OURS, 300)
     assert renewed == replace(reading, lease_ns=300)
+
+
+def test_what_is_published_is_described_as_its_writer_said() -> None:
+    """Readers go by these fields: the generation, how much to read, and what it must add up to."""
+    counts = replace(COUNTS, published=COUNTS.published + 1)
+    assert STEPS["publish"](WRITING) == RingSlot(State.READY, 5, NO_OWNER, 0, 4, 7, 1, counts)

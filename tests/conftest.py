@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ settings.load_profile("any machine")
 
 pytest_plugins = ["tests.slurm_cluster"]
 
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""Under nohup it is ignored, and what the tests start would ignore it, too."""
 
 asyncio.set_event_loop(None)
 """Or Python 3.11 makes a loop when pytest-asyncio asks which one there was, and nobody ever closes that one."""

@@ -26,6 +26,8 @@ PRELUDE = "import runpy, sys\n{lines}\nsys.argv = sys.argv[1:]\nrunpy.run_path(s
 
 STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
+POLITE = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))"
+
 # On the checkpoint signal a worker writes a file beside it and ends; the rank that is told so saves for ever.
 SAVING = """
 import os, pathlib, signal, sys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -97,6 +98,34 @@ def test_a_job_from_init_to_status(installed: Path, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     status = call(installed, tmp_path, "status")
     assert (status.returncode, "installed" in status.stdout) == (0, True), status.stderr
+
+
+def test_the_demo_ends_with_the_same_result_with_and_without_a_death(installed: Path, tmp_path: Path) -> None:
+    """`nvrx-slurm demo` from beginning to end: a node is killed, every bit is the same, and nothing is kept."""
+    done = subprocess.run(
+        [installed, "demo"], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same, bit for bit" in done.stdout
+    assert "n2 was lost: connection to its agent closed" in done.stdout
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_interrupted_demo_leaves_nothing(installed: Path, tmp_path: Path) -> None:
+    """Ctrl-C while it trains: 130, no process, no file, no traceback."""
+    demo = subprocess.Popen(
+        [installed, "demo"],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stdout is not None
+    assert any("starting" in line for line in demo.stdout)
+    demo.send_signal(signal.SIGINT)
+    _, errors = demo.communicate(timeout=60)
+    assert (demo.returncode, errors.strip()) == (130, "")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_logs_are_judged_without_vectorscan(installed: Path, tmp_path: Path) -> None:

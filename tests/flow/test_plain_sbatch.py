@@ -9,14 +9,16 @@ import subprocess
 import pytest
 
 from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.job_index import indexed_jobs
 from tests.harness import RunningJob
 from tests.slurm_harness import SlurmHandle, nvrx
 
 pytestmark = pytest.mark.slurm(nodes=4)
 
 
-def test_rendered_script_submitted_with_plain_sbatch_does_the_same(healthy_cluster, gate, tmp_path):
+def test_rendered_script_submitted_with_plain_sbatch_does_the_same(healthy_cluster, gate, tmp_path, monkeypatch):
     """`render` and plain `sbatch` need nothing else of ours on the command line."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = tmp_path / "job.yaml"
     path.write_text(f"name: plain\ncommand: {json.dumps(gate.command)}\nnodes: 2\nspares: 1\n")
     env = healthy_cluster.environment()
@@ -31,3 +33,4 @@ def test_rendered_script_submitted_with_plain_sbatch_does_the_same(healthy_clust
     job_id = sent.stdout.strip()
     job = RunningJob(JobFolder(tmp_path / "nvrx-jobs" / job_id), SlurmHandle(job_id, healthy_cluster))
     assert job.finish() == 0
+    assert [each.folder for each in indexed_jobs(job_id)] == [job.folder.path], "commands find it from any folder"

@@ -112,7 +112,7 @@ def test_everything_can_be_read_after_job_and_store_are_gone(run_local: RunLocal
     assert nvrx("events", "j1", "--json", job=job).stdout.splitlines() == journal_lines(job.folder)
     words = nvrx("events", "j1", job=job).stdout.splitlines()
     assert len(words) == len(journal_lines(job.folder))
-    assert any(line.split()[1:3] == ["node_lost", "n2"] for line in words)
+    assert any(line.split()[2:4] == ["node_lost", "n2"] for line in words)
     assert nvrx("logs", "j1", "--rank", "2", job=job).stdout == "rank 2 waits\n" * 2
     assert "[main-0 3] rank 3 waits" in nvrx("logs", "j1", job=job).stdout
 
@@ -234,14 +234,16 @@ def test_an_unknown_job_is_one_clear_error(run_local: RunLocal, gate: Gate, tmp_
 def test_watching_through_a_pipe_prints_events_and_a_summary(
     run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    """Without a terminal `status --watch` prints the journal's lines and how it went."""
+    """Without a terminal `status --watch` prints the journal's lines and how it went; standard error says why."""
     job = run_local(gate_plan(gate, tmp_path, max_restarts=0))
     all_here(job, gate, "n3")
     watcher = start(command("status", "j1", "--watch", base=job.folder.path.parent))
     gate.wait(4, cycle=0)[1].go(exit_code=3)
     assert job.finish() == 1
     out, err = watcher.communicate(timeout=WAIT_S)
-    assert (watcher.returncode, err) == (1, "")
+    assert watcher.returncode == 1
+    assert "rank 1 on n1 exited with code 3" in err
+    assert "→ nvrx-slurm explain j1" in err
     assert "worker_failed" in out
     assert "rank 1 on n1 exited with code 3" in out
     assert "state     failed with exit code 1" in out

@@ -10,7 +10,7 @@ from nvrx_slurm.journal.records import JobEnded, NodeLeft, StacksDumped
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
-from tests.slurm_jobs import CALM, SAVING, STUBBORN, SlurmJobs, gate_command
+from tests.slurm_jobs import CALM, POLITE, SAVING, STUBBORN, SlurmJobs, gate_command
 
 pytestmark = pytest.mark.slurm
 
@@ -63,6 +63,16 @@ def test_cancelled_job_kills_before_slurm_does(jobs):
             assert "gate_worker.py" in (job.folder.path / file).read_text()
     assert [record.survivors for record in job.said(NodeLeft)] == [(), ()]
     assert job.said(JobEnded) == [JobEnded(exit_code=143, reason="cancelled")]
+
+
+def test_cancelled_job_is_not_done_though_its_workers_exit_with_0(jobs):
+    """They save at SIGTERM, which Slurm sends to them and to the batch host in one moment."""
+    job = jobs.start(CALM, command=gate_command(jobs.gate, POLITE))
+    jobs.running(job, 2)
+    job.process.cancel()
+    assert job.finish() == 143
+    assert job.said(JobEnded) == [JobEnded(exit_code=143, reason="cancelled")]
+    jobs.all_gone(job)
 
 
 def test_second_signal_skips_to_the_kill(jobs):

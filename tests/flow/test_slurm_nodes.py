@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode, node_state, node_states
+from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
@@ -70,3 +73,24 @@ def test_a_node_that_is_marked_down_says_who_did(cluster: DevCluster) -> None:
     cluster.kill_node("n5")
     cluster.mark_down("n5")
     assert once_down("n5").reason == "nvrx-slurm"
+
+
+def test_a_batch_host_that_slurm_has_taken_from_its_job_is_named(cluster: DevCluster) -> None:
+    """`--no-kill` keeps the job RUNNING on its other nodes, without its script."""
+    wrapped = ["sbatch", "--parsable", "--no-kill", "--nodes=2", "--output=/dev/null", "--wrap=sleep 900"]
+    job_id = subprocess.run(wrapped, check=True, capture_output=True, text=True).stdout.strip()
+    slurm = SlurmCluster()
+    wait_until(
+        lambda: slurm.states([job_id])[job_id] is JobState.RUNNING,
+        timeout_s=NOTICED_S, what="the job's start", clock=SystemClock(),
+    )  # fmt: skip
+    assert slurm.lost_batch_host(job_id) is None
+    host = slurm.nodes(job_id)[0]
+    cluster.kill_node(host)
+    cluster.mark_down(host)
+    wait_until(
+        lambda: slurm.lost_batch_host(job_id) == host,
+        timeout_s=NOTICED_S, what=f"Slurm to take {host} from the job", clock=SystemClock(),
+    )  # fmt: skip
+    assert slurm.states([job_id])[job_id] is JobState.RUNNING
+    slurm.cancel(job_id)

@@ -19,9 +19,11 @@ from nvrx_slurm.cluster.commands import CommandOutput, SystemRunner
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import SlurmUnreachable, SubmissionRefused, UsageError
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.devcluster.daemons import recorded
 from nvrx_slurm.lab.devcluster.processes import wait_until
+from nvrx_slurm.report import snapshot
 from nvrx_slurm.util.clock import SystemClock
 
 pytestmark = pytest.mark.slurm
@@ -119,6 +121,35 @@ def test_a_waiting_job_can_be_cancelled(slurm: SlurmCluster, tmp_path: Path) -> 
     job.cancel()
     assert job.wait(timeout=30) == 143
     assert job.state is JobState.CANCELLED
+
+
+def test_a_pending_job_says_why_and_stays_cancelled(slurm: SlurmCluster, workplace: Path) -> None:
+    """`wait`, `status` and `ci run` give Slurm's reason. Cancelled in the queue it is cancelled for all of them, also
+    when Slurm has forgotten it."""
+    (workplace / "job.yaml").write_text(f"{JOB}slurm: {{extra: {{hold: true}}}}\n")
+    job_id = nvrx("submit", folder=workplace).stdout.strip()
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "nvrx_slurm", "wait", job_id], cwd=workplace, stderr=subprocess.PIPE, text=True
+    )
+    assert waiting.stderr is not None
+    assert "JobHeldUser" in next(line for line in waiting.stderr if "PENDING:" in line)
+    shown = json.loads(nvrx("status", job_id, "--json", folder=workplace).stdout)
+    assert (shown["state"], shown["queue"]["reason"]) == ("pending", "JobHeldUser")
+    slurm.cancel(job_id)
+    waiting.stderr.read()
+    assert waiting.wait(timeout=30) == 143
+    waiting.stderr.close()
+    files = JobFolder(workplace / "nvrx-jobs" / job_id)
+    assert snapshot.take(files, slurm=lambda job_id: JobState.UNKNOWN).state == "cancelled"
+    assert nv.job(job_id, folder=files.path.parent).exit_code == 143
+
+    (workplace / "flow.yaml").write_text(
+        "name: held\njob: job.yaml\non: [slurm]\nexpect: [job_ended]\nlimits: {wall: 4s}\n"
+    )
+    done = nvrx("ci", "run", "flow.yaml", "--on=slurm", folder=workplace)
+    assert done.returncode == 1, done.stdout
+    assert "is pending: JobHeldUser" in done.stderr
+    assert "Slurm did not start the job: JobHeldUser" in done.stdout
 
 
 def test_a_job_that_never_was_cannot_be_cancelled(slurm: SlurmCluster) -> None:
@@ -249,14 +280,17 @@ def test_an_interrupted_submit_and_wait_cancels_the_job(workplace: Path, number:
 
 @pytest.mark.usefixtures("slurm")
 def test_submit_and_wait_exits_with_the_jobs_code(workplace: Path) -> None:
-    """93 and all others travel in the job's result, not in Slurm's exit code."""
+    """93 and all others travel in the job's result, not in Slurm's exit code. Standard error says why."""
     done = nvrx("submit", "--wait", "--set", "command=true", "job.yaml", folder=workplace)
     assert done.returncode == 0
+    assert "explain" not in done.stderr
     failed = nvrx(
         "submit", "--wait", "--set", "command=false", "--set", "fault_tolerance.max_restarts=0", "job.yaml",
         folder=workplace,
     )  # fmt: skip
     assert failed.returncode == 1
+    for words in ("exited with code 1", "restart budget spent", f"→ nvrx-slurm explain {failed.stdout.strip()}"):
+        assert words in failed.stderr
 
 
 @pytest.mark.usefixtures("slurm")
@@ -277,7 +311,7 @@ def test_a_dry_run_submits_nothing(workplace: Path) -> None:
         (["submit", "--wait", "--watch", "job.yaml"], "choose one"),
         (["wait", "999999"], "no job '999999'"),
         (["cancel", "local-x"], "no job 'local-x'"),
-        (["wait", "1", "--timeout", "soon"], "is no duration"),
+        (["wait", "1", "--timeout", "soon", "--folder", "."], "is no duration"),
     ],
 )
 def test_bad_input_is_one_clear_error(workplace: Path, arguments: list[str], words: str) -> None:

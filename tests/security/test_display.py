@@ -56,8 +56,17 @@ JOB = "hostile"
 
 TRIED: dict[str, list[list[str]]] = {
     "status": [["JOB"], ["JOB", "--json"], [], ["--json"], ["JOB", "--watch"], [NAME]],
-    "events": [["JOB"], ["JOB", "--json"], ["JOB", "-f"]],
-    "logs": [["JOB"], ["JOB", "--rank", "1"], ["JOB", "--cycle", "1"], ["JOB", "--replica", "none"], ["JOB", "-f"]],
+    "ls": [[], ["--json"]],
+    "rm": [["JOB", "--dry-run"], [NAME]],
+    "events": [["JOB"], ["JOB", "--json"], ["JOB", "-f"], ["JOB", "--utc"]],
+    "logs": [
+        ["JOB"],
+        ["JOB", "--grep", "."],
+        ["JOB", "--rank", "1"],
+        ["JOB", "--cycle", "1"],
+        ["JOB", "--replica", "none"],
+        ["JOB", "-f"],
+    ],
     "explain": [["JOB"], ["JOB", "--json"], ["JOB", "--cycle", "99"]],
     "analyze": [["FOLDER/logs"], ["FOLDER/logs", "--json"], [NAME]],
     "attribution report": [["JOB"], ["--json"], []],
@@ -65,6 +74,10 @@ TRIED: dict[str, list[list[str]]] = {
     "dump": [["JOB"], ["JOB", "--json"]],
     "wait": [["JOB"]],
     "cancel": [["JOB"], [NAME]],
+    "restart": [["JOB"]],
+    "drain": [["JOB", NAME]],
+    "undrain": [["JOB", NAME]],
+    "doctor": [["BROKEN_YAML"]],
     "nodes": [["--ledger", "LEDGER", "--cluster", "c"], ["--ledger", "LEDGER", "--cluster", "c", "--json"]],
     "nodes suspect": [[NAME, "--why", "x"]],
     "nodes clear": [["--all"]],
@@ -84,9 +97,10 @@ TRIED: dict[str, list[list[str]]] = {
 NOT_TRIED = {
     "init", "config schema", "completion", "attrsvc", "mcp", "transport doctor", "transport sweep", "ci schema",
     "ci matrix", "cluster up", "cluster down", "cluster env", "cluster kill-node", "cluster stop-node",
-    "cluster restore-node", "ci simulate", "store acl",
+    "cluster restore-node", "ci simulate", "store acl", "demo", "exec",
 }  # fmt: skip
-"""They show nothing that came from elsewhere. `ci matrix` prints as `ci run` does."""
+"""They show nothing that came from elsewhere. `ci matrix` prints as `ci run` does. The output of `exec` is that
+of its program, as under ssh."""
 
 
 SILENT = ("wait", "attribution flush", "ci clean")

@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TESTS := $(VENV)/.installed-dev
+FRAMEWORKS := $(VENV)/.installed-frameworks
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # LOCKED=yes: exactly the packages of uv.lock, each checked by its hash. Otherwise what the index has, within the bounds.
@@ -33,6 +34,10 @@ $(INSTALLED): pyproject.toml
 
 $(TESTS): $(INSTALLED)
 	$(if $(LOCKED),$(call install_locked,--extra dev),$(PIP) --editable '.[dev]')
+	touch $@
+
+$(FRAMEWORKS): $(TESTS)
+	$(PIP) --editable '.[frameworks]'
 	touch $@
 
 # pip, not uv, installs: it refuses a requirement without a hash. hatchling builds the editable install, and is locked.
@@ -64,15 +69,13 @@ sbom: $(BIN)/uv  ## Write dist/nvrx-slurm.cdx.json (CycloneDX): the locked packa
 	$(UV) export --quiet --frozen --extra attribution --extra ci --no-emit-project --no-header --output-file $(VENV)/sbom.txt
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --of JSON -o dist/nvrx-slurm.cdx.json $(VENV)/sbom.txt
 
-demo: $(INSTALLED)  ## Train on 4 local nodes with 2 hot spares, kill one node midway, compare the loss
-	$(PIP) numpy
-	$(BIN)/python examples/digits/demo.py
+demo: $(INSTALLED)  ## Train on 4 local nodes with 2 hot spares, kill one node midway, compare the result
+	$(BIN)/nvrx-slurm demo
 
 test: $(TESTS) slurm-packages browser ucxx  ## Run all tests, the ones on a real Slurm included
 	$(BIN)/pytest -n 8 --dist worksteal -m 'not torch' $(ARGS)
 
-test-torch: $(TESTS)  ## Run the tests that need torch (CPU is enough)
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) 'torch==2.13.0'
+test-torch: $(FRAMEWORKS)  ## Run the tests that need torch, transformers, accelerate and Lightning (CPU is enough)
 	$(BIN)/pytest -m torch $(ARGS)
 
 fuzz: $(TESTS)  ## Feed a million invalid inputs to each decoder of external data
@@ -94,9 +97,15 @@ ci-mutants-generated: $(TESTS)  ## Let mutmut change each expression of the pure
 	$(BIN)/python -c 'import mutmut' 2>/dev/null || $(PIP) 'mutmut==3.8.1'
 	$(BIN)/python -m ci.mutants.generated $(ARGS)
 
-ci-slurm: $(TESTS)  ## Run the flows of ci/flows on the site's Slurm, otherwise on one of their own
+ci-slurm: $(TESTS)  ## Run the flows of ci/flows on the site's Slurm, otherwise on one of their own; SLURM=debian:sid: on Debian's
+ifdef SLURM
+	$(if $(LOCKED),$(UV) export --quiet --frozen --extra attribution --extra ci --group flows --no-emit-project --no-header --output-file $(VENV)/flows.txt)
+	exec $(BIN)/python -m ci.debian_root $(SLURM) $(if $(LOCKED),--requirements $(VENV)/flows.txt) -- \
+	  nvrx-slurm ci run ci/flows --on dev --jobs 3 $(ARGS)
+else
 	command -v sbatch >/dev/null || $(BIN)/python -m ci.slurm_packages
 	$(BIN)/nvrx-slurm ci run ci/flows --jobs 3 $(ARGS)
+endif
 
 slurm-packages: $(TESTS)
 	$(BIN)/python -m ci.slurm_packages

@@ -42,6 +42,8 @@ from nvrx_slurm.journal.records import (
     NodeLost,
     NodeReady,
     NodeResumed,
+    Prewarmed,
+    PrewarmFailed,
     Progress,
     Quarantined,
     RecordsRefused,
@@ -296,7 +298,9 @@ def _learned(job: Job, fact: Learned, now: float) -> list[Decision] | None:
     return []
 
 
-def _noted(job: Job, fact: StacksDumped | RestartedInProcess | CommandEnded, now: float) -> list[Decision] | None:
+def _noted(
+    job: Job, fact: Prewarmed | PrewarmFailed | StacksDumped | RestartedInProcess | CommandEnded, now: float
+) -> list[Decision] | None:
     """Recorded if its sender is the node's current agent; no decision follows."""
     return [] if membership.recognise(job, fact) else _refuse(job, fact)
 
@@ -402,6 +406,8 @@ _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] 
     NodeJoined: _node_joined,
     NodeReady: _node_ready,
     WorkersStarted: _workers_started,
+    Prewarmed: _noted,
+    PrewarmFailed: _noted,
     Progress: _progress,
     RestartedInProcess: _noted,
     WorkerFailed: _worker_failed,

@@ -106,12 +106,33 @@ class NodeReady(FromAgent, frozen=True, kw_only=True, tag="node_ready"):
 
 
 class WorkersStarted(FromAgent, frozen=True, kw_only=True, tag="workers_started"):
-    """All workers of this node run: rank → process id."""
+    """All workers of this node run: rank → process id. `warm`: how many of them were forked from the role's warm
+    process; `cold`: why the others were not, where the role has `prewarm`."""
 
     replica: FileName
     cycle: Count
     pids: dict[Count, int]
     spawn_s: float = 0.0
+    warm: Count = 0
+    cold: str | None = None
+
+
+class Prewarmed(FromAgent, frozen=True, kw_only=True, tag="prewarmed"):
+    """A warm process of the role waits on this node: its next workers are forked from it. `modules`: how many it has
+    imported; `skipped`: module → why it was not imported there."""
+
+    role: FileName
+    modules: Count = 0
+    took_s: float = 0.0
+    memory_bytes: Step = 0
+    skipped: dict[str, str] = {}
+
+
+class PrewarmFailed(FromAgent, frozen=True, kw_only=True, tag="prewarm_failed"):
+    """The role has no warm process on this node, so its workers start cold there. Reported once for each reason."""
+
+    role: FileName
+    why: str
 
 
 class Progress(FromAgent, frozen=True, kw_only=True, tag="progress"):
@@ -607,6 +628,8 @@ AnyFact = (
     | NodeJoined
     | NodeReady
     | WorkersStarted
+    | Prewarmed
+    | PrewarmFailed
     | Progress
     | RestartedInProcess
     | WorkerFailed

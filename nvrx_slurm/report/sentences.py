@@ -19,6 +19,7 @@ from nvrx_slurm.report.words import (
     ranks_wait,
     seconds,
     signal_name,
+    size,
     slurm_state,
     worker_end,
     worker_hang,
@@ -120,6 +121,8 @@ def describe(record: AnyRecord) -> str:
 
 def _describe_workers(
     record: records.WorkersStarted
+    | records.Prewarmed
+    | records.PrewarmFailed
     | records.Progress
     | records.RestartedInProcess
     | records.WorkerFailed
@@ -131,9 +134,17 @@ def _describe_workers(
     match record:
         case records.WorkersStarted():
             pids = ", ".join(f"{rank}={pid}" for rank, pid in sorted(record.pids.items()))
+            took = seconds(record.spawn_s)
+            how = _how_started(record)
+            return f"{record.node} started its workers of {_cycle(record)} in {took}: rank=pid {pids}{how}"
+        case records.Prewarmed():
+            skipped = "".join(f"; without {name}: {why}" for name, why in sorted(record.skipped.items()))
+            has = f"{plural(record.modules, 'module')}, {size(record.memory_bytes)}"
             return (
-                f"{record.node} started its workers of {_cycle(record)} in {seconds(record.spawn_s)}: rank=pid {pids}"
+                f"{record.node} has a warm process of {record.role} after {seconds(record.took_s)} ({has}){skipped}"
             )
+        case records.PrewarmFailed():
+            return f"workers of {record.role} start cold on {record.node}: {record.why}"
         case records.Progress():
             return f"rank {record.rank} on {record.node} reported its first step of {_cycle(record)}, {record.step}"
         case records.RestartedInProcess(restart=restart):
@@ -265,6 +276,14 @@ def _stood_still(record: records.NodeResumed | records.JobResumed) -> str:
 
 def _cycle(record: Any) -> str:
     return f"{record.replica} cycle {record.cycle}"
+
+
+def _how_started(record: records.WorkersStarted) -> str:
+    """`; 8 workers warm`; `; 6 workers warm, 2 cold: …`; `; cold: …`; nothing where no warm process was asked for."""
+    warm = f"; {plural(record.warm, 'worker')} warm" if record.warm else ""
+    if record.cold is None:
+        return warm
+    return f"{warm}{f', {len(record.pids) - record.warm} ' if warm else '; '}cold: {record.cold}"
 
 
 def _failed(record: records.Attributed | records.AttributionAsked | records.AttributionJudged) -> str:

@@ -59,6 +59,12 @@ def seconds(duration_s: float) -> str:
     return f"{whole // 86400}d {whole % 86400 // 3600:02}h"
 
 
+def size(count_bytes: int) -> str:
+    """`812 MiB`, `2.4 GiB`: rounded."""
+    mebibytes = count_bytes / 2**20
+    return f"{mebibytes:.0f} MiB" if mebibytes < 1000 else f"{mebibytes / 1024:.1f} GiB"
+
+
 def names(nodes: Iterable[str]) -> str:
     """Node names as Slurm folds them, where that is shorter: `n[0-3,5]`; nothing is `-`."""
     split = []

@@ -176,3 +176,36 @@ WHY = "no step for 612 s (limit 600 s) after step 41"
 def test_hangs_silence_and_death_are_one_plain_sentence_each(record: records.AnyRecord, text: str) -> None:
     """`nvrx-slurm events` says in one line what happened, to whom, and on what evidence."""
     assert describe(record) == text
+
+
+STARTED = {**AGENT, "replica": "main-0", "cycle": 1, "pids": {0: 7, 1: 8}, "spawn_s": 0.008}
+BY_BASH = "the command is no Python program"
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (records.WorkersStarted(**STARTED), "rank=pid 0=7, 1=8"),
+        (records.WorkersStarted(**STARTED, warm=2), "rank=pid 0=7, 1=8; 2 workers warm"),
+        (records.WorkersStarted(**STARTED, cold=BY_BASH), f"rank=pid 0=7, 1=8; cold: {BY_BASH}"),
+        (
+            records.WorkersStarted(**STARTED, warm=1, cold="it died"),
+            "rank=pid 0=7, 1=8; 1 worker warm, 1 cold: it died",
+        ),
+        (
+            records.Prewarmed(**AGENT, role="main", modules=812, took_s=2.5, memory_bytes=300 << 20),
+            "n2 has a warm process of main after 2.50 s (812 modules, 300 MiB)",
+        ),
+        (
+            records.Prewarmed(**AGENT, role="main", memory_bytes=3 << 30, skipped={"ray": "it starts 3 threads"}),
+            "n2 has a warm process of main after 0.0 ms (0 modules, 3.0 GiB); without ray: it starts 3 threads",
+        ),
+        (
+            records.PrewarmFailed(**AGENT, role="main", why="its setup failed: KeyError: 3"),
+            "workers of main start cold on n2: its setup failed: KeyError: 3",
+        ),
+    ],
+)
+def test_how_workers_start_is_said_with_the_reason(record: records.AnyRecord, text: str) -> None:
+    """Warm, cold and why; nothing of it where the job asks for no warm process."""
+    assert describe(record).endswith(text)

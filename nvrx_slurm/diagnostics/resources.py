@@ -12,11 +12,7 @@ PROC = Path("/proc")
 
 def memory(proc: Path = PROC) -> Iterator[str]:
     """What is available of the node's memory."""
-    try:
-        lines = (proc / "meminfo").read_text().splitlines()
-        kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
-    except (OSError, ValueError, IndexError):
-        return
+    kib = _meminfo(proc)
     names = (("", "MemAvailable", "MemTotal"), ("swap ", "SwapFree", "SwapTotal"))
     parts = [
         f"{what}{format_size(kib[free] << 10)} available of {format_size(kib[total] << 10)}"
@@ -25,6 +21,22 @@ def memory(proc: Path = PROC) -> Iterator[str]:
     ]
     if parts:
         yield "; ".join(parts)
+
+
+def available_bytes(cgroup: MemoryCgroup | None, proc: Path = PROC) -> int:
+    """How much of the node's memory is available, but no more than the limit of the cgroup. 0: it is not known."""
+    available = _meminfo(proc).get("MemAvailable", 0) << 10
+    limit = cgroup.limit_bytes() if cgroup is not None else None
+    return available if limit is None else min(available, limit)
+
+
+def _meminfo(proc: Path) -> dict[str, int]:
+    """Name → KiB; empty where the kernel's file cannot be read."""
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        return {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
+    except (OSError, ValueError, IndexError):
+        return {}
 
 
 def pressure(proc: Path = PROC) -> Iterator[str]:
@@ -82,13 +94,23 @@ class MemoryCgroup:
 
     def usage(self) -> Iterator[str]:
         """What is in use of how much, where there is a limit: here or above."""
+        if (limited := self._limited()) is not None:
+            used, limit, folder = limited
+            yield f"{format_size(used)} in use of {format_size(limit)} ({folder})"
+
+    def limit_bytes(self) -> int | None:
+        """How much memory may be in use; None: there is no limit."""
+        limited = self._limited()
+        return None if limited is None else limited[1]
+
+    def _limited(self) -> tuple[int, int, Path] | None:
         for folder in (self.folder, *self.folder.parents):
             limit, used = first_line(folder / self.limit), first_line(folder / self.used)
             if limit.isdecimal() and used.isdecimal() and int(limit) < _NO_LIMIT_BYTES:
-                yield f"{format_size(int(used))} in use of {format_size(int(limit))} ({folder})"
-                return
+                return int(used), int(limit), folder
             if folder == ROOT:
-                return
+                break
+        return None
 
 
 def memory_cgroup(root: Path = ROOT, own: Path = SELF) -> MemoryCgroup | None:

@@ -40,6 +40,7 @@ def test_kills_are_counted_and_the_limit_is_found_above(tmp_path: Path, version:
     assert found.oom_kills() == 2
     (usage,) = found.usage()
     assert usage == f"150.0 MiB in use of 600.0 MiB ({found.folder.parent})"
+    assert found.limit_bytes() == 600 << 20
     lay_out(tmp_path, version, kills=3)
     assert found.oom_kills() == 3
 

@@ -24,6 +24,18 @@ def test_memory_says_what_is_available(tmp_path: Path) -> None:
     assert list(resources.memory(tmp_path)) == ["11.8 GiB available of 23.5 GiB; swap 0 B available of 1.0 MiB"]
 
 
+def test_available_memory_is_no_more_than_the_cgroups_limit(tmp_path: Path) -> None:
+    """Of a node that has more; without a cgroup, or a limit, it is the node's; 0 where the kernel says nothing."""
+    assert resources.available_bytes(None, tmp_path) == 0
+    (tmp_path / "meminfo").write_text(MEMINFO.format(0))
+    assert resources.available_bytes(None, tmp_path) == 12341972 << 10
+    cgroup = resources.MemoryCgroup(tmp_path, "memory.events", "memory.current", "memory.max")
+    assert resources.available_bytes(cgroup, tmp_path) == 12341972 << 10
+    (tmp_path / "memory.current").write_text("5\n")
+    (tmp_path / "memory.max").write_text(f"{1 << 30}\n")
+    assert resources.available_bytes(cgroup, tmp_path) == 1 << 30
+
+
 def test_pressure_is_the_kernels_own_line(tmp_path: Path) -> None:
     """Of each resource that is measured; an older kernel measures none."""
     assert list(resources.pressure(tmp_path)) == []

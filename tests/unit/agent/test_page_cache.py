@@ -1,0 +1,307 @@
+"""What is read into the page cache, on a real disk: mincore(2) says which pages of a file are there."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import mmap
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.agent import page_cache
+from nvrx_slurm.agent.page_cache import PageCache, matching
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.workload.slot import Reading
+
+WAIT_S = 30.0
+MIB = 1 << 20
+
+
+def cached(path: Path) -> float:
+    """How much of a file is in the page cache, from 0 to 1."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        pages = -(-len(mapped) // mmap.PAGESIZE)
+        held = (ctypes.c_ubyte * pages)()
+        at = ctypes.c_char.from_buffer(mapped)
+        assert ctypes.CDLL(None).mincore(ctypes.byref(at), ctypes.c_size_t(len(mapped)), held) == 0
+        del at
+        return sum(byte & 1 for byte in held) / pages
+
+
+def evict(path: Path) -> None:
+    """Drop a file's pages from the page cache."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.fixture(scope="module")
+def disk() -> Iterator[Path]:
+    """A folder from whose files the kernel evicts pages when it is asked to: tmpfs never does."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("NVRX_TEST_DISK")) as name:
+        probe = Path(name) / "probe"
+        probe.write_bytes(b"x" * MIB)
+        evict(probe)
+        if cached(probe) > 0.0:
+            pytest.skip(f"{name} is on a file system that keeps its pages; NVRX_TEST_DISK may name another folder")
+        yield Path(name)
+
+
+@pytest.fixture
+def folder(disk: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=disk) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+async def cache() -> AsyncIterator[PageCache]:
+    """One that looks when it is told to, and not by its clock."""
+    cache = PageCache(SystemClock(), every_s=3600.0, spread_s=0.0)
+    yield cache
+    cache.close()
+
+
+def write(path: Path, size: int = MIB, *, newer_s: int = 0) -> Path:
+    """A file that is not in the page cache, last changed `newer_s` after the others."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size)
+    evict(path)
+    os.utime(path, (1.7e9 + newer_s, 1.7e9 + newer_s))
+    assert cached(path) == 0.0
+    return path
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what a thread does."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110  a thread makes it so, and sets no event
+            await asyncio.sleep(0.01)
+
+
+async def looked(cache: PageCache) -> None:
+    await until(lambda: cache._running is None)
+
+
+async def test_standby_node_reads_what_matches(cache: PageCache, folder: Path) -> None:
+    """All of each file that matches, in folders below too, and no other; relative to the workers' folder."""
+    wanted = [write(folder / "latest" / "a" / "b.pt", 3 * MIB + 17), write(folder / "latest" / "c.pt")]
+    other = write(folder / "older" / "c.pt")
+    cache.begin(["latest/**"], folder, None)
+    await looked(cache)
+    assert [cached(path) for path in wanted] == [1.0, 1.0]
+    assert cached(other) == 0.0
+    assert (cache.files, cache.size) == (2, 4 * MIB + 17)
+
+
+async def test_absolute_pattern_and_folder_with_odd_name(cache: PageCache, folder: Path) -> None:
+    """The folder's name is no pattern; an absolute pattern does not lie below it."""
+    here, there = write(folder / "run[1]" / "x.pt"), write(folder / "data" / "y.pt")
+    cache.begin(["*.pt", f"{folder}/data/*"], folder / "run[1]", None)
+    await looked(cache)
+    assert (cached(here), cached(there)) == (1.0, 1.0)
+
+
+async def test_newest_files_come_first_and_no_more_than_the_bound(cache: PageCache, folder: Path) -> None:
+    """Of three checkpoints the newest is read, of the one before what is left of the bound, the oldest is not."""
+    oldest, middle, newest = (write(folder / f"{n}.pt", 64 * MIB, newer_s=n) for n in (1, 2, 3))
+    cache.begin(["*.pt"], folder, 96 * MIB)
+    await looked(cache)
+    assert (cached(newest), cached(oldest)) == (1.0, 0.0)
+    assert 0.5 <= cached(middle) < 1.0  # the kernel reads a little ahead
+    assert cache.size == 96 * MIB
+
+
+async def test_without_a_bound_it_is_a_fourth_of_what_is_available(
+    cache: PageCache, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a node with 4 MiB."""
+    monkeypatch.setattr(page_cache, "available_bytes", lambda _: 4 * MIB)
+    write(folder / "1.pt", 4 * MIB)
+    cache.begin(["*.pt"], folder, None)
+    await looked(cache)
+    assert cache.size == MIB
+
+
+async def test_nothing_is_read_twice(cache: PageCache, folder: Path) -> None:
+    """A second look reads what is new and what has changed; what the kernel has evicted meanwhile it does not."""
+    kept, changed = write(folder / "kept.pt"), write(folder / "changed.pt")
+    cache.begin(["*.pt"], folder, None)
+    await looked(cache)
+    evict(kept)
+    write(changed, 2 * MIB, newer_s=5)
+    added = write(folder / "added.pt")
+    cache.look()
+    await looked(cache)
+    assert (cached(kept), cached(changed), cached(added)) == (0.0, 1.0, 1.0)
+    cache.begin(["k*.pt"], folder, None)  # nor does another order
+    await looked(cache)
+    assert cached(kept) == 0.0
+    assert cache.files == 4
+
+
+async def test_two_names_of_one_file_are_read_once(cache: PageCache, folder: Path) -> None:
+    """Hard and symbolic links, and two patterns that match the same."""
+    write(folder / "a.pt")
+    (folder / "b.pt").hardlink_to(folder / "a.pt")
+    (folder / "c.pt").symlink_to("a.pt")
+    cache.begin(["*.pt", "a*"], folder, None)
+    await looked(cache)
+    assert cache.files == 1
+
+
+async def test_ranks_are_those_of_the_node(cache: PageCache, folder: Path) -> None:
+    """A node with ranks reads their files only; one that has none yet, any rank's."""
+    files = [write(folder / f"rank{rank}.pt") for rank in range(4)]
+    latest = write(folder / "ranklatest.pt")
+    cache.begin(["rank{rank}.pt"], folder, None, [2, 3])
+    cache.look()
+    await looked(cache)
+    assert [cached(path) for path in (*files, latest)] == [0.0, 0.0, 1.0, 1.0, 0.0]
+    cache.begin(["rank{rank}.pt"], folder, None)
+    await looked(cache)
+    assert [cached(path) for path in (*files, latest)] == [1.0, 1.0, 1.0, 1.0, 0.0]
+
+
+def checkpoints(count: int) -> dict[int, Reading]:
+    return {0: Reading(seen={"checkpoint": (count, 1.0), "STEP": (50, 1.0)}), 1: Reading()}
+
+
+async def test_node_with_ranks_looks_after_a_checkpoint_only(cache: PageCache, folder: Path) -> None:
+    """Not at its start, when its workers load; not for steps; for each checkpoint that has ended."""
+    first = write(folder / "1.pt")
+    cache.begin(["*.pt"], folder, None, [0])
+    cache.saw(checkpoints(0))
+    assert cache._running is None and cache._timer is None
+    cache.saw(checkpoints(1))
+    await until(lambda: cache.files == 1)
+    assert cached(first) == 1.0
+    second = write(folder / "2.pt")
+    cache.saw(checkpoints(2))
+    await until(lambda: cache.files == 2)
+    assert cached(second) == 1.0
+
+
+async def test_standby_node_looks_again_by_the_clock(folder: Path) -> None:
+    """What another node writes is found without a word from it."""
+    cache = PageCache(SystemClock(), every_s=0.01)
+    cache.begin(["*.pt"], folder, None)
+    await looked(cache)
+    later = write(folder / "later.pt")
+    await until(lambda: cache.files == 1)
+    assert cached(later) == 1.0
+    cache.close()
+    assert cache._timer is None
+
+
+async def test_stop_ends_a_read_in_the_middle_of_a_file(cache: PageCache, folder: Path) -> None:
+    """Of a file of 512 MiB the rest is not read; it counts as unread, and the next order reads all of it."""
+    path = write(folder / "large.pt", 1)
+    os.truncate(path, 1 << 29)  # a hole: it takes pages of the cache as any other content, and no time to write
+    cache.begin(["*.pt"], folder, None)
+    await until(lambda: cached(path) > 0.0)
+    cache.stop()
+    await looked(cache)
+    assert cached(path) < 1.0
+    assert cache.files == 0
+    cache.look()  # nothing: there is no order
+    assert cache._running is None
+    cache.begin(["*.pt"], folder, None)
+    await looked(cache)
+    assert (cached(path), cache.files) == (1.0, 1)
+
+
+async def test_begin_while_the_thread_of_before_still_reads(cache: PageCache, folder: Path) -> None:
+    """One thread at a time: the new order is carried out once it has ended."""
+    first, second = write(folder / "first.pt", 64 * MIB), write(folder / "second.pt")
+    cache.begin(["first.pt"], folder, None)
+    running = cache._running
+    cache.begin(["second.pt"], folder, None)
+    assert cache._running is running
+    await until(lambda: cached(second) == 1.0)
+    assert cached(first) < 1.0
+
+
+async def test_file_that_cannot_be_read_is_said_once(
+    cache: PageCache, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are read all the same."""
+    (folder / "bad.pt").symlink_to("/sys/bus/platform/uevent")  # a file whose read fails for root too
+    good = write(folder / "good.pt")
+    cache.begin(["*.pt"], folder, None)
+    await looked(cache)
+    cache.look()
+    await looked(cache)
+    assert cached(good) == 1.0
+    assert caplog.text.count("bad.pt: ") == 1
+
+
+async def test_file_system_that_does_not_answer_holds_up_nothing(cache: PageCache, folder: Path) -> None:
+    """The thread that lists it is left behind, no second one is started, and the end does not wait for it."""
+    release = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class Stuck(SystemClock):
+        def monotonic(self) -> float:  # the first thing that a look asks for
+            asyncio.run_coroutine_threadsafe(release.wait(), loop).result()
+            return super().monotonic()
+
+    cache.clock = Stuck()
+    cache.begin(["*.pt"], folder, None)
+    running = cache._running
+    for _ in range(3):
+        cache.look()
+    assert cache._running is running
+    cache.close()
+    assert running is not None and not running.done()
+    release.set()
+    await looked(cache)
+
+
+def test_only_files_are_read(tmp_path: Path) -> None:
+    """No folder, no FIFO, no link that leads nowhere; a pattern may match nothing."""
+    os.mkfifo(tmp_path / "fifo.pt")
+    (tmp_path / "folder.pt").mkdir()
+    (tmp_path / "dangling.pt").symlink_to("nowhere")
+    (tmp_path / "file.pt").write_text("x")
+    found = list(matching(["*.pt", "nothing/**"], tmp_path, None))
+    assert [each.path for each in found] == [str(tmp_path / "file.pt")]
+
+
+def test_pattern_for_everything_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many paths the look goes on with what it has."""
+    monkeypatch.setattr(page_cache, "MOST_FILES", 3)
+    for number in range(9):
+        (tmp_path / f"{number}.pt").write_text("x")
+    assert len(list(matching(["**/*.pt"], tmp_path, None))) == 3
+
+
+async def test_no_pattern_is_no_look(cache: PageCache, tmp_path: Path) -> None:
+    """Nothing runs, and nothing is asked for."""
+    cache.begin([], tmp_path, None)
+    cache.look()
+    assert cache._running is None
+
+
+def test_thread_reads_at_idle_priority() -> None:
+    """ioprio_get(2) of a thread after it; the process's own stays what it was."""
+    import platform
+    import threading
+
+    number = {"x86_64": 252, "aarch64": 31}.get(platform.machine())
+    if number is None:
+        pytest.skip("the number of ioprio_get(2) is not known here")
+    got = []
+
+    def look() -> None:
+        page_cache._be_idle()
+        got.append(ctypes.CDLL(None).syscall(number, 1, 0))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert got[0] >> 13 == 3
+    assert ctypes.CDLL(None).syscall(number, 1, 0) >> 13 != 3

@@ -3,6 +3,7 @@
     model.py        the keys of job.yaml: type, default, meaning and relations of each
     values.py       what each kind of value accepts: durations, sizes, budgets, commands
     reading.py      plain values → a block of the model, or all complaints about them
+    prewarm.py      `prewarm`, and which commands can be started warm
     load.py         read, merge, validate: flag > environment > job.yaml > site file > default
     flags.py        the flags that have a name of their own
     saving.py       a job of the command line as a job.yaml

@@ -29,6 +29,7 @@ from nvrx_slurm.jobspec.model import (
     StoreSpec,
     TeardownSpec,
 )
+from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.jobspec.reading import Block, Key, ValueRule, as_written, block_in, keys_of
 from nvrx_slurm.jobspec.schema import block_schema
 from nvrx_slurm.jobspec.values import (
@@ -47,6 +48,7 @@ SECTIONS: dict[str, type[Block]] = {
     "The top level": JobSpec,
     "`roles.<name>`": RoleSpec,
     "`container`": ContainerSpec,
+    "`prewarm`": PrewarmSpec,
     "`slurm`": SlurmSpec,
     "`fault_tolerance`": FaultToleranceSpec,
     "`fault_tolerance.heartbeat`": HeartbeatSpec,

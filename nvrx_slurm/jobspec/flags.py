@@ -6,6 +6,7 @@ JOB_FLAGS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "nodes": (("-N", "--nodes"), "N", "Nodes that run workers (a job without roles)."),
     "spares": (("--spares",), "N", "Hot spares, on top of them."),
     "workers_per_node": (("--workers-per-node",), "N", "Workers on each node, usually one a GPU."),
+    "prewarm": (("--prewarm",), "MODULES", "Start workers with these imported: torch,mymodel or auto."),
     "name": (("-J", "--job-name"), "NAME", "The job's name. Not given: that of the command."),
 }
 """Key → the flags that set it, what they take, and what `--help` says."""

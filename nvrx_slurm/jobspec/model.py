@@ -14,6 +14,7 @@ from msgspec.structs import force_setattr, replace
 
 from nvrx_slurm.jobspec.budgets import AFTER_GRACE_S, least_notice_s, most_notice_s
 from nvrx_slurm.jobspec.container import ContainerSpec
+from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.jobspec.reading import After, Before, Block, Misfit, Schema, checked, keys_of
 from nvrx_slurm.jobspec.urls import check_redis_url, is_redis, parse_url
 from nvrx_slurm.jobspec.values import (
@@ -68,6 +69,9 @@ FOLLOWS: dict[tuple[str | int, ...], tuple[str, tuple[tuple[str, ...], ...]]] = 
     )
 }
 """key → what it is not, `shorter` or `longer`, when it is not set, than any of these keys."""
+
+
+_SHORT_PREWARM = {"type": ["string", "boolean", "array"], "items": {"type": "string"}}
 
 
 def _or(short_form: Mapping[str, Any], block: str) -> Schema:
@@ -592,6 +596,11 @@ class RoleSpec(Block, frozen=True, kw_only=True):
         _or({"type": "string"}, "ContainerSpec"),
         "What this role's workers run in, instead of the job's `container`.",
     ] = None
+    prewarm: Annotated[
+        PrewarmSpec | None,
+        _or(_SHORT_PREWARM, "PrewarmSpec"),
+        "What this role's workers are forked from, instead of the job's `prewarm`; `off`: nothing.",
+    ] = None
 
     def settled(self, said: Mapping[str, Any]) -> Self:
         _check_min_nodes(self.min_nodes, self.nodes_per_replica, "nodes_per_replica")
@@ -641,6 +650,12 @@ class JobSpec(Block, frozen=True, kw_only=True):
         ContainerSpec | None,
         _or({"type": "string"}, "ContainerSpec"),
         "The container that workers run in: an image, or a mapping; see below.",
+    ] = None
+    prewarm: Annotated[
+        PrewarmSpec | None,
+        _or(_SHORT_PREWARM, "PrewarmSpec"),
+        "Start workers from a process that has imported their modules: `auto`, a list of modules, or a mapping; see "
+        "below. Not set: off.",
     ] = None
     setup: Annotated[
         Lines,

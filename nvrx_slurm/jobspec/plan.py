@@ -6,6 +6,7 @@ are, so `plan.json` nests as job.yaml does; durations are seconds, sizes bytes, 
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.container import ContainerSpec, is_file, parts_of_mount
 from nvrx_slurm.jobspec.model import FaultToleranceSpec, JobSpec, LeaseSpec, RoleSpec, StoreSpec
+from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.jobspec.urls import is_redis
 from nvrx_slurm.jobspec.values import Name
 from nvrx_slurm.util.decoding import decode
@@ -94,6 +96,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
             "workdir": str(here / role.workdir) if role.workdir else None,
             "env": {**spec.env, **role.env, **(container.env if container else {})},
             "container": container,
+            "prewarm": _prewarmed(role.prewarm or spec.prewarm, here),
         }
     bounds, asked = spec.fault_tolerance, spec.fault_tolerance.attribution
     attribution = replace(
@@ -139,6 +142,19 @@ def _found(container: ContainerSpec | None, find: Callable[[str], str | None]) -
         mounts.append(":".join([host, target or host, *([options] if options else [])]))
     image = str(find(container.image)) if is_file(container.image) else container.image
     return replace(container, image=image, mounts=tuple(mounts))
+
+
+def _prewarmed(prewarm: PrewarmSpec | None, here: Path) -> PrewarmSpec | None:
+    """The same with absolute patterns; None where it is switched off."""
+    if prewarm is None or prewarm.is_off:
+        return None
+    patterns = []
+    for pattern in prewarm.read:
+        if pattern.startswith("~/"):
+            patterns.append(glob.escape(str(Path.home())) + pattern[1:])
+        else:
+            patterns.append(str(Path(glob.escape(str(here))) / pattern))
+    return replace(prewarm, read=tuple(patterns))
 
 
 def _plain(path: Path, what: str) -> str:

@@ -47,6 +47,18 @@ def test_a_line_of_torchrun_is_a_job() -> None:
     assert found["fault_tolerance.max_restarts"] == 5
 
 
+def test_modules_to_prewarm_are_a_flag() -> None:
+    """`--prewarm`: names with commas, `auto` or `off`; it stands instead of the file's."""
+    Path("job.yaml").write_text("name: a\ncommand: x\nprewarm: {imports: [numpy], memory: 1GiB}\n")
+    assert keys("job.yaml", "--prewarm", "torch, mymodel")["prewarm.imports"] == ["torch", "mymodel"]
+    assert keys("job.yaml", "--prewarm", "auto")["prewarm.imports"] == "auto"
+    assert keys("job.yaml", "--prewarm", "off")["prewarm.imports"] == []
+    assert keys("job.yaml", "--set", "prewarm.memory=2GiB")["prewarm.imports"] == ["numpy"]
+    with pytest.raises(ConfigError) as refused:
+        typed("render", "job.yaml", "--prewarm", "my-model")
+    assert (refused.value.file, refused.value.key) == ("--prewarm", "prewarm")
+
+
 SBATCH = {
     "-N": ("4", "nodes", 4),
     "-t": ("90", "slurm.time", "1h30m"),

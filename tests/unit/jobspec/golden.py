@@ -28,6 +28,13 @@ EVERY_KEY = {
     "command": "python -c 'print(\"it'\"'\"'s $HOME\")'",
     "nodes": 4,
     "workdir": ".",
+    "prewarm": {
+        "imports": ["torch", "torch.distributed"],
+        "setup": "mymodel.warm:prepare",
+        "read": ["checkpoints/latest/**", "/data/shard-{rank}.bin"],
+        "memory": "8GiB",
+        "timeout": "3m",
+    },
     "slurm": {
         "partition": "gpu,backfill",
         "account": "my account",

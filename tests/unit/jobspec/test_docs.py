@@ -7,6 +7,7 @@ from pathlib import Path
 from nvrx_slurm.jobspec.container import ContainerSpec
 from nvrx_slurm.jobspec.docs import SECTIONS, job_yaml_page
 from nvrx_slurm.jobspec.model import JobSpec
+from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.jobspec.reading import Block
 
 PAGE = Path(__file__).parents[3] / "docs" / "job-yaml.md"
@@ -22,7 +23,7 @@ def test_every_key_is_on_the_page() -> None:
     assert set(SECTIONS.values()) == {
         block
         for block in Block.__subclasses__()
-        if block.__module__ in (JobSpec.__module__, ContainerSpec.__module__)
+        if block.__module__ in (JobSpec.__module__, ContainerSpec.__module__, PrewarmSpec.__module__)
     }
     page = job_yaml_page()
     for title, block in SECTIONS.items():

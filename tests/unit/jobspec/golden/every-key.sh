@@ -38,6 +38,19 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
         "print(\"it's $HOME\")"
       ],
       "nodes_per_replica": 4,
+      "prewarm": {
+        "imports": [
+          "torch",
+          "torch.distributed"
+        ],
+        "setup": "mymodel.warm:prepare",
+        "read": [
+          "/home/me/checkpoints/latest/**",
+          "/data/shard-{rank}.bin"
+        ],
+        "memory": 8589934592,
+        "timeout": 180.0
+      },
       "name": "main"
     }
   ],

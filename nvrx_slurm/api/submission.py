@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster, check_cluster, folder_name
 from nvrx_slurm.cluster.slurm import SlurmCluster
@@ -62,13 +62,13 @@ def prepare(spec: JobSpec, plan: Plan, *, cluster: ClusterName) -> PreparedJob:
 def submit(
     spec: JobSpec,
     *,
-    spares: int | None = None,
+    spares: int | str | None = None,
     folder: Path | str | None = None,
     cluster: ClusterName = "slurm",
     exclude_suspects: bool = False,
 ) -> Job:
-    """Submit a job: to Slurm, or to this machine. `spares` takes the place of the spec's own number;
-    `exclude_suspects` adds the nodes that `nvrx-slurm nodes` lists to `slurm.exclude`. Without `folder`:
+    """Submit a job: to Slurm, or to this machine. `spares` takes the place of the spec's own, a number or
+    `"0..2"`; `exclude_suspects` adds the nodes that `nvrx-slurm nodes` lists to `slurm.exclude`. Without `folder`:
     NVRX_SLURM_FOLDER, or else `nvrx-jobs` here.
 
     Relative paths in the spec count from the current folder. Raises ConfigError, SubmissionRefused,
@@ -84,9 +84,18 @@ def submit(
 
         from nvrx_slurm.jobspec.values import MOST_NODES
 
-        if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares <= MOST_NODES:
-            raise ConfigError(f"must be a whole number from 0 to {MOST_NODES}, not {spares!r}", key="spares")
-        spec = replace(spec, spares=spares)
+        own: dict[str, Any] = {"spares": spares}
+        if isinstance(spares, str):
+            own = spec.long_form(own)  # type: ignore[assignment]  # a mapping stays one
+        number = own["spares"]
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_NODES:
+            raise ConfigError(
+                f"must be a whole number from 0 to {MOST_NODES}, or a range like '0..2', not {spares!r}", key="spares"
+            )
+        try:
+            spec = replace(spec, **own)
+        except ValueError as error:
+            raise ConfigError(str(error), key="spares") from None
     its_plan = plan(spec, folder=Path(folder or env.base_folder() or DEFAULT_FOLDER))
     if exclude_suspects:
         from nvrx_slurm.api.suspicion import avoiding

@@ -7,7 +7,7 @@ docs/job-yaml.md and the JSON Schema are written from it. Durations are seconds,
 import re
 import warnings
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from msgspec import field
 from msgspec.structs import force_setattr, replace
@@ -684,7 +684,8 @@ class JobSpec(Block, frozen=True, kw_only=True):
         # A Python caller gives what job.yaml may hold: `command="python train.py"`, `slurm={"time": "1h"}`. Values
         # that `read` has checked pass unchanged. Raises ValueError.
         defaults = {name: key.default for name, key in keys_of(JobSpec).items()}
-        said = {name: value for name in defaults if (value := getattr(self, name)) != defaults[name]}
+        given = {name: value for name in defaults if (value := getattr(self, name)) != defaults[name]}
+        said = cast("dict[str, Any]", self.long_form(given))
         for name, value in checked(JobSpec, said).items():
             force_setattr(self, name, value)
         self.settled(said)

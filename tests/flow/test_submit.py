@@ -83,6 +83,19 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
+# ---- Python
+
+
+def test_python_takes_a_range_of_spares_as_job_yaml_does(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """In a spec, and where `submit` is told another: Slurm has both nodes, and the job knows that."""
+    spec = nv.JobSpec(name="range", command="true", spares="0..1")  # type: ignore[arg-type]  # as `command`
+    assert (spec.min_spares, spec.spares) == (0, 1)
+    job = nv.submit(spec, spares="1..2", folder=tmp_path / "jobs")
+    assert job.wait(timeout=60) == 0
+    plan = JobFolder(job.folder).read_plan()
+    assert (plan.min_spares, plan.spares, len(job.nodes())) == (None, 2, 3)
+
+
 # ---- the port
 
 

@@ -160,8 +160,8 @@ def test_an_unknown_job_is_one_error_that_names_the_known_ones(ended_job: JobFol
         nv.job("local-b", folder=ended_job.path.parent)
 
 
-@pytest.mark.parametrize("spares", [-1, True, 10**9, 1.5])
-def test_spares_that_make_no_sense_are_refused(job_file: Path, spares: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spares", [-1, True, 10**9, 1.5, "two", "3..1", "0..1000000000"])
+def test_spares_that_make_no_sense_are_refused(job_file: Path, spares: int | str, tmp_path: Path) -> None:
     """The argument is checked like the key in job.yaml."""
     with pytest.raises(ConfigError, match="spares"):
         nv.submit(nv.load_job(job_file), spares=spares, folder=tmp_path / "jobs", cluster="local")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import inspect
 import os
 import resource
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 FOLDERS = ("dev", "etc", "home", "mnt", "opt", "proc", "root", "run", "sys", "tmp", "usr/bin", "var/tmp")
@@ -69,7 +71,11 @@ def _fill(root: Path) -> None:
         (root / "bin").symlink_to("usr/bin")
     if not (root / "bin/sh").exists():
         (root / "bin/sh").symlink_to(shell)
-    for binary in (python, shell, *library.glob("lib-dynload/*.so")):
+    _copy_libraries(root, python, shell, *library.glob("lib-dynload/*.so"))
+
+
+def _copy_libraries(root: Path, *binaries: Path) -> None:
+    for binary in binaries:
         listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=False).stdout
         for line in listed.splitlines():
             path = next((word for word in line.split() if word.startswith("/")), None)
@@ -80,6 +86,30 @@ def _fill(root: Path) -> None:
 
 def _inside(root: Path, path: Path) -> Path:
     return root / path.relative_to("/")
+
+
+IN_PACKAGE_IMAGE = ("nvrx_slurm", "msgspec", "redis", "hiredis", "xxhash")
+"""What an agent imports."""
+
+
+def package_image(base: Path) -> Path:
+    """A copy of the image in which python3 has nvrx-slurm, as after `pip install nvrx-slurm` in it."""
+    root = base / "image-with-package"
+    shutil.copytree(image_folder(), root, symlinks=True)
+    site = [sys._base_executable, "-c", "import site; print(site.getsitepackages()[0])"]
+    where = Path(subprocess.run(site, capture_output=True, text=True, check=True).stdout.strip())
+    target = _inside(root, where)
+    target.mkdir(parents=True, exist_ok=True)
+    for name in IN_PACKAGE_IMAGE:
+        found = importlib.util.find_spec(name)
+        assert found is not None and found.origin is not None
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(found.origin).parent, target / name, ignore=ignored)
+        _copy_libraries(root, *Path(found.origin).parent.rglob("*.so"))
+    record = target / "nvrx_slurm.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nvrx-slurm\nVersion: {version('nvrx-slurm')}\n")
+    return root
 
 
 def podman_settings() -> Path:

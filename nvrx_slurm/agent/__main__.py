@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 from nvrx_slurm.agent.agent import Agent
 from nvrx_slurm.agent.contained import remove_left
 from nvrx_slurm.agent.container import CannotStart, find_runtime, label_of
+from nvrx_slurm.agent.inside import plan_inside, requeue_from_inside
 from nvrx_slurm.agent.linux import LinuxMachine
 from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
@@ -24,7 +25,6 @@ from nvrx_slurm.agent.stacks import Stacks
 from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within
-from nvrx_slurm.jobspec.container import TAKEN_BY, image_kind
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, claim_node
 from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.store.client import Store
@@ -35,15 +35,13 @@ from nvrx_slurm.util.processes import raise_descriptor_limit
 
 log = get_logger("agent")
 
-SCONTROL_S = 60.0
-
 
 async def _serve(folder: JobFolder, node: str) -> int:
     info, address = folder.read_info(), folder.read_store()
     if info is None or address is None:
         raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
     store_host = urlsplit(address.url).hostname or LOOPBACK  # a unix socket has none: all is on this host
-    clock, plan = SystemClock(), folder.read_plan(env.plan_digest())
+    clock, plan = SystemClock(), plan_inside(folder.read_plan(env.plan_digest()))
     bounds = plan.fault_tolerance
     runtime, lock = claim_node(folder, node)
     # A full disk hits the logs, the workers, or their libraries (/tmp, /dev/shm).
@@ -91,7 +89,7 @@ async def _serve(folder: JobFolder, node: str) -> int:
         inside = {each.runtime: each for role in plan.roles if (each := role.container) is not None}
         for asked, each in inside.items():
             with contextlib.suppress(CannotStart):
-                found, program = find_runtime(asked, TAKEN_BY[image_kind(each.image)], env.search_path())
+                found, program = find_runtime(asked, each.takes, env.search_path())
                 if found == "podman":
                     await asyncio.to_thread(remove_left, program, label_of(folder.runtime_name, node))
 
@@ -99,6 +97,7 @@ async def _serve(folder: JobFolder, node: str) -> int:
 def main() -> int:
     """Run this node's agent; returns its exit code."""
     env.take_secrets()  # a launcher of the site's may have kept them; workers inherit this environment
+    outside = env.outside_descriptor()
     raise_descriptor_limit()
     folder, node = env.job_folder(), env.node_name()
     if folder is None or node is None:
@@ -110,29 +109,21 @@ def main() -> int:
         if exit_code == EXIT_UNREACHABLE and (job_id := env.slurm_job_id()):
             info = job.read_info()
             if info is None or info.allocation is None:  # an allocation of the user's is not given back
-                _requeue(job_id)
+                # The batch host is gone, and a `--no-kill` job outlives it without a purpose: give it back to the
+                # queue. Every agent asks; Slurm does it once.
+                log.error("the job's first node is gone: asking Slurm to requeue job %s", job_id)
+                log.info("%s", requeue_from_inside(job_id, outside))
         return exit_code
 
 
-def _requeue(job_id: str) -> None:
-    """The batch host is gone, and a `--no-kill` job outlives it without a purpose: give it back to the queue.
-
-    Every agent asks; Slurm does it once.
-    """
-    log.error("the job's first node is gone: asking Slurm to requeue job %s", job_id)
-    try:
-        asked = subprocess.run(
-            ["scontrol", "requeue", job_id], capture_output=True, text=True, timeout=SCONTROL_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        log.error("that failed: %s", error)
-    else:
-        log.info("scontrol: %s", asked.stderr.strip() or "done")
-
-
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Run it, and end as it ends."""
     try:
         sys.exit(main())
     except NvrxError as error:
         print(f"nvrx-slurm agent: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    run()

@@ -25,6 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+    from nvrx_slurm.jobspec.container import ContainerSpec
+
 START_FD = "NVRX_START_FD"
 """Set by the supervisor to the pipe that says why a program does not run; closed by execve once it does."""
 
@@ -77,16 +79,7 @@ def _start(order: dict[str, Any], pipe: int) -> None:
         if name not in own:
             env[name] = ""  # an empty one counts for none, with each of them
     runtime, program = find_runtime(order["runtime"], order["takes"], env.get("PATH", os.defpath))
-    if image.startswith("/") and not os.path.exists(image):
-        raise CannotStart(f"container.image: {image} does not exist on this node")
-    mounts = [mount.split(":") for mount in order["mounts"]]
-    for source, *_ in mounts:
-        if not os.path.exists(source):
-            raise CannotStart(f"container.mounts: {source} does not exist on this node")
-    for path in order["shared"]:
-        if not any(path == target for _, target, *_ in mounts) and os.path.isdir(path):
-            mounts.append([path, path])
-    mounts.sort(key=lambda mount: mount[1])  # what is mounted inside of another comes after it
+    mounts = mounts_of(image, order["mounts"], order["shared"])
     lib = lend_package(os.path.dirname(env["NVRX_BEAT_SOCKET"]))
     env["PYTHONPATH"] = env.get("PYTHONPATH", "").replace(_HOOK, f"{lib}/hook")
     env["NVRX_PACKAGES"] = lib
@@ -105,6 +98,35 @@ def _start(order: dict[str, Any], pipe: int) -> None:
     contained.serve_podman(
         program, image, command, mounts, inside, env, own, label=label, path=PATH_INSIDE, pipe=pipe
     )
+
+
+def agent_command(
+    inside: ContainerSpec, command: Sequence[str], folders: Sequence[str], workdir: str, env: dict[str, str]
+) -> tuple[str, list[str]]:
+    """The runtime's program and command line for an agent that runs inside (`inside.py`). `env` is added to.
+
+    Raises CannotStart."""
+    runtime, program = find_runtime(inside.runtime, inside.takes, env.get("PATH", os.defpath))
+    mounts = mounts_of(inside.image, inside.mounts, folders)
+    if os.path.isdir(inside.image):
+        look_inside(inside.image, command[0], mounts, PATH_INSIDE)
+    own = sorted(name for name in env if name.startswith(("NVRX_", "SLURM")))  # the image's own come after these
+    compose = charliecloud_command if runtime == "charliecloud" else apptainer_command
+    return program, compose(program, inside.image, command, mounts, workdir, env, own)
+
+
+def mounts_of(image: str, mounts: Sequence[str], shared: Sequence[str]) -> list[list[str]]:
+    """What to mount, in order: the user's mounts and the job's folders. Raises CannotStart."""
+    if image.startswith("/") and not os.path.exists(image):
+        raise CannotStart(f"container.image: {image} does not exist on this node")
+    found = [mount.split(":") for mount in mounts]
+    for source, *_ in found:
+        if not os.path.exists(source):
+            raise CannotStart(f"container.mounts: {source} does not exist on this node")
+    for path in dict.fromkeys(shared):
+        if not any(path == target for _, target, *_ in found) and os.path.isdir(path):
+            found.append([path, path])
+    return sorted(found, key=lambda mount: mount[1])  # what is mounted inside of another comes after it
 
 
 def find_runtime(asked: str, takes: Sequence[str], path: str) -> tuple[str, str]:

@@ -261,7 +261,7 @@ class Host:
             if self.launch.command:
                 starts = [(self.launch.command, self.env)]
             else:
-                agent = (sys.executable, "-P", "-m", "nvrx_slurm.agent")
+                agent = (sys.executable, "-P", "-m", self.plan.agent_module)
                 starts = [(agent, {**self.env, "NVRX_NODE": node}) for node in self.launch.nodes]
             for argv, env in starts:
                 self.local_agents.append(await self._start_agents(argv, env))

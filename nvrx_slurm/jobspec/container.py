@@ -20,6 +20,10 @@ TAKEN_BY: dict[ImageKind, tuple[ContainerRuntime, ...]] = {
 }
 """What runs which kind of image; `auto` takes the first of them that the node has, and never pyxis."""
 
+NO_AGENT_IN_PODMAN = (
+    "podman runs no agents: it leaves its container to a daemon (conmon), which srun neither signals nor ends"
+)
+
 _SUFFIXES: dict[str, ImageKind] = {".sif": "sif", ".sqfs": "squashfs", ".sqsh": "squashfs", ".squashfs": "squashfs"}
 
 
@@ -61,7 +65,7 @@ def _several(value: object) -> object:
 
 
 class ContainerSpec(Block, frozen=True, kw_only=True):
-    """Workers run in a container; the agents stay outside, but for pyxis. `container: image` is the short form.
+    """Workers run in a container; the agents too with `agents: inside`. `container: image` is the short form.
     [What is set up, and what each runtime needs](containers.md)."""
 
     image: Annotated[
@@ -73,6 +77,11 @@ class ContainerSpec(Block, frozen=True, kw_only=True):
         ContainerRuntime,
         "`auto`: the first of apptainer, charliecloud and podman that the node has and that takes this image.",
     ] = "auto"
+    agents: Annotated[
+        Literal["outside", "inside"] | None,
+        "`inside`: the agents run in the container too, by the image's `python3`, which needs nvrx-slurm in the "
+        "job's version. Not set: `inside` with pyxis, else `outside`.",
+    ] = None
     mounts: Annotated[
         Annotated[
             tuple[Annotated[Line, After(_mount)], ...],
@@ -87,6 +96,15 @@ class ContainerSpec(Block, frozen=True, kw_only=True):
         default_factory=dict
     )
 
+    @property
+    def agents_inside(self) -> bool:
+        return self.agents == "inside" or self.runtime == "pyxis"
+
+    @property
+    def takes(self) -> tuple[ContainerRuntime, ...]:
+        """What `auto` looks for on the node, in this order."""
+        return tuple(each for each in TAKEN_BY[image_kind(self.image)] if each != "podman" or not self.agents_inside)
+
     @classmethod
     def long_form(cls, value: object) -> object:
         return {"image": value} if isinstance(value, str) else value
@@ -95,6 +113,10 @@ class ContainerSpec(Block, frozen=True, kw_only=True):
         takers = TAKEN_BY[image_kind(self.image)]
         if self.runtime != "auto" and self.runtime not in takers:
             raise Misfit(f"takes no image like {self.image!r}; {' or '.join(takers)} would", "runtime")
+        if self.runtime == "pyxis" and self.agents == "outside":
+            raise Misfit("pyxis is a part of the srun that starts the agents: they run inside", "agents")
+        if self.agents == "inside" and self.runtime == "podman":
+            raise Misfit(f"{NO_AGENT_IN_PODMAN}; take another runtime, or `agents: outside`", "agents")
         if self.workdir is not None and not self.workdir.startswith("/"):
             raise Misfit(f"must be an absolute path inside, not {self.workdir!r}", "workdir")
         return self

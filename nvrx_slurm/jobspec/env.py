@@ -35,6 +35,9 @@ SECRETS_FD = "NVRX_SECRETS_FD"
 HOST_FD = "NVRX_HOST_FD"
 """Names the pipe by which the controller reports lost and joined nodes to the batch host, its parent."""
 
+OUTSIDE_FD = "NVRX_OUTSIDE_FD"
+"""Names the socket by which an agent in a container asks for what only the host can do (`agent/inside.py`)."""
+
 _taken: dict[str, str] = {}
 
 PLAN_DIGEST = "NVRX_PLAN_SHA256"
@@ -110,7 +113,18 @@ def plan_digest() -> str | None:
 
 def host_descriptor() -> int | None:
     """Where this process, a controller, reports to its batch host. No child of it inherits the descriptor."""
-    value = os.environ.pop(HOST_FD, "")
+    return _take_descriptor(HOST_FD)
+
+
+def outside_descriptor() -> int | None:
+    """Where this process, an agent in a container, asks the host. No child of it inherits the descriptor."""
+    with contextlib.suppress(OSError):  # a runtime may have closed it
+        return _take_descriptor(OUTSIDE_FD)
+    return None
+
+
+def _take_descriptor(name: str) -> int | None:
+    value = os.environ.pop(name, "")
     if not value.isdecimal():
         return None
     os.set_inheritable(int(value), False)

@@ -700,12 +700,11 @@ class JobSpec(Block, frozen=True, kw_only=True):
             raise ValueError("`command` is missing: say what each worker runs (or give `roles`)")
         _check_min_nodes(self.min_nodes, self.nodes, "nodes")
         for name, role in (self.roles or {}).items():
-            if role.container is not None and "pyxis" in (
-                role.container.runtime,
-                getattr(self.container, "runtime", ""),
-            ):
+            inside = [each for each in (role.container, self.container) if each is not None and each.agents_inside]
+            if role.container is not None and inside:
+                what = "pyxis runs the agents" if inside[0].runtime == "pyxis" else "the agents run"
                 where = ("roles", name, "container")
-                raise Misfit("pyxis runs the agents inside too, and they serve every role: set the job's", *where)
+                raise Misfit(f"{what} inside too, and they serve every role: set the job's", *where)
         if self.min_spares is not None and self.min_spares > self.spares:
             raise Misfit(f"must be at most `spares` ({self.spares}), not {self.min_spares}", "min_spares")
         roles = (self.roles or {}).values()

@@ -48,6 +48,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 2  # of this form; 1 was flat
 
     @property
+    def agent_module(self) -> str:
+        """What the nodes' Python runs: the agent, or what starts it in the job's container."""
+        inside = self.roles[0].container
+        return "nvrx_slurm.agent.inside" if inside is not None and inside.agents_inside else "nvrx_slurm.agent"
+
+    @property
     def active_nodes(self) -> int:
         """How many nodes the replicas want, spares not counted."""
         return sum(role.replicas * role.nodes_per_replica for role in self.roles)

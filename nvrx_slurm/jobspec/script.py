@@ -88,10 +88,11 @@ def _launcher(spec: JobSpec, plan: Plan, python: str, *, in_allocation: bool) ->
     """One agent a node. A node that dies, or a task that fails, must not take the others along."""
     nodes = plan.total_nodes
     inside = plan.roles[0].container
+    agent = "nvrx_slurm.agent"
     if inside is not None and inside.runtime == "pyxis":
         python, container_flags = "python3", pyxis_flags(inside, plan)  # the image's own, with this package
     else:
-        container_flags = []
+        agent, container_flags = plan.agent_module, []
     return [
         "srun",
         "--no-kill",
@@ -109,7 +110,7 @@ def _launcher(spec: JobSpec, plan: Plan, python: str, *, in_allocation: bool) ->
         python,
         "-P",  # keeps the current folder off sys.path: it may hold a redis.py
         "-m",
-        "nvrx_slurm.agent",
+        agent,
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
@@ -16,8 +18,12 @@ from nvrx_slurm.diagnostics.stacks.process import process_name
 from nvrx_slurm.jobspec.container import ContainerSpec
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import Progress, WorkerFailed, WorkersStarted
+from nvrx_slurm.lab.devcluster.processes import wait_until
+from nvrx_slurm.util.clock import SystemClock
 from tests import container_image
 from tests.harness import plan_of, wait_gone
+from tests.slurm_harness import settled, submit
+from tests.slurm_jobs import CALM, GONE_S
 
 TESTS = Path(__file__).parents[1]
 RAISES = 200  # as in container_worker.py
@@ -132,3 +138,116 @@ def test_worker_in_a_container_is_a_worker_as_any(runtime, run_local, gate, tmp_
             ["podman", "ps", "-a", "--format={{.Names}}"], capture_output=True, text=True, check=True
         )
         assert job.folder.runtime_name not in left.stdout
+
+
+@pytest.fixture(params=["charliecloud", "apptainer"])
+def inner_runtime(request):
+    """A runtime that this machine has, and that agents may run in."""
+    program = {"charliecloud": "ch-run"}.get(request.param, request.param)
+    if request.param == "apptainer" and shutil.which(program) is None:
+        pytest.skip("this machine has no apptainer, and Debian 12 no package of it")
+    assert shutil.which(program), f"{program} is missing: `make slurm-packages` installs it"
+    if why := container_image.refusal(request.param):
+        pytest.skip(why)
+    return request.param
+
+
+def test_agents_run_in_the_container_too(inner_runtime, run_local, gate, tmp_path):
+    """With `agents: inside`: the image's Python is the agent's, and a worker's failure, its stacks, a command beside
+    it, the loss of a node and the end are as outside."""
+    image = container_image.package_image(tmp_path)
+    (image / "inside").mkdir()
+    plan = container_plan(
+        inner_runtime, gate, tmp_path, image=image, env={"FOO": "it's $HOME"}, agents="inside", workdir="/inside"
+    )
+    job = run_local(msgspec.structs.replace(plan, spares=1))
+
+    there = gate.wait(2, cycle=0)
+    env, pid = there[1].env, there[1].pid
+    assert (env["RANK"], env["FOO"], env["CWD"], env["NVRX_NODE"]) == ("1", "it's $HOME", "/inside", "n1")
+    assert job.expect(WorkersStarted, cycle=0).pids == {rank: worker.pid for rank, worker in there.items()}
+    agent = job.agent_pid("n1")
+    assert Path(f"/proc/{agent}/root/inside").samefile(image / "inside")
+    assert Path(f"/proc/{agent}/ns/mnt").samefile(f"/proc/{pid}/ns/mnt")
+
+    assert job.expect(Progress, cycle=0).step == 41
+    asked = ("dump", job.folder.job_id, "--folder", str(job.folder.path.parent), "--timeout", "20s")
+    stacks = subprocess.run([sys.executable, "-m", "nvrx_slurm", *asked], capture_output=True, text=True, check=True)
+    assert stacks.stdout.count("in wait_at_the_gate ──") == 2, stacks.stdout
+    asked = ("exec", job.folder.job_id, "--folder", str(job.folder.path.parent), "--rank", "1", "--")
+    shown = ("sh", "-c", "echo $RANK; pwd; exit 7")
+    done = subprocess.run([sys.executable, "-m", "nvrx_slurm", *asked, *shown], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()) == (7, ["1", "/inside"]), done.stderr
+
+    there[0].go(RAISES)
+    assert "ValueError: as the test has said" in (job.expect(WorkerFailed, cycle=0).error or "")
+    there = gate.wait(2, cycle=1)
+    assert "asked to end" in (job.folder.cycle_logs("main-0", 0, 0) / "rank-1.out").read_text()
+
+    # The node's agent dies: its supervisor kills the workers, and the spare takes their ranks.
+    os.kill(agent, signal.SIGKILL)
+    wait_gone([worker.pid for worker in there.values()])
+    there = gate.wait(2, cycle=2)
+    assert {worker.env["NVRX_NODE"] for worker in there.values()} == {"n2"}
+    gate.open()
+    assert job.finish() == 0
+    assert {path.stat().st_uid for path in job.folder.path.rglob("*")} == {os.getuid()}
+
+
+def test_agents_inside_end_with_the_batch_host(inner_runtime, run_local, gate, tmp_path):
+    """A batch host that is killed takes agents and workers along."""
+    image = container_image.package_image(tmp_path)
+    job = run_local(container_plan(inner_runtime, gate, tmp_path, image=image, agents="inside"))
+    there = gate.wait(2, cycle=0)
+    agent = job.agent_pid("n1")
+    job.process.kill()
+    wait_gone([agent, *(worker.pid for worker in there.values())])
+
+
+def test_an_image_without_the_package_is_named(inner_runtime, run_local, gate, tmp_path):
+    """The job ends, and its log has one sentence that says what to install where."""
+    image = container_image.image_folder()
+    job = run_local(container_plan(inner_runtime, gate, tmp_path, image=image, agents="inside"))
+    assert job.finish() != 0
+    said = [line for line in job.folder.job_log.read_text().splitlines() if "container.image" in line]
+    assert len(said) == 1 and "has no nvrx-slurm that works" in said[0] and "pip install nvrx-slurm==" in said[0]
+
+
+@pytest.mark.slurm(nodes=6)
+def test_agents_inside_under_slurm(healthy_cluster, gate, tmp_path):
+    """A node dies, and a spare takes its rank. Then the batch host's node dies: the agent that is left has the host's
+    scontrol requeue the job, which the image does not have."""
+    if why := container_image.refusal("charliecloud"):
+        pytest.skip(why)
+    image = container_image.package_image(tmp_path)
+    command = json.dumps(["python3", str(TESTS / "container_worker.py"), str(gate.port)])
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"name: inside\ncommand: {command}\nnodes: 2\nspares: 1\nstore: {{server: bundled}}\n"
+        f"container: {{image: {image}, runtime: charliecloud, agents: inside, mounts: ['{TESTS}']}}\n"
+        f"fault_tolerance: {{{CALM}, control_plane_grace: 4s}}\n"
+    )
+    job = submit(healthy_cluster, path)
+    try:
+        there = gate.wait(2, cycle=0, timeout=GONE_S)
+        settled(job, 3)
+        first, last = (there[rank].env["NVRX_NODE"] for rank in (0, 1))
+        agent = job.agent_pid(first)
+        assert Path(f"/proc/{agent}/ns/mnt").samefile(f"/proc/{there[0].pid}/ns/mnt")
+        assert not Path(f"/proc/{agent}/ns/mnt").samefile("/proc/self/ns/mnt")
+        healthy_cluster.kill_node(last)
+        there = gate.wait(2, cycle=1, timeout=GONE_S)
+        assert last not in {worker.env["NVRX_NODE"] for worker in there.values()}, job.story()
+        healthy_cluster.kill_node(first)  # the batch host's
+        wait_until(
+            lambda: job.process.show()["Restarts"] == "1",
+            timeout_s=GONE_S,
+            what="Slurm to requeue the job",
+            clock=SystemClock(),
+        )
+        left = next(worker.env["NVRX_NODE"] for worker in there.values() if worker.env["NVRX_NODE"] != first)
+        assert "scontrol: done" in job.folder.node_log(left).read_text()
+    finally:
+        job.close()
+        if job.process.poll() is None:
+            job.process.cancel()

@@ -60,6 +60,9 @@ def test_a_role_has_its_own(tmp_path):
         ({"image": "a", "workdir": "here"}, ("container", "workdir")),
         ({"image": "a", "env": {"RANK": "1"}}, ("container", "env", "RANK")),
         ({"image": "a", "mount": ["/data"]}, ("container", "mount")),
+        ({"image": "a", "agents": "within"}, ("container", "agents")),
+        ({"image": "a", "agents": "inside", "runtime": "podman"}, ("container", "agents")),
+        ({"image": "a", "agents": "outside", "runtime": "pyxis"}, ("container", "agents")),
     ],
 )
 def test_what_is_wrong_is_named_by_its_key(keys, path):
@@ -84,3 +87,17 @@ def test_pyxis_runs_the_agents_too(tmp_path):
     assert refused.value.key == "container.runtime"
     roles = {"a": {"command": "x", "container": {"image": "b", "runtime": "pyxis"}}}
     assert list(read(JobSpec, {"name": "t", "roles": roles})[1]) == [("roles", "a", "container")]
+
+
+def test_agents_inside_are_started_by_the_hosts_python(tmp_path):
+    """On each node, which looks for a runtime there; podman is none that they run in, and all roles share the one
+    container."""
+    spec = JobSpec(**PLAIN, container={"image": "a", "agents": "inside"})
+    made = plan(spec, folder=tmp_path / "jobs", job_file=tmp_path / "job.yaml")
+    script = render_job(spec, made, cluster="slurm", python="/venv/bin/python")
+    assert " /venv/bin/python -P -m nvrx_slurm.agent.inside" in script
+    assert made.roles[0].container.takes == ("charliecloud", "pyxis")
+    assert ContainerSpec(image="a").takes == ("podman", "charliecloud", "pyxis")
+    roles = {"a": {"command": "x", "container": "b"}}
+    read_with = {"name": "t", "roles": roles, "container": {"image": "a", "agents": "inside"}}
+    assert list(read(JobSpec, read_with)[1]) == [("roles", "a", "container")]

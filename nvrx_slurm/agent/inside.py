@@ -1,0 +1,151 @@
+"""`python -m nvrx_slurm.agent.inside`: what the batch host starts on each node where the agents run in the job's
+container. It becomes the runtime, and the image's `python3` becomes the agent.
+
+ch-run replaces this process; apptainer stays as the agent's parent, passes signals on and ends as the agent ends. The
+agent has the host's process ids, network, /dev/shm and user, as a worker in a container does (`container.py`), so
+liveness, fence, stacks and rings work as outside.
+
+`scontrol` is on the host alone: a process that stays outside runs it for the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from typing import NoReturn
+
+from msgspec.structs import replace
+
+from nvrx_slurm.agent import container
+from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.jobspec import env as environment
+from nvrx_slurm.jobspec.plan import Plan
+from nvrx_slurm.journal.folder import JobFolder
+
+OUTSIDE_FD = environment.OUTSIDE_FD
+REQUEUE = b"requeue"
+SCONTROL_S = 60.0
+ANSWER_BYTES = 4096
+
+_AGENT = """\
+import sys
+from importlib import metadata
+try:
+    from nvrx_slurm.agent.__main__ import run
+    version = metadata.version("nvrx-slurm")
+except metadata.PackageNotFoundError:
+    version = sys.argv[1]
+except ImportError as error:
+    sys.exit(
+        f"nvrx-slurm agent: error: container.image: its python3 ({sys.version.split()[0]}) has no nvrx-slurm that"
+        f" works ({error}): `pip install nvrx-slurm=={sys.argv[1]}` in the image, or set container.agents to outside"
+    )
+if version != sys.argv[1]:
+    sys.exit(
+        f"nvrx-slurm agent: error: container.image: it has nvrx-slurm {version}, and the job has {sys.argv[1]}:"
+        f" `pip install nvrx-slurm=={sys.argv[1]}` in the image"
+    )
+run()
+"""
+"""What the image's python3 runs: it says what is missing in one line. The job's version follows."""
+
+
+def plan_inside(plan: Plan) -> Plan:
+    """The plan for an agent that runs in the job's container: its workers are in it already."""
+    inside = plan.roles[0].container
+    if inside is None or not inside.agents_inside:
+        return plan
+    # The host's PYTHONPATH leads nowhere in there; only pyxis passes it.
+    unset = {"PYTHONPATH": ""} if inside.runtime == "pyxis" else {}
+    roles = tuple(
+        replace(role, container=None, workdir=inside.workdir or role.workdir, env={**unset, **role.env})
+        for role in plan.roles
+    )
+    return replace(plan, roles=roles)
+
+
+def main() -> NoReturn:
+    """Become the runtime of this node's agent. Raises UsageError where that cannot be."""
+    folder = environment.job_folder()
+    if folder is None:
+        raise UsageError("an agent is started by the job, with NVRX_JOB_FOLDER in its environment")
+    plan = JobFolder(folder).read_plan(environment.plan_digest())
+    inside = plan.roles[0].container
+    if inside is None or not inside.agents_inside:
+        raise UsageError("job.yaml has the agents outside of its container: start `python -m nvrx_slurm.agent`")
+    # Variables of the host that name its own libraries and modules.
+    own = environment.child_environment({}, without=(*container.HOST_ONLY, "PYTHONPATH"))
+    own.setdefault("USER", str(os.getuid()))  # ch-run wants one
+    command = ("python3", "-P", "-c", _AGENT, metadata.version("nvrx-slurm"))
+    folders = [plan.folder, plan.workdir, *(role.workdir for role in plan.roles if role.workdir)]
+    try:
+        program, argv = container.agent_command(inside, command, folders, plan.workdir, own)
+    except container.CannotStart as error:
+        raise UsageError(str(error)) from None
+    if shutil.which("scontrol") is not None:
+        own[OUTSIDE_FD] = str(_stay_outside())
+    os.execve(program, argv, own)
+
+
+# ------------------------------------------------------------------------------- what the agent asks the host for
+
+
+def _stay_outside() -> int:
+    """Leave a process outside that runs `scontrol requeue` when it is asked to. Returns the agent's end of a socket:
+    the process ends when the last holder of that has ended."""
+    far, near = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        status = 0
+        try:
+            # Slurm signals every process of the step. This one is needed after the agent's own end has begun.
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+                signal.signal(number, signal.SIG_IGN)
+            near.close()
+            null = os.open(os.devnull, os.O_RDWR)
+            for descriptor in range(3):
+                os.dup2(null, descriptor)
+            if far.recv(ANSWER_BYTES) == REQUEUE and (job_id := environment.slurm_job_id()):
+                far.send(requeue(job_id).encode()[:ANSWER_BYTES])
+        except OSError:  # the agent does not wait for the answer any more
+            status = 1
+        finally:
+            os._exit(status)
+    far.close()
+    near.set_inheritable(True)
+    return near.detach()
+
+
+def requeue(job_id: str) -> str:
+    """Have Slurm requeue the job. Returns what scontrol said."""
+    try:
+        asked = subprocess.run(
+            ["scontrol", "requeue", job_id], capture_output=True, text=True, timeout=SCONTROL_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"that failed: {error}"
+    return f"scontrol: {asked.stderr.strip() or 'done'}"
+
+
+def requeue_from_inside(job_id: str, outside: int | None) -> str:
+    """The same for an agent that may be in a container. `outside`: its end of the socket."""
+    if outside is None:
+        return requeue(job_id)
+    with contextlib.suppress(OSError), socket.socket(fileno=outside) as near:
+        near.settimeout(SCONTROL_S + 5.0)
+        near.send(REQUEUE)
+        return near.recv(ANSWER_BYTES).decode()
+    return "the process outside of the container does not answer"
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except NvrxError as error:
+        print(f"nvrx-slurm agent: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -30,6 +30,7 @@ from nvrx_slurm.journal.records import (
     DumpOrdered,
     Fact,
     Fence,
+    FirstStepReached,
     FromAgent,
     JobEnded,
     JobResumed,
@@ -227,16 +228,7 @@ def _workers_started(job: Job, fact: WorkersStarted, now: float) -> list[Decisio
         return _refuse(job, fact)
     replica.started.add(fact.node)
     replica.has_run = True
-    stamps = replica.stamps
-    if stamps is None or replica.cycle == 0 or not replica.started.issuperset(replica.order):
-        return []
-    ends = [stamps.noticed, stamps.decided, stamps.torn_down, stamps.closed, now]
-    names = ("decided", "torn_down", "closed", "spawned")
-    phases = {name: end - start for name, start, end in zip(names, ends, ends[1:], strict=False)}
-    replica.stamps = None
-    return [
-        Recovered(replica=replica.id, cycle=replica.cycle, phases=phases, total_s=now - stamps.noticed),
-    ]
+    return _follow_recovery(replica, fact.node, now)
 
 
 def _progress(job: Job, fact: Progress, now: float) -> list[Decision] | None:
@@ -244,7 +236,8 @@ def _progress(job: Job, fact: Progress, now: float) -> list[Decision] | None:
     if replica is None:
         return _refuse(job, fact)
     limits.first_step(replica, fact.step)
-    return []
+    replica.stepped.add(fact.node)
+    return _follow_recovery(replica, fact.node, now)
 
 
 def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] | None:
@@ -450,6 +443,28 @@ def _refuse(job: Job, fact: FromAgent) -> list[Decision] | None:
         return None
     node.fenced = True
     return [Fence(node=node.name, incarnation=node.incarnation)]
+
+
+def _follow_recovery(replica: Replica, node: str, now: float) -> list[Decision]:
+    """What `node` has just reported may complete a recovery: `recovered` when all nodes run, `first_step_reached`
+    when all have stepped; each once a cycle."""
+    stamps, decisions = replica.stamps, list[Decision]()
+    if stamps is None or replica.cycle == 0 or not replica.started.issuperset(replica.order):
+        return []
+    of_cycle: dict[str, Any] = {"replica": replica.id, "cycle": replica.cycle}
+    is_news, stamps.spawned = stamps.spawned is None, now if stamps.spawned is None else stamps.spawned
+    ends = [stamps.noticed, stamps.decided, stamps.torn_down, stamps.closed, stamps.spawned]
+    names = ("decided", "torn_down", "closed", "spawned")
+    phases = {name: end - start for name, start, end in zip(names, ends, ends[1:], strict=False)}
+    if is_news:
+        decisions.append(Recovered(**of_cycle, phases=phases, total_s=stamps.spawned - stamps.noticed))
+    # Where workers do not wait for each other, nodes may have stepped before the last one has started its workers.
+    if replica.first_step is not None and replica.stepped.issuperset(replica.order):
+        replica.stamps = None
+        of_cycle |= {"node": node, "step": replica.first_step}
+        phases = {**phases, "first_step": now - stamps.spawned}
+        decisions.append(FirstStepReached(**of_cycle, phases=phases, total_s=now - stamps.noticed))
+    return decisions
 
 
 def _running(job: Job, fact: FromAgent, replica_id: str, cycle: int) -> Replica | None:

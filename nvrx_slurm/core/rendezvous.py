@@ -44,7 +44,7 @@ def open_round(job: Job, replica: Replica, now: float, noticed: float, dump: str
     replica.phase = Phase.RENDEZVOUS
     replica.opened_at, replica.last_call_at, replica.short_since = now, None, None
     replica.stamps = Stamps(noticed=noticed, decided=now)
-    replica.ready, replica.started, replica.done = set(), set(), set()
+    replica.ready, replica.started, replica.stepped, replica.done = set(), set(), set(), set()
     replica.first_done_at = None
     replica.awaited = set()
     for node in map(job.nodes.__getitem__, replica.order):

@@ -67,6 +67,7 @@ class Stamps:
     decided: float
     torn_down: float = 0.0
     closed: float = 0.0
+    spawned: float | None = None
 
 
 @dataclass(slots=True)
@@ -87,7 +88,8 @@ class Replica:
     opened_at: float = 0.0
     last_call_at: float | None = None
     short_since: float | None = None  # too few nodes are left, and no more can come
-    started: set[str] = field(default_factory=set)
+    started: set[str] = field(default_factory=set)  # nodes whose workers of the running cycle have started
+    stepped: set[str] = field(default_factory=set)  # nodes that have reported the first step of it
     has_run: bool = False  # on any node, in any cycle: its program can be executed
     unrunnable: bool = False  # its last cycle failed since its program could not be
     done: set[str] = field(default_factory=set)

@@ -56,6 +56,7 @@ def end(job: Job, fact: JobResumed, now: float) -> list[Decision] | None:
             stamps.decided += by_s
             stamps.torn_down += by_s if stamps.torn_down else 0.0
             stamps.closed += by_s if stamps.closed else 0.0
+            stamps.spawned = _moved(stamps.spawned, by_s)
     for pending in job.restart_decisions.values():
         pending.opened_at += by_s
         pending.failure = replace(pending.failure, noticed=pending.failure.noticed + by_s)

@@ -505,12 +505,26 @@ class Recovered(Decision, frozen=True, kw_only=True, tag="recovered"):
 
     `phases`, in order: `decided` (from the moment the death was noticed on its node, or its connection closed),
     `torn_down` (until the last node had no old worker), `closed` (the rendezvous, after the pause of a crash loop if
-    there is one), `spawned` (until the last node had started its workers). The user's own start-up follows; its end
-    is reported by the first `progress` of the cycle.
+    there is one), `spawned` (until the last node had started its workers). The user's own start-up follows:
+    `first_step_reached`.
     """
 
     replica: FileName
     cycle: Count
+    phases: dict[str, float]
+    total_s: float
+
+
+class FirstStepReached(Decision, frozen=True, kw_only=True, tag="first_step_reached"):
+    """After a recovery every node of the replica has reported a first step. `phases` are those of `recovered`, and
+    `first_step`: from the start of the last node's workers to the last node's first step. They add up to `total_s`.
+    `node`: the last one; `step`: the lowest of the steps that they began with. A cycle has none if it ended before,
+    or if a node of it reports no steps."""
+
+    replica: FileName
+    cycle: Count
+    node: FileName
+    step: Step
     phases: dict[str, float]
     total_s: float
 
@@ -665,6 +679,7 @@ AnyDecision = (
     | RendezvousClosed
     | RestartDecided
     | Recovered
+    | FirstStepReached
     | ReplicaEnded
     | Shutdown
     | JobEnded

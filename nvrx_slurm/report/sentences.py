@@ -214,6 +214,10 @@ def _describe_decision(record: AnyDecision) -> str:
         case records.Recovered():
             parts = ", ".join(f"{name.replace('_', ' ')} {seconds(took)}" for name, took in record.phases.items())
             return f"{_cycle(record)} runs after a recovery of {seconds(record.total_s)} ({parts})"
+        case records.FirstStepReached():
+            parts = ", ".join(f"{name.replace('_', ' ')} {seconds(took)}" for name, took in record.phases.items())
+            reached = f"every node of {_cycle(record)} has stepped, from step {record.step} on"
+            return f"{reached}, {seconds(record.total_s)} after the failure ({parts}); {record.node} was the last"
         case records.ReplicaEnded():
             return f"{record.replica} {'failed' if record.outcome == 'failed' else 'is done'} in cycle {record.cycle}"
         case records.Shutdown():

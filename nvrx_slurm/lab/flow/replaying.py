@@ -16,7 +16,14 @@ from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import new_job
 from nvrx_slurm.errors import ConfigError, MalformedRecord
 from nvrx_slurm.jobspec.plan import Plan, plan_from_json
-from nvrx_slurm.journal.records import AnyRecord, ControllerStarted, Decision, Entry, entry_from_json
+from nvrx_slurm.journal.records import (
+    AnyRecord,
+    ControllerStarted,
+    Decision,
+    Entry,
+    FirstStepReached,
+    entry_from_json,
+)
 from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.report.words import event_name
 from nvrx_slurm.util.files import journal_parts
@@ -58,11 +65,13 @@ def replay(plan: Plan, journal: Iterable[Entry]) -> Replayed:
     job = new_job(plan)
     due: list[Decision] = []
     entries = decisions = unwritten = 0
+    has_first_steps = False  # controllers up to 0.1 did not record them, and one may have begun this journal
     for entry in journal:
         entries += 1
         record = entry.record
         if isinstance(record, Decision):
             decisions += 1
+            has_first_steps = has_first_steps or isinstance(record, FirstStepReached)
             decided = due.pop(0) if due else None
             if decided is None or not same(record, decided):
                 return Replayed(entries, decisions, unwritten, Parting(entry, recorded=record, decided=decided))
@@ -70,6 +79,8 @@ def replay(plan: Plan, journal: Iterable[Entry]) -> Replayed:
         if isinstance(record, ControllerStarted):
             # The controller before this one may have died between a decision and its entry.
             unwritten, due = unwritten + len(due), []
+        if not has_first_steps:
+            due = [decision for decision in due if not isinstance(decision, FirstStepReached)]
         if due:  # the journal has a fact where the core has decided something
             return Replayed(entries, decisions, unwritten, Parting(entry, decided=due[0]))
         refused = "it is stale, or of a node that this job does not know"

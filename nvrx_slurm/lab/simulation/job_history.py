@@ -22,6 +22,7 @@ from nvrx_slurm.journal.records import (
     Entry,
     Fact,
     Fence,
+    FirstStepReached,
     FromAgent,
     JobEnded,
     JobResumed,
@@ -37,6 +38,7 @@ from nvrx_slurm.journal.records import (
     NodeResumed,
     NodeUndrained,
     Progress,
+    Recovered,
     RendezvousClosed,
     RendezvousOpened,
     ReplicaEnded,
@@ -47,6 +49,7 @@ from nvrx_slurm.journal.records import (
     WorkerFailed,
     WorkerHung,
     WorkersDone,
+    WorkersStarted,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Scope
 
@@ -119,6 +122,13 @@ class ReplicaHistory:
     opened_at: float = 0.0
     closed_at: float = 0.0
     not_before: float = 0.0
+    started: set[str] = field(default_factory=set)
+    """Nodes whose workers of this cycle run, or have run."""
+    stepped: set[str] = field(default_factory=set)
+    """Nodes that have reported a step of it."""
+    recorded: list[type[Decision]] = field(default_factory=list)
+    """Which records of its recovery the journal has."""
+    recovered_at: float = 0.0
     done: set[str] = field(default_factory=set)
     first_done_at: float | None = None
     unproven: dict[str, float] = field(default_factory=dict)
@@ -249,8 +259,11 @@ class JobHistory:
                 if replica.state == "open":
                     replica.report(fact.step)
                 self._arrive(self.nodes[fact.node])
+            case WorkersStarted():
+                self.replicas[fact.replica].started.add(fact.node)
             case Progress():
                 self.replicas[fact.replica].report(fact.step, first=True)
+                self.replicas[fact.replica].stepped.add(fact.node)
             case WorkerFailed() | WorkerHung():
                 at, lost = self.t - fact.ago_s, isinstance(fact, WorkerFailed) and fact.peer_lost
                 self._fail(fact.replica, "worker", at, fact.rank, fact.step, fact.node, is_symptom=lost)
@@ -353,6 +366,7 @@ class JobHistory:
         for replica in self.replicas.values():
             replica.opened_at += by_s
             replica.closed_at += by_s
+            replica.recovered_at += by_s
             replica.not_before += by_s
             replica.first_done_at = None if replica.first_done_at is None else replica.first_done_at + by_s
             replica.unproven = {node: until + by_s for node, until in replica.unproven.items()}
@@ -486,6 +500,10 @@ class JobHistory:
                 self._open(self.replicas[decision.replica], decision.cycle)
             case RendezvousClosed():
                 self._close(self.replicas[decision.replica], decision.nodes)
+            case Recovered() | FirstStepReached():
+                replica = self.replicas[decision.replica]
+                replica.recorded.append(type(decision))
+                replica.recovered_at = self.t if isinstance(decision, Recovered) else replica.recovered_at
             case RestartDecided():
                 self._restart(decision)
             case AttributionAsked():
@@ -555,6 +573,7 @@ class JobHistory:
             self.nodes[name].place, self.nodes[name].replica = "active", replica.id
         replica.state, replica.nodes, replica.closed_at, replica.not_before = "running", nodes, self.t, 0.0
         replica.awaited, replica.ready = set(), set()
+        replica.started, replica.stepped, replica.recorded = set(), set(), []
         self.leaving = {name: owner for name, owner in self.leaving.items() if owner != replica.id}
         if replica.reached is not None:
             replica.best = replica.reached if replica.best is None else max(replica.best, replica.reached)

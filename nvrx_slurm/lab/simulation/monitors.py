@@ -21,6 +21,7 @@ from nvrx_slurm.journal.records import (
     Entry,
     Fact,
     Fence,
+    FirstStepReached,
     FromAgent,
     JobEnded,
     JobStarted,
@@ -32,6 +33,7 @@ from nvrx_slurm.journal.records import (
     Progress,
     Quarantined,
     Record,
+    Recovered,
     RendezvousClosed,
     RendezvousOpened,
     ReplicaEnded,
@@ -85,6 +87,7 @@ class Promise(StrEnum):
     BUDGET = "restarts are decided by budget, progress and back-off"
     REQUESTS = "a user's request is answered once, by its rules, and a drained node gets no ranks"
     CAUSE = "the cause is settled on all evidence, and a symptom is none while there is better"
+    RECOVERY = "a recovery is recorded when all nodes run, and when all have stepped"
     VERDICT = "a verdict is read once, in time, and for its own failure"
     ENDING = "the job ends when all have left, or their time is up"
     LEAVING = "every process that waits leaves"
@@ -511,6 +514,41 @@ class RendezvousBounds(JournalMonitor):
             yield f"{closed.replica} cycle {closed.cycle} was open for {took_s:.3f} s, of {most_s:.3f} s"
 
 
+class Recoveries(JournalMonitor):
+    """A recovery is recorded in the commit in which the last node reports that its workers run, and again with the
+    last node's first step; each once a cycle. Its phases add up to the time since the failure was noticed."""
+
+    promise = Promise.RECOVERY
+    watched = (Recovered, FirstStepReached)
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        record = entry.record
+        assert isinstance(record, Recovered | FirstStepReached)
+        replica, phases = self.history.replicas[record.replica], record.phases
+        # From here on the model has each moment; how long before the failure was noticed only its reporter knows.
+        took_s = record.total_s - phases["decided"]
+        is_sum = near(sum(phases.values()), record.total_s) and min(phases.values()) >= 0.0
+        if not is_sum or not near(took_s, entry.t - replica.opened_at):
+            yield f"{entry.t - replica.opened_at:g} s after its rendezvous opened this was recorded: {record}"
+        elif isinstance(record, FirstStepReached) and not near(phases["first_step"], entry.t - replica.recovered_at):
+            yield f"{entry.t - replica.recovered_at:g} s after all ran this was recorded: {record}"
+
+    def step_over(self, step: HistoryStep) -> Iterator[str]:
+        if not isinstance(step.fact, WorkersStarted | Progress):
+            return
+        replica, due = self.history.replicas[step.fact.replica], list[type[Record]]()
+        if replica.cycle and replica.started.issuperset(replica.nodes):
+            due = [Recovered, FirstStepReached] if replica.stepped.issuperset(replica.nodes) else [Recovered]
+        if replica.recorded != due:
+            names = [[kind.__name__ for kind in kinds] for kinds in (due, replica.recorded)]
+            yield f"{replica.id} cycle {replica.cycle} has to have {names[0]}, and has {names[1]}, after {step.fact}"
+
+
+def near(one_s: float, other_s: float) -> bool:
+    """Whether two durations are equal, but for what a float of seconds since the epoch cannot hold."""
+    return math.isclose(one_s, other_s, abs_tol=1e-5)
+
+
 class Endings(JournalMonitor):
     """A replica is done when all of its nodes are; the job is when all replicas have ended; it ends when every node
     has left, or the time for that is up."""
@@ -591,6 +629,7 @@ MONITORS: tuple[type[JournalMonitor], ...] = (
     ClosesAtOnce,
     QuarantinedNodes,
     RendezvousBounds,
+    Recoveries,
     Endings,
 )
 

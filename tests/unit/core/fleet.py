@@ -19,6 +19,7 @@ from nvrx_slurm.journal.records import (
     NodeLeft,
     NodeLost,
     NodeReady,
+    Progress,
     Signalled,
     Tick,
     WorkerFailed,
@@ -98,6 +99,14 @@ class Fleet:
         for node in nodes:
             fact = WorkersStarted(**self.by(node), replica=replica, cycle=cycle, pids={0: 1})
             decisions += self.tell(fact) or []
+        return decisions
+
+    def step(self, *nodes: str, step: int = 1, replica: str = "main-0") -> list[Decision]:
+        """Each reports its first step of the cycle."""
+        decisions: list[Decision] = []
+        cycle = self.job.replicas[replica].cycle
+        for node in nodes:
+            decisions += self.tell(Progress(**self.by(node), replica=replica, cycle=cycle, rank=0, step=step)) or []
         return decisions
 
     def fail(self, node: str, *, replica: str = "main-0", cycle: int | None = None) -> list[Decision] | None:

@@ -132,6 +132,11 @@ class History(RuleBasedStateMachine):
         if replica := self._replica(node := self._node(index)):
             self.fleet.started(node, replica=replica.id)
 
+    @rule(index=NODES, step=st.integers(1, 9))
+    def worker_steps(self, index, step):
+        if replica := self._replica(node := self._node(index)):
+            self.fleet.step(node, step=step, replica=replica.id)
+
     @rule(index=NODES, behind=st.integers(0, 1))
     def worker_fails(self, index, behind):
         if replica := self._replica(node := self._node(index)):

@@ -13,6 +13,7 @@ from nvrx_slurm.jobspec.plan import plan_from_json, plan_to_json
 from nvrx_slurm.journal.records import (
     ControllerStarted,
     Entry,
+    FirstStepReached,
     NodeLost,
     Recovered,
     RendezvousClosed,
@@ -47,6 +48,7 @@ def recovered_fleet() -> Fleet:
     fleet.ready("n2")
     fleet.now += 1 / 3
     fleet.started("n3", "n2")
+    fleet.step("n2", "n3")
     fleet.done("n3", "n2")
     fleet.leave("n2", "n3")
     return fleet
@@ -71,7 +73,7 @@ def test_same_decisions():
     journal = recovered_fleet().journal
     done = replay(plain(), journal)
     assert (done.parting, done.unwritten, done.entries) == (None, 0, len(journal))
-    assert done.decisions == 10
+    assert done.decisions == 11
 
 
 def test_times_of_the_file():
@@ -113,6 +115,22 @@ def test_decision_that_the_journal_lacks():
     assert found.recorded is None
     assert isinstance(found.decided, Recovered)
     assert "  the journal:  no decision" in explain(found, renumbered(journal))
+
+
+def test_first_steps_that_an_older_controller_did_not_record():
+    """A journal that has none replays; one in which a controller has begun to record them must go on to."""
+    journal = recovered_fleet().journal
+    del journal[place_of(journal, FirstStepReached)]
+    assert replay(plain(), renumbered(journal)).parting is None
+    fleet = running()
+    for _ in range(2):
+        fleet.fail("n1")
+        fleet.ready("n1", "n2")
+        fleet.started("n1", "n2")
+        fleet.step("n1", "n2")
+    del fleet.journal[-1]
+    fleet.done("n1", "n2")
+    assert isinstance(parting(renumbered(fleet.journal)).decided, FirstStepReached)
 
 
 def test_decision_that_the_core_does_not_make():

@@ -16,11 +16,13 @@ from nvrx_slurm.journal.records import (
     DrainAsked,
     Entry,
     Fence,
+    FirstStepReached,
     JobEnded,
     NodeFenced,
     NodeUndrained,
     Quarantined,
     Record,
+    Recovered,
     RendezvousClosed,
     RendezvousOpened,
     RequestRefused,
@@ -77,6 +79,17 @@ def failed() -> Fleet:
     fleet = running(plain(max_restarts=Allowance(count=2, per_s=60.0)))
     fleet.fail("n1")
     fleet.ready("n1", "n2")
+    return fleet
+
+
+def stepping() -> Fleet:
+    """A worker has failed, and the nodes of its replica step again."""
+    fleet = failed()
+    fleet.now += 1.0
+    fleet.started("n1", "n2")
+    fleet.step("n1")
+    fleet.now += 1.0
+    fleet.step("n2")
     return fleet
 
 
@@ -145,7 +158,7 @@ def taken_back() -> Fleet:
     return fleet
 
 
-STORIES = (drained, taken_back, failed, lost, late, quarantined, smaller, stopped)
+STORIES = (drained, taken_back, failed, stepping, lost, late, quarantined, smaller, stopped)
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -174,6 +187,10 @@ CASES: list[tuple[Promise, Callable[[], Fleet], Callable[[Fleet], list[Entry]]]]
     (Promise.SIZE, smaller, lambda fleet: changed(fleet, RendezvousClosed, nodes=("n1",), world_size=2)),
     (Promise.SIZE, failed, lambda fleet: changed(fleet, RendezvousClosed, nodes=("n2", "n1"))),
     (Promise.PROMPT, failed, lambda fleet: fleet.journal[:-1]),
+    (Promise.RECOVERY, stepping, lambda fleet: without(fleet, Recovered)),
+    (Promise.RECOVERY, stepping, lambda fleet: without(fleet, FirstStepReached)),
+    (Promise.RECOVERY, stepping, lambda fleet: changed(fleet, Recovered, total_s=2.0)),
+    (Promise.RECOVERY, stepping, lambda fleet: changed(fleet, FirstStepReached, total_s=1.0)),
     (Promise.VERDICT, stopped, lambda fleet: changed(fleet, AttributionJudged, verdict=Verdict.RESTART)),
     (Promise.VERDICT, stopped, lambda fleet: changed(fleet, AttributionJudged, acted=False)),
     (Promise.ENDING, stopped, lambda fleet: changed(fleet, Shutdown, exit_code=1)),

@@ -41,7 +41,7 @@ def _written_modules(value: str | tuple[str, ...]) -> str | list[str]:
 
 def _function(text: str) -> str:
     module, colon, function = text.partition(":")
-    if not (colon and _is_module(module) and function.isidentifier()):
+    if not (colon and _is_module(module) and _is_module(function)):
         raise ValueError(f"must be like mymodel.warm:prepare, a module and a function of it, not {shown(text)}")
     return text
 
@@ -81,8 +81,8 @@ class PrewarmSpec(Block, frozen=True, kw_only=True):
     ] = ()
     memory: Annotated[
         Size | None,
-        "A warm process that grows larger than this is ended, and workers start cold. It also bounds what `read` "
-        "reads on a node. Not set: no limit of the process.",
+        "What a warm process may allocate; with more, workers start cold. It also bounds what `read` reads on a "
+        "node. Not set: no limit of the process, and a fourth of the node's available memory to read.",
     ] = None
     timeout: Annotated[Duration, "How long the imports and `setup` may take. Then workers start cold."] = 120.0
 

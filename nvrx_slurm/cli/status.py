@@ -17,7 +17,6 @@ from nvrx_slurm.util.sanitize import json_text, one_line, shown
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.stack_request import NodeStacks
-    from nvrx_slurm.report.snapshot import Snapshot
 
 
 @click.command()
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 @folder_option
 def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
     """How a job stands: nodes, ranks, cycle, spares, last failure and decision. Without JOB: all jobs of the folder.
+    Of a whole job array: each of its tasks.
     `ls` lists your jobs of all folders. `status last`, or --watch without JOB, shows the newest.
 
     BEAT is the age of a node's last sign of life. LAG: how many steps a rank is behind the fastest of its replica;
@@ -48,11 +48,12 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
         print_end(JobFolder(folder / folder_name(job_id)), exit_code)
         return exit_code
     from nvrx_slurm.report import snapshot
+    from nvrx_slurm.report.array_tasks import take_with_tasks
 
     shot = None
     if job_id is not None:
         job_id, folder = chosen_job(job_id, folder)
-        shot = _snapshot(folder, job_id)
+        shot = take_with_tasks(folder, job_id)
     lines = snapshot.list_jobs(folder) if shot is None else []
     if as_json and shot is not None:
         click.echo(json_text(snapshot.as_json(shot)))
@@ -61,9 +62,14 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
     elif shot is None and not lines:
         click.echo(f"no jobs in {folder}", err=True)
     elif sys.stdout.isatty():
-        from nvrx_slurm.report import screen
+        from nvrx_slurm.report import page, screen
 
-        screen.show_jobs(lines) if shot is None else screen.show(shot)
+        if shot is None:
+            screen.show_jobs(lines)
+        elif shot.tasks:
+            screen.show_facts(page.array_facts(shot), page.job_table(shot.tasks))
+        else:
+            screen.show(shot)
     else:
         from nvrx_slurm.report import plain
 
@@ -71,26 +77,6 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
     if shot is not None and shot.exit_code is not None and not as_json:
         print_end(shot.folder, shot.exit_code, slurm_says=shot.slurm_state)
     return 0
-
-
-def _snapshot(base: Path, job_id: str) -> Snapshot:
-    """The job from its folder; one that has none yet, but that Slurm knows, is pending."""
-    from nvrx_slurm.cluster.base import folder_name
-    from nvrx_slurm.journal.folder import JobFolder
-    from nvrx_slurm.report import snapshot
-    from nvrx_slurm.report.jobs import find_job
-    from nvrx_slurm.report.presence import Presence
-    from nvrx_slurm.report.view import new_view
-
-    folder_name(job_id)  # raises UsageError
-    try:
-        return snapshot.take(find_job(base, job_id))
-    except UsageError:
-        folder = JobFolder(base / job_id)
-        outside = Presence(folder).ask()
-        if outside.slurm_says in (None, "UNKNOWN"):
-            raise
-        return snapshot.snap(new_view(), folder, outside=outside)
 
 
 @click.command()

@@ -15,6 +15,7 @@ from nvrx_slurm.cluster.commands import PATIENCE_S, Runner, SlurmPrograms, Syste
 from nvrx_slurm.cluster.slurm_text import (
     NO_ACCOUNTING,
     UNKNOWN_JOB,
+    listed_states,
     split_job_id,
     states_of,
     submitted_by_script,
@@ -115,6 +116,13 @@ class SlurmCluster:
                 known |= self._sacct_states(cluster, absent)
             found |= {job_id: known[number] for number, job_id in numbers.items() if number in known}
         return found
+
+    def elements(self, number: str) -> Mapping[str, JobState]:
+        """The tasks of a job array that Slurm still lists, by their ids. Raises SlurmUnreachable."""
+        jobs = f"--jobs={number}"
+        listing = self._programs.ask("squeue", "--noheader", "--array", "--states=all", jobs, "--format=%i|%T")
+        rows = listed_states(listing.stdout)
+        return {job_id: state for job_id, state in rows.items() if job_id.startswith(f"{number}_")}
 
     def cancel(self, job_id: str) -> None:
         """See `Cluster.cancel`. Where scancel knows no such job it succeeds without a word: squeue is asked."""

@@ -40,13 +40,18 @@ def submitted_by_script(stdout: str, script: str) -> str | None:
     return next((job_id.strip() for job_id, _, command in pairs if command.strip() == script), None)
 
 
+def listed_states(stdout: str) -> dict[str, JobState]:
+    """What the lines `id|state` of squeue or sacct name."""
+    lines = (line.partition("|") for line in stdout.splitlines())
+    return {listed.strip(): state_of_word(word) for listed, bar, word in lines if bar}  # -M adds a headline without
+
+
 def states_of(stdout: str, job_ids: Iterable[str]) -> dict[str, JobState]:
     """The state of each of these jobs that the lines `id|state` of squeue or sacct name.
 
     The id of a whole job array stands for all of its elements.
     """
-    lines = (line.partition("|") for line in stdout.splitlines())
-    rows = {listed.strip(): state_of_word(word) for listed, bar, word in lines if bar}  # -M adds a headline without
+    rows = listed_states(stdout)
     elements: dict[str, list[JobState]] = {}
     for listed, state in rows.items():
         elements.setdefault(listed.partition("_")[0], []).append(state)

@@ -55,6 +55,7 @@ STATUS_PARTS: tuple[type[msgspec.Struct], ...] = (
     model.Decided,
     model.StacksView,
     QueuePlace,
+    snapshot.JobLine,
 )
 
 

@@ -64,6 +64,11 @@ def find_job(base: Path, job_id: str) -> JobFolder:
     raise UsageError(f"no job {job_id!r} in {base}{hint}; it holds {', '.join(known[:MOST_NAMED])}{more}")
 
 
+def tasks_of(base: Path, number: str) -> list[JobFolder]:
+    """The folders of a job array's tasks, as far as these have started."""
+    return [JobFolder(path) for path in base.glob(f"{number}_[0-9]*") if _is_job(path)]
+
+
 def base_of(job_id: str) -> Path:
     """The base folder of a job that no base folder was named for: `nvrx-jobs` here, if it holds the job; else the one
     in which the index has it; else `nvrx-jobs`. Raises UsageError where several folders hold a job of this id."""

@@ -127,6 +127,11 @@ def cycles(view: JobView, now: float) -> Table:
     return Table("cycles", columns, tuple(rows), frozenset({"CYCLE", "OPENED", "RENDEZVOUS", "RAN", "RANKS"}))
 
 
+def array_facts(shot: Snapshot) -> list[Row]:
+    """What there is to say of a whole job array, beside its tasks."""
+    return [row for row in facts(shot) if row.cells[0] in ("job", "state", "slurm")]
+
+
 def job_table(lines: Sequence[JobLine]) -> Table:
     """All jobs of a folder."""
     rows = []

@@ -33,7 +33,7 @@ from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import JobFold, Subscriber
 from nvrx_slurm.util.clock import Clock, SystemClock
 
-_QUEUED = (JobState.PENDING, JobState.REQUEUED, JobState.CONFIGURING)
+QUEUED = (JobState.PENDING, JobState.REQUEUED, JobState.CONFIGURING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Snapshot:
     """`now` is this machine's clock, `store_now` the store's, by which heartbeats are stamped (None: it is not read).
 
     `store_error` says why the steps may be old although the job runs. `slurm_state`: where Slurm was asked; of a job
-    that has ended, only while Slurm still has it. `queue`: why a pending job waits.
+    that has ended, only while Slurm still has it. `queue`: why a pending job waits. `tasks`: of a whole job array.
     """
 
     view: JobView
@@ -55,6 +55,7 @@ class Snapshot:
     store_error: str | None = None
     slurm_state: str | None = None
     queue: QueuePlace | None = None
+    tasks: tuple[JobLine, ...] = ()
 
     @property
     def moment(self) -> float:
@@ -73,6 +74,27 @@ class Snapshot:
         return max(0.0, self.moment - (self.started_at or self.moment))
 
 
+class JobLine(Value, frozen=True, kw_only=True):
+    """One job of the table that `status` prints without a job, or one task of a job array. `age_s`: since it was
+    started."""
+
+    job: str
+    name: str
+    cluster: str
+    state: str
+    nodes: str
+    """How many are present, of how many the job asks for: `3/4`."""
+    cycle: int | None = None
+    restarts: int = 0
+    step: int | None = None
+    age_s: float | None = None
+    exit_code: int | None = None
+    folder: str = ""
+    """Its own folder."""
+    pending: str | None = None
+    """Why Slurm has not started it yet, in Slurm's word."""
+
+
 class ReplicaStatus(ReplicaView, frozen=True, kw_only=True):
     """A replica, and which nodes keep it in its phase."""
 
@@ -89,7 +111,8 @@ class NodeStatus(NodeView, frozen=True, kw_only=True):
 class Status(Value, frozen=True, kw_only=True):
     """The object that `status JOB --json` prints. A key may be added; none goes away or changes its meaning.
 
-    What is not known, or has not happened yet, is null.
+    What is not known, or has not happened yet, is null. `tasks`: of a whole job array (`status 1234`), each with a
+    journal of its own; the array itself has none, so that its state and exit code alone are known.
     """
 
     job: str
@@ -125,6 +148,7 @@ class Status(Value, frozen=True, kw_only=True):
     store_error: str | None
     slurm_state: str | None
     queue: QueuePlace | None
+    tasks: tuple[JobLine, ...] = ()
 
 
 def take(
@@ -183,7 +207,7 @@ def snap(
         reason = result.reason
         says = state_of_word(outside.slurm_says or "")
         if goes_on(result, says):  # as `wait` sees it: the job has not ended
-            state = "pending" if says in _QUEUED else "stopping"
+            state = "pending" if says in QUEUED else "stopping"
             reason = f"{says} in Slurm; its last generation ended with exit code {result.exit_code}: {result.reason}"
             exit_code = None
     return Snapshot(
@@ -241,32 +265,13 @@ def as_status(shot: Snapshot) -> Status:
         store_error=shot.store_error,
         slurm_state=shot.slurm_state,
         queue=shot.queue,
+        tasks=shot.tasks,
     )
 
 
 def as_json(shot: Snapshot) -> bytes:
     """The documented object, indented."""
     return to_json(as_status(shot))
-
-
-class JobLine(Value, frozen=True, kw_only=True):
-    """One job of the table that `status` prints without a job. `age_s`: since it was started."""
-
-    job: str
-    name: str
-    cluster: str
-    state: str
-    nodes: str
-    """How many are present, of how many the job asks for: `3/4`."""
-    cycle: int | None = None
-    restarts: int = 0
-    step: int | None = None
-    age_s: float | None = None
-    exit_code: int | None = None
-    folder: str = ""
-    """Its own folder."""
-    pending: str | None = None
-    """Why Slurm has not started it yet, in Slurm's word."""
 
 
 def list_jobs(base: Path) -> list[JobLine]:

@@ -161,6 +161,14 @@ def test_tasks_of_an_array_are_jobs_with_as_many_spares_as_there_are(healthy_clu
             what="both tasks to run",
             clock=SystemClock(),
         )
+        running = [(folder.job_id, "running") for folder in folders]
+        wait_until(
+            lambda: running == [(each["job"], each["state"]) for each in status_of(job_id, tmp_path, env)["tasks"]],
+            timeout_s=60.0,
+            what="status to show both tasks running",
+            clock=SystemClock(),
+        )
+        assert status_of(job_id, tmp_path, env)["state"] == "running"
         gate.open()
         assert [SlurmHandle(each.job_id, healthy_cluster).wait(60.0) for each in folders] == [0, 0]
     finally:
@@ -168,3 +176,44 @@ def test_tasks_of_an_array_are_jobs_with_as_many_spares_as_there_are(healthy_clu
         taken.wait()
     assert sorted(each.read_plan().spares for each in folders) == [0, 1]
     assert nvrx("wait", job_id, cwd=tmp_path, env=healthy_cluster.environment()).returncode == 0
+    array = status_of(job_id, tmp_path, env)
+    assert (array["state"], array["exit_code"]) == ("completed", 0)
+    shown = nvrx("status", job_id, cwd=tmp_path, env=healthy_cluster.environment()).stdout
+    assert [line.split()[3] for line in shown.splitlines() if line.startswith(f"{job_id}_")] == ["completed"] * 2
+
+
+def test_status_of_an_array_shows_what_each_task_does(healthy_cluster, gate, tmp_path):
+    """One task has failed, one runs, and one waits for its turn, which only Slurm knows. Cancelled, each says so; and
+    the array is found from another folder."""
+    path = tmp_path / "job.yaml"
+    worker = json.dumps(["bash", "-c", f"test $SLURM_ARRAY_TASK_ID != 0 && exec {shlex.join(gate.command)}"])
+    path.write_text(
+        f"name: many\ncommand: {worker}\nslurm: {{array: 0-2%1}}\n"
+        "fault_tolerance: {max_restarts: 0, teardown: {grace: 2s}}\n"
+    )
+    env = healthy_cluster.environment()
+    job_id = nvrx("submit", path.name, cwd=tmp_path, env=env).stdout.strip()
+    try:
+        gate.wait(1, cycle=0, timeout=60.0)
+        array = status_of(job_id, tmp_path, env)
+        assert array["state"] == "running"
+        tasks = {each["job"]: each for each in array["tasks"]}
+        assert {job: (each["state"], each["exit_code"]) for job, each in tasks.items()} == {
+            f"{job_id}_0": ("failed", 1),
+            f"{job_id}_1": ("running", None),
+            f"{job_id}_2": ("pending", None),
+        }
+        assert tasks[f"{job_id}_2"]["pending"] == "JobArrayTaskLimit"
+    finally:
+        nvrx("cancel", job_id, cwd=tmp_path, env=env)
+    assert nvrx("wait", job_id, cwd=tmp_path, env=env).returncode != 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    array = status_of(job_id, elsewhere, env)
+    assert [each["state"] for each in array["tasks"]] == ["failed", "cancelled", "cancelled"]
+    assert (array["state"], array["exit_code"]) == ("failed", 1)
+
+
+def status_of(job_id, folder, env):
+    """The object that `status JOB --json` prints."""
+    return json.loads(nvrx("status", job_id, "--json", cwd=folder, env=env).stdout)

@@ -1,0 +1,93 @@
+"""A whole job array: how each of its tasks stands. A task is a job of its own, with a folder and a journal; the array
+has a folder only where `submit` made one, and no journal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name
+from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.errors import EXIT_DONE, NvrxError, UsageError
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.report.jobs import ENDINGS, find_job, tasks_of
+from nvrx_slurm.report.presence import Presence, ask_queue
+from nvrx_slurm.report.snapshot import QUEUED, JobLine, Snapshot, lines_of, snap, take
+from nvrx_slurm.report.view import new_view
+
+Elements = Callable[[str], Mapping[str, JobState]]
+
+
+def take_with_tasks(base: Path, job_id: str, *, elements: Elements | None = None) -> Snapshot:
+    """The job as `snapshot.take` has it; of a whole array also its tasks, from which its state follows.
+
+    A job that has no folder yet, but that Slurm knows, is pending. `elements`: the tasks that Slurm lists.
+    Raises UsageError where neither knows the job.
+    """
+    tasks = _tasks(JobFolder(base / folder_name(job_id)), elements or _ask_elements)
+    try:
+        shot = take(find_job(base, job_id))
+    except UsageError:
+        folder = JobFolder(base / job_id)
+        outside = Presence(folder).ask()
+        if outside.slurm_says in (None, "UNKNOWN") and not tasks:
+            raise
+        shot = snap(new_view(), folder, outside=outside)
+    if not tasks:
+        return shot
+    shot = replace(shot, tasks=tasks)
+    codes = [task.exit_code for task in tasks]
+    if None not in codes:
+        code = next((code for code in codes if code), EXIT_DONE)
+        return replace(shot, state=ENDINGS.get(code or EXIT_DONE, "failed"), exit_code=code)
+    if any(task.exit_code is None and task.state not in ("pending", "died") for task in tasks):
+        return replace(shot, state="running", exit_code=None)
+    return shot
+
+
+def _tasks(folder: JobFolder, elements: Elements) -> tuple[JobLine, ...]:
+    """Those that have a folder, and those that only Slurm knows. None of a job that is no array."""
+    number = folder.job_id
+    if not number.isdecimal():
+        return ()
+    base = folder.path.parent
+    own = tasks_of(base, number)
+    if not own and not _asks_for_array(folder):
+        return ()
+    lines = {line.job: line for line in lines_of(own)}
+    unstarted = {name: state for name, state in elements(number).items() if name not in lines}
+    places = ask_queue([name for name, state in unstarted.items() if state is JobState.PENDING])
+    for name, state in unstarted.items():
+        code = state.exit_code if state.terminal else None
+        word = "pending" if state in QUEUED else "starting"
+        lines[name] = JobLine(
+            job=name,
+            name="",
+            cluster="slurm",
+            state=word if code is None else ENDINGS.get(code, "failed"),
+            nodes="-",
+            exit_code=code,
+            folder=str((base / name).absolute()),
+            pending=places[name].reason if name in places else None,
+        )
+    return tuple(sorted(lines.values(), key=lambda line: int(line.job.rpartition("_")[2])))
+
+
+def _asks_for_array(folder: JobFolder) -> bool:
+    """Whether the script that was submitted makes an array."""
+    try:
+        script = folder.read(SCRIPT_NAME)
+    except (OSError, NvrxError):
+        return False
+    return re.search(rb"^#SBATCH --array=", script, re.MULTILINE) is not None
+
+
+def _ask_elements(number: str) -> Mapping[str, JobState]:
+    from nvrx_slurm.cluster.slurm import SlurmCluster  # most jobs are no array
+
+    try:
+        return SlurmCluster(patience_s=0).elements(number)
+    except NvrxError:
+        return {}

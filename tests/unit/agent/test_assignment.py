@@ -1,26 +1,37 @@
-"""When an agent starts the workers of a rendezvous in which its node has ranks."""
+"""When an agent starts the workers of a rendezvous in which its node has ranks: on the real node."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import AsyncIterator
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 
 from nvrx_slurm.agent.agent import Agent
 from nvrx_slurm.agent.events import AgentMode, Assigned
-from nvrx_slurm.journal.folder import JobFolder, StoreAddress
+from nvrx_slurm.agent.linux import LinuxMachine
+from nvrx_slurm.agent.node_health import NodeHealth
+from nvrx_slurm.agent.output import Output
+from nvrx_slurm.agent.progress import StepFiles
+from nvrx_slurm.agent.stacks import Stacks
+from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.agent.workers import Spawned
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.journal.folder import JobFolder, StoreAddress, claim_node, clear_runtime_folders
 from nvrx_slurm.journal.records import Assignment
 from nvrx_slurm.lab.simulation.valkey_client import MemoryClient
 from nvrx_slurm.lab.simulation.valkey_server import MemoryServer
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.tasks import end
+from tests.harness import WAIT_S, wait_gone
 from tests.still_clock import StillClock
-from tests.unit.core.fleet import plain
+from tests.unit.core.fleet import plan_of
 
 RANKS = Assignment(
-    group_rank=0,
-    first_rank=0,
+    group_rank=1,
+    first_rank=2,
     workers=2,
     world_size=4,
     group_world_size=2,
@@ -31,60 +42,108 @@ RANKS = Assignment(
 
 
 class Node:
-    """An agent that has joined, on a node of which only what is asked of it is kept."""
+    """An agent on the real node, with its supervisor. It has joined; its clock stands still."""
 
-    def __init__(self, folder: Path) -> None:
-        self.clock, self.machine = StillClock(), MagicMock()
-        self.machine.new_incarnation.side_effect = ["a", "b"]
-        self.machine.board.return_value.prepare.return_value = {}
-        self.machine.stacks.environment.return_value = {}
-        self.spawn = self.machine.workers.return_value.spawn
-        address = StoreAddress(url="redis://nowhere", job="j", token="t")
+    def __init__(self, tmp: Path) -> None:
+        self.clock, self.folder = StillClock(), JobFolder(tmp / "7")
+        runtime, self._lock = claim_node(self.folder, "n1")
+        role = RolePlan(name="main", command=("sleep", "1000"), nodes_per_replica=2, workers_per_node=2)
+        plan = plan_of(role, fence_timeout=30.0)
+        self._job_log = os.open(os.devnull, os.O_WRONLY)
+        machine = LinuxMachine(
+            node="n1",
+            token="t",
+            bounds=plan.fault_tolerance,
+            runtime=runtime,
+            lock=self._lock,
+            output=Output(job_log=self._job_log, clock=self.clock),
+            stacks=Stacks(self.folder, runtime / "stacks", generation=0, inherited={}, clock=self.clock),
+            health=NodeHealth("n1", [], self.clock),
+            step_files=StepFiles(plan.fault_tolerance.progress, self.clock),
+        )
+        address = StoreAddress(url="redis://nowhere", job="7", token="t")
         self.agent = Agent(
-            plan=plain(fence_timeout=30.0),
-            folder=JobFolder(folder),
+            plan=plan,
+            folder=self.folder,
             node="n1",
             addr="n1",
             generation=0,
             store=Store(address, clock=self.clock, connection=MemoryClient(MemoryServer(self.clock))),
             token="t",
-            machine=self.machine,
+            machine=machine,
             clock=self.clock,
             ending_grace_s=1.0,
         )
+        self.agent.workers.start()
+        self.agent.board.open()
 
-    def assign(self, asked_by: str) -> int:
-        """The answer to a question of that incarnation arrives. Returns how many workers were started."""
-        self.agent._on_assigned(Assigned("main-0", 0, RANKS, asked_by))
-        return int(self.spawn.call_count)
+    def assign(self, asked_by: str | None = None) -> None:
+        """The answer to a question of this incarnation, or of another one, arrives."""
+        self.agent._on_assigned(Assigned("main-0", 0, RANKS, asked_by or self.agent.publisher.incarnation))
+
+    async def ranks_started(self) -> list[int]:
+        """Those of which the supervisor has started a process, once there are as many as were assigned."""
+        ranks: list[int] = []
+        async with asyncio.timeout(WAIT_S):
+            while len(ranks) < RANKS.workers:
+                event = await self.agent.inbox.get()
+                ranks += [event.rank] if isinstance(event, Spawned) else []
+        return sorted(ranks)
+
+    def processes(self) -> list[int]:
+        """Below the agent."""
+        supervisor_pid = self.agent.workers.supervisor_pid
+        return [supervisor_pid, *descendants(supervisor_pid)]
+
+    async def close(self) -> None:
+        processes = self.processes()
+        self.agent.workers.close()
+        wait_gone(processes)
+        self.agent.output.close(WAIT_S)
+        self.agent.board.close()
+        await self.agent.machine.health.close()
+        await end(self.agent._tasks)
+        for descriptor in (self._job_log, self._lock):
+            os.close(descriptor)
+        clear_runtime_folders(self.folder)
 
 
 @pytest.fixture
-async def node(tmp_path: Path):
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
     node = Node(tmp_path)
     yield node
-    await end(node.agent._tasks)
+    await node.close()
 
 
 async def test_ranks_are_for_the_agent_that_asked(node: Node) -> None:
     """What was given to a former incarnation may be another node's by now."""
-    assert node.assign(asked_by="former") == 0
+    node.assign(asked_by="former")
     assert node.agent.mode is AgentMode.STANDBY
-    assert node.assign(asked_by="a") == RANKS.workers
+    node.assign()
     assert node.agent.mode is AgentMode.ACTIVE
+    assert await node.ranks_started() == [2, 3]
+    assert len(node.processes()) == 1 + RANKS.workers
 
 
 async def test_workers_wait_until_the_agent_is_in_touch(node: Node) -> None:
     """Orders may be back before heartbeats after a partition: workers that start without a lease would be killed."""
     node.clock.now += 16.0  # more than half of the lease
-    assert node.assign(asked_by="a") == 0
+    node.assign()
     assert node.agent.mode is AgentMode.STANDBY
     node.clock.now -= 2.0
-    assert node.assign(asked_by="a") == RANKS.workers
+    node.assign()
+    assert node.agent.mode is AgentMode.ACTIVE
+    assert await node.ranks_started() == [2, 3]
+    assert len(node.processes()) == 1 + RANKS.workers
 
 
-async def test_a_node_that_is_fenced_or_leaves_starts_nothing(node: Node) -> None:
-    node.agent.fenced = True
-    assert node.assign(asked_by="a") == 0
-    node.agent.fenced, node.agent.leaving = False, ("cancelled", 0)
-    assert node.assign(asked_by="a") == 0
+@pytest.mark.parametrize(("name", "value"), [("fenced", True), ("leaving", ("cancelled", 0))])
+async def test_a_node_that_is_fenced_or_leaves_starts_nothing(node: Node, name: str, value: object) -> None:
+    before = getattr(node.agent, name)
+    setattr(node.agent, name, value)
+    node.assign()
+    assert node.agent.mode is AgentMode.STANDBY
+    setattr(node.agent, name, before)
+    node.assign()
+    assert await node.ranks_started() == [2, 3]
+    assert len(node.processes()) == 1 + RANKS.workers

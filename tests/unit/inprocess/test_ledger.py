@@ -22,6 +22,7 @@ from nvrx_slurm.inprocess.ledger import (
     Lost,
     Sealed,
     Settled,
+    Void,
     accepts,
     decode,
     encode,
@@ -29,6 +30,7 @@ from nvrx_slurm.inprocess.ledger import (
 )
 from nvrx_slurm.inprocess.store import Connection
 from nvrx_slurm.inprocess.store_file import FileStore
+from tests.unit.inprocess.store_model import Line, Shared
 
 MEMBERS = 3
 SEALED, OPENED = Sealed(iteration=0, world_size=MEMBERS), IterationOpened(iteration=0)
@@ -49,7 +51,8 @@ def after(*entries: AnyEntry) -> GroupLedger:
     return fold(GroupLedger(MEMBERS), entries)
 
 
-EVERY_KIND = (SEALED, OPENED, FAILED, Settled(iteration=0), COMPLETED, lost(2), BROKEN)
+VOID = Void(iteration=-1)
+EVERY_KIND = (SEALED, OPENED, FAILED, Settled(iteration=0), COMPLETED, lost(2), BROKEN, VOID)
 
 
 @pytest.mark.parametrize("entry", EVERY_KIND, ids=lambda entry: type(entry).__name__)
@@ -62,6 +65,7 @@ def test_an_entry_is_read_as_it_was_written(entry: AnyEntry) -> None:
 def test_what_is_no_entry_takes_its_place_and_means_nothing(data: bytes) -> None:
     """All ranks count it, and none acts on it."""
     before = GroupLedger(2)
+    assert decode(data) == VOID
     assert fold(before, [decode(data)]) == dataclasses.replace(before, length=1)
 
 
@@ -173,6 +177,24 @@ def test_a_failure_before_the_iteration_runs_adds_to_what_led_there() -> None:
     assert after(*RUNNING, FAILED, sealed, IterationOpened(iteration=1), early).causes == (early,)
 
 
+def test_the_whole_ledger_of_a_call_with_every_kind_of_interruption() -> None:
+    """Member 1 fails, all know of it, member 2 dies in the next iteration, and the one after that is completed."""
+    dead = lost(2, iteration=1)
+    second = (Sealed(iteration=1, world_size=3), IterationOpened(iteration=1), dead)
+    ledger = GroupLedger(
+        MEMBERS, length=7, iteration=2, stage=IterationStage.GATHERING, lost={2: dead}, causes=(dead,), settled=False
+    )
+    assert after(*RUNNING, FAILED, Settled(iteration=0), *second) == ledger
+    third = (
+        Settled(iteration=1),
+        Sealed(iteration=2, world_size=3, missing=(2,)),
+        IterationOpened(iteration=2),
+        Completed(iteration=2),
+    )
+    completed = dataclasses.replace(ledger, length=11, stage=IterationStage.COMPLETED, settled=True)
+    assert fold(ledger, third) == completed
+
+
 def test_a_broken_group_says_why() -> None:
     assert after(*STARTING, BROKEN).reason == BROKEN.reason
 
@@ -194,6 +216,29 @@ def test_what_is_proposed_is_read_by_all(connection: Connection) -> None:
     mine.refresh()
     assert mine.ledger == other.ledger
     assert connection.read(0, 0.0) == [encode(SEALED), encode(OPENED)]
+
+
+class WatchedLine(Line):
+    """A line that keeps how long each read of the log was ready to wait."""
+
+    def __init__(self) -> None:
+        super().__init__(Shared())
+        self.waits_s: list[float] = []
+
+    def read(self, after: int, wait_s: float) -> list[bytes]:
+        self.waits_s.append(wait_s)
+        return super().read(after, wait_s)
+
+
+def test_a_proposal_waits_for_nothing_and_reads_no_more_than_it_needs() -> None:
+    """One that means something where the thread has read to is appended at once, and read back; one that does not is
+    judged after one read."""
+    line = WatchedLine()
+    log = Log(line, MEMBERS)
+    assert log.propose(SEALED)
+    assert line.waits_s == [0.0]
+    assert not log.propose(SEALED)
+    assert line.waits_s == [0.0, 0.0]
 
 
 def test_what_means_nothing_any_more_is_not_written(connection: Connection) -> None:

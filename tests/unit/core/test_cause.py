@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nvrx_slurm.controller.controller import replay
 from nvrx_slurm.core.cause import evidence_of, outranks
 from nvrx_slurm.core.state import Failure, new_job
-from nvrx_slurm.jobspec.model import AttributionSpec
+from nvrx_slurm.jobspec.model import AttributionSpec, ProgressSpec
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import (
@@ -167,7 +167,7 @@ def test_node_that_is_ready_and_lost_then_is_not_the_cause():
     assert settled(fleet) == ("n1", 0)
 
 
-@pytest.mark.parametrize(("after_s", "rank"), [(9.0, None), (11.0, 0)])
+@pytest.mark.parametrize(("after_s", "rank"), [(9.0, None), (10.0, None), (10.1, 0)])
 def test_node_that_dies_long_after_the_symptom_is_another_failure(after_s, rank):
     """It took part in the teardown, so the first report was not about it."""
     fleet = started()
@@ -259,6 +259,30 @@ def test_sources_that_may_stop_the_job_are_asked_again():
     assert settled(fleet) == ("n2", 3)
 
 
+def test_sources_of_a_dry_run_are_asked_about_a_symptom_that_is_all_there_is():
+    """At the decision, and their time counts from there."""
+    fleet = started(attribution=DRY)
+    fleet.loses_peer("n1", 0)
+    fleet.now += 5.0
+    fleet.ready("n1", "n2")
+    about: dict[str, Any] = {"replica": "main-0", "cycle": 0, "generation": 0, "rank": 0}
+    assert fleet.said(AttributionAsked) == [AttributionAsked(**about, node="n1", sources=("lib",), holds=False)]
+    assert settled(fleet) == ("n1", 0)
+    fleet.later(DRY.timeout - 0.1)
+    assert fleet.said(AttributionJudged) == []
+    fleet.later(0.1)
+    assert [(each.rank, each.verdict) for each in fleet.said(AttributionJudged)] == [(0, Verdict.TIMEOUT)]
+
+
+def test_step_that_the_cause_reports_is_the_steps_of_its_cycle():
+    """It may be the only worker that reports one: a cycle that made progress is not taken for one that made none."""
+    fleet = started(progress=ProgressSpec(max_no_progress_cycles=1))
+    fleet.loses_peer("n1", 0)
+    fleet.ends("n2", 3, signal=9, step=7)
+    fleet.ready("n1", "n2")
+    assert (fleet.decided().step, fleet.decided().no_progress, fleet.decided().by) == (7, 0, "policy")
+
+
 def replace_verdict(attribution: Attribution, verdict: Verdict) -> Attribution:
     return Attribution(source=attribution.source, verdict=verdict)
 
@@ -288,7 +312,8 @@ def test_other_replica_of_a_job_that_restarts_as_a_whole():
     fleet.ready("n1", replica="policy-0")
     fleet.ready("n2", replica="rollout-0")
     assert settled(fleet) == ("n1", 0)
-    assert fleet.decided().replica == "policy-0"
+    assert (fleet.decided().replica, fleet.decided().cycle) == ("policy-0", 0)
+    assert [(each.replica, each.cycle) for each in fleet.said(AttributionAsked)] == [("policy-0", 0)]
     assert [len(each.restarted_at) for each in fleet.job.replicas.values()] == [1, 0]
     assert fleet.job.replicas["rollout-0"].phase == "running"
 

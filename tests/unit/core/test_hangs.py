@@ -131,7 +131,7 @@ def test_hang_of_a_role_that_may_fail_ends_its_replica_alone():
     role = RolePlan(name="main", command=("x",), nodes_per_replica=1, on_failure="ignore", replicas=2)
     fleet = running(plan_of(role))
     fleet.hang("n1")
-    assert [(e.replica, e.outcome) for e in fleet.said(ReplicaEnded)] == [("main-0", "failed")]
+    assert fleet.said(ReplicaEnded) == [ReplicaEnded(replica="main-0", cycle=0, outcome="failed")]
 
 
 def test_replicas_that_run_on_after_others_have_finished_are_judged_one_by_one():

@@ -432,7 +432,9 @@ def test_progress_is_judged_once_the_failed_replica_has_told_its_steps() -> None
             assert fleet.ready(other, replica="arollout-0") == []
             assert next_deadline(fleet.job) == fleet.now + fleet.plan.fault_tolerance.rendezvous.join_timeout
             ready = NodeReady(**fleet.by(ours), replica="policy-0", cycle=cycle, port=1, step=100 * cycle)
-            assert kinds(fleet.tell(ready)) == [RestartDecided, RendezvousClosed, RendezvousClosed]
+            decided, *closed = fleet.tell(ready) or []
+            assert kinds([decided, *closed]) == [RestartDecided, RendezvousClosed, RendezvousClosed]
+            assert [each.replica for each in closed] == ["policy-0", "arollout-0"], "the one that failed comes first"
         assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 0, 0]
 
 
@@ -632,6 +634,53 @@ def test_what_is_not_answered_in_time_is_told_as_such() -> None:
     assert fleet.said(AttributionJudged)[0].why == "lib: RESTART; mcp: no answer in time"
 
 
+def test_a_source_that_has_not_answered_is_named_with_what_that_means() -> None:
+    """By default its time is up."""
+    silent = restart_decision.AggregatedVerdict(TIMEOUT, "lib: no answer in time", ())
+    assert restart_decision.read(("lib",), {}, "any") == silent
+    assert restart_decision.read(("lib",), {}, "any", over=False).why == "lib: not waited for"
+
+
+def test_a_dry_runs_stop_is_judged_at_once_and_ends_nothing_while_the_steps_are_awaited() -> None:
+    """The rendezvous waits for how far its nodes had come, not for the verdict."""
+    dry = AttributionSpec(enable_lib=True, dry_run=True)
+    fleet = fleet_of(dry, progress=ProgressSpec(max_no_progress_cycles=2))
+    assert kinds(fleet.fail("n1")) == [AttributionAsked, RendezvousOpened]
+    assert kinds(says(fleet, STOP)) == [AttributionJudged]
+    assert kinds(fleet.ready("n1", "n2")) == [RestartDecided, RendezvousClosed]
+
+
+def test_a_stop_in_a_job_that_ends_already_is_recorded_as_that() -> None:
+    fleet = fleet_of(acting())
+    fleet.fail("n1")
+    fleet.signal("cancel")
+    [judged] = says(fleet, STOP)
+    assert (judged.acted, judged.why) == (False, "the job ends already; lib: STOP")
+
+
+def test_without_a_bound_on_progress_no_replica_waits_for_anothers_steps() -> None:
+    """What the rendezvous waits for is the verdict, and it is there."""
+    policy = RolePlan(name="policy", command=("x",), on_failure="restart_job")
+    fleet = Fleet(plan_of(policy, RolePlan(name="rollout", command=("x",)), attribution=acting()))
+    fleet.join("n1", "n2")
+    fleet.fail("n1", replica="policy-0")
+    answer = Attribution(source="lib", verdict=RESTART)
+    assert fleet.tell(Attributed(replica="policy-0", cycle=0, rank=0, attribution=answer)) == []
+    decisions = fleet.ready("n2", replica="rollout-0")
+    assert kinds(decisions) == [AttributionJudged, RestartDecided, RendezvousClosed]
+
+
+def test_the_end_of_a_job_that_no_restart_can_help_says_why() -> None:
+    fleet = fleet_of(AttributionSpec(enable_lib=False), progress=ProgressSpec(max_no_progress_cycles=1))
+    fleet.fail("n1")
+    fleet.ready("n1", "n2")
+    [decided], [shutdown] = fleet.said(RestartDecided), fleet.said(Shutdown)
+    stuck = "no progress: 1 cycles in a row have made no new step (limit 1)"
+    assert shutdown == Shutdown(
+        exit_code=93, reason=f"main-0: a restart cannot help: {stuck}; last: {decided.cause}", dump=None
+    )
+
+
 def test_blame_of_a_node_counts_from_half_a_chance_on() -> None:
     """And of the only node there is, too: all of one is no sign of a common cause."""
     answer = Attribution(
@@ -656,6 +705,7 @@ def test_every_open_question_is_judged_when_the_job_ends() -> None:
     fleet.signal("cancel")
     fleet.leave("n1", "n2", "n3")
     assert [judged.cycle for judged in fleet.said(AttributionJudged)] == [0, 1, 2]
+    assert [asked.cycle for asked in fleet.said(AttributionAsked)] == [0, 1, 2]
     assert isinstance(fleet.journal[-1].record, JobEnded)
 
 

@@ -20,9 +20,9 @@ def cannot_run(fleet: Fleet, node: str, error: str = "No such file or directory:
     return fleet.tell(WorkerFailed(**fleet.by(node), replica="main-0", cycle=cycle, rank=0, error=error))
 
 
-def joined(*, spares: int) -> Fleet:
+def joined(*, spares: int, suspects: tuple[str, ...] = ()) -> Fleet:
     """Two nodes whose cycle 0 has been assigned; no worker runs yet."""
-    fleet = Fleet(plain(nodes=2, spares=spares, max_restarts=3))
+    fleet = Fleet(plain(nodes=2, spares=spares, max_restarts=3), suspects=suspects)
     fleet.join(*fleet.names)
     return fleet
 
@@ -32,10 +32,16 @@ def joined(*, spares: int) -> Fleet:
 )
 def test_a_program_that_cannot_be_executed_is_not_restarted(error: str) -> None:
     """The same nodes would fail again: the job ends at once, with the code that says so."""
-    decided = cannot_run(joined(spares=0), "n2", error)
-    assert kinds(decided) == [RestartDecided, Shutdown]
-    assert decided[0].action == "stop" and decided[0].restarts_left == 3
-    assert decided[1].exit_code == EXIT_NO_RESTART
+    decided, shutdown = cannot_run(joined(spares=0), "n2", error)
+    assert (decided.action, decided.restarts_left) == ("stop", 3)
+    why = f"main-0: a restart cannot help: its program cannot be executed; last: {decided.cause}"
+    assert shutdown == Shutdown(exit_code=EXIT_NO_RESTART, reason=why)
+
+
+def test_no_spare_is_tried_against_which_evidence_speaks() -> None:
+    """A suspect gets ranks only where no other node is left: what it would show is in doubt."""
+    assert kinds(cannot_run(joined(spares=1, suspects=("n3",)), "n2")) == [RestartDecided, Shutdown]
+    assert kinds(cannot_run(joined(spares=2, suspects=("n3",)), "n2")) == [RestartDecided, RendezvousOpened]
 
 
 def test_a_spare_is_tried_once_where_a_node_cannot_execute_it() -> None:

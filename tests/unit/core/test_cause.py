@@ -79,7 +79,23 @@ def test_late_node_is_what_its_peers_have_lost():
     assert fleet.later(15.0) == [Fence(node="n2", incarnation="n2.0")]
     fleet.later(fleet.plan.fault_tolerance.gives_away_after_s)
     assert settled(fleet) == ("n2", None)
-    assert fleet.decided().action == "restart_replica"
+    assert (fleet.decided().action, fleet.decided().cause) == (
+        "restart_replica",
+        "n2 lost: no answer to the teardown",
+    )
+
+
+def test_of_several_late_nodes_the_first_is_asked_about():
+    """In a dry run the sources are asked once the cause is known: in the step that fences the late nodes."""
+    fleet = started(nodes=3, spares=2, teardown__grace=10.0, rendezvous__last_call=5.0, attribution=DRY)
+    fleet.loses_peer("n1", 0)
+    fleet.ready("n1")
+    about: dict[str, Any] = {"replica": "main-0", "cycle": 0, "generation": 0, "rank": None}
+    assert fleet.later(15.0) == [
+        Fence(node="n2", incarnation="n2.0"),
+        Fence(node="n3", incarnation="n3.0"),
+        AttributionAsked(**about, node="n2", sources=("lib",), holds=False),
+    ]
 
 
 def test_late_node_is_not_the_cause_of_what_was_reported_before():

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.rendezvous import SHORT_S
 from nvrx_slurm.core.state import NodeState, Phase
+from nvrx_slurm.jobspec.model import AttributionSpec, BackoffSpec
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import (
+    AgentsStarted,
+    Attributed,
+    DrainAsked,
     Fence,
     NodeFenced,
+    NodeJoined,
     NodeLost,
+    NodeReady,
     Quarantined,
+    Recovered,
     RendezvousClosed,
     RendezvousOpened,
     Shutdown,
 )
+from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from tests.unit.core.fleet import Fleet, plain, plan_of, running
 
 
@@ -27,6 +39,32 @@ def test_first_nodes_of_the_allocation_become_active_whatever_the_order_of_joini
     (closed,) = fleet.said(RendezvousClosed)
     assert closed.nodes == ("n1", "n2")
     assert fleet.state("n3") is NodeState.STANDBY
+
+
+def test_what_is_told_of_a_round_is_the_whole_world_in_one_record():
+    """Agents start their workers by it: who, in which order, and where rank 0 listens. In each generation anew."""
+    fleet = Fleet(plain(nodes=2, spares=1))
+    fleet.requeue()
+    assert fleet.said(RendezvousOpened) == [
+        RendezvousOpened(replica="main-0", cycle=0, generation=generation) for generation in (0, 1)
+    ]
+    fleet.join("n2", "n3")
+    fleet.tell(NodeJoined(**fleet.by("n1"), addr="10.0.0.1", port=29501))
+    assert fleet.said(RendezvousClosed) == [
+        RendezvousClosed(
+            replica="main-0",
+            cycle=0,
+            nodes=("n1", "n2"),
+            promoted=(),
+            active=2,
+            standby=1,
+            world_size=4,
+            master_addr="10.0.0.1",
+            master_port=29501,
+            generation=1,
+        )
+    ]
+    assert [fleet.job.nodes[name].replica for name in fleet.names] == ["main-0", "main-0", None]
 
 
 def test_round_closes_without_waiting_for_spares():
@@ -197,6 +235,179 @@ def test_below_min_nodes_the_job_stops_for_a_retry():
     (shutdown,) = fleet.said(Shutdown)
     assert shutdown.exit_code == 75
     assert "main-0 needs 3 nodes and has 2" in shutdown.reason
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_spares_count_for_min_nodes(spares):
+    """Two of three nodes are lost, and two are enough: with the spare the job goes on."""
+    fleet = running(plain(nodes=3, spares=spares, min_nodes=2))
+    fleet.lose("n1")
+    fleet.lose("n2")
+    fleet.ready("n3")
+    fleet.later(SHORT_S)
+    nodes = [closed.nodes for closed in fleet.said(RendezvousClosed)]
+    assert nodes[1:] == ([("n4", "n3")] if spares else [])
+    assert [each.exit_code for each in fleet.said(Shutdown)] == ([] if spares else [75])
+
+
+def test_want_of_nodes_is_told_with_all_that_are_here():
+    """Those that are ready and the spares; and who never came."""
+    fleet = Fleet(plain(nodes=3, spares=1, rendezvous__join_timeout=60.0))
+    fleet.join("n2", "n4")
+    (shutdown, *_) = fleet.later(60.0)
+    reason = "main-0 needs 3 nodes and has 2, no spare is left; never ready: n1, n3"
+    assert shutdown == Shutdown(exit_code=75, reason=reason)
+
+
+def test_want_of_nodes_names_those_that_were_called_and_did_not_answer():
+    fleet = running(plain(nodes=2, spares=0, rendezvous__join_timeout=60.0))
+    fleet.fail("n1")
+    fleet.ready("n1")
+    (shutdown, *_) = fleet.later(60.0)
+    reason = "main-0 needs 2 nodes and has 1, no spare is left; never ready: n2"
+    assert shutdown == Shutdown(exit_code=75, reason=reason)
+
+
+def test_node_that_had_finished_and_is_back_is_ready_for_the_next_round_at_once():
+    """It was lost after its work was done, which is no failure, and joined again: there is nothing to tear down."""
+    fleet = running(plain(nodes=2, spares=0))
+    fleet.done("n1")
+    fleet.lose("n1")
+    fleet.rejoin("n1")
+    assert fleet.state("n1") is NodeState.STANDBY
+    fleet.fail("n2")
+    replica = fleet.job.replicas["main-0"]
+    assert (replica.awaited, replica.ready, fleet.job.nodes["n1"].replica) == ({"n2"}, {"n1"}, "main-0")
+    fleet.ready("n2")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n2")
+
+
+def test_late_node_is_fenced_once():
+    """What it still reports is not answered by a second fence."""
+    fleet = running(plain(nodes=2, spares=1, teardown__grace=10.0, rendezvous__last_call=5.0))
+    fleet.fail("n1")
+    fleet.ready("n1")
+    assert fleet.later(15.0) == [Fence(node="n2", incarnation="n2.0")]
+    assert fleet.tell(NodeReady(**fleet.by("n2"), replica="main-0", cycle=1, port=1)) is None
+    assert len(fleet.said(Fence)) == 1
+
+
+# ------------------------------------------------------------------------- how long each phase took
+
+
+def last_ready(fleet: Fleet) -> None:
+    fleet.ready("n2")
+
+
+def last_lost(fleet: Fleet) -> None:
+    fleet.lose("n2")
+
+
+def last_drained(fleet: Fleet) -> None:
+    fleet.tell(DrainAsked(request="d", by="ada", node="n2"))
+    fleet.ready("n2")
+
+
+@pytest.mark.parametrize("last", [last_ready, last_lost, last_drained])
+def test_teardown_ends_with_the_last_node_that_is_awaited(last: Callable[[Fleet], None]) -> None:
+    """Whether it gets ready, is lost, or is drained; what the round waits for after that is no teardown."""
+    acting = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
+    fleet = running(plain(nodes=2, spares=1, attribution=acting))
+    fleet.fail("n1")
+    fleet.now += 0.5
+    fleet.ready("n1")
+    fleet.now += 0.5
+    last(fleet)
+    fleet.now += 2.0
+    answer = Attribution(source="lib", verdict=Verdict.RESTART)
+    fleet.tell(Attributed(replica="main-0", cycle=0, rank=0, attribution=answer))
+    fleet.now += 4.0
+    fleet.started(*fleet.said(RendezvousClosed)[-1].nodes)
+    phases = {"decided": 0.0, "torn_down": 1.0, "closed": 2.0, "spawned": 4.0}
+    assert fleet.said(Recovered) == [Recovered(replica="main-0", cycle=1, phases=phases, total_s=7.0)]
+
+
+def test_teardown_of_a_late_node_ends_with_its_fence() -> None:
+    """The wait for the proof of its death is the rendezvous'."""
+    fleet = running(plain(nodes=2, spares=1, teardown__grace=10.0, rendezvous__last_call=5.0))
+    fleet.fail("n1")
+    fleet.ready("n1")
+    fleet.later(15.0)
+    fleet.now += 2.0
+    fleet.prove_dead("n2")
+    fleet.started("n1", "n3")
+    phases = {"decided": 0.0, "torn_down": 15.0, "closed": 2.0, "spawned": 0.0}
+    assert fleet.said(Recovered) == [Recovered(replica="main-0", cycle=1, phases=phases, total_s=17.0)]
+
+
+def test_where_a_node_never_comes_the_teardown_ends_with_the_round() -> None:
+    """A spare has its place after the last call; and from then on the cycle counts."""
+    fleet = Fleet(plain(nodes=2, spares=1, rendezvous__last_call=5.0))
+    fleet.join("n1")
+    fleet.now += 1.0
+    fleet.join("n3")
+    fleet.later(5.0)
+    replica = fleet.job.replicas["main-0"]
+    assert replica.stamps is not None
+    assert (replica.stamps.torn_down, replica.stamps.closed, replica.began_at) == (fleet.now,) * 3
+
+
+def test_a_cycle_with_fewer_nodes_counts_from_its_close_too() -> None:
+    fleet = running(plain(nodes=2, spares=0, min_nodes=1))
+    fleet.lose("n1")
+    fleet.now += 3.0
+    fleet.ready("n2")
+    assert fleet.job.replicas["main-0"].began_at == fleet.now
+
+
+# ------------------------------------------------------------------------------- when it is looked at
+
+
+def test_nodes_that_have_not_joined_are_expected_up_to_a_moment() -> None:
+    """A spare that never came is waited for while it may come, counted from the start of the job."""
+    plan = plain(nodes=2, spares=1, rendezvous__join_timeout=600.0)
+    fleet = Fleet(plan)
+    fleet.join("n1", "n2")
+    fleet.now += 100.0
+    fleet.lose("n1")
+    fleet.ready("n2")
+    assert fleet.later(499.9) == []
+    assert fleet.later(0.1) == []
+    assert next_deadline(fleet.job) == fleet.now + SHORT_S
+    assert [each.exit_code for each in fleet.later(SHORT_S) if isinstance(each, Shutdown)] == [75]
+
+
+def test_a_round_is_overdue_later_where_agents_have_been_started_for_it() -> None:
+    """While one of them is expected; once all have joined, the round's own bound holds."""
+    fleet = running(plain(nodes=3, spares=0, rendezvous__join_timeout=600.0))
+    opened_at = fleet.now
+    fleet.lose("n3")
+    fleet.now += 10.0
+    fleet.tell(AgentsStarted(nodes=("n3",)))
+    fleet.ready("n1")
+    assert next_deadline(fleet.job) == opened_at + 610.0
+    fleet.rejoin("n3")
+    assert next_deadline(fleet.job) == opened_at + 600.0
+
+
+def test_a_round_that_waits_for_anothers_verdict_is_looked_at_when_that_is_due() -> None:
+    policy = RolePlan(name="policy", command=("x",), on_failure="restart_job")
+    acting = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
+    fleet = Fleet(plan_of(policy, RolePlan(name="rollout", command=("x",)), attribution=acting))
+    fleet.join("n1", "n2")
+    fleet.fail("n1", replica="policy-0")
+    fleet.ready("n2", replica="rollout-0")
+    assert next_deadline(fleet.job) == fleet.now + 10.0
+
+
+def test_the_pause_of_a_crash_loop_is_no_deadline_while_nodes_are_awaited() -> None:
+    backoff = BackoffSpec(after=1, initial=2.0, max=64.0)
+    fleet = running(plain(nodes=2, backoff=backoff, rendezvous__last_call=5.0, rendezvous__join_timeout=600.0))
+    fleet.fail("n1")
+    fleet.ready("n1")
+    assert next_deadline(fleet.job) == fleet.job.replicas["main-0"].last_call_at
+    fleet.ready("n2")
+    assert next_deadline(fleet.job) == fleet.now + 2.0
 
 
 def test_shrunk_world_grows_again_at_the_next_round():

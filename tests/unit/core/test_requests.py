@@ -5,8 +5,10 @@ from __future__ import annotations
 from nvrx_slurm.core import limits
 from nvrx_slurm.core.rendezvous import SHORT_S
 from nvrx_slurm.core.state import NodeState, Phase
+from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import (
+    Attributed,
     CommandAsked,
     CommandOrdered,
     Decision,
@@ -22,6 +24,7 @@ from nvrx_slurm.journal.records import (
     Shutdown,
     UndrainAsked,
 )
+from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from tests.unit.core.fleet import Fleet, plain, plan_of, running
 
 BY = "ada@login1"
@@ -231,10 +234,69 @@ def test_drain_is_taken_back_when_the_spare_is_lost_meanwhile():
     fleet.ready("n1")
     fleet.lose("n3")
     decisions = fleet.ready("n2")
-    assert isinstance(decisions[0], NodeUndrained)
-    assert (decisions[0].request, decisions[0].node) == ("d-n1", "n1")
+    assert decisions[0] == taken_back("n1")
     assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n2")
     assert fleet.job.shutdown is None
+    fleet.fail("n2")
+    fleet.ready("n1", "n2")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n2"), "it is not drained any more"
+
+
+def taken_back(node: str) -> NodeUndrained:
+    return NodeUndrained(request=f"d-{node}", by=BY, node=node, why="no spare is left for its ranks in main-0")
+
+
+def test_no_more_drains_are_taken_back_than_the_rendezvous_lacks_nodes():
+    """Those that came first, and only those that are here."""
+    # nodes, spares; drained; lost → taken back, nodes of the next cycle
+    for plan, drained, lost, back, nodes in (
+        (plain(nodes=3, spares=2), ("n1", "n2"), ("n5",), ("n1",), ("n1", "n4", "n3")),
+        (plain(nodes=4, spares=3), ("n1", "n2", "n3"), ("n6", "n7"), ("n1", "n2"), ("n1", "n2", "n5", "n4")),
+        (plain(nodes=3, spares=2), ("n1", "n2"), ("n1", "n5"), ("n2",), ("n4", "n2", "n3")),
+    ):
+        fleet = running(plan)
+        for node in drained:
+            drain(fleet, node)
+        for node in lost:
+            fleet.lose(node)
+        fleet.ready(*(name for name in fleet.names[: plan.roles[0].nodes_per_replica] if name not in lost))
+        assert fleet.said(NodeUndrained) == [taken_back(node) for node in back]
+        assert fleet.said(RendezvousClosed)[-1].nodes == nodes
+
+
+def test_forced_drain_stands_where_min_nodes_are_left():
+    """Only what is lacking beyond that brings it back; a drain without force is taken back first."""
+    fleet = running(plain(nodes=3, spares=1, min_nodes=2))
+    drain(fleet, "n1", force=True)
+    drain(fleet, "n2")
+    fleet.lose("n4")
+    fleet.ready("n1", "n2", "n3")
+    fewer = fleet.said(RendezvousClosed)[-1].nodes
+    fleet = running(plain(nodes=3, spares=0, min_nodes=2))
+    drain(fleet, "n1", force=True)
+    fleet.ready("n1")
+    fleet.lose("n2")
+    fleet.ready("n3")
+    assert fleet.said(NodeUndrained) == [taken_back("n1")]
+    assert (fewer, fleet.said(RendezvousClosed)[-1].nodes) == (("n2", "n3"), ("n1", "n3"))
+
+
+def test_node_whose_drain_is_taken_back_is_one_of_the_rendezvous_again():
+    """Where that waits for a verdict and the node is lost meanwhile, it does not close with it."""
+    acting = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
+    fleet = running(plain(nodes=2, spares=1, attribution=acting))
+    fleet.fail("n2")
+    drain(fleet, "n1")
+    fleet.ready("n1")
+    fleet.lose("n3")
+    assert fleet.ready("n2") == [taken_back("n1")]
+    assert (fleet.state("n1"), fleet.job.nodes["n1"].replica) == (NodeState.READY, "main-0")
+    fleet.lose("n1")
+    answer = Attribution(source="lib", verdict=Verdict.RESTART)
+    fleet.tell(Attributed(replica="main-0", cycle=0, rank=0, attribution=answer))
+    fleet.later(SHORT_S)
+    assert len(fleet.said(RendezvousClosed)) == 1
+    assert [each.exit_code for each in fleet.said(Shutdown)] == [75]
 
 
 def test_drained_node_that_is_lost_comes_back_drained():

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.journal.records import DrainAsked, FromAgent, Record, RestartAsked, UndrainAsked
+from nvrx_slurm.journal.records import (
+    DrainAsked,
+    FromAgent,
+    NodeJoined,
+    Record,
+    RestartAsked,
+    Signalled,
+    UndrainAsked,
+)
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.lab.simulation.aims import BEFORE, UNANSWERED, Aim, draw_aim
 from nvrx_slurm.lab.simulation.network import NetworkFault, apart
@@ -258,12 +266,20 @@ def _restart_in_process(run: SimulationRun, act: Act) -> None:
 
 
 def _repeat_record(run: SimulationRun, act: Act) -> None:
-    """A record of an agent that the journal has long taken, or of an earlier generation, arrives once more: a request
-    that was sent again."""
+    """A record of an agent that the journal has long taken arrives once more: a request that was sent again. Or one
+    of another generation does: the join of an agent that Slurm has requeued the job away from, or the signal that
+    ended it."""
     facts = [entry.record for entry in run.promises.journal if isinstance(entry.record, FromAgent)]
-    if facts:
-        store = Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST))
-        run.loop.create_task(_post(store, facts[act.number % len(facts)]))
+    if not facts:
+        return
+    fact: FromAgent | Signalled = facts[act.number // 4 % len(facts)]
+    joins = [each for each in facts if isinstance(each, NodeJoined)]
+    if act.number % 4 == 0 and joins:
+        fact = replace(joins[act.number // 4 % len(joins)], incarnation=f"{act.number:012x}", generation=1)
+    elif act.number % 4 == 1:
+        fact = Signalled(reason="cancel", generation=1)
+    store = Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST))
+    run.loop.create_task(_post(store, fact))
 
 
 def _ask_restart(run: SimulationRun, act: Act) -> None:
@@ -457,6 +473,7 @@ KINDS: dict[str, Kind] = {
         "kill the store; it is back", 4, OUTAGE, lambda run, act: run.store.restart(down_s=act.lasts_s)
     ),
     "freeze_store": Kind("freeze the store", 3, OUTAGE, lambda run, act: _freeze(run, act, run.store.process)),
+    "repeat_record": Kind("an old record, or one of another generation, arrives", 2, CHOOSES, _repeat_record),
     "set_clock": Kind(
         "set the store's clock by (less 500 s)",
         2,

@@ -222,12 +222,13 @@ def events(
     entries = source.follow(job) if follow else source.so_far(job)
     lines = Lines()
     for entry in entries:
-        line = lines.in_words(entry)  # also of one that is not shown: times count from the first
         if (wanted and event_name(entry.record) not in wanted) or (moment is not None and entry.t < moment):
+            lines.pass_over(entry)  # times count from the first
             continue
         if as_json:
             line = json_text(entry_to_json(entry))
         else:
             at = datetime.fromtimestamp(entry.t, UTC if utc else None)
+            line = lines.in_words(entry)
             line = f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}{'Z' if utc else ''}  {line}"
         print(line, flush=follow)

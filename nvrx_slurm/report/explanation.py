@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
-from nvrx_slurm.journal.records import AttributionJudged, ControllerStarted, RestartDecided, Shutdown
+from nvrx_slurm.journal.records import (
+    AttributionJudged,
+    ControllerStarted,
+    FirstStepReached,
+    RestartDecided,
+    Shutdown,
+)
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Verdict
 from nvrx_slurm.report.failures import FailureTimeline
 from nvrx_slurm.report.model import Value
@@ -60,6 +66,8 @@ class Explanation(Value, frozen=True, kw_only=True):
     """How many restarts of the job were no failure's: users asked for them."""
     resumed_from: int | None = None
     """The first step that a rank reported after the restart."""
+    first_step: FirstStepReached | None = None
+    """When every node had reported its first step, and what took how long until then."""
 
 
 def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribution | None = None) -> Explanation:
@@ -88,6 +96,7 @@ def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribut
         in_process=timeline.in_process,
         last_in_process=timeline.last_in_process,
         resumed_from=timeline.resumed_from,
+        first_step=timeline.stepped,
         peers_lost=tuple(sorted(rank for rank in timeline.peers_lost if rank != key.rank)),
     )
 
@@ -221,6 +230,11 @@ def _decision(failure: Explanation) -> Iterator[Row]:
             lost = max(0, (failure.best_step or 0) - failure.resumed_from)
             steps = f"; the workers resumed from step {failure.resumed_from}, {plural(lost, 'step')} lost"
         yield Row(("then", f"the next rendezvous closed {took} after the failure{steps}"))
+        if (reached := failure.first_step) is not None:
+            phases = ", ".join(
+                f"{name.replace('_', ' ')} {seconds(each_s)}" for name, each_s in reached.phases.items()
+            )
+            yield Row(("", f"every node had stepped {seconds(reached.total_s)} after the failure: {phases}"))
 
 
 def _place(line: Evidence, folder: str) -> str:

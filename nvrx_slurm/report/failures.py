@@ -24,6 +24,7 @@ from nvrx_slurm.journal.records import (
     ControllerStarted,
     Entry,
     Fact,
+    FirstStepReached,
     JobStarted,
     NodeReady,
     Progress,
@@ -67,6 +68,7 @@ class FailureTimeline:
     in_process: int = 0  # how often its ranks had restarted in process in this cycle
     last_in_process: str = ""  # for what the last time
     resumed_from: int | None = None  # the first step after it
+    stepped: FirstStepReached | None = None  # when all nodes had made theirs
     peers_lost: set[int] = field(default_factory=set)  # ranks that lost the connection to a peer
 
 
@@ -101,6 +103,8 @@ class Failures:
                 timeline.running_again_at = entry.t
             case Progress() if (timeline := self._timeline(record.replica, record.cycle - 1)) is not None:
                 timeline.resumed_from = record.step if timeline.resumed_from is None else timeline.resumed_from
+            case FirstStepReached() if timeline := self._timeline(record.replica, record.cycle - 1):
+                timeline.stepped = record
             case NodeReady() if timeline := self._timeline(record.replica, record.cycle - 1):
                 timeline.best_step = _best(timeline.best_step, record.step)
                 timeline.peers_lost.update(record.peers_lost)

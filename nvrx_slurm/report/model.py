@@ -53,6 +53,8 @@ class NodeView(Value, frozen=True, kw_only=True):
     slurm_says: str | None = None
     """Of a lost node."""
     incarnation: str = ""
+    prewarm: dict[str, str | None] = {}
+    """Roles with `prewarm` → why their workers start cold here; null: a warm process waits."""
 
 
 class ReplicaView(Value, frozen=True, kw_only=True):
@@ -96,6 +98,10 @@ class CycleView(Value, frozen=True, kw_only=True):
     promoted: tuple[str, ...] = ()
     world_size: int = 0
     restarts_in_process: int = 0
+    warm: int = 0
+    """How many of its workers were forked from a warm process."""
+    cold: str | None = None
+    """Why others were not, where the role has `prewarm`."""
 
 
 class FailureView(Value, frozen=True, kw_only=True):
@@ -172,7 +178,8 @@ class Decided(Value, frozen=True, kw_only=True):
 class Recovery(Value, frozen=True, kw_only=True):
     """How a replica got to run again. `phases`, in order, add up to `total_s`, the orchestration's own time.
 
-    `startup_s` follows it: the user's own start-up (imports, checkpoint) until the first step; null until then.
+    `startup_s` follows it: the user's own start-up (imports, checkpoint) until every node has reported its first
+    step; until then, and in journals up to 0.1, until the first node has. Null before that.
     """
 
     replica: str
@@ -191,6 +198,12 @@ class Recovery(Value, frozen=True, kw_only=True):
     first_step: int | None = None
     """The first one that a rank reported afterwards: it resumed there."""
     startup_s: float | None = None
+    last_to_step: str | None = None
+    """The node whose first step was the last."""
+    warm: int = 0
+    """How many of its workers were forked from a warm process."""
+    cold: str | None = None
+    """Why others were not, where the role has `prewarm`."""
 
     @property
     def steps_lost(self) -> int | None:

@@ -61,6 +61,9 @@ def facts(shot: Snapshot) -> list[Row]:
         followed = f"; {others}" if (others := others_lost_it(failure.peers_lost)) else ""
         text = f"{failure.why}{where}{at}{followed}{stacks}"
     rows.append(("failure", text, "bad" if failure else "plain"))
+    if view.recoveries:
+        rows.append(("recovery", recovery.describe(list(view.recoveries.values())[-1]), "plain"))
+    rows += _prewarm(view)
     rows.append(("decision", view.last_decision.what if view.last_decision else "none", "plain"))
     if view.last_verdict:
         rows.append(("verdict", f"{view.last_verdict.what}; nothing followed from it", "dim"))
@@ -71,6 +74,22 @@ def facts(shot: Snapshot) -> list[Row]:
     if shot.store_error:
         rows.append(("note", f"{shot.store_error}; the page shows what the folder has", "bad"))
     return [Row((label, text), mood=kind) for label, text, kind in rows]
+
+
+def _prewarm(view: JobView) -> list[tuple[str, str, Mood]]:
+    """Where warm processes wait, and why workers start cold on other nodes; a row for each role."""
+    rows: list[tuple[str, str, Mood]] = []
+    here = [view.nodes[name] for name in view.present]
+    for role in sorted({role for node in here for role in node.prewarm}):
+        by_reason: dict[str | None, list[str]] = {}
+        for node in here:
+            if role in node.prewarm:
+                by_reason.setdefault(node.prewarm[role], []).append(node.name)
+        warm = by_reason.pop(None, [])
+        parts = [f"a warm process on {names(warm)}"] if warm else []
+        parts += [f"cold on {names(nodes)}: {why}" for why, nodes in by_reason.items()]
+        rows.append((f"prewarm {role}" if len(view.replicas) > 1 else "prewarm", "; ".join(parts), "plain"))
+    return rows
 
 
 def _in_slurm(shot: Snapshot) -> list[tuple[str, str, Mood]]:

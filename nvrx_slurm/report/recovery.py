@@ -1,14 +1,15 @@
 """The phases of a recovery, in order, such that they add up to its total.
 
-The controller journals `recovered` with the phases since the failure was noticed. If another failure happened before
-the replica ran again, that record covers the last attempt only; the time lost before it is the first phase here.
+The controller journals `recovered` with the phases since the failure was noticed, and `first_step_reached` when all
+nodes have stepped. If another failure happened before the replica ran again, these cover the last attempt only; the
+time lost before it is the first phase here.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from nvrx_slurm.journal.records import Recovered
+from nvrx_slurm.journal.records import FirstStepReached, Recovered
 from nvrx_slurm.report import words
 from nvrx_slurm.report.model import CycleView, FailureView, Recovery
 
@@ -23,6 +24,9 @@ PHASES: dict[str, str] = {
 
 STARTUP = "startup"
 """What follows the phases: the user's own start-up, until the first step."""
+
+FIRST_STEP = "first_step"
+"""The same in `first_step_reached`."""
 
 SAME_MOMENT_S = 0.001
 
@@ -49,6 +53,8 @@ def complete(
         total_s=record.total_s + before,
         promoted=cycle.promoted,
         step_before=max((each for each in (reached, failed_at) if each is not None), default=None),
+        warm=cycle.warm,
+        cold=cycle.cold,
     )
     if cycle.first_step_at is None or cycle.first_step is None:
         return recovery
@@ -59,6 +65,24 @@ def with_first_step(recovery: Recovery, at: float, step: int) -> Recovery:
     """The recovery with the first step after it. A step reported before the last node had started counts as 0 s."""
     startup_s = max(0.0, at - recovery.recovered_at)
     return msgspec.structs.replace(recovery, startup_s=startup_s, first_step=step)
+
+
+def with_all_stepped(recovery: Recovery, record: FirstStepReached) -> Recovery:
+    """The recovery once every node has reported its first step."""
+    startup_s, node = record.phases[FIRST_STEP], record.node
+    return msgspec.structs.replace(recovery, startup_s=startup_s, first_step=record.step, last_to_step=node)
+
+
+def describe(recovery: Recovery) -> str:
+    """`first step after 905 ms: decided 2.0 ms, …, first step 400 ms; 8 workers warm`; without a step its total."""
+    until = recovery.to_first_step_s
+    reached = f"runs after {words.seconds(recovery.total_s)}"
+    if until is not None:
+        reached = f"first step after {words.seconds(until)}"
+    phases = ", ".join(f"{label} {words.seconds(took)}" for _, label, took in in_order(recovery))
+    last = f" on {recovery.last_to_step}" if recovery.last_to_step is not None else ""
+    how = words.how_started(recovery.warm, recovery.cold)
+    return f"{reached}: {phases}{last}{f'; {how}' if how else ''}"
 
 
 def steps(recovery: Recovery) -> str:

@@ -24,7 +24,7 @@ from nvrx_slurm.report.model import JobView, Recovery
 from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.report.snapshot import JobLine, Snapshot
 from nvrx_slurm.report.tables import Mood, Row, Table, mood
-from nvrx_slurm.report.words import names, seconds
+from nvrx_slurm.report.words import how_started, names, seconds
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.sanitize import coloured, one_line
 
@@ -137,8 +137,8 @@ def header(shot: Snapshot) -> RenderableType:
 
 def footer(shot: Snapshot) -> Grid:
     """What failed last, what was decided, where the logs are."""
-    wanted = ("failure", "decision", "stacks", "logs", "note")
-    rows = [row for row in page.facts(shot) if row.cells[0] in wanted and row.cells[1] != "none"]
+    wanted = ("failure", "prewarm", "decision", "stacks", "logs", "note")  # of recoveries it has the bars
+    rows = [row for row in page.facts(shot) if row.cells[0].split()[0] in wanted and row.cells[1] != "none"]
     return _fact_grid(rows, label_style="dim")
 
 
@@ -201,6 +201,8 @@ def _recovery_title(each: Recovery) -> Text:
         title.append(one_line(f"; {names(each.promoted)} took over"), STYLES["spare"])
     if steps := recovery.steps(each):
         title.append(f"; {steps}", "dim")
+    if how := how_started(each.warm, each.cold):
+        title.append(one_line(f"; {how}"), "dim")
     return title
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import shlex
 from typing import Any, assert_never
 
+import msgspec
+
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import AnyDecision, AnyRecord, Decision, Entry
 from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report.words import (
     at_step,
     event_name,
+    how_started,
     isolation,
     names,
     numbers,
@@ -135,8 +138,9 @@ def _describe_workers(
         case records.WorkersStarted():
             pids = ", ".join(f"{rank}={pid}" for rank, pid in sorted(record.pids.items()))
             took = seconds(record.spawn_s)
-            how = _how_started(record)
-            return f"{record.node} started its workers of {_cycle(record)} in {took}: rank=pid {pids}{how}"
+            how = how_started(record.warm, record.cold, len(record.pids))
+            started = f"{record.node} started its workers of {_cycle(record)} in {took}: rank=pid {pids}"
+            return f"{started}; {how}" if how else started
         case records.Prewarmed():
             skipped = "".join(f"; without {name}: {why}" for name, why in sorted(record.skipped.items()))
             has = f"{plural(record.modules, 'module')}, {size(record.memory_bytes)}"
@@ -282,14 +286,6 @@ def _cycle(record: Any) -> str:
     return f"{record.replica} cycle {record.cycle}"
 
 
-def _how_started(record: records.WorkersStarted) -> str:
-    """`; 8 workers warm`; `; 6 workers warm, 2 cold: …`; `; cold: …`; nothing where no warm process was asked for."""
-    warm = f"; {plural(record.warm, 'worker')} warm" if record.warm else ""
-    if record.cold is None:
-        return warm
-    return f"{warm}{f', {len(record.pids) - record.warm} ' if warm else '; '}cold: {record.cold}"
-
-
 def _failed(record: records.Attributed | records.AttributionAsked | records.AttributionJudged) -> str:
     return _cycle(record) if record.rank is None else f"rank {record.rank} of {_cycle(record)}"
 
@@ -308,10 +304,27 @@ class Lines:
 
     def __init__(self) -> None:
         self._begin: float | None = None
+        self._why_cold: set[tuple[str, str]] = set()
+
+    def pass_over(self, entry: Entry) -> None:
+        """An entry that is not shown."""
+        if self._begin is None:
+            self._begin = entry.t
 
     def in_words(self, entry: Entry) -> str:
         """`+4.953s      node_lost            n2 was lost: connection to its agent closed, at step 80`."""
-        if self._begin is None:
-            self._begin = entry.t
-        time = f"+{entry.t - self._begin:.3f}s"
-        return f"{time:<{TIME_WIDTH}} {event_name(entry.record):<{NAME_WIDTH}} {one_line(describe(entry.record))}"
+        self.pass_over(entry)
+        time = f"+{entry.t - (self._begin or 0.0):.3f}s"
+        said = one_line(describe(self._without_known_reason(entry.record)))
+        return f"{time:<{TIME_WIDTH}} {event_name(entry.record):<{NAME_WIDTH}} {said}"
+
+    def _without_known_reason(self, record: AnyRecord) -> AnyRecord:
+        """Why a role's workers start cold is shown once for each reason, and not for each node and cycle."""
+        if isinstance(record, records.PrewarmFailed):
+            self._why_cold.add((record.role, record.why))
+        elif isinstance(record, records.WorkersStarted) and record.cold is not None:
+            reason = record.replica.rpartition("-")[0], record.cold
+            if reason in self._why_cold:
+                return msgspec.structs.replace(record, cold="")
+            self._why_cold.add(reason)
+        return record

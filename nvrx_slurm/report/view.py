@@ -207,6 +207,10 @@ def _fold_workers(view: JobView, record: AnyRecord, t: float) -> None:
     match record:
         case records.WorkersStarted():
             change_node(view, record.node, ranks=tuple(sorted(record.pids)))
+            started = view.cycles.get((record.replica, view.generation, record.cycle))
+            if started is not None and (record.warm or record.cold):
+                warm, cold = started.warm + record.warm, started.cold or record.cold
+                change_cycle(view, record.replica, record.cycle, warm=warm, cold=cold)
             current, waiting = view.replicas[record.replica], view.waiting[record.replica]
             if current.phase != "starting" or current.cycle != record.cycle:
                 return
@@ -214,6 +218,10 @@ def _fold_workers(view: JobView, record: AnyRecord, t: float) -> None:
             if not waiting:
                 change_replica(view, current.id, phase="running", since=t)
                 change_cycle(view, current.id, current.cycle, started_at=t)
+        case records.Prewarmed() | records.PrewarmFailed():
+            why = record.why if isinstance(record, records.PrewarmFailed) else None
+            before = view.nodes.get(record.node) or NodeView(name=record.node)
+            change_node(view, record.node, prewarm={**before.prewarm, record.role: why})
         case records.Progress():
             report_step(view, record.node, record.step)
             key = (record.replica, view.generation, record.cycle)
@@ -304,6 +312,10 @@ def _fold_replica(view: JobView, record: AnyRecord, t: float) -> None:
             before = view.cycles.get((record.replica, view.generation, record.cycle - 1))
             reached = None if before is None else before.last_step
             view.recoveries[key] = recovery.complete(record, t, outage, view.cycles[key], reached)
+        case records.FirstStepReached():
+            key = (record.replica, view.generation, record.cycle)
+            if key in view.recoveries:
+                view.recoveries[key] = recovery.with_all_stepped(view.recoveries[key], record)
         case records.ReplicaEnded():
             view.waiting[record.replica] = set()
             change_replica(view, record.replica, phase=record.outcome, since=t)

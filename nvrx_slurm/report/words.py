@@ -150,6 +150,16 @@ def node_loss(record: records.NodeLost) -> str:
     return f"{record.node} lost: {record.why}"
 
 
+def how_started(warm: int, cold: str | None, count: int | None = None) -> str:
+    """`8 workers warm`; `6 workers warm, 2 cold: …`; `cold: …`, or `cold` without a reason; nothing where no warm
+    process was asked for."""
+    parts = [f"{plural(warm, 'worker')} warm"] if warm else []
+    if cold is not None:
+        others = f"{count - warm} " if warm and count is not None else "others " if warm else ""
+        parts.append(f"{others}cold: {cold}" if cold else f"{others}cold")
+    return ", ".join(parts)
+
+
 def asked_for(restarts: int) -> str:
     """`users asked for 2 restarts, which no budget counts`."""
     return f"users asked for {plural(restarts, 'restart')}, which no budget counts"

@@ -74,12 +74,12 @@ class Recorder:
         for node in nodes or self.nodes:
             self.tell(NodeJoined(**self.agent(node), addr="127.0.0.1", port=5000, pid=1))
 
-    def start_workers(self, replica: str = "main-0", took_s: float = 0.02) -> None:
+    def start_workers(self, replica: str = "main-0", took_s: float = 0.02, **how: Any) -> None:
         current = self.job.replicas[replica]
         workers = current.role.workers_per_node
         for index, node in enumerate(current.order):
             pids = {index * workers + local: 4000 + index * workers + local for local in range(workers)}
-            told = {"replica": replica, "cycle": current.cycle, "pids": pids, "spawn_s": took_s}
+            told = {"replica": replica, "cycle": current.cycle, "pids": pids, "spawn_s": took_s, **how}
             self.tell(WorkersStarted(**self.agent(node), **told), took_s)
 
     def progress(self, at: int, replica: str = "main-0", after_s: float = 0.8) -> None:

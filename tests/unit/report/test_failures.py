@@ -99,6 +99,20 @@ def test_a_stop_is_explained() -> None:
     ]
 
 
+def test_what_took_how_long_until_all_nodes_stepped_again() -> None:
+    """The last line has each phase; of a cycle that failed before, there is none."""
+    recorder = running()
+    recorder.fail("n1", 3, exit_code=1, step=80)
+    recorder.ready()
+    recorder.start_workers()
+    assert "every node had stepped" not in page(recorder)
+    recorder.progress(76)
+    assert page(recorder).split("\n\n")[0].splitlines()[-1] == (
+        "          every node had stepped 1.00 s after the failure: decided 0.0 ms, torn down 120 ms, closed 0.0 ms, "
+        "spawned 80.0 ms, first step 803 ms"
+    )
+
+
 def test_a_late_verdict_is_told_to_be_late() -> None:
     """What came after the reading is there, and said to be dropped."""
     recorder = running(dry_run=False, decision_timeout=1.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
-from nvrx_slurm.journal.records import NodeJoined, SlurmNodeState
+from nvrx_slurm.journal.records import NodeJoined, Prewarmed, PrewarmFailed, SlurmNodeState
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report import plain, screen, snapshot
 from nvrx_slurm.report.model import ReceivedHeartbeat
@@ -78,10 +78,40 @@ def test_both_pages_say_the_same(tmp_path: Path) -> None:
         "n4 took over",
         "torn down",
         "failed at step 80, resumed from step 76: 4 steps lost",
-        "972 ms to the first step",
+        "975 ms to the first step",
     ):
         assert words in page
     assert str(taken.folder.path / "logs") in page
+
+
+def test_where_warm_processes_wait_and_where_workers_start_cold(tmp_path: Path) -> None:
+    """A row with the nodes of each reason; of a node that is gone, or whose agent was replaced, nothing."""
+    recorder = to_first_cycle()
+    for node in ("n0", "n1", "n2", "n3", "n4"):
+        recorder.tell(Prewarmed(**recorder.agent(node), role="main", modules=800))
+    recorder.tell(PrewarmFailed(**recorder.agent("n5"), role="main", why="import of ray starts 3 threads"))
+    recorder.tell(PrewarmFailed(**recorder.agent("n3"), role="main", why="it has died"))
+    recorder.lose("n2")
+    taken = shot(tmp_path, recorder)
+    said = "a warm process on n[0-1,4]; cold on n3: it has died; cold on n5: import of ray starts 3 threads"
+    assert said in plain.page(taken)
+    assert said in drawn(screen.render(taken), width=200)
+    prewarm = {node["name"]: node["prewarm"] for node in json.loads(snapshot.as_json(taken))["nodes"]}
+    assert (prewarm["n0"], prewarm["n3"]) == ({"main": None}, {"main": "it has died"})
+
+
+def test_the_last_recovery_is_told_up_to_the_first_step(tmp_path: Path) -> None:
+    """Its phases and how its workers started, on both pages and in the JSON."""
+    recorder = to_first_cycle()
+    recorder.lose("n2")
+    recorder.ready()
+    recorder.start_workers(warm=2)
+    recorder.progress(76)
+    taken = shot(tmp_path, recorder)
+    assert "first step after 975 ms: decided 2.0 ms, torn down 90.0 ms" in plain.page(taken)
+    assert "8 workers warm" in drawn(screen.render(taken), width=200)
+    (each,) = json.loads(snapshot.as_json(taken))["recoveries"]
+    assert (each["warm"], each["cold"], each["last_to_step"]) == (8, None, "n3")
 
 
 def test_what_a_job_waits_for_is_at_the_top(tmp_path: Path) -> None:
@@ -123,7 +153,7 @@ def test_the_summary_has_rounds_and_recoveries(tmp_path: Path) -> None:
     for page in (drawn(screen.summary(taken), width=200), plain.summary(taken)):
         assert "completed" in page
         assert "172 ms" in page
-        assert "972 ms" in page
+        assert "975 ms" in page
         assert "n[0-1,4,3]" in page
         assert str(taken.folder.path / "logs") in page
 

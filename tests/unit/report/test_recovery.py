@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nvrx_slurm.journal.records import FirstStepReached
 from nvrx_slurm.report import recovery
 from nvrx_slurm.report.model import Recovery
 from tests.unit.report.recorder import Recorder, to_first_cycle, with_one_recovery
@@ -25,10 +26,47 @@ def test_phases_add_up_to_the_total() -> None:
 def test_the_users_start_up_is_apart() -> None:
     """The first step's time is not in the total; with it, it makes the way from the death to the first step."""
     each = last_recovery(with_one_recovery())
-    assert each.startup_s == pytest.approx(0.8)
-    assert each.to_first_step_s == pytest.approx(each.total_s + 0.8)
+    assert each.startup_s == pytest.approx(0.803)  # the other three nodes take 1 ms each
+    assert each.to_first_step_s == pytest.approx(each.total_s + 0.803)
+    assert each.last_to_step == "n3"
     assert recovery.in_order(each)[-1] == (recovery.STARTUP, "first step", each.startup_s)
     assert (each.step_before, each.first_step) == (80, 76)
+
+
+def test_a_journal_without_the_first_step_of_all_nodes() -> None:
+    """An older version recorded only each node's: the start-up ends with the first one."""
+    recorder = with_one_recovery()
+    recorder.entries = [each for each in recorder.entries if not isinstance(each.record, FirstStepReached)]
+    each = last_recovery(recorder)
+    assert (each.startup_s, each.last_to_step) == (pytest.approx(0.8), None)
+
+
+def test_the_way_to_the_first_step_is_one_sentence() -> None:
+    """Each phase up to it, the last node, and which workers were warm; before the first step, the total."""
+    recorder = to_first_cycle()
+    recorder.lose("n2")
+    recorder.ready()
+    recorder.start_workers(warm=2)
+    assert recovery.describe(last_recovery(recorder)) == (
+        "runs after 172 ms: decided 2.0 ms, torn down 90.0 ms, rendezvous closed 0.0 ms, spawned 80.0 ms; "
+        "8 workers warm"
+    )
+    recorder.progress(76)
+    assert recovery.describe(last_recovery(recorder)) == (
+        "first step after 975 ms: decided 2.0 ms, torn down 90.0 ms, rendezvous closed 0.0 ms, spawned 80.0 ms, "
+        "first step 803 ms on n3; 8 workers warm"
+    )
+
+
+def test_why_workers_of_a_recovery_were_cold() -> None:
+    """The first reason that a node reported."""
+    recorder = to_first_cycle()
+    recorder.fail("n0", 0, exit_code=1)
+    recorder.ready()
+    recorder.start_workers(cold="the command is no Python program")
+    each = last_recovery(recorder)
+    assert (each.warm, each.cold) == (0, "the command is no Python program")
+    assert recovery.describe(each).endswith("; cold: the command is no Python program")
 
 
 def test_a_recovery_knows_its_cause_and_who_took_over() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nvrx_slurm.journal import records
-from nvrx_slurm.report.sentences import describe
+from nvrx_slurm.report.sentences import Lines, describe
 from nvrx_slurm.report.words import event_name, names, numbers, seconds, signal_name
 from tests.unit.report.recorder import ended
 
@@ -179,6 +179,7 @@ def test_hangs_silence_and_death_are_one_plain_sentence_each(record: records.Any
 
 
 STARTED = {**AGENT, "replica": "main-0", "cycle": 1, "pids": {0: 7, 1: 8}, "spawn_s": 0.008}
+CYCLES = [("main-0", 1), ("main-1", 2), ("rollout-0", 1)]
 BY_BASH = "the command is no Python program"
 
 
@@ -209,3 +210,18 @@ BY_BASH = "the command is no Python program"
 def test_how_workers_start_is_said_with_the_reason(record: records.AnyRecord, text: str) -> None:
     """Warm, cold and why; nothing of it where the job asks for no warm process."""
     assert describe(record).endswith(text)
+
+
+def test_why_workers_start_cold_is_said_once_for_each_role_and_reason() -> None:
+    """Not for each node and cycle; `prewarm_failed` may have said it before."""
+    why, lines = "it has died", Lines()
+    started = [{**AGENT, "replica": replica, "cycle": cycle, "pids": {0: 7}} for replica, cycle in CYCLES]
+    told: list[records.AnyRecord] = [
+        *(records.WorkersStarted(**each, cold=BY_BASH) for each in started),
+        records.PrewarmFailed(**AGENT, role="main", why=why),
+        records.WorkersStarted(**started[0], cold=why),
+    ]
+    ends = [lines.in_words(records.Entry(n=n, t=n, record=record)) for n, record in enumerate(told, start=1)]
+    assert [end.rpartition("; ")[2] for end in ends[:3]] == [f"cold: {BY_BASH}", "cold", f"cold: {BY_BASH}"]
+    assert ends[3].endswith(f"start cold on n2: {why}")
+    assert ends[4].endswith("; cold")

@@ -61,7 +61,8 @@ async def test_command_runs_in_the_workers_folder_with_the_environment_that_is_g
 
 async def test_command_enters_the_workers_container(node, tmp_path):
     """Its mounts and its environment, above which stands what the agent gives."""
-    inner = f"mount -t tmpfs none {tmp_path} && echo inside > {tmp_path}/f && echo up && IMAGE=x exec sleep 1000"
+    up = "export IMAGE=x; exec sh -c 'echo up; exec sleep 1000'"  # /proc shows a program's environment of its start
+    inner = f"mount -t tmpfs none {tmp_path} && echo inside > {tmp_path}/f && {up}"
     pid = await worker(node, "unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inner)
     with run(node, pid, "sh", "-c", f"cat {tmp_path}/f; echo $IMAGE $RANK", env={"RANK": "3"}) as out:
         assert await end_of(node) == CommandEnd(exit_code=0)

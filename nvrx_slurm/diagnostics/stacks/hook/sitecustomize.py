@@ -170,5 +170,11 @@ def run_hidden():
 
 if __name__ == "sitecustomize":
     if sys.version_info >= (3, 7):  # noqa: UP036  the user's interpreters
+        if "NVRX_WARM_FD" in os.environ:  # this is no worker: workers are forked from it, and go on here
+            try:
+                import nvrx_warm  # type: ignore[import-not-found]
+            except BaseException:  # without it this process would go on, and run the user's program
+                os._exit(1)
+            nvrx_warm.serve(os.environ.pop("NVRX_WARM_FD"))
         quietly(install)
     run_hidden()

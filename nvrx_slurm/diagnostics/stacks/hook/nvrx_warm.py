@@ -1,0 +1,392 @@
+"""The warm process: a Python that has imported what workers import, and from which each of them is forked.
+
+The supervisor (`agent/warm.py`) starts it with the workers' own command line, folder and environment, without the
+variables that differ from rank to rank. CPython loads `sitecustomize`, and that calls `serve`, before it has looked
+at the program to run. So a worker is a fork that *returns* from `serve`: CPython then runs `train.py`, `-m module`,
+`-c` or a console script exactly as it would have without this file.
+
+On the socket, each message one datagram of strings, separated by zero bytes:
+
+    supervisor → here    its process id, the rank variables' names, most bytes of memory or 0, setup function or "",
+                         module, …
+    here → supervisor    ready, number of modules, bytes of memory, module, why it is not there, …
+                         refused, module or setup function, why; a new process without it is wanted
+                         failed, why
+    supervisor → here    a worker: folder, NAME=value …; with it stdout, stderr, and the worker's own socket
+    worker → supervisor  (on its own socket) pid, process id; then it waits for "go", and ends if that never comes
+                         stale, file: it has changed since it was imported; no worker was forked
+
+A worker is forked twice: the process between the two ends at once, and the supervisor, a subreaper, becomes the
+worker's parent. So a worker does not end with the warm process. Standard library only, as little of it as possible.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # `signal` imports enum
+import ctypes
+import os
+import sys
+from _socket import MSG_DONTWAIT, MSG_PEEK, socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+FROM_RANK = "reads {}, which differs from rank to rank"
+MESSAGE_BYTES = 4 << 20
+PIPE_BYTES = 1 << 20
+F_SETPIPE_SZ = 1031
+PR_SET_PDEATHSIG = 1
+ORPHANED_S = 10.0
+HARMLESS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+_libc = ctypes.PyDLL(None)  # it keeps the interpreter's lock: there is nothing to give it to
+
+
+def serve(descriptors: str) -> None:
+    """Import, wait, fork. Returns in each worker; in the warm process itself never."""
+    if descriptors == "probe":
+        os.write(1, b"nvrx-warm")
+        os._exit(0)
+    try:
+        control, out, err = (int(each) for each in descriptors.split(","))
+        for descriptor in (control, out, err):
+            os.set_inheritable(descriptor, False)
+        channel = socket(fileno=control)
+        mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+        for end in (1, 2):
+            _quietly(_fcntl, end, F_SETPIPE_SZ, PIPE_BYTES)
+        supervisor, rank_variables, most_bytes, setup, *modules = _strings(channel.recv(MESSAGE_BYTES))
+        path0 = _path0()
+        with_memory = _limit_memory(int(most_bytes))
+        files = _warm(channel, set(rank_variables.split()), setup, modules, path0)
+        with_memory()
+        printed = [_drain(out), _drain(err)]
+        for descriptor in (out, err):
+            os.close(descriptor)
+        folder, environment, streams = _next_worker(channel, int(supervisor), files)
+    except BaseException as error:
+        # Whatever it is: what follows in this process would be the user's program, without its rank.
+        _quietly(channel.send, _datagram("failed", _said(error)))
+        os._exit(1)
+    try:
+        for source, target in zip(streams, (0, 1, 2)):  # noqa: B905
+            os.dup2(source, target)
+            os.close(source)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        for target, text in zip((1, 2), printed):  # noqa: B905
+            _write(target, text)
+        _start_anew(path0)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+    except BaseException as error:
+        _quietly(os.write, 2, ("nvrx-slurm: a warm start failed: " + _said(error) + "\n").encode())
+        os._exit(1)
+
+
+# ------------------------------------------------------------------------------------------------------- warming up
+
+
+def _warm(
+    channel: socket, rank_variables: set[str], setup: str, modules: list[str], path0: str | None
+) -> dict[str, tuple[int, ...]]:
+    """Import and set up; report it. Returns what the files of the modules look like. Ends the process instead, where
+    something was done that no fork may inherit."""
+    main = sys.modules["__main__"]
+    began = _now_ns()
+    if path0 is not None:
+        sys.path.insert(0, path0)
+    if os.path.isfile(sys.argv[0]):  # noqa: PTH113  no pathlib
+        main.__file__ = sys.argv[0]
+    read: set[str] = set()
+
+    class Watched(os._Environ):  # type: ignore[type-arg]
+        def __getitem__(self, name: str) -> str:
+            if name in rank_variables:
+                read.add(name)
+            return str(super().__getitem__(name))
+
+        def __contains__(self, name: object) -> bool:
+            if name in rank_variables:
+                read.add(name)
+            return super().__contains__(name)
+
+    before, skipped = _descriptors(), []
+    os.environ.__class__ = Watched
+    for name in [*modules, setup]:
+        if not name:
+            continue
+        does = "setup " + name if name == setup else "import of " + name
+        try:
+            _call(name) if name == setup else __import__(name)
+        except BaseException as error:
+            why = f"{does} fails: {_said(error)}"
+            if name == setup:
+                _leave(channel, "refused", name, why)
+            skipped += [name, why]
+        offence = FROM_RANK.format(min(read)) if read else _offence(before)
+        if offence:
+            _leave(channel, "refused", name, does + " " + offence)
+    os.environ.__class__ = os._Environ
+    for stream in (sys.stdout, sys.stderr):
+        _quietly(stream.flush)
+    import gc
+
+    gc.collect()
+    gc.freeze()  # or the first collection in each worker would copy every page
+    channel.send(_datagram("ready", str(len(sys.modules)), str(_memory_bytes()), *skipped))
+    return _files(began)
+
+
+def _limit_memory(most_bytes: int) -> Callable[[], None]:
+    """Until what is returned is called, an allocation beyond the limit fails, and with it the warm process."""
+    if not most_bytes:
+        return lambda: None
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, before[1]))
+    return lambda: resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _memory_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  no pathlib
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _call(name: str) -> None:
+    """The user's `module:function`."""
+    module, _, function = name.partition(":")
+    __import__(module)
+    found = sys.modules[module]
+    for part in function.split("."):
+        found = getattr(found, part)
+    found()  # type: ignore[operator]
+
+
+def _path0() -> str | None:
+    """What CPython will put at the front of sys.path, or None."""
+    if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
+        return None
+    program = sys.argv[0]
+    if program == "-c":
+        return ""
+    if program == "-m":
+        return os.getcwd()  # noqa: PTH109  no pathlib
+    if os.path.isdir(program) or program.endswith((".zip", ".pyz")):  # noqa: PTH112
+        return program
+    return os.path.dirname(os.path.realpath(program))  # noqa: PTH120
+
+
+def _offence(before: dict[str, str]) -> str | None:
+    """What this process holds that a fork may not inherit."""
+    if _threads() > 1:
+        # Libraries that know of forks (OpenBLAS) end their threads before one, and start them again when needed.
+        _fork_once()
+        if _threads() > 1:
+            count = _threads() - 1
+            return f"starts {count} thread{'s' if count > 1 else ''}"
+    for descriptor, target in _descriptors().items():
+        if before.get(descriptor) != target and target not in HARMLESS:
+            return f"leaves {target} open"
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return "leaves a process behind"
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+def _fork_once() -> None:
+    pid = _libc.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _descriptors() -> dict[str, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:  # noqa: SIM105  as in _quietly
+            found[name] = os.readlink("/proc/self/fd/" + name)  # noqa: PTH115
+        except OSError:
+            pass  # the one with which the folder was read
+    return found
+
+
+def _files(began: int) -> dict[str, tuple[int, ...]]:
+    """The modules' files. Of installed packages the folder that holds them: an installation changes that."""
+    roots = tuple({os.path.realpath(each) + os.sep for each in (sys.prefix, sys.base_prefix, sys.exec_prefix)})
+    found = {sys.executable: _look(sys.executable, 0)}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if not isinstance(path, str):
+            continue
+        head, mark, _ = path.partition(os.sep + "site-packages" + os.sep)
+        if mark:
+            path = head + mark
+        elif os.path.realpath(path).startswith(roots):
+            continue
+        if path not in found:
+            found[path] = _look(path, began if not mark else 0)
+    return found
+
+
+def _look(path: str, began: int) -> tuple[int, ...]:
+    """What changes when a file does. One that was written while it was imported never looks the same again."""
+    try:
+        seen = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return ()
+    return (seen.st_mtime_ns, seen.st_size, seen.st_ino) if not began or seen.st_mtime_ns < began else (-1,)
+
+
+# ----------------------------------------------------------------------------------------------------------- forking
+
+
+def _next_worker(
+    channel: socket, supervisor: int, files: dict[str, tuple[int, ...]]
+) -> tuple[str, dict[str, str], list[int]]:
+    """Wait for workers to be forked; returns in each of them, and in no other process."""
+    while channel.recv(1, MSG_PEEK):
+        between = _libc.fork()  # hooks of os.register_at_fork run in the workers alone
+        if between == 0:
+            return _fork_all(channel, supervisor, files)
+        if os.waitpid(between, 0)[1] != 0:
+            break
+    os._exit(0)
+
+
+def _fork_all(
+    channel: socket, supervisor: int, files: dict[str, tuple[int, ...]]
+) -> tuple[str, dict[str, str], list[int]]:
+    """The process between: fork each worker that is asked for, and end."""
+    stale = next((path for path, seen in files.items() if _look(path, 0) != seen), None)
+    while True:
+        try:
+            data, rights, _, _ = channel.recvmsg(MESSAGE_BYTES, 64, MSG_DONTWAIT)
+        except BlockingIOError:
+            os._exit(0)
+        (_, _, packed) = rights[0]
+        out, err, own = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in (0, 4, 8))
+        if stale is not None:
+            os.write(own, _datagram("stale", stale))
+        elif os.fork() == 0:
+            channel.close()
+            _join(own, supervisor)
+            folder, *environment = _strings(data)
+            variables = dict(each.split("=", 1) for each in environment)
+            return folder, variables, [os.open(os.devnull, os.O_RDONLY), out, err]
+        for descriptor in (out, err, own):
+            os.close(descriptor)
+
+
+def _join(own: int, supervisor: int) -> None:
+    """Become the supervisor's child, and wait until it says go."""
+    os.setsid()
+    orphaned = _signal.SIGUSR2  # all signals are blocked; no other process sends it here
+    _libc.prctl(PR_SET_PDEATHSIG, int(orphaned), 0, 0, 0)
+    if os.getppid() != supervisor:
+        _signal.sigtimedwait([orphaned], ORPHANED_S)
+    _libc.prctl(PR_SET_PDEATHSIG, int(_signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != supervisor:
+        os._exit(1)
+    _signal.sigtimedwait([orphaned], 0)  # it may have come after the look
+    os.write(own, _datagram("pid", str(os.getpid())))
+    if os.read(own, 16) != b"go":
+        os._exit(1)
+    os.close(own)
+
+
+def _start_anew(path0: str | None) -> None:
+    """What a new interpreter would have: its own random numbers, no trace of this file."""
+    if path0 is not None and path0 in sys.path:
+        sys.path.remove(path0)
+    sys.modules["__main__"].__dict__.pop("__file__", None)
+    modules = sys.modules
+    if "numpy.random" in modules:
+        _quietly(modules["numpy.random"].seed)
+    if "torch" in modules:
+        generator = modules["torch"].default_generator
+        _quietly(_seed_again, generator)
+    if "multiprocessing.process" in modules:
+        process = modules["multiprocessing.process"]
+        _quietly(setattr, process.current_process(), "authkey", os.urandom(32))
+    if "logging" in modules:
+        import time
+
+        logging: Any = modules["logging"]
+        logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()
+    modules.pop(__name__, None)
+
+
+# ----------------------------------------------------------------------------------------------------------- helpers
+
+
+def _seed_again(generator: Any) -> None:
+    generator.manual_seed(generator.initial_seed())
+
+
+def _datagram(*strings: str) -> bytes:
+    return b"\0".join(os.fsencode(each.replace("\0", " ")) for each in strings)
+
+
+def _strings(data: bytes) -> list[str]:
+    return [os.fsdecode(each) for each in data.split(b"\0")]
+
+
+def _leave(channel: socket, *words: str) -> None:
+    channel.send(_datagram(*words))
+    os._exit(0)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        text = str(error).strip().split("\n")[0]
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _drain(descriptor: int) -> bytes:
+    """What was printed meanwhile, which each worker prints too."""
+    os.set_blocking(descriptor, False)
+    found = b""
+    try:
+        while True:
+            chunk = os.read(descriptor, PIPE_BYTES)
+            if not chunk:
+                break
+            found += chunk
+    except BlockingIOError:
+        pass
+    return found
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _fcntl(descriptor: int, command: int, value: int) -> None:
+    from fcntl import fcntl
+
+    fcntl(descriptor, command, value)
+
+
+def _now_ns() -> int:
+    import time
+
+    return time.time_ns()
+
+
+def _quietly(function: Callable[..., object], *arguments: object) -> None:
+    try:  # noqa: SIM105  contextlib is an import that not every process makes
+        function(*arguments)
+    except Exception:
+        pass

@@ -1,0 +1,107 @@
+"""What the supervisor's children do before they are the programs that they are for. Standard library only."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def find_program(program: str, path: str) -> str:
+    """The program as execvp(3) would find it. Raises FileNotFoundError."""
+    if "/" in program:
+        return program
+    for folder in path.split(os.pathsep):
+        candidate = f"{folder}/{program}"
+        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):  # noqa: PTH112  no import of pathlib
+            return candidate
+    raise FileNotFoundError(errno.ENOENT, "No such program (looked on PATH)", program)
+
+
+def become(parent: int, pipe: int, program: str, argv: list[str], env: dict[str, str], cwd: str, *out: int) -> None:
+    """In the child: run the worker's program, or write into `pipe` why not. Does not return."""
+    what = cwd
+    try:
+        os.setsid()
+        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:  # the supervisor died before the line above: no signal will come
+            os._exit(1)
+        os.chdir(cwd)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in zip((null, *out), (0, 1, 2), strict=True):
+            os.dup2(source, target)
+        what = program
+        if "NVRX_START_FD" in env:  # a worker in a container: `container.py` reports, and closes the pipe, itself
+            os.set_inheritable(pipe, True)
+            env["NVRX_START_FD"] = str(pipe)
+        os.execve(program, argv, env)
+    except OSError as error:
+        os.write(pipe, f"{error.strerror}: {what}".encode())
+    finally:
+        os._exit(127)
+
+
+class Place:
+    """Where a worker is: its folder, and, if it is in a container, its namespaces, root and environment.
+
+    Opened before any of them is entered, since /proc is another one inside. Raises OSError.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.env: dict[str, str] | None = None
+        self.namespaces: list[int] = []
+        self.folders = [os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("root", "cwd")]
+        try:
+            if os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt"):  # noqa: PTH115  as above
+                return
+            for name in ("user", "mnt"):  # in this order: the first gives the right to enter the second
+                path = f"/proc/{pid}/ns/{name}"
+                if os.readlink(path) != os.readlink(f"/proc/self/ns/{name}"):  # noqa: PTH115  as above
+                    self.namespaces.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123  as above
+                pairs = (each.partition(b"=") for each in file.read().split(b"\0") if each)
+                self.env = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+        except OSError:
+            self.close()
+            raise
+
+    def enter(self) -> None:
+        root, cwd = self.folders
+        for namespace in self.namespaces:
+            if _libc.setns(namespace, 0) != 0:
+                raise OSError(ctypes.get_errno(), "the worker's container cannot be entered")
+        if self.namespaces:
+            os.fchdir(root)
+            os.chroot(".")
+        os.fchdir(cwd)
+
+    def close(self) -> None:
+        for descriptor in (*self.namespaces, *self.folders):
+            os.close(descriptor)
+
+
+def become_command(parent: int, pipe: int, place: Place, argv: list[str], env: dict[str, str], *out: int) -> None:
+    """In the child: run a user's command where the worker is, or write into `pipe` why not. Does not return."""
+    what = argv[0]
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        place.enter()
+        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # only now: new credentials clear it
+        if os.getppid() not in (parent, 0):  # the supervisor died before the line above: no signal will come
+            os._exit(1)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        for source, target in zip((null, *out), (0, 1, 2), strict=True):
+            os.dup2(source, target)
+        what = program = find_program(argv[0], env.get("PATH", os.defpath))
+        os.execve(program, argv, env)
+    except OSError as error:
+        os.write(pipe, f"{error.strerror}: {what}".encode())
+    finally:
+        os._exit(127)

@@ -40,12 +40,22 @@ from nvrx_slurm.agent.events import (
 from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender, LivenessClient
 from nvrx_slurm.agent.joining import Joining, Orders
 from nvrx_slurm.agent.machine import Machine
+from nvrx_slurm.agent.prewarming import Prewarming
 from nvrx_slurm.agent.reporting import FactPublisher, Reporting
 from nvrx_slurm.agent.stacks import DUMP_FIRST_S, Dumping
 from nvrx_slurm.agent.starting import start_workers
 from nvrx_slurm.agent.stopping import Stopping
 from nvrx_slurm.agent.watching import HangWatch
-from nvrx_slurm.agent.workers import CommandExited, Exited, Released, Spawned, Stopped, SupervisorDied, Tearing
+from nvrx_slurm.agent.workers import (
+    CommandExited,
+    Exited,
+    Released,
+    Spawned,
+    Stopped,
+    SupervisorDied,
+    Tearing,
+    WarmSaid,
+)
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, StoreUnreachable
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
@@ -130,6 +140,16 @@ class Agent:
         self.commands = Commands(
             store=store, workers=self.workers, publisher=self.publisher, clock=clock, go=self._go
         )
+        self.prewarming = Prewarming(
+            plan,
+            folder=folder,
+            node=node,
+            workers=self.workers,
+            stacks=self.stacks,
+            publisher=self.publisher,
+            clock=clock,
+            go=self._go,
+        )
         self.stopping = Stopping(bounds, workers=self.workers, board=self.board, dumping=self.dumping, clock=clock)
         self.orders = Orders(store, node, post)
         self.joining = Joining(
@@ -162,6 +182,7 @@ class Agent:
     async def run(self) -> int:
         """Join, serve until the job ends, leave no process behind."""
         self.workers.start()
+        self.prewarming.begin()
         self.joining.open_fence()
         self.board.open()
         publishing = self._go(self.publisher.run())
@@ -240,12 +261,18 @@ class Agent:
         if not self.heartbeat.is_in_touch:
             self._go(self._assign_in_touch(event))
             return
+        role = event.assignment.role
+        if self.prewarming.is_warming(role):
+            self._go(self._assign_when_warm(event, role))
+            return
         self.cycle = Cycle(event.replica, event.cycle, event.assignment, began=self.clock.monotonic())
         self.mode = AgentMode.ACTIVE
         log.info("%s cycle %d: group rank %d", event.replica, event.cycle, event.assignment.group_rank)
         self.joining.port.release()
         self.heartbeat.renew()
         self.watch.begin(event.assignment.seen)
+        self.prewarming.keep_only(role)
+        warm, self.cycle.cold = self.prewarming.of(role)
         start_workers(
             self.cycle,
             plan=self.plan,
@@ -256,6 +283,7 @@ class Agent:
             board=self.board,
             output=self.output,
             stacks=self.stacks,
+            warm=warm,
         )
         self.machine.health.begin()
 
@@ -264,9 +292,17 @@ class Agent:
         await self.heartbeat.touch()
         self.inbox.put_nowait(event)
 
+    async def _assign_when_warm(self, event: Assigned, role: str) -> None:
+        """Workers that started now would import the same, each for itself."""
+        await self.prewarming.settled(role)
+        self.inbox.put_nowait(event)
+
     def _on_spawned(self, event: Spawned) -> None:
-        if self.cycle is not None:
-            self.reporting.spawned(self.cycle, event)
+        if self.cycle is not None and self.reporting.spawned(self.cycle, event):
+            self.prewarming.started(self.cycle.assignment.role)
+
+    def _on_warm_said(self, event: WarmSaid) -> None:
+        self.prewarming.heard(event)
 
     def _on_exited(self, event: Exited) -> None:
         if self.cycle is not None:
@@ -572,6 +608,7 @@ _HANDLERS: dict[type[Any], Callable[[Agent, Any], None]] = {
     Released: Agent._on_released,
     Assigned: Agent._on_assigned,
     Spawned: Agent._on_spawned,
+    WarmSaid: Agent._on_warm_said,
     Exited: Agent._on_exited,
     Failing: Agent._on_failing,
     Terminated: Agent._on_terminated,

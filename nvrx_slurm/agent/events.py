@@ -60,6 +60,8 @@ class Cycle:
     reported: set[int] = field(default_factory=set)  # ranks whose failure or hang the controller knows of
     peers_lost: set[int] = field(default_factory=set)  # ranks that ended because they had lost a peer
     terminated: dict[int, float] = field(default_factory=dict)  # rank → when it died by SIGTERM, not yet reported
+    warm: int = 0  # how many of its workers were forked from a warm process
+    cold: str | None = None  # why the others were not, where the role has one
     dumped: bool = False  # the stacks of this cycle are on file
     has_stepped: bool = False
     step: int | None = None  # the furthest that its workers reported, once it is over

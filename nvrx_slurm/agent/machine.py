@@ -57,7 +57,18 @@ class WorkersPort(Protocol):
     """What `workers.Workers` promises."""
 
     def start(self) -> None: ...
-    def spawn(self, rank: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int) -> None: ...
+    def spawn(
+        self,
+        rank: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        out: int,
+        err: int,
+        warm: str | None = None,
+    ) -> None: ...
+    def warm(self, role: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, spec: Sequence[str]) -> None: ...
+    def cool(self, role: str) -> None: ...
     def run_command(
         self,
         request: str,

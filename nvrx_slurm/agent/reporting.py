@@ -52,12 +52,19 @@ class Reporting:
         self._publisher, self._board, self._watch, self._output = publisher, board, watch, output
         self._clock, self._post = clock, post
 
-    def spawned(self, cycle: Cycle, event: Spawned) -> None:
+    def spawned(self, cycle: Cycle, event: Spawned) -> bool:
+        """Whether it was the last one of this node."""
         cycle.pids[event.rank] = event.pid
+        cycle.warm += event.warm
+        cycle.cold = event.cold or cycle.cold
         self._watch.started(event.rank)
         if len(cycle.pids) == cycle.assignment.workers:
             spawn_s = self._clock.monotonic() - cycle.began
-            self._publish(WorkersStarted, cycle, pids=dict(cycle.pids), spawn_s=spawn_s)
+            self._publish(
+                WorkersStarted, cycle, pids=dict(cycle.pids), spawn_s=spawn_s, warm=cycle.warm, cold=cycle.cold
+            )
+            return True
+        return False
 
     def exited(self, cycle: Cycle, event: Exited, *, at_work: bool, restarting: bool) -> None:
         """`at_work`: it was not asked to. `restarting`: it was, since something in its cycle has failed; how it ended

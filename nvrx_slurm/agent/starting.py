@@ -15,6 +15,20 @@ from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Assignment
 
+RANK_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"),
+    *("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    *(
+        "TORCHELASTIC_ERROR_FILE",
+        "NVRX_CYCLE",
+        "NVRX_GENERATION",
+        "NVRX_REPLICA",
+        "NVRX_BEAT_SOCKET",
+        "NVRX_BEAT_FILE",
+    ),
+)
+"""Of what a worker is given: that which differs from rank to rank, or from cycle to cycle."""
+
 SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default. A worker's own torchrun, and torch.multiprocessing, read it."""
 
@@ -30,8 +44,10 @@ def start_workers(
     board: BoardPort,
     output: OutputPort,
     stacks: StacksPort,
+    warm: str | None,
 ) -> None:
-    """Start all ranks of a cycle that are this node's. `Spawned` or `Exited` follows for each."""
+    """Start all ranks of a cycle that are this node's. `Spawned` or `Exited` follows for each. `warm`: the role, if
+    it has a warm process."""
     role = next(role for role in plan.roles if role.name == cycle.assignment.role)
     logs = folder.cycle_logs(cycle.replica, generation, cycle.number)
     for local_rank in range(cycle.assignment.workers):
@@ -73,7 +89,22 @@ def start_workers(
         out = output.capture(logs / f"rank-{rank}.out", prefix, rank)
         err = output.capture(logs / f"rank-{rank}.err", prefix, rank)
         cycle.running.add(rank)
-        workers.spawn(rank, command, env, workdir, out, err)
+        workers.spawn(rank, command, env, workdir, out, err, warm)
+
+
+def role_environment(own: Mapping[str, str], *, workers: int) -> dict[str, str]:
+    """What all workers of a role are given, before the variables of their ranks. `own`: the role's `env`, which may
+    override the rest; `workers`: how many of them are on this node."""
+    # As torchrun: only where the user's environment has none; the threads only where a node has several workers.
+    unset = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCHELASTIC_SIGNALS_TO_HANDLE": SIGNALS_TO_HANDLE}
+    if workers > 1:
+        unset["OMP_NUM_THREADS"] = "1"
+    return {
+        **{name: value for name, value in unset.items() if environment.get(name) is None},
+        # Rank 0 hosts the workers' store at MASTER_PORT; with True all ranks would look there for the agent's.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        **own,
+    }
 
 
 def worker_environment(
@@ -95,15 +126,8 @@ def worker_environment(
     `store_file`: where the job's store is, for `inprocess.RedisStore`; only the job's owner can read it.
     """
     rank = assignment.first_rank + local_rank
-    # As torchrun: only where the user's environment has none; the threads only where a node has several workers.
-    unset = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCHELASTIC_SIGNALS_TO_HANDLE": SIGNALS_TO_HANDLE}
-    if assignment.workers > 1:
-        unset["OMP_NUM_THREADS"] = "1"
     return {
-        **{name: value for name, value in unset.items() if environment.get(name) is None},
-        # Rank 0 hosts the workers' store at MASTER_PORT; with True all ranks would look there for the agent's.
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-        **own,
+        **role_environment(own, workers=assignment.workers),
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(assignment.world_size),

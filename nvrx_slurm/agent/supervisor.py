@@ -17,7 +17,9 @@ the workers had started becomes the agent's, which is a subreaper too and kills 
 
 Messages are JSON, one per SOCK_SEQPACKET datagram:
 
-    agent → supervisor   {"op": "spawn", "id", "argv", "env", "cwd"} + [stdout fd, stderr fd]
+    agent → supervisor   {"op": "spawn", "id", "argv", "env", "cwd", "warm": role | null} + [stdout fd, stderr fd]
+                         {"op": "warm", "id": role, "argv", "env", "cwd", "spec"}   start a warm process (`warm.py`)
+                         {"op": "cool", "id": role}           end it
                          {"op": "run", "id", "argv", "env", "without": [name, …], "beside"} + [stdout fd, stderr fd]
                                                               a user's command
                          {"op": "signal", "id", "signal"}     a user's command
@@ -27,7 +29,8 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
                          {"op": "hold"} + [liveness connection fd]
                          {"op": "fence"} + [fence socket fds]   the first one is armed
                          {"op": "lock"} + [fd]                the lock of the node's one agent
-    supervisor → agent   {"op": "spawned", "id", "pid"}
+    supervisor → agent   {"op": "spawned", "id", "pid", "warm", "cold": why it is not warm | null}
+                         {"op": "warm", "id": role, "said": [word, …]}    what a warm process says, or how it ended
                          {"op": "exited", "id", "code" | "signal" | "error", "at", "sent": [signal, …]}
                          {"op": "command", "id", "code" | "signal" | "error"}       a user's command has ended
                          {"op": "phase", "phase", "left": [pid, …], "ends_in_s"}    as it begins, and each second
@@ -52,11 +55,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nvrx_slurm.agent.child import Place, become, become_command, find_program
 from nvrx_slurm.agent.teardown import KILL_S, Phase, Teardown
+from nvrx_slurm.agent.warm import WarmProcesses
 from nvrx_slurm.liveness.self_fence import SelfFenceTimer
 
 F_SETSIG = 10
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 4 << 20
 MOST_DESCRIPTORS = 4
@@ -117,6 +121,7 @@ class Supervisor:
         self.poller = select.poll()
         self.workers: dict[int, int] = {}  # pid → id
         self.commands: dict[int, str] = {}  # pid → id, of users' commands beside the workers
+        self.cold: dict[int, str | None] = {}  # pid → why a starting worker is not forked from its warm process
         self.starting: dict[int, int] = {}  # pid → the pipe on which it reports that it cannot run its program
         self.held: dict[str, list[int]] = {}  # held for the agent: liveness connection, fence socket
         self.teardown: Teardown | None = None
@@ -128,6 +133,7 @@ class Supervisor:
         self.self_fence = SelfFenceTimer()
         self.lapsed = False
         self.may_spawn = True  # until a lease has lapsed, and from the next one on
+        self.warm = WarmProcesses(self.poller, say=self._say, forked=self._forked, start_cold=self._spawn_cold)
         self.wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         asked = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)
@@ -141,7 +147,8 @@ class Supervisor:
         self.poller.register(self.control, select.POLLIN)
         self.poller.register(self.wakeup, select.POLLIN)
         while True:
-            deadlines = [] if self.lease_until is None else [self.lease_until]
+            deadlines = self.warm.deadlines()
+            deadlines += [] if self.lease_until is None else [self.lease_until]
             if self.teardown is not None:
                 deadlines += [self.teardown.deadline(), self.say_at]
                 deadlines += [self.kill_at] if self.teardown.phase == "kill" else []
@@ -153,11 +160,13 @@ class Supervisor:
                 os.read(self.wakeup, 4096)
             for pid in [pid for pid, pipe in self.starting.items() if pipe in ready]:
                 self._has_started(pid)
+            self.warm.look(ready)
             if self.control.fileno() in ready and not self._serve_one():
                 break
             self._reap()
             self._advance()
         deadline = time.monotonic() + KILL_S
+        self.warm.close()
         while self._has_children() and time.monotonic() < deadline:
             send_all(descendants(os.getpid()), signal.SIGKILL)
             select.select([self.wakeup], [], [], 0.01)
@@ -182,32 +191,51 @@ class Supervisor:
         return True
 
     def _spawn(self, order: dict[str, Any], fds: list[int]) -> None:
-        """Fork; the child reports through a pipe if it cannot run its program. Meanwhile the next one is forked."""
+        """Fork a worker: from its warm process, or here."""
         # Without a lease nothing is started: an agent that was frozen sends the orders of before, and by now another
         # node may have the ranks.
         if not self.may_spawn:
             for descriptor in fds:
                 os.close(descriptor)
             self._say(op="lapsed", survivors=[])
-            return
+        elif self.warm.fork(order["warm"], order, fds):
+            for descriptor in fds:
+                os.close(descriptor)
+        else:
+            self._spawn_cold(order, fds, None)
+
+    def _forked(self, order: dict[str, Any], pid: int) -> None:
+        self.workers[pid] = order["id"]
+        self._say(op="spawned", id=order["id"], pid=pid, warm=True, cold=None)
+
+    def _spawn_cold(self, order: dict[str, Any], fds: list[int], why: str | None) -> None:
+        """Fork; the child reports through a pipe if it cannot run its program. Meanwhile the next one is forked.
+        `why`: it was to be forked from a warm process, and was not."""
         argv, env = order["argv"], {**os.environ, **order["env"]}
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         try:
-            program = _find(argv[0], env.get("PATH", os.defpath))
+            program = find_program(argv[0], env.get("PATH", os.defpath))
             pid = os.fork()  # not posix_spawn, which cannot set PR_SET_PDEATHSIG
         except OSError as error:
             os.close(read_end)
             self._say(op="exited", id=order["id"], error=f"{error.strerror}: {argv[0]}")
         else:
             if pid == 0:
-                _become(parent, write_end, program, argv, env, order["cwd"], *fds)
+                become(parent, write_end, program, argv, env, order["cwd"], *fds)
             self.workers[pid] = order["id"]
+            self.cold[pid] = why
             self.starting[pid] = read_end
             self.poller.register(read_end, select.POLLIN)
         finally:
             for descriptor in (write_end, *fds):
                 os.close(descriptor)
+
+    def _warm(self, order: dict[str, Any], fds: list[int]) -> None:
+        self.warm.start(order, {**os.environ, **order["env"]})
+
+    def _cool(self, order: dict[str, Any], fds: list[int]) -> None:
+        self.warm.end(order["id"])
 
     def _run(self, order: dict[str, Any], fds: list[int]) -> None:
         """Fork a user's command, where a worker is."""
@@ -229,7 +257,7 @@ class Supervisor:
                 # In a container the worker has its image's environment, with what this node has set.
                 outer = os.environ if place.env is None else place.env
                 env = {name: value for name, value in outer.items() if name not in order["without"]}
-                _become_command(parent, write_end, place, argv, {**env, **order["env"]}, *fds)
+                become_command(parent, write_end, place, argv, {**env, **order["env"]}, *fds)
             place.close()
             self.commands[pid] = identity
             self.starting[pid] = read_end
@@ -250,15 +278,15 @@ class Supervisor:
         said = os.read(pipe, 4096).decode(errors="replace")
         self.poller.unregister(pipe)
         os.close(pipe)
+        why_cold = self.cold.pop(pid, None)
         if pid in self.commands:
             if said:
                 self._say(op="command", id=self.commands.pop(pid), error=said)
-        elif said.startswith("pid "):
-            self._say(op="spawned", id=self.workers[pid], pid=int(said.removeprefix("pid ")))
-        elif said:
+        elif said and not said.startswith("pid "):
             self._say(op="exited", id=self.workers.pop(pid), error=said)
         else:
-            self._say(op="spawned", id=self.workers[pid], pid=pid)
+            runs_as = int(said.removeprefix("pid ")) if said else pid
+            self._say(op="spawned", id=self.workers[pid], pid=runs_as, warm=False, cold=why_cold)
 
     def _hold(self, order: dict[str, Any], fds: list[int]) -> None:
         """Keep the liveness connection, the fence socket, or the node's lock open; one of each."""
@@ -288,6 +316,7 @@ class Supervisor:
         number, checkpoint_s = order["checkpoint"] or (0, 0.0)
         self.signals = {"checkpoint": number, "ask": order["signal"], "terminate": signal.SIGTERM}
         self.teardown = Teardown.plan(now, order["grace_s"], checkpoint_s)
+        self._give_up_forks()
         # At once: a shell ignores SIGTERM, and a recovery must not wait for it.
         for pid in self.commands:
             send_all([pid, *descendants(pid)], signal.SIGKILL)
@@ -310,6 +339,9 @@ class Supervisor:
                 return
             if ended.si_pid in self.starting:
                 self._has_started(ended.si_pid)
+            if ended.si_pid not in self.workers:
+                self.warm.look_at_forks()
+            self.warm.reaped(ended.si_pid, _how(ended))
             command = self.commands.pop(ended.si_pid, None)
             if command is not None:
                 how = "code" if ended.si_code == os.CLD_EXITED else "signal"
@@ -321,18 +353,29 @@ class Supervisor:
                 self._say(op="exited", id=worker, **{how: ended.si_status}, at=at, sent=sent)
 
     def _has_children(self) -> bool:
+        """Whether anything is left below this process, but for its warm processes."""
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return False
-        return True
+        return not self.warm.pids or bool(self._below())
+
+    def _below(self) -> list[int]:
+        """All that the workers are and have started; of a warm process what it forks, and not itself."""
+        spared = self.warm.pids
+        return [pid for pid in descendants(os.getpid()) if pid not in spared]
+
+    def _give_up_forks(self) -> None:
+        for order in self.warm.give_up():
+            self._say(op="exited", id=order["id"], signal=int(signal.SIGKILL), sent=[int(signal.SIGKILL)])
 
     def _check_lease(self) -> None:
         if self.lease_until is None or time.monotonic() < self.lease_until:
             return
         self.lease_until, self.may_spawn = None, False
+        self.warm.give_up()
         if self._has_children() or self.teardown is not None:
-            send_all(descendants(os.getpid()), signal.SIGKILL)
+            send_all(self._below(), signal.SIGKILL)
             self.lapsed = True
             self.teardown = self.teardown or Teardown.plan(time.monotonic(), 0.0)
             self.teardown.hurry(time.monotonic())
@@ -348,7 +391,7 @@ class Supervisor:
         now = time.monotonic()
         self._enter(self.teardown.advance(now, workers_left=bool(self.workers)))
         if self.teardown.phase == "kill" and now >= self.kill_at:
-            left = descendants(os.getpid())
+            left = self._below()
             self.sent.add(signal.SIGKILL)
             send_all(left, signal.SIGKILL)
             self.kill_at = now + AGAIN_S
@@ -356,7 +399,7 @@ class Supervisor:
                 self._stopped(left)
         if self.teardown is not None and now >= self.say_at:
             self.say_at = now + SAY_EVERY_S
-            if left := descendants(os.getpid())[:MOST_NAMED]:
+            if left := self._below()[:MOST_NAMED]:
                 ends_in_s = round(max(0.0, self.teardown.deadline() - now), 3)
                 self._say(op="phase", phase=self.teardown.phase, left=left, ends_in_s=ends_in_s)
 
@@ -368,7 +411,7 @@ class Supervisor:
         if phase in self.signals:
             self.sent.add(self.signals[phase])  # before it is sent: what ends from now on may have ended by it
         if phase == "terminate":
-            _ask(descendants(os.getpid()), self.signals[phase])
+            _ask(self._below(), self.signals[phase])
         elif phase in ("checkpoint", "ask"):
             _ask(list(self.workers), self.signals[phase])
 
@@ -385,6 +428,8 @@ class Supervisor:
 
 _SERVE: dict[str, Callable[[Supervisor, dict[str, Any], list[int]], None]] = {
     "spawn": Supervisor._spawn,
+    "warm": Supervisor._warm,
+    "cool": Supervisor._cool,
     "run": Supervisor._run,
     "signal": Supervisor._signal,
     "stop": Supervisor._stop,
@@ -396,104 +441,16 @@ _SERVE: dict[str, Callable[[Supervisor, dict[str, Any], list[int]], None]] = {
 }
 
 
+def _how(ended: os.waitid_result) -> str:
+    """How a process has ended."""
+    if ended.si_code == os.CLD_EXITED:
+        return f"it exited with code {ended.si_status}"
+    return f"it was killed by {signal.Signals(ended.si_status).name}"
+
+
 def _ask(pids: list[int], number: int) -> None:
     send_all(pids, number)
     send_all(pids, signal.SIGCONT)  # a stopped one cannot obey
-
-
-def _find(program: str, path: str) -> str:
-    """The program as execvp(3) would find it. Raises FileNotFoundError."""
-    if "/" in program:
-        return program
-    for folder in path.split(os.pathsep):
-        candidate = f"{folder}/{program}"
-        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):  # noqa: PTH112  no import of pathlib
-            return candidate
-    raise FileNotFoundError(errno.ENOENT, "No such program (looked on PATH)", program)
-
-
-def _become(parent: int, pipe: int, program: str, argv: list[str], env: dict[str, str], cwd: str, *out: int) -> None:
-    """In the child: run the worker's program, or write into `pipe` why not. Does not return."""
-    what = cwd
-    try:
-        os.setsid()
-        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # the supervisor died before the line above: no signal will come
-            os._exit(1)
-        os.chdir(cwd)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in zip((null, *out), (0, 1, 2), strict=True):
-            os.dup2(source, target)
-        what = program
-        if "NVRX_START_FD" in env:  # a worker in a container: `container.py` reports, and closes the pipe, itself
-            os.set_inheritable(pipe, True)
-            env["NVRX_START_FD"] = str(pipe)
-        os.execve(program, argv, env)
-    except OSError as error:
-        os.write(pipe, f"{error.strerror}: {what}".encode())
-    finally:
-        os._exit(127)
-
-
-class Place:
-    """Where a worker is: its folder, and, if it is in a container, its namespaces, root and environment.
-
-    Opened before any of them is entered, since /proc is another one inside. Raises OSError.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.env: dict[str, str] | None = None
-        self.namespaces: list[int] = []
-        self.folders = [os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("root", "cwd")]
-        try:
-            if os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt"):  # noqa: PTH115  as above
-                return
-            for name in ("user", "mnt"):  # in this order: the first gives the right to enter the second
-                path = f"/proc/{pid}/ns/{name}"
-                if os.readlink(path) != os.readlink(f"/proc/self/ns/{name}"):  # noqa: PTH115  as above
-                    self.namespaces.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123  as above
-                pairs = (each.partition(b"=") for each in file.read().split(b"\0") if each)
-                self.env = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-        except OSError:
-            self.close()
-            raise
-
-    def enter(self) -> None:
-        root, cwd = self.folders
-        for namespace in self.namespaces:
-            if _libc.setns(namespace, 0) != 0:
-                raise OSError(ctypes.get_errno(), "the worker's container cannot be entered")
-        if self.namespaces:
-            os.fchdir(root)
-            os.chroot(".")
-        os.fchdir(cwd)
-
-    def close(self) -> None:
-        for descriptor in (*self.namespaces, *self.folders):
-            os.close(descriptor)
-
-
-def _become_command(parent: int, pipe: int, place: Place, argv: list[str], env: dict[str, str], *out: int) -> None:
-    """In the child: run a user's command where the worker is, or write into `pipe` why not. Does not return."""
-    what = argv[0]
-    try:
-        os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
-        place.enter()
-        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # only now: new credentials clear it
-        if os.getppid() not in (parent, 0):  # the supervisor died before the line above: no signal will come
-            os._exit(1)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        for source, target in zip((null, *out), (0, 1, 2), strict=True):
-            os.dup2(source, target)
-        what = program = _find(argv[0], env.get("PATH", os.defpath))
-        os.execve(program, argv, env)
-    except OSError as error:
-        os.write(pipe, f"{error.strerror}: {what}".encode())
-    finally:
-        os._exit(127)
 
 
 def main() -> None:

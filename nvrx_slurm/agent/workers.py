@@ -36,10 +36,20 @@ log = get_logger("agent")
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """A worker runs."""
+    """A worker runs. `warm`: it was forked from its role's warm process; `cold`: why it was not, though asked for."""
 
     rank: int
     pid: int
+    warm: bool = False
+    cold: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WarmSaid:
+    """What the warm process of a role has said, or `ended` and how: the words of `nvrx_warm.py`."""
+
+    role: str
+    words: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +105,7 @@ class CommandExited:
     end: CommandEnd
 
 
-WorkerEvent = CommandExited | Spawned | Exited | Tearing | Stopped | SupervisorDied | Released
+WorkerEvent = CommandExited | Spawned | WarmSaid | Exited | Tearing | Stopped | SupervisorDied | Released
 
 
 _PACKAGES = Path(nvrx_slurm.__file__).parents[1]
@@ -138,10 +148,21 @@ class Workers:
         assert self._process is not None
         return self._process.pid
 
-    def spawn(self, rank: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int) -> None:
-        """Start one worker, its output on two descriptors, which are closed here. `Spawned` or `Exited` follows."""
+    def spawn(
+        self,
+        rank: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        out: int,
+        err: int,
+        warm: str | None = None,
+    ) -> None:
+        """Start one worker, its output on two descriptors, which are closed here. `Spawned` or `Exited` follows.
+        `warm`: fork it from the warm process of this role, where that can be done."""
+        order = {"op": "spawn", "id": rank, "argv": list(argv), "env": dict(env), "cwd": cwd, "warm": warm}
         try:
-            self._send({"op": "spawn", "id": rank, "argv": list(argv), "env": dict(env), "cwd": cwd}, out, err)
+            self._send(order, out, err)
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
                 raise
@@ -149,6 +170,16 @@ class Workers:
         finally:
             os.close(out)
             os.close(err)
+
+    def warm(self, role: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, spec: Sequence[str]) -> None:
+        """Start a warm process for a role, in the place of an earlier one; `WarmSaid` follows. `spec`: what it is to
+        do, in the words of `nvrx_warm.py`."""
+        order = {"op": "warm", "id": role, "argv": list(argv), "env": dict(env), "cwd": cwd, "spec": list(spec)}
+        self._send(order)
+
+    def cool(self, role: str) -> None:
+        """End the warm process of a role, if there is one."""
+        self._send({"op": "cool", "id": role})
 
     def run_command(
         self,
@@ -288,7 +319,9 @@ def _wait_for_one(pids: Sequence[int], seconds: float) -> bool:
 
 def _event(message: dict[str, Any]) -> WorkerEvent:
     if message["op"] == "spawned":
-        return Spawned(rank=message["id"], pid=message["pid"])
+        return Spawned(rank=message["id"], pid=message["pid"], warm=message["warm"], cold=message["cold"])
+    if message["op"] == "warm":
+        return WarmSaid(message["id"], tuple(message["said"]))
     if message["op"] == "command":
         how = {key: message[key] for key in ("signal", "error") if key in message}
         return CommandExited(message["id"], CommandEnd(exit_code=message.get("code"), **how))

@@ -251,7 +251,22 @@ class SupervisedWorkers:
     def signal_command(self, request: str, number: int) -> None:
         raise NotImplementedError("no user of a simulated job runs commands")
 
-    def spawn(self, rank: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int) -> None:
+    def warm(self, role: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, spec: Sequence[str]) -> None:
+        """Simulated jobs have no `prewarm`."""
+
+    def cool(self, role: str) -> None:
+        """As above."""
+
+    def spawn(
+        self,
+        rank: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        out: int,
+        err: int,
+        warm: str | None = None,
+    ) -> None:
         self._node.run.promises.worker_wanted(self._node.name, rank, self._lease_until - self._node.loop.now_s)
         self._ask(SimulatedSupervisor.spawn, rank, env)
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from ci.mutants.model import Edit, Mutant
 
-SUPERVISOR, WORKERS = "nvrx_slurm/agent/supervisor.py", "nvrx_slurm/agent/workers.py"
+CHILD, SUPERVISOR, WORKERS = (
+    "nvrx_slurm/agent/child.py",
+    "nvrx_slurm/agent/supervisor.py",
+    "nvrx_slurm/agent/workers.py",
+)
 TEARDOWN, JOINING, LOCAL = (
     "nvrx_slurm/agent/teardown.py",
     "nvrx_slurm/agent/joining.py",
@@ -54,7 +58,7 @@ NODE = (
         "what a worker has started in a session of its own ends with the lease",
         Edit(
             SUPERVISOR,
-            "            send_all(descendants(os.getpid()), signal.SIGKILL)\n            self.lapsed = True",
+            "            send_all(self._below(), signal.SIGKILL)\n            self.lapsed = True",
             "            send_all(list(self.workers), signal.SIGKILL)\n            self.lapsed = True",
         ),
         Edit(
@@ -77,8 +81,8 @@ NODE = (
     workers(
         "worker-outlives-the-supervisor",
         "the kernel kills the workers when their supervisor dies",
-        Edit(SUPERVISOR, "        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)\n", ""),
-        Edit(SUPERVISOR, "        if os.getppid() != parent:", "        if False:"),
+        Edit(CHILD, "        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)\n", ""),
+        Edit(CHILD, "        if os.getppid() != parent:", "        if False:"),
         Edit(
             WORKERS,
             "            supervisor.send_all(left, signal.SIGKILL)\n",

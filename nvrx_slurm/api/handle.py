@@ -20,7 +20,7 @@ from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState, state_of_result
 from nvrx_slurm.errors import NvrxError, SlurmUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.folder import LOOPBACK, JobFolder
 from nvrx_slurm.util.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.report.explanation import Explanation
     from nvrx_slurm.report.snapshot import Status
 
+CANCEL_S = 30.0
 GONE_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 _NOT_STARTED = (JobState.PENDING, JobState.CONFIGURING, JobState.REQUEUED)
 
@@ -130,7 +131,17 @@ class Job:
         return AwaitableJob(self)
 
     def cancel(self) -> None:
-        """Ask the job to end, and return at once. One that has ended is left alone. Raises SlurmUnreachable."""
+        """Ask the job to end, and return at once. One that has ended is left alone. Raises SlurmUnreachable.
+
+        A run inside an allocation is asked from its own host by a signal, and from any other by its store: raises
+        StoreUnreachable, and WaitTimeout where its controller does not answer.
+        """
+        info = self._files.read_info()
+        if self.cluster == "local" and info is not None and not info.is_here and info.addr != LOOPBACK:
+            if self._files.read_result() is None:
+                with self._request() as request:
+                    request.cancel(CANCEL_S)
+            return
         self._its_cluster().cancel(self.job_id)
         if self.cluster == "slurm":
             _slurm_watcher().register_job(self.job_id)  # what it knew is old now

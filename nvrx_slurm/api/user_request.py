@@ -1,5 +1,6 @@
-"""What a user asks a running job to do: restart, drain a node, undrain it. The request goes to the controller, which
-journals it and answers by journal, as with stacks (`stack_request.py`).
+"""What a user asks a running job to do: restart, drain a node, undrain it; end, from another host.
+
+The request goes to the controller, which journals it and answers by journal, as with stacks (`stack_request.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from nvrx_slurm.journal.records import (
     RequestRefused,
     RestartAsked,
     RestartOrdered,
+    Shutdown,
+    Signalled,
     UndrainAsked,
 )
 from nvrx_slurm.report import snapshot
@@ -115,6 +118,21 @@ class UserRequest:
         self.answers(
             UndrainAsked(request=self.id, by=self.by, node=node, generation=self.view.generation), timeout_s, say
         )
+
+    def cancel(self, timeout_s: float) -> None:
+        """Have the controller end the job, as at a SIGTERM to its batch host; return once it has decided that.
+
+        Raises WaitTimeout, StoreUnreachable.
+        """
+        address = self.folder.read_store()
+        if address is not None:
+            post(address, Signalled(reason="cancel", generation=self.view.generation, by=self.by))
+        deadline = self.clock.monotonic() + timeout_s
+        while not self.journal.ended:
+            if any(isinstance(record, Shutdown) for record in self.read(LOOK_S)):
+                return
+            if self.clock.monotonic() > deadline:
+                raise WaitTimeout(f"the job's controller has not answered within {seconds(timeout_s)}")
 
     def wait(self, ordered: list[RestartOrdered], timeout_s: float, say: Say | None = None) -> None:
         """Return once the replicas run again, or the job ends. Raises WaitTimeout, StoreUnreachable."""

@@ -344,11 +344,13 @@ class CommandEnded(FromAgent, frozen=True, kw_only=True, tag="command_ended"):
 class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
     """The batch host says that the job must end: it was told so, its terminal was closed (`hangup`), time is up, no
     agent runs any more, no client has touched the job's lease file, or Slurm takes the nodes back (`preempted`: also
-    for a requeue). `saves`: there is time for a checkpoint first."""
+    for a requeue). `saves`: there is time for a checkpoint first. `by`: a user asks to cancel it, from a host that
+    cannot signal the batch host."""
 
     reason: SignalReason
     generation: Count = 0
     saves: bool = False
+    by: str | None = None
 
 
 class Terminating(FromAgent, frozen=True, kw_only=True, tag="terminating"):

@@ -98,7 +98,7 @@ def describe(record: AnyRecord) -> str:
             how = how if record.signal is None else signal_name(record.signal)
             return f"request {record.request} ended on {record.node} after {seconds(record.took_s)}: {how}"
         case records.Signalled():
-            return SIGNALS[record.reason]
+            return SIGNALS[record.reason] if record.by is None else f"{record.by} asked to cancel the job"
         case records.Terminating():
             return f"Slurm sent SIGTERM to {record.node}"
         case records.Suspending():

@@ -12,10 +12,10 @@ import pytest
 
 from nvrx_slurm.controller.failure_detector import TEST_S
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import RendezvousClosed, Shutdown
+from nvrx_slurm.journal.records import RendezvousClosed, Shutdown, Signalled
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
-from tests.harness import RunningJob
+from tests.harness import RunningJob, wait_gone
 from tests.slurm_harness import CLI, SlurmHandle, nvrx
 
 pytestmark = pytest.mark.slurm(nodes=4)
@@ -94,6 +94,37 @@ def test_scancel_of_the_allocation_ends_the_run_with_143(healthy_cluster, salloc
     assert job.expect(Shutdown).exit_code == 143
     process.wait(60.0)
     assert "run 143" in (tmp_path / "out").read_text()
+
+
+def test_cancel_from_another_host_ends_the_run_and_leaves_the_allocation(healthy_cluster, salloc, gate, tmp_path):
+    """By a request to its controller: no signal gets there. The journal has who asked."""
+    process = salloc("sh", "-c", f"{RUN} -- {shlex.join(gate.command)}; echo run $?; sleep 600", nodes=2)
+    workers = gate.wait(2, cycle=0)
+    job = the_run(tmp_path, process)
+    info = job.folder.read_info()
+    assert info is not None
+    command = shlex.join([*CLI, "cancel", job.folder.job_id])
+    unshare = ["unshare", "--uts"] if os.geteuid() == 0 else ["unshare", "--user", "--map-current-user", "--uts"]
+    done = subprocess.run(
+        [*unshare, "sh", "-c", f"hostname elsewhere && {command}"],
+        cwd=tmp_path,
+        env={**os.environ, **healthy_cluster.environment()},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "CANCELLED"), done.stderr
+    wait_gone([worker.pid for worker in workers.values()])
+    assert (job.expect(Signalled).by or "").endswith("@elsewhere")
+    wait_until(
+        lambda: "run 143" in (tmp_path / "out").read_text(),
+        timeout_s=60.0,
+        what="the run to end with 143",
+        clock=SystemClock(),
+    )
+    assert SlurmHandle(info.slurm_id, healthy_cluster).show()["JobState"] == "RUNNING"
+    again = nvrx("cancel", job.folder.job_id, cwd=tmp_path, env=healthy_cluster.environment())
+    assert (again.returncode, again.stdout.strip()) == (0, "CANCELLED"), again.stderr
 
 
 def test_runs_of_one_script_have_their_own_ids_and_nodes(healthy_cluster, gate, tmp_path):

@@ -16,27 +16,34 @@ from typing import NamedTuple, Self
 from nvrx_slurm.api.submission import submit
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED
 from nvrx_slurm.jobspec.model import JobSpec
+from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import (
+    FirstStepReached,
     JobEnded,
     JobStarted,
     NodeJoined,
     NodeLost,
-    Progress,
     Recovered,
     RendezvousClosed,
     RestartDecided,
 )
 from nvrx_slurm.lab.faults.node import kill_local_node
+from nvrx_slurm.report import recovery
 from nvrx_slurm.report.ending import print_end
-from nvrx_slurm.report.model import ReceivedHeartbeat
+from nvrx_slurm.report.model import ReceivedHeartbeat, Recovery
 from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.report.source import Journal
+from nvrx_slurm.report.view import JobFold
+from nvrx_slurm.report.words import how_started, seconds
 from nvrx_slurm.util.clock import Clock, SystemClock
 
 STEPS, KILL_AT_STEP = 300, 150
 VICTIM = "n2"
-SHOWN = (JobStarted, NodeLost, RestartDecided, RendezvousClosed, Recovered, JobEnded)
+IMPORTS = ("argparse", "json", "random", "socket", "nvrx_slurm.workload")
+"""What the script imports, and each node's warm process ahead of it."""
+
+SHOWN = (JobStarted, NodeLost, RestartDecided, RendezvousClosed, Recovered, FirstStepReached, JobEnded)
 """The entries of the journal that are told."""
 
 SILENCE_S = 0.7
@@ -77,13 +84,13 @@ class Narrator:
 
 
 class DemoRun(NamedTuple):
-    """One training: its job's folder and exit code, the error of its weights, and how long after the loss of the node
-    the next step was reported."""
+    """One training: its job's folder and exit code, the error of its weights, and its recovery up to the first step,
+    if a node was killed."""
 
     folder: JobFolder
     exit_code: int
     error: float | None
-    recovery_s: float | None
+    recovery: Recovery | None
 
 
 def demo(base: Path, write: Callable[[str], None], clock: Clock | None = None) -> int:
@@ -99,13 +106,27 @@ def demo(base: Path, write: Callable[[str], None], clock: Clock | None = None) -
     if last.exit_code:
         print_end(last.folder, last.exit_code)
         return EXIT_FAILED
-    same = calm.error == last.error
-    took = f"{last.recovery_s * 1000:.0f} ms" if last.recovery_s is not None else "no node was lost"
-    write(f"\nfrom the death of {VICTIM} to the next step   {took}")
-    write(f"error without a fault               {calm.error!r}")
-    write(f"error with {VICTIM} killed                {last.error!r}")
-    write(f"                                    {'the same, bit for bit' if same else 'DIFFERENT'}")
-    return EXIT_DONE if same and last.recovery_s is not None else EXIT_FAILED
+    write("")
+    for label, text in results(calm.error, last):
+        write(f"{label:<40}{text}")
+    return EXIT_DONE if calm.error == last.error and last.recovery is not None else EXIT_FAILED
+
+
+def results(calm_error: float | None, last: DemoRun) -> list[tuple[str, str]]:
+    """The demo's last lines: label and text."""
+    lines = [(f"from the death of {VICTIM} to the next step", "no node was lost")]
+    if last.recovery is not None and last.recovery.to_first_step_s is not None:
+        lines = [(f"from the death of {VICTIM} to the next step", seconds(last.recovery.to_first_step_s))]
+        for _, label, took in recovery.in_order(last.recovery):
+            lines.append((f"  {label}", seconds(took)))
+        if how := how_started(last.recovery.warm, last.recovery.cold):
+            lines.append(("  how workers started", how))
+    return [
+        *lines,
+        ("error without a fault", repr(calm_error)),
+        (f"error with {VICTIM} killed", repr(last.error)),
+        ("", "the same, bit for bit" if calm_error == last.error else "DIFFERENT"),
+    ]
 
 
 def train(base: Path, name: str, narrator: Narrator, *, step_time_s: float, kills: bool) -> DemoRun:
@@ -125,28 +146,29 @@ def train(base: Path, name: str, narrator: Narrator, *, step_time_s: float, kill
         nodes=4,
         spares=2,
         workers_per_node=2,
+        prewarm=PrewarmSpec(imports=IMPORTS),
     )
     job = submit(spec, cluster="local", folder=base)
     try:
-        recovery_s = _follow(JobFolder(base / job.job_id), narrator, kills=kills)
+        recovered = _follow(JobFolder(base / job.job_id), narrator, kills=kills)
         narrator.now = "ending"
         exit_code = job.wait(timeout=60.0)
     finally:  # also when the demo is interrupted: nothing is left, and the folder can go
         job.cancel()
         job.wait_until_gone()
     error = json.loads((checkpoints / "trained.json").read_text())["error"] if exit_code == 0 else None
-    return DemoRun(JobFolder(base / job.job_id), exit_code, error, recovery_s)
+    return DemoRun(JobFolder(base / job.job_id), exit_code, error, recovered)
 
 
-def _follow(folder: JobFolder, narrator: Narrator, *, kills: bool) -> float | None:
-    """Tell the training until it ends. Returns how long after the loss of a node the next step was reported."""
-    journal, lines = Journal(folder, beats=True), Lines()
+def _follow(folder: JobFolder, narrator: Narrator, *, kills: bool) -> Recovery | None:
+    """Tell the training until it ends. Returns its last recovery in which all nodes have stepped."""
+    journal, lines, fold = Journal(folder, beats=True), Lines(), JobFold()
     agent = step = 0
-    lost_at: float | None = None
-    recovery_s: float | None = None
+    stepped: Recovery | None = None
     try:
         while not journal.ended:
             for item in journal.poll(0.2):
+                fold.take(item)
                 if isinstance(item, ReceivedHeartbeat):
                     step = max(step, *item.heartbeat.steps.values(), 0)
                     narrator.now = f"step {step} of {STEPS}" if step else "starting"
@@ -154,10 +176,8 @@ def _follow(folder: JobFolder, narrator: Narrator, *, kills: bool) -> float | No
                 line, record = lines.in_words(item), item.record
                 if isinstance(record, NodeJoined) and record.node == VICTIM:
                     agent = record.pid
-                elif isinstance(record, NodeLost):
-                    lost_at = item.t
-                elif isinstance(record, Progress) and lost_at is not None and recovery_s is None:
-                    recovery_s = item.t - lost_at
+                elif isinstance(record, FirstStepReached):
+                    stepped = fold.view.recoveries[record.replica, fold.view.generation, record.cycle]
                 if kills and isinstance(record, SHOWN):
                     narrator.say(f"  {line}")
             if kills and agent and step >= KILL_AT_STEP:
@@ -166,4 +186,4 @@ def _follow(folder: JobFolder, narrator: Narrator, *, kills: bool) -> float | No
                 agent = 0
     finally:
         journal.close()
-    return recovery_s
+    return stepped

@@ -1,11 +1,15 @@
-"""How the demo fills silence."""
+"""How the demo fills silence, and its last lines."""
 
 from __future__ import annotations
 
 import queue
+from pathlib import Path
 
-from nvrx_slurm.lab.demo import Narrator
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.lab.demo import DemoRun, Narrator, results
 from nvrx_slurm.util.clock import SystemClock
+from tests.unit.report.recorder import to_first_cycle
+from tests.unit.report.test_recovery import last_recovery
 
 ANSWER_S = 60.0
 
@@ -34,3 +38,25 @@ def test_a_reader_that_has_gone_ends_the_filling_without_a_traceback() -> None:
     with Narrator(closed, SystemClock()) as narrator:
         narrator._thread.join(ANSWER_S)
         assert not narrator._thread.is_alive()
+
+
+def test_the_last_lines_say_what_took_how_long_and_which_workers_were_warm() -> None:
+    """The way from the death to the first step of all nodes, phase by phase."""
+    recorder = to_first_cycle()
+    recorder.lose("n2")
+    recorder.ready()
+    recorder.start_workers(warm=2)
+    recorder.progress(76)
+    lines = results(0.25, DemoRun(JobFolder(Path("job")), 0, 0.25, last_recovery(recorder)))
+    assert lines == [
+        ("from the death of n2 to the next step", "975 ms"),
+        ("  decided", "2.0 ms"),
+        ("  torn down", "90.0 ms"),
+        ("  rendezvous closed", "0.0 ms"),
+        ("  spawned", "80.0 ms"),
+        ("  first step", "803 ms"),
+        ("  how workers started", "8 workers warm"),
+        ("error without a fault", "0.25"),
+        ("error with n2 killed", "0.25"),
+        ("", "the same, bit for bit"),
+    ]

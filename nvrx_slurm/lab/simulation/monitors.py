@@ -17,6 +17,7 @@ from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import (
     Attributed,
     AttributionJudged,
+    ControllerStarted,
     DrainAsked,
     Entry,
     Fact,
@@ -470,7 +471,8 @@ class ClosesAtOnce(JournalMonitor):
 
     def step_over(self, step: HistoryStep) -> Iterator[str]:
         history = self.history
-        if history.shutdown is not None or history.suspended:
+        # A new controller looks at no deadline before it has taken in the facts that arrived while none ran.
+        if history.shutdown is not None or history.suspended or isinstance(step.fact, ControllerStarted):
             return
         undecided = {name for each in history.failures.values() if not each.decided for name in each.held}
         for replica in history.replicas.values():

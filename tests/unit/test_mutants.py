@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from fnmatch import fnmatchcase
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from ci.mutants import MUTANTS
 from ci.mutants.changes import changed_files
 from ci.mutants.control_plane import BEYOND_SIMULATION
+from ci.mutants.generated import SUBJECTS, SURVIVORS
 from ci.mutants.model import ROOT, Mutant
 
 
@@ -43,6 +45,18 @@ def test_each_mutant_has_a_name_of_its_own() -> None:
 def test_what_the_simulation_does_not_see_are_mutants_of_the_control_plane() -> None:
     """Each has unit tests, which then must see it."""
     assert {mutant.name for mutant in MUTANTS if mutant.simulated == "job"} >= BEYOND_SIMULATION
+
+
+def test_each_generated_survivor_is_of_the_product_as_it_is_and_says_why() -> None:
+    """What is listed as equivalent is in the source of a subject, and is listed once."""
+    listed = tomllib.loads(SURVIVORS.read_text())["survivor"]
+    source = " ".join(
+        " ".join(path.read_text().split()) for glob, _ in SUBJECTS.values() for path in sorted(ROOT.glob(glob))
+    )
+    for each in listed:
+        assert each["old"] in source, each["old"]
+        assert each["old"] != each["new"] and each["reason"]
+    assert len({(each["old"], each["new"]) for each in listed}) == len(listed)
 
 
 def test_without_an_earlier_commit_no_change_is_known() -> None:

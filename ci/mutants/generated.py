@@ -38,7 +38,17 @@ SUBJECTS: dict[str, tuple[str, tuple[str, ...]]] = {
             "restart",
         )
     },
-    "controller": ("nvrx_slurm/controller/*.py", ("tests/unit/controller",)),
+    **{
+        f"controller.{name}": (f"nvrx_slurm/controller/{name}.py", ("tests/unit/controller",))
+        for name in (
+            "attribution_broker",
+            "attribution_requests",
+            "controller",
+            "environment",
+            "failure_detector",
+            "mirror",
+        )
+    },
     "ledger": ("nvrx_slurm/inprocess/ledger.py", ("tests/unit/inprocess/test_ledger.py",)),
     "barriers": ("nvrx_slurm/inprocess/barriers.py", ("tests/unit/inprocess/test_barriers.py",)),
     "slots": (

@@ -19,6 +19,7 @@ from nvrx_slurm.agent.peers import TAIL_BYTES
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.files import open_log, write_all
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.output_times import TimeMarks
 
 log = get_logger("agent")
 
@@ -33,6 +34,7 @@ class _Source:
     file: int
     prefix: bytes
     rank: int
+    times: TimeMarks
     partial: bytearray = field(default_factory=bytearray)
 
 
@@ -68,7 +70,8 @@ class Output:
             log.error("%s: %s; what is printed there is not kept", path, error.strerror)
             file = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         self._tails.pop(rank, None)
-        self._new.put(_Source(pipe=read_end, file=file, prefix=prefix.encode(), rank=rank))
+        times = TimeMarks(path, file)
+        self._new.put(_Source(pipe=read_end, file=file, prefix=prefix.encode(), rank=rank, times=times))
         self._wake()
         return write_end
 
@@ -119,9 +122,11 @@ class Output:
             self._selector.unregister(source.pipe)
             os.close(source.pipe)
             os.close(source.file)
+            source.times.close()
             self._open -= 1
             return
-        self._last[source.rank] = self._clock.monotonic()
+        now = self._last[source.rank] = self._clock.monotonic()
+        source.times.note(now, self._clock.wall())
         tail = data[-TAIL_BYTES:]
         if len(tail) < TAIL_BYTES:
             tail = (self._tails.get(source.rank, b"") + tail)[-TAIL_BYTES:]

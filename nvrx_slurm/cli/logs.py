@@ -62,8 +62,8 @@ def logs(
     Where a new cycle begins, stderr says so. Into a pipe or a file the output goes to the byte. On a terminal its
     colours are kept, and every other control character is shown as \\x1b and the like.
 
-    --since goes by the time stamps that the lines begin with. Ranks that print none are shown from the beginning of
-    the cycle that they wrote in since then.
+    --since goes by the time stamps that the lines begin with. Of ranks that print none, what their agent has read
+    since then is shown, and up to ten seconds more; all of a cycle that ended within its first ten seconds of output.
     """
     from nvrx_slurm.report.jobs import find_job, read_plan
     from nvrx_slurm.report.logs import MergedReader, Reader, Selection, choose, follow_logs
@@ -79,12 +79,14 @@ def logs(
     if tail is not None and moment is None and matching is None:
         reader.skip_to_last(tail)
         tail = None
+    marked = set() if moment is None else reader.skip_to(moment)
     so_far, later = reader.read(), follow_logs(job, reader) if follow else reader.rest()
     chunks: Iterator[Chunk] = chain(so_far, later)
     if tail is not None or moment is not None or matching is not None:
         from nvrx_slurm.report.line_filter import LineFilter
 
-        chunks = _filtered(LineFilter(pattern=matching, since=moment), so_far, later, tail, follow)
+        lines = LineFilter(pattern=matching, since=moment, marked=marked)
+        chunks = _filtered(lines, so_far, later, tail, follow)
     if raw:
         output: _Exact | _OnTerminal = _Exact()
     elif sys.stdout.isatty():

@@ -12,6 +12,7 @@
   slurm.json               how it ended as Slurm said, where the job left no result: Slurm soon forgets it
   logs/<replica>/gen-<g>/cycle-<c>/
     rank-<r>.out, .err     what each rank has printed
+    .times/rank-<r>.out    when, to ten seconds; of output that went on for longer than that
     stacks/rank-<r>.txt    what it was doing when it was asked
     health/<node>.txt      what each node said about itself when it failed
   nodes/<node>.log         what each agent did

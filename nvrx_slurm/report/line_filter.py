@@ -1,13 +1,14 @@
 """Which lines of the ranks' output are shown: those that match, and those since a moment.
 
 The output has no times of its own. A line that begins with a time stamp has that time, and so have the lines of the
-same rank after it. A file without stamps is shown as a whole if it was written to since then.
+same rank after it. Of a file without stamps all is shown that is read, if it was written to since then: from the mark
+that the agent has made (`output_times.py`), and where there is none from its beginning.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from nvrx_slurm.attribution.scan.prefixes import first_stamp, label_of, stamp_of
@@ -22,8 +23,11 @@ class LineFilter:
     """Passes on whole lines that match `pattern`, from the moment `since` on. `is_untimed`: some were passed on
     although no time is known of them."""
 
-    def __init__(self, *, pattern: re.Pattern[bytes] | None, since: float | None) -> None:
-        self._pattern, self._since = pattern, since
+    def __init__(
+        self, *, pattern: re.Pattern[bytes] | None, since: float | None, marked: Collection[RankLog] = ()
+    ) -> None:
+        """`marked`: files that are read from the moment on, or nearly so."""
+        self._pattern, self._since, self._marked = pattern, since, marked
         self._partial: dict[RankLog, bytes] = {}
         self._shown: dict[tuple[RankLog, int | None], bool] = {}
         self._begins: dict[RankLog, tuple[bool, float]] = {}
@@ -63,7 +67,7 @@ class LineFilter:
                     head = source.read(HEAD_BYTES).split(b"\n")
                 first = first_stamp((each[label_of(each, srun=False).begin :] for each in head), changed_at)
                 if first is None:
-                    self.is_untimed = True
+                    self.is_untimed |= file not in self._marked
                 else:
                     begins = first >= self._since
             self._begins[file] = begins, changed_at

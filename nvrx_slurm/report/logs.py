@@ -5,6 +5,7 @@ Files may lie on another host's file system, which sends no event for a change: 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.words import numbers
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.ids import replica_id
+from nvrx_slurm.util.output_times import written_since
 
 CHUNK_BYTES = 1 << 20
 STREAMS = ("out", "err")
@@ -164,6 +166,17 @@ class Reader:
         """Begin with the last so many lines of what there is. Of long files only their ends are read."""
         for file in reversed(self._watched):
             self._offsets[file], lines = _last_lines(file.path, lines)
+
+    def skip_to(self, moment: float) -> set[RankLog]:
+        """Begin with what was written since the moment, or up to ten seconds before it, in those files of which the
+        agent has noted that: returns them."""
+        known = set()
+        for file in self._watched:
+            with contextlib.suppress(OSError):
+                if (offset := written_since(file.path, moment)) is not None:
+                    self._offsets[file] = offset
+                    known.add(file)
+        return known
 
     def rest(self) -> Iterator[Chunk]:
         """The last lines, which have no newline."""

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.agent.output import Output
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.report.line_filter import LineFilter
 from nvrx_slurm.report.logs import Chunk, MergedReader, RankLog, Reader, Selection
 from nvrx_slurm.report.words import chosen_events, event_names
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.output_times import marks_path
+from tests.still_clock import StillClock
 
 AT = 1_790_000_000.0
 
@@ -110,6 +115,40 @@ def test_a_file_without_stamps_is_shown_if_it_was_written_to_since(tmp_path: Pat
     assert (through(old, path, b"a\n"), old.is_untimed) == (b"", False)
     old.caught_up()
     assert through(old, path, b"b\n") == b"b\n"
+
+
+def test_a_file_without_stamps_is_read_from_its_agents_marks(folder: JobFolder) -> None:
+    """Whole lines, to ten seconds; all of it where it has no marks, or where none is old enough; nothing after the
+    last one's time is over."""
+    path = folder.cycle_logs("main-0", 0, 0) / "rank-0.out"
+    clock = StillClock(AT)
+    output = Output(None, clock)
+    pipe, written = output.capture(path, "", 0), 0
+    for index in range(6):  # 0, 6, 12 … seconds: a mark at 0, at 12 (amid a line) and at 24
+        clock.now = AT + 6 * index
+        written += os.write(pipe, b"1 begun," if index == 1 else f" line {index}\n".encode())
+        wait_until(
+            lambda size=written: path.stat().st_size == size,  # type: ignore[misc]
+            timeout_s=30.0,
+            what="the output to be in its file",
+            clock=SystemClock(),
+        )
+    os.close(pipe)
+    output.close(30.0)
+
+    def since(moment: float) -> str:
+        reader = Reader(folder, Selection(rank=0))
+        assert [file.path for file in reader.skip_to(moment)] == [path]
+        return b"".join(chunk.data for source in (reader.read(), reader.rest()) for chunk in source).decode()
+
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(lines) == 5
+    assert since(AT - 99) == since(AT + 10) == "".join(lines)
+    assert since(AT + 11) == since(AT + 22) == "".join(lines[1:])
+    assert since(AT + 23) == since(AT + 34) == "".join(lines[3:])
+    assert since(AT + 35) == ""
+    marks_path(path).unlink()
+    assert Reader(folder, Selection(rank=0)).skip_to(AT) == set()
 
 
 def test_events_are_named_by_patterns() -> None:

@@ -17,6 +17,11 @@ PEERS = Path(__file__).parent.parent / ".venv-peers" / "bin"
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "worker_recovery": ("recovery:worker_recovery", "A worker is killed: until all workers run again."),
     "node_recovery": ("recovery:node_recovery", "A node is killed: until its ranks run on the spare."),
+    "torch_recovery": ("torch_recovery:torch_recovery", "A torch worker is killed: until the first step after it."),
+    "torch_node_recovery": ("torch_recovery:torch_node_recovery", "The same for a node, onto a spare."),
+    "warm_start": ("warm:warm_start", "A worker forked from a warm process, against a bare fork and a cold start."),
+    "metadata": ("warm:metadata", "8 torch workers start: file system calls and CPU, cold and warm."),
+    "warm_memory": ("warm:warm_memory", "8 torch workers at their first step: memory, cold and warm."),
     "detection": ("detection:detection", "A worker dies, an agent dies, a node freezes: until it is known."),
     "saturated": ("detection:saturated", "Every core busy for as many minutes as --runs says: nobody is reaped."),
     "decision": ("decision:decision", "Attribution and rendezvous at once against each alone."),

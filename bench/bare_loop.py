@@ -23,16 +23,16 @@ def hub() -> None:
             node(server.getsockname())
     nodes = [at_once(server.accept()[0]) for _ in range(NODES + SPARES)]
     print("all nodes are here", flush=True)
-    cycle = 0
     while len(nodes) >= NODES:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]  # the number of the cycle, and where rank 0 of a training listens
         active = nodes[:NODES]
         for index, connection in enumerate(active):
-            connection.sendall(b"%d %d\n" % (cycle, index))
+            connection.sendall(b"%d %d\n" % (port, index))
         wait_for_death(nodes)
         for connection in list(nodes):
             if not is_idle(connection):
                 nodes.remove(connection)
-        cycle += 1
 
 
 def at_once(connection: socket.socket) -> socket.socket:
@@ -86,11 +86,13 @@ def node(address: tuple[str, int]) -> None:
                 workers = spawn(*map(int, order.split()))
 
 
-def spawn(cycle: int, index: int) -> set[int]:
+def spawn(port: int, index: int) -> set[int]:
     workers = set()
+    world = {"WORLD_SIZE": str(NODES * PER_NODE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for rank in range(index * PER_NODE, (index + 1) * PER_NODE):
-        env = {**os.environ, "RANK": str(rank), "MASTER_PORT": str(cycle)}
-        workers.add(os.posix_spawnp(COMMAND[0], COMMAND, env))
+        env = {**os.environ, **world, "RANK": str(rank)}
+        # A session each, as all launchers do: on a busy machine Linux shares the processors out by session.
+        workers.add(os.posix_spawnp(COMMAND[0], COMMAND, env, setsid=True))
     return workers
 
 

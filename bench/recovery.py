@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,20 +22,37 @@ from bench.launchers.ours import OurFleet, Ours
 from bench.launchers.torchelastic import ft_launcher, torchrun, torchrun_tuned
 from bench.rollcall import Present, RollCall
 from bench.tables import Target, print_rows, print_targets
+from nvrx_slurm.journal.records import Recovered
 from nvrx_slurm.util.clock import SystemClock
 
-START_S = 40.0
-RECOVER_S = 90.0
+START_S = 120.0
+RECOVER_S = 180.0
 VICTIM = WORLD_SIZE - 1  # on the second node: torchelastic's first node holds the rendezvous, and must not die
 
 Kill = Callable[[Present, Fleet], None]
+Command = Callable[[RollCall, Path], tuple[str, ...]]
+"""The workers' command, from where they report and the folder of the measurement."""
+
 Samples = dict[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """When the kill was sent, and the workers of the next world, by rank. `phases`: of ours, by the journal."""
+
+    killed: float
+    world: dict[int, Present]
+    phases: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def took_s(self) -> float:
+        return max(worker.started for worker in self.world.values()) - self.killed
 
 
 def worker_recovery(runs: int, peers: Path) -> None:
     """A worker is killed."""
     launchers: list[Launcher] = [Ours(), torchrun(peers), ft_launcher(peers), Bare()]
-    samples = measure_all(launchers, runs, spares=0, kill=_kill_worker)
+    samples = measure_all(launchers, runs, spares=0, kill=kill_worker)
     print_rows("from a worker's SIGKILL to all workers running", samples, unit="ms", first=Ours.name)
     print_targets(
         samples,
@@ -47,10 +65,10 @@ def worker_recovery(runs: int, peers: Path) -> None:
 
 def node_recovery(runs: int, peers: Path) -> None:
     """A node is killed, with all that runs on it; each run has a hot spare."""
-    samples = measure_all([Ours(), Bare()], runs, spares=runs, kill=_kill_node)
+    samples = measure_all([Ours(), Bare()], runs, spares=runs, kill=kill_node)
     # Their time is timeouts that they sleep through, a minute each: side by side they do not disturb each other.
     elastic: list[Launcher] = [torchrun(peers), torchrun_tuned(peers), ft_launcher(peers)]
-    samples |= measure_together(elastic, runs, spares=runs, kill=_kill_node)
+    samples |= measure_together(elastic, runs, spares=runs, kill=kill_node)
     print_rows("from a node's SIGKILL to its ranks on a spare", samples, unit="ms", first=Ours.name)
     print_targets(
         samples,
@@ -62,18 +80,18 @@ def node_recovery(runs: int, peers: Path) -> None:
     )
 
 
-def _kill_worker(victim: Present, fleet: Fleet) -> None:
+def kill_worker(victim: Present, fleet: Fleet) -> None:
     os.kill(victim.pid, signal.SIGKILL)
 
 
-def _kill_node(victim: Present, fleet: Fleet) -> None:
+def kill_node(victim: Present, fleet: Fleet) -> None:
     processes.kill_tree(processes.ancestor_below(victim.pid, fleet.parent_of_nodes))
 
 
 def measure_all(launchers: Sequence[Launcher], runs: int, *, spares: int, kill: Kill) -> Samples:
-    """Seconds of each run by launcher, one launcher after the other; see `_measured` for one that fails."""
-    found = [(launcher.name, _measured(launcher, runs, spares, kill)) for launcher in launchers]
-    return {name: taken for name, taken in found if taken}
+    """Seconds of each run by launcher, one launcher after the other; see `measured` for one that fails."""
+    found = {launcher.name: measured(launcher, runs, spares=spares, kill=kill) for launcher in launchers}
+    return {name: [each.took_s for each in recoveries] for name, recoveries in found.items() if recoveries}
 
 
 def measure_together(launchers: Sequence[Launcher], runs: int, *, spares: int, kill: Kill) -> Samples:
@@ -91,15 +109,21 @@ def _measure_into(
 ) -> None:
     taken: list[float] = []
     try:
-        taken = _measured(launcher, runs, spares, kill)
+        taken = [each.took_s for each in measured(launcher, runs, spares=spares, kill=kill)]
     finally:
         found.put((launcher.name, taken))
 
 
-def _measured(launcher: Launcher, runs: int, spares: int, kill: Kill) -> list[float]:
+def _only_report(rollcall: RollCall, room: Path) -> tuple[str, ...]:
+    return rollcall.command
+
+
+def measured(
+    launcher: Launcher, runs: int, *, spares: int, kill: Kill, command: Command = _only_report
+) -> list[Recovery]:
     """A peer that is missing or fails is said, and gives an empty list. Where we fail ourselves, that is an error."""
     try:
-        return measure(launcher, runs, spares=spares, kill=kill)
+        return measure(launcher, runs, spares=spares, kill=kill, command=command)
     except (PeerMissing, PeerFailed) as error:
         if isinstance(launcher, Ours):
             raise
@@ -107,19 +131,22 @@ def _measured(launcher: Launcher, runs: int, spares: int, kill: Kill) -> list[fl
         return []
 
 
-def measure(launcher: Launcher, runs: int, *, spares: int, kill: Kill) -> list[float]:
+def measure(launcher: Launcher, runs: int, *, spares: int, kill: Kill, command: Command) -> list[Recovery]:
     """One fleet, killed `runs` times."""
     with (
         tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room,
         closing(RollCall()) as rollcall,
-        _running(launcher, Task(rollcall.command, spares, Path(room))) as fleet,
+        _running(launcher, Task(command(rollcall, Path(room)), spares, Path(room))) as fleet,
     ):
         try:
             taken = list(_recoveries(fleet, rollcall, runs, kill))
         except BenchTimeout as error:
             raise PeerFailed(f"{error}\n{fleet.log()}") from None
         if isinstance(fleet, OurFleet):
-            _print_phases(fleet, runs)
+            journal = fleet.recoveries()[-runs:]
+            _print_phases(journal)
+            if len(journal) == len(taken):
+                taken = [replace(each, phases=own.phases) for each, own in zip(taken, journal, strict=True)]
         return taken
 
 
@@ -132,7 +159,7 @@ def _running(launcher: Launcher, task: Task) -> Iterator[Fleet]:
         fleet.stop()
 
 
-def _recoveries(fleet: Fleet, rollcall: RollCall, runs: int, kill: Kill) -> Iterator[float]:
+def _recoveries(fleet: Fleet, rollcall: RollCall, runs: int, kill: Kill) -> Iterator[Recovery]:
     clock = SystemClock()
     world = rollcall.wait_world(WORLD_SIZE, timeout_s=START_S)
     for _ in range(runs):
@@ -140,12 +167,11 @@ def _recoveries(fleet: Fleet, rollcall: RollCall, runs: int, kill: Kill) -> Iter
         killed = clock.monotonic()
         kill(world[VICTIM], fleet)
         world = rollcall.wait_world(WORLD_SIZE, timeout_s=RECOVER_S, after=killed)
-        yield max(worker.started for worker in world.values()) - killed
+        yield Recovery(killed, world)
 
 
-def _print_phases(fleet: OurFleet, runs: int) -> None:
+def _print_phases(timed: Sequence[Recovered]) -> None:
     """Where our time goes, by the journal (from the moment that the death was noticed)."""
-    timed = fleet.recoveries()[-runs:]
     if timed:
         parts = [f"{name} {median(r.phases[name] for r in timed) * 1000:.1f}" for name in timed[0].phases]
         total = median(r.total_s for r in timed) * 1000

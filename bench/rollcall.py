@@ -6,12 +6,13 @@ connection breaks, all the others of its world are let go, as a broken collectiv
 
 from __future__ import annotations
 
+import json
 import selectors
 import socket
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.errors import BenchTimeout
@@ -22,12 +23,14 @@ WORKER = Path(__file__).parent / "worker.py"
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A worker that runs. `started` is its own stamp, in seconds on the machine's monotonic clock."""
+    """A worker that runs. `started` is its own stamp, in seconds on the machine's monotonic clock; `stamps` are those
+    of what it did before, in order."""
 
     world: str
     rank: int
     pid: int
     started: float
+    stamps: dict[str, float] = field(default_factory=dict)
 
 
 class RollCall:
@@ -42,10 +45,15 @@ class RollCall:
         self._worlds: dict[str, dict[socket.socket, Present]] = defaultdict(dict)
 
     @property
-    def command(self) -> tuple[str, ...]:
-        """The command of a worker that reports here."""
+    def address(self) -> tuple[str, str]:
+        """The last two arguments of a worker's command: host and port."""
         host, port = self._server.getsockname()
-        return (sys.executable, "-S", "-E", str(WORKER), host, str(port))
+        return host, str(port)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command of a worker that reports here, and does nothing else."""
+        return (sys.executable, "-S", "-E", str(WORKER), *self.address)
 
     def wait_world(self, size: int, *, timeout_s: float, after: float = 0.0) -> dict[int, Present]:
         """The workers by rank, once one world has all of `size` at the same time, each started later than `after`.
@@ -93,14 +101,15 @@ class RollCall:
     def _hear(self, connection: socket.socket) -> None:
         """A worker's only line, in one piece as it is short; or the end of its connection."""
         try:
-            data = connection.recv(256)
+            data = connection.recv(1024)
         except ConnectionError:
             data = b""
         if not data:
             self._vanished(connection)
             return
-        world, rank, pid, started = data.decode().split()
-        self._worlds[world][connection] = Present(world, int(rank), int(pid), float(started))
+        world, rank, pid, started, *stamps = data.decode().split(maxsplit=4)
+        before = json.loads(stamps[0]) if stamps else {}
+        self._worlds[world][connection] = Present(world, int(rank), int(pid), float(started), before)
 
     def _vanished(self, connection: socket.socket) -> None:
         self._drop(connection)

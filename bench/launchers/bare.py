@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench import processes
@@ -15,15 +16,18 @@ LOOP = Path(__file__).parent.parent / "bare_loop.py"
 LOOK_AGAIN_S = 0.01
 
 
+@dataclass(frozen=True)
 class Bare:
     """Starts `bare_loop.py`."""
 
-    name = "bare loop"
+    name: str = "bare loop"
 
     def start(self, task: Task) -> BareFleet:
         argv = [sys.executable, "-S", "-E", str(LOOP), str(NODES), str(WORKERS_PER_NODE), str(task.spares)]
         log = task.room / "bare.log"
-        return BareFleet(processes.start([*argv, *task.command], log=log), log, NODES + task.spares)
+        return BareFleet(
+            processes.start([*argv, *task.command], log=log, extra={"OMP_NUM_THREADS": "1"}), log, NODES + task.spares
+        )
 
 
 class BareFleet:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bench import processes
 from bench.errors import BenchTimeout
 from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
 from nvrx_slurm.jobspec.plan import Plan, RolePlan, plan_to_json
+from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Entry, NodeJoined, Recovered
+from nvrx_slurm.journal.records import Entry, FromAgent, NodeJoined, Prewarmed, Recovered
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report.source import Journal, so_far
 from nvrx_slurm.util.clock import SystemClock
@@ -20,13 +23,21 @@ JOB_ID = f"bench-{os.getpid()}"
 POLITE_S = 15.0
 
 
+@dataclass(frozen=True)
 class Ours:
-    """Starts a local job."""
+    """Starts a local job. `prewarm`: as in job.yaml; then each node has its warm process before a measurement."""
 
-    name = "nvrx-slurm"
+    name: str = "nvrx-slurm"
+    prewarm: PrewarmSpec | None = None
 
     def start(self, task: Task) -> OurFleet:
-        role = RolePlan(name="main", command=task.command, nodes_per_replica=NODES, workers_per_node=WORKERS_PER_NODE)
+        role = RolePlan(
+            name="main",
+            command=task.command,
+            nodes_per_replica=NODES,
+            workers_per_node=WORKERS_PER_NODE,
+            prewarm=self.prewarm,
+        )
         plan = Plan(
             name="bench",
             roles=(role,),
@@ -41,25 +52,31 @@ class Ours:
             extra={"NVRX_JOB_ID": JOB_ID},
             given=plan_to_json(plan),
         )
-        return OurFleet(host, JobFolder(task.room / "jobs" / JOB_ID), NODES + task.spares)
+        kinds: list[type[FromAgent]] = [NodeJoined] if self.prewarm is None else [NodeJoined, Prewarmed]
+        return OurFleet(host, JobFolder(task.room / "jobs" / JOB_ID), NODES + task.spares, kinds)
 
 
 class OurFleet:
     """A local job that runs."""
 
-    def __init__(self, host: subprocess.Popen[bytes], folder: JobFolder, nodes: int) -> None:
-        self._host, self._folder, self._nodes = host, folder, nodes
+    def __init__(
+        self, host: subprocess.Popen[bytes], folder: JobFolder, nodes: int, kinds: Sequence[type[FromAgent]]
+    ) -> None:
+        self._host, self._folder, self._nodes, self._kinds = host, folder, nodes, kinds
         self.parent_of_nodes = host.pid
 
     def wait_spares(self, timeout_s: float) -> None:
         clock = SystemClock()
         deadline = clock.monotonic() + timeout_s
-        journal, joined = Journal(self._folder), set[str]()
-        while len(joined) < self._nodes:
+        journal = Journal(self._folder)
+        nodes: dict[type[FromAgent], set[str]] = {kind: set() for kind in self._kinds}
+        while any(len(there) < self._nodes for there in nodes.values()):
             if clock.monotonic() > deadline:
-                raise BenchTimeout(f"{len(joined)} of {self._nodes} nodes joined in {timeout_s:.0f} s")
+                there = ", ".join(f"{kind.__name__} of {len(names)}" for kind, names in nodes.items())
+                raise BenchTimeout(f"of {self._nodes} nodes, in {timeout_s:.0f} s: {there}")
             entries = [item for item in journal.poll(0.1) if isinstance(item, Entry)]
-            joined |= {entry.record.node for entry in entries if isinstance(entry.record, NodeJoined)}
+            for kind, names in nodes.items():
+                names |= {entry.record.node for entry in entries if isinstance(entry.record, kind)}
         journal.close()
 
     def recoveries(self) -> list[Recovered]:

@@ -209,10 +209,13 @@ class Agent:
 
     async def _read_orders(self) -> None:
         """Join, then read every order from that moment on."""
-        await self.orders.read(await self.joining.join())
+        newest = await self.joining.join()
+        self.prewarming.joined()
+        await self.orders.read(newest)
 
     def _heartbeat(self) -> Heartbeat:
         cycle = self.cycle
+        self.prewarming.look(self.board)
         return Heartbeat(
             node=self.node,
             incarnation=self.publisher.incarnation,
@@ -235,6 +238,7 @@ class Agent:
 
     def _cycle_is_over(self, replica: str, next_cycle: int, dump: str | None = None) -> None:
         self.opened[replica] = next_cycle
+        self.prewarming.stop_waiting()
         cycle = self.cycle
         if cycle is None or self.leaving or self.fenced:
             return
@@ -271,8 +275,6 @@ class Agent:
         self.joining.port.release()
         self.heartbeat.renew()
         self.watch.begin(event.assignment.seen)
-        self.prewarming.keep_only(role)
-        warm, self.cycle.cold = self.prewarming.of(role)
         start_workers(
             self.cycle,
             plan=self.plan,
@@ -283,7 +285,8 @@ class Agent:
             board=self.board,
             output=self.output,
             stacks=self.stacks,
-            warm=warm,
+            warm=self.prewarming.assigned(self.cycle),
+            learn=self.prewarming.learns(role),
         )
         self.machine.health.begin()
 
@@ -321,6 +324,7 @@ class Agent:
     def _first_step(self, rank: int, step: int) -> None:
         if self.cycle is not None and self.mode is AgentMode.ACTIVE:
             self.reporting.first_step(self.cycle, rank, step)
+            self.prewarming.stepped(self.cycle)
         self.watch.look()
 
     def _restarted_in_process(self, restart: InProcessRestart) -> None:
@@ -500,6 +504,7 @@ class Agent:
             return
         log.warning("the supervisor was killed, and its workers with it; this node joins again")
         self.workers.start()
+        self.prewarming.begin()
         self.watch.end()
         self.stopping.over()
         self._forget_cycle()
@@ -533,7 +538,7 @@ class Agent:
         over.step = max((step for step in (over.step, on_file) if step is not None), default=None)
 
     def _say_ready(self, replica: str, cycle: int, over: Cycle | None) -> None:
-        port, took_s = self.joining.hold_port(), self.stopping.took_s()
+        port, took_s = self.joining.hold_port(), self.stopping.took_s() if over is not None else 0.0
         step: int | None = None
         peers_lost: tuple[int, ...] = ()
         if over is not None:
@@ -564,6 +569,7 @@ class Agent:
         if self.leaving is None:
             log.info("leaving: %s", reason)
             self.leaving = (reason, exit_code)
+            self.prewarming.leave()
             self.store.hurry(GOODBYE_S + self.plan.fault_tolerance.teardown.grace)
         self._stop(partial(self._exit, *self.leaving, ()), **how)
 

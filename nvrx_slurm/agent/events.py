@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from nvrx_slurm.agent.heartbeat import ControllerSilent
 from nvrx_slurm.agent.workers import WorkerEvent
@@ -62,6 +63,7 @@ class Cycle:
     terminated: dict[int, float] = field(default_factory=dict)  # rank → when it died by SIGTERM, not yet reported
     warm: int = 0  # how many of its workers were forked from a warm process
     cold: str | None = None  # why the others were not, where the role has one
+    modules_file: Path | None = None  # where a worker writes down what it imports
     dumped: bool = False  # the stacks of this cycle are on file
     has_stepped: bool = False
     step: int | None = None  # the furthest that its workers reported, once it is over

@@ -5,11 +5,17 @@ never a condition: whatever goes wrong with it, the workers of its role start co
 
     probing ──▶ warming ──▶ ready ──▶ ended (died, out of date) ──▶ warming …
        └───────────┴──▶ off, with the reason
+
+`imports: auto`: until a list is known, the first worker of a node writes down what it imports (the start-up hook does
+it), up to its first step. That list is kept beside the jobs' folders, for the next job with the same command.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import json
 import shutil
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -17,7 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from nvrx_slurm.agent.machine import StacksPort, WorkersPort
+from nvrx_slurm.agent.events import Cycle
+from nvrx_slurm.agent.machine import BoardPort, StacksPort, WorkersPort
+from nvrx_slurm.agent.page_cache import PageCache
 from nvrx_slurm.agent.reporting import FactPublisher
 from nvrx_slurm.agent.starting import RANK_VARIABLES, role_environment
 from nvrx_slurm.agent.workers import WarmSaid
@@ -25,9 +33,10 @@ from nvrx_slurm.jobspec import env as environment
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.jobspec.prewarm import PrewarmSpec, probe_command, why_cold
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Prewarmed, PrewarmFailed
+from nvrx_slurm.journal.records import FromAgent, Prewarmed, PrewarmFailed
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.durations import words
+from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
@@ -44,11 +53,13 @@ State = Literal["probing", "warming", "ready", "ended", "off"]
 
 @dataclass(slots=True)
 class RoleWarmth:
-    """A role and its warm process. `skipped`: module → why it is not imported there; `until`: how long workers wait
-    for it; `settled`: it does not warm up now."""
+    """A role and its warm process. `imports`: None until they are learned; `skipped`: module → why it is not imported
+    there; `until`: how long workers wait for it; `settled`: it does not warm up now; `is_learned`: by this node."""
 
     role: RolePlan
     spec: PrewarmSpec
+    imports: list[str] | None
+    is_learned: bool = False
     state: State = "probing"
     why: str | None = None
     skipped: dict[str, str] = field(default_factory=dict)
@@ -78,24 +89,81 @@ class Prewarming:
         self._plan, self._folder, self._node = plan, folder, node
         self._workers, self._stacks, self._publisher = workers, stacks, publisher
         self._clock, self._go = clock, go
-        self._roles = {role.name: RoleWarmth(role, role.prewarm) for role in plan.roles if role.prewarm is not None}
+        self._roles = {
+            role.name: RoleWarmth(role, spec, None if spec.imports == "auto" else list(spec.imports))
+            for role in plan.roles
+            if (spec := role.prewarm) is not None and spec.wants_process
+        }
+        self._page_cache: PageCache | None = None
+        self._unsent: list[tuple[type[FromAgent], dict[str, Any]]] | None = []  # until the node has joined
         self._said: set[tuple[str, str]] = set()
         self._is_starting = False
+        self._hurry = asyncio.Event()
 
     def begin(self) -> None:
         """Make a warm process for each role that asks for one: this node does not know yet which it will have."""
         for warmth in self._roles.values():
-            warmth.began = self._clock.monotonic()
-            warmth.until = warmth.began + warmth.spec.timeout
+            warmth.state = "probing"
+            self._restart(warmth)
             self._go(self._probe(warmth))
+        specs = [role.prewarm for role in self._plan.roles if role.prewarm is not None]
+        if patterns := [pattern for spec in specs for pattern in spec.read]:
+            self._page_cache = self._page_cache or PageCache(self._clock)
+            bounds = [spec.memory for spec in specs if spec.memory is not None]
+            self._page_cache.begin(patterns, self._plan.workdir, min(bounds, default=None))
 
-    def keep_only(self, role: str) -> None:
-        """The node works for this role: the others' processes would only take memory."""
+    def joined(self) -> None:
+        """The controller knows this node: it takes no fact of a node before that."""
+        unsent, self._unsent = self._unsent or [], None
+        for kind, fields in unsent:
+            self._publisher.publish(kind, **fields)
+
+    def assigned(self, cycle: Cycle) -> str | None:
+        """The node has ranks of this cycle, and starts their workers. Returns the role, if they can be started warm;
+        else the cycle says why not. The other roles' processes would only take memory: they end."""
         self._is_starting = True
+        role = cycle.assignment.role
         for name, warmth in self._roles.items():
             if name != role and warmth.state != "off":
                 self._workers.cool(name)
-                self._settle(warmth, "off", "another role had this node")
+                self._settle(warmth, "ended", "another role had this node")
+        spec = next(each.prewarm for each in self._plan.roles if each.name == role)
+        if self._page_cache is not None:
+            read, memory = (spec.read, spec.memory) if spec else ((), None)
+            self._page_cache.begin(read, self._plan.workdir, memory, cycle.ranks)
+        found = self._roles.get(role)
+        if found is None or found.state == "ready":
+            return role if found else None
+        cycle.cold = found.why or "the warm process is not ready yet"
+        return None
+
+    def learns(self, role: str) -> bool:
+        """Whether a worker should write down what it imports."""
+        warmth = self._roles.get(role)
+        return warmth is not None and warmth.imports is None and warmth.state != "off"
+
+    def stepped(self, cycle: Cycle) -> None:
+        """A worker of this node has reported its first step: what it has imported by now is warmed from now on."""
+        warmth = self._roles.get(cycle.assignment.role)
+        if warmth is None or warmth.imports is not None or cycle.modules_file is None or warmth.state == "off":
+            return
+        with contextlib.suppress(OSError):
+            names = cycle.modules_file.read_text(errors="replace").split()
+            own = {name for word in warmth.role.command for name in (word, f"{word}.__main__")}
+            warmth.imports = [name for name in dict.fromkeys(names) if name not in own]
+            warmth.is_learned = cycle.assignment.group_rank == 0
+            log.info("%s has imported %d modules by its first step", warmth.role.name, len(warmth.imports))
+            self._warm(warmth)
+
+    def look(self, board: BoardPort) -> None:
+        """Called with each heartbeat: the workers may have saved a checkpoint."""
+        if self._page_cache is not None:
+            self._page_cache.saw(board.readings())
+
+    def leave(self) -> None:
+        """The agent leaves, and its supervisor will end the processes."""
+        if self._page_cache is not None:
+            self._page_cache.close()
 
     def is_warming(self, role: str) -> bool:
         """Whether workers should wait a moment: they would import the same, each for itself."""
@@ -109,19 +177,17 @@ class Prewarming:
         warmth = self._roles[role]
         left_s = warmth.until - self._clock.monotonic()
         log.info("the workers of %s wait for their warm process, for %.0f s at most", role, left_s)
+        self._hurry.clear()
+        waits = [asyncio.ensure_future(event.wait()) for event in (warmth.settled, self._hurry)]
         try:
-            await asyncio.wait_for(warmth.settled.wait(), left_s)
-        except TimeoutError:
-            log.warning("the warm process of %s is not ready: its workers start cold", role)
+            await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
 
-    def of(self, role: str) -> tuple[str | None, str | None]:
-        """The role, if its workers can be forked from a warm process; else why they cannot, or None, None."""
-        warmth = self._roles.get(role)
-        if warmth is None:
-            return None, None
-        if warmth.state == "ready":
-            return role, None
-        return None, warmth.why or "the warm process is not ready yet"
+    def stop_waiting(self) -> None:
+        """Something has happened that those who wait for a warm process must look at."""
+        self._hurry.set()
 
     def started(self, role: str) -> None:
         """The workers of the role run: now there is time to make what has ended again."""
@@ -151,6 +217,8 @@ class Prewarming:
         """Find out whether the role's Python loads the hook: without it the program itself would run."""
         role = warmth.role
         why = "its workers run in a container" if role.container is not None else None
+        if warmth.imports is None:
+            warmth.imports = await asyncio.to_thread(self._read_list, role)
         env, workdir = self._environment(role), role.workdir or self._plan.workdir
         find = partial(_find, path={**environment.child_environment({}), **env}.get("PATH"), workdir=workdir)
         why = why or why_cold(role.command, find)
@@ -158,31 +226,33 @@ class Prewarming:
             why = await _ask([*probe_command(role.command, find), "pass"], env, workdir)
         if why is not None:
             self._fail(warmth, why)
-        else:
+        elif warmth.state == "probing":  # else another role has got this node meanwhile
             self._warm(warmth)
 
     def _warm(self, warmth: RoleWarmth) -> None:
         if warmth.state == "off":
             return
         if warmth.state != "warming":
-            warmth.began = self._clock.monotonic()
-            warmth.until = warmth.began + warmth.spec.timeout
+            self._restart(warmth)
         warmth.state, warmth.why = "warming", None
         warmth.settled.clear()
         warmth.attempt += 1
         role, spec = warmth.role, warmth.spec
-        imports = () if spec.imports == "auto" else spec.imports
         setup = spec.setup if spec.setup and spec.setup not in warmth.skipped else ""
         wanted = [
             " ".join(RANK_VARIABLES),
             str(spec.memory or 0),
             setup,
-            *(name for name in imports if name not in warmth.skipped),
+            *(name for name in warmth.imports or () if name not in warmth.skipped),
         ]
         self._workers.warm(
             role.name, role.command, self._environment(role), role.workdir or self._plan.workdir, wanted
         )
         asyncio.get_running_loop().call_later(spec.timeout, self._too_late, warmth, warmth.attempt)
+
+    def _restart(self, warmth: RoleWarmth) -> None:
+        warmth.began = self._clock.monotonic()
+        warmth.until = warmth.began + warmth.spec.timeout
 
     def _environment(self, role: RolePlan) -> dict[str, str]:
         """What is the same for all workers of the role on this node."""
@@ -200,21 +270,30 @@ class Prewarming:
         took_s = self._clock.monotonic() - warmth.began
         self._settle(warmth, "ready", None)
         log.info("the warm process of %s waits: %d modules, %.1f s", warmth.role.name, modules, took_s)
-        self._publisher.publish(
+        is_auto = warmth.spec.imports == "auto"  # of those nobody has asked for the ones that fail
+        skipped = warmth.skipped if is_auto else {**warmth.skipped, **failed}
+        self._publish(
             Prewarmed,
             role=warmth.role.name,
             modules=modules,
             took_s=took_s,
             memory_bytes=memory_bytes,
-            skipped={**warmth.skipped, **failed},
+            skipped=dict(skipped),
         )
+        if warmth.is_learned:
+            warmth.is_learned = False
+            found = [name for name in warmth.imports or () if name not in skipped and name not in failed]
+            self._go(asyncio.to_thread(self._write_list, warmth.role, found))
 
     def _refused(self, warmth: RoleWarmth, *, name: str, why: str) -> None:
         """Again, without what no fork may inherit."""
         log.warning("the warm process of %s: %s; it is made again without that", warmth.role.name, why)
         warmth.skipped[name] = why
         warmth.refusals += 1
-        if warmth.refusals > MOST_REFUSALS:
+        if warmth.refusals > MOST_REFUSALS and warmth.spec.imports == "auto" and name in (warmth.imports or ()):
+            warmth.imports = (warmth.imports or [])[: (warmth.imports or []).index(name)]  # what comes before can be
+            self._warm(warmth)
+        elif warmth.refusals > MOST_REFUSALS:
             self._fail(warmth, f"more than {MOST_REFUSALS} modules cannot be imported ahead; the last: {why}")
         else:
             self._warm(warmth)
@@ -239,11 +318,36 @@ class Prewarming:
         if (warmth.role.name, why) not in self._said:
             self._said.add((warmth.role.name, why))
             log.warning("the workers of %s start cold: %s", warmth.role.name, why)
-            self._publisher.publish(PrewarmFailed, role=warmth.role.name, why=why)
+            self._publish(PrewarmFailed, role=warmth.role.name, why=why)
+
+    def _publish(self, kind: type[FromAgent], **fields: Any) -> None:
+        if self._unsent is None:
+            self._publisher.publish(kind, **fields)
+        else:
+            self._unsent.append((kind, fields))
 
     def _settle(self, warmth: RoleWarmth, state: State, why: str | None) -> None:
         warmth.state, warmth.why = state, why
         warmth.settled.set()
+
+    # ---- the lists of `imports: auto`
+
+    def _list_file(self, role: RolePlan) -> Path:
+        what = json.dumps([role.command, role.workdir or self._plan.workdir])
+        return Path(self._plan.folder) / ".prewarm" / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
+
+    def _read_list(self, role: RolePlan) -> list[str] | None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            names = json.loads(self._list_file(role).read_bytes())["modules"]
+            if isinstance(names, list) and all(isinstance(name, str) for name in names):
+                return names
+        return None
+
+    def _write_list(self, role: RolePlan, names: list[str]) -> None:
+        file = self._list_file(role)
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            write_private(file, json.dumps({"command": role.command, "modules": names}, indent=1).encode() + b"\n")
 
 
 def _find(program: str, *, path: str | None, workdir: str) -> str | None:
@@ -267,8 +371,11 @@ async def _ask(command: list[str], env: dict[str, str], workdir: str) -> str | N
     try:
         said, _ = await asyncio.wait_for(asked.communicate(), PROBE_S)
     except TimeoutError:
-        asked.kill()
         return f"{command[0]} did not start within {PROBE_S:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            if asked.returncode is None:
+                asked.kill()
     if said.decode(errors="replace") != PROBE:
         return f"{Path(command[0]).name} does not load nvrx-slurm's start-up hook"
     return None

@@ -24,7 +24,7 @@ RANK_VARIABLES = (
         "NVRX_GENERATION",
         "NVRX_REPLICA",
         "NVRX_BEAT_SOCKET",
-        "NVRX_BEAT_FILE",
+        *("NVRX_BEAT_FILE", "NVRX_MODULES_FILE"),
     ),
 )
 """Of what a worker is given: that which differs from rank to rank, or from cycle to cycle."""
@@ -45,9 +45,10 @@ def start_workers(
     output: OutputPort,
     stacks: StacksPort,
     warm: str | None,
+    learn: bool,
 ) -> None:
     """Start all ranks of a cycle that are this node's. `Spawned` or `Exited` follows for each. `warm`: the role, if
-    it has a warm process."""
+    it has a warm process; `learn`: have the first worker write down what it imports."""
     role = next(role for role in plan.roles if role.name == cycle.assignment.role)
     logs = folder.cycle_logs(cycle.replica, generation, cycle.number)
     for local_rank in range(cycle.assignment.workers):
@@ -69,6 +70,10 @@ def start_workers(
         cycle.environments[rank] = env  # of commands beside it (`commands.py`), which must not report in its name
         # The role may name an error file of its own, which the agent then does not read.
         env = board.prepare(rank, cycle.number) | env | stacks.environment(own)
+        if learn and local_rank == 0:
+            cycle.modules_file = Path(env["NVRX_BEAT_SOCKET"]).with_name("modules")
+            cycle.modules_file.unlink(missing_ok=True)
+            env["NVRX_MODULES_FILE"] = str(cycle.modules_file)
         cycle.slot_names = frozenset(env).difference(cycle.environments[rank])
         command, workdir = role.command, role.workdir or plan.workdir
         if role.container is not None and role.container.runtime != "pyxis":

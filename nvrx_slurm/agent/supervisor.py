@@ -198,11 +198,13 @@ class Supervisor:
             for descriptor in fds:
                 os.close(descriptor)
             self._say(op="lapsed", survivors=[])
-        elif self.warm.fork(order["warm"], order, fds):
-            for descriptor in fds:
-                os.close(descriptor)
-        else:
-            self._spawn_cold(order, fds, None)
+            return
+        why_cold = None
+        if order["warm"] is not None:
+            why_cold = self.warm.fork(order["warm"], order, fds)
+            if why_cold is None:
+                return
+        self._spawn_cold(order, fds, why_cold)
 
     def _forked(self, order: dict[str, Any], pid: int) -> None:
         self.workers[pid] = order["id"]
@@ -358,7 +360,8 @@ class Supervisor:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return False
-        return not self.warm.pids or bool(self._below())
+        # One that has ended and is not reaped yet has not been reported, and `descendants` leaves it out.
+        return not self.warm.pids or bool(self.workers or self.commands or self._below())
 
     def _below(self) -> list[int]:
         """All that the workers are and have started; of a warm process what it forks, and not itself."""

@@ -68,6 +68,7 @@ class WarmProcesses:
         self._poller, self._say, self._forked, self._start_cold = poller, say, forked, start_cold
         self._by_role: dict[str, WarmProcess] = {}
         self._dying: set[int] = set()  # killed, and not yet reaped
+        self._lost: dict[str, str] = {}  # role → why its last warm process was lost
         self._forks: dict[int, Fork] = {}  # by the descriptor of the worker's socket
 
     @property
@@ -84,6 +85,7 @@ class WarmProcesses:
         """Start a warm process for a role, in the place of an earlier one."""
         role, argv = order["id"], order["argv"]
         self.end(role)
+        self._lost.pop(role, None)
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         own.setblocking(False)
@@ -120,18 +122,24 @@ class WarmProcesses:
         self._by_role[role] = WarmProcess(pid, own, err_read)
         self._poller.register(own, select.POLLIN)
 
-    def end(self, role: str) -> None:
-        """Kill a role's warm process, if it has one. Its workers go on."""
+    def end(self, role: str, *, is_reaped: bool = False) -> None:
+        """Kill a role's warm process, if it has one, and what that has started. Its workers go on."""
         if (warm := self._by_role.pop(role, None)) is not None:
-            self._close(warm)
-            self._dying.add(warm.pid)
-            os.kill(warm.pid, signal.SIGKILL)
+            with contextlib.suppress(KeyError):  # unregistered, once its end was heard
+                self._poller.unregister(warm.channel)
+            warm.channel.close()
+            os.close(warm.err)
+            if not is_reaped:
+                self._dying.add(warm.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(warm.pid, signal.SIGKILL)  # each worker has a group of its own
 
-    def fork(self, role: str | None, order: dict[str, Any], fds: list[int]) -> bool:
-        """Ask for a worker; what comes of it is told by `forked` or `start_cold`. False: there is none to ask."""
-        warm = self._by_role.get(role or "")
-        if role is None or warm is None or not warm.is_ready:
-            return False
+    def fork(self, role: str, order: dict[str, Any], fds: list[int]) -> str | None:
+        """Ask for a worker, and keep its output; what comes of it is told by `forked` or `start_cold`. Returns why
+        that cannot be asked for."""
+        warm = self._by_role.get(role)
+        if warm is None or not warm.is_ready:
+            return self._lost.get(role, "the warm process has ended")
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, **order["env"]}
         strings = [order["cwd"], *(f"{name}={value}" for name, value in environment.items())]
@@ -140,14 +148,13 @@ class WarmProcesses:
             socket.send_fds(warm.channel, [data], [*fds, theirs.fileno()])
         except OSError:  # it is dead, or has stopped reading
             own.close()
-            return False
+            return "the warm process takes no orders"
         finally:
             theirs.close()
         own.setblocking(False)
-        fork = Fork(role, order, [os.dup(each) for each in fds], own, time.monotonic() + FORK_S)
-        self._forks[own.fileno()] = fork
+        self._forks[own.fileno()] = Fork(role, order, fds, own, time.monotonic() + FORK_S)
         self._poller.register(own, select.POLLIN)
-        return True
+        return None
 
     def give_up(self) -> list[dict[str, Any]]:
         """The workers are stopped: what has not begun never will. Returns its orders."""
@@ -190,19 +197,20 @@ class WarmProcesses:
         for role, warm in list(self._by_role.items()):
             if warm.pid == pid:
                 self._hear(role, warm)
-                self.lost(role, how)
+                self.lost(role, how, is_reaped=True)
 
-    def lost(self, role: str, why: str) -> None:
+    def lost(self, role: str, why: str, *, is_reaped: bool = False) -> None:
         """A role has no warm process any more."""
         if (warm := self._by_role.get(role)) is not None:
+            self._lost[role] = why
             said = _last_line(warm.err) if not warm.is_ready else ""
             has_told = warm.has_told
-            self.end(role)
+            self.end(role, is_reaped=is_reaped)
             if not has_told:
                 self._say(op="warm", id=role, said=["ended", f"{why}: {said}" if said else why])
 
     def _hear(self, role: str, warm: WarmProcess) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, KeyError):
             while data := warm.channel.recv(1 << 20):
                 said = [os.fsdecode(each) for each in data.split(b"\0")]
                 warm.is_ready = said[0] == "ready"
@@ -219,10 +227,9 @@ class WarmProcesses:
             data = b""
         word, _, rest = os.fsdecode(data).partition("\0")
         if word != "pid":
-            why = f"{rest} has changed since it was imported" if word == "stale" else "the warm process has ended"
             if word == "stale":
-                self.lost(fork.role, why)
-            self._begin_cold(fork, why)
+                self.lost(fork.role, f"{rest} has changed since it was imported")
+            self._begin_cold(fork, self._lost.get(fork.role, "the warm process has ended"))
             return
         self._forget(fork)
         self._forked(fork.order, int(rest))
@@ -238,12 +245,6 @@ class WarmProcesses:
     def _forget(self, fork: Fork) -> None:
         del self._forks[fork.own.fileno()]
         self._poller.unregister(fork.own)
-
-    def _close(self, warm: WarmProcess) -> None:
-        with contextlib.suppress(KeyError):
-            self._poller.unregister(warm.channel)
-        warm.channel.close()
-        os.close(warm.err)
 
 
 def _last_line(descriptor: int) -> str:

@@ -223,7 +223,9 @@ def _files(began: int) -> dict[str, tuple[int, ...]]:
     """The modules' files. Of installed packages the folder that holds them: an installation changes that."""
     roots = tuple({os.path.realpath(each) + os.sep for each in (sys.prefix, sys.base_prefix, sys.exec_prefix)})
     found = {sys.executable: _look(sys.executable, 0)}
-    for module in list(sys.modules.values()):
+    for name, module in list(sys.modules.items()):
+        if name == "__main__":  # each worker reads the program itself
+            continue
         path = getattr(module, "__file__", None)
         if not isinstance(path, str):
             continue
@@ -312,8 +314,7 @@ def _start_anew(path0: str | None) -> None:
     if "numpy.random" in modules:
         _quietly(modules["numpy.random"].seed)
     if "torch" in modules:
-        generator = modules["torch"].default_generator
-        _quietly(_seed_again, generator)
+        _quietly(modules["torch"].default_generator.seed)
     if "multiprocessing.process" in modules:
         process = modules["multiprocessing.process"]
         _quietly(setattr, process.current_process(), "authkey", os.urandom(32))
@@ -328,10 +329,6 @@ def _start_anew(path0: str | None) -> None:
 # ----------------------------------------------------------------------------------------------------------- helpers
 
 
-def _seed_again(generator: Any) -> None:
-    generator.manual_seed(generator.initial_seed())
-
-
 def _datagram(*strings: str) -> bytes:
     return b"\0".join(os.fsencode(each.replace("\0", " ")) for each in strings)
 
@@ -342,7 +339,7 @@ def _strings(data: bytes) -> list[str]:
 
 def _leave(channel: socket, *words: str) -> None:
     channel.send(_datagram(*words))
-    os._exit(0)
+    os.killpg(0, _signal.SIGKILL)  # and with it what the import has started
 
 
 def _said(error: BaseException) -> str:

@@ -19,6 +19,8 @@ def install():
     """Answer the signal, from now on and in children made by fork; report an uncaught exception."""
     if os.environ.get("NVRX_PACKAGES"):  # in a container: `import nvrx_slurm.workload`, where the image has none
         sys.path.append(os.environ["NVRX_PACKAGES"])
+    if os.environ.get("NVRX_MODULES_FILE"):
+        quietly(record_imports, os.environ.pop("NVRX_MODULES_FILE"))
     signum, folder = int(os.environ["NVRX_DUMP_SIGNAL"]), os.environ["NVRX_DUMP_DIR"]
     import _signal  # type: ignore[import-not-found]  # `signal` imports enum
 
@@ -29,6 +31,20 @@ def install():
     os.register_at_fork(after_in_child=lambda: quietly(answer_into_own_file, signum, folder))
     if os.environ.get("NVRX_BEAT_SOCKET") and os.environ.get("RANK"):
         wrap_excepthook(os.environ["NVRX_BEAT_SOCKET"], os.environ["RANK"])
+
+
+def record_imports(path):
+    # type: (str) -> None
+    """Write down each module that this process looks for, a line each (`imports: auto` of `prewarm`)."""
+    pid, descriptor = os.getpid(), os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    class Recorder:
+        def find_spec(self, name, path=None, target=None):
+            # type: (str, object, object) -> None
+            if os.getpid() == pid:
+                os.write(descriptor, (name + "\n").encode())
+
+    sys.meta_path.insert(0, Recorder())
 
 
 def quietly(function, *arguments):

@@ -108,6 +108,7 @@ def test_the_demo_ends_with_the_same_result_with_and_without_a_death(installed: 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same, bit for bit" in done.stdout
     assert "n2 was lost: connection to its agent closed" in done.stdout
+    assert "workers warm" in done.stdout
     assert not [*tmp_path.iterdir()]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nvrx_slurm.core.job import next_deadline
-from nvrx_slurm.core.state import NodeState
+from nvrx_slurm.core.state import Node, NodeState
 from nvrx_slurm.jobspec.model import AttributionSpec, HangSpec
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import (
@@ -242,6 +242,23 @@ def test_a_node_is_quarantined_with_what_it_did() -> None:
     fleet.rejoin("n3")
     fleet.lose("n3")
     assert fleet.rejoin("n3") == [Quarantined(node="n3", deaths=2, reason="lost 2 times (limit 2)")]
+
+
+def test_all_that_is_known_of_a_node_that_has_joined() -> None:
+    """One beyond the allocation stands by behind the others; one that is quarantined has nothing left of its former
+    agent but that agent's name and the count of its losses."""
+    fleet = running(plain(nodes=2, spares=1, quarantine_after=1))
+    fleet.names += ("extra",)
+    fleet.incarnations["extra"] = fleet.seqs["extra"] = 0
+    fleet.join("extra")
+    about: dict[str, Any] = {"incarnation": "extra.0", "seq": 1, "addr": "addr-extra", "port": 29500}
+    assert fleet.job.nodes["extra"] == Node(name="extra", index=3, state=NodeState.STANDBY, **about)
+    fleet.lose("n2")
+    fleet.rejoin("n2")
+    about = {"incarnation": "n2.1", "seq": 1, "addr": "addr-n2", "port": 29500}
+    assert fleet.job.nodes["n2"] == Node(
+        name="n2", index=1, state=NodeState.QUARANTINED, deaths=1, former={"n2.0"}, **about
+    )
 
 
 # ------------------------------------------------------------------------- how silence counts as evidence

@@ -340,6 +340,20 @@ def test_teardown_of_a_late_node_ends_with_its_fence() -> None:
     assert fleet.said(Recovered) == [Recovered(replica="main-0", cycle=1, phases=phases, total_s=17.0)]
 
 
+def test_where_all_that_is_awaited_is_here_already_the_teardown_takes_no_time() -> None:
+    """One node had finished and is back; the other is lost, and comes back too."""
+    fleet = running(plain(nodes=2, spares=0))
+    fleet.done("n1")
+    fleet.lose("n1")
+    fleet.rejoin("n1")
+    fleet.lose("n2")
+    fleet.now += SHORT_S / 2
+    fleet.rejoin("n2")
+    fleet.started("n1", "n2")
+    [recovered] = fleet.said(Recovered)
+    assert recovered.phases == {"decided": 0.0, "torn_down": 0.0, "closed": SHORT_S / 2, "spawned": 0.0}
+
+
 def test_where_a_node_never_comes_the_teardown_ends_with_the_round() -> None:
     """A spare has its place after the last call; and from then on the cycle counts."""
     fleet = Fleet(plain(nodes=2, spares=1, rendezvous__last_call=5.0))

@@ -73,6 +73,16 @@ def test_node_lost_in_a_suspension_keeps_its_ranks_until_its_death_is_proven():
     assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n3")
 
 
+def test_node_whose_kernel_proves_its_death_in_a_suspension_holds_nothing_up():
+    """There is nothing to wait for, whatever the clock proves."""
+    fleet = suspended(running())
+    fleet.tell(JobResumed(stood_still_s=10.0))
+    fleet.lose("n2")
+    assert fleet.job.replicas["main-0"].unsafe == {}
+    fleet.ready("n1")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n3")
+
+
 def test_job_ends_where_no_proof_comes():
     """The wait for it has a bound."""
     fleet = suspended(running())

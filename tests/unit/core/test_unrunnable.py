@@ -53,6 +53,15 @@ def test_a_spare_is_tried_once_where_a_node_cannot_execute_it() -> None:
     assert kinds(cannot_run(fleet, "n1")) == [RestartDecided, Shutdown]
 
 
+@pytest.mark.parametrize("how", [{"exit_code": 1}, {"signal": 9}])
+def test_a_worker_that_ran_and_names_a_missing_file_spends_the_budget(how: dict[str, int]) -> None:
+    """Its program was executed: what it says of a file is about that file."""
+    fleet = joined(spares=0)
+    error = "No such file or directory: /data"
+    failed = WorkerFailed(**fleet.by("n2"), replica="main-0", cycle=0, rank=0, error=error, **how)
+    assert kinds(fleet.tell(failed)) == [RestartDecided, RendezvousOpened]
+
+
 @pytest.mark.parametrize("error", ["No such file or directory: /x", "Cannot allocate memory: /x"])
 def test_what_has_run_before_or_may_run_again_spends_the_budget(error: str) -> None:
     """A file system may be back in a moment, and so may memory."""

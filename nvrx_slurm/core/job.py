@@ -211,7 +211,7 @@ def _node_joined(job: Job, fact: NodeJoined, now: float) -> list[Decision] | Non
 def _node_ready(job: Job, fact: NodeReady, now: float) -> list[Decision] | None:
     node, replica = membership.recognise(job, fact), job.replicas.get(fact.replica)
     if node is None or replica is None or node.state is not NodeState.ACTIVE or node.replica != fact.replica:
-        return _refuse(job, fact)
+        return None
     in_time = replica.ended or (replica.phase is Phase.RENDEZVOUS and fact.cycle == replica.cycle)
     if not in_time:
         return None
@@ -225,7 +225,7 @@ def _node_ready(job: Job, fact: NodeReady, now: float) -> list[Decision] | None:
 def _workers_started(job: Job, fact: WorkersStarted, now: float) -> list[Decision] | None:
     replica = _running(job, fact, fact.replica, fact.cycle)
     if replica is None:
-        return _refuse(job, fact)
+        return None
     replica.started.add(fact.node)
     replica.has_run = True
     return _follow_recovery(replica, fact.node, now)
@@ -234,7 +234,7 @@ def _workers_started(job: Job, fact: WorkersStarted, now: float) -> list[Decisio
 def _progress(job: Job, fact: Progress, now: float) -> list[Decision] | None:
     replica = _running(job, fact, fact.replica, fact.cycle)
     if replica is None:
-        return _refuse(job, fact)
+        return None
     limits.first_step(replica, fact.step)
     replica.stepped.add(fact.node)
     return _follow_recovery(replica, fact.node, now)
@@ -283,7 +283,7 @@ def _node_isolated(job: Job, fact: NodeIsolated, now: float) -> list[Decision] |
 
 def _learned(job: Job, fact: Learned, now: float) -> list[Decision] | None:
     if membership.recognise(job, fact) is None:
-        return _refuse(job, fact)
+        return None
     known = job.seen.setdefault(fact.role, {})
     for name, (count, longest_s) in fact.seen.items():
         old_count, old_longest_s = known.get(name, (0, 0.0))
@@ -295,7 +295,7 @@ def _noted(
     job: Job, fact: Prewarmed | PrewarmFailed | StacksDumped | RestartedInProcess | CommandEnded, now: float
 ) -> list[Decision] | None:
     """Recorded if its sender is the node's current agent; no decision follows."""
-    return [] if membership.recognise(job, fact) else _refuse(job, fact)
+    return [] if membership.recognise(job, fact) else None
 
 
 def _dump_asked(job: Job, fact: DumpAsked, now: float) -> list[Decision] | None:
@@ -308,7 +308,7 @@ def _dump_asked(job: Job, fact: DumpAsked, now: float) -> list[Decision] | None:
 def _workers_done(job: Job, fact: WorkersDone, now: float) -> list[Decision] | None:
     replica = _running(job, fact, fact.replica, fact.cycle)
     if replica is None:
-        return _refuse(job, fact)
+        return None
     replica.done.add(fact.node)
     replica.first_done_at = now if replica.first_done_at is None else replica.first_done_at
     if not replica.done.issuperset(replica.order):
@@ -434,17 +434,6 @@ _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] 
 # -------------------------------------------------------------------------------------------- helpers
 
 
-def _refuse(job: Job, fact: FromAgent) -> list[Decision] | None:
-    """A fact that changes nothing. If its node was declared lost, the agent does not know yet: a fence answers it,
-    once."""
-    node = job.nodes.get(fact.node)
-    mistaken = node and node.state is NodeState.LOST and node.incarnation == fact.incarnation
-    if node is None or not mistaken or node.fenced:
-        return None
-    node.fenced = True
-    return [Fence(node=node.name, incarnation=node.incarnation)]
-
-
 def _follow_recovery(replica: Replica, node: str, now: float) -> list[Decision]:
     """What `node` has just reported may complete a recovery: `recovered` when all nodes run, `first_step_reached`
     when all have stepped; each once a cycle."""
@@ -489,7 +478,7 @@ def _fail(
             decisions = restart_decision.take_evidence(job, replica, failure, failure.noticed, now)
             if decisions is not None:
                 return decisions
-    return _refuse(job, fact)
+    return None
 
 
 def _lose(

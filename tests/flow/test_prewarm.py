@@ -1,0 +1,617 @@
+"""Warm workers in whole jobs: what happens when the warm process dies, hangs, is out of date or never gets warm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from nvrx_slurm.agent.supervisor import descendants, send_all
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
+from nvrx_slurm.jobspec.prewarm import PrewarmSpec
+from nvrx_slurm.journal.records import (
+    JobEnded,
+    NodeJoined,
+    NodeLost,
+    Prewarmed,
+    PrewarmFailed,
+    Recovered,
+    WorkerFailed,
+    WorkersStarted,
+)
+from nvrx_slurm.util.processes import is_alive
+from tests.fault_harness import supervisor_of, until
+from tests.harness import Gate, RunningJob, Waiting, plan_of, wait_gone
+
+WORKER = Path(__file__).parents[1] / "prewarm_worker.py"
+MODEL = """
+import os
+IMPORTED_BY = os.getpid()
+VERSION = 1
+"""
+SUPERVISORS_NODE = """
+import os
+with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+    NODE = dict(line.split("=", 1) for line in file.read().decode().split(chr(0)) if "=" in line)["NVRX_NODE"]
+"""
+"""In a warm process: the name of its node, which no variable of its own may tell."""
+
+
+def model(base: Path, text: str = "", name: str = "mymodel") -> None:
+    """A module beside the workers' script, with what is to go wrong in it."""
+    (base / f"{name}.py").write_text(MODEL + text)
+
+
+def warm_plan(
+    gate: Gate,
+    base: Path,
+    *,
+    nodes: int = 1,
+    spares: int = 0,
+    workers: int = 2,
+    prewarm: dict[str, Any] | None = None,
+    **bounds: Any,
+) -> Plan:
+    """A job whose workers import `mymodel`, and start from a process that has imported it."""
+    shutil.copy(WORKER, base / "train.py")
+    if not (base / "mymodel.py").exists():
+        model(base)
+    role = RolePlan(
+        name="main",
+        command=(sys.executable, "train.py", str(gate.port), "mymodel"),
+        nodes_per_replica=nodes,
+        workers_per_node=workers,
+        prewarm=PrewarmSpec(**{"imports": ("mymodel",), **(prewarm or {})}),
+    )
+    return plan_of(base, role, spares=spares, **{"max_restarts": 9, **bounds})
+
+
+def warm_process(job: RunningJob, node: str) -> int:
+    """The process from which this node's workers are forked, once it waits."""
+    job.expect(Prewarmed, node=node)
+    supervisor = supervisor_of(job.agent_pid(node))
+    workers = {pid for record in job.said(WorkersStarted) for pid in record.pids.values()}
+
+    def look() -> int | None:
+        for child in descendants(supervisor):
+            with contextlib.suppress(OSError):
+                environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+                if child not in workers and any(each.startswith(b"NVRX_WARM_FD=") for each in environment):
+                    return child
+        return None
+
+    found = until(look, f"{node} has no warm process")
+    assert found is not None
+    return found
+
+
+def is_warm(worker: Waiting) -> bool:
+    """Whether another process has imported its modules."""
+    return int(worker.env["IMPORTED_BY"]) != worker.pid
+
+
+def started(job: RunningJob, cycle: int, node: str = "n1") -> WorkersStarted:
+    return job.expect(WorkersStarted, cycle=cycle, node=node)
+
+
+def fail(worker: Waiting) -> None:
+    """One worker dies, and so all of its replica start again."""
+    os.kill(worker.pid, signal.SIGKILL)
+
+
+def finish(job: RunningJob, gate: Gate) -> None:
+    """The job ends with 0, and with no process left, warm ones included."""
+    everybody = descendants(job.process.pid)
+    gate.open()
+    assert job.finish() == 0, job.story()
+    wait_gone(everybody)
+
+
+def warm_again(job: RunningJob) -> None:
+    """Wait until a second warm process waits, on a job's only node."""
+    seen: list[Any] = []
+
+    def second(record: Any) -> bool:
+        seen.extend([record] if isinstance(record, Prewarmed) else [])
+        return len(seen) == 2
+
+    job.when(second, what="a second warm process")
+
+
+def reasons(job: RunningJob) -> str:
+    """All that was said about what is not warm."""
+    skipped = [f"{name}: {why}" for record in job.said(Prewarmed) for name, why in record.skipped.items()]
+    return "\n".join([*skipped, *(record.why for record in job.said(PrewarmFailed))])
+
+
+# ----------------------------------------------------------------------------------------------- all goes well
+
+
+def test_restarted_workers_are_forked_from_the_warm_process(run_local, gate, tmp_path):
+    """Each is a process of its own, of a session and group of its own, in the job's folder, and did not import."""
+    job = run_local(warm_plan(gate, tmp_path, nodes=2))
+    before = gate.wait(4, cycle=0)
+    warm = {warm_process(job, node) for node in ("n1", "n2")}
+    fail(before[1])
+    after = gate.wait(4, cycle=1)
+    assert {int(worker.env["IMPORTED_BY"]) for worker in after.values()} == warm
+    assert len({worker.pid for worker in after.values()} | warm) == 6
+    assert all(int(worker.env["LEADER"]) == worker.pid for worker in after.values())
+    assert {worker.env["FOLDER"] for worker in after.values()} == {str(tmp_path)}
+    for node in ("n1", "n2"):
+        assert (started(job, 1, node).warm, started(job, 1, node).cold) == (2, None)
+    finish(job, gate)
+    assert (job.folder.cycle_logs("main-0", 0, 1) / "rank-2.out").read_text() == "rank 2 waits\n"
+
+
+@pytest.mark.parametrize("prewarm", [None, {"imports": (), "read": ("*.pt",)}], ids=["none", "read alone"])
+def test_job_with_nothing_to_import_has_no_warm_process(run_local, gate, tmp_path, prewarm):
+    """Its workers are cold, and nothing is said about it."""
+    plan = warm_plan(gate, tmp_path, prewarm=prewarm)
+    if prewarm is None:
+        (role,) = plan.roles
+        plan = replace(plan, roles=(replace(role, prewarm=None),))
+    job = run_local(plan)
+    fail(gate.wait(2, cycle=0)[0])
+    after = gate.wait(2, cycle=1)
+    assert not any(map(is_warm, after.values()))
+    assert (started(job, 1).warm, started(job, 1).cold) == (0, None)
+    finish(job, gate)
+    assert (job.said(Prewarmed), job.said(PrewarmFailed)) == ([], [])
+
+
+def test_lost_nodes_workers_start_warm_on_the_spare(run_local, gate, tmp_path):
+    """A spare is warm before it is needed: with its first workers."""
+    job = run_local(warm_plan(gate, tmp_path, nodes=2, spares=1))
+    gate.wait(4, cycle=0)
+    for node in ("n1", "n2", "n3"):
+        warm_process(job, node)
+    job.kill_node("n2")
+    after = gate.wait(4, cycle=1)
+    assert {worker.env["NVRX_NODE"] for worker in after.values()} == {"n1", "n3"}
+    assert all(map(is_warm, after.values()))
+    assert started(job, 1, "n3").warm == 2
+    finish(job, gate)
+
+
+# ---------------------------------------------------------------------------------------- the warm process fails
+
+
+def test_killed_idle_warm_process_costs_no_worker(run_local, gate, tmp_path):
+    """Workers that were forked from it run on; the next ones start all the same."""
+    job = run_local(warm_plan(gate, tmp_path))
+    warm = warm_process(job, "n1")
+    fail(gate.wait(2, cycle=0)[0])
+    forked = gate.wait(2, cycle=1)
+    os.kill(warm, signal.SIGKILL)
+    wait_gone([warm])
+    assert all(is_alive(worker.pid) for worker in forked.values())
+    fail(forked[0])
+    gate.wait(2, cycle=2)
+    record = started(job, 2)
+    assert record.warm == 2 or record.cold
+    finish(job, gate)
+    assert len(job.said(WorkerFailed)) == 2
+
+
+KILLS = {
+    # Registered in the warm process; they run in whichever process forks a worker, and in the worker.
+    "the warm process": "os.register_at_fork(before=lambda: TRAP() and os.kill(IMPORTED_BY, 9))",
+    "the process between": "os.register_at_fork(before=lambda: TRAP() and os.kill(os.getpid(), 9))",
+    "the worker": "os.register_at_fork(after_in_child=lambda: TRAP() and os.kill(os.getpid(), 9))",
+}
+
+
+@pytest.mark.parametrize("victim", KILLS)
+def test_killed_just_as_it_forks(run_local, gate, tmp_path, victim):
+    """Each rank has one worker, warm or cold, and none of them counts as failed."""
+    trap = tmp_path / "trap"
+    model(tmp_path, f"TRAP = lambda: os.path.exists({str(trap)!r})\n{KILLS[victim]}\n")
+    job = run_local(warm_plan(gate, tmp_path))
+    before = gate.wait(2, cycle=0)
+    warm_process(job, "n1")
+    trap.touch()
+    fail(before[1])
+    after = gate.wait(2, cycle=1)
+    record = started(job, 1)
+    assert record.pids == {rank: worker.pid for rank, worker in after.items()}
+    assert record.warm == sum(map(is_warm, after.values()))
+    assert record.warm == 2 or record.cold
+    trap.unlink()
+    finish(job, gate)
+    assert len(job.said(WorkerFailed)) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_warm_process_that_does_not_fork(run_local, gate, tmp_path, number):
+    """It has the order, and dies or hangs: its workers start cold, after a bound; the others are warm. Continued
+    later, it starts no second worker of a rank."""
+    job = run_local(warm_plan(gate, tmp_path, nodes=2))
+    before = gate.wait(4, cycle=0)
+    stopped = warm_process(job, "n1")
+    warm_process(job, "n2")
+    os.kill(stopped, signal.SIGSTOP)
+    fail(before[1])
+    assert started(job, 1, "n2").warm == 2
+    os.kill(stopped, number)
+    after = gate.wait(4, cycle=1, timeout=60.0)
+    record = started(job, 1, "n1")
+    assert (record.warm, bool(record.cold)) == (0, True)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(stopped, signal.SIGCONT)
+    wait_gone([stopped])
+    assert {worker.pid for worker in gate.wait(4, cycle=1).values()} == {worker.pid for worker in after.values()}
+    finish(job, gate)
+    assert len(job.said(WorkerFailed)) == 1
+
+
+def test_warm_process_that_hangs_does_not_delay_the_end(run_local, gate, tmp_path):
+    """A stopped one is killed with the rest when the job ends."""
+    job = run_local(warm_plan(gate, tmp_path))
+    gate.wait(2, cycle=0)
+    os.kill(warm_process(job, "n1"), signal.SIGSTOP)
+    finish(job, gate)
+
+
+def test_lost_nodes_workers_start_cold_where_the_spare_is(run_local, gate, tmp_path):
+    """The spare's warm process hangs while it warms up: its workers do not wait for it."""
+    model(tmp_path, SUPERVISORS_NODE + "if NODE == 'n3':\n    import signal\n    signal.pause()\n", "warmup")
+    job = run_local(
+        warm_plan(gate, tmp_path, nodes=2, spares=1, prewarm={"imports": ("mymodel", "warmup"), "timeout": 5.0})
+    )
+    gate.wait(4, cycle=0)
+    warm_process(job, "n1")
+    job.expect(NodeJoined, node="n3")
+    job.agent_pid("n3")
+    job.kill_node("n2")
+    after = gate.wait(4, cycle=1)
+    by_node = {worker.env["NVRX_NODE"]: is_warm(worker) for worker in after.values()}
+    assert by_node == {"n1": True, "n3": False}
+    assert (started(job, 1, "n3").warm, bool(started(job, 1, "n3").cold)) == (0, True)
+    finish(job, gate)
+
+
+# --------------------------------------------------------------------------------------------- it is out of date
+
+
+def test_file_edited_between_two_cycles_runs(run_local, gate, tmp_path):
+    """The workers of the next cycle run what is in the file now; and are warm again one cycle later."""
+    job = run_local(warm_plan(gate, tmp_path))
+    before = gate.wait(2, cycle=0)
+    warm = warm_process(job, "n1")
+    assert {worker.env["VERSION"] for worker in before.values()} == {"1"}
+    model(tmp_path, "VERSION = 2\n")
+    fail(before[1])
+    after = gate.wait(2, cycle=1)
+    assert {worker.env["VERSION"] for worker in after.values()} == {"2"}
+    assert started(job, 1).warm == 0
+    assert "mymodel.py has changed" in str(started(job, 1).cold)
+    warm_again(job)
+    assert warm_process(job, "n1") != warm
+    fail(after[0])
+    again = gate.wait(2, cycle=2)
+    assert {worker.env["VERSION"] for worker in again.values()} == {"2"}
+    assert started(job, 2).warm == 2
+    finish(job, gate)
+
+
+def test_script_edited_between_two_cycles_runs(run_local, gate, tmp_path):
+    """The main script is read by each worker itself."""
+    job = run_local(warm_plan(gate, tmp_path))
+    before = gate.wait(2, cycle=0)
+    warm_process(job, "n1")
+    script = tmp_path / "train.py"
+    script.write_text(script.read_text().replace("module.VERSION}", "module.VERSION}-edited"))
+    fail(before[1])
+    after = gate.wait(2, cycle=1)
+    assert {worker.env["VERSION"] for worker in after.values()} == {"1-edited"}
+    assert started(job, 1).warm == 2
+    finish(job, gate)
+
+
+def test_module_edited_into_a_syntax_error_fails_as_ever(run_local, gate, tmp_path):
+    """It is the workers that report it, not the warm process."""
+    job = run_local(warm_plan(gate, tmp_path, max_restarts=1))
+    before = gate.wait(2, cycle=0)
+    warm_process(job, "n1")
+    (tmp_path / "mymodel.py").write_text("this is no Python\n")
+    fail(before[1])
+    assert job.finish() != 0
+    # One of the two fails first, and the other is stopped.
+    logs = job.folder.cycle_logs("main-0", 0, 1)
+    assert any("SyntaxError" in file.read_text() for file in logs.glob("rank-*.err"))
+
+
+# ------------------------------------------------------------------------------------------ what no fork may have
+
+REFUSED = {
+    "threads": ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n", "thread"),
+    "RANK": ("import os\nRANK = os.environ.get('RANK')\n", "RANK"),
+    "a socket": ("import socket\nSOCKET = socket.create_server(('127.0.0.1', 0))\n", "open"),
+    "a process": ("import subprocess\nCHILD = subprocess.Popen(['sleep', '1000'])\n", "process"),
+    "an exception": ("raise ValueError('no such device: 7')\n", "no such device: 7"),
+    "an exit": ("import sys\nsys.exit('not today')\n", "not today"),
+    "a missing module": (None, "peculiar"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_module_that_cannot_be_warm_is_skipped_and_named(run_local, gate, tmp_path, what):
+    """The others are warm; what it has left running is gone."""
+    text, word = REFUSED[what]
+    if text is not None:
+        (tmp_path / "peculiar.py").write_text(text)
+    job = run_local(warm_plan(gate, tmp_path, prewarm={"imports": ("peculiar", "mymodel")}))
+    before = gate.wait(2, cycle=0)
+    skipped = job.expect(Prewarmed, node="n1").skipped
+    assert list(skipped) == ["peculiar"]
+    assert word in skipped["peculiar"]
+    warm = warm_process(job, "n1")
+    assert len(list(Path(f"/proc/{warm}/task").iterdir())) == 1
+    assert descendants(warm) == []
+    fail(before[1])
+    assert all(map(is_warm, gate.wait(2, cycle=1).values()))
+    finish(job, gate)
+
+
+def test_shell_that_starts_python_is_cold_and_said_once(run_local, gate, tmp_path):
+    """Over three cycles, on two nodes: one record a node, and each start has the reason."""
+    plan = warm_plan(gate, tmp_path, nodes=2, workers=1)
+    (role,) = plan.roles
+    line = " ".join([*role.command, "& wait $!"])
+    job = run_local(
+        plan_of(
+            tmp_path,
+            RolePlan(name="main", command=("bash", "-c", line), nodes_per_replica=2, prewarm=role.prewarm),
+            max_restarts=9,
+        )
+    )
+    for cycle in (0, 1):
+        workers = gate.wait(2, cycle=cycle)
+        assert not any(map(is_warm, workers.values()))
+        fail(workers[0])
+    gate.wait(2, cycle=2)
+    for cycle in (0, 1, 2):
+        record = started(job, cycle)
+        assert (record.warm, bool(record.cold)) == (0, True)
+        assert "no Python program" in str(record.cold)
+    finish(job, gate)
+    assert sorted(record.node for record in job.said(PrewarmFailed)) == ["n1", "n2"]
+    assert job.said(Prewarmed) == []
+
+
+def test_roles_with_different_interpreters(run_local, gate, tmp_path):
+    """Each role's workers are forked from a process of their own interpreter; a role that has it off is cold."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    plan = warm_plan(gate, tmp_path, workers=1)
+    (main,) = plan.roles
+    other = RolePlan(
+        name="other",
+        command=(str(tmp_path / "venv" / "bin" / "python"), *main.command[1:]),
+        nodes_per_replica=1,
+        prewarm=main.prewarm,
+    )
+    off = RolePlan(name="off", command=main.command, nodes_per_replica=1)
+    job = run_local(plan_of(tmp_path, main, other, off, spares=1, max_restarts=9))
+    roles = ("main", "other", "off")
+    nodes = {}
+    for role in roles:
+        worker = gate.wait(1, cycle=0, replica=f"{role}-0")[0]
+        nodes[role] = worker.env["NVRX_NODE"]
+    for role in ("main", "other"):
+        job.expect(Prewarmed, node=nodes[role], role=role)
+    for role in roles:
+        fail(gate.wait(1, cycle=0, replica=f"{role}-0")[0])
+    after = {role: gate.wait(1, cycle=1, replica=f"{role}-0")[0] for role in roles}
+    assert {role: is_warm(worker) for role, worker in after.items()} == {"main": True, "other": True, "off": False}
+    assert after["other"].env["PREFIX"] == str(tmp_path / "venv")
+    assert after["main"].env["PREFIX"] == sys.prefix
+    finish(job, gate)
+
+
+# ----------------------------------------------------------------------------------------------------- setup
+
+SETUPS = {
+    "raises": ("def prepare():\n    raise ValueError('no tokenizer')\n", {}, "no tokenizer"),
+    "hangs": ("import signal\ndef prepare():\n    signal.pause()\n", {"timeout": 2.0}, "2"),
+    "hangs deaf": (
+        "import signal\ndef prepare():\n    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+        "    signal.sigwait([signal.SIGHUP])\n",
+        {"timeout": 2.0},
+        "2",
+    ),
+    "grows": (
+        "import time\nHELD = []\ndef prepare():\n    while True:\n        HELD.append(b'x' * (16 << 20))\n"
+        "        time.sleep(0.01)\n",
+        {"memory": 400 << 20},
+        "emory",
+    ),
+    "crashes": ("import os\ndef prepare():\n    os.abort()\n", {}, "SIGABRT"),
+    "exits": ("import os\ndef prepare():\n    os._exit(5)\n", {}, "5"),
+    "is not there": ("", {}, "prepare"),
+}
+
+
+@pytest.mark.parametrize("how", SETUPS)
+def test_setup_that_fails_is_said_and_costs_nothing_else(run_local, gate, tmp_path, how):
+    """The job runs on, and its next workers start, warm without it or cold; the reason is in the journal."""
+    text, prewarm, word = SETUPS[how]
+    (tmp_path / "warmup.py").write_text(text)
+    job = run_local(warm_plan(gate, tmp_path, prewarm={"setup": "warmup:prepare", **prewarm}))
+    before = gate.wait(2, cycle=0)
+    job.when(
+        lambda r: isinstance(r, PrewarmFailed) or (isinstance(r, Prewarmed) and bool(r.skipped)),
+        what="why there is no setup",
+    )
+    assert word in reasons(job), reasons(job)
+    fail(before[1])
+    gate.wait(2, cycle=1)
+    record = started(job, 1)
+    assert record.warm == 2 or record.cold
+    finish(job, gate)
+    assert len(job.said(WorkerFailed)) == 1
+
+
+def test_workers_share_what_setup_has_made(run_local, gate, tmp_path):
+    """It ran once, in the warm process."""
+    model(tmp_path, "def prepare():\n    global VERSION\n    VERSION = f'made-by-{os.getpid()}'\n")
+    job = run_local(warm_plan(gate, tmp_path, prewarm={"setup": "mymodel:prepare"}))
+    before = gate.wait(2, cycle=0)
+    warm = warm_process(job, "n1")
+    fail(before[0])
+    assert {worker.env["VERSION"] for worker in gate.wait(2, cycle=1).values()} == {f"made-by-{warm}"}
+    finish(job, gate)
+
+
+def test_module_larger_than_memory_is_not_warm(run_local, gate, tmp_path):
+    """One that holds 600 MB at once, where 300 MB are allowed: it is named, and not held."""
+    (tmp_path / "warmup.py").write_text("HELD = b'x' * (600 << 20)\n")
+    job = run_local(warm_plan(gate, tmp_path, prewarm={"imports": ("mymodel", "warmup"), "memory": 300 << 20}))
+    before = gate.wait(2, cycle=0)
+    job.when(
+        lambda r: isinstance(r, PrewarmFailed) or (isinstance(r, Prewarmed) and bool(r.skipped)),
+        what="why it is not there",
+    )
+    assert "emory" in reasons(job)
+    fail(before[0])
+    gate.wait(2, cycle=1)
+    for ready in job.said(Prewarmed):
+        assert ready.memory_bytes < 300 << 20
+    finish(job, gate)
+
+
+# ---------------------------------------------------------------------------------------- what is around it ends
+
+
+def test_killed_supervisor_leaves_no_warm_process(run_local, gate, tmp_path):
+    """It goes with the workers; the node joins again, and is warm again."""
+    job = run_local(warm_plan(gate, tmp_path, spares=0))
+    before = gate.wait(2, cycle=0)
+    warm = warm_process(job, "n1")
+    os.kill(supervisor_of(job.agent_pid("n1")), signal.SIGKILL)
+    wait_gone([warm, *(worker.pid for worker in before.values())])
+    warm_again(job)
+    after = gate.wait(2, cycle=1)
+    fail(after[0])
+    assert all(map(is_warm, gate.wait(2, cycle=2).values()))
+    finish(job, gate)
+
+
+def test_killed_agent_leaves_no_warm_process(run_local, gate, tmp_path):
+    """The supervisor ends it, also where it is stopped; the spare has the ranks."""
+    job = run_local(warm_plan(gate, tmp_path, spares=1))
+    before = gate.wait(2, cycle=0)
+    warm = warm_process(job, "n1")
+    warm_process(job, "n2")
+    os.kill(warm, signal.SIGSTOP)
+    os.kill(job.agent_pid("n1"), signal.SIGKILL)
+    wait_gone([warm, *(worker.pid for worker in before.values())])
+    after = gate.wait(2, cycle=1)
+    assert {worker.env["NVRX_NODE"] for worker in after.values()} == {"n2"}
+    assert all(map(is_warm, after.values()))
+    finish(job, gate)
+    assert job.said(NodeLost)[0].node == "n1"
+
+
+def test_cancel_while_it_warms_up(run_local, gate, tmp_path):
+    """An import that never ends, deaf to SIGTERM, does not hold up the end."""
+    (tmp_path / "warmup.py").write_text(
+        "import signal, pathlib\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(tmp_path / 'warms')!r}).touch()\nwhile True:\n    signal.pause()\n"
+    )
+    job = run_local(warm_plan(gate, tmp_path, prewarm={"imports": ("warmup",)}))
+    until((tmp_path / "warms").exists, "it warms up")
+    everybody = descendants(job.process.pid)
+    began = time.monotonic()
+    job.process.send_signal(signal.SIGTERM)
+    assert job.finish() == 143
+    assert time.monotonic() - began < 20.0
+    wait_gone(everybody)
+
+
+def test_workers_wait_for_no_warm_process_for_ever(run_local, gate, tmp_path):
+    """An import that never ends: after its `timeout` the first cycle has begun, cold."""
+    (tmp_path / "warmup.py").write_text("import signal\nwhile True:\n    signal.pause()\n")
+    job = run_local(warm_plan(gate, tmp_path, prewarm={"imports": ("mymodel", "warmup"), "timeout": 3.0}))
+    before = gate.wait(2, cycle=0)
+    assert not any(map(is_warm, before.values()))
+    assert started(job, 0).cold
+    assert "3" in job.expect(PrewarmFailed, node="n1").why
+    fail(before[0])
+    assert len(gate.wait(2, cycle=1)) == 2
+    finish(job, gate)
+
+
+def test_sigterm_to_all_processes_of_the_step(run_local, gate, tmp_path):
+    """As Slurm sends it: the workers end as they would without a warm process, and nothing is left."""
+    job = run_local(warm_plan(gate, tmp_path, nodes=2))
+    fail(gate.wait(4, cycle=0)[0])
+    warm = [warm_process(job, node) for node in ("n1", "n2")]
+    workers = gate.wait(4, cycle=1)
+    everybody = descendants(job.process.pid)
+    assert set(everybody) > {*warm, *(worker.pid for worker in workers.values())}
+    send_all([job.process.pid, *everybody], signal.SIGTERM)
+    assert job.finish() == 143
+    wait_gone(everybody)
+    assert job.said(JobEnded)[0].reason == "cancelled"
+
+
+def test_signal_between_two_cycles_does_not_kill_the_warm_process(run_local, gate, tmp_path):
+    """The stop of a cycle's workers is not for it: one and the same serves all cycles."""
+    job = run_local(warm_plan(gate, tmp_path))
+    warm = None
+    for cycle in range(4):
+        workers = gate.wait(2, cycle=cycle)
+        warm = warm or warm_process(job, "n1")
+        assert warm_process(job, "n1") == warm
+        fail(workers[cycle % 2])
+    gate.wait(2, cycle=4)
+    assert len(job.said(Prewarmed)) == 1
+    assert started(job, 4).warm == 2
+    finish(job, gate)
+    assert len(job.said(Recovered)) == 4
+
+
+# --------------------------------------------------------------------------------------------------- page cache
+
+
+def test_spare_reads_the_checkpoint_into_its_page_cache(run_local, gate, tmp_path):
+    """With nothing to import: no warm process is needed for it."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "3.pt").write_bytes(b"x" * (2 << 20))
+    plan = warm_plan(gate, tmp_path, spares=1, prewarm={"imports": (), "read": ("checkpoints/**",)})
+    job = run_local(plan)
+    gate.wait(2, cycle=0)
+    job.agent_pid("n2")
+    log = job.folder.node_log("n2")
+    until(lambda: "page cache: read 1 files, 2.0 MiB" in log.read_text(), "the spare reads it")
+    job.kill_node("n1")
+    gate.wait(2, cycle=1)
+    finish(job, gate)
+
+
+def test_node_at_work_reads_after_a_checkpoint_of_its_ranks(run_local, gate, tmp_path):
+    """Only what its own ranks would read, of what they have saved."""
+    plan = warm_plan(gate, tmp_path, nodes=2, prewarm={"read": ("rank{rank}.pt",)})
+    script = tmp_path / "train.py"
+    saves = (
+        "import os\nfrom nvrx_slurm.workload import section\n"
+        "with section('checkpoint'), open(f'rank{os.environ[\"RANK\"]}.pt', 'wb') as file:\n"
+        "    file.write(b'x' * (1 << 20))\n"
+    )
+    script.write_text(saves + script.read_text())
+    job = run_local(plan)
+    gate.wait(4, cycle=0)
+    for node in ("n1", "n2"):
+        log = job.folder.node_log(node)
+        until(lambda log=log: "page cache: read 2 files, 2.0 MiB" in log.read_text(), f"{node} reads what it saved")
+    finish(job, gate)

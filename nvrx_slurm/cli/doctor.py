@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from nvrx_slurm.cli.options import DEFAULT_FILE, JobChoice, folder_option, make_base, seconds_of
 from nvrx_slurm.cli.output import print_json
-from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, SlurmUnreachable
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, MissingProgramError, SlurmUnreachable
 from nvrx_slurm.util.sanitize import one_line
+
+if TYPE_CHECKING:
+    from nvrx_slurm.cluster.accounting_limits import Accounting
+    from nvrx_slurm.cluster.commands import SlurmPrograms
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -39,6 +47,7 @@ def doctor(
     Without JOB_YAML: job.yaml, if it is here, else a job of one node with all defaults. Exits with 1 if a line says
     `fail`, else with 0.
     """
+    from nvrx_slurm.cluster import accounting_limits as limits
     from nvrx_slurm.cluster.commands import PATIENCE_S, SlurmPrograms, SystemRunner
     from nvrx_slurm.cluster.site_checks import Site, check_site, partitions_of, settings_of
     from nvrx_slurm.jobspec.load import parse_assignment
@@ -58,7 +67,12 @@ def doctor(
     chosen = next((each for name, each in partitions.items() if name == wanted), {}) if wanted else {}
     if wanted is None:
         chosen = next((each for each in partitions.values() if each.get("Default") == "YES"), {})
-    checks = check_site(Site(spec=spec, plan=plan, config=settings_of(config.stdout), partition=chosen))
+    settings = settings_of(config.stdout)
+    accounting = _accounting(programs, settings) if limits.is_enforced(settings) else None
+    if accounting is not None:
+        chosen = {**chosen, **limits.preemption_of(accounting, spec, settings, chosen)}
+    checks = check_site(Site(spec=spec, plan=plan, config=settings, partition=chosen))
+    checks += limits.check_limits(accounting, spec, plan, settings, chosen)
     if probe:
         from nvrx_slurm.cluster.probe_job import check_nodes, default_nodes, probe_script, run_probe
 
@@ -86,3 +100,28 @@ def doctor(
         if check.todo:
             click.echo(f"{'':{width + 6}}  {check.by}: {one_line(check.todo)}")
     return EXIT_DONE if is_fit else EXIT_FAILED
+
+
+def _accounting(programs: SlurmPrograms, config: Mapping[str, str]) -> Accounting | None:
+    """What sacctmgr shows of this user; None where it does not answer."""
+    from nvrx_slurm.cluster import accounting_limits as limits
+
+    user, show = pwd.getpwuid(os.getuid()).pw_name, ("sacctmgr", "--parsable2", "--readonly", "show")
+    try:
+        answers = [
+            programs.run(*show, "qos", limits.QOS_FORMAT),
+            programs.run(
+                *show, "assoc", f"user={user}", f"cluster={config.get('ClusterName', '')}", limits.ASSOC_FORMAT
+            ),
+            programs.run(*show, "user", user, limits.USER_FORMAT),
+        ]
+    except (MissingProgramError, SlurmUnreachable):
+        return None
+    if not all(answer.ok for answer in answers):
+        return None
+    qos, associations, users = (limits.rows_of(answer.stdout) for answer in answers)
+    return limits.Accounting(
+        qos={row["Name"]: row for row in qos},
+        associations=tuple(associations),
+        account=next((row.get("Def Acct", "") for row in users), ""),
+    )

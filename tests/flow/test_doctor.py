@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
+import subprocess
 from pathlib import Path
 
 from nvrx_slurm.lab.devcluster import DevCluster
@@ -38,3 +41,37 @@ def test_a_probe_that_slurm_refuses_is_a_line_among_the_others(healthy_cluster: 
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [check["part"] for check in json.loads(done.stdout)["checks"] if check["level"] == "fail"]
     assert failed == ["GresTypes", "probe"]
+
+
+def test_limits_of_a_qos_and_of_an_account_are_read_from_slurmdbd(tmp_path: Path) -> None:
+    """What doctor says the job is refused for, sbatch refuses it for; within the limits both take it."""
+    (tmp_path / "job.yaml").write_text(JOB)
+    enforced = {"AccountingStorageEnforce": "associations,limits,qos"}
+    with DevCluster.up(name="test-limits", nodes=3, accounting=True, settings=enforced) as cluster:
+        env = cluster.environment()
+        user = pwd.getpwuid(os.getuid()).pw_name
+
+        def sacctmgr(*words: str) -> None:
+            subprocess.run(["sacctmgr", "--immediate", *words], env={**os.environ, **env}, check=True)
+
+        def doctor(*flags: str) -> tuple[int, dict[str, dict[str, str]]]:
+            done = nvrx("doctor", "--json", *flags, cwd=tmp_path, env=env)
+            return done.returncode, {check["part"]: check for check in json.loads(done.stdout)["checks"]}
+
+        sacctmgr("add", "qos", "short", "set", "MaxWall=00:30:00", "MaxTRESPerJob=node=2", "Flags=DenyOnLimit")
+        sacctmgr("add", "account", "lab")
+        sacctmgr("add", "user", user, "account=lab")
+        sacctmgr("modify", "user", user, "where", "account=lab", "set", "qos=normal,short")
+        mine = ("--set", "slurm.account=lab", "--set", "slurm.qos=short")
+        code, checks = doctor(*mine)
+        assert (code, checks["QOS"]["seen"]) == (0, "short: MaxWall=00:30:00, MaxTRES=node=2")
+        code, checks = doctor(*mine, "--set", "nodes=3", "--set", "slurm.time=1h")
+        assert (code, checks["QOS"]["effect"]) == (1, "Slurm refuses the job")
+        assert "node=3, and QOS short allows 2" in checks["QOS"]["seen"]
+        assert "MaxWall=00:30:00 of QOS short" in checks["time"]["seen"]
+        refused = nvrx("submit", *mine, "--set", "nodes=3", "job.yaml", cwd=tmp_path, env=env)
+        assert refused.returncode != 0, refused.stdout
+        assert doctor("--set", "slurm.account=other")[1]["account"]["level"] == "fail"
+        assert nvrx("submit", "--set", "slurm.account=other", "job.yaml", cwd=tmp_path, env=env).returncode != 0
+        taken = nvrx("submit", *mine, "job.yaml", cwd=tmp_path, env=env)
+        assert taken.returncode == 0, taken.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 
@@ -15,6 +16,7 @@ SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 STATE = np.dtype([("step", "<i8"), ("parameters", "<f8", SIZE), ("mean", "<f8", SIZE), ("square", "<f8", SIZE)])
 
 
+@functools.cache  # the warm process of `job.yaml` loads them once for all workers of a node
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
     """1,797 images as rows of 64 pixels in 0..1, and the digit that each shows; shuffled, always the same way."""
     table = np.loadtxt(Path(__file__).with_name("digits.csv.gz"), delimiter=",", dtype=np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -231,3 +232,66 @@ def test_time_in_which_the_whole_job_stood_still_is_no_silence():
         liveness.heard("b", now)
         assert liveness.dead(now) == {}
     assert liveness.dead(5011.0) == {"a": 11.0}
+
+
+# when a is silent from 0 on and others are heard at these times → when it is dead
+SILENCES = [
+    ("a gap of the stall's length is none", {"b": (2.0, 7.0, 9.0)}, 10.0),
+    ("a longer one counts for no node", {"b": (4.0, 10.0, 14.0)}, 16.0),
+    ("by no more than a timeout", {"b": (4.0, 50.0, 54.0, 58.0)}, 60.0),
+]
+
+
+@pytest.mark.parametrize(("heard", "dead_at"), [each[1:] for each in SILENCES], ids=[each[0] for each in SILENCES])
+def test_gaps_in_which_no_node_was_heard(heard: dict[str, tuple[float, ...]], dead_at: float) -> None:
+    liveness = beating("a", "b")
+    for node, times in heard.items():
+        for at in times:
+            liveness.heard(node, at)
+    assert liveness.dead(dead_at - 0.1) == {}
+    assert liveness.dead(dead_at) == {"a": dead_at}
+
+
+def test_a_stall_is_half_a_timeout_at_most() -> None:
+    """Or the deaf would find all dead before they knew that they are deaf."""
+    liveness = Liveness(
+        timeout_s=TIMEOUT_S,
+        startup_s=STARTUP_S,
+        suspect_s=SUSPECT_S,
+        stall_s=2 * TIMEOUT_S,
+        fleet_grace_s=FLEET_GRACE_S,
+        grace_until=0.0,
+    )
+    for node in ("a", "b"):
+        liveness.watch(node, 0.0)
+        liveness.heard(node, 0.0)
+    assert liveness.dead(TIMEOUT_S) == {}
+
+
+def test_a_dead_node_is_named_once() -> None:
+    liveness = beating("a", "b")
+    for now in (4.0, 8.0):
+        liveness.heard("b", now)
+    assert liveness.dead(10.0) == {"a": 10.0}
+    for now in (12.0, 16.0, 20.0):
+        liveness.heard("b", now)
+        assert liveness.dead(now) == {}
+
+
+def test_a_node_that_registers_again_begins_anew() -> None:
+    """Its former agent's silence is not its own."""
+    liveness = beating("a", "b")
+    liveness.watch("a", 8.0)
+    for now in range(4, 38, 2):
+        liveness.heard("b", float(now))
+        assert liveness.dead(float(now)) == {}
+    assert liveness.dead(8.0 + STARTUP_S) == {"a": STARTUP_S}
+
+
+def test_a_node_may_be_suspected_before_its_first_sign() -> None:
+    liveness = beating("b")
+    liveness.watch("a", 0.0)
+    liveness.suspect("a", 1.0)
+    liveness.heard("b", 3.0)
+    assert liveness.dead(3.9) == {}
+    assert liveness.dead(4.0) == {"a": 4.0}

@@ -67,7 +67,15 @@ class WorkersPort(Protocol):
         err: int,
         warm: str | None = None,
     ) -> None: ...
-    def warm(self, role: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, spec: Sequence[str]) -> None: ...
+    def warm(
+        self,
+        role: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        spec: Sequence[str],
+        ahead: int = 0,
+    ) -> None: ...
     def cool(self, role: str) -> None: ...
     def run_command(
         self,

@@ -245,9 +245,9 @@ class Prewarming:
             setup,
             *(name for name in warmth.imports or () if name not in warmth.skipped),
         ]
-        self._workers.warm(
-            role.name, role.command, self._environment(role), role.workdir or self._plan.workdir, wanted
-        )
+        workdir = role.workdir or self._plan.workdir
+        ahead = role.workers_per_node
+        self._workers.warm(role.name, role.command, self._environment(role), workdir, wanted, ahead)
         asyncio.get_running_loop().call_later(spec.timeout, self._too_late, warmth, warmth.attempt)
 
     def _restart(self, warmth: RoleWarmth) -> None:

@@ -18,7 +18,7 @@ the workers had started becomes the agent's, which is a subreaper too and kills 
 Messages are JSON, one per SOCK_SEQPACKET datagram:
 
     agent → supervisor   {"op": "spawn", "id", "argv", "env", "cwd", "warm": role | null} + [stdout fd, stderr fd]
-                         {"op": "warm", "id": role, "argv", "env", "cwd", "spec"}   start a warm process (`warm.py`)
+                         {"op": "warm", "id": role, "argv", "env", "cwd", "spec", "ahead"}   see `warm.py`
                          {"op": "cool", "id": role}           end it
                          {"op": "run", "id", "argv", "env", "without": [name, …], "beside"} + [stdout fd, stderr fd]
                                                               a user's command

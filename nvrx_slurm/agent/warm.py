@@ -1,8 +1,11 @@
 """The supervisor's warm processes: one a role, from which its workers are forked. Standard library only.
 
 `diagnostics/stacks/hook/nvrx_warm.py` is what runs in them, and says what they exchange with this side. A warm
-process may die, hang or be out of date at any moment: then its workers start cold. So that a rank never runs twice,
-a fork becomes a worker only with the word "go", which is not said to one that has been given up.
+process may die, hang or be out of date at any moment: then its workers start cold.
+
+A fork of a process with torch in it takes 10 ms, twice. So as many as the node has workers are forked ahead, and wait
+to be told who they are. So that a rank never runs twice, each is told once, and one that does not answer is killed,
+and dead, before its rank starts cold.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nvrx_slurm.agent.child import become, find_program
@@ -22,14 +25,18 @@ from nvrx_slurm.agent.child import become, find_program
 FORK_S = 10.0
 """How long a warm process may take to fork a worker. Then it is killed, and the worker starts cold."""
 
+AHEAD_AFTER_S = 1.0
+"""How long after a start of workers the next ones are forked: not while these need the processors."""
+
 LAST_BYTES = 4096
 
 
 @dataclass(slots=True)
 class WarmProcess:
-    """`err`: the read end of its standard error, while it warms up."""
+    """`ahead`: how many workers are forked ahead; `err`: the read end of its standard error, while it warms up."""
 
     pid: int
+    ahead: int
     channel: socket.socket
     err: int
     is_ready: bool = False
@@ -38,19 +45,16 @@ class WarmProcess:
 
 @dataclass(slots=True)
 class Fork:
-    """A worker that a warm process was asked for. `own`: the worker's socket; `fds`: its output, in case of a cold
-    start."""
+    """A process that a warm process forks, or has forked. `own`: its socket; `pid`: once it has said it; `order`: the
+    worker that it is to be, None: it waits for one; `fds`: that worker's output, also for a cold start."""
 
     role: str
-    order: dict[str, Any]
-    fds: list[int]
     own: socket.socket
-    until: float
-
-    def close(self) -> None:
-        self.own.close()
-        for descriptor in self.fds:
-            os.close(descriptor)
+    pid: int | None = None
+    order: dict[str, Any] | None = None
+    fds: list[int] = field(default_factory=list)
+    until: float = 0.0
+    is_killed: bool = False
 
 
 class WarmProcesses:
@@ -67,17 +71,20 @@ class WarmProcesses:
     ) -> None:
         self._poller, self._say, self._forked, self._start_cold = poller, say, forked, start_cold
         self._by_role: dict[str, WarmProcess] = {}
-        self._dying: set[int] = set()  # killed, and not yet reaped
         self._lost: dict[str, str] = {}  # role → why its last warm process was lost
-        self._forks: dict[int, Fork] = {}  # by the descriptor of the worker's socket
+        self._forks: dict[int, Fork] = {}  # by the descriptor of its socket
+        self._dying: set[int] = set()  # killed, and not yet reaped
+        self._ahead_at: float | None = None
 
     @property
     def pids(self) -> set[int]:
         """Children of the supervisor that are no workers."""
-        return {each.pid for each in self._by_role.values()} | self._dying
+        waiting = {fork.pid for fork in self._forks.values() if fork.order is None and fork.pid is not None}
+        return {each.pid for each in self._by_role.values()} | waiting | self._dying
 
     def deadlines(self) -> list[float]:
-        return [fork.until for fork in self._forks.values()]
+        deadlines = [fork.until for fork in self._forks.values() if fork.order is not None and not fork.is_killed]
+        return deadlines if self._ahead_at is None else [*deadlines, self._ahead_at]
 
     # ---- orders
 
@@ -119,55 +126,48 @@ class WarmProcesses:
             self._say(op="warm", id=role, said=["failed", why])
             return
         os.set_blocking(err_read, False)
-        self._by_role[role] = WarmProcess(pid, own, err_read)
+        self._by_role[role] = WarmProcess(pid, order["ahead"], own, err_read)
         self._poller.register(own, select.POLLIN)
 
     def end(self, role: str, *, is_reaped: bool = False) -> None:
-        """Kill a role's warm process, if it has one, and what that has started. Its workers go on."""
-        if (warm := self._by_role.pop(role, None)) is not None:
-            with contextlib.suppress(KeyError):  # unregistered, once its end was heard
-                self._poller.unregister(warm.channel)
-            warm.channel.close()
-            os.close(warm.err)
-            if not is_reaped:
-                self._dying.add(warm.pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(warm.pid, signal.SIGKILL)  # each worker has a group of its own
+        """Kill a role's warm process, if it has one, what that has started, and the forks that wait. Its workers go
+        on, and so does what is about to be one."""
+        if (warm := self._by_role.pop(role, None)) is None:
+            return
+        with contextlib.suppress(KeyError):  # unregistered, once its end was heard
+            self._poller.unregister(warm.channel)
+        warm.channel.close()
+        os.close(warm.err)
+        if not is_reaped:
+            self._dying.add(warm.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(warm.pid, signal.SIGKILL)  # each worker has a group of its own
+        for fork in self._waiting(role):
+            self._drop(fork)
 
     def fork(self, role: str, order: dict[str, Any], fds: list[int]) -> str | None:
-        """Ask for a worker, and keep its output; what comes of it is told by `forked` or `start_cold`. Returns why
-        that cannot be asked for."""
-        warm = self._by_role.get(role)
-        if warm is None or not warm.is_ready:
-            return self._lost.get(role, "the warm process has ended")
-        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, **order["env"]}
-        strings = [order["cwd"], *(f"{name}={value}" for name, value in environment.items())]
-        try:
-            data = b"\0".join(map(os.fsencode, strings))
-            socket.send_fds(warm.channel, [data], [*fds, theirs.fileno()])
-        except OSError:  # it is dead, or has stopped reading
-            own.close()
-            return "the warm process takes no orders"
-        finally:
-            theirs.close()
-        own.setblocking(False)
-        self._forks[own.fileno()] = Fork(role, order, fds, own, time.monotonic() + FORK_S)
-        self._poller.register(own, select.POLLIN)
+        """Have a worker, and keep its output; what comes of it is told by `forked` or `start_cold`. Returns why that
+        cannot be asked for."""
+        waiting = sorted(self._waiting(role), key=lambda each: each.pid is None)  # first those that are there
+        fork = waiting[0] if waiting else self._ask(role)
+        if isinstance(fork, str):
+            return fork
+        fork.order, fork.fds, fork.until = order, fds, time.monotonic() + FORK_S
+        if fork.pid is not None:
+            self._tell(fork)
         return None
 
     def give_up(self) -> list[dict[str, Any]]:
         """The workers are stopped: what has not begun never will. Returns its orders."""
-        orders = []
-        for fork in list(self._forks.values()):
-            self._forget(fork)
-            fork.close()
-            orders.append(fork.order)
-        return orders
+        given_up = [fork for fork in self._forks.values() if fork.order is not None]
+        for fork in given_up:
+            self._drop(fork)
+        return [fork.order for fork in given_up if fork.order is not None]
 
     def close(self) -> None:
         """End them all; they are children as any others from now on."""
-        self.give_up()
+        for fork in list(self._forks.values()):
+            self._drop(fork)
         for role in list(self._by_role):
             self.end(role)
         self._dying.clear()
@@ -177,29 +177,35 @@ class WarmProcesses:
     def look(self, ready: set[int]) -> None:
         """Serve what has arrived on these descriptors, and what should have by now."""
         for descriptor in ready & self._forks.keys():
-            self._answered(self._forks[descriptor])
+            if descriptor in self._forks:
+                self._answered(self._forks[descriptor])
         for role, warm in list(self._by_role.items()):
             if warm.channel.fileno() in ready:
                 self._hear(role, warm)
         now = time.monotonic()
-        for fork in [each for each in self._forks.values() if each.until <= now]:
-            self.lost(fork.role, f"the warm process did not fork within {FORK_S:.0f} s")
-            self._begin_cold(fork, "the warm process did not fork")
+        for fork in [each for each in self._forks.values() if each.order is not None and each.until <= now]:
+            self._too_late(fork)
+        if self._ahead_at is not None and self._ahead_at <= now:
+            self._ahead_at = None
+            for role in self._by_role:
+                self._fork_ahead(role)
 
     def look_at_forks(self) -> None:
-        """Before a child is reaped that nobody knows: it may be a worker that has said its process id, and died."""
+        """Before a child is reaped that nobody knows: it may be a worker that has begun, and died."""
         for fork in list(self._forks.values()):
             self._answered(fork)
 
     def reaped(self, pid: int, how: str) -> None:
         """A child has ended."""
         self._dying.discard(pid)
+        for fork in [each for each in self._forks.values() if each.pid == pid and each.is_killed]:
+            self._begin_cold(fork)
         for role, warm in list(self._by_role.items()):
             if warm.pid == pid:
                 self._hear(role, warm)
-                self.lost(role, how, is_reaped=True)
+                self._lose(role, how, is_reaped=True)
 
-    def lost(self, role: str, why: str, *, is_reaped: bool = False) -> None:
+    def _lose(self, role: str, why: str, *, is_reaped: bool = False) -> None:
         """A role has no warm process any more."""
         if (warm := self._by_role.get(role)) is not None:
             self._lost[role] = why
@@ -216,7 +222,48 @@ class WarmProcesses:
                 warm.is_ready = said[0] == "ready"
                 warm.has_told = not warm.is_ready
                 self._say(op="warm", id=role, said=said)
+                if warm.is_ready:
+                    self._fork_ahead(role)
             self._poller.unregister(warm.channel)  # its end follows
+
+    # ---- forks
+
+    def _waiting(self, role: str) -> list[Fork]:
+        return [fork for fork in self._forks.values() if fork.role == role and fork.order is None]
+
+    def _fork_ahead(self, role: str) -> None:
+        missing = self._by_role[role].ahead - len(self._waiting(role))
+        while missing > 0 and not isinstance(self._ask(role), str):
+            missing -= 1
+
+    def _ask(self, role: str) -> Fork | str:
+        """Have a process forked. Returns why not, if that cannot be asked for."""
+        warm = self._by_role.get(role)
+        if warm is None or not warm.is_ready:
+            return self._lost.get(role, "the warm process has ended")
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        try:
+            socket.send_fds(warm.channel, [b"fork"], [theirs.fileno()])
+        except OSError:  # it is dead, or has stopped reading
+            own.close()
+            return "the warm process takes no orders"
+        finally:
+            theirs.close()
+        own.setblocking(False)
+        fork = self._forks[own.fileno()] = Fork(role, own)
+        self._poller.register(own, select.POLLIN)
+        return fork
+
+    def _tell(self, fork: Fork) -> None:
+        """Tell a process which worker it is."""
+        assert fork.order is not None
+        environment = {**os.environ, **fork.order["env"]}
+        strings = [fork.order["cwd"], *(f"{name}={value}" for name, value in environment.items())]
+        try:
+            socket.send_fds(fork.own, [b"\0".join(map(os.fsencode, strings))], fork.fds)
+        except OSError:  # it is dead, or its environment is too large
+            self._too_late(fork)
 
     def _answered(self, fork: Fork) -> None:
         try:
@@ -226,25 +273,58 @@ class WarmProcesses:
         except OSError:
             data = b""
         word, _, rest = os.fsdecode(data).partition("\0")
-        if word != "pid":
-            if word == "stale":
-                self.lost(fork.role, f"{rest} has changed since it was imported")
-            self._begin_cold(fork, self._lost.get(fork.role, "the warm process has ended"))
-            return
-        self._forget(fork)
-        self._forked(fork.order, int(rest))
-        with contextlib.suppress(OSError):
-            fork.own.send(b"go")
-        fork.close()
+        if word == "pid":
+            fork.pid = int(rest)
+            if fork.order is not None:
+                self._tell(fork)
+        elif word == "begun" and not fork.is_killed:
+            self._forget(fork)
+            assert fork.order is not None
+            assert fork.pid is not None
+            self._forked(fork.order, fork.pid)
+            self._close(fork)
+            self._ahead_at = time.monotonic() + AHEAD_AFTER_S
+        elif word == "stale":
+            self._lose(fork.role, f"{rest} has changed since it was imported")
+            self._begin_cold(fork)
+        elif word != "begun" and fork.order is None:
+            self._drop(fork)
+        elif word != "begun" and not fork.is_killed:
+            self._begin_cold(fork)
 
-    def _begin_cold(self, fork: Fork, why: str) -> None:
+    def _too_late(self, fork: Fork) -> None:
+        self._lose(fork.role, "the warm process has forked no worker in time")
+        if fork.pid is None:
+            self._begin_cold(fork)  # it cannot begin: nothing has told it who it is, or ever will
+        elif not fork.is_killed:
+            fork.is_killed, fork.until = True, float("inf")
+            os.kill(fork.pid, signal.SIGKILL)  # its rank starts when it is reaped
+
+    def _begin_cold(self, fork: Fork) -> None:
         self._forget(fork)
-        fork.own.close()  # from now on it cannot become a worker
-        self._start_cold(fork.order, fork.fds, why)
+        fork.own.close()
+        assert fork.order is not None
+        self._start_cold(fork.order, fork.fds, self._lost.get(fork.role, "the warm process has ended"))
+
+    def _drop(self, fork: Fork) -> None:
+        """Kill it, whatever it was to be."""
+        self._forget(fork)
+        self._close(fork)
+        if fork.pid is not None:
+            if fork.order is None:
+                self._dying.add(fork.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(fork.pid, signal.SIGKILL)
 
     def _forget(self, fork: Fork) -> None:
         del self._forks[fork.own.fileno()]
-        self._poller.unregister(fork.own)
+        with contextlib.suppress(KeyError):
+            self._poller.unregister(fork.own)
+
+    def _close(self, fork: Fork) -> None:
+        fork.own.close()
+        for descriptor in fork.fds:
+            os.close(descriptor)
 
 
 def _last_line(descriptor: int) -> str:

@@ -171,11 +171,13 @@ class Workers:
             os.close(out)
             os.close(err)
 
-    def warm(self, role: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, spec: Sequence[str]) -> None:
+    def warm(
+        self, role: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, spec: Sequence[str], ahead: int = 0
+    ) -> None:
         """Start a warm process for a role, in the place of an earlier one; `WarmSaid` follows. `spec`: what it is to
-        do, in the words of `nvrx_warm.py`."""
+        do, in the words of `nvrx_warm.py`; `ahead`: how many workers it forks before they are asked for."""
         order = {"op": "warm", "id": role, "argv": list(argv), "env": dict(env), "cwd": cwd, "spec": list(spec)}
-        self._send(order)
+        self._send({**order, "ahead": ahead})
 
     def cool(self, role: str) -> None:
         """End the warm process of a role, if there is one."""

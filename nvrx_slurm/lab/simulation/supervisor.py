@@ -251,7 +251,9 @@ class SupervisedWorkers:
     def signal_command(self, request: str, number: int) -> None:
         raise NotImplementedError("no user of a simulated job runs commands")
 
-    def warm(self, role: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, spec: Sequence[str]) -> None:
+    def warm(
+        self, role: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, spec: Sequence[str], ahead: int = 0
+    ) -> None:
         """Simulated jobs have no `prewarm`."""
 
     def cool(self, role: str) -> None:

@@ -12,9 +12,10 @@ On the socket, each message one datagram of strings, separated by zero bytes:
     here → supervisor    ready, number of modules, bytes of memory, module, why it is not there, …
                          refused, module or setup function, why; a new process without it is wanted
                          failed, why
-    supervisor → here    a worker: folder, NAME=value …; with it stdout, stderr, and the worker's own socket
-    worker → supervisor  (on its own socket) pid, process id; then it waits for "go", and ends if that never comes
-                         stale, file: it has changed since it was imported; no worker was forked
+    supervisor → here    fork; with it the new worker's own socket. It may be long before that worker is needed
+    worker → supervisor  (on its own socket) pid, process id
+    supervisor → worker  folder, NAME=value …; with it stdout and stderr
+    worker → supervisor  begun; or stale, file: it has changed since it was imported, and this process ends
 
 A worker is forked twice: the process between the two ends at once, and the supervisor, a subreaper, becomes the
 worker's parent. So a worker does not end with the warm process. Standard library only, as little of it as possible.
@@ -254,42 +255,33 @@ def _look(path: str, began: int) -> tuple[int, ...]:
 def _next_worker(
     channel: socket, supervisor: int, files: dict[str, tuple[int, ...]]
 ) -> tuple[str, dict[str, str], list[int]]:
-    """Wait for workers to be forked; returns in each of them, and in no other process."""
+    """Fork workers when the supervisor asks for them; returns in each of them, and in no other process."""
     while channel.recv(1, MSG_PEEK):
         between = _libc.fork()  # hooks of os.register_at_fork run in the workers alone
         if between == 0:
-            return _fork_all(channel, supervisor, files)
+            own = _fork_all(channel)
+            return _join(own, supervisor, files)
         if os.waitpid(between, 0)[1] != 0:
             break
     os._exit(0)
 
 
-def _fork_all(
-    channel: socket, supervisor: int, files: dict[str, tuple[int, ...]]
-) -> tuple[str, dict[str, str], list[int]]:
-    """The process between: fork each worker that is asked for, and end."""
-    stale = next((path for path, seen in files.items() if _look(path, 0) != seen), None)
+def _fork_all(channel: socket) -> socket:
+    """The process between: fork each worker that is asked for, and end. Returns in each of them."""
     while True:
         try:
-            data, rights, _, _ = channel.recvmsg(MESSAGE_BYTES, 64, MSG_DONTWAIT)
+            _, rights, _, _ = channel.recvmsg(16, 64, MSG_DONTWAIT)
         except BlockingIOError:
             os._exit(0)
-        (_, _, packed) = rights[0]
-        out, err, own = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in (0, 4, 8))
-        if stale is not None:
-            os.write(own, _datagram("stale", stale))
-        elif os.fork() == 0:
+        (own,) = _descriptors_in(rights)
+        if os.fork() == 0:
             channel.close()
-            _join(own, supervisor)
-            folder, *environment = _strings(data)
-            variables = dict(each.split("=", 1) for each in environment)
-            return folder, variables, [os.open(os.devnull, os.O_RDONLY), out, err]
-        for descriptor in (out, err, own):
-            os.close(descriptor)
+            return socket(fileno=own)
+        os.close(own)
 
 
-def _join(own: int, supervisor: int) -> None:
-    """Become the supervisor's child, and wait until it says go."""
+def _join(own: socket, supervisor: int, files: dict[str, tuple[int, ...]]) -> tuple[str, dict[str, str], list[int]]:
+    """Become the supervisor's child, and wait until it says who this worker is."""
     os.setsid()
     orphaned = _signal.SIGUSR2  # all signals are blocked; no other process sends it here
     _libc.prctl(PR_SET_PDEATHSIG, int(orphaned), 0, 0, 0)
@@ -299,10 +291,25 @@ def _join(own: int, supervisor: int) -> None:
     if os.getppid() != supervisor:
         os._exit(1)
     _signal.sigtimedwait([orphaned], 0)  # it may have come after the look
-    os.write(own, _datagram("pid", str(os.getpid())))
-    if os.read(own, 16) != b"go":
-        os._exit(1)
-    os.close(own)
+    own.send(_datagram("pid", str(os.getpid())))
+    data, rights, _, _ = own.recvmsg(MESSAGE_BYTES, 64)
+    if not data:
+        os._exit(0)
+    stale = next((path for path, seen in files.items() if _look(path, 0) != seen), None)
+    if stale is not None:
+        own.send(_datagram("stale", stale))
+        os._exit(0)
+    own.send(_datagram("begun"))
+    own.close()
+    folder, *environment = _strings(data)
+    variables = dict(each.split("=", 1) for each in environment)
+    return folder, variables, [os.open(os.devnull, os.O_RDONLY), *_descriptors_in(rights)]
+
+
+def _descriptors_in(rights: list[tuple[int, int, bytes]]) -> list[int]:
+    """Those that a message has brought."""
+    ((_, _, packed),) = rights
+    return [int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4)]
 
 
 def _start_anew(path0: str | None) -> None:

@@ -75,23 +75,39 @@ def warm_plan(
     return plan_of(base, role, spares=spares, **{"max_restarts": 9, **bounds})
 
 
+def started_at(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def warm_processes(job: RunningJob, node: str) -> list[int]:
+    """The process from which this node's workers are forked, and those that are forked ahead and wait."""
+    supervisor = supervisor_of(job.agent_pid(node))
+    workers = {pid for record in job.said(WorkersStarted) for pid in record.pids.values()}
+    found = []
+    for child in descendants(supervisor):
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            if child not in workers and any(each.startswith(b"NVRX_WARM_FD=") for each in environment):
+                found.append((started_at(child), child))
+    return [child for _, child in sorted(found)]
+
+
 def warm_process(job: RunningJob, node: str) -> int:
     """The process from which this node's workers are forked, once it waits."""
     job.expect(Prewarmed, node=node)
-    supervisor = supervisor_of(job.agent_pid(node))
-    workers = {pid for record in job.said(WorkersStarted) for pid in record.pids.values()}
-
-    def look() -> int | None:
-        for child in descendants(supervisor):
-            with contextlib.suppress(OSError):
-                environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-                if child not in workers and any(each.startswith(b"NVRX_WARM_FD=") for each in environment):
-                    return child
-        return None
-
-    found = until(look, f"{node} has no warm process")
+    found = until(lambda: warm_processes(job, node), f"{node} has no warm process")
     assert found is not None
-    return found
+    return found[0]
+
+
+def freeze(job: RunningJob, node: str) -> int:
+    """Stop a node's warm process, and those that it has forked ahead. Returns the first."""
+    warm = warm_process(job, node)
+    os.kill(warm, signal.SIGSTOP)
+    until(lambda: not descendants(warm), "it forks still")
+    for each in warm_processes(job, node):
+        os.kill(each, signal.SIGSTOP)
+    return warm
 
 
 def is_warm(worker: Waiting) -> bool:
@@ -237,9 +253,8 @@ def test_warm_process_that_does_not_fork(run_local, gate, tmp_path, number):
     later, it starts no second worker of a rank."""
     job = run_local(warm_plan(gate, tmp_path, nodes=2))
     before = gate.wait(4, cycle=0)
-    stopped = warm_process(job, "n1")
     warm_process(job, "n2")
-    os.kill(stopped, signal.SIGSTOP)
+    stopped = freeze(job, "n1")
     fail(before[1])
     assert started(job, 1, "n2").warm == 2
     os.kill(stopped, number)
@@ -252,6 +267,19 @@ def test_warm_process_that_does_not_fork(run_local, gate, tmp_path, number):
     assert {worker.pid for worker in gate.wait(4, cycle=1).values()} == {worker.pid for worker in after.values()}
     finish(job, gate)
     assert len(job.said(WorkerFailed)) == 1
+
+
+def test_killed_fork_that_waited_costs_no_worker(run_local, gate, tmp_path):
+    """Forked ahead, and dead before it was needed: another one is."""
+    job = run_local(warm_plan(gate, tmp_path))
+    before = gate.wait(2, cycle=0)
+    warm = warm_process(job, "n1")
+    waiting = until(lambda: [pid for pid in warm_processes(job, "n1") if pid != warm], "none is forked ahead")
+    os.kill(waiting[0], signal.SIGKILL)
+    fail(before[1])
+    gate.wait(2, cycle=1)
+    assert started(job, 1).warm == 2
+    finish(job, gate)
 
 
 def test_warm_process_that_hangs_does_not_delay_the_end(run_local, gate, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -25,13 +26,16 @@ from nvrx_slurm.journal.records import (
     Prewarmed,
     PrewarmFailed,
     Recovered,
+    RendezvousClosed,
     WorkerFailed,
     WorkersStarted,
 )
 from nvrx_slurm.util.processes import is_alive
-from tests.fault_harness import supervisor_of, until
-from tests.harness import Gate, RunningJob, Waiting, plan_of, wait_gone
+from tests.fault_harness import FrozenNode, supervisor_of, until
+from tests.harness import WAIT_S, Gate, RunningJob, Waiting, plan_of, wait_gone
+from tests.ledger import Ledger
 
+SEEDS = [int(each) for each in os.environ.get("NVRX_TEST_SEEDS", "1 2").split()]
 WORKER = Path(__file__).parents[1] / "prewarm_worker.py"
 MODEL = """
 import os
@@ -643,3 +647,112 @@ def test_node_at_work_reads_after_a_checkpoint_of_its_ranks(run_local, gate, tmp
         log = job.folder.node_log(node)
         until(lambda log=log: "page cache: read 2 files, 2.0 MiB" in log.read_text(), f"{node} reads what it saved")
     finish(job, gate)
+
+
+# ------------------------------------------------------------------------------------------------- all at random
+
+
+class Rounds:
+    """Random faults, one a cycle, and random deaths of what is forked while the next cycle begins."""
+
+    def __init__(self, job: RunningJob, gate: Gate, chance: random.Random) -> None:
+        self.job, self.gate, self.chance = job, gate, chance
+        self.spares_left, self.frozen = 2, []
+        self.faults = [self.kill_worker, self.kill_warm, self.stop_warm, self.freeze, self.kill_supervisor]
+
+    def strike(self, workers: dict[int, Waiting]) -> str:
+        """Something happens to a node of this cycle, and perhaps to what it forks then."""
+        node = self.chance.choice(sorted({worker.env["NVRX_NODE"] for worker in workers.values()}))
+        fault = self.chance.choice([*self.faults, *[self.kill_node] * bool(self.spares_left)])
+        fault(node, workers)
+        deaths = self.chance.randrange(4)
+        for _ in range(deaths):
+            if forks := self.forks():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.chance.choice(forks), signal.SIGKILL)
+        return f"{fault.__name__} {node}, and {deaths}"
+
+    def whole(self, after: int) -> tuple[int, dict[int, Waiting]]:
+        """The newest cycle, once all of its workers are there. What was killed as it began has one more follow."""
+        deadline = time.monotonic() + 2 * WAIT_S
+        while True:
+            self.job.when(lambda r: isinstance(r, RendezvousClosed) and r.cycle > after, what="a cycle", timeout=60.0)
+            cycle = max(record.cycle for record in self.job.said(RendezvousClosed))
+            try:
+                return cycle, self.gate.wait(4, cycle=cycle, timeout=1.0)
+            except AssertionError:
+                assert time.monotonic() < deadline, self.job.story()
+                with contextlib.suppress(AssertionError):  # read on
+                    self.job.when(lambda _: False, what="more of the journal", timeout=0.2)
+
+    def forks(self) -> list[int]:
+        """Every process that comes of a warm one, and they themselves."""
+        return [pid for pid in descendants(self.job.process.pid) if is_of_warm(pid)]
+
+    def warm(self, node: str) -> int | None:
+        """The node's warm process: the first that its supervisor has started."""
+        found = [pid for pid in descendants(supervisor_of(self.job.agent_pid(node))) if is_of_warm(pid)]
+        workers = {pid for record in self.job.said(WorkersStarted) for pid in record.pids.values()}
+        return next((pid for pid in found if pid not in workers), None)
+
+    def thaw_all(self) -> None:
+        for node in self.frozen:
+            order = ["agent", "supervisor", "workers"]
+            self.chance.shuffle(order)
+            node.thaw(tuple(order))
+        self.frozen.clear()
+
+    def kill_worker(self, node: str, workers: dict[int, Waiting]) -> None:
+        fail(self.chance.choice([worker for worker in workers.values() if worker.env["NVRX_NODE"] == node]))
+
+    def kill_warm(self, node: str, workers: dict[int, Waiting]) -> None:
+        if (warm := self.warm(node)) is not None:
+            os.kill(warm, signal.SIGKILL)
+        self.kill_worker(node, workers)
+
+    def stop_warm(self, node: str, workers: dict[int, Waiting]) -> None:
+        if (warm := self.warm(node)) is not None:
+            os.kill(warm, signal.SIGSTOP)
+        self.kill_worker(node, workers)
+
+    def freeze(self, node: str, workers: dict[int, Waiting]) -> None:
+        self.frozen.append(FrozenNode(self.job, node))
+
+    def kill_supervisor(self, node: str, workers: dict[int, Waiting]) -> None:
+        os.kill(supervisor_of(self.job.agent_pid(node)), signal.SIGKILL)
+
+    def kill_node(self, node: str, workers: dict[int, Waiting]) -> None:
+        self.spares_left -= 1
+        self.job.kill_node(node)
+
+
+def is_of_warm(pid: int) -> bool:
+    """Whether it is a warm process or was forked from one: the kernel's copy of its environment says so."""
+    with contextlib.suppress(OSError):
+        return b"NVRX_WARM_FD=" in Path(f"/proc/{pid}/environ").read_bytes()
+    return False
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_rank_is_ever_held_twice(run_local, gate, tmp_path, seed):
+    """Whatever dies, stops or freezes, and when: each rank is one live worker's at a time, and the job goes on."""
+    ledger = Ledger(tmp_path / "ledger")
+    bounds = {"heartbeat__interval": 0.2, "heartbeat__timeout": 4.0, "heartbeat__startup_timeout": 20.0}
+    plan = ledger.plan(gate, spares=3, max_restarts=99, **bounds)
+    (role,) = plan.roles
+    command = tuple(word for word in role.command if word != "-S")
+    warm = replace(role, command=command, prewarm=PrewarmSpec(imports=("select", "json")))
+    job = run_local(replace(plan, roles=(warm,)))
+    rounds, happened = Rounds(job, gate, random.Random(seed)), []
+    for node in ("n1", "n2", "n3", "n4", "n5"):
+        job.expect(Prewarmed, node=node)
+    cycle, workers = rounds.whole(-1)
+    for _ in range(6):
+        happened.append(rounds.strike(workers))
+        cycle, workers = rounds.whole(cycle)
+        rounds.thaw_all()
+    print(happened, [(r.cycle, r.node, r.warm, r.cold) for r in job.said(WorkersStarted)])
+    gate.open()
+    assert job.finish() == 0, happened
+    ledger.check()
+    assert sum(record.warm for record in job.said(WorkersStarted)) > 0

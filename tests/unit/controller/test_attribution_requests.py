@@ -8,8 +8,8 @@ from typing import Any
 from nvrx_slurm.controller.attribution_requests import EARLIER, AttributionRequests
 from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
-from nvrx_slurm.journal.records import Attributed
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict, VerdictRecord
+from nvrx_slurm.journal.records import Attributed, WorkerFailed, WorkersStarted
+from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, Scope, Verdict, VerdictRecord
 from nvrx_slurm.util.files import JobFiles
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
@@ -24,17 +24,21 @@ class Hears:
         self.asked: list[tuple[int, bool]] = []
         self.whole: list[int] = []
         self.told: list[tuple[int, str]] = []
+        self.inquiries: list[Inquiry] = []
+        self.verdicts: list[VerdictRecord] = []
 
     def open(self) -> None: ...
 
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
         self.asked.append((inquiry.key.cycle, settled))
+        self.inquiries.append(inquiry)
 
     def settled(self, key: FailureKey) -> None:
         self.whole.append(key.cycle)
 
     def judged(self, judged: VerdictRecord) -> None:
         self.told.append((judged.key.cycle, judged.action))
+        self.verdicts.append(judged)
 
     async def close(self, within_s: float) -> None: ...
 
@@ -61,9 +65,12 @@ class Led:
             self.fleet.ready("n1", "n2")
             self.go_on()
 
-    def hears(self, verdict: Verdict, cycle: int) -> None:
+    def hears(self, verdict: Verdict, cycle: int, *, rank: int = 0) -> None:
         answer: Any = Attribution(source="lib", verdict=verdict)
-        self.fleet.tell(Attributed(replica="main-0", cycle=cycle, rank=0, attribution=answer))
+        generation = self.fleet.generation
+        self.fleet.tell(
+            Attributed(replica="main-0", cycle=cycle, rank=rank, generation=generation, attribution=answer)
+        )
         self.go_on()
 
 
@@ -110,3 +117,106 @@ def test_logs_are_whole_where_no_round_follows() -> None:
     led.fleet.ready("n1", "n2", cycle=1)
     led.go_on()
     assert led.broker.whole == [0]
+
+
+def crash(led: Led, cycle: int) -> None:
+    """Rank 3, on n2, whose workers had begun."""
+    fleet = led.fleet
+    fleet.tell(WorkersStarted(**fleet.by("n1"), replica="main-0", cycle=cycle, pids={0: 10, 1: 11}))
+    fleet.tell(WorkersStarted(**fleet.by("n2"), replica="main-0", cycle=cycle, pids={2: 12, 3: 13}))
+    fleet.now += 5.0
+    fleet.tell(
+        WorkerFailed(
+            **fleet.by("n2"), replica="main-0", cycle=cycle, rank=3, exit_code=7, error="E: x", step=41, ago_s=0.5
+        )
+    )
+    led.go_on()
+
+
+def key(cycle: int, rank: int | None = 3) -> FailureKey:
+    return FailureKey(job=str(FILES.path), generation=1, replica="main-0", cycle=cycle, rank=rank)
+
+
+def logs(cycle: int) -> str:
+    return str(FILES.cycle_logs("main-0", 1, cycle))
+
+
+def requeued() -> Led:
+    led = Led(plain(attribution=DRY, max_restarts=99))
+    led.fleet.requeue()
+    led.fleet.join(*led.fleet.names)
+    led.go_on()
+    return led
+
+
+def test_a_source_is_told_all_that_the_journal_holds_of_a_failure() -> None:
+    """In the second generation, of the second cycle; a lost node has no rank and no exit code."""
+    led = requeued()
+    led.fails()
+    started_at = led.fleet.now
+    crash(led, 1)
+    cause = "rank 3 on n2 failed: E: x"
+    about: dict[str, Any] = {"cause": cause, "node": "n2", "rank": 3, "exit_code": 7, "error": "E: x", "step": 41}
+    whole: dict[str, Any] = {"nodes": ("n1", "n2"), "workers_per_node": 2, "started_at": started_at}
+    assert led.broker.inquiries[-1] == Inquiry(
+        key=key(1),
+        paths=(logs(1),),
+        failed=Failed(**about, signal=None, hung=False, t=led.fleet.now - 0.5),
+        pids={0: 10, 1: 11, 2: 12, 3: 13},
+        earlier=(logs(0),),
+        **whole,
+    )
+    led.fleet.ready("n1", "n2")
+    led.fleet.lose("n1")
+    led.go_on()
+    lost = Failed(cause="n1 lost: connection to its agent closed", node="n1", t=led.fleet.now)
+    assert led.broker.inquiries[-1] == Inquiry(
+        key=key(2, None),
+        paths=(logs(2),),
+        failed=lost,
+        earlier=(logs(1), logs(0)),
+        **{**whole, "started_at": led.fleet.now},
+    )
+
+
+def test_no_more_than_the_last_cycles_are_named() -> None:
+    led = requeued()
+    for _ in range(2 * EARLIER):
+        led.fails()
+    assert led.broker.inquiries[-1].earlier == tuple(logs(cycle) for cycle in range(2 * EARLIER - 2, EARLIER - 2, -1))
+
+
+def test_what_came_of_a_failure_is_told_as_a_whole() -> None:
+    led = requeued()
+    crash(led, 0)
+    answer = Attribution(source="lib", verdict=Verdict.STOP, scope=Scope.NODE, nodes=("n2",), confidence=0.9)
+    led.fleet.tell(Attributed(replica="main-0", cycle=0, rank=3, generation=1, attribution=answer))
+    led.go_on()
+    assert led.broker.verdicts == [
+        VerdictRecord(
+            key=key(0),
+            verdict=Verdict.STOP,
+            acted=False,
+            why="dry run; lib: STOP",
+            action="restart_replica",
+            nodes_blamed=("n2",),
+            dry_run=True,
+        )
+    ]
+    led.go_on()
+    assert len(led.broker.verdicts) == 1
+
+
+def test_a_new_controller_asks_again_what_is_open_and_nothing_else() -> None:
+    """What was judged is told to nobody twice; what was asked has the same words."""
+    led = requeued()
+    crash(led, 0)
+    led.hears(Verdict.RESTART, 0, rank=3)
+    led.fleet.ready("n1", "n2")
+    crash(led, 1)
+    broker = Hears()
+    requests = AttributionRequests(led.fleet.job, FILES, broker)
+    requests.replayed((entry.record, entry.t) for entry in led.fleet.journal)
+    requests.go_on()
+    assert broker.inquiries == led.broker.inquiries[-1:]
+    assert (broker.asked, broker.told) == ([(1, False)], [])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.controller.mirror import Mirror, last_number
+import pytest
+
+from nvrx_slurm.controller.mirror import Mirror, last_number, read_copy
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, Tick, entry_from_json, entry_to_json
 from nvrx_slurm.report.source import so_far
@@ -90,3 +92,49 @@ def test_disk_that_stays_full_keeps_what_fits(caplog):
         there = whole_lines(path)
         assert there == list(range(1, len(there) + 1))
         assert f"the last {1000 - len(there)} entries of the journal are missing there" in caplog.text
+
+
+def lines(first, last):
+    return b"".join(entry_to_json(e) + b"\n" for e in entries(first, last))
+
+
+@pytest.mark.parametrize(
+    ("content", "number", "left"),
+    [
+        (None, 0, None),
+        (b"", 0, b""),
+        (b"torn", 0, b""),
+        (lines(1, 2), 2, lines(1, 2)),
+        (lines(1, 2) + b'{"n":3', 2, lines(1, 2)),
+        (lines(1, 2) + b"no entry\n", 2, lines(1, 2) + b"no entry\n"),
+        (b"no entry\n", 0, b"no entry\n"),
+        (b"x" * (2 << 20) + b"\n" + lines(7, 8) + b"torn", 8, b"x" * (2 << 20) + b"\n" + lines(7, 8)),
+    ],
+    ids=["missing", "empty", "torn", "whole", "a torn end", "a strange line", "only that", "large"],
+)
+def test_where_a_copy_ends(tmp_path, content, number, left):
+    """The number of the last entry in it, after what is torn at its end was cut off."""
+    path = tmp_path / "events.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    assert last_number(path) == number
+    assert (path.read_bytes() if path.exists() else None) == left
+
+
+def test_copy_is_read_from_its_oldest_part_on_without_what_is_torn(tmp_path):
+    """As `summary` of a job whose store is gone reads it."""
+    (tmp_path / "events.1.jsonl").write_bytes(lines(1, 2) + b'{"n":3')
+    (tmp_path / "events.2.jsonl").write_bytes(lines(4, 5))
+    path = tmp_path / "events.jsonl"
+    assert read_copy(path) == [*entries(1, 2), *entries(4, 5)]
+    path.write_bytes(lines(6, 6))
+    assert read_copy(path) == [*entries(1, 2), *entries(4, 6)]
+
+
+def test_copy_goes_on_after_the_newest_of_its_parts(tmp_path):
+    """Ten or more of them are not in the order of their names."""
+    for part in (2, 10):
+        (tmp_path / f"events.{part}.jsonl").write_bytes(lines(part, part))
+    assert Mirror(tmp_path / "events.jsonl").last_number() == 10
+    (tmp_path / "events.jsonl").write_bytes(lines(11, 12))
+    assert Mirror(tmp_path / "events.jsonl").last_number() == 12

@@ -29,6 +29,7 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.lab.simulation.aims import BEFORE, UNANSWERED, Aim, draw_aim
+from nvrx_slurm.lab.simulation.intruder import forge_connection, forge_record
 from nvrx_slurm.lab.simulation.network import NetworkFault, apart
 from nvrx_slurm.lab.simulation.shapes import Shape
 from nvrx_slurm.store.client import Store
@@ -340,6 +341,12 @@ def _cut_frozen(run: SimulationRun, act: Act) -> None:
     _freeze(run, act, run.nodes[act.node])
 
 
+def _cut_closed(run: SimulationRun, act: Act) -> None:
+    """A device in between closes the connection and passes nothing any more: as where the host has died."""
+    run.nodes[act.node].break_connection()
+    run.cut([act.node], act.lasts_s)
+
+
 def _slow_link(run: SimulationRun, act: Act) -> None:
     run.disturb([act.node], NetworkFault(apart([act.node]), slow_s=act.number / 1000), act.lasts_s)
 
@@ -428,6 +435,7 @@ KINDS: dict[str, Kind] = {
     "cut": Kind("cut off", 5, NODE | LASTS | LINK, lambda run, act: run.cut([act.node], act.lasts_s)),
     "partition": Kind("cut off two of five nodes", 2, LASTS | CHOOSES | LINK | FATAL, _partition),
     "cut_frozen": Kind("freeze, and cut off,", 3, NODE | LASTS | LINK, _cut_frozen),
+    "cut_closed": Kind("close the connection of, and cut off,", 3, NODE | LASTS | LINK, _cut_closed),
     "slow_link": Kind("slow (ms) link of", 2, NODE | LASTS | CHOOSES | LINK, _slow_link),
     "lossy_link": Kind("lossy (1/2000) link of", 2, NODE | LASTS | CHOOSES | LINK, _lossy_link),
     "break_connection": Kind(
@@ -474,6 +482,15 @@ KINDS: dict[str, Kind] = {
     ),
     "freeze_store": Kind("freeze the store", 3, OUTAGE, lambda run, act: _freeze(run, act, run.store.process)),
     "repeat_record": Kind("an old record, or one of another generation, arrives", 2, CHOOSES, _repeat_record),
+    "forge_record": Kind(
+        "a record without the job's key arrives", 2, CHOOSES, lambda run, act: forge_record(run, act.number)
+    ),
+    "forge_connection": Kind(
+        "a process without the job's key connects as an agent",
+        2,
+        CHOOSES,
+        lambda run, act: forge_connection(run, act.number),
+    ),
     "set_clock": Kind(
         "set the store's clock by (less 500 s)",
         2,

@@ -72,6 +72,7 @@ class Promise(StrEnum):
     LEASE = "workers start only under a lease that lasts"
     TOUCH = "a lease is renewed only by contact"
     FRESH = "a stale record leaves no trace"
+    SIGNED = "nothing is believed without the job's key"
     FAILURES = "each failure is answered at once, and nothing else stops workers"
     FENCED = "an agent that is given up is fenced"
     REGISTERED = "only an agent that has registered is given up"

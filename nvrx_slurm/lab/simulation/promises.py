@@ -189,6 +189,10 @@ class Promises:
             )
         self._followed[incarnation] = epoch
 
+    def let_in(self, node: str) -> None:
+        """A process that has not the job's key was taken for the agent of the node."""
+        self._broken(Promise.SIGNED, f"the controller takes a process without the job's key for the agent of {node}")
+
     def worker_wanted(self, node: str, rank: int, lease_s: float) -> None:
         """An agent asks for a worker, who may live for so long unless it is in touch again."""
         if lease_s <= 0.0:

@@ -159,9 +159,9 @@ def _draw_limits(chance: Random, bounds: FaultToleranceSpec) -> FaultToleranceSp
     """Other jobs have a rate instead of a count, limits for all replicas and for lost nodes, and count progress."""
     limits: dict[str, Any] = {}
     if chance.random() < 0.3:
-        limits["max_restarts"] = Allowance(count=chance.choice((1, 2)), per_s=chance.choice((5.0, 15.0, 60.0)))
+        limits["max_restarts"] = Allowance(count=chance.choice((1, 2)), per_s=chance.choice((1.5, 5.0, 15.0)))
     if chance.random() < 0.3:
-        limits["max_job_restarts"] = Allowance(count=chance.randint(1, 4), per_s=chance.choice((None, 20.0)))
+        limits["max_job_restarts"] = Allowance(count=chance.randint(1, 4), per_s=chance.choice((None, 5.0)))
     if chance.random() < 0.2:
         limits["max_node_losses"] = Allowance(count=chance.randint(0, 3), per_s=chance.choice((None, 20.0)))
     if chance.random() < 0.2:

@@ -37,6 +37,10 @@ class Sockets:
         process.on_death(listener.close)
         return listener
 
+    def ports(self, host: str) -> list[int]:
+        """On which a process of the host accepts connections; the newest comes last."""
+        return [port for name, port in self._listeners if name == host]
+
     async def connect(self, source: str, host: str, port: int, *, timeout_s: float | None = None) -> ConnectionEnd:
         """A connection from `source`. Raises ConnectionRefusedError where nothing listens; waits while a link is cut.
 

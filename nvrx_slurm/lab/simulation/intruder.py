@@ -1,0 +1,86 @@
+"""A process that has not the job's key: what it sends to the store and to the controller must have no effect."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.journal.records import NodeJoined, Record, Signalled, WorkerFailed, WorkersStarted
+from nvrx_slurm.lab.simulation.sockets import ConnectionEnd
+from nvrx_slurm.liveness import connection as liveness
+from nvrx_slurm.store.client import Store
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.run import SimulationRun
+
+ITS_KEY = "another job's"
+CONNECTED_S = 0.5
+"""How long it stays where it was let in."""
+
+
+def forge_record(run: SimulationRun, number: int) -> None:
+    """As another user of a store that several jobs share: it posts the end of the job, or of a worker."""
+    started = [entry.record for entry in run.promises.journal if isinstance(entry.record, WorkersStarted)]
+    fact: Record = Signalled(reason="cancel")
+    if started and number % 2:
+        of = started[number % len(started)]
+        fact = WorkerFailed(
+            node=of.node,
+            incarnation=of.incarnation,
+            seq=of.seq + 1000,
+            replica=of.replica,
+            cycle=of.cycle,
+            rank=0,
+            exit_code=1,
+        )
+    run.loop.create_task(_post(run, fact))
+
+
+async def _post(run: SimulationRun, fact: Record) -> None:
+    address = replace(run.address, token=ITS_KEY)
+    store = Store(address, clock=run.host_clock, connection=run.store.client(run.HOST))
+    with contextlib.suppress(StoreUnreachable):
+        await store.post(fact)
+
+
+def forge_connection(run: SimulationRun, number: int) -> None:
+    """It connects to the controller in the name of an agent."""
+    agents = [entry.record for entry in run.promises.journal if isinstance(entry.record, NodeJoined)]
+    ports = run.sockets.ports(run.HOST)
+    if agents and ports:
+        run.loop.create_task(_connect(run, agents[number % len(agents)], ports[-1]))
+
+
+async def _connect(run: SimulationRun, agent: NodeJoined, port: int) -> None:
+    with contextlib.suppress(OSError):  # the controller, which is not convinced, closes the connection
+        async with asyncio.timeout(liveness.HANDSHAKE_S):
+            stream = _Stream(await run.sockets.connect(agent.node, run.HOST, port))
+            try:
+                await liveness.introduce(
+                    stream, token=ITS_KEY, node=agent.node, incarnation=agent.incarnation, port=port
+                )
+                run.promises.let_in(agent.node)
+                await asyncio.sleep(CONNECTED_S)
+            finally:
+                stream.end.close()
+
+
+class _Stream:
+    """Its end of the connection."""
+
+    def __init__(self, end: ConnectionEnd) -> None:
+        self.end = end
+        self._unread = b""
+
+    async def receive(self, most: int) -> bytes:
+        if not self._unread:
+            self._unread = await self.end.receive()
+        data, self._unread = self._unread[:most], self._unread[most:]
+        return data
+
+    async def send(self, data: bytes) -> None:
+        self.end.send(data)

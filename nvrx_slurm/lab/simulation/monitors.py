@@ -292,7 +292,9 @@ class UserRequests(JournalMonitor):
             if isinstance(history.step.fact, Signalled):
                 return
             for name, owner in history.leaving.items():
-                if history.nodes[name].place == "drained" and not self._has_enough(owner):
+                # Another replica may lack nodes that this drain could not give it.
+                stops = record.reason.startswith(f"{owner} needs ")
+                if stops and history.nodes[name].place == "drained" and not self._has_enough(owner):
                     yield f"{owner} could have {name} back, whose drain was not over, and the job ended: {record}"
 
     def _has_enough(self, replica_id: str) -> bool:

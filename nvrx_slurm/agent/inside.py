@@ -27,6 +27,7 @@ from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.jobspec import env as environment
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.util.processes import CANNOT_RUN
 
 OUTSIDE_FD = environment.OUTSIDE_FD
 REQUEUE = b"requeue"
@@ -36,24 +37,24 @@ ANSWER_BYTES = 4096
 _AGENT = """\
 import sys
 from importlib import metadata
+wanted, cannot_run = sys.argv[1:]
+why, install = "", f"`pip install nvrx-slurm=={wanted}` in the image"
 try:
     from nvrx_slurm.agent.__main__ import run
-    version = metadata.version("nvrx-slurm")
+    if (version := metadata.version("nvrx-slurm")) != wanted:
+        why = f"it has nvrx-slurm {version}, and the job has {wanted}: {install}"
 except metadata.PackageNotFoundError:
-    version = sys.argv[1]
+    pass
 except ImportError as error:
-    sys.exit(
-        f"nvrx-slurm agent: error: container.image: its python3 ({sys.version.split()[0]}) has no nvrx-slurm that"
-        f" works ({error}): `pip install nvrx-slurm=={sys.argv[1]}` in the image, or set container.agents to outside"
-    )
-if version != sys.argv[1]:
-    sys.exit(
-        f"nvrx-slurm agent: error: container.image: it has nvrx-slurm {version}, and the job has {sys.argv[1]}:"
-        f" `pip install nvrx-slurm=={sys.argv[1]}` in the image"
-    )
+    python = f"its python3 ({sys.version.split()[0]})"
+    why = f"{python} has no nvrx-slurm that works ({error}): {install}, or set container.agents to outside"
+if why:
+    print("nvrx-slurm agent: error: container.image:", why, file=sys.stderr)
+    sys.exit(int(cannot_run))
 run()
 """
-"""What the image's python3 runs: it says what is missing in one line. The job's version follows."""
+"""What the image's python3 runs: it says what is missing in one line. The job's version, and how it ends
+then, follow."""
 
 
 def plan_inside(plan: Plan) -> Plan:
@@ -71,7 +72,7 @@ def plan_inside(plan: Plan) -> Plan:
 
 
 def main() -> NoReturn:
-    """Become the runtime of this node's agent. Raises UsageError where that cannot be."""
+    """Become the runtime of this node's agent. Raises UsageError; CannotStart where no runtime can."""
     folder = environment.job_folder()
     if folder is None:
         raise UsageError("an agent is started by the job, with NVRX_JOB_FOLDER in its environment")
@@ -82,12 +83,9 @@ def main() -> NoReturn:
     # Variables of the host that name its own libraries and modules.
     own = environment.child_environment({}, without=(*container.HOST_ONLY, "PYTHONPATH"))
     own.setdefault("USER", str(os.getuid()))  # ch-run wants one
-    command = ("python3", "-P", "-c", _AGENT, metadata.version("nvrx-slurm"))
+    command = ("python3", "-P", "-c", _AGENT, metadata.version("nvrx-slurm"), str(CANNOT_RUN))
     folders = [plan.folder, plan.workdir, *(role.workdir for role in plan.roles if role.workdir)]
-    try:
-        program, argv = container.agent_command(inside, command, folders, plan.workdir, own)
-    except container.CannotStart as error:
-        raise UsageError(str(error)) from None
+    program, argv = container.agent_command(inside, command, folders, plan.workdir, own)
     if shutil.which("scontrol") is not None:
         own[OUTSIDE_FD] = str(_stay_outside())
     os.execve(program, argv, own)
@@ -146,6 +144,6 @@ def requeue_from_inside(job_id: str, outside: int | None) -> str:
 if __name__ == "__main__":
     try:
         main()
-    except NvrxError as error:
+    except (NvrxError, container.CannotStart) as error:
         print(f"nvrx-slurm agent: error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        sys.exit(error.exit_code if isinstance(error, NvrxError) else CANNOT_RUN)

@@ -21,6 +21,7 @@ from nvrx_slurm.cluster.slurm_nodes import SlurmNode
 from nvrx_slurm.journal.records import AgentsStarted
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.processes import CANNOT_RUN
 
 log = get_logger("batch")
 
@@ -125,6 +126,7 @@ class AgentSteps:
         self._known: dict[str, SlurmNode] = {}  # where the slurmd of lost nodes listens
         self._news = asyncio.Event()
         self._closed = False
+        self._has_joined = False  # any agent, ever
 
     @property
     def processes(self) -> list[Process]:
@@ -143,6 +145,7 @@ class AgentSteps:
 
     def joined(self, node: str) -> None:
         """An agent of the node has joined."""
+        self._has_joined = True
         self._missing.pop(node, None)
 
     async def run(self) -> list[int]:
@@ -161,6 +164,8 @@ class AgentSteps:
                 log.warning("a step of agents ended (exit code %s)", step.process.returncode)
                 for node in step.nodes:
                     self._miss(node, step_ended=len(step.nodes) > 1)
+            if set(codes) == {CANNOT_RUN} and not self.steps and not self._has_joined:
+                return codes
             now = self._clock.monotonic()
             alone_since = None if self.steps else now if alone_since is None else alone_since
             due = [node for node in self._nodes if node in self._missing and self._missing[node].due <= now]

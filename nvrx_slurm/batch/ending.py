@@ -16,7 +16,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
+from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_NO_RESTART, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
 from nvrx_slurm.jobspec import budgets
 from nvrx_slurm.jobspec.model import FaultToleranceSpec, LeaseSpec
 from nvrx_slurm.util.clock import Clock
@@ -38,6 +38,7 @@ EXIT_CODES = {
     signal.SIGINT: EXIT_INTERRUPTED,
     signal.SIGUSR1: EXIT_TIMEOUT,
     signal.SIGUSR2: EXIT_RETRY,  # every agent is gone
+    signal.SIGALRM: EXIT_NO_RESTART,  # no agent can run
     signal.SIGHUP: EXIT_TERMINATED,  # the terminal of `run` was closed
     signal.SIGQUIT: EXIT_TERMINATED,  # the lease has lapsed
 }

@@ -31,7 +31,7 @@ from nvrx_slurm.journal.records import PREEMPTED, AgentsStarted
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation, new_secret
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.processes import AGAIN_S, HURRY
+from nvrx_slurm.util.processes import AGAIN_S, CANNOT_RUN, HURRY
 
 log = get_logger("batch")
 
@@ -272,7 +272,7 @@ class Host:
             self._has_ended(result.exit_code)
         if not self.ended.done():
             log.warning("every agent is gone (exit codes %s) and the job has not ended", sorted(set(codes)))
-            self._ask(signal.SIGUSR2)
+            self._ask(signal.SIGALRM if set(codes) == {CANNOT_RUN} else signal.SIGUSR2)
 
     async def _start_agents(self, argv: Sequence[str], env: Mapping[str, str]) -> Process:
         # In sessions of their own: where Slurm signals process groups (proctrack/pgid), SIGTERM is not for srun.

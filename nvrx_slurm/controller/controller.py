@@ -86,6 +86,7 @@ SIGNALS: dict[signal.Signals, SignalReason] = {
     signal.SIGINT: "interrupt",
     signal.SIGUSR1: "time_limit",
     signal.SIGUSR2: "agents_gone",
+    signal.SIGALRM: "no_agents",
     signal.SIGHUP: "hangup",
     signal.SIGQUIT: "lease_lapsed",
 }

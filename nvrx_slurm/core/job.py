@@ -16,7 +16,15 @@ import msgspec
 
 from nvrx_slurm.core import limits, membership, rendezvous, requests, restart, restart_decision, suspension
 from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica
-from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
+from nvrx_slurm.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NO_RESTART,
+    EXIT_RETRY,
+    EXIT_TERMINATED,
+    EXIT_TIMEOUT,
+)
 from nvrx_slurm.journal.records import (
     PREEMPTED,
     AgentsStarted,
@@ -80,6 +88,9 @@ SIGNALS: dict[SignalReason, Shutdown] = {
     "time_limit": Shutdown(exit_code=EXIT_TIMEOUT, reason="out of time: the job's time limit is near"),
     "preempted": Shutdown(exit_code=EXIT_RETRY, reason=PREEMPTED),
     "agents_gone": Shutdown(exit_code=EXIT_RETRY, reason="every agent is gone"),
+    "no_agents": Shutdown(
+        exit_code=EXIT_NO_RESTART, reason="no agent can run in the job's container; the job's log says why"
+    ),
     "hangup": Shutdown(exit_code=EXIT_TERMINATED, reason="its terminal was closed"),
     "lease_lapsed": Shutdown(
         exit_code=EXIT_TERMINATED, reason="whoever submitted this job is gone: its lease has lapsed"

@@ -23,7 +23,9 @@ from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.util.decoding import decode
 
-SignalReason = Literal["cancel", "interrupt", "hangup", "time_limit", "agents_gone", "lease_lapsed", "preempted"]
+SignalReason = Literal[
+    "cancel", "interrupt", "hangup", "time_limit", "agents_gone", "no_agents", "lease_lapsed", "preempted"
+]
 
 PREEMPTED = "preempted or requeued"
 """The reason of the shutdown of a job whose nodes Slurm takes back."""
@@ -343,9 +345,9 @@ class CommandEnded(FromAgent, frozen=True, kw_only=True, tag="command_ended"):
 
 class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
     """The batch host says that the job must end: it was told so, its terminal was closed (`hangup`), time is up, no
-    agent runs any more, no client has touched the job's lease file, or Slurm takes the nodes back (`preempted`: also
-    for a requeue). `saves`: there is time for a checkpoint first. `by`: a user asks to cancel it, from a host that
-    cannot signal the batch host."""
+    agent runs any more, none can run in the job's container (`no_agents`), no client has touched the job's lease
+    file, or Slurm takes the nodes back (`preempted`: also for a requeue). `saves`: there is time for a checkpoint
+    first. `by`: a user asks to cancel it, from a host that cannot signal the batch host."""
 
     reason: SignalReason
     generation: Count = 0

@@ -31,6 +31,7 @@ MOST_ANALYZED_BYTES = 64 << 20
 """Of a cycle's logs: the command must end. `explain` reads them all."""
 
 HOST_LOG = "host.log"
+AGENT_ERROR = "nvrx-slurm agent: error: "
 TRACEBACK = "Traceback (most recent call last)"
 _HOW = {"cancelled": "was cancelled", "timeout": "ran out of time", "lost": "was lost", "stopped": "was stopped"}
 NOT_BY_A_FAILURE = (EXIT_TIMEOUT, EXIT_INTERRUPTED, EXIT_TERMINATED)
@@ -79,8 +80,12 @@ def end_lines(folder: JobFolder, exit_code: int, *, slurm_says: str | None = Non
     elif exit_code not in NOT_BY_A_FAILURE:
         if last:
             yield one_line(f"  {last}")
+        no_agent = [line for line in _last_lines(folder.job_log) if line.startswith(AGENT_ERROR)]
+        yield from (one_line(f"  {line.removeprefix(AGENT_ERROR)}") for line in dict.fromkeys(no_agent))
         # What the job script printed, and what the batch host wrote from its start on.
-        for log in (folder.path / HOST_LOG, folder.path.parent / f"slurm-{job_id}.out", folder.job_log):
+        for log in (
+            () if no_agent else (folder.path / HOST_LOG, folder.path.parent / f"slurm-{job_id}.out", folder.job_log)
+        ):
             if lines := _last_lines(log):
                 yield from _excerpt(log, lines)
                 break

@@ -36,6 +36,7 @@ SIGNALS: dict[records.SignalReason, str] = {
     "hangup": "the terminal of the batch host was closed",
     "time_limit": "the job's time limit is near",
     "agents_gone": "no agent runs any more",
+    "no_agents": "no agent can run in the job's container",
     "preempted": "Slurm takes the nodes back: the job is preempted or requeued",
     "lease_lapsed": "no client renewed the job's lease",
 }

@@ -20,6 +20,10 @@ HURRY = signal.SIGUSR2
 """From the batch host to agents: kill your workers now. srun passes this one on, where SIGTERM would have it kill the
 agents themselves."""
 
+CANNOT_RUN = 78
+"""From an agent's starter to the batch host, as an exit code: no agent can run on this node, however often it is
+tried."""
+
 AGAIN_S = 1.0
 """A signal that comes within so long of the first is the same one: Slurm sends two at the time limit."""
 

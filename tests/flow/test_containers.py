@@ -15,6 +15,7 @@ import pytest
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.diagnostics.stacks.process import process_name
+from nvrx_slurm.errors import EXIT_NO_RESTART
 from nvrx_slurm.jobspec.container import ContainerSpec
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import Progress, WorkerFailed, WorkersStarted
@@ -22,7 +23,7 @@ from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from tests import container_image
 from tests.harness import plan_of, wait_gone
-from tests.slurm_harness import settled, submit
+from tests.slurm_harness import nvrx, settled, submit
 from tests.slurm_jobs import CALM, GONE_S
 
 TESTS = Path(__file__).parents[1]
@@ -204,11 +205,27 @@ def test_agents_inside_end_with_the_batch_host(inner_runtime, run_local, gate, t
     wait_gone([agent, *(worker.pid for worker in there.values())])
 
 
+@pytest.mark.slurm(nodes=6)
+def test_an_image_without_the_package_ends_the_job_at_once_under_slurm(healthy_cluster, tmp_path):
+    """No agent is started a second time, and `submit --wait` ends with the sentence that says what to install."""
+    if why := container_image.refusal("charliecloud"):
+        pytest.skip(why)
+    image = container_image.image_folder()
+    (tmp_path / "job.yaml").write_text(
+        "name: bare\ncommand: python3 -c pass\nnodes: 2\n"
+        f"container: {{image: {image}, runtime: charliecloud, agents: inside}}\n"
+    )
+    done = nvrx("submit", "--wait", "job.yaml", cwd=tmp_path, env=healthy_cluster.environment())
+    assert done.returncode == EXIT_NO_RESTART, done.stderr
+    assert done.stderr.count("container.image: its python3") == 1, done.stderr
+    assert "pip install nvrx-slurm==" in done.stderr
+
+
 def test_an_image_without_the_package_is_named(inner_runtime, run_local, gate, tmp_path):
     """The job ends, and its log has one sentence that says what to install where."""
     image = container_image.image_folder()
     job = run_local(container_plan(inner_runtime, gate, tmp_path, image=image, agents="inside"))
-    assert job.finish() != 0
+    assert job.finish() == EXIT_NO_RESTART
     said = [line for line in job.folder.job_log.read_text().splitlines() if "container.image" in line]
     assert len(said) == 1 and "has no nvrx-slurm that works" in said[0] and "pip install nvrx-slurm==" in said[0]
 

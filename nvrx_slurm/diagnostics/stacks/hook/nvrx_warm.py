@@ -39,6 +39,7 @@ MESSAGE_BYTES = 4 << 20
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031
 PR_SET_PDEATHSIG = 1
+PR_SET_MM, PR_SET_MM_MAP = 35, 14
 ORPHANED_S = 10.0
 HARMLESS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
@@ -60,9 +61,18 @@ def serve(descriptors: str) -> None:
             _quietly(_fcntl, end, F_SETPIPE_SZ, PIPE_BYTES)
         supervisor, rank_variables, most_bytes, setup, *modules = _strings(channel.recv(MESSAGE_BYTES))
         path0 = _path0()
+        import atexit
+        import gc
+
+        atexit.register(gc.unfreeze)  # as the last of all, or nothing that the modules refer to would be finalized
+        initial, end_watch = dict(os.environ), _watch_random()
         with_memory = _limit_memory(int(most_bytes))
-        files = _warm(channel, set(rank_variables.split()), setup, modules, path0)
+        files, reopened, skipped = _warm(channel, set(rank_variables.split()), setup, modules, path0)
+        seed_again, changed = end_watch(), _changes(initial)
         with_memory()
+        gc.collect()
+        gc.freeze()  # or the first collection in each worker would copy every page
+        channel.send(_datagram("ready", str(len(sys.modules)), str(_memory_bytes()), *skipped))
         printed = [_drain(out), _drain(err)]
         for descriptor in (out, err):
             os.close(descriptor)
@@ -78,9 +88,18 @@ def serve(descriptors: str) -> None:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
+        _quietly(_show_environment, environment)
+        for name, value in changed.items():  # what the modules have set, they would have set here
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        for descriptor in reopened:
+            _quietly(_reopen, descriptor)
         for target, text in zip((1, 2), printed):  # noqa: B905
             _write(target, text)
         _start_anew(path0)
+        _quietly(seed_again)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
     except BaseException as error:
         _quietly(os.write, 2, ("nvrx-slurm: a warm start failed: " + _said(error) + "\n").encode())
@@ -92,15 +111,16 @@ def serve(descriptors: str) -> None:
 
 def _warm(
     channel: socket, rank_variables: set[str], setup: str, modules: list[str], path0: str | None
-) -> dict[str, tuple[int, ...]]:
-    """Import and set up; report it. Returns what the files of the modules look like. Ends the process instead, where
-    something was done that no fork may inherit."""
-    main = sys.modules["__main__"]
+) -> tuple[dict[str, tuple[int, ...]], list[int], list[str]]:
+    """Import and set up. Returns what the files of the modules look like, the descriptors that each worker opens
+    again, and what could not be imported and why. Ends the process instead, where something was done that no fork may
+    inherit."""
     began = _now_ns()
     if path0 is not None:
         sys.path.insert(0, path0)
-    if os.path.isfile(sys.argv[0]):  # noqa: PTH113  no pathlib
-        main.__file__ = sys.argv[0]
+    main_file = _main_file(path0)
+    if main_file is not None:  # libraries look there whether this is an interactive session
+        sys.modules["__main__"].__file__ = main_file
     read: set[str] = set()
 
     class Watched(os._Environ):  # type: ignore[type-arg]
@@ -115,6 +135,7 @@ def _warm(
             return super().__contains__(name)
 
     before, skipped = _descriptors(), []
+    reopened: list[int] = []
     os.environ.__class__ = Watched
     for name in [*modules, setup]:
         if not name:
@@ -127,18 +148,18 @@ def _warm(
             if name == setup:
                 _leave(channel, "refused", name, why)
             skipped += [name, why]
+        if name == setup:
+            reopened = [each for each in map(int, _descriptors()) if str(each) not in before and _is_plain(each)]
+            before.update((str(each), os.readlink(f"/proc/self/fd/{each}")) for each in reopened)  # noqa: PTH115
         offence = FROM_RANK.format(min(read)) if read else _offence(before)
+        if offence is None and path0 is not None and sys.path[:1] != [path0]:
+            offence = f"puts {sys.path[0] if sys.path else 'nothing'} at the front of sys.path"
         if offence:
             _leave(channel, "refused", name, does + " " + offence)
     os.environ.__class__ = os._Environ
     for stream in (sys.stdout, sys.stderr):
         _quietly(stream.flush)
-    import gc
-
-    gc.collect()
-    gc.freeze()  # or the first collection in each worker would copy every page
-    channel.send(_datagram("ready", str(len(sys.modules)), str(_memory_bytes()), *skipped))
-    return _files(began)
+    return _files(began), reopened, skipped
 
 
 def _limit_memory(most_bytes: int) -> Callable[[], None]:
@@ -171,14 +192,65 @@ def _path0() -> str | None:
     """What CPython will put at the front of sys.path, or None."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return None
-    program = sys.argv[0]
-    if program == "-c":
+    if sys.argv[0] == "-c":
         return ""
-    if program == "-m":
+    if sys.argv[0] == "-m":
         return os.getcwd()  # noqa: PTH109  no pathlib
-    if os.path.isdir(program) or program.endswith((".zip", ".pyz")):  # noqa: PTH112
+    program = _program()
+    for hook in sys.path_hooks:  # a folder, or an archive, of any name
+        try:
+            hook(program)
+        except ImportError:
+            continue
+        _forget_path(program)
         return program
     return os.path.dirname(os.path.realpath(program))  # noqa: PTH120
+
+
+def _program() -> str:
+    """The script's path, as CPython makes it absolute: it leaves `..` in it."""
+    if sys.version_info < (3, 9):  # noqa: UP036  the user's interpreters
+        return sys.argv[0]
+    return os.path.join(os.getcwd(), sys.argv[0])  # noqa: PTH109, PTH118  no pathlib
+
+
+def _main_file(path0: str | None) -> str | None:
+    """What `__main__.__file__` will be."""
+    if sys.argv[0] == "-c":
+        return None
+    places, names = [path0 or ""], ["__main__"]
+    if sys.argv[0] == "-m":
+        if sys.version_info < (3, 10):  # noqa: UP036  there is no sys.orig_argv
+            return None
+        word = sys.orig_argv[-len(sys.argv)]  # `module`, or `-mmodule`
+        names = word.partition("m")[2].split(".") if word[:1] == "-" else word.split(".")
+        places = sys.path
+    elif path0 != _program():
+        return _program()
+    # Imports nothing, unlike importlib.util.find_spec.
+    finder = sys.modules["_frozen_importlib_external"].PathFinder
+    for at, _ in enumerate(names):
+        spec = finder.find_spec(".".join(names[: at + 1]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations or []
+    if spec.submodule_search_locations is not None:
+        spec = finder.find_spec(".".join([*names, "__main__"]), places)
+    return spec.origin if spec is not None else None
+
+
+def _forget_path(path: str) -> None:
+    """An archive may be written again before a worker reads its program from it."""
+    sys.path_importer_cache.pop(path, None)
+    if "zipimport" in sys.modules:
+        sys.modules["zipimport"]._zip_directory_cache.pop(path, None)
+
+
+def _changes(initial: dict[str, str]) -> dict[str, str | None]:
+    """The variables that the modules have set, and those that they have removed: None."""
+    changed: dict[str, str | None] = {name: None for name in initial if name not in os.environ}
+    changed.update((name, value) for name, value in os.environ.items() if initial.get(name) != value)
+    return changed
 
 
 def _offence(before: dict[str, str]) -> str | None:
@@ -197,6 +269,26 @@ def _offence(before: dict[str, str]) -> str | None:
     except ChildProcessError:
         return None
     return "leaves a process behind"
+
+
+def _is_plain(descriptor: int) -> bool:
+    """Whether this is a regular file, open for reading: under an mmap of weights, say."""
+    import stat
+    from fcntl import F_GETFL, fcntl
+
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) and fcntl(descriptor, F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+
+
+def _reopen(descriptor: int) -> None:
+    """So that this worker has a position in the file of its own."""
+    again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    os.lseek(again, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+    os.dup2(again, descriptor, inheritable=os.get_inheritable(descriptor))
+    os.close(again)
 
 
 def _threads() -> int:
@@ -235,6 +327,8 @@ def _files(began: int) -> dict[str, tuple[int, ...]]:
             path = head + mark
         elif os.path.realpath(path).startswith(roots):
             continue
+        while not os.path.exists(path) and os.path.dirname(path) != path:  # noqa: PTH110, PTH120  in an archive
+            path = os.path.dirname(path)  # noqa: PTH120
         if path not in found:
             found[path] = _look(path, began if not mark else 0)
     return found
@@ -314,14 +408,14 @@ def _descriptors_in(rights: list[tuple[int, int, bytes]]) -> list[int]:
 
 def _start_anew(path0: str | None) -> None:
     """What a new interpreter would have: its own random numbers, no trace of this file."""
-    if path0 is not None and path0 in sys.path:
-        sys.path.remove(path0)
+    if path0 is not None:
+        if path0 in sys.path:
+            sys.path.remove(path0)
+        _forget_path(path0)
     sys.modules["__main__"].__dict__.pop("__file__", None)
     modules = sys.modules
-    if "numpy.random" in modules:
-        _quietly(modules["numpy.random"].seed)
-    if "torch" in modules:
-        _quietly(modules["torch"].default_generator.seed)
+    if "threading" in modules:
+        _quietly(setattr, modules["threading"].main_thread(), "_native_id", os.getpid())
     if "multiprocessing.process" in modules:
         process = modules["multiprocessing.process"]
         _quietly(setattr, process.current_process(), "authkey", os.urandom(32))
@@ -331,6 +425,90 @@ def _start_anew(path0: str | None) -> None:
         logging: Any = modules["logging"]
         logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()
     modules.pop(__name__, None)
+
+
+def _show_environment(environment: dict[str, str]) -> None:
+    """Have /proc/self/environ hold what it would after execve(2). Needs no privilege (prctl(2), PR_SET_MM_MAP)."""
+    block = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    _libc.malloc.restype = _libc.sbrk.restype = ctypes.c_void_p
+    address = _libc.malloc(ctypes.c_size_t(len(block)))  # for ever
+    ctypes.memmove(address, block, len(block))
+    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123  no pathlib
+        fields = [b"", b"", *file.read().rpartition(b")")[2].split()]
+    code, data = fields[25:27], fields[44:46]
+    numbers = [*code, *data, fields[46], _libc.sbrk(0), fields[27], *fields[47:49], address, address + len(block), 0]
+    # struct prctl_mm_map: then no auxiliary vector, and no other program
+    packed = b"".join(int(each).to_bytes(8, sys.byteorder) for each in numbers) + b"\0\0\0\0\xff\xff\xff\xff"
+    _libc.prctl(PR_SET_MM, PR_SET_MM_MAP, packed, ctypes.c_ulong(len(packed)), 0)
+
+
+# ---------------------------------------------------------------------------------------------------- random numbers
+
+
+def _watch_random() -> Callable[[], Callable[[], None]]:
+    """Record from now on which generators are seeded by the system. The first function that is returned ends that,
+    and returns another for the workers: each seeds those again, and leaves alone those that were given a number."""
+    import random
+    import secrets
+
+    shared: Any = random._inst
+    by_system: dict[int, random.Random] = {id(shared): shared}
+    entropy: set[int] = set()
+    seed, seed_shared, randbits = random.Random.seed, random.seed, secrets.randbits
+
+    def watched_seed(self: random.Random, a: Any = None, *arguments: Any, **named: Any) -> None:
+        seed(self, a, *arguments, **named)
+        if a is None:
+            by_system[id(self)] = self
+        else:
+            by_system.pop(id(self), None)
+
+    def watched_seed_shared(*arguments: Any, **named: Any) -> None:
+        watched_seed(shared, *arguments, **named)
+
+    def watched_randbits(k: int) -> int:  # of numpy's SeedSequence
+        bits = randbits(k)
+        entropy.add(bits)
+        return bits
+
+    random.Random.seed = watched_seed  # type: ignore[method-assign]
+    random.seed, secrets.randbits = watched_seed_shared, watched_randbits
+
+    def end() -> Callable[[], None]:
+        random.Random.seed = seed  # type: ignore[method-assign]
+        originals: dict[object, object] = {watched_seed_shared: seed_shared, watched_randbits: randbits}
+        for module in list(sys.modules.values()):
+            for name, value in list(getattr(module, "__dict__", {}).items()):
+                if value is watched_seed_shared or value is watched_randbits:
+                    setattr(module, name, originals[value])
+        state = None if id(shared) in by_system else shared.getstate()
+        numpys = []
+        if "numpy.random" in sys.modules:
+            import gc
+
+            kind = sys.modules["numpy.random"].BitGenerator
+            for each in gc.get_objects():
+                if isinstance(each, kind):
+                    source = getattr(each, "seed_seq", None) or getattr(each, "_seed_seq", None)
+                    if source is not None and source.entropy in entropy:
+                        numpys.append(each)
+        torch: Any = sys.modules.get("torch")
+        # Of torch's own making are numbers of 53 bits; who calls manual_seed takes smaller ones.
+        is_torchs = torch is not None and 1 << 32 <= torch.initial_seed() < 1 << 53
+
+        def again() -> None:
+            for each in by_system.values():
+                seed(each)
+            if state is not None:  # a hook of os.register_at_fork has seeded it
+                shared.setstate(state)
+            for bits in numpys:
+                bits.__init__()
+            if is_torchs:
+                torch.default_generator.seed()
+
+        return again
+
+    return end
 
 
 # ----------------------------------------------------------------------------------------------------------- helpers

@@ -192,5 +192,6 @@ if __name__ == "sitecustomize":
             except BaseException:  # without it this process would go on, and run the user's program
                 os._exit(1)
             nvrx_warm.serve(os.environ.pop("NVRX_WARM_FD"))
+            del nvrx_warm
         quietly(install)
     run_hidden()

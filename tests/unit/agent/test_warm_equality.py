@@ -1,0 +1,264 @@
+"""A worker that is forked from a warm process sees what one sees that is started cold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.agent.starting import RANK_VARIABLES
+from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.agent.workers import Exited, Spawned, WarmSaid, Workers
+from nvrx_slurm.diagnostics.stacks.hook_client import hook_environment
+from tests.harness import wait_gone
+
+PROBE = Path(__file__).parents[2] / "warm_probe.py"
+
+
+class Node:
+    """Workers, and a role `main` that has a warm process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.events: asyncio.Queue = asyncio.Queue()
+        self.workers = Workers(self.events.put_nowait)
+        self.workers.start()
+        (folder / "dumps").mkdir()
+
+    async def next(self, kind, timeout=60.0):
+        async with asyncio.timeout(timeout):
+            while not isinstance(event := await self.events.get(), kind):
+                pass
+            return event
+
+    def environment(self, own):
+        return {**own, **hook_environment(own, self.folder / "dumps")}
+
+    async def warm(self, argv, modules, *, cwd, setup="", memory=0, **env):
+        """What the warm process says first."""
+        spec = [" ".join(RANK_VARIABLES), str(memory), setup, *modules]
+        self.workers.warm("main", list(map(str, argv)), self.environment(env), str(cwd), spec)
+        return (await self.next(WarmSaid)).words
+
+    async def run(self, argv, *, cwd, warm, **env):
+        """Run one worker; returns how it ended, its two outputs, and its report."""
+        return (await self.run_all(argv, cwd=cwd, warm=warm, ranks=(0,), **env))[0]
+
+    async def run_all(self, argv, *, cwd, warm, ranks, **env):
+        files = []
+        for rank in ranks:
+            report = self.folder / f"report-{rank}"
+            report.unlink(missing_ok=True)
+            pipes = [os.pipe() for _ in range(2)]
+            own = {**self.environment(env), "RANK": str(rank), "PROBE_REPORT": str(report)}
+            self.workers.spawn(
+                rank, list(map(str, argv)), own, str(cwd), pipes[0][1], pipes[1][1], "main" if warm else None
+            )
+            files.append([os.fdopen(read, "rb") for read, _ in pipes])
+        ended, texts = {}, {}
+        reading = [asyncio.gather(*(asyncio.to_thread(each.read) for each in pair)) for pair in files]
+        while len(ended) < len(ranks):
+            event = await self.next((Spawned, Exited))
+            if isinstance(event, Spawned):
+                assert event.warm == warm, event.cold
+            else:
+                ended[event.rank] = event
+        results = []
+        for rank, pair, both in zip(ranks, files, reading, strict=True):
+            texts = await both
+            for each in pair:
+                each.close()
+            report = self.folder / f"report-{rank}"
+            found = json.loads(report.read_text()) if report.exists() else None
+            results.append((ended[rank].code, ended[rank].signal, ended[rank].error, *texts, found))
+        return results
+
+
+@pytest.fixture
+async def node(tmp_path):
+    (tmp_path / "node").mkdir()
+    node = Node(tmp_path / "node")
+    yield node
+    everybody = [node.workers.supervisor_pid, *descendants(node.workers.supervisor_pid)]
+    node.workers.close()
+    wait_gone(everybody)
+
+
+MODULES = ("json", "asyncio", "logging", "multiprocessing", "concurrent.futures", "decimal", "uuid", "lib.helper")
+HELPER = """
+import atexit, gc, os, sys, warnings
+
+os.environ["SET_BY_IMPORT"] = "1"
+os.environ.setdefault("SET_UNLESS_THERE", "by import")
+os.environ.pop("REMOVED_BY_IMPORT", None)
+sys.path.append("/added/by/import")
+warnings.filterwarnings("ignore", message="of the helper")
+atexit.register(print, "at exit: the helper")
+main_file = getattr(sys.modules["__main__"], "__file__", None)
+print("printed by the import")
+"""
+OWN = {
+    "PYTHONHASHSEED": "7",
+    "REMOVED_BY_IMPORT": "1",
+    "EMPTY": "",
+    "BYTES": "\udcff",
+    "TWO": "a=b\n",
+    "RANK_LIKE": "x",
+}
+OF_THE_HOOK = {
+    "__future__",
+    "atexit",
+    "_socket",
+    "_struct",
+    "struct",
+    "ctypes",
+    "_ctypes",
+    "fcntl",
+    "gc",
+    "resource",
+    "time",
+}
+OF_THE_HOOK |= {
+    "random",
+    "secrets",
+    "hashlib",
+    "_hashlib",
+    "hmac",
+    "_blake2",
+    "_sha2",
+    "_random",
+    "_sha512",
+    "bisect",
+}
+
+
+def normal(seen):
+    """Without addresses; modules apart."""
+    seen = json.loads(re.sub(r"0x[0-9a-f]+", "0x", json.dumps(seen)))
+    modules = seen.pop("modules")
+    for name, names in modules.items():
+        for each in [each for each in names if each.endswith("_addr") and name in ("ctypes", "_ctypes")]:
+            names[each] = "an address"
+    modules["logging"].pop("_startTime")  # each worker's own; a test of it is below
+    return seen, modules
+
+
+def program(form, folder):
+    """The probe in this form, and the words that run it in the folder."""
+    imports = f"import importlib; [importlib.import_module(each) for each in {MODULES!r}]"
+    source, python = PROBE.read_text().replace("# imports", imports), sys.executable
+    package = folder / "pkg"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for name in ("mod", "__main__"):
+        (package / f"{name}.py").write_text(source)
+    script = folder / "train.py"
+    script.write_text(source)
+    (folder / "lib").mkdir()
+    (folder / "lib" / "__init__.py").touch()
+    (folder / "lib" / "helper.py").write_text(HELPER)
+    if form in ("folder", "zip", "zipapp"):
+        shutil.copytree(folder / "lib", package / "lib")
+        with zipfile.ZipFile(folder / "probe.zip", "w") as archive:
+            for path in package.rglob("*.py"):
+                archive.write(path, path.relative_to(package))
+        (folder / "application").write_bytes(b"#!/usr/bin/env python3\n" + (folder / "probe.zip").read_bytes())
+        shutil.rmtree(folder / "lib")
+    (folder / "links").mkdir()
+    (folder / "links" / "other.py").symlink_to(script)
+    for name, first in (("console", f"#!{python}"), ("split", f"#!/usr/bin/env -S {python} -u")):
+        (folder / name).write_text(f"{first}\n{source}")
+        (folder / name).chmod(0o755)
+    return {
+        "relative": [python, "train.py", "one", "--two=3"],
+        "absolute": [python, script],
+        "link": [python, "links/other.py"],
+        "folder": [python, "pkg"],
+        "zip": [python, folder / "probe.zip", "one"],
+        "zipapp": [python, "application"],
+        "module": [python, "-m", "pkg.mod", "one"],
+        "package": [python, "-m", "pkg", "-x"],
+        "code": [python, "-c", source, "one"],
+        "console": [folder / "console", "one"],
+        "split": ["./split", "one"],
+        "options": [python, "-X", "dev", "-W", "error::UserWarning", "-O", "-u", "train.py"],
+        "safe path": [python, "-P", "-B", "-s", "-bb", "train.py"],
+    }[form]
+
+
+FORMS = "relative absolute link folder zip zipapp module package code console split options"
+FORMS = [*FORMS.split(), *(["safe path"] if sys.version_info >= (3, 11) else [])]
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_worker_sees_the_same_cold_and_warm(node, tmp_path, form):
+    """Interpreter, `__main__`, modules, streams, environment and process: a worker sees the same of itself, but for
+    the modules that it finds imported."""
+    work = tmp_path / "work"
+    work.mkdir()
+    argv = program(form, work)
+    env = {**OWN, "PYTHONPATH": str(work)} if form == "safe path" else OWN
+    cold = await node.run(argv, cwd=work, warm=False, **env)
+    assert cold[:3] == (0, None, None), cold[4].decode()
+    said = await node.warm(argv, MODULES, cwd=work, **env)
+    assert said[0] == "ready"
+    assert said[3:] == ()
+    for _ in range(2):
+        warm = await node.run(argv, cwd=work, warm=True, **env)
+        assert warm[:3] == cold[:3], warm[4].decode()
+        assert sorted(warm[3].splitlines()) == sorted(cold[3].splitlines())
+        assert warm[4] == cold[4]
+        (cold_seen, cold_modules), (warm_seen, warm_modules) = normal(cold[5]), normal(warm[5])
+        assert warm_seen == cold_seen
+        more = warm_modules.keys() - cold_modules.keys()
+        assert cold_modules.keys() <= warm_modules.keys()
+        assert more <= OF_THE_HOOK
+        for name, names in cold_modules.items():
+            assert warm_modules[name] == names, name
+
+
+PROGRAMS = dict(each.split("\n", 1) for each in PROBE.with_name("warm_programs.txt").read_text().split("\n=== ")[1:])
+LIBRARY = """
+import warnings
+def call(function, *arguments):
+    return function(*arguments)
+def warn():
+    warnings.warn("deprecated", DeprecationWarning, stacklevel=2)
+    warnings.warn("of the module", stacklevel=1)
+"""
+ENDING = """
+class Ending:
+    def __init__(self, name): self.name, self.own = name, self
+    def __del__(self): print("end of", self.name)
+KEPT = Ending("a cycle")
+print("imported")
+"""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_worker_does_and_ends_the_same_cold_and_warm(node, tmp_path, name):
+    """Exit codes, signals and all output, tracebacks byte for byte; children by fork, spawn and forkserver."""
+    (tmp_path / "lib").mkdir()
+    for file, text in (("__init__", ""), ("helper", LIBRARY), ("late", "WHEN = 'late'"), ("ending", ENDING)):
+        (tmp_path / "lib" / f"{file}.py").write_text(text)
+    (tmp_path / "train.py").write_text(PROGRAMS[name], encoding="latin-1" if name == "encoding" else "utf-8")
+    modules = (*MODULES, "lib.ending") if name == "finalizers of a module" else MODULES
+    modules = tuple(each for each in modules if each != "lib.helper" or name != "import order")
+    argv, env = [sys.executable, "train.py", "argument"], {"PYTHONHASHSEED": "3"}
+    cold = await node.run(argv, cwd=tmp_path, warm=False, **env)
+    assert (await node.warm(argv, modules, cwd=tmp_path, **env))[0] == "ready"
+    written = [path.read_text() for path in tmp_path.glob("kept")]
+    warm = await node.run(argv, cwd=tmp_path, warm=True, **env)
+    assert [comparable(each) for each in warm] == [comparable(each) for each in cold]
+    assert [path.read_text() for path in tmp_path.glob("kept")] == written
+
+
+def comparable(seen):
+    return re.sub(rb"0x[0-9a-f]+", b"0x", seen) if isinstance(seen, bytes) else seen

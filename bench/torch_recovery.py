@@ -32,7 +32,8 @@ def torch_recovery(runs: int, peers: Path) -> None:
 
 def torch_node_recovery(runs: int, peers: Path) -> None:
     """A node is killed, with all that runs on it; each run has a hot spare."""
-    launchers: list[Launcher] = [*_ours(), torchrun(peers), torchrun_tuned(peers), ft_launcher(peers), Bare()]
+    ours = [each for each in _ours() if each.name != AUTO]  # it finds out what to import on the nodes with ranks
+    launchers: list[Launcher] = [*ours, torchrun(peers), torchrun_tuned(peers), ft_launcher(peers), Bare()]
     found = _measure_in_turns(launchers, runs, peers, recovery.kill_node, spares=True)
     _print_all("a node's SIGKILL → the first step after it on all 4 ranks, 2 of them on a spare", found)
 

@@ -41,7 +41,7 @@ class BareFleet:
         """The hub starts no workers before all its nodes have joined."""
         clock = SystemClock()
         deadline = clock.monotonic() + timeout_s
-        while "all nodes are here" not in self.log():
+        while "all nodes are here" not in self._log.read_text(errors="replace"):
             if clock.monotonic() > deadline:
                 raise BenchTimeout(f"not all of {self._nodes} nodes came in {timeout_s:.0f} s")
             clock.sleep(LOOK_AGAIN_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 
 from bench import processes
@@ -14,7 +14,7 @@ from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
 from nvrx_slurm.jobspec.plan import Plan, RolePlan, plan_to_json
 from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Entry, FromAgent, NodeJoined, Prewarmed, Recovered
+from nvrx_slurm.journal.records import Entry, NodeJoined, Prewarmed, Recovered
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report.source import Journal, so_far
 from nvrx_slurm.util.clock import SystemClock
@@ -52,31 +52,28 @@ class Ours:
             extra={"NVRX_JOB_ID": JOB_ID},
             given=plan_to_json(plan),
         )
-        kinds: list[type[FromAgent]] = [NodeJoined] if self.prewarm is None else [NodeJoined, Prewarmed]
-        return OurFleet(host, JobFolder(task.room / "jobs" / JOB_ID), NODES + task.spares, kinds)
+        # With `auto` a node's first warm process has imported nothing yet.
+        prewarmed = 0 if self.prewarm is None else 2 if self.prewarm.imports == "auto" else 1
+        return OurFleet(host, JobFolder(task.room / "jobs" / JOB_ID), NODES + task.spares, prewarmed)
 
 
 class OurFleet:
     """A local job that runs."""
 
-    def __init__(
-        self, host: subprocess.Popen[bytes], folder: JobFolder, nodes: int, kinds: Sequence[type[FromAgent]]
-    ) -> None:
-        self._host, self._folder, self._nodes, self._kinds = host, folder, nodes, kinds
+    def __init__(self, host: subprocess.Popen[bytes], folder: JobFolder, nodes: int, prewarmed: int) -> None:
+        self._host, self._folder, self._nodes, self._prewarmed = host, folder, nodes, prewarmed
         self.parent_of_nodes = host.pid
 
     def wait_spares(self, timeout_s: float) -> None:
         clock = SystemClock()
         deadline = clock.monotonic() + timeout_s
-        journal = Journal(self._folder)
-        nodes: dict[type[FromAgent], set[str]] = {kind: set() for kind in self._kinds}
-        while any(len(there) < self._nodes for there in nodes.values()):
+        journal, joined, warm = Journal(self._folder), set[str](), Counter[str]()
+        while len(joined) < self._nodes or any(warm[node] < self._prewarmed for node in joined):
             if clock.monotonic() > deadline:
-                there = ", ".join(f"{kind.__name__} of {len(names)}" for kind, names in nodes.items())
-                raise BenchTimeout(f"of {self._nodes} nodes, in {timeout_s:.0f} s: {there}")
-            entries = [item for item in journal.poll(0.1) if isinstance(item, Entry)]
-            for kind, names in nodes.items():
-                names |= {entry.record.node for entry in entries if isinstance(entry.record, kind)}
+                raise BenchTimeout(f"{len(joined)} of {self._nodes} nodes joined in {timeout_s:.0f} s; warm: {warm}")
+            records = [item.record for item in journal.poll(0.1) if isinstance(item, Entry)]
+            joined |= {record.node for record in records if isinstance(record, NodeJoined)}
+            warm.update(record.node for record in records if isinstance(record, Prewarmed))
         journal.close()
 
     def recoveries(self) -> list[Recovered]:

@@ -2,9 +2,9 @@
 
 It reads lines of JSON from its standard input, and answers each with one on its standard output:
 
-    {"warm": [module, …]}    start a warm process → {"process": its id}, once it is ready
-    {"spawn": count}         start ranks 0 to count - 1 → {"ordered": {rank: monotonic seconds}}, once they run
-    {"stop": true}           kill them → {}, once they have ended
+    {"warm": [ahead, module, …]}    start a warm process → {"process": its id}, once it is ready
+    {"spawn": count}                start ranks 0 to count - 1 → {"ordered": {rank: monotonic seconds}}, once they run
+    {"stop": true}                  kill them → {}, once they have ended
 
 and at the end of its input with {"cpu_s": …}, of itself and all that it has started.
 """
@@ -58,9 +58,10 @@ class Node:
         finally:
             self._workers.close()
 
-    async def _warm_up(self, modules: list[str]) -> dict[str, Any]:
+    async def _warm_up(self, given: list[Any]) -> dict[str, Any]:
+        ahead, *modules = given
         wanted = [" ".join(RANK_VARIABLES), "0", "", *modules]
-        self._workers.warm(ROLE, self._command, self._env, str(self._room), wanted)
+        self._workers.warm(ROLE, self._command, self._env, str(self._room), wanted, ahead)
         event = await self._inbox.get()
         if not isinstance(event, WarmSaid) or event.words[0] != "ready":
             raise PeerFailed(f"no warm process: {event}")

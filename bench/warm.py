@@ -21,6 +21,7 @@ from bench.processes import kill_tree
 from bench.rollcall import RollCall
 from bench.tables import Target, print_rows, print_target, print_targets
 from bench.torch_python import torch_python
+from nvrx_slurm.agent.warm import AHEAD_AFTER_S
 from nvrx_slurm.util.clock import SystemClock
 
 HERE = Path(__file__).parent
@@ -30,7 +31,8 @@ MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 
 WORKERS = 8
 WAIT_S = 240.0
-WARM_RUNS = 4  # a warm start takes milliseconds: more of them cost nothing and steady the median
+SETTLE_S = 1.0
+WARM_RUNS = 2  # a warm start takes milliseconds: more of them cost little and steady the median
 COLD, WARM, FLOOR = "nvrx-slurm, cold", "nvrx-slurm, warm", "bare fork server"
 CALLS = ("open", "openat", "stat", "lstat", "newfstatat", "statx")
 _ROW = re.compile(r"^\s*[\d.]+\s+[\d.]+\s+\d+\s+(?P<calls>\d+)\s+(?:\d+\s+)?(?P<name>\w+)$", re.MULTILINE)
@@ -38,14 +40,15 @@ _ROW = re.compile(r"^\s*[\d.]+\s+[\d.]+\s+\d+\s+(?P<calls>\d+)\s+(?:\d+\s+)?(?P<
 
 def warm_start(runs: int, peers: Path) -> None:
     """One worker, and 8 at once."""
-    python = torch_python(peers)
+    python, clock = torch_python(peers), SystemClock()
     for count, most_s in ((1, 0.025), (WORKERS, 0.060)):
         samples: dict[str, list[float]] = {WARM: [], FLOOR: [], COLD: []}
         with closing(RollCall()) as rollcall:
             command = (python, str(IMPORTS), *rollcall.address)
             with _one_node(command) as warm, _one_node(command) as cold, _fork_server(python) as floor:
-                warm.ask("warm", MODULES)
+                warm.ask("warm", [count, *MODULES])
                 for run in range(runs * WARM_RUNS):
+                    clock.sleep(AHEAD_AFTER_S + SETTLE_S)  # until the next workers are forked
                     samples[WARM].append(_start(warm, rollcall, count))
                     samples[FLOOR].append(_fork(floor, count))
                     if run % WARM_RUNS == 0:
@@ -168,7 +171,7 @@ def _first_start(python: str, name: str, prefix: Sequence[str] = ()) -> FirstSta
     with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room, closing(RollCall()) as rollcall:
         command = (python, str(TRAINING), f"{room}/checkpoint.pt", *rollcall.address)
         with _one_node(command, prefix) as node:
-            process = node.ask("warm", MODULES)["process"] if name == WARM else None
+            process = node.ask("warm", [WORKERS, *MODULES])["process"] if name == WARM else None
             node.ask("spawn", WORKERS)
             world = rollcall.wait_world(WORKERS, timeout_s=WAIT_S)
             start.pss_bytes = sum(_pss_bytes(worker.pid) for worker in world.values())

@@ -14,6 +14,7 @@ from nvrx_slurm.journal.records import (
     JobSuspended,
     NodeFenced,
     NodeJoined,
+    NodeLeft,
     NodeLost,
     NodeResumed,
 )
@@ -43,6 +44,7 @@ class Contact:
         self._began: dict[int, float] = {}  # a controller's process id → when it began
         self._controller_began_at = 0.0
         self._agents: dict[str, str] = {}  # incarnation → its node
+        self._gone: set[str] = set()  # incarnations that have left or were given up
         self._granted: set[str] = set()  # nodes whose workers may outlive their lease
 
     def heard(self, incarnation: str) -> None:
@@ -69,8 +71,11 @@ class Contact:
                 self._granted.update(self._agents[each] for each in incarnations)
             case NodeResumed(node=name):
                 self._granted.discard(name)
-            case NodeLost():
+            case NodeLeft(incarnation=incarnation):
+                self._gone.add(incarnation)
+            case NodeLost(incarnation=incarnation):
                 self._check_loss(entry.record, self._decided_at(entry.t))
+                self._gone.add(incarnation)
             case NodeFenced(node=name, incarnation=incarnation):
                 if self._may_live(name, incarnation):
                     self._broken(Promise.PROVEN, f"{name}'s supervisor lives, and this is journaled: {entry.record}")
@@ -114,13 +119,18 @@ class Contact:
         if listened_s < beats.timeout - ERROR_S:
             why = f"{what} by a controller that had listened for {listened_s:.3f} s, of {beats.timeout:.3f} s"
             self._broken(Promise.GUARD, why)
-        newest = max((sign for each in self._signs.values() for sign in each if sign <= at), default=0.0)
-        all_silent_s = at - max(newest, self._controller_began_at)
+        # The controller may not have counted the last signs of nodes that have gone since.
+        newest = self._newest(at, set())
+        newest_here = self._newest(at, self._gone)
         stall_s = min(STALL_BEATS * max(beats.interval, SHORTEST_S), beats.timeout / 2)
         grace_s = max(self._bounds.control_plane_grace, self._bounds.gives_away_after_s)
-        # The controller does not count the last heartbeats of nodes that have left since.
-        if stall_s + ERROR_S < all_silent_s < grace_s - beats.interval - ERROR_S:
-            self._broken(Promise.SILENT, f"{what} when no node had been seen for {all_silent_s:.3f} s")
+        if stall_s + ERROR_S < at - newest and at - newest_here < grace_s - beats.interval - ERROR_S:
+            self._broken(Promise.SILENT, f"{what} when no node had been seen for {at - newest:.3f} s")
+
+    def _newest(self, at: float, gone: set[str]) -> float:
+        """The last sign of any node until then, or the moment at which the controller began to listen."""
+        signs = (sign for who, each in self._signs.items() if who not in gone for sign in each if sign <= at)
+        return max((*signs, self._controller_began_at))
 
     def _silence_s(self, signs: list[float], at: float) -> float:
         """The silence that has just ended counts too: its end may have been on its way."""

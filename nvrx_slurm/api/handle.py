@@ -112,10 +112,14 @@ class Job:
 
         Reads the job's folder and, while it runs, its store. Raises UsageError for a job that has no folder.
         """
-        from nvrx_slurm.report import snapshot
-        from nvrx_slurm.report.jobs import find_job
+        from nvrx_slurm.report.array_tasks import take_with_tasks
+        from nvrx_slurm.report.jobs import find_job, tasks_of
+        from nvrx_slurm.report.snapshot import as_status
 
-        return snapshot.as_status(snapshot.take(find_job(self.folder.parent, self.job_id)))
+        base = self.folder.parent
+        if not tasks_of(base, self.folder.name):
+            find_job(base, self.job_id)
+        return as_status(take_with_tasks(base, self.job_id))
 
     def explain(self, *, cycle: int | None = None, replica: str | None = None) -> Explanation:
         """Why the job failed last, or in that cycle, and what was done about it; what `explain JOB --json` prints.

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+import nvrx_slurm as nv
 from nvrx_slurm.controller.failure_detector import TEST_S
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import RendezvousClosed, Shutdown, Signalled
@@ -213,7 +214,7 @@ def test_tasks_of_an_array_are_jobs_with_as_many_spares_as_there_are(healthy_clu
     assert [line.split()[3] for line in shown.splitlines() if line.startswith(f"{job_id}_")] == ["completed"] * 2
 
 
-def test_status_of_an_array_shows_what_each_task_does(healthy_cluster, gate, tmp_path):
+def test_status_of_an_array_shows_what_each_task_does(healthy_cluster, gate, tmp_path, monkeypatch):
     """One task has failed, one runs, and one waits for its turn, which only Slurm knows. Cancelled, each says so; and
     the array is found from another folder."""
     path = tmp_path / "job.yaml"
@@ -235,6 +236,10 @@ def test_status_of_an_array_shows_what_each_task_does(healthy_cluster, gate, tmp
             f"{job_id}_2": ("pending", None),
         }
         assert tasks[f"{job_id}_2"]["pending"] == "JobArrayTaskLimit"
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        in_python = nv.job(job_id, folder=tmp_path / "nvrx-jobs").status()
+        assert [each.state for each in in_python.tasks] == ["failed", "running", "pending"]
     finally:
         nvrx("cancel", job_id, cwd=tmp_path, env=env)
     assert nvrx("wait", job_id, cwd=tmp_path, env=env).returncode != 0

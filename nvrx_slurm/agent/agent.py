@@ -302,7 +302,7 @@ class Agent:
 
     def _on_spawned(self, event: Spawned) -> None:
         if self.cycle is not None and self.reporting.spawned(self.cycle, event):
-            self.prewarming.started(self.cycle.assignment.role)
+            self.prewarming.started(self.cycle)
 
     def _on_warm_said(self, event: WarmSaid) -> None:
         self.prewarming.heard(event)

@@ -47,6 +47,10 @@ PROBE = "nvrx-warm"
 PROBE_S = 60.0
 MOST_REFUSALS = 8
 MOST_ENDS = 5
+"""In a row, without a start of workers between them."""
+
+LEARN_S = 120.0
+"""After so long the imports of a worker that reports no steps are taken for all."""
 
 State = Literal["probing", "warming", "ready", "ended", "off"]
 
@@ -143,7 +147,8 @@ class Prewarming:
         return warmth is not None and warmth.imports is None and warmth.state != "off"
 
     def stepped(self, cycle: Cycle) -> None:
-        """A worker of this node has reported its first step: what it has imported by now is warmed from now on."""
+        """A worker of this node has reported its first step, or runs for long: what it has imported by now is warmed
+        from now on."""
         warmth = self._roles.get(cycle.assignment.role)
         if warmth is None or warmth.imports is not None or cycle.modules_file is None or warmth.state == "off":
             return
@@ -189,12 +194,16 @@ class Prewarming:
         """Something has happened that those who wait for a warm process must look at."""
         self._hurry.set()
 
-    def started(self, role: str) -> None:
-        """The workers of the role run: now there is time to make what has ended again."""
+    def started(self, cycle: Cycle) -> None:
+        """The workers of a cycle run: now there is time to make what has ended again."""
         self._is_starting = False
-        warmth = self._roles.get(role)
+        warmth = self._roles.get(cycle.assignment.role)
         if warmth is not None and warmth.state == "ended":
             self._warm(warmth)
+        elif warmth is not None and warmth.state == "ready":
+            warmth.ends = 0
+        if cycle.modules_file is not None:
+            asyncio.get_running_loop().call_later(LEARN_S, self.stepped, cycle)
 
     def heard(self, event: WarmSaid) -> None:
         """A warm process has said something, or ended."""

@@ -336,6 +336,24 @@ def test_file_edited_between_two_cycles_runs(run_local, gate, tmp_path):
     finish(job, gate)
 
 
+def test_file_edited_while_eight_are_forked_ahead(run_local, gate, tmp_path):
+    """All eight find out at once that they are out of date: each starts cold, and the supervisor lives."""
+    job = run_local(warm_plan(gate, tmp_path, workers=8))
+    workers = gate.wait(8, cycle=0)
+    for cycle in range(1, 4):
+        warm = warm_process(job, "n1")
+        supervisor = supervisor_of(job.agent_pid("n1"))
+        known = {warm, *(worker.pid for worker in workers.values())}
+        until(lambda: len([p for p in descendants(supervisor) if is_of_warm(p) and p not in known]) == 8, "8 wait")  # noqa: B023  called at once
+        model(tmp_path, f"VERSION = {cycle}\n" + "#" * cycle)
+        fail(workers[cycle])
+        workers = gate.wait(8, cycle=cycle)
+        assert {worker.env["VERSION"] for worker in workers.values()} == {str(cycle)}
+        assert (started(job, cycle).warm, "mymodel.py has changed" in str(started(job, cycle).cold)) == (0, True)
+    finish(job, gate)
+    assert len(job.said(NodeJoined)) == 1
+
+
 def test_script_edited_between_two_cycles_runs(run_local, gate, tmp_path):
     """The main script is read by each worker itself."""
     job = run_local(warm_plan(gate, tmp_path))

@@ -8,12 +8,13 @@ from typing import Any
 from nvrx_slurm.controller.attribution_requests import EARLIER, AttributionRequests
 from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
-from nvrx_slurm.journal.records import Attributed, WorkerFailed, WorkersStarted
+from nvrx_slurm.journal.records import Attributed, RestartAsked, WorkerFailed, WorkerHung, WorkersStarted
 from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, Scope, Verdict, VerdictRecord
 from nvrx_slurm.util.files import JobFiles
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
 DRY = AttributionSpec(enable_lib=True, dry_run=True)
+ACTS = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
 FILES = JobFiles(Path("/jobs/42"))
 
 
@@ -91,7 +92,17 @@ def test_what_is_told_is_forgotten() -> None:
     for cycle in range(5 * EARLIER):
         led.fails()
         led.hears(Verdict.RESTART, cycle)
-    assert len(led.requests._known) <= EARLIER + 1
+    assert len(led.requests._known) == EARLIER + 1
+
+
+def test_cycles_that_users_ended_are_forgotten_too() -> None:
+    led = Led(plain(attribution=DRY))
+    for cycle in range(3 * EARLIER):
+        led.fleet.tell(RestartAsked(request=f"r{cycle}", by="ada", cycles={"main-0": cycle}))
+        led.fleet.ready("n1", "n2")
+        led.go_on()
+    assert len(led.requests._known) == EARLIER + 1
+    assert led.broker.asked == []
 
 
 def test_logs_are_whole_once_the_workers_are_gone() -> None:
@@ -103,8 +114,16 @@ def test_logs_are_whole_once_the_workers_are_gone() -> None:
     led.go_on()
     assert led.broker.whole == []
     led.fleet.ready("n2")
-    led.go_on()
-    assert led.broker.whole == [0]
+    for _ in range(2):
+        led.go_on()
+        assert led.broker.whole == [0]
+
+
+def test_logs_are_whole_while_the_round_waits_for_the_verdict() -> None:
+    """It is open, and awaits no node any more."""
+    led = Led(plain(attribution=ACTS))
+    led.fails()
+    assert (led.broker.asked, led.broker.whole) == ([(0, False)], [0])
 
 
 def test_logs_are_whole_where_no_round_follows() -> None:
@@ -143,6 +162,8 @@ def logs(cycle: int) -> str:
 
 def requeued() -> Led:
     led = Led(plain(attribution=DRY, max_restarts=99))
+    led.fleet.tell(WorkersStarted(**led.fleet.by("n1"), replica="main-0", cycle=0, pids={9: 9}))
+    led.go_on()
     led.fleet.requeue()
     led.fleet.join(*led.fleet.names)
     led.go_on()
@@ -177,6 +198,36 @@ def test_a_source_is_told_all_that_the_journal_holds_of_a_failure() -> None:
         earlier=(logs(1), logs(0)),
         **{**whole, "started_at": led.fleet.now},
     )
+
+
+def test_a_signal_and_a_hang_are_told_as_such() -> None:
+    led = requeued()
+    about: dict[str, Any] = {"replica": "main-0", "rank": 3}
+    led.fleet.tell(WorkerFailed(**led.fleet.by("n2"), **about, cycle=0, signal=9))
+    led.go_on()
+    led.fleet.ready("n1", "n2")
+    led.fleet.tell(WorkerHung(**led.fleet.by("n2"), **about, cycle=1, why="no step"))
+    led.go_on()
+    told = [inquiry.failed for inquiry in led.broker.inquiries]
+    at = led.fleet.now
+    assert told == [
+        Failed(cause="rank 3 on n2 was killed by signal 9", node="n2", rank=3, signal=9, t=at),
+        Failed(cause="rank 3 on n2 hung: no step", node="n2", rank=3, hung=True, t=at),
+    ]
+
+
+def test_a_verdict_that_ends_the_job_and_one_that_the_end_overtakes() -> None:
+    """Both failures were followed by no restart."""
+    led = Led(plain(attribution=ACTS))
+    led.fails()
+    led.hears(Verdict.STOP, 0)
+    assert [(each.acted, each.action) for each in led.broker.verdicts] == [(True, "stop")]
+    led = Led(plain(attribution=ACTS))
+    led.fails()
+    led.fleet.signal("cancel")
+    led.fleet.leave(*led.fleet.names)
+    led.go_on()
+    assert [(each.acted, each.action) for each in led.broker.verdicts] == [(False, "stop")]
 
 
 def test_no_more_than_the_last_cycles_are_named() -> None:

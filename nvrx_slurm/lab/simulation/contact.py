@@ -107,7 +107,9 @@ class Contact:
         beats, what = self._bounds.heartbeat, f"{lost.node} was given up ({lost.cause})"
         signs = [sign for sign in self._signs.get(lost.incarnation, ()) if sign <= at]
         silent_s = self._silence_s(signs, at)
-        if not lost.safe_after_s and silent_s < self._bounds.gives_away_after_s - ERROR_S:
+        # A closed connection without a wait is a proof, however long the controller stood still before.
+        is_proof = lost.cause == "connection_closed" or silent_s < self._bounds.gives_away_after_s - ERROR_S
+        if not lost.safe_after_s and is_proof:
             if self._may_live(lost.node, lost.incarnation):
                 self._broken(Promise.PROVEN, f"{what} as proven dead, and its supervisor lives")
             return

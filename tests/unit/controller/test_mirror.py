@@ -138,3 +138,31 @@ def test_copy_goes_on_after_the_newest_of_its_parts(tmp_path):
     assert Mirror(tmp_path / "events.jsonl").last_number() == 10
     (tmp_path / "events.jsonl").write_bytes(lines(11, 12))
     assert Mirror(tmp_path / "events.jsonl").last_number() == 12
+
+
+def test_what_cannot_be_written_is_said_once_and_counted_at_the_end(tmp_path, caplog):
+    """However many commits follow: there is a file where the copy's folder should be."""
+    (tmp_path / "folder").touch()
+    copy = Mirror(tmp_path / "folder" / "events.jsonl")
+    copy.start(entries(1, 2))
+    for n in range(3, 6):
+        copy.add(entries(n, n))
+    copy.close(5.0)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert said[0].endswith("what is missing there comes later, and the store has it")
+    assert said[1].endswith("the last 5 entries of the journal are missing there")
+
+
+def test_a_part_is_full_when_it_is_larger_than_the_limit(tmp_path):
+    """One of just that size takes another entry."""
+    path = tmp_path / "events.jsonl"
+    copy = Mirror(path, rotate_bytes=len(lines(1, 1)))
+    copy.start(entries(1, 1))
+    copy.add(entries(2, 2))
+    copy.add(entries(3, 3))
+    copy.close(5.0)
+    assert [(tmp_path / name).read_bytes() for name in ("events.1.jsonl", "events.jsonl")] == [
+        lines(1, 2),
+        lines(3, 3),
+    ]

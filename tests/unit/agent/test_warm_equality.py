@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import sys
 import zipfile
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.agent.starting import RANK_VARIABLES
-from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.agent.workers import Exited, Spawned, WarmSaid, Workers
 from nvrx_slurm.diagnostics.stacks.hook_client import hook_environment
 from tests.harness import wait_gone
@@ -41,11 +43,19 @@ class Node:
     def environment(self, own):
         return {**own, **hook_environment(own, self.folder / "dumps")}
 
-    async def warm(self, argv, modules, *, cwd, setup="", memory=0, **env):
+    async def warm(self, argv, modules, *, cwd, setup="", ahead=0, **env):
         """What the warm process says first."""
-        spec = [" ".join(RANK_VARIABLES), str(memory), setup, *modules]
-        self.workers.warm("main", list(map(str, argv)), self.environment(env), str(cwd), spec)
+        spec = [" ".join(RANK_VARIABLES), "0", setup, *modules]
+        self.workers.warm("main", list(map(str, argv)), self.environment(env), str(cwd), spec, ahead)
         return (await self.next(WarmSaid)).words
+
+    def waiting(self):
+        """The forks that wait to be a worker."""
+        supervisor = self.workers.supervisor_pid
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+            return [int(pid) for pid in children if os.getsid(int(pid)) == int(pid)][1:]  # but for the warm process
+        return []
 
     async def run(self, argv, *, cwd, warm, **env):
         """Run one worker; returns how it ended, its two outputs, and its report."""
@@ -207,7 +217,7 @@ async def test_worker_sees_the_same_cold_and_warm(node, tmp_path, form):
     env = {**OWN, "PYTHONPATH": str(work)} if form == "safe path" else OWN
     cold = await node.run(argv, cwd=work, warm=False, **env)
     assert cold[:3] == (0, None, None), cold[4].decode()
-    said = await node.warm(argv, MODULES, cwd=work, **env)
+    said = await node.warm(argv, MODULES, cwd=work, ahead=1, **env)
     assert said[0] == "ready"
     assert said[3:] == ()
     for _ in range(2):
@@ -262,3 +272,15 @@ async def test_worker_does_and_ends_the_same_cold_and_warm(node, tmp_path, name)
 
 def comparable(seen):
     return re.sub(rb"0x[0-9a-f]+", b"0x", seen) if isinstance(seen, bytes) else seen
+
+
+async def test_worker_does_not_get_the_signals_of_the_time_before(node, tmp_path):
+    """Slurm signals every process of a step, also forks that wait for their worker: that worker is a later one."""
+    argv = [sys.executable, "-c", "import signal; print(signal.sigpending())"]
+    assert (await node.warm(argv, [], cwd=tmp_path, ahead=1))[0] == "ready"
+    async with asyncio.timeout(60):
+        while not (waiting := node.waiting()):
+            await asyncio.sleep(0)
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
+        send_all(waiting, number)
+    assert (await node.run(argv, cwd=tmp_path, warm=True))[:4] == (0, None, None, b"set()\n")

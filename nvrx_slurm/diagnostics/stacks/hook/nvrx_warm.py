@@ -389,6 +389,7 @@ def _join(own: socket, supervisor: int, files: dict[str, tuple[int, ...]]) -> tu
     data, rights, _, _ = own.recvmsg(MESSAGE_BYTES, 64)
     if not data:
         os._exit(0)
+    _forget_signals(supervisor)
     stale = next((path for path, seen in files.items() if _look(path, 0) != seen), None)
     if stale is not None:
         own.send(_datagram("stale", stale))
@@ -398,6 +399,17 @@ def _join(own: socket, supervisor: int, files: dict[str, tuple[int, ...]]) -> tu
     folder, *environment = _strings(data)
     variables = dict(each.split("=", 1) for each in environment)
     return folder, variables, [os.open(os.devnull, os.O_RDONLY), *_descriptors_in(rights)]
+
+
+def _forget_signals(supervisor: int) -> None:
+    """Those that came before there was a worker: Slurm signals all processes of a step. Not the supervisor's, which
+    may stop the worker already."""
+    kept = []
+    while (one := _signal.sigtimedwait(_signal.valid_signals(), 0)) is not None:
+        if one.si_pid == supervisor:
+            kept.append(one.si_signo)
+    for number in kept:
+        os.kill(os.getpid(), number)
 
 
 def _descriptors_in(rights: list[tuple[int, int, bytes]]) -> list[int]:

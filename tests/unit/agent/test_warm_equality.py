@@ -10,8 +10,10 @@ import re
 import shutil
 import signal
 import sys
+import time
 import zipfile
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -279,8 +281,81 @@ async def test_worker_does_not_get_the_signals_of_the_time_before(node, tmp_path
     argv = [sys.executable, "-c", "import signal; print(signal.sigpending())"]
     assert (await node.warm(argv, [], cwd=tmp_path, ahead=1))[0] == "ready"
     async with asyncio.timeout(60):
-        while not (waiting := node.waiting()):
+        while not (waiting := node.waiting()):  # noqa: ASYNC110  the kernel says nothing of it
             await asyncio.sleep(0)
     for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
         send_all(waiting, number)
     assert (await node.run(argv, cwd=tmp_path, warm=True))[:4] == (0, None, None, b"set()\n")
+
+
+SEEDING = """
+import os, random
+{seed}
+OWN, FIXED = random.Random(), random.Random(5)
+FORKS = []
+os.register_at_fork(after_in_child=lambda: FORKS.append(os.getpid()))
+"""
+DRAWING = """
+import json, multiprocessing, os, random, secrets, seeding, tempfile, time, uuid
+from logging import _startTime
+print(json.dumps({
+    "random": random.random(), "own": seeding.OWN.random(), "fixed": seeding.FIXED.random(),
+    "uuid4": str(uuid.uuid4()), "uuid1": str(uuid.uuid1()), "secrets": secrets.token_hex(), "file": tempfile.mktemp(),
+    "authkey": multiprocessing.current_process().authkey.hex(), "process": str(os.getpid()), "start": _startTime,
+    "forks": seeding.FORKS == [os.getpid()],
+}))
+"""
+IMPORTED = ("random", "multiprocessing", "tempfile", "uuid", "secrets", "logging", "seeding")
+
+
+@pytest.mark.parametrize("seed", ["", "random.seed(3)", "from random import seed; seed(a=3)"])
+async def test_warm_siblings_draw_different_random_numbers(node, tmp_path, seed):
+    """As cold ones do: except what a module has seeded with a number, which is the same in all. Hooks of
+    os.register_at_fork run once."""
+    (tmp_path / "seeding.py").write_text(SEEDING.format(seed=seed))
+    (tmp_path / "train.py").write_text(DRAWING)
+    argv = [sys.executable, "train.py"]
+    cold = json.loads((await node.run(argv, cwd=tmp_path, warm=False))[3])
+    assert (await node.warm(argv, IMPORTED, cwd=tmp_path, ahead=2))[::2] == ("ready", ANY)
+    before = time.time()
+    warm = [json.loads(each[3]) for each in await node.run_all(argv, cwd=tmp_path, warm=True, ranks=range(4))]
+    fixed = {"fixed", "random"} if seed else {"fixed"}
+    for name in cold.keys() - {"forks", "start"}:
+        numbers = [cold[name], *(each[name] for each in warm)]
+        assert len(set(numbers)) == (1 if name in fixed else len(numbers)), name
+    assert all(each["forks"] for each in warm)
+    assert all(each["start"] >= before for each in warm)
+
+
+async def test_setup_may_leave_a_file_open_for_reading(node, tmp_path):
+    """Under an mmap of weights: each worker has its own position in it."""
+    (tmp_path / "weights").write_bytes(bytes(range(256)))
+    (tmp_path / "preparing.py").write_text(
+        "import mmap\ndef prepare():\n    global FILE, MAP\n    FILE = open('weights', 'rb', buffering=0)\n"
+        "    FILE.read(2)\n    MAP = mmap.mmap(FILE.fileno(), 0, access=mmap.ACCESS_READ)\n"
+    )
+    argv = [sys.executable, "-c", "import preparing as p; print(p.FILE.read(2), p.MAP[-1])"]
+    assert (await node.warm(argv, [], cwd=tmp_path, setup="preparing:prepare"))[0] == "ready"
+    for each in await node.run_all(argv, cwd=tmp_path, warm=True, ranks=range(3)):
+        assert each[3:5] == (b"b'\\x02\\x03' 255\n", b"")
+
+
+REFUSED = {
+    "sys.path.insert(0, '/before')": "puts /before at the front of sys.path",
+    "KEPT = open('/etc/hostname')": "leaves /etc/hostname open",
+    "threading.Thread(target=threading.Event().wait, daemon=True).start()": "starts 1 thread",
+    "KEPT = os.pipe()": "leaves pipe:",
+    "KEPT = select.epoll()": "leaves anon_inode:[eventpoll] open",
+    "os.environ.setdefault('MASTER_ADDR', 'localhost')": "reads MASTER_ADDR",
+    "KEPT = os.environ.get('RANK')": "reads RANK",
+    "KEPT = 'LOCAL_RANK' in os.environ": "reads LOCAL_RANK",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+async def test_module_that_no_fork_may_inherit_is_refused(node, tmp_path, line):
+    """By its name, and with the reason."""
+    (tmp_path / "bad.py").write_text(f"import os, select, sys, threading\n{line}\n")
+    said = await node.warm([sys.executable, "-c", "pass"], ["json", "bad"], cwd=tmp_path)
+    assert said[:2] == ("refused", "bad")
+    assert REFUSED[line] in said[2]

@@ -505,8 +505,8 @@ def _watch_random() -> Callable[[], Callable[[], None]]:
                     if source is not None and source.entropy in entropy:
                         numpys.append(each)
         torch: Any = sys.modules.get("torch")
-        # Of torch's own making are numbers of 53 bits; who calls manual_seed takes smaller ones.
-        is_torchs = torch is not None and 1 << 32 <= torch.initial_seed() < 1 << 53
+        # torch seeds itself with 53 or 64 random bits; a user calls manual_seed with a small number, below 0 perhaps.
+        is_torchs = torch is not None and 1 << 32 <= torch.initial_seed() % (1 << 64) < (1 << 64) - (1 << 32)
 
         def again() -> None:
             for each in by_system.values():

@@ -1,9 +1,10 @@
 """`python -m nvrx_slurm.agent.inside`: what the batch host starts on each node where the agents run in the job's
 container. It becomes the runtime, and the image's `python3` becomes the agent.
 
-ch-run replaces this process; apptainer stays as the agent's parent, passes signals on and ends as the agent ends. The
-agent has the host's process ids, network, /dev/shm and user, as a worker in a container does (`container.py`), so
-liveness, fence, stacks and rings work as outside.
+ch-run replaces this process. With apptainer it stays, as for a worker (`contained.py`): it passes signals on, and
+ends as the agent ends; where it is killed the agent is killed too. The agent has the host's process ids, network,
+/dev/shm and user, as a worker in a container does (`container.py`), so liveness, fence, stacks and rings work as
+outside.
 
 `scontrol` is on the host alone: a process that stays outside runs it for the agent.
 """
@@ -23,6 +24,7 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from nvrx_slurm.agent import container
+from nvrx_slurm.agent.contained import Contained
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.jobspec import env as environment
 from nvrx_slurm.jobspec.plan import Plan
@@ -88,7 +90,14 @@ def main() -> NoReturn:
     program, argv = container.agent_command(inside, command, folders, plan.workdir, own)
     if shutil.which("scontrol") is not None:
         own[OUTSIDE_FD] = str(_stay_outside())
-    os.execve(program, argv, own)
+    if program.endswith("/ch-run"):  # which becomes what it starts
+        os.execve(program, argv, own)
+    # The kernel lets apptainer forget whom it dies with: this process stays, and the agent dies with it.
+    own = {
+        name: value for name, value in own.items() if not name.endswith("ENV_NVRX_BELOW_RUNTIME")
+    }  # workers are not
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # with it Slurm announces a suspension; it is for the agent
+    Contained(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)).run(command[0], argv, own)
 
 
 # ------------------------------------------------------------------------------- what the agent asks the host for

@@ -355,7 +355,6 @@ def _node_lost(job: Job, fact: NodeLost, now: float) -> list[Decision] | None:
     node = job.nodes.get(fact.node)
     if node is None or not node.alive or node.incarnation != fact.incarnation:
         return None
-    node.fenced = True
     if node.state is NodeState.ACTIVE and node.replica is not None and fact.safe_after_s > 0.0:
         job.replicas[node.replica].unsafe[node.name] = membership.safe_at(node, now + fact.safe_after_s)
     fence = Fence(node=node.name, incarnation=node.incarnation)

@@ -86,7 +86,7 @@ def welcome(job: Job, fact: NodeJoined) -> Node:
         node = job.nodes[fact.node] = Node(name=fact.node, index=len(job.nodes))
     if node.incarnation:
         node.former.add(node.incarnation)
-    node.incarnation, node.seq, node.fenced, node.outlives_lease = fact.incarnation, fact.seq, False, False
+    node.incarnation, node.seq, node.outlives_lease = fact.incarnation, fact.seq, False
     node.addr, node.port, node.fence_port = fact.addr, fact.port, fact.fence_port
     make_safe(job, node)
     node.replica = None

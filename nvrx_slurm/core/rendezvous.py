@@ -280,7 +280,6 @@ def _fence_late(job: Job, replica: Replica, now: float) -> list[Decision]:
         failure = Failure(kind="node", cause=cause, node=node.name, noticed=now)
         evidence += restart_decision.take_evidence(job, replica, failure, replica.opened_at, now) or []
         membership.move(job, node, NodeState.LOST)
-        node.fenced = True
         replica.unsafe[node.name] = membership.safe_at(node, dead_by)
         forget(job, node, now)
         fences.append(Fence(node=node.name, incarnation=node.incarnation))

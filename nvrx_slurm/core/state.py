@@ -48,7 +48,6 @@ class Node:
     port: int = 0
     fence_port: int = 0
     replica: str | None = None
-    fenced: bool = False
     outlives_lease: bool = False  # its workers do: it was suspended, and has not reported that it has resumed
     deaths: int = 0
     excused: bool = False  # its agent's next end is not counted: Slurm ended the step of all agents

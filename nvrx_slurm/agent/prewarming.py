@@ -16,10 +16,12 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import re
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -154,8 +156,8 @@ class Prewarming:
             return
         with contextlib.suppress(OSError):
             names = cycle.modules_file.read_text(errors="replace").split()
-            own = {name for word in warmth.role.command for name in (word, f"{word}.__main__")}
-            warmth.imports = [name for name in dict.fromkeys(names) if name not in own]
+            program = _module_to_run(warmth.role.command)
+            warmth.imports = [name for name in dict.fromkeys(names) if name not in program]
             warmth.is_learned = cycle.assignment.group_rank == 0
             log.info("%s has imported %d modules by its first step", warmth.role.name, len(warmth.imports))
             self._warm(warmth)
@@ -357,6 +359,14 @@ class Prewarming:
         with contextlib.suppress(OSError):
             file.parent.mkdir(mode=0o700, exist_ok=True)
             write_private(file, json.dumps({"command": role.command, "modules": names}, indent=1).encode() + b"\n")
+
+
+def _module_to_run(command: Sequence[str]) -> tuple[str, ...]:
+    """What `python -m` looks for and runs: importing it ahead would run it as another module."""
+    for option, word in pairwise(command):
+        if re.fullmatch("-[A-Za-z]*m", option):
+            return word, f"{word}.__main__"
+    return ()
 
 
 def _find(program: str, *, path: str | None, workdir: str) -> str | None:

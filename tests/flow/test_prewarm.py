@@ -203,6 +203,22 @@ def test_lost_nodes_workers_start_warm_on_the_spare(run_local, gate, tmp_path):
     finish(job, gate)
 
 
+def test_imports_are_learned_by_the_first_step_and_kept_for_the_next_job(run_local, gate, tmp_path):
+    """`auto`: the second cycle is warm, and the list is there for the next job with this command."""
+    plan = warm_plan(gate, tmp_path, prewarm={"imports": "auto"})
+    script = tmp_path / "train.py"
+    stepping = "from nvrx_slurm.workload import beat\nbeat(step=1)\ngate = "
+    script.write_text(script.read_text().replace("gate = ", stepping, 1))
+    job = run_local(plan)
+    before = gate.wait(2, cycle=0)
+    assert not any(map(is_warm, before.values()))
+    warm_again(job)
+    fail(before[1])
+    assert all(map(is_warm, gate.wait(2, cycle=1).values()))
+    until(lambda: list(Path(plan.folder).glob(".prewarm/*.json")), "the list is not kept")
+    finish(job, gate)
+
+
 # ---------------------------------------------------------------------------------------- the warm process fails
 
 

@@ -51,6 +51,9 @@ MOST_REFUSALS = 8
 MOST_ENDS = 5
 """In a row, without a start of workers between them."""
 
+READ_EVERY_S = 10.0
+"""How often a standby node looks whether the nodes at work have learned what to import."""
+
 LEARN_S = 120.0
 """After so long the imports of a worker that reports no steps are taken for all."""
 
@@ -239,6 +242,8 @@ class Prewarming:
             self._fail(warmth, why)
         elif warmth.state == "probing":  # else another role has got this node meanwhile
             self._warm(warmth)
+            if warmth.imports is None:
+                await self._follow_list(warmth)
 
     def _warm(self, warmth: RoleWarmth) -> None:
         if warmth.state == "off":
@@ -342,6 +347,15 @@ class Prewarming:
         warmth.settled.set()
 
     # ---- the lists of `imports: auto`
+
+    async def _follow_list(self, warmth: RoleWarmth) -> None:
+        """A standby node has no worker that could tell it."""
+        while warmth.imports is None:
+            await asyncio.sleep(READ_EVERY_S)
+            names = await asyncio.to_thread(self._read_list, warmth.role)
+            if warmth.imports is None and names is not None:
+                warmth.imports = names
+                self._warm(warmth)
 
     def _list_file(self, role: RolePlan) -> Path:
         what = json.dumps([role.command, role.workdir or self._plan.workdir])

@@ -136,12 +136,12 @@ def finish(job: RunningJob, gate: Gate) -> None:
     wait_gone(everybody)
 
 
-def warm_again(job: RunningJob) -> None:
-    """Wait until a second warm process waits, on a job's only node."""
+def warm_again(job: RunningJob, node: str = "n1") -> None:
+    """Wait until a second warm process waits on a node."""
     seen: list[Any] = []
 
     def second(record: Any) -> bool:
-        seen.extend([record] if isinstance(record, Prewarmed) else [])
+        seen.extend([record] if isinstance(record, Prewarmed) and record.node == node else [])
         return len(seen) == 2
 
     job.when(second, what="a second warm process")
@@ -203,19 +203,22 @@ def test_lost_nodes_workers_start_warm_on_the_spare(run_local, gate, tmp_path):
     finish(job, gate)
 
 
-def test_imports_are_learned_by_the_first_step_and_kept_for_the_next_job(run_local, gate, tmp_path):
-    """`auto`: the second cycle is warm, and the list is there for the next job with this command."""
-    plan = warm_plan(gate, tmp_path, prewarm={"imports": "auto"})
+def test_imports_are_learned_by_the_first_step_for_spares_and_the_next_job_too(run_local, gate, tmp_path):
+    """`auto`: from then on workers are warm, also those of a spare that has had none."""
+    plan = warm_plan(gate, tmp_path, spares=1, prewarm={"imports": "auto"})
     script = tmp_path / "train.py"
     stepping = "from nvrx_slurm.workload import beat\nbeat(step=1)\ngate = "
     script.write_text(script.read_text().replace("gate = ", stepping, 1))
     job = run_local(plan)
     before = gate.wait(2, cycle=0)
     assert not any(map(is_warm, before.values()))
-    warm_again(job)
+    warm_again(job, "n1")
     fail(before[1])
     assert all(map(is_warm, gate.wait(2, cycle=1).values()))
-    until(lambda: list(Path(plan.folder).glob(".prewarm/*.json")), "the list is not kept")
+    warm_again(job, "n2")
+    assert len(list(Path(plan.folder).glob(".prewarm/*.json"))) == 1
+    job.kill_node("n1")
+    assert all(map(is_warm, gate.wait(2, cycle=2).values()))
     finish(job, gate)
 
 

@@ -76,7 +76,7 @@ def start_workers(
             env["NVRX_MODULES_FILE"] = str(cycle.modules_file)
         cycle.slot_names = frozenset(env).difference(cycle.environments[rank])
         command, workdir = role.command, role.workdir or plan.workdir
-        if role.container is not None and role.container.runtime != "pyxis":
+        if role.container is not None:
             order = {
                 "image": role.container.image,
                 "runtime": role.container.runtime,

@@ -76,8 +76,9 @@ class Stopping:
 
     def goes_on(self, event: Tearing, cycle: Cycle | None) -> None:
         """Called once a phase, and once a second of it."""
-        ranks = {pid: f"rank {rank}" for rank, pid in cycle.pids.items()} if cycle else {}
-        left = ", ".join(ranks.get(pid, f"process {pid}") for pid in event.left[:MOST_NAMED])
+        ranks = {pid: rank for rank, pid in cycle.pids.items()} if cycle else {}
+        pids = sorted(event.left, key=lambda pid: (pid not in ranks, ranks.get(pid, pid)))
+        left = ", ".join(f"rank {ranks[pid]}" if pid in ranks else f"process {pid}" for pid in pids[:MOST_NAMED])
         more = f" and {len(event.left) - MOST_NAMED} more" if len(event.left) > MOST_NAMED else ""
         log.info("teardown: %s; left: %s%s; %.1f s left of it", event.phase, left, more, event.ends_in_s)
         begins, self.phase = self.phase != event.phase, event.phase

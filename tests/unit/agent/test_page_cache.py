@@ -211,7 +211,8 @@ async def test_stop_ends_a_read_in_the_middle_of_a_file(cache: PageCache, folder
     assert cache._running is None
     cache.begin(["*.pt"], folder, None)
     await looked(cache)
-    assert (cached(path), cache.files) == (1.0, 1)
+    assert cache.files == 1
+    assert cached(path) > 0.9  # the kernel may take pages back where others need memory
 
 
 async def test_begin_while_the_thread_of_before_still_reads(cache: PageCache, folder: Path) -> None:

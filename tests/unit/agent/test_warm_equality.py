@@ -148,6 +148,7 @@ OF_THE_HOOK |= {
     "_random",
     "_sha512",
     "bisect",
+    "_bisect",
 }
 
 

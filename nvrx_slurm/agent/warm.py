@@ -192,8 +192,9 @@ class WarmProcesses:
 
     def look_at_forks(self) -> None:
         """Before a child is reaped that nobody knows: it may be a worker that has begun, and died."""
-        for fork in list(self._forks.values()):
-            self._answered(fork)
+        for descriptor, fork in list(self._forks.items()):
+            if self._forks.get(descriptor) is fork:  # one that is out of date ends those that wait
+                self._answered(fork)
 
     def reaped(self, pid: int, how: str) -> None:
         """A child has ended."""

@@ -82,6 +82,7 @@ async def _serve(folder: JobFolder, node: str) -> int:
         ),
         clock=clock,
         ending_grace_s=ending_grace_s,
+        shares_signals=info.cluster == "slurm",
     )
     try:
         return await agent.run()

@@ -29,6 +29,7 @@ from nvrx_slurm.agent.events import (
     Assigned,
     Crash,
     Cycle,
+    Done,
     Dumped,
     Event,
     Failing,
@@ -99,6 +100,7 @@ class Agent:
     """Runs one node's part of a job; `run` returns the exit code of the process.
 
     `ending_grace_s`: what Slurm leaves of the teardown's grace when it is Slurm that ends the job.
+    `shares_signals`: Slurm started the agent, and signals it and its workers at once.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Agent:
         machine: Machine,
         clock: Clock,
         ending_grace_s: float,
+        shares_signals: bool,
     ) -> None:
         self.plan, self.folder, self.node, self.generation, self.store = plan, folder, node, generation, store
         self.clock, self.ending_grace_s, self.machine = clock, ending_grace_s, machine
@@ -134,7 +137,13 @@ class Agent:
         self.board = machine.board(self._first_step, lambda *words: post(Failing(*words)), self._restarted_in_process)
         self.watch = HangWatch(bounds.hang, board=self.board, output=self.output, clock=clock, post=post)
         self.reporting = Reporting(
-            self.publisher, board=self.board, watch=self.watch, output=self.output, clock=clock, post=post
+            self.publisher,
+            board=self.board,
+            watch=self.watch,
+            output=self.output,
+            clock=clock,
+            post=post,
+            shares_signals=shares_signals,
         )
         self.dumping = Dumping(self.stacks, publisher=self.publisher, go=self._go, post=post)
         self.commands = Commands(
@@ -315,6 +324,10 @@ class Agent:
     def _on_terminated(self, event: Terminated) -> None:
         if event.cycle is self.cycle and (self._is_at_work() or self._is_restarting()):
             self.reporting.terminated(event.cycle, event.rank)
+
+    def _on_done(self, event: Done) -> None:
+        if event.cycle is self.cycle and self._is_at_work():
+            self.reporting.done(event.cycle)
 
     def _on_failing(self, event: Failing) -> None:
         if self.cycle is not None and (self._is_at_work() or self._is_restarting()):
@@ -618,6 +631,7 @@ _HANDLERS: dict[type[Any], Callable[[Agent, Any], None]] = {
     Exited: Agent._on_exited,
     Failing: Agent._on_failing,
     Terminated: Agent._on_terminated,
+    Done: Agent._on_done,
     Hung: Agent._on_hung,
     Dumped: Agent._on_dumped,
     Tearing: Agent._on_tearing,

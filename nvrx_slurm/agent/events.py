@@ -97,6 +97,13 @@ class Terminated:
 
 
 @dataclass(frozen=True, slots=True)
+class Done:
+    """All workers of the cycle ended with 0 some moments ago."""
+
+    cycle: Cycle
+
+
+@dataclass(frozen=True, slots=True)
 class Hung:
     """A worker lives and makes no progress; `why` is one sentence."""
 
@@ -139,6 +146,7 @@ Event = (
     | Assigned
     | Failing
     | Terminated
+    | Done
     | Hung
     | Dumped
     | Signal

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from nvrx_slurm.agent.events import Cycle, Failing, Terminated
+from nvrx_slurm.agent.events import Cycle, Done, Failing, Terminated
 from nvrx_slurm.agent.machine import BoardPort, OutputPort
 from nvrx_slurm.agent.peers import ended_by_peer, says_peer_lost
 from nvrx_slurm.agent.watching import HangWatch
@@ -27,7 +27,7 @@ from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import succeeding
 
 OUR_SIGNAL_S = 0.2
-"""How long after a worker's death by SIGTERM the agent may get that signal too, if it is Slurm's."""
+"""How long after a worker's end by SIGTERM the agent may get that signal too, if it is Slurm's."""
 
 
 RESTARTS_AT_ONCE = 16
@@ -37,7 +37,10 @@ that fails at once, again and again, does so a hundred times a second, and the j
 
 
 class Reporting:
-    """Keeps count in the cycle itself: who runs, and of whom the controller knows."""
+    """Keeps count in the cycle itself: who runs, and of whom the controller knows.
+
+    `shares_signals`: Slurm started the agent, and signals it and its workers at once.
+    """
 
     def __init__(
         self,
@@ -47,10 +50,11 @@ class Reporting:
         watch: HangWatch,
         output: OutputPort,
         clock: Clock,
-        post: Callable[[Terminated], None],
+        post: Callable[[Terminated | Done], None],
+        shares_signals: bool,
     ) -> None:
         self._publisher, self._board, self._watch, self._output = publisher, board, watch, output
-        self._clock, self._post = clock, post
+        self._clock, self._post, self._shares_signals = clock, post, shares_signals
 
     def spawned(self, cycle: Cycle, event: Spawned) -> bool:
         """Whether it was the last one of this node."""
@@ -89,9 +93,17 @@ class Reporting:
             peer_lost = ended_by_peer(self._output.last_lines(event.rank)) if unexplained else False
             self._failed(cycle, event.rank, event.at, restarting=restarting, peer_lost=peer_lost, error=error, **how)
         elif not cycle.running and not cycle.reported:
-            self.publish_restarts(cycle)
-            self._publish(WorkersDone, cycle, step=max(self._board.steps().values(), default=None))
-            self.publish_learned(cycle)
+            if self._shares_signals:
+                # A worker may save at SIGTERM and exit with 0: a job that is cancelled is not done for that.
+                asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self._post, Done(cycle))
+            else:
+                self.done(cycle)
+
+    def done(self, cycle: Cycle) -> None:
+        """All workers ended with 0, and of themselves."""
+        self.publish_restarts(cycle)
+        self._publish(WorkersDone, cycle, step=max(self._board.steps().values(), default=None))
+        self.publish_learned(cycle)
 
     def terminated(self, cycle: Cycle, rank: int | None = None) -> None:
         """The agent itself has got no signal since that worker died by SIGTERM; None: since any did."""

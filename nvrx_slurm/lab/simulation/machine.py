@@ -54,6 +54,7 @@ async def agent_main(run: SimulationRun, node: SimulatedNode, machine: Simulated
         machine=machine,
         clock=node.clock,
         ending_grace_s=grace_s if kill_wait_s is None else min(grace_s, grace_within(kill_wait_s)),
+        shares_signals=run.info.cluster == "slurm",
     )
     return await agent.run()
 

@@ -73,6 +73,7 @@ class Node:
             machine=machine,
             clock=self.clock,
             ending_grace_s=1.0,
+            shares_signals=False,
         )
         self.agent.workers.start()
         self.agent.board.open()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.agent.events import Cycle, Failing
-from nvrx_slurm.agent.reporting import RESTARTS_AT_ONCE, RESTARTS_EVERY_S, Reporting
+from nvrx_slurm.agent.events import Cycle, Done, Failing
+from nvrx_slurm.agent.reporting import OUR_SIGNAL_S, RESTARTS_AT_ONCE, RESTARTS_EVERY_S, Reporting
 from nvrx_slurm.agent.workers import Exited
-from nvrx_slurm.journal.records import Assignment, RestartedInProcess, WorkerFailed
+from nvrx_slurm.journal.records import Assignment, RestartedInProcess, WorkerFailed, WorkersDone
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.lab.simulation.loop import VirtualLoop
 
@@ -44,7 +44,16 @@ def restart(iteration: int) -> InProcessRestart:
 def told_of(storms: list[float]) -> list[RestartedInProcess]:
     """What is told of one cycle's restarts, given how long after the last one each comes."""
     loop, told = VirtualLoop(), KeepingPublisher()
-    reporting = Reporting(told, board=None, watch=None, output=None, clock=None, post=None)  # type: ignore[arg-type]
+    nothing: Any = None
+    reporting = Reporting(
+        told,  # type: ignore[arg-type]
+        board=nothing,
+        watch=nothing,
+        output=nothing,
+        clock=nothing,
+        post=nothing,
+        shares_signals=False,
+    )
     cycle = Cycle("main-0", 3, ASSIGNMENT, began=0.0)
 
     async def happen() -> None:
@@ -78,10 +87,10 @@ def test_a_function_that_fails_at_once_does_not_fill_the_journal(every_s: float,
 class Ends:
     """One cycle of two ranks, whose workers end."""
 
-    def __init__(self, printed: str = "", recorded: str | None = None) -> None:
+    def __init__(self, printed: str = "", recorded: str | None = None, *, on_slurm: bool = False) -> None:
         self.loop, self.kept, self.posted = VirtualLoop(), KeepingPublisher(), list[Any]()
         board = SimpleNamespace(steps=dict, recorded_error=lambda rank: recorded)
-        watch = SimpleNamespace(ended=lambda rank, well: None)
+        watch = SimpleNamespace(ended=lambda rank, well: None, news=dict)
         output = SimpleNamespace(last_lines=lambda rank: printed)
         clock = SimpleNamespace(monotonic=lambda: 10.0)
         self.reporting = Reporting(
@@ -91,6 +100,7 @@ class Ends:
             output=output,  # type: ignore[arg-type]
             clock=clock,  # type: ignore[arg-type]
             post=self.posted.append,
+            shares_signals=on_slurm,
         )
         self.cycle = Cycle("main-0", 3, ASSIGNMENT, began=1.0, pids={0: 70, 1: 71}, running={0, 1})
 
@@ -137,6 +147,17 @@ def test_death_by_sigterm_is_told_before_the_node_is_ready():
     assert [(fact.signal, fact.ago_s) for fact in ends.kept.facts] == [(15, 0.5)]
     ends.reporting.terminated(ends.cycle)
     assert len(ends.kept.facts) == 1
+
+
+@pytest.mark.parametrize("on_slurm", [False, True])
+def test_workers_are_done_once_no_signal_can_have_ended_them(on_slurm):
+    """Slurm signals workers and agent at once: there the agent waits whether it is signalled too."""
+    ends = Ends(on_slurm=on_slurm)
+    ends.cycle.running = {0}
+    facts = list(ends.exited(restarting=False, code=0, sent=frozenset()))
+    assert [type(fact) for fact in facts] == [WorkersDone] * (not on_slurm)
+    ends.loop.run_until_complete(asyncio.sleep(OUR_SIGNAL_S))
+    assert ends.posted == [Done(ends.cycle)] * on_slurm
 
 
 @pytest.mark.parametrize("how", [{"code": 1}, {"signal": 6}])

@@ -96,7 +96,7 @@ class Contained:
 
     def run(self, program: str, argv: list[str], env: Mapping[str, str]) -> NoReturn:
         """Start the runtime's command, serve it, and end as it ends. `program`: of the worker."""
-        os.set_inheritable(self._guard, True)  # somebody must hold it a moment longer than this process lives
+        os.set_inheritable(self._guard, True)  # the client must hold it a moment longer than this process lives
         client = os.posix_spawn(argv[0], argv, dict(env))
         os.set_inheritable(self._guard, False)
         if self._pid_file is None:

@@ -235,7 +235,7 @@ class PageCache:
 
 
 def matching(patterns: Iterable[str], workdir: Path, ranks: Sequence[int] | None) -> Iterator[Found]:
-    """Each file that matches, once; by whatever path it was found first. `ranks` None: any rank's."""
+    """Each file that matches, once; by the path under which it was found first. `ranks` None: any rank's."""
     seen = set()
     numbers = (ANY_RANK,) if ranks is None else ranks
     written = dict.fromkeys(pattern.replace("{rank}", str(rank)) for pattern in patterns for rank in numbers)

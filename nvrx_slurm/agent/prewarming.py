@@ -1,7 +1,7 @@
 """The warm processes of this node's roles: which there are, what they import, when they are made again.
 
 The supervisor keeps the processes (`warm.py`); here is decided what becomes of them. A warm process is a gain and
-never a condition: whatever goes wrong with it, the workers of its role start cold, and the journal says why.
+never a condition: if anything goes wrong with it, the workers of its role start cold, and the journal says why.
 
     probing ──▶ warming ──▶ ready ──▶ ended (died, out of date) ──▶ warming …
        └───────────┴──▶ off, with the reason
@@ -286,7 +286,7 @@ class Prewarming:
         took_s = self._clock.monotonic() - warmth.began
         self._settle(warmth, "ready", None)
         log.info("the warm process of %s waits: %d modules, %.1f s", warmth.role.name, modules, took_s)
-        is_auto = warmth.spec.imports == "auto"  # of those nobody has asked for the ones that fail
+        is_auto = warmth.spec.imports == "auto"  # the user has not asked for the ones that fail
         skipped = warmth.skipped if is_auto else {**warmth.skipped, **failed}
         self._publish(
             Prewarmed,

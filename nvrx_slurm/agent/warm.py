@@ -191,7 +191,7 @@ class WarmProcesses:
                 self._fork_ahead(role)
 
     def look_at_forks(self) -> None:
-        """Before a child is reaped that nobody knows: it may be a worker that has begun, and died."""
+        """Before an unknown child is reaped: it may be a worker that has begun, and died."""
         for descriptor, fork in list(self._forks.items()):
             if self._forks.get(descriptor) is fork:  # one that is out of date ends those that wait
                 self._answered(fork)
@@ -308,7 +308,7 @@ class WarmProcesses:
         self._start_cold(fork.order, fork.fds, self._lost.get(fork.role, "the warm process has ended"))
 
     def _drop(self, fork: Fork) -> None:
-        """Kill it, whatever it was to be."""
+        """Kill it, whichever worker it was to be."""
         self._forget(fork)
         self._close(fork)
         if fork.pid is not None:

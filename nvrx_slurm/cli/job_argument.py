@@ -52,7 +52,7 @@ def chosen_job(job_id: str | None, folder: Path) -> tuple[str, Path]:
         where = jobs.base_of(job_id) if base is None else folder
         if not job_id.isdecimal() or (where / job_id).is_dir():
             return job_id, where
-        for run in jobs.my_jobs(base):  # the user's own job, in whose allocation ours ran; or a whole array
+        for run in jobs.my_jobs(base):  # the user's own job, in whose allocation this job ran; or a whole array
             if run.job_id.startswith(f"{job_id}_"):
                 return job_id, run.path.parent
             if run.job_id.startswith(f"{job_id}-run"):

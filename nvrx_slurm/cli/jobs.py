@@ -72,7 +72,7 @@ def rm(
     force: bool,
     folder: Path,
 ) -> int:
-    """Remove the folders of jobs that have ended: logs, journal, stacks, and whatever else lies in them.
+    """Remove the folders of jobs that have ended: logs, journal, stacks, and all other files in them.
 
     A job that runs, or may still run, is left alone, and the exit code is 2. With --expired, the jobs of all folders
     by `retention: {days: 90, keep: 20}` in the site file, ~/.config/nvrx-slurm/config.yaml. Nothing is removed

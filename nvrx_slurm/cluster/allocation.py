@@ -71,7 +71,7 @@ def refuse_het_job() -> None:
 
 
 def current_allocation(runner: Runner | None = None) -> Allocation | None:
-    """The allocation that this process runs in; None where it runs in none, or in a worker of ours.
+    """The allocation that this process runs in; None where it runs in none, or in a worker of nvrx-slurm.
 
     Raises UsageError where it cannot be used, MissingProgramError, SlurmUnreachable.
     """

@@ -162,7 +162,7 @@ class EndWatch:
         return None
 
     def _look_at_batch_host(self) -> None:
-        """Its node may be lost in the moment in which Slurm starts the job: then no process of ours ever runs, and
+        """Its node may be lost in the moment in which Slurm starts the job: then none of its processes ever runs, and
         `--no-kill` keeps the job RUNNING until its time limit."""
         if self._lost_batch_host is None or self._state is not JobState.RUNNING:
             return

@@ -19,7 +19,7 @@ WINDOW = 64
 
 CHUNK_BYTES = 32 << 10
 KEPT_S = 600
-"""How long the store keeps the streams of a command that nobody reads any more."""
+"""How long the store keeps the streams of a command that has no reader any more."""
 
 
 class AskerWord(Record, frozen=True, kw_only=True):

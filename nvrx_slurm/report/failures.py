@@ -88,7 +88,7 @@ class Failures:
         record = entry.record
         self._requests.note(record, entry.t)
         if isinstance(record, Fact):
-            # A failure opens the next cycle, in which the core counts steps anew: look before it takes the fact.
+            # A failure opens the next cycle, in which the core counts steps from 0: look before it takes the fact.
             best = {replica.id: _best(replica.best_step, replica.reached) for replica in self.job.replicas.values()}
             step(self.job, record, entry.t)
             self._open(view, best)

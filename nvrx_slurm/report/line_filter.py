@@ -50,7 +50,7 @@ class LineFilter:
         self._partial.clear()
 
     def caught_up(self) -> None:
-        """What comes from now on is new, whatever its stamp."""
+        """Lines that come from now on are new, with any stamp."""
         self._since = None
 
     def _is_shown(self, file: RankLog, line: bytes) -> bool:

@@ -21,7 +21,7 @@ LONGEST_LINE_BYTES = 64 << 10
 
 
 def marks_path(log: Path) -> Path:
-    """In a hidden folder: whoever reads a cycle's folder as logs passes it over."""
+    """In a hidden folder: a reader of the cycle's logs skips it."""
     return log.parent / ".times" / log.name
 
 

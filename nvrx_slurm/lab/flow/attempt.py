@@ -99,7 +99,7 @@ class AttemptRun:
             log.exception("the harness failed")
             verdict, exit_code = "broken", EXIT_FAILED
             self._find("error", f"{type(error).__name__}: {error}", traceback.format_exc().splitlines())
-        # Whatever went wrong. After one interruption `main` ignores the next; if one comes only now it ends this, and
+        # On any error. After one interruption `main` ignores the next; if one comes only now it ends this, and
         # the suite cleans up instead.
         log.info("cleaning up what is left")
         for problem in clean_up(self._folder.path, CLEANUP_S):

@@ -78,7 +78,7 @@ def serve(descriptors: str) -> None:
             os.close(descriptor)
         folder, environment, streams = _next_worker(channel, int(supervisor), files)
     except BaseException as error:
-        # Whatever it is: what follows in this process would be the user's program, without its rank.
+        # Any error: what follows in this process would be the user's program, without its rank.
         _quietly(channel.send, _datagram("failed", _said(error)))
         os._exit(1)
     try:

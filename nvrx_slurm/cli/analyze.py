@@ -150,22 +150,26 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     Where the rules were not asked while the job ran they are asked now.
     """
     from nvrx_slurm.api.explaining import explain_job
+    from nvrx_slurm.cluster.states import state_of_word
     from nvrx_slurm.report import explanation
     from nvrx_slurm.report.ending import NOT_BY_A_FAILURE, end_lines
     from nvrx_slurm.report.jobs import find_job
 
     job = find_job(folder.absolute(), job_id)
     result = job.read_result()
+    # Slurm's own word: of a job that was cancelled in the queue, and left no result.
+    end = job.read_slurm_end() if result is None else None
+    exit_code = result.exit_code if result is not None else state_of_word(end.state).exit_code if end else None
     try:
         report, plan = explain_job(job, cycle=cycle, replica=replica)
     except UsageError:
-        if result is None or not result.exit_code or cycle is not None or replica is not None:
+        if not exit_code or cycle is not None or replica is not None:
             raise
         # It was cancelled, or ended before a worker could fail.
         if as_json:
-            print_json(result)
+            print_json(result or end)
         else:
-            click.echo("\n".join([*end_lines(job, result.exit_code)][:-1]))
+            click.echo("\n".join([*end_lines(job, exit_code)][:-1]))
         return
     if result is not None and result.exit_code in NOT_BY_A_FAILURE:
         click.echo(next(end_lines(job, result.exit_code)), err=True)

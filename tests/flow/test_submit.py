@@ -155,6 +155,9 @@ def test_a_pending_job_says_why_and_stays_cancelled(slurm: SlurmCluster, workpla
     files = JobFolder(workplace / "nvrx-jobs" / job_id)
     assert snapshot.take(files, slurm=lambda job_id: JobState.UNKNOWN).state == "cancelled"
     assert nv.job(job_id, folder=files.path.parent).exit_code == 143
+    explained = nvrx("explain", job_id, folder=workplace)
+    assert (explained.returncode, explained.stderr) == (0, "")
+    assert f"job {job_id} was cancelled with exit code 143" in explained.stdout
 
     (workplace / "flow.yaml").write_text(
         "name: held\njob: job.yaml\non: [slurm]\nexpect: [job_ended]\nlimits: {wall: 4s}\n"

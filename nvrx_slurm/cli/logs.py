@@ -17,6 +17,7 @@ import click
 
 from nvrx_slurm.cli.completion import complete_events, complete_ranks, complete_replicas
 from nvrx_slurm.cli.job_argument import job_argument
+from nvrx_slurm.cli.output import only_reads
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.util.clock import SystemClock
@@ -96,14 +97,15 @@ def logs(
         output = _ToRunner() if to_runner else _Exact()
     say_cycles = not selection.whole_job and cycle is None
     said: tuple[int, int] | None = None
-    for chunk in chunks:
-        shown = (chunk.file.generation, chunk.file.cycle)
-        if say_cycles and shown != said:
-            said = shown
-            generation = f"generation {chunk.file.generation}, " if chunk.file.generation else ""
-            click.echo(f"── {generation}cycle {chunk.file.cycle} ──", err=True)
-        output.write(chunk)
-    output.end()
+    with only_reads(job_id, folder):
+        for chunk in chunks:
+            shown = (chunk.file.generation, chunk.file.cycle)
+            if say_cycles and shown != said:
+                said = shown
+                generation = f"generation {chunk.file.generation}, " if chunk.file.generation else ""
+                click.echo(f"── {generation}cycle {chunk.file.cycle} ──", err=True)
+            output.write(chunk)
+        output.end()
 
 
 def _filtered(
@@ -223,14 +225,15 @@ def events(
     job = find_job(folder, job_id)
     entries = source.follow(job) if follow else source.so_far(job)
     lines = Lines()
-    for entry in entries:
-        if (wanted and event_name(entry.record) not in wanted) or (moment is not None and entry.t < moment):
-            lines.pass_over(entry)  # times count from the first
-            continue
-        if as_json:
-            line = json_text(entry_to_json(entry))
-        else:
-            at = datetime.fromtimestamp(entry.t, UTC if utc else None)
-            line = lines.in_words(entry)
-            line = f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}{'Z' if utc else ''}  {line}"
-        print(line, flush=follow)
+    with only_reads(job_id, folder):
+        for entry in entries:
+            if (wanted and event_name(entry.record) not in wanted) or (moment is not None and entry.t < moment):
+                lines.pass_over(entry)  # times count from the first
+                continue
+            if as_json:
+                line = json_text(entry_to_json(entry))
+            else:
+                at = datetime.fromtimestamp(entry.t, UTC if utc else None)
+                line = lines.in_words(entry)
+                line = f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}{'Z' if utc else ''}  {line}"
+            print(line, flush=follow)

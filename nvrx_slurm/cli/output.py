@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.report.tables import Row, Table
@@ -19,6 +23,24 @@ def print_json(value: Any) -> None:
     from nvrx_slurm.util.sanitize import json_text
 
     click.echo(json_text(msgspec.json.format(msgspec.json.encode(value), indent=2)))
+
+
+@contextmanager
+def only_reads(job_id: str, folder: Path) -> Iterator[None]:
+    """Of a command that follows a job: Ctrl-C ends it and not the job, and stderr says so. `folder`: the job's base
+    folder."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from nvrx_slurm.cluster.base import folder_name
+        from nvrx_slurm.journal.folder import JobFolder
+
+        job = JobFolder(folder / folder_name(job_id))
+        if job.read_result() is None and job.read_slurm_end() is None:
+            here = f"; its logs: {job.path}" if job.path.is_dir() else ""
+            click.echo(nl=sys.stderr.isatty(), err=True)  # the terminal has shown ^C
+            click.echo(one_line(f"job {job_id} goes on{here}; to end it: nvrx-slurm cancel {job_id}"), err=True)
+        raise click.Abort from None
 
 
 def print_facts(rows: Sequence[Row], table: Table) -> None:

@@ -11,7 +11,7 @@ import click
 from nvrx_slurm.cli.completion import complete_jobs, complete_ranks, complete_replicas
 from nvrx_slurm.cli.job_argument import chosen_job, job_argument
 from nvrx_slurm.cli.options import folder_option, seconds_of
-from nvrx_slurm.cli.output import print_json
+from nvrx_slurm.cli.output import only_reads, print_json
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.util.sanitize import json_text, one_line, shown
 
@@ -44,7 +44,8 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
         from nvrx_slurm.report import live
 
         job_id, folder = chosen_job(job_id, folder)
-        exit_code = live.watch(folder, job_id)
+        with only_reads(job_id, folder):
+            exit_code = live.watch(folder, job_id)
         print_end(JobFolder(folder / folder_name(job_id)), exit_code)
         return exit_code
     from nvrx_slurm.report import snapshot

@@ -14,6 +14,7 @@ import click
 
 from nvrx_slurm.cli.job_argument import job_argument
 from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options, seconds_of
+from nvrx_slurm.cli.output import only_reads
 from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, NvrxError, UsageError
 from nvrx_slurm.util.sanitize import one_line, shown
 from nvrx_slurm.util.terminal import write_exactly
@@ -73,11 +74,8 @@ def submit(
         from nvrx_slurm.report import live
 
         job = Job(_submitted(prepared, cluster, as_json), folder=prepared.folder, cluster=cluster)
-        try:
+        with only_reads(job.job_id, job.folder.parent):
             watched = live.watch(job.folder.parent, job.folder.name)
-        except KeyboardInterrupt:
-            click.echo(f"job {job.job_id} goes on; to end it: nvrx-slurm cancel {job.job_id}", err=True)
-            return EXIT_INTERRUPTED
         _print_end(job, watched)
         return watched
     with RecordedSignals() as interruption:  # from before there is a job that a signal must cancel
@@ -183,7 +181,8 @@ def wait(job_id: str, timeout: str | None, folder: Path) -> int:
     bound_s = None if timeout is None else seconds_of("--timeout", timeout)
     handle = job(job_id, folder=folder)
     on_state, on_pending = state_reports(handle)
-    code = handle.wait(bound_s, on_state=on_state, on_pending=on_pending)
+    with only_reads(job_id, handle.folder.parent):
+        code = handle.wait(bound_s, on_state=on_state, on_pending=on_pending)
     if handle.cluster == "slurm":
         from nvrx_slurm.journal.folder import JobFolder
         from nvrx_slurm.report.presence import still_in_slurm

@@ -291,6 +291,27 @@ def test_a_watch_ends_with_its_terminal_or_its_reader(
     assert job.finish() == 0
 
 
+@pytest.mark.parametrize(
+    "words", [["wait", "j1"], ["status", "j1", "--watch"], ["logs", "j1", "-f"], ["events", "j1", "-f"]], ids=" ".join
+)
+def test_ctrl_c_ends_a_reader_and_not_the_job(
+    words: list[str], run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """It exits with 130, and says that the job goes on, where its logs are, and what would end it."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate)
+    reader = start(command(*words, base=job.folder.path.parent))
+    stream = reader.stderr if words[0] == "wait" else reader.stdout
+    assert stream is not None
+    stream.readline()
+    reader.send_signal(signal.SIGINT)
+    _, err = reader.communicate(timeout=WAIT_S)
+    assert reader.returncode == 130
+    assert err.endswith(f"job j1 goes on; its logs: {job.folder.path}; to end it: nvrx-slurm cancel j1\n")
+    gate.open()
+    assert job.finish() == 0
+
+
 def test_sighup_ends_a_watch(
     run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -84,6 +84,21 @@ def test_plain_salloc_survives_a_killed_node(healthy_cluster, salloc, gate, tmp_
     assert process.wait(60.0) == 0
 
 
+@pytest.mark.usefixtures("healthy_cluster")
+def test_here_leaves_the_allocation_alone(salloc, gate, tmp_path):
+    """The job's nodes are processes of this machine; Slurm starts no step for them."""
+    process = salloc("sh", "-c", f"{RUN} --here --nodes 2 -- {shlex.join(gate.command)}; echo run $?", nodes=1)
+    workers = gate.wait(2, cycle=0)
+    [folder] = (tmp_path / "nvrx-jobs").glob("local-*")
+    info = JobFolder(folder).read_info()
+    assert info is not None
+    assert (info.cluster, info.allocation, info.nodes) == ("local", None, ("n1", "n2"))
+    assert not [each.env for each in workers.values() if "SLURM_STEP_ID" in each.env]
+    gate.open()
+    process.wait(60.0)
+    assert "run 0" in (tmp_path / "out").read_text()
+
+
 def test_scancel_of_the_allocation_ends_the_run_with_143(healthy_cluster, salloc, gate, tmp_path):
     """Slurm signals the agents alone: the batch host runs where salloc does."""
     process = salloc("sh", "-c", f"{RUN} -- {shlex.join(gate.command)}; echo run $?", nodes=2)

@@ -168,6 +168,17 @@ def test_a_pending_job_says_why_and_stays_cancelled(slurm: SlurmCluster, workpla
     assert "Slurm did not start the job: JobHeldUser" in done.stdout
 
 
+def test_a_job_waits_for_the_one_that_it_depends_on(slurm: SlurmCluster, workplace: Path) -> None:
+    """`slurm.dependency`, from the flag --set here: `status` gives the reason, and the end of the other starts it."""
+    first = slurm.submit(script("--hold"), folder=workplace, name="first")
+    quick = ["--set", f"slurm.dependency=afterok:{first}", "--set", "command=true"]
+    job_id = nvrx("submit", *quick, "job.yaml", folder=workplace).stdout.strip()
+    shown = json.loads(nvrx("status", job_id, "--json", folder=workplace).stdout)
+    assert (shown["state"], shown["queue"]["reason"]) == ("pending", "Dependency")
+    subprocess.run(["scontrol", "release", first], check=True)
+    assert nvrx("wait", job_id, "--timeout", "2m", folder=workplace).returncode == 0
+
+
 def test_a_job_that_never_was_cannot_be_cancelled(slurm: SlurmCluster) -> None:
     """scancel itself would say nothing."""
     with pytest.raises(UsageError, match="no job 999999"):

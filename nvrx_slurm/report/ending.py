@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.cluster.base import DEFAULT_FOLDER
-from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_TIMEOUT, NvrxError
+from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_NO_RESTART, EXIT_TERMINATED, EXIT_TIMEOUT, NvrxError
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.report.jobs import ENDINGS, read_plan
@@ -133,7 +133,8 @@ def _failure_lines(failure: FailureTimeline, plan: Plan, folder: JobFolder) -> I
     if shutdown is not None and decided is not None:
         does = "fails" if decided.action == "fail_job" else "stops"
         yield one_line(f"  decision  the controller {does} the job: {shutdown.reason.partition('; last: ')[0]}")
-    if answer is not None and answer.verdict is Verdict.STOP and plan.fault_tolerance.attribution.dry_run:
+    stopped = shutdown is not None and shutdown.exit_code == EXIT_NO_RESTART  # for a reason of the controller's own
+    if answer and answer.verdict is Verdict.STOP and plan.fault_tolerance.attribution.dry_run and not stopped:
         so = f"{answer.source} says that a restart cannot help ({answer.fault.replace('_', ' ')})"
         yield one_line(f"  verdict   {so}; it was not acted on, in a dry run (fault_tolerance.attribution.dry_run)")
 

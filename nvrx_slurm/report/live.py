@@ -89,7 +89,7 @@ class EventPrinter:
         if shot.state == "pending" and said != self._said:
             self._said = said
             why = f": {shot.queue.describe(shot.now)}" if shot.queue else ""
-            print(one_line(f"pending: {shot.reason}{why}"), file=self._file, flush=True)
+            print(one_line(f"pending: {shot.reason or 'not started yet'}{why}"), file=self._file, flush=True)
 
     def end(self, shot: Snapshot) -> None:
         from nvrx_slurm.report import plain

@@ -267,8 +267,10 @@ def _state(shot: Snapshot) -> str:
     took = seconds(shot.elapsed_s)
     if shot.exit_code is not None:
         reason = f": {shot.reason}" if shot.reason and shot.reason != "done" else ""
-        when = f"after {took}" if shot.info or shot.view.n else "before it started"
-        return f"{shot.state} with exit code {shot.exit_code} {when}{reason}"
+        when = f" after {took}" if shot.info or shot.view.n else " before it started"
+        if shot.tasks:  # of an array: each has started and ended for itself
+            when = ""
+        return f"{shot.state} with exit code {shot.exit_code}{when}{reason}"
     if shot.state == "died" and shot.info is None and not shot.view.n:
         return "died: it never started, and this Slurm does not know it; cancelled in the queue, or another Slurm's"
     if shot.state == "died":

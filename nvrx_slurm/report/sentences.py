@@ -70,7 +70,9 @@ def describe(record: AnyRecord) -> str:
             return f"{record.node} left: {record.reason}{survivors}"
         case records.NodeLost():
             held = f"; {ranks_wait(record.safe_after_s)}" if record.safe_after_s else ""
-            return f"{record.node} was lost: {record.why}{at_step(record.step)}{held}"
+            # A heartbeat is up to an interval older than the loss: `failed at` of `status` may know a later step.
+            step = "" if record.step is None else f"; its last heartbeat said step {record.step}"
+            return f"{record.node} was lost: {record.why}{step}{held}"
         case records.NodeIsolated():
             return f"{isolation(record)}, {_cycle(record)}"
         case records.NodeFenced():

@@ -35,7 +35,10 @@ LOST_AFTER_S = 60.0
 """How long a job that Slurm does not know, and that left no result, is waited for."""
 
 NOT_BEGUN_S = 120.0
-"""How often a job that Slurm calls RUNNING, and whose script has written nothing, is asked about its batch host."""
+"""How often a job that Slurm calls RUNNING, and that has started no agent, is asked about its batch host."""
+
+CLOCKS_DIFFER_S = 60.0
+"""How far a node's clock, or the file system's, may be behind that of the batch host."""
 
 MAY_GO_ON = (EXIT_UNREACHABLE, EXIT_RETRY, EXIT_TERMINATED)
 """How a generation ends that Slurm requeues: then its result is not the job's. Only Slurm can say which it is."""
@@ -162,11 +165,11 @@ class EndWatch:
         return None
 
     def _look_at_batch_host(self) -> None:
-        """Its node may be lost in the moment in which Slurm starts the job: then none of its processes ever runs, and
-        `--no-kill` keeps the job RUNNING until its time limit."""
+        """Its node may be lost in the moment in which Slurm starts the job: then no agent of it ever runs, and
+        `--no-kill` keeps the job RUNNING until its time limit. An agent that runs has Slurm requeue such a job."""
         if self._lost_batch_host is None or self._state is not JobState.RUNNING:
             return
-        if self._lasted_s() < self._ask_for_host_after_s or self._job.read_info() is not None:
+        if self._lasted_s() < self._ask_for_host_after_s or self._has_agents():
             return
         self._ask_for_host_after_s = self._lasted_s() + NOT_BEGUN_S
         if (host := self._lost_batch_host()) is not None:
@@ -175,6 +178,15 @@ class EndWatch:
                 f"job {number} never began: Slurm lost its batch host {host} while it started the job, and keeps it"
                 f" RUNNING, empty; `scontrol requeue {number}` starts it again, `scancel {number}` ends it"
             )
+
+    def _has_agents(self) -> bool:
+        """Whether an agent of this generation has begun its log."""
+        info = self._job.read_info()
+        if info is None:
+            return False
+        logs = (self._job.node_log(node) for node in info.nodes)
+        newest = max((log.stat().st_mtime for log in logs if log.is_file()), default=0.0)
+        return info.allocation is not None or newest > info.started_at - CLOCKS_DIFFER_S
 
     def _note(self, state: JobState) -> None:
         if state is self._state:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -197,13 +198,21 @@ def test_slurm_is_asked_more_rarely_as_time_passes() -> None:
 
 
 def test_a_job_whose_batch_host_was_lost_before_it_began_is_not_waited_for(job: JobFolder) -> None:
-    """Slurm calls it RUNNING for as long as its time limit lets it. It is asked about seldom, and not at all once the
-    job's script has begun."""
+    """Slurm calls it RUNNING for as long as its time limit lets it. It is asked about seldom, and not at all once an
+    agent of this generation has begun: that has the job requeued."""
     clock, asked = WaitingClock(), list[float]()
 
     def lost() -> str | None:
         asked.append(clock.monotonic())
         return "n1" if len(asked) == 3 else None
+
+    def later_generation(node: str, *, agent_at: float) -> None:
+        """The batch host has begun at 1000 s; the node's log was written last at `agent_at`."""
+        info = JobInfo(job_id="7", name="t", cluster="slurm", generation=1, started_at=1000.0, nodes=(node,))
+        job.write_info(info)
+        job.node_log(node).parent.mkdir(exist_ok=True)
+        job.node_log(node).touch()
+        os.utime(job.node_log(node), (agent_at, agent_at))
 
     began = clock.monotonic()
     watch = EndWatch(job, in_turn([JobState.PENDING, JobState.RUNNING]), clock, lost_batch_host=lost)
@@ -211,7 +220,11 @@ def test_a_job_whose_batch_host_was_lost_before_it_began_is_not_waited_for(job: 
         follow(watch, clock)
     assert len(asked) == 3
     assert 3 * NOT_BEGUN_S <= clock.monotonic() - began < 3 * NOT_BEGUN_S + 10.0
-    job.write_info(JobInfo(job_id="7", name="t", cluster="slurm", started_at=0.0, addr="n1"))
+    asked.clear()
+    later_generation("n2", agent_at=700.0)  # of the generation before
+    with pytest.raises(BatchHostLost, match="n1"):
+        follow(EndWatch(job, in_turn([JobState.RUNNING]), clock, lost_batch_host=lost), clock)
+    later_generation("n2", agent_at=1001.0)
     with pytest.raises(WaitTimeout):
         follow(EndWatch(job, in_turn([JobState.RUNNING]), clock, timeout_s=900.0, lost_batch_host=lost), clock)
     assert len(asked) == 3

@@ -172,7 +172,7 @@ _ARGUMENTS: dict[str, type[Block]] = {
     "`scancel`": Cancel,
     "`preempt`": Preempt,
     "`shorten_time_limit`": TimeLimit,
-    "`suspend`": Suspend,
+    "`suspend`, `preempt_by_suspending`": Suspend,
 }
 _KINDS: dict[type[Block], str] = {NodeTarget: "a node", WorkerTarget: "a worker"}
 

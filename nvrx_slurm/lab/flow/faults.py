@@ -168,7 +168,7 @@ class Suspend(Arguments, frozen=True, kw_only=True):
 
     short: ClassVar[str | None] = "lasts"
 
-    lasts: Annotated[Pause, "From `scontrol suspend` to `scontrol resume`: `30s`."]
+    lasts: Annotated[Pause, "From `scontrol suspend` to `scontrol resume`, or how long the other job runs: `30s`."]
 
 
 def _exactly_one(block: Arguments, *keys: str) -> None:
@@ -253,6 +253,9 @@ FAULTS: dict[str, FaultKind] = {
         "The same where Slurm sends the signal that the job asked for (`preempt_send_user_signal`).",
         Preempt,
         _OWN_SLURM,
+    ),
+    "preempt_by_suspending": FaultKind(
+        "A job of higher priority takes the nodes for a while (PreemptMode=SUSPEND,GANG).", Suspend, _OWN_SLURM
     ),
     "suspend": FaultKind("`scontrol suspend`, and after a while `scontrol resume`.", Suspend, _OWN_SLURM),
     "requeue": FaultKind("`scontrol requeue`.", stages=_ANY_SLURM),

@@ -97,6 +97,12 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
         "PreemptMode": "REQUEUE",
         "SlurmctldParameters": "preempt_send_user_signal",
     },
+    "preempt_by_suspending": {
+        "PreemptType": "preempt/partition_prio",
+        "PreemptMode": "SUSPEND,GANG",
+        "SelectTypeParameters": "CR_Core",  # memory is no resource: a suspended job keeps its own
+        "SchedulerTimeSlice": "5",  # the shortest: how long a suspended job waits once the nodes are free again
+    },
     "down_node": {"ReturnToService": "1"},  # else its slurmd brings it back at once
 }
 """What slurm.conf must say for a fault."""
@@ -121,6 +127,7 @@ class SlurmFaults:
             "release": self.release,
             "preempt": self.preempt,
             "preempt_with_notice": self.preempt,
+            "preempt_by_suspending": self.preempt_by_suspending,
             "suspend": self.suspend,
             "drain_node": lambda arguments, scene: self._set_node(arguments, scene, "DRAIN", _DRAIN),
             "down_node": lambda arguments, scene: self._set_node(arguments, scene, "DOWN", _DOWN),
@@ -210,6 +217,28 @@ class SlurmFaults:
             return f"job {rival} came first: job {job} is {said}" if said != "None" else None
 
         return FaultResult(at=at, proof=self._seen(preempted, f"job {rival} to take the nodes", SCHEDULING_S))
+
+    def preempt_by_suspending(self, arguments: Arguments, scene: Scene) -> FaultResult:
+        """A job from a partition of higher priority takes the nodes for a while, and the flow's job stands still."""
+        job, at, lasts_s = scene.job.job_id, self._clock.wall(), round(float(arguments["lasts"]))
+        shown = self._show(job)
+        self._ask("scontrol", "update", f"PartitionName={shown['Partition']}", "PreemptMode=SUSPEND")
+        partition = f"PartitionName={PREEMPTING}"
+        self._programs.ask("scontrol", "create", partition, "Nodes=ALL", "PriorityTier=10", "PreemptMode=OFF")
+        where = (
+            f"--partition={PREEMPTING}",
+            f"--nodes={shown.get('NumNodes', '1').partition('-')[0]}",
+            "--exclusive",
+        )
+        rival = self._ask("sbatch", "--parsable", *where, "--output=/dev/null", f"--wrap=sleep {lasts_s}").strip()
+
+        def is_in(state: str) -> str | None:
+            now = self._show(job)["JobState"]
+            return f"job {rival} came first: job {job} was {state}" if now == state else None
+
+        proof = self._seen(lambda: is_in("SUSPENDED"), f"job {rival} to take the nodes", SCHEDULING_S)
+        self._seen(lambda: is_in("RUNNING"), f"job {job} to run again", lasts_s + SCHEDULING_S)
+        return FaultResult(at=at, proof=proof)
 
     def suspend(self, arguments: Arguments, scene: Scene) -> FaultResult:
         job, at = scene.job.job_id, self._clock.wall()

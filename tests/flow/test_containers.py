@@ -231,6 +231,35 @@ def test_an_image_without_the_package_is_named(inner_runtime, run_local, gate, t
 
 
 @pytest.mark.slurm(nodes=6)
+def test_workers_in_containers_under_slurm(healthy_cluster, gate, tmp_path):
+    """The agents are outside, as they are unless the job says otherwise. A node dies: its worker ends with it, and a
+    spare takes its rank, in the image too."""
+    if why := container_image.refusal("charliecloud"):
+        pytest.skip(why)
+    image = container_image.image_folder()
+    command = json.dumps(["python3", str(TESTS / "container_worker.py"), str(gate.port)])
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"name: outside\ncommand: {command}\nnodes: 2\nspares: 1\nstore: {{server: bundled}}\n"
+        f"container: {{image: {image}, runtime: charliecloud, mounts: ['{TESTS}']}}\n"
+        f"fault_tolerance: {{{CALM}}}\n"
+    )
+    job = submit(healthy_cluster, path)
+    there = gate.wait(2, cycle=0, timeout=GONE_S)
+    settled(job, 3)
+    agent, lost = job.agent_pid(there[0].env["NVRX_NODE"]), there[1]
+    assert Path(f"/proc/{agent}/ns/mnt").samefile("/proc/self/ns/mnt")
+    assert not Path(f"/proc/{there[0].pid}/ns/mnt").samefile("/proc/self/ns/mnt")
+    healthy_cluster.kill_node(lost.env["NVRX_NODE"])
+    wait_gone([lost.pid])
+    again = gate.wait(2, cycle=1, timeout=GONE_S)
+    assert lost.env["NVRX_NODE"] not in {worker.env["NVRX_NODE"] for worker in again.values()}, job.story()
+    assert not any(Path(f"/proc/{each.pid}/ns/mnt").samefile("/proc/self/ns/mnt") for each in again.values())
+    gate.open()
+    assert job.finish() == 0
+
+
+@pytest.mark.slurm(nodes=6)
 def test_agents_inside_under_slurm(healthy_cluster, gate, tmp_path):
     """A node dies, and a spare takes its rank. Then the batch host's node dies: the agent that is left has the host's
     scontrol requeue the job, which the image does not have."""

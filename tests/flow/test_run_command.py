@@ -143,7 +143,7 @@ def test_a_reader_that_has_gone_does_not_end_the_job(run, gate):
 
 
 def test_a_closed_terminal_is_told_as_such(run, gate, tmp_path):
-    """SIGHUP ends the job cleanly, and `explain` says what it was."""
+    """SIGHUP ends the job cleanly; `explain` and `wait` say what it was."""
     process = run()
     gate.wait(2, cycle=0)
     process.send_signal(signal.SIGHUP)
@@ -151,6 +151,9 @@ def test_a_closed_terminal_is_told_as_such(run, gate, tmp_path):
     job_id = next((tmp_path / "nvrx-jobs").glob("local-*")).name
     told = subprocess.run([*CLI, "explain", job_id], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "terminal was closed" in told.stdout
+    waited = subprocess.run([*CLI, "wait", job_id], cwd=tmp_path, capture_output=True, text=True)
+    assert waited.returncode == 143
+    assert "terminal was closed" in waited.stderr
 
 
 def test_nothing_outlives_a_killed_run(run, gate):

@@ -16,7 +16,7 @@ from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.jobs import find_job, read_plan
 from nvrx_slurm.report.logs import MergedReader
-from nvrx_slurm.report.presence import Outside, Presence, still_in_slurm
+from nvrx_slurm.report.presence import OutsideState, Presence, still_in_slurm
 from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
@@ -138,7 +138,7 @@ def _read_on(
     """Draw the job after each piece of news. Returns its last state."""
     presence = Presence(folder, clock=clock, gives_up_s=GIVE_UP_S)
     fold: JobFold | None = None
-    outside = Outside()
+    outside = OutsideState()
     look_at = float("-inf")
     while True:
         _check_is_read()
@@ -166,7 +166,7 @@ def _read_on(
             # Slurm may requeue the job. Until it has cleared the job away, the job has not ended: `wait` waits too.
             if clock.monotonic() >= look_at:
                 look_at = clock.monotonic() + REQUEUE_LOOK_S
-                outside = Outside(slurm_says=still_in_slurm(folder, clock=clock))
+                outside = OutsideState(slurm_says=still_in_slurm(folder, clock=clock))
                 if outside.slurm_says is None:
                     return snapshot.snap(fold.view if fold else new_view(), folder, outside=outside, clock=clock)
             face.draw(shot)
@@ -174,7 +174,7 @@ def _read_on(
         face.draw(shot)
         if items:
             presence.heard()
-        outside = Outside() if items else presence.ask()
+        outside = OutsideState() if items else presence.ask()
 
 
 def _check_is_read() -> None:

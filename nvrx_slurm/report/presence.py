@@ -25,7 +25,7 @@ LINGERS_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class OutsideState:
     """What others than the job itself say of it. In doubt (no answer from Slurm, another host) it lives."""
 
     over: bool = False
@@ -74,7 +74,7 @@ class Presence:
         self._queue = queue or (None if slurm else lambda job_id: ask_queue([job_id]).get(job_id))
         self._ask_at = float("-inf")
         self._unanswered_since: float | None = None  # the first question after which neither Slurm nor the job spoke
-        self._answer = Outside()
+        self._answer = OutsideState()
 
     def gone(self) -> bool:
         """Whether no process runs the job any more."""
@@ -84,13 +84,13 @@ class Presence:
         """The job itself has just spoken: Slurm need not be asked for a while."""
         self._ask_at, self._unanswered_since = self._clock.monotonic() + ASK_SLURM_EVERY_S, None
 
-    def ask(self) -> Outside:
+    def ask(self) -> OutsideState:
         """What is known from outside. Raises SlurmUnreachable after `gives_up_s`."""
         if self._folder.read_result() is not None:
-            return Outside(over=self._folder.read_store() is None)
+            return OutsideState(over=self._folder.read_store() is None)
         info = self._folder.read_info()
         if info is not None and (info.cluster == "local" or (info.allocation is not None and info.is_here)):
-            return Outside(over=info.is_here and not info.host_lives())
+            return OutsideState(over=info.is_here and not info.host_lives())
         job_id = self._folder.job_id if info is None else info.slurm_id
         if not job_id[:1].isdigit() or self._clock.monotonic() < self._ask_at:
             return self._answer
@@ -107,7 +107,7 @@ class Presence:
             state = last_known(self._folder, state or JobState.UNKNOWN, self._clock.wall())
             place = self._queue(job_id) if self._queue and state == "PENDING" else None
             over = state.terminal or (state == "UNKNOWN" and self._left_the_queue(info))
-            self._answer = Outside(over=over, slurm_says=state.value, exit_code=state.exit_code, queue=place)
+            self._answer = OutsideState(over=over, slurm_says=state.value, exit_code=state.exit_code, queue=place)
             return self._answer
         if self._unanswered_since is None:
             self._unanswered_since = now

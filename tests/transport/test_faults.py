@@ -15,7 +15,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from nvrx_slurm.lab.faults.sick_ports import FAULTS, FaultDeed, SickPort
+from nvrx_slurm.lab.faults.sick_ports import FAULTS, PortAction, SickPort
 from nvrx_slurm.transport import (
     AsyncPayloadClient,
     Limits,
@@ -54,7 +54,7 @@ PATIENT = replace(BRISK, calls=1000, pause_s=0.02)
 KEEPS_IT_FROM_READERS = [name for name in FAULTS if name != "loses-acks"]
 AT_THE_ACK = ["resets-at-ack", "loses-acks"]
 HARMFUL = [name for name in FAULTS if name not in AT_THE_ACK]
-OF_WHOLE_MESSAGES = [name for name in HARMFUL if FAULTS[name].deed not in (FaultDeed.TRICKLE, FaultDeed.LATE)]
+OF_WHOLE_MESSAGES = [name for name in HARMFUL if FAULTS[name].action not in (PortAction.TRICKLE, PortAction.LATE)]
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ class FaultStage(StrEnum):
     ACK = "ack"
 
 
-class FaultDeed(StrEnum):
+class PortAction(StrEnum):
     """What is done then."""
 
     HOLD = "hold"  # nothing more is sent, and the connection stays open
@@ -55,7 +55,7 @@ class PortFault(NamedTuple):
     """`change`: what REPLACE makes of a message."""
 
     stage: FaultStage
-    deed: FaultDeed
+    action: PortAction
     change: Callable[[bytes], bytes] = bytes
 
 
@@ -86,29 +86,29 @@ def _refusing(message: bytes) -> bytes:
 
 FAULTS: Mapping[str, PortFault] = MappingProxyType(
     {
-        "silent": PortFault(FaultStage.CONNECT, FaultDeed.HOLD),
-        "silent-after-request": PortFault(FaultStage.ANSWER, FaultDeed.HOLD),
-        "silent-in-payload": PortFault(FaultStage.PAYLOAD, FaultDeed.HOLD),
-        "resets": PortFault(FaultStage.CONNECT, FaultDeed.RESET),
-        "resets-after-request": PortFault(FaultStage.ANSWER, FaultDeed.RESET),
-        "resets-in-payload": PortFault(FaultStage.PAYLOAD, FaultDeed.RESET),
-        "resets-at-ack": PortFault(FaultStage.ACK, FaultDeed.RESET),
-        "truncates": PortFault(FaultStage.PAYLOAD, FaultDeed.CLOSE),
-        "truncates-challenge": PortFault(FaultStage.CHALLENGE, FaultDeed.CLOSE),
-        "truncates-answer": PortFault(FaultStage.ANSWER, FaultDeed.CLOSE),
-        "garbage": PortFault(FaultStage.CHALLENGE, FaultDeed.REPLACE, _garbage),
-        "garbage-answer": PortFault(FaultStage.ANSWER, FaultDeed.REPLACE, _garbage),
-        "garbage-payload": PortFault(FaultStage.PAYLOAD, FaultDeed.REPLACE, _garbage),
-        "flips-a-bit": PortFault(FaultStage.PAYLOAD, FaultDeed.REPLACE, _flipped),
-        "trickles": PortFault(FaultStage.PAYLOAD, FaultDeed.TRICKLE),
-        "trickles-hello": PortFault(FaultStage.CHALLENGE, FaultDeed.TRICKLE),
-        "slow-hello": PortFault(FaultStage.CHALLENGE, FaultDeed.LATE),
-        "wrong-generation": PortFault(FaultStage.ANSWER, FaultDeed.REPLACE, _answer_with(generation=1)),
-        "wrong-size": PortFault(FaultStage.ANSWER, FaultDeed.REPLACE, _answer_with(size=1)),
-        "huge-size": PortFault(FaultStage.ANSWER, FaultDeed.REPLACE, _answer_with(size=1 << 62)),
-        "wrong-checksum": PortFault(FaultStage.ANSWER, FaultDeed.REPLACE, _answer_with(checksum=1)),
-        "refuses": PortFault(FaultStage.CHALLENGE, FaultDeed.REPLACE, _refusing),
-        "loses-acks": PortFault(FaultStage.ACK, FaultDeed.SWALLOW),
+        "silent": PortFault(FaultStage.CONNECT, PortAction.HOLD),
+        "silent-after-request": PortFault(FaultStage.ANSWER, PortAction.HOLD),
+        "silent-in-payload": PortFault(FaultStage.PAYLOAD, PortAction.HOLD),
+        "resets": PortFault(FaultStage.CONNECT, PortAction.RESET),
+        "resets-after-request": PortFault(FaultStage.ANSWER, PortAction.RESET),
+        "resets-in-payload": PortFault(FaultStage.PAYLOAD, PortAction.RESET),
+        "resets-at-ack": PortFault(FaultStage.ACK, PortAction.RESET),
+        "truncates": PortFault(FaultStage.PAYLOAD, PortAction.CLOSE),
+        "truncates-challenge": PortFault(FaultStage.CHALLENGE, PortAction.CLOSE),
+        "truncates-answer": PortFault(FaultStage.ANSWER, PortAction.CLOSE),
+        "garbage": PortFault(FaultStage.CHALLENGE, PortAction.REPLACE, _garbage),
+        "garbage-answer": PortFault(FaultStage.ANSWER, PortAction.REPLACE, _garbage),
+        "garbage-payload": PortFault(FaultStage.PAYLOAD, PortAction.REPLACE, _garbage),
+        "flips-a-bit": PortFault(FaultStage.PAYLOAD, PortAction.REPLACE, _flipped),
+        "trickles": PortFault(FaultStage.PAYLOAD, PortAction.TRICKLE),
+        "trickles-hello": PortFault(FaultStage.CHALLENGE, PortAction.TRICKLE),
+        "slow-hello": PortFault(FaultStage.CHALLENGE, PortAction.LATE),
+        "wrong-generation": PortFault(FaultStage.ANSWER, PortAction.REPLACE, _answer_with(generation=1)),
+        "wrong-size": PortFault(FaultStage.ANSWER, PortAction.REPLACE, _answer_with(size=1)),
+        "huge-size": PortFault(FaultStage.ANSWER, PortAction.REPLACE, _answer_with(size=1 << 62)),
+        "wrong-checksum": PortFault(FaultStage.ANSWER, PortAction.REPLACE, _answer_with(checksum=1)),
+        "refuses": PortFault(FaultStage.CHALLENGE, PortAction.REPLACE, _refusing),
+        "loses-acks": PortFault(FaultStage.ACK, PortAction.SWALLOW),
     }
 )
 """All but "loses-acks" keep a reader from its payload, where there is no other port; that one keeps it from the
@@ -232,7 +232,7 @@ class SickPort:
     def _converse(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError, _Ended), self._kept(client):
             if (fault := self.fault_at(FaultStage.CONNECT)) is not None or self.server is None:
-                _end(client, fault.deed if fault else FaultDeed.HOLD)
+                _end(client, fault.action if fault else PortAction.HOLD)
                 return
             with self._kept(socket.create_connection(host_and_port(self.server), CONNECT_S)) as server:
                 server.settimeout(None)
@@ -312,22 +312,22 @@ class _Conversation:
         if fault is None:
             to.sendall(message)
             return
-        match fault.deed:
-            case FaultDeed.SWALLOW:
+        match fault.action:
+            case PortAction.SWALLOW:
                 return
-            case FaultDeed.REPLACE:
+            case PortAction.REPLACE:
                 to.sendall(fault.change(message))
-            case FaultDeed.LATE:
+            case PortAction.LATE:
                 _pause(self._client, self._port.late_s)
                 to.sendall(message)
-            case FaultDeed.TRICKLE:
+            case PortAction.TRICKLE:
                 for byte in message:
                     to.sendall(bytes([byte]))
                     _pause(self._client, self._port.pace_s)
-            case FaultDeed.HOLD | FaultDeed.CLOSE | FaultDeed.RESET:
+            case PortAction.HOLD | PortAction.CLOSE | PortAction.RESET:
                 if stage is not FaultStage.ACK:
                     to.sendall(message[: len(message) // 2])
-                _end(self._client, fault.deed)
+                _end(self._client, fault.action)
                 raise _Ended
 
 
@@ -342,11 +342,11 @@ def _take(connection: socket.socket, size: int) -> bytes:
     return bytes(taken)
 
 
-def _end(client: socket.socket, deed: FaultDeed) -> None:
+def _end(client: socket.socket, action: PortAction) -> None:
     """The conversation, in that way. Its caller closes the socket."""
-    if deed is FaultDeed.HOLD:
+    if action is PortAction.HOLD:
         _pause(client, None)
-    elif deed is FaultDeed.RESET:
+    elif action is PortAction.RESET:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
@@ -371,7 +371,7 @@ class SickLink:
     def __init__(self, link: PeerLink, fault: str) -> None:
         self._link, self._fault = link, fault_of(fault)
         self.needs_checksum = link.needs_checksum
-        if self._fault.deed in (FaultDeed.TRICKLE, FaultDeed.LATE):
+        if self._fault.action in (PortAction.TRICKLE, PortAction.LATE):
             raise ValueError(f"{fault!r} is no fault of a link: use a SickPort")
 
     def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None:
@@ -388,7 +388,7 @@ class SickLink:
     def receive_into(self, buffer: memoryview, deadline: float) -> None:
         self._link.receive_into(buffer, deadline)
         if self._fault.stage is FaultStage.ACK and len(buffer) == protocol.ACK_BYTES:
-            if self._fault.deed is FaultDeed.SWALLOW:
+            if self._fault.action is PortAction.SWALLOW:
                 self._hold(deadline)
             self._end(self._fault)
 
@@ -409,18 +409,18 @@ class SickLink:
 
     def _struck(self, fault: PortFault, message: bytes, deadline: float) -> bytes:
         """What is sent in its place; raises where nothing is."""
-        if fault.deed is FaultDeed.REPLACE:
+        if fault.action is PortAction.REPLACE:
             return fault.change(message)
-        if fault.deed is not FaultDeed.HOLD:
+        if fault.action is not PortAction.HOLD:
             self._link.send(message[: len(message) // 2], None, deadline)
         self._end(fault)
         raise AssertionError
 
     def _end(self, fault: PortFault) -> None:
         """Raises PeerReset."""
-        if fault.deed is FaultDeed.HOLD:
+        if fault.action is PortAction.HOLD:
             self._hold(time.monotonic() + HOLD_S)
-        self._link.cut() if fault.deed is FaultDeed.RESET else self._link.close()
+        self._link.cut() if fault.action is PortAction.RESET else self._link.close()
         raise PeerReset("this link is sick")
 
     def _hold(self, deadline: float) -> None:

@@ -439,9 +439,9 @@ class SimulatedSelfFence:
 
     def arm(self, seconds: float) -> None:
         self._armed = number = next(self._numbers)
-        self._scheduler.call_later(max(0.0, seconds), lambda: self._strike(number))
+        self._scheduler.call_later(max(0.0, seconds), lambda: self._expire(number))
 
-    def _strike(self, number: int) -> None:
+    def _expire(self, number: int) -> None:
         if number == self._armed:
             self._process.kill()
 

@@ -131,7 +131,7 @@ def draw_shape(chance: Random) -> GroupShape:
 
 
 def draw_acts(chance: Random, shape: GroupShape) -> tuple[GroupAct, ...]:
-    """A fifth of the histories has no fault. Each history knows a subset of the kinds, so that few overlap often."""
+    """A tenth of the histories has no fault. Each history knows a subset of the kinds, so that few overlap often."""
     if chance.random() < 0.1:
         return ()
     known = [fault for fault in GroupFault if chance.random() < 0.4] or [chance.choice(list(GroupFault))]

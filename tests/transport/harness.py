@@ -65,6 +65,13 @@ def admit_and_serve(link: PeerLink, rings: Mapping[str, SharedRing], limits: Ser
             serve(link, rings, limits)
 
 
+def without_ucx() -> dict[str, str]:
+    """The environment of a process that loads UCX by itself: without this process's settings of UCX, and without the
+    warning that ucxx gives where another package has installed pynvml."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("UCX")}
+    return kept | {"PYTHONWARNINGS": "ignore::FutureWarning"}
+
+
 def digest_of(data: bytes | bytearray | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(data)
 

@@ -6,7 +6,6 @@ What could kill its process is done in a process of its own.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import socket
 import subprocess
@@ -22,7 +21,7 @@ from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset, RingError, TransportError
 from nvrx_slurm.transport.protocol import Backend, PeerLink, host_and_port
 from nvrx_slurm.transport.ucxx import REFUSAL, UcxxLink, WorkerHello
-from tests.transport.harness import WAIT_S, Async, on_deadline, soon, until
+from tests.transport.harness import WAIT_S, Async, on_deadline, soon, until, without_ucx
 from tests.transport.links import Far, receive, send
 
 FRAME = b"a frame of 32 bytes, neither more"[:32]
@@ -55,7 +54,7 @@ def begin(*scripts: str) -> subprocess.Popen[str]:
     """A process of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", PRELUDE + "".join(textwrap.dedent(script) for script in scripts)],
-        env={name: value for name, value in os.environ.items() if not name.startswith("UCX")},
+        env=without_ucx(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

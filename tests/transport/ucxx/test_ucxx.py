@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from tests.transport.harness import (
     pattern,
     soon,
     until,
+    without_ucx,
 )
 from tests.transport.links import Far, receive, receive_payload, send
 
@@ -77,7 +77,7 @@ def run(script: str, *, prelude: str = PRELUDE, **environment: str) -> subproces
     """A process of its own: what it says, and how it ends, within WAIT_S."""
     return subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(script)],
-        env={name: value for name, value in os.environ.items() if not name.startswith("UCX")} | environment,
+        env=without_ucx() | environment,
         capture_output=True,
         text=True,
         timeout=WAIT_S,

@@ -24,6 +24,9 @@ pytest_plugins = ["tests.slurm_cluster"]
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 """Under nohup it is ignored, and what the tests start would ignore it, too."""
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # likewise behind `&` in a script
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 asyncio.set_event_loop(None)
 """Or Python 3.11 makes a loop when pytest-asyncio asks which one there was, and nobody ever closes that one."""
 

@@ -28,7 +28,7 @@ from nvrx_slurm.report.model import (
     Value,
     to_json,
 )
-from nvrx_slurm.report.presence import Outside, Presence, ask_queue, ask_slurm, in_slurm, still_in_slurm
+from nvrx_slurm.report.presence import OutsideState, Presence, ask_queue, ask_slurm, in_slurm, still_in_slurm
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import JobFold, Subscriber
 from nvrx_slurm.util.clock import Clock, SystemClock
@@ -169,7 +169,7 @@ def take(
     finally:
         journal.close()
     if journal.ended:
-        outside = Outside(slurm_says=still_in_slurm(folder, clock=clock, slurm=slurm))
+        outside = OutsideState(slurm_says=still_in_slurm(folder, clock=clock, slurm=slurm))
     else:
         outside = Presence(folder, clock=clock, slurm=slurm).ask()
     return snap(fold.view, folder, outside=outside, clock=clock, store_now=store_now, store_error=journal.store_error)
@@ -189,7 +189,7 @@ def snap(
     view: JobView,
     folder: JobFolder,
     *,
-    outside: Outside,
+    outside: OutsideState,
     store_now: float | None = None,
     store_error: str | None = None,
     clock: Clock | None = None,

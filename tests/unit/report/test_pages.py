@@ -13,7 +13,7 @@ from nvrx_slurm.journal.records import NodeJoined, Prewarmed, PrewarmFailed, Slu
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report import plain, screen, snapshot
 from nvrx_slurm.report.model import ReceivedHeartbeat
-from nvrx_slurm.report.presence import Outside
+from nvrx_slurm.report.presence import OutsideState
 from nvrx_slurm.report.snapshot import Snapshot, list_jobs
 from nvrx_slurm.report.view import JobFold
 from nvrx_slurm.util.clock import SystemClock
@@ -40,7 +40,7 @@ def live_shot(tmp_path: Path, recorder: Recorder, *beats: ReceivedHeartbeat) -> 
     for item in [*recorder.entries, *beats]:
         fold.take(item)
     folder, store_now = write(tmp_path, recorder), recorder.now + 0.4
-    return snapshot.snap(fold.view, folder, outside=Outside(), store_now=store_now, clock=_At(recorder))
+    return snapshot.snap(fold.view, folder, outside=OutsideState(), store_now=store_now, clock=_At(recorder))
 
 
 def drawn(page: object, width: int = 120) -> str:

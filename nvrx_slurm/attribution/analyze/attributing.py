@@ -63,8 +63,10 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
     found = findings(inquiry, scan, side.tails)
     missing = missing_ranks(inquiry, scan, found, side.dumps, side.stacks)
     cause = first(causes(found), failed) or first(consequences(found), failed)
-    # A worker that was killed prints nothing. Then a weak cause is only what the others noticed.
-    if cause is not None and not cause.is_strong and failed is not None and is_sudden(failed):
+    # A worker that was killed prints nothing, nor do those of a lost node. Then a weak cause is only what the others
+    # noticed.
+    is_silent = failed is not None and (is_sudden(failed) or failed.rank is None)
+    if cause is not None and not cause.is_strong and is_silent:
         cause = None
 
     weighed: WeighedVerdict | WorkerEnding

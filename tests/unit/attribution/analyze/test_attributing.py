@@ -124,9 +124,11 @@ def test_an_exception_does_not_explain_a_kill() -> None:
 
 
 def test_a_lost_node_is_blamed() -> None:
-    """No line is needed for that."""
-    found = attribute(inquiry(failed(None, node="n2", cause="connection to its agent closed")), scan())
-    assert (found.verdict, found.scope, found.nodes) == (Verdict.RESTART, Scope.NODE, ("n2",))
+    """No line is needed for that, and what its peers complain of blames none of them."""
+    lost = inquiry(failed(None, node="n2", cause="connection to its agent closed"))
+    for complaints in ((), (hit(RESET, 0, node="n1"), hit(ANY_ERROR, 1, node="n1"))):
+        found = attribute(lost, scan(*complaints))
+        assert (found.verdict, found.scope, found.nodes, found.ranks) == (Verdict.RESTART, Scope.NODE, ("n2",), ())
 
 
 AGAIN = [

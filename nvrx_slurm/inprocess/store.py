@@ -70,6 +70,17 @@ class Connection(abc.ABC):
     def arrival(self, barrier: str, member: int) -> bytes | None:
         """The payload of one member; None if it has not arrived."""
 
+    def claim(self, barrier: str, member: int, payload: bytes) -> bytes:
+        """Arrive as a member that has not arrived yet. Returns the member's payload, whichever process has arrived:
+        of two that claim at once, both get that of the first one; and so does each later one.
+
+        A store of a user that does not override this has a moment between the look and the arrival.
+        """
+        if (first := self.arrival(barrier, member)) is not None:
+            return first
+        self.arrive(barrier, member, payload)
+        return payload if (now := self.arrival(barrier, member)) is None else now
+
     @abc.abstractmethod
     def beat(self, member: int, watched: int | None) -> int:
         """Count a heartbeat of a member, and return how many the watched one has sent (0 for None)."""

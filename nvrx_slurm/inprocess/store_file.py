@@ -148,6 +148,14 @@ class FileConnection(Connection):
                 write_all(file, _HEAD.pack(len(arrival)) + arrival)
             return len(here | {member: payload})
 
+    def claim(self, barrier: str, member: int, payload: bytes) -> bytes:
+        arrival = _HEAD.pack(member) + payload
+        with self._growing(_barrier(barrier)) as (file, entries):
+            if (first := _latest(entries).get(member)) is not None:
+                return first
+            write_all(file, _HEAD.pack(len(arrival)) + arrival)
+            return payload
+
     def arrivals(self, barrier: str) -> Mapping[int, bytes]:
         with self._usable():
             return _latest(self._entries(_barrier(barrier)))

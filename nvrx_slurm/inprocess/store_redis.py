@@ -201,6 +201,18 @@ class RedisConnection(Connection):
             self._ask(["RPUSH", self._keys.gates, barrier], ["EXPIRE", self._keys.gates, KEEP_S])
         return int(arrived)
 
+    def claim(self, barrier: str, member: int, payload: bytes) -> bytes:
+        key = self._keys.gate(barrier)
+        new, _, first, arrived = self._ask(
+            ["HSETNX", key, member, self._signed(f"{key} {member}", payload)],
+            ["EXPIRE", key, KEEP_S],
+            ["HGET", key, member],
+            ["HLEN", key],
+        )
+        if new == arrived or self._client.asked_again:
+            self._ask(["RPUSH", self._keys.gates, barrier], ["EXPIRE", self._keys.gates, KEEP_S])
+        return self._verified(f"{key} {member}", first) or b""
+
     def arrivals(self, barrier: str) -> Mapping[int, bytes]:
         key = self._keys.gate(barrier)
         [flat] = self._ask(["HGETALL", key])

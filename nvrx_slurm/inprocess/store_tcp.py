@@ -1,7 +1,7 @@
 """`TCPStore`: what a group shares, in torch's store of that name, hosted outside of the ranks.
 
     nvrx/<group>/<call>/log/<place>    an entry; compare-and-set takes a place only if it is free
-    …/gate/<barrier>/<member>          a payload; …/<member>/here: how often it has arrived
+    …/gate/<barrier>/<member>          a payload; …/<member>/here: how often it has arrived; …/claim: who was first
     …/gate/<barrier>                   how many have arrived; …/<barrier>/who: which, with a comma after each
     …/gates                            the barriers so far, in the same form
     …/beat/<member>                    its heartbeats; …/beats: the members that have sent any, in the same form
@@ -113,6 +113,14 @@ class TCPConnection(Connection):
                 store.append(self._key("gates"), f"{barrier},")
             return arrived
 
+    def claim(self, barrier: str, member: int, payload: bytes) -> bytes:
+        with self._answering() as store:
+            # Under a key of its own: one that was only claimed by a process that died then has not arrived.
+            first = bytes(store.compare_set(f"{self._key('gate', barrier, member)}/claim", "", payload))
+        if first == payload:
+            self.arrive(barrier, member, payload)
+        return first
+
     def arrivals(self, barrier: str) -> Mapping[int, bytes]:
         with self._answering() as store:
             members = [int(member) for member in self._listed(self._key("gate", barrier, "who"))]
@@ -140,7 +148,11 @@ class TCPConnection(Connection):
             for barrier in self._listed(self._key("gates")):
                 who = self._listed(self._key("gate", barrier, "who"))
                 keys += [self._key("gate", barrier), self._key("gate", barrier, "who")]
-                keys += [self._key("gate", barrier, member, *here) for member in who for here in ((), ("here",))]
+                keys += [
+                    self._key("gate", barrier, member, *here)
+                    for member in who
+                    for here in ((), ("here",), ("claim",))
+                ]
             keys += [self._key("beat", member) for member in self._listed(self._key("beats"))]
             for key in keys:
                 store.delete_key(key)

@@ -112,6 +112,23 @@ def test_a_gate_counts_each_member_once(shared: Shared, connection: Connection) 
     assert connection.arrival("ready:0", 2) is None
 
 
+def test_of_two_that_claim_a_place_both_get_the_first(shared: Shared, connection: Connection) -> None:
+    """A claim is one step: no later one replaces it, and each claimant learns whose it is."""
+    start = threading.Barrier(MEMBERS)
+
+    def claim(number: int) -> bytes:
+        own = shared.connect()
+        start.wait(DEADLINE_S)
+        return own.claim("runs", 3, b"process %d" % number)
+
+    with ThreadPoolExecutor(MEMBERS) as ranks:
+        seen = set(ranks.map(claim, range(MEMBERS)))
+    assert len(seen) == 1
+    assert connection.claim("runs", 3, b"late") == connection.arrival("runs", 3) == seen.pop()
+    assert connection.claim("runs", 4, b"another place") == b"another place"
+    assert connection.arrive("runs", 5) == 3
+
+
 def test_gates_know_nothing_of_each_other(connection: Connection) -> None:
     """Nor does a barrier exist before somebody has arrived at it."""
     assert connection.arrivals("ready:1") == {}

@@ -65,6 +65,10 @@ class MemoryConnection(Connection):
             call.barriers[barrier][member] = payload
             return len(call.barriers[barrier])
 
+    def claim(self, barrier: str, member: int, payload: bytes) -> bytes:
+        with self._using() as call:
+            return call.barriers[barrier].setdefault(member, payload)
+
     def arrivals(self, barrier: str) -> Mapping[int, bytes]:
         with self._using() as call:
             return dict(call.barriers[barrier])

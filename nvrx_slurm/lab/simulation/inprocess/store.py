@@ -103,6 +103,9 @@ class SimulatedConnection(Connection):
     def arrive(self, barrier: str, member: int, payload: bytes = b"") -> int:
         return self._exchange(lambda: self._memory.arrive(barrier, member, payload))
 
+    def claim(self, barrier: str, member: int, payload: bytes) -> bytes:
+        return self._exchange(lambda: self._memory.claim(barrier, member, payload))
+
     def arrivals(self, barrier: str) -> Mapping[int, bytes]:
         return self._exchange(lambda: self._memory.arrivals(barrier))
 

@@ -20,9 +20,17 @@ from dataclasses import dataclass, field
 
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, Noticing, Payload, Ready, disagreement, pack
+from nvrx_slurm.inprocess.barriers import (
+    MemberProcess,
+    NewPlace,
+    Noticing,
+    Payload,
+    Ready,
+    disagreement,
+    pack,
+    unpacked,
+)
 from nvrx_slurm.inprocess.cycle import CyclePhase, Event, RankCycle
-from nvrx_slurm.inprocess.group import unpacked
 from nvrx_slurm.inprocess.ledger import (
     AnyEntry,
     Broken,

@@ -6,10 +6,13 @@ barrier arrives again on each new entry of the log.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
+from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.ledger import GroupLedger, Interrupted
 from nvrx_slurm.util.decoding import decode
@@ -46,11 +49,13 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MemberProcess(Payload, frozen=True, kw_only=True):
-    """One process: its host, its id there, and when it began, in the kernel's ticks."""
+    """One process: its host, its id there, and when it began, in the kernel's ticks. `space`: where its id has this
+    meaning (`process_space`)."""
 
     host: str
     pid: int
     began: int
+    space: str = ""
 
 
 class Ready(Payload, frozen=True, kw_only=True):
@@ -100,6 +105,25 @@ def unpack(data: bytes, kind: type[P]) -> P:
 
 
 pack = msgspec.json.Encoder().encode
+
+
+def unpacked(payloads: Mapping[int, bytes], kind: type[P]) -> dict[int, P]:
+    """Each member's payload. One that cannot be read is left out, as if its member had not arrived."""
+    found = dict[int, P]()
+    for member, data in payloads.items():
+        with contextlib.suppress(UntrustedRecord):
+            found[member] = unpack(data, kind)
+    return found
+
+
+NAMED = 8
+"""How many ranks a message names at most."""
+
+
+def missing_ranks(missing: Sequence[int]) -> str:
+    """These ranks, for a message."""
+    names = ", ".join(map(str, missing[:NAMED])) + (", …" if len(missing) > NAMED else "")
+    return f"rank{'' if len(missing) == 1 else 's'} {names}" if missing else "no rank"
 
 
 def reads_arrivals(member: int, seen: GroupLedger, was_last: bool) -> bool:

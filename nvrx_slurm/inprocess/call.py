@@ -93,9 +93,11 @@ class CallWrapper:
 
     # ---- the call
 
-    def run(self, function: Callable[[], Any], lost: Mapping[int, Lost]) -> Any:
-        """Call the function until all active ranks have completed it together; `lost` were lost in earlier calls."""
+    def run(self, function: Callable[[], Any], lost: Mapping[int, Lost], *, key: int | None = None) -> Any:
+        """Call the function until all active ranks have completed it together; `lost` were lost in earlier calls.
+        `key`: the call's number in the store (`admission.py`); by default, as in a store of its own."""
         self.lost = lost
+        self._key = self._call if key is None else key
         with ExitStack() as stack:
             self._build(stack)
             try:
@@ -141,7 +143,7 @@ class CallWrapper:
         self._group = Group(
             options.store_factory(**options.store_kwargs),
             launch.group,
-            self._call,
+            self._key,
             RankCycle(launch.rank, GroupLedger(launch.world_size), replaced=launch.replaced),
             tick=self._stamps.automatic,
             tick_s=options.progress_watchdog_interval.total_seconds(),
@@ -149,12 +151,11 @@ class CallWrapper:
             on_heard=self._on_heard,
         )
         stack.callback(self._group.close)
-        self._group.check_vacant(self._process)
         monitor_options = MonitorOptions(
             store_factory=options.store_factory,
             store_kwargs=dict(options.store_kwargs),
             group=launch.group,
-            call=self._call,
+            call=self._key,
             member=launch.rank,
             members=launch.world_size,
             rank=launch.rank,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from nvrx_slurm.inprocess.exception import OptionError
 from nvrx_slurm.inprocess.state import FrozenState
-from nvrx_slurm.util.processes import started_ticks
+from nvrx_slurm.util.processes import environment_of, parent_of, started_ticks
 
 RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
 
@@ -93,6 +93,66 @@ def all_on_this_host(launch: RankIdentity) -> bool:
     # Without a launcher: ranks that meet at a loopback address, or at none, are on one host.
     master = _get("MASTER_ADDR")
     return master == "localhost" or (master or "127.").startswith("127.") or master == "::1"
+
+
+_NAMING = (
+    "NVRX_INPROCESS_GROUP",
+    "NVRX_JOB_ID",
+    "NVRX_REPLICA",
+    "NVRX_GENERATION",
+    "NVRX_CYCLE",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT",
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+)
+"""The variables that a group's name is made of."""
+
+
+def older_starts() -> set[tuple[int, int]]:
+    """The processes of this host that another launcher, or this one earlier, has started as this rank of a group of
+    this name: each with the ticks at which it began. What two starts have in common, above all the launcher, decides
+    which is older; so all ranks of two runs find the same one older.
+
+    A process is recognised by the environment that it was started with. One whose launcher is init may be what a dead
+    rank has left behind: it is not counted.
+    """
+    rank = next((names.rank for names in _LAUNCHERS if _get(names.rank)), RANK)
+
+    def assigned(pid: int) -> tuple[str | None, ...] | None:
+        variables = environment_of(pid)
+        return (rank, variables[rank], *map(variables.get, _NAMING)) if rank in variables else None
+
+    own = assigned(os.getpid())
+    # The rank may have been set by the script itself.
+    if own is None or own[1] != _get(rank):
+        return set()
+
+    def lineage(pid: int) -> list[tuple[int, int]]:
+        """From init's child down to the topmost process that has this rank."""
+        path = [pid]
+        while (parent := parent_of(path[0]) or 0) > 1:
+            path.insert(0, parent)
+        while len(path) > 1 and assigned(path[-2]) == own:
+            path.pop()
+        return [(started_ticks(each) or 0, each) for each in path]
+
+    mine, older = lineage(os.getpid()), set[tuple[int, int]]()
+    for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
+        began = started_ticks(pid)
+        if began is None or pid == os.getpid() or assigned(pid) != own:
+            continue
+        theirs = lineage(pid)
+        shared = next((place for place, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
+        if shared is not None and len(theirs) > 1 and theirs[shared] < mine[shared]:
+            older.add((pid, began))
+    return older
 
 
 def job_store_file() -> Path | None:

@@ -21,11 +21,10 @@ from typing import TypeVar
 
 import msgspec
 
-from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import barriers
-from nvrx_slurm.inprocess.barriers import MemberProcess, Noticing, Payload, pack
+from nvrx_slurm.inprocess.barriers import MemberProcess, Noticing, Payload, pack, unpacked
 from nvrx_slurm.inprocess.cycle import CyclePhase, Event, RankCycle
-from nvrx_slurm.inprocess.exception import InternalError, RestartError, StoreError, TimeoutError
+from nvrx_slurm.inprocess.exception import InternalError, RestartError, TimeoutError
 from nvrx_slurm.inprocess.ledger import (
     AnyEntry,
     GroupLedger,
@@ -45,9 +44,6 @@ log = get_logger("inprocess")
 
 LISTEN_S = 600.0
 """How long one read of the log waits; the entry itself wakes it."""
-
-NAMED = 8
-"""How many ranks a message names at most."""
 
 P = TypeVar("P", bound=Payload)
 
@@ -94,22 +90,6 @@ class Group:
         self._listener = threading.Thread(target=self._listen, name="nvrx-listener", daemon=True)
 
     # ---- coming and going
-
-    def check_vacant(self, process: MemberProcess) -> None:
-        """Call this before anything is written to the store. Raises StoreError if another process is this member."""
-        member = self.cycle.member
-        data = self._connection.arrival(barriers.JOIN, member)
-        if data is None or data == pack(process):
-            return
-        try:
-            other = barriers.unpack(data, MemberProcess)
-        except UntrustedRecord:
-            other = MemberProcess(host="an unknown host", pid=0, began=0)
-        raise StoreError(
-            f"rank {member} of this group has joined already: process {other.pid} on {other.host}. Another run uses"
-            " the same store under the same name, or one has ended without clearing it: give each run a name of its"
-            " own (NVRX_INPROCESS_GROUP, the same for all of its ranks)"
-        )
 
     def join(self, process: MemberProcess, lost: Mapping[int, Lost]) -> None:
         """Join, record the members that were lost in earlier calls, and start to listen."""
@@ -216,8 +196,7 @@ class Group:
             if not self._wait_until(has_news, until):
                 here = self._connection.arrivals(barrier.name)
                 missing = [m for m in range(self.ledger.members) if m not in here and m not in self.ledger.lost]
-                names = ", ".join(map(str, missing[:NAMED])) + (", …" if len(missing) > NAMED else "")
-                who = f"rank{'' if len(missing) == 1 else 's'} {names}" if missing else "no rank"
+                who = barriers.missing_ranks(missing)
                 raise TimeoutError(f"waited {barrier.bound_s:g} s for {who} at the barrier {barrier.name}")
 
     def arrivals(self, barrier: str, kind: type[P]) -> dict[int, P]:
@@ -292,12 +271,3 @@ class Group:
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         self._on_heard(before)
-
-
-def unpacked(payloads: Mapping[int, bytes], kind: type[P]) -> dict[int, P]:
-    """Each member's payload. One that cannot be read is left out, as if its member had not arrived."""
-    found = dict[int, P]()
-    for member, data in payloads.items():
-        with contextlib.suppress(UntrustedRecord):
-            found[member] = barriers.unpack(data, kind)
-    return found

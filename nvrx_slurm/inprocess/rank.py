@@ -14,7 +14,7 @@ from typing import Any
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.abort import drop_aborted_groups
 from nvrx_slurm.inprocess.attribution import Interruption, in_words, place_of, stack_of
-from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, Ready
+from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, Ready, unpacked
 from nvrx_slurm.inprocess.cycle import CyclePhase, Event
 from nvrx_slurm.inprocess.environment import RankIdentity, RankVariables
 from nvrx_slurm.inprocess.exception import (
@@ -25,7 +25,7 @@ from nvrx_slurm.inprocess.exception import (
     RestartError,
     TimeoutError,
 )
-from nvrx_slurm.inprocess.group import Barrier, Group, unpacked
+from nvrx_slurm.inprocess.group import Barrier, Group
 from nvrx_slurm.inprocess.interrupter import Interrupter
 from nvrx_slurm.inprocess.ledger import Broken, Completed, Interrupted, IterationOpened, IterationStage, Sealed
 from nvrx_slurm.inprocess.monitor import MonitorProcess

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -15,12 +16,14 @@ from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed
+from nvrx_slurm.inprocess.admission import COMPLETED, LEFT, Admission, RunStarted
+from nvrx_slurm.inprocess.attribution import DEATHS, Interruption
 from nvrx_slurm.inprocess.barriers import MemberProcess
 from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.completion import Completion
 from nvrx_slurm.inprocess.compose import Compose
 from nvrx_slurm.inprocess.environment import launch
-from nvrx_slurm.inprocess.exception import NestedCallError, OptionError, RestartError
+from nvrx_slurm.inprocess.exception import NestedCallError, OptionError, RestartError, StoreError
 from nvrx_slurm.inprocess.finalize import Finalize
 from nvrx_slurm.inprocess.health_check import HealthCheck
 from nvrx_slurm.inprocess.initialize import Initialize
@@ -32,7 +35,7 @@ from nvrx_slurm.inprocess.store import Store
 from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.inprocess.terminate import Terminate
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.processes import started_ticks
+from nvrx_slurm.util.processes import process_space, started_ticks
 
 log = get_logger("inprocess")
 
@@ -146,14 +149,20 @@ class Wrapper:
 
 @dataclass(slots=True)
 class _PastCalls:
-    """The calls of this process in one group, and the members lost in them."""
+    """The calls of this process in one group, and the members lost in them. `run`: the run that they belong to, and
+    `before`: how many calls there were when this process joined it."""
 
     calls: int = 0
     lost: dict[int, Lost] = field(default_factory=dict)
+    run: RunStarted | None = None
+    before: int = 0
 
 
 _histories: dict[str, _PastCalls] = {}
 _running: list[str] = []
+
+_ENDS = DEATHS | {Interruption.UNHEALTHY}
+"""After these a process has ended, or will."""
 
 
 def _call(
@@ -171,18 +180,54 @@ def _call(
         log.warning(
             "store_kwargs: %s ignored: no rank hosts a %s, and it is found or started without them", names, store
         )
-    if own.rank in history.lost:
-        raise RestartError(f"rank {own.rank} has left its group in an earlier call: {history.lost[own.rank].text}")
-    process = MemberProcess(host=own.host, pid=os.getpid(), began=started_ticks(os.getpid()) or 0)
+    process = MemberProcess(
+        host=own.host, pid=os.getpid(), began=started_ticks(os.getpid()) or 0, space=process_space()
+    )
     call = CallWrapper(options, own, history.calls, process)
+    # Before the others wait for this rank: wrong arguments are a TypeError on all of them.
     args, kwargs = inject(function, args, kwargs, call)
+    admission = None
+    if history.run is None or own.rank in history.lost:
+        # Those that left the earlier run alive, this rank among them, may call again; dead ranks cannot.
+        dead = {member: each for member, each in history.lost.items() if each.interruption in _ENDS}
+        if own.rank in dead:
+            raise RestartError(f"rank {own.rank} has left its group in an earlier call: {dead[own.rank].text}")
+        admission = Admission(
+            options.store_factory(**options.store_kwargs),
+            own,
+            process,
+            within_s=options.barrier_timeout.total_seconds(),
+            heartbeat_timeout_s=options.heartbeat_timeout.total_seconds(),
+            interval_s=options.heartbeat_interval.total_seconds(),
+            again=history.run,
+            out=tuple(dead),
+        )
+        history.run, history.before = admission.enter(), history.calls
+        history.lost = {rank: dead.get(rank, _died_before(rank)) for rank in history.run.out}
     history.calls += 1
-    _running.append(function.__name__)
+    _running.append(name)
+    way = None
     try:
-        return call.run(lambda: function(*args, **kwargs), history.lost)  # type: ignore[no-any-return]
+        key = history.run.first + history.calls - 1 - history.before
+        value = call.run(lambda: function(*args, **kwargs), history.lost, key=key)
+        way = COMPLETED
+        return value  # type: ignore[no-any-return]
+    except StoreError:
+        # The store would be waited for once more.
+        raise
+    except BaseException:
+        way = LEFT
+        raise
     finally:
         _running.pop()
         history.lost.update(call.lost)
+        if admission is not None and way is not None and os.getpid() == process.pid:
+            with contextlib.suppress(RestartError):
+                admission.leave(history.run, way, len(history.lost))
+
+
+def _died_before(rank: int) -> Lost:
+    return Lost(iteration=0, member=rank, interruption=Interruption.TERMINATED, text="it died in an earlier call")
 
 
 def inject(

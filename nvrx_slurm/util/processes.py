@@ -14,7 +14,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 _CLOCKS_DIFFER_S = 2.0
-_STATE, _STARTED = 0, 19  # places in `stat_fields`
+_STATE, _PARENT, _STARTED = 0, 1, 19  # places in `stat_fields`
 
 HURRY = signal.SIGUSR2
 """From the batch host to agents: kill your workers now. srun passes this one on, where SIGTERM would have it kill the
@@ -88,6 +88,26 @@ def started_ticks(pid: int) -> int | None:
     """
     fields = stat_fields(pid)
     return None if fields is None else int(fields[_STARTED])
+
+
+def runs(pid: int, began: int) -> bool:
+    """Whether the process of this number that began then (`started_ticks`) still runs; a zombie does not."""
+    fields = stat_fields(pid)
+    return fields is not None and fields[_STATE] not in "ZX" and int(fields[_STARTED]) == began
+
+
+def parent_of(pid: int) -> int | None:
+    """The number of a process's parent; 0 where that is outside of this PID namespace."""
+    fields = stat_fields(pid)
+    return None if fields is None else int(fields[_PARENT])
+
+
+def process_space() -> str:
+    """Where a process id has one meaning: this boot of this machine, and this PID namespace. Empty if unknown."""
+    try:
+        return f"{boot_id()}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 def boot_id() -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import redis
 
 from nvrx_slurm.store.embedded import free_port
 from nvrx_slurm.store.servers import bundled_binary
-from tests.inprocess.logs import until_logged
+from tests.inprocess.logs import WAIT_S, until_logged
 
 READY = "Ready to accept connections"
 LIFETIME_S = 2 * 3600
@@ -50,6 +51,13 @@ class Valkey:
     def end(self) -> None:
         self._process.terminate()
         self._process.wait()
+
+    def until_key(self, *words: str) -> None:
+        """Waits until there is a key whose name has these words, in this order."""
+        deadline = time.monotonic() + WAIT_S
+        with redis.Redis(port=self.port) as client:
+            while not any(client.scan_iter(f"*{'*'.join(words)}*")):
+                assert time.monotonic() < deadline, f"no key has {words}"
 
     def keys(self, *, of: str = "") -> dict[str, int]:
         """Each key whose name has these words, and in how many seconds it expires; -1 if it does not."""

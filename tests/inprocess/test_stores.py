@@ -80,19 +80,6 @@ def test_a_store_that_is_not_there_is_named(start, own_valkey: Valkey) -> None:
         assert (raised.kind, str(own_valkey.port) in raised.text) == ("StoreError", True)
 
 
-def test_keys_of_another_run_are_refused(start, valkey: Valkey, tmp_path: Path) -> None:
-    """A run under the name of one that has died says whose keys it found, and does not take them for its own."""
-    scripts = [Script(folder=str(tmp_path / name), store=("RedisStore", {"url": valkey.url})) for name in "ab"]
-    with start(2, scripts[0]) as first:
-        first.entered([0, 1], 0)
-        first.kill([0, 1])
-        with start(2, scripts[1], name=first.name) as second:
-            for rank in (0, 1):
-                raised = second.expect("raised", rank)
-                assert raised.kind == "StoreError"
-                assert str(first.ranks[rank].pid) in raised.text
-
-
 def test_keys_of_a_run_that_has_completed_are_gone(start, valkey: Valkey, tmp_path: Path) -> None:
     """Another run may have the same name."""
     scripts = [Script(folder=str(tmp_path / name), store=("RedisStore", {"url": valkey.url})) for name in "ab"]

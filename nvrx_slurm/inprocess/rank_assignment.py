@@ -326,5 +326,5 @@ class Tree(RankAssignment):
 
 
 def _key_of(key_or_fn: Key, state: FrozenState) -> str:
-    """The name of this rank's group."""
-    return key_or_fn(state) if callable(key_or_fn) else key_or_fn
+    """The name of this rank's group, as text: other ranks compare it."""
+    return str(key_or_fn(state) if callable(key_or_fn) else key_or_fn)

@@ -9,15 +9,15 @@ import dataclasses
 import enum
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from nvrx_slurm.inprocess.exception import OptionError
 from nvrx_slurm.inprocess.state import FrozenState
 
-Key = str | Callable[[FrozenState], str]
-"""The name of a rank's group, or a function that returns it."""
+Key = Hashable | Callable[[FrozenState], Hashable]
+"""The name of a rank's group, or a function that returns it. What is no text counts as its text."""
 
 
 class LayerFlag(enum.Flag):

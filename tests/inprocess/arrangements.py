@@ -27,7 +27,7 @@ def _shifted() -> RankAssignment:
 def _pairs() -> RankAssignment:
     """Ranks come in pairs, as the GPUs of a host do: one without its other is of no use."""
     by_pair = inprocess.FilterCountGroupedByKey(
-        key_or_fn=lambda state: str(state.initial_rank // 2), condition=lambda count: count == 2
+        key_or_fn=lambda state: state.initial_rank // 2, condition=lambda count: count == 2
     )
     return inprocess.Compose(inprocess.ActivateAllRanks(), inprocess.ShiftRanks(), by_pair)
 

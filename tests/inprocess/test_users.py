@@ -1,0 +1,147 @@
+"""Programs as users write them: what they may wrap, and what a restart leaves of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.inprocess.harness import _FOREIGN, ROOT
+from tests.inprocess.logs import WAIT_S
+
+BEGINNING = """
+import asyncio, functools, os, sys, threading, weakref
+from nvrx_slurm import inprocess
+from nvrx_slurm.inprocess import CallWrapper
+wrapper = inprocess.Wrapper(store_factory=inprocess.store.FileStore, store_kwargs={"path": sys.argv[1]})
+"""
+
+
+def run(program: str, folder: Path, world: int = 1) -> list[tuple[int, str, str]]:
+    """One process for each rank, to its end: its exit code, and what it wrote to standard output and error."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    script = folder / "program.py"
+    script.write_text(BEGINNING + program)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder / "store")],
+            env=ours | {"RANK": str(rank), "WORLD_SIZE": str(world), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        said = [rank.communicate(timeout=WAIT_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    print(said)
+    return [(rank.returncode, *each) for rank, each in zip(ranks, said, strict=True)]
+
+
+MEMORY = """
+class Memory:
+    pass
+
+made, kept = [], []
+
+def read(batch):
+    buffer = Memory()
+    made.append(weakref.ref(buffer))
+    raise KeyError(batch)
+
+def train(call: CallWrapper):
+    print(sum(memory() is not None for memory in made), "alive", flush=True)
+    if call.iteration == 3:
+        return
+    model = Memory()
+    made.append(weakref.ref(model))
+    try:
+        read(call.iteration)
+    except KeyError as error:
+        kept.append(error)
+        raise ValueError("no batch") from error
+
+wrapper(train)()
+"""
+
+
+def test_a_rank_that_failed_enters_again_without_its_memory(tmp_path: Path) -> None:
+    """Neither the frames of its error nor those of the error that led to it keep any, also where they are kept."""
+    [(code, out, _)] = run(MEMORY, tmp_path)
+    assert (code, out.splitlines()) == (0, ["0 alive"] * 4)
+
+
+CALLABLES = """
+def train(steps, call: CallWrapper = None):
+    print("train", steps, type(call).__name__, flush=True)
+
+class Trainer:
+    def __init__(self, steps):
+        self.steps = steps
+
+    def __call__(self, call: CallWrapper):
+        print("trainer", self.steps, type(call).__name__, flush=True)
+
+wrapper(functools.partial(train, 5))()
+wrapper(functools.partial(functools.partial(train), steps=6))()
+wrapper(Trainer(7))()
+wrapper(Trainer(8).__call__)()
+"""
+
+
+def test_whatever_can_be_called_can_be_wrapped(tmp_path: Path) -> None:
+    """A functools.partial and an object with __call__ get their call too."""
+    [(code, out, _)] = run(CALLABLES, tmp_path)
+    assert code == 0
+    ours = "CallWrapper"
+    assert out.splitlines() == [f"train 5 {ours}", f"train 6 {ours}", f"trainer 7 {ours}", f"trainer 8 {ours}"]
+
+
+@pytest.mark.parametrize(
+    "defined",
+    [
+        "async def train(): ...",
+        "async def train(): yield",
+        "def train(): yield",
+        "class Train:\n    async def __call__(self): ...\ntrain = Train()",
+        "async def steps(size): yield\ntrain = functools.partial(steps, 1)",
+    ],
+)
+def test_what_returns_before_it_has_run_is_refused(tmp_path: Path, defined: str) -> None:
+    """Coroutines and generators of all kinds: the first would be complete at once, without a step."""
+    [(code, _, err)] = run(f"{defined}\nwrapper(train)", tmp_path)
+    assert code != 0
+    assert "is a coroutine or a generator; wrap what runs it to its end" in err
+
+
+GROUP = """
+import torch.distributed
+
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.torch", rank=0, world_size=1)
+
+def train(call: CallWrapper):
+    print("train", flush=True)
+
+try:
+    wrapper(train)()
+except inprocess.exception.OptionError as error:
+    print(error, flush=True)
+torch.distributed.destroy_process_group()
+wrapper(train)()
+"""
+
+
+@pytest.mark.torch
+def test_a_process_group_from_before_the_call_is_refused(tmp_path: Path) -> None:
+    """The first restart would destroy it. Without it the call is made."""
+    [(code, out, err)] = run(GROUP, tmp_path)
+    assert code == 0, err
+    refused, trained = out.splitlines()
+    assert "call init_process_group inside of the wrapped function" in refused
+    assert trained == "train"

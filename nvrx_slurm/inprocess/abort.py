@@ -107,6 +107,11 @@ class AbortTransformerEngine(Abort):
         return state
 
 
+def has_process_group() -> bool:
+    """Whether this process has a process group of torch.distributed."""
+    return _distributed() is not None
+
+
 def _distributed() -> Any | None:
     """torch.distributed, if this process has it loaded to its end, and has a process group."""
     distributed = sys.modules.get("torch.distributed")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
-from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed
+from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed, has_process_group
 from nvrx_slurm.inprocess.admission import COMPLETED, LEFT, Admission, RunStarted
 from nvrx_slurm.inprocess.attribution import DEATHS, Interruption
 from nvrx_slurm.inprocess.barriers import MemberProcess
@@ -135,9 +135,9 @@ class Wrapper:
         """
         if not self.options.enabled:
             return function
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        if any(is_lazy(each) for is_lazy in _LAZY for each in (function, _called(function))):
             raise OptionError(
-                f"Wrapper: {function.__name__} is a coroutine or a generator; wrap what runs it to its end"
+                f"Wrapper: {_name(function)} is a coroutine or a generator; wrap what runs it to its end"
             )
 
         @functools.wraps(function)
@@ -165,14 +165,39 @@ _ENDS = DEATHS | {Interruption.UNHEALTHY}
 """After these a process has ended, or will."""
 
 
+_LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that runs when this is called: behind a `functools.partial`, or an object's `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if inspect.isroutine(function) or inspect.isclass(function):
+        return function
+    return type(function).__call__
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """For messages."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
 def _call(
     options: WrapperOptions, function: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> T | None:
-    name = function.__name__
+    name = _name(function)
     if threading.current_thread() is not threading.main_thread():
         raise NestedCallError(f"{name} must be called in the main thread: restarts are delivered there")
     if _running:
         raise NestedCallError(f"{name} was called inside of {_running[-1]}, which is wrapped too: wrap one of them")
+    if has_process_group():
+        raise OptionError(
+            f"{name} was called with a process group of torch.distributed, which the first restart would destroy:"
+            " call init_process_group inside of the wrapped function, and destroy_process_group before another call"
+        )
     own = launch()
     history = _histories.setdefault(own.group, _PastCalls())
     if options.ignored and own.rank == history.calls == 0:  # once in a group
@@ -243,7 +268,7 @@ def inject(
     except ValueError:  # a builtin without a signature
         return args, dict(kwargs)
     try:
-        hints = typing.get_type_hints(inspect.unwrap(function))
+        hints = typing.get_type_hints(_called(function))
     except Exception:
         # An annotation may name what exists for a type checker only: then the text of the annotations counts.
         hints = {}

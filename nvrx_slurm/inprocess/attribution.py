@@ -83,3 +83,18 @@ def stack_of(error: BaseException) -> str:
 def clean(text: str) -> str:
     """The text with lone surrogates escaped: JSON cannot carry those, which a path that is not UTF-8 has."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def clear_frames(error: BaseException) -> None:
+    """Drop the local variables of all frames that an error has passed through, and those of the errors that led to
+    it: its causes, its contexts, and the members of its groups."""
+    seen, left = set[int](), [error]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        traceback.clear_frames(each.__traceback__)
+        left += filter(None, (each.__cause__, each.__context__))
+        if isinstance(each, BaseExceptionGroup):
+            left += each.exceptions

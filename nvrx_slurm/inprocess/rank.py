@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import gc
 import os
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.abort import drop_aborted_groups
-from nvrx_slurm.inprocess.attribution import Interruption, in_words, place_of, stack_of
+from nvrx_slurm.inprocess.attribution import Interruption, clear_frames, in_words, place_of, stack_of
 from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, Ready, unpacked
 from nvrx_slurm.inprocess.cycle import CyclePhase, Event
 from nvrx_slurm.inprocess.environment import RankIdentity, RankVariables
@@ -249,11 +248,12 @@ class Rank:
         except Exception as failure:
             raise failure from (failure.__cause__ or error)
         self.unfit = False
-        # The frames of the function's traceback may hold memory, and communicators that are aborted.
-        error = self.state.fn_exception
+        # The frames of the function's traceback may hold memory, and communicators that are aborted; so may those of
+        # the errors that led to it, and of a caller that keeps the error.
         if error is not None:
-            traceback.clear_frames(error.__traceback__)
+            clear_frames(error)
         self.state.fn_exception = None
+        # Nothing here may hold the error while its frames are collected.
         self.value = error = None
         gc.collect()
         drop_aborted_groups()

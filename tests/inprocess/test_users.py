@@ -44,6 +44,39 @@ def run(program: str, folder: Path, world: int = 1) -> list[tuple[int, str, str]
     return [(rank.returncode, *each) for rank, each in zip(ranks, said, strict=True)]
 
 
+MEMORY = """
+class Memory:
+    pass
+
+made, kept = [], []
+
+def read(batch):
+    buffer = Memory()
+    made.append(weakref.ref(buffer))
+    raise KeyError(batch)
+
+def train(call: CallWrapper):
+    print(sum(memory() is not None for memory in made), "alive", flush=True)
+    if call.iteration == 3:
+        return
+    model = Memory()
+    made.append(weakref.ref(model))
+    try:
+        read(call.iteration)
+    except KeyError as error:
+        kept.append(error)
+        raise ValueError("no batch") from error
+
+wrapper(train)()
+"""
+
+
+def test_a_rank_that_failed_enters_again_without_its_memory(tmp_path: Path) -> None:
+    """Neither the frames of its error nor those of the error that led to it keep any, also where they are kept."""
+    [(code, out, _)] = run(MEMORY, tmp_path)
+    assert (code, out.splitlines()) == (0, ["0 alive"] * 4)
+
+
 CALLABLES = """
 def train(steps, call: CallWrapper = None):
     print("train", steps, type(call).__name__, flush=True)

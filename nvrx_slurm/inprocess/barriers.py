@@ -39,6 +39,14 @@ def notice(iteration: int) -> str:
     return f"notice:{iteration}"
 
 
+def atomic(iteration: int) -> str:
+    """Those whose restart waits for the end of an atomic part, with `OPEN`; and with nothing once it has ended."""
+    return f"atomic:{iteration}"
+
+
+OPEN = b"open"
+
+
 def complete(iteration: int) -> str:
     """All active ranks have returned."""
     return f"complete:{iteration}"

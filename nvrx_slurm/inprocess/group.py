@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -50,12 +50,18 @@ P = TypeVar("P", bound=Payload)
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Where a rank waits for others, at most `bound_s`: for how many, and what to propose once they have arrived."""
+    """Where a rank waits for others, at most `bound_s`: for how many, and what to propose once they have arrived.
+
+    `atomic`: the barrier of those that are in an atomic part. As long as one of them is missing here, the bound does
+    not count; `extended` is called each time it has passed.
+    """
 
     name: str
     bound_s: float
     expected: Callable[[GroupLedger], int]
     close: Callable[[Mapping[int, bytes]], AnyEntry]
+    atomic: str = ""
+    extended: Callable[[], None] = lambda: None
 
 
 class Group:
@@ -197,7 +203,22 @@ class Group:
                 here = self._connection.arrivals(barrier.name)
                 missing = [m for m in range(self.ledger.members) if m not in here and m not in self.ledger.lost]
                 who = barriers.missing_ranks(missing)
+                if barrier.atomic and self._in_atomic(barrier.atomic, missing):
+                    # Its monitor kills it if it makes no progress there: then it is lost, and no longer missing.
+                    log.info("waited %g s for %s, in an atomic part: waits on", barrier.bound_s, who)
+                    until = time.monotonic() + barrier.bound_s
+                    barrier.extended()
+                    continue
                 raise TimeoutError(f"waited {barrier.bound_s:g} s for {who} at the barrier {barrier.name}")
+
+    def _in_atomic(self, barrier: str, missing: Collection[int]) -> bool:
+        here = self._connection.arrivals(barrier)
+        return any(here.get(member) == barriers.OPEN for member in missing)
+
+    def tell_atomic(self, iteration: int, payload: bytes) -> None:
+        """From the interrupter: this rank's restart waits for the end of an atomic part, or does so no longer."""
+        with contextlib.suppress(RestartError), contextlib.closing(self._connect()) as connection:
+            connection.arrive(barriers.atomic(iteration), self.cycle.member, payload)
 
     def arrivals(self, barrier: str, kind: type[P]) -> dict[int, P]:
         """From the main thread or the listener: the members that have arrived at a barrier, with their payloads."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.abort import Abort
 from nvrx_slurm.inprocess.cycle import CyclePhase, Event
 from nvrx_slurm.inprocess.group import Group
@@ -60,7 +61,16 @@ class Interrupter:
                 CyclePhase.INTERRUPTED, within_s=self._last_call_s
             ):
                 self._group.feed(Event.LAST_CALL_OVER)
-            with self._region.held():
+            iteration, waited = self._group.cycle.iteration, False
+
+            def tell() -> None:
+                nonlocal waited
+                waited = True
+                self._group.tell_atomic(iteration, barriers.OPEN)
+
+            with self._region.held(tell):
+                if waited:
+                    self._group.tell_atomic(iteration, b"")
                 self._stamps.expect_end()
                 if self._abort is not None:
                     try:

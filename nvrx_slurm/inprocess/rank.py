@@ -106,7 +106,9 @@ class Rank:
         self.state.iteration = self.group.ledger.iteration
         published = self.options.rank_assignment.publish(self.state.freeze())
         here = Ready(rank=_number(self.state), published=tuple(published))
-        self.group.arrive(self._barrier(barriers.ready(self.state.iteration), self._seal), here)
+        barrier = self._barrier(barriers.ready(self.state.iteration), self._seal)
+        in_atomic = barriers.atomic(self.state.iteration - 1)
+        self.group.arrive(dataclasses.replace(barrier, atomic=in_atomic, extended=self._begin_restart), here)
 
     def _seal(self, here: Mapping[int, bytes]) -> Sealed:
         iteration, world_size = self.state.iteration, self.state.world_size

@@ -177,9 +177,10 @@ class Region:
         """A block that no restart cuts, in any thread; it nests. Waits to enter while the blocks are held."""
         return self._blocks
 
-    def held(self) -> contextlib.AbstractContextManager[None]:
-        """Wait until no atomic block is open, and keep new ones out until this ends."""
-        return self._blocks.held()
+    def held(self, on_wait: Callable[[], None] = lambda: None) -> contextlib.AbstractContextManager[None]:
+        """Wait until no atomic block is open, and keep new ones out until this ends. `on_wait` is called first if
+        one is open."""
+        return self._blocks.held(on_wait)
 
     def ask(self) -> None:
         """From another thread: have `on_signal` called in the main one as soon as that runs Python again."""
@@ -280,13 +281,16 @@ class AtomicBlocks:
         self._end_deferral(me)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Wait until no block is open, and let none open until this ends. Not from inside of one."""
         with self._changed:
             if not self._holders:
                 self._released = SignalSafeEvent()
             self._holders += 1
+            must_wait = self._open > 0
         try:
+            if must_wait:
+                on_wait()
             with self._changed:
                 self._changed.wait_for(lambda: not self._open)
             yield

@@ -121,6 +121,21 @@ def test_abort_waits_for_an_atomic_part(start) -> None:
         group.order_all([0, 1], 1, "return")
 
 
+def test_a_long_atomic_part_costs_nobody_its_place(start) -> None:
+    """The others wait beyond the barrier's bound for the end of a part that makes progress."""
+    bounds = {"soft_timeout": 4.0, "hard_timeout": 6.0, "heartbeat_timeout": 6.0, "barrier_timeout": 7.0}
+    with start(3, options=bounds) as group:
+        group.entered([0, 1, 2], 0)
+        group.order(1, 0, "atomic")
+        group.expect("atomic", 1)
+        group.order(0, 0, "raise")
+        for rank in (0, 2):
+            group.until_logged(rank, "in an atomic part: waits on")
+        group.order(1, 0, "leave")
+        group.entered([0, 1, 2], 1, world_size=3)
+        group.order_all([0, 1, 2], 1, "return")
+
+
 def test_what_the_function_handles_is_its_own(start) -> None:
     """An exception that does not leave the function restarts nothing."""
     with start(2) as group:

@@ -268,9 +268,13 @@ class SimulatedRegion:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         with self._changed:
             self._holders += 1
+            must_wait = self._open > 0
+        if must_wait:
+            on_wait()
+        with self._changed:
             self._changed.wait_for(lambda: not self._open)
         try:
             yield

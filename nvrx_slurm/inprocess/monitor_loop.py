@@ -184,7 +184,15 @@ class MonitorLoop:
         """What the guard decides about the rank's silence."""
         now = time.monotonic()
         silent_s = self._stamps.silent_s(time.monotonic_ns())
-        self._guard, act = look(self._guard, self._bounds, self._watched, now, silent_s)
+        guard, act = look(self._guard, self._bounds, self._watched, now, silent_s)
+        if guard.pending_kill is not None and self._guard.pending_kill is None:
+            # Before the stamps are read again: a rank that goes on stamps first, and reads this then. So either it
+            # sees that it is about to be killed, or its progress is seen here, and it is not.
+            self._stamps.kill_pending = True
+            if self._stamps.silent_s(time.monotonic_ns()) < self._bounds.hard_s:
+                self._stamps.kill_pending = False
+                return
+        self._guard = guard
         match act:
             case SendSignals(signals=signals, why=why):
                 names = ", ".join(number.name for number in signals)
@@ -220,6 +228,7 @@ class MonitorLoop:
             self._order_kill(self._ends.get(), 0.0)
 
     def _order_kill(self, lost: Lost, grace_s: float) -> None:
+        self._stamps.kill_pending = True
         self._guard = self._guard.with_kill(lost, time.monotonic() + grace_s)
 
 

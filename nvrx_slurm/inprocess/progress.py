@@ -14,13 +14,14 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-ITERATION, AUTOMATIC, MANUAL, SUSPENDED, ENDING = range(5)
-CELLS = 5
+ITERATION, AUTOMATIC, MANUAL, SUSPENDED, ENDING, KILL_PENDING = range(6)
+CELLS = 6
 CELL_BYTES = 8
 
 
 class ProgressStamps:
-    """The rank writes, its monitor reads; times are nanoseconds of CLOCK_MONOTONIC, one clock for a host.
+    """The rank writes, its monitor reads (`kill_pending` the other way round); times are nanoseconds of
+    CLOCK_MONOTONIC, one clock for a host.
 
     Only these words are shared, and no lock. So the monitor can also read those of a rank that is stopped, or whose
     GIL is held. `fd` is for the monitor to inherit, and belongs to this object. After `close` stamps are dropped, so
@@ -98,6 +99,16 @@ class ProgressStamps:
                     self.manual()
             self._suspensions = max(0, self._suspensions - 1)
             self._cells[SUSPENDED] = self._suspensions
+
+    @property
+    def kill_pending(self) -> bool:
+        """Whether the monitor is about to end the rank's process. The monitor writes it, the rank reads it: it must
+        not go on to another iteration, only to be killed there."""
+        return bool(self._cells[KILL_PENDING])
+
+    @kill_pending.setter
+    def kill_pending(self, is_pending: bool) -> None:
+        self._cells[KILL_PENDING] = is_pending
 
     @property
     def iteration(self) -> int:

@@ -42,6 +42,17 @@ log = get_logger("inprocess")
 _BEFORE_ABORT = (CyclePhase.RUNNING, CyclePhase.COMPLETING, CyclePhase.INTERRUPTED)
 
 
+_ONWARD = (
+    CyclePhase.RECOVERING,
+    CyclePhase.SYNCHRONISING,
+    CyclePhase.REASSIGNING,
+    CyclePhase.OVERTAKEN,
+    CyclePhase.RE_ENTERING,
+    CyclePhase.RUNNING,
+)
+"""Where a rank goes on to another iteration."""
+
+
 class ForkedChild(BaseException):
     """The function was left in a process that it has forked: that process is no rank, and reports nothing."""
 
@@ -89,6 +100,9 @@ class Rank:
         group = self.group
         try:
             while (phase := group.phase) is not CyclePhase.LEAVING:
+                if phase in _ONWARD and self.stamps.kill_pending:
+                    self.unfit = True
+                    raise RestartError("this rank made no progress, and its monitor is about to end its process")
                 steps[phase]()
         finally:
             self._restart.close()

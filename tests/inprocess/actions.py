@@ -190,6 +190,12 @@ def hold_gil_deaf() -> None:
     hold_gil()
 
 
+def hold_gil_until_terminated() -> None:
+    """A C library that holds the interpreter until SIGTERM interrupts it, and then goes on as if nothing had been."""
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    ctypes.PyDLL(None).pause()
+
+
 def exit_when_restarted(ready: Callable[[], None]) -> NoReturn:
     """Report to end at a moment when the group restarts anyway."""
     try:
@@ -240,6 +246,18 @@ def swallow_in_del(ready: Callable[[], None]) -> None:
     threading.Event().wait()
 
 
+def wait_in_finalizers(ready: Callable[[], None]) -> None:
+    """Make and drop objects whose finalizers wait: the main thread is hardly ever outside of them."""
+
+    class Waits:
+        def __del__(self) -> None:
+            threading.Event().wait(0.5)
+
+    ready()
+    while True:
+        Waits()
+
+
 def replace_by_own(ready: Callable[[], None]) -> None:
     """Turn what comes into the user's own exception."""
     try:
@@ -276,6 +294,7 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "block in read": block_in_read,
     "hold gil": hold_gil,
     "hold gil deaf": hold_gil_deaf,
+    "hold gil until terminated": hold_gil_until_terminated,
 }
 
 WHEN_RESTARTED: dict[str, Callable[[Callable[[], None]], None]] = {
@@ -285,6 +304,7 @@ WHEN_RESTARTED: dict[str, Callable[[Callable[[], None]], None]] = {
     "swallow for ever": swallow_for_ever,
     "swallow in del": swallow_in_del,
     "replace": replace_by_own,
+    "wait in finalizers": wait_in_finalizers,
 }
 """What a rank makes of a restart that another one is the cause of."""
 

@@ -39,6 +39,15 @@ SOFT = [
 
 HARD = [
     Scenario(
+        "a rank that is about to be killed does not go on",
+        3,
+        ("012", "02"),
+        (fault(1, "fn", "hold gil until terminated"),),
+        {1: "RestartError"},
+        frozenset({"soft_timeout", "hard_timeout"}),
+        HASTY | {"termination_grace_time": 30.0},
+    ),
+    Scenario(
         "a stopped rank is killed",
         2,
         ("01", "0"),

@@ -19,7 +19,7 @@ from nvrx_slurm.inprocess.attribution import Interruption, in_words
 from nvrx_slurm.inprocess.barriers import MemberProcess, Noticing
 from nvrx_slurm.inprocess.cycle import CyclePhase, Event, RankCycle
 from nvrx_slurm.inprocess.environment import RankIdentity, RankVariables, watchdog_method
-from nvrx_slurm.inprocess.exception import RankDiscarded, RankShouldRestart
+from nvrx_slurm.inprocess.exception import RankDiscarded, RankShouldRestart, StoreError
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.interrupter import Interrupter
 from nvrx_slurm.inprocess.ledger import GroupLedger, IterationStage, Lost
@@ -249,7 +249,8 @@ class CallWrapper:
             self._monitor.terminate_within(lost, self._options.termination_grace_time.total_seconds())
             # The monitor stays until this process has ended.
             self._monitored.pop_all()
-        else:
+        elif not isinstance(error, StoreError):
+            # Where the store is gone it would be waited for once more, and the lease would end meanwhile.
             self._group.propose_loss(lost)
         self._rank.state.mode = Mode.TERMINATED
         if self._options.terminate is not None:

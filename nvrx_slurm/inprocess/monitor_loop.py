@@ -39,7 +39,7 @@ from nvrx_slurm.inprocess.monitor_guard import (
     WatchedRank,
     look,
 )
-from nvrx_slurm.inprocess.monitor_heartbeats import HeartbeatLease, LogWriter
+from nvrx_slurm.inprocess.monitor_heartbeats import SHARE, HeartbeatLease, LogWriter
 from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import started_ticks, stat_fields
@@ -169,7 +169,7 @@ class MonitorLoop:
                     "process %d is killed: no heartbeat has reached the store for %.3g s, and the others go on"
                     " without it",
                     self._process.pid,
-                    self._options.heartbeat_timeout_s - self._lease.left_s,
+                    SHARE * self._options.heartbeat_timeout_s - self._lease.left_s,
                 )
                 self._log_handler.finish()
                 os._exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import inspect
 import pickle
@@ -36,6 +37,10 @@ _LESS = (
 
 _OF_A_HOST = {"host_name", "port", "world_size", "timeout", "wait_for_workers", "multi_tenant", "use_libuv"}
 """The arguments of nvidia_resiliency_ext's TCPStore, which rank 0 hosts. Here no rank hosts the store."""
+
+PATIENCE_SHARE = 1 / 3
+"""Of the heartbeat timeout: the longest patience. A rank that cannot reach the store raises StoreError within one and
+a half times its patience; its lease, after which it is killed, ends after three quarters of the timeout."""
 
 _MAY_BE_ZERO = ("last_call_wait", "termination_grace_time")
 
@@ -112,12 +117,32 @@ class WrapperOptions:
             pickle.dumps(dict(self.store_kwargs))
         except Exception as error:
             yield f"store_kwargs must be picklable, since the monitor process gets them too: {error}", "store_kwargs"
+        patience = self.store_kwargs.get("patience")
+        if isinstance(patience, datetime.timedelta) and patience > self.heartbeat_timeout * PATIENCE_SHARE:
+            seen = f"{patience.total_seconds():g} s and {self.heartbeat_timeout.total_seconds():g} s"
+            yield (
+                "the patience in store_kwargs must be at most a third of heartbeat_timeout, since a rank without"
+                f" heartbeats is killed soon after that; they are {seen}",
+                "store_kwargs",
+                "heartbeat_timeout",
+            )
         accepted = inspect.signature(self.store_factory)
         try:
             accepted.bind(**self.store_kwargs)
         except TypeError as error:
             takes = ", ".join(accepted.parameters)
             yield f"store_kwargs: {error}; {self.store_factory.__name__} takes {takes}", "store_kwargs"
+
+
+def with_patience(options: WrapperOptions) -> WrapperOptions:
+    """The options with a patience that goes with the heartbeat timeout, where the store takes one and none is
+    named."""
+    parameter = inspect.signature(options.store_factory).parameters.get("patience")
+    default = None if parameter is None else parameter.default
+    if not isinstance(default, datetime.timedelta) or "patience" in options.store_kwargs:
+        return options
+    patience = min(default, options.heartbeat_timeout * PATIENCE_SHARE)
+    return dataclasses.replace(options, store_kwargs={**options.store_kwargs, "patience": patience})
 
 
 def without_host(store_factory: type[Store], store_kwargs: object) -> tuple[Any, frozenset[str]]:

@@ -119,7 +119,7 @@ class FileConnection(Connection):
     def append(self, entry: bytes, after: int) -> bool:
         with self._growing("log") as (file, entries):
             if after > len(entries):
-                raise StoreError(f"{self._folder} has lost its first {after} entries: was it removed?")
+                raise self._lost(after)
             if after == len(entries):
                 write_all(file, _HEAD.pack(len(entry)) + entry)
                 return True
@@ -129,7 +129,10 @@ class FileConnection(Connection):
         deadline = time.monotonic() + wait_s
         while True:
             with self._usable():
-                entries = self._entries("log")[after:]
+                log = self._entries("log")
+            if len(log) < after:
+                raise self._lost(after)
+            entries = log[after:]
             left_s = deadline - time.monotonic()
             if entries or left_s <= 0:
                 return entries
@@ -223,6 +226,9 @@ class FileConnection(Connection):
             yield
         except OSError as error:  # a TimeoutError too
             raise StoreError(f"the store in {self._folder} cannot be used: {error}") from None
+
+    def _lost(self, after: int) -> StoreError:
+        return StoreError(f"{self._folder} has lost its first {after} entries: was it removed?")
 
     def _entries(self, name: str) -> list[bytes]:
         file = self._open(name)

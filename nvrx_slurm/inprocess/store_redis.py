@@ -28,7 +28,13 @@ from nvrx_slurm.util.redis_url import RedisUrl, parse_redis_url
 log = get_logger("inprocess")
 
 BLOCK_S = 10.0
-"""How long one read waits at the server. A frozen server is noticed after this time and `ANSWER_S`."""
+"""How long one read waits at the server, if a quarter of the patience is not less. Each read looks first whether the
+log is still there: so a server that was frozen, or that came back without its data, is noticed within that time."""
+
+NOTICE_SHARE = 0.25
+"""Of the patience: how long a server may wait before it answers a read, and how long any answer may take."""
+
+LEAST_ANSWER_S = 0.5
 
 KEEP_S = 3600
 """How long the keys of a call outlive its last heartbeat."""
@@ -137,9 +143,10 @@ class RedisConnection(Connection):
             where,
             patience_s=patience_s,
             log=log,
-            answer_s=min(ANSWER_S, patience_s),
+            answer_s=min(ANSWER_S, patience_s, max(LEAST_ANSWER_S, NOTICE_SHARE * patience_s)),
             expected=PLACE_IS_TAKEN,
         )
+        self._block_s = min(BLOCK_S, NOTICE_SHARE * patience_s)
         self._renew_s = renew_s
         self._renew_at = time.monotonic() + renew_s
 
@@ -148,7 +155,9 @@ class RedisConnection(Connection):
 
     def _ask(self, *commands: Command, wait_s: float = 0.0) -> list[Any]:
         try:
-            return self._client.ask(*commands, wait_s=wait_s)
+            # The patience counts from when the answer was due: the server may have been away since then.
+            retry = self._client.retry(began=time.monotonic() + wait_s) if wait_s else None
+            return self._client.ask(*commands, wait_s=wait_s, retry=retry)
         except ClientClosed:
             raise Cancelled from None
         except (StoreUnreachable, CommandRefused) as error:
@@ -174,10 +183,13 @@ class RedisConnection(Connection):
         deadline = time.monotonic() + wait_s
         self._renew_if_due()
         while True:
-            left_s = min(deadline - time.monotonic(), BLOCK_S)
+            left_s = min(deadline - time.monotonic(), self._block_s)
             block: Command = ["BLOCK", max(1, int(left_s * 1000))] if left_s > 0 else []
             command = ["XREAD", *block, "STREAMS", self._keys.log, f"{after}-0"]
-            [streams] = self._ask(command, wait_s=max(left_s, 0.0))
+            # In one request: where the connection ends, both are asked of the server that answers then.
+            is_there, streams = self._ask(["EXISTS", self._keys.log], command, wait_s=max(left_s, 0.0))
+            if after and not is_there:
+                raise self._lost(after)
             if streams:
                 items = streams[0][1]
                 # A gap: entries were lost, and other ones were written after them.

@@ -29,6 +29,9 @@ from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
 
 DESCRIPTORS = Path("/proc/self/fd")
 
+BLOCK_S = 5.0
+"""How long one read waits at the server."""
+
 _connecting = threading.Lock()
 
 
@@ -80,14 +83,14 @@ class TCPConnection(Connection):
     def append(self, entry: bytes, after: int) -> bool:
         key = self._key("log", after)
         with self._answering() as store:
-            if after and not store.check([self._key("log", after - 1)]):
-                raise StoreError(f"the TCPStore at {self._where} has lost {self._prefix}log, of {after} entries")
+            self._check_log(store, after)
             return bool(store.compare_set(key, "", entry) == entry)
 
     def read(self, after: int, wait_s: float) -> list[bytes]:
         deadline, entries = time.monotonic() + wait_s, list[bytes]()
         while True:
             with self._answering() as store:
+                self._check_log(store, after)
                 while store.check([self._key("log", after + len(entries))]):
                     entries.append(store.get(self._key("log", after + len(entries))))
             left_s = deadline - time.monotonic()
@@ -95,7 +98,8 @@ class TCPConnection(Connection):
                 return entries
             with self._answering() as store:
                 try:
-                    store.wait([self._key("log", after)], datetime.timedelta(seconds=left_s))
+                    # Not for long: the log may be lost meanwhile, and no entry comes then.
+                    store.wait([self._key("log", after)], datetime.timedelta(seconds=min(left_s, BLOCK_S)))
                 except RuntimeError as error:
                     if "timeout" not in str(error):
                         raise
@@ -170,6 +174,10 @@ class TCPConnection(Connection):
             self._socket.close()
 
     # ---- how
+
+    def _check_log(self, store: Any, after: int) -> None:
+        if after and not store.check([self._key("log", after - 1)]):
+            raise StoreError(f"the TCPStore at {self._where} has lost {self._prefix}log, of {after} entries")
 
     def _key(self, *parts: object) -> str:
         return self._prefix + "/".join(map(str, parts))

@@ -28,7 +28,7 @@ from nvrx_slurm.inprocess.finalize import Finalize
 from nvrx_slurm.inprocess.health_check import HealthCheck
 from nvrx_slurm.inprocess.initialize import Initialize
 from nvrx_slurm.inprocess.ledger import Lost
-from nvrx_slurm.inprocess.options import WrapperOptions, without_host
+from nvrx_slurm.inprocess.options import WrapperOptions, with_patience, without_host
 from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks
 from nvrx_slurm.inprocess.rank_filter import RankFilter
 from nvrx_slurm.inprocess.store import Store
@@ -119,7 +119,7 @@ class Wrapper:
         given["store_kwargs"], given["ignored"] = without_host(store_factory, own_kwargs)
         if rank_assignment is None:
             given["rank_assignment"] = Compose(ActivateAllRanks(), ShiftRanks())
-        self.options = WrapperOptions(**given)
+        self.options = with_patience(WrapperOptions(**given))
 
     @overload
     def __call__(self, function: Callable[Concatenate[CallWrapper, A], T]) -> Callable[A, T | None]: ...

@@ -219,9 +219,9 @@ class RetryingRedis:
         self.asked_again = False
         _clients.add(self)
 
-    def retry(self) -> StoreRetry:
-        """For calls that share one patience."""
-        return StoreRetry(self._where, self._patience_s, embedded=self._embedded)
+    def retry(self, began: float | None = None) -> StoreRetry:
+        """For calls that share one patience, which counts from `began`, or from the first failure."""
+        return StoreRetry(self._where, self._patience_s, embedded=self._embedded, began=began)
 
     def ask(
         self, *commands: Command, wait_s: float = 0.0, until: float = math.inf, retry: StoreRetry | None = None

@@ -186,6 +186,19 @@ def test_what_is_cleared_is_gone(shared: Shared, connection: Connection) -> None
     assert other_call.read(0, 0.0) == [b"kept"]
 
 
+def test_a_reader_of_a_log_that_is_lost_is_told(shared: Shared, connection: Connection) -> None:
+    """Also while it waits for the next entry, which will never come."""
+    reader = shared.connect()
+    for place in range(2):
+        assert connection.append(b"%d" % place, place)
+    waiting = in_thread(lambda: reader.read(2, LONG_S), "reader")
+    connection.clear()
+    with pytest.raises(StoreError, match="lost"):
+        waiting.result(DEADLINE_S)
+    with pytest.raises(StoreError, match="lost"):
+        connection.read(2, 0.0)
+
+
 def test_clearing_twice_does_no_harm(shared: Shared, connection: Connection) -> None:
     """Two may find that they are the last."""
     connection.append(b"one", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -48,8 +49,17 @@ class Valkey:
         self._process.kill()
         self._process.wait()
 
+    def lose(self) -> None:
+        """It goes on without anything that it had."""
+        with redis.Redis(port=self.port) as client:
+            client.flushall()
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
     def end(self) -> None:
         self._process.terminate()
+        self._process.send_signal(signal.SIGCONT)
         self._process.wait()
 
     def until_key(self, *words: str) -> None:

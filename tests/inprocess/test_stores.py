@@ -72,6 +72,29 @@ def test_a_store_that_never_comes_back_ends_the_call(start, own_valkey: Valkey) 
         assert [group.expect("raised", rank).kind for rank in (0, 1)] == ["StoreError", "StoreError"]
 
 
+@pytest.mark.parametrize("loss", ["lost", "killed", "frozen"])
+def test_a_store_that_is_gone_ends_the_call_of_all(start, own_valkey: Valkey, loss: str) -> None:
+    """Each rank leaves the function, where it waits for nothing of the store, with a StoreError: none is killed."""
+    with start(3, store=("RedisStore", {"url": own_valkey.url})) as group:
+        group.entered([0, 1, 2], 0)
+        match loss:
+            case "lost":
+                own_valkey.lose()
+            case "killed":
+                own_valkey.kill()
+            case "frozen":
+                own_valkey.freeze()
+        assert [group.expect("raised", rank).kind for rank in range(3)] == ["StoreError"] * 3
+
+
+def test_a_store_of_files_that_is_removed_ends_the_call_of_all(start, tmp_path: Path) -> None:
+    """Its folder is made again, but what the group had agreed on is gone."""
+    with start(2, store=("FileStore", {"path": str(tmp_path / "store")})) as group:
+        group.entered([0, 1], 0)
+        (tmp_path / "store").rename(tmp_path / "elsewhere")
+        assert [group.expect("raised", rank).kind for rank in (0, 1)] == ["StoreError"] * 2
+
+
 def test_a_store_that_is_not_there_is_named(start, own_valkey: Valkey) -> None:
     """A call does not begin without its store; the error says where it was looked for."""
     own_valkey.kill()

@@ -54,10 +54,12 @@ class MemoryConnection(Connection):
     def read(self, after: int, wait_s: float) -> list[bytes]:
         deadline = time.monotonic() + wait_s
         with self._using() as call:
-            while len(call.log) <= after and not self._cancelled:
+            while len(call.log) == after and not self._cancelled:
                 if not call.changed.wait(deadline - time.monotonic()):
                     break
             self._check()
+            if len(call.log) < after:
+                raise StoreError(f"the log has lost its first {after} entries")
             return call.log[after:]
 
     def arrive(self, barrier: str, member: int, payload: bytes = b"") -> int:
@@ -85,6 +87,7 @@ class MemoryConnection(Connection):
     def clear(self) -> None:
         with self._using() as call:
             call.clear()
+            call.changed.notify_all()
 
     def cancel(self) -> None:
         with self._call.changed:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from nvrx_slurm.errors import MalformedRecord
+from nvrx_slurm.inprocess import store_tcp
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.ledger import Lost
 from nvrx_slurm.inprocess.monitor import (
@@ -55,6 +56,7 @@ def serve(start_file: IO[bytes]) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
     control = socket.socket(fileno=int(pickle.load(start_file)))
+    store_tcp.only_store_of_torch()
     try:
         with start_file:
             start: Start = pickle.load(start_file)

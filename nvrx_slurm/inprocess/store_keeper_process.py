@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from nvrx_slurm.inprocess import store_tcp
 from nvrx_slurm.inprocess.store_keeper import TORCH, VALKEY, HostedStore, take
 from nvrx_slurm.store.embedded import EmbeddedStore, new_socket_name
 from nvrx_slurm.util.files import write_private
@@ -140,7 +140,8 @@ class KeptTorchStore:
         return connections(self.port)
 
     async def start(self) -> None:
-        host = importlib.import_module("torch.distributed").TCPStore
+        store_tcp.only_store_of_torch()
+        host = store_tcp.torch_store_class()
         descriptor = self._listener.detach()
         self._store = host(LOOPBACK, self.port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
 

@@ -15,10 +15,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib
+import importlib.util
 import os
 import socket
+import sys
 import threading
 import time
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,16 +60,53 @@ class TCPStore(Store):
 
     def connect(self, group: str, call: int) -> TCPConnection:
         # First: this import takes seconds, and a keeper ends when no rank connects for that long.
-        try:
-            client = importlib.import_module("torch.distributed").TCPStore
-        except ModuleNotFoundError as error:
-            raise OptionError(f"TCPStore needs torch ({error}): install it, or use RedisStore or FileStore") from None
+        client = torch_store_class()
         address = self._named or environment.torchrun_store()
         if address is None:
             from nvrx_slurm.inprocess.store_keeper import TORCH, hosted
 
             address = "127.0.0.1", hosted(TORCH, group, patience_s=self._patience.total_seconds()).port
         return TCPConnection(client, *address, f"nvrx/{group}/{call}/", patience=self._patience)
+
+
+_only_store = False
+
+
+def only_store_of_torch() -> None:
+    """For a process of this package's own, before the first `torch_store_class`: no other part of torch is used here.
+    See docs/decisions/0051-torch-without-its-python.md."""
+    global _only_store
+    _only_store = True
+
+
+def torch_store_class() -> Any:
+    """torch's TCPStore. Raises OptionError without torch."""
+    try:
+        if _only_store and "torch" not in sys.modules and (store := _from_library()) is not None:
+            return store
+        return importlib.import_module("torch.distributed").TCPStore
+    except ModuleNotFoundError as error:
+        raise OptionError(f"TCPStore needs torch ({error}): install it, or use RedisStore or FileStore") from None
+
+
+def _from_library() -> Any | None:
+    """The class from torch's C++ library, without torch's Python modules: they take a hundred times as long to import
+    as the library to load. None where this torch does not let itself be loaded in that way."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.submodule_search_locations is None:
+        return None
+    # In the place of the packages whose `__init__` is not to run: the library looks both up by name.
+    for name, path in (("torch", ""), ("torch.distributed", "distributed")):
+        package = sys.modules[name] = types.ModuleType(name)
+        package.__path__ = [str(Path(place) / path) for place in spec.submodule_search_locations]
+    try:
+        library = importlib.import_module("torch._C")
+        library._c10d_init()
+        return library._distributed_c10d.TCPStore
+    except (ImportError, AttributeError):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+            del sys.modules[name]
+        return None
 
 
 class TCPConnection(Connection):

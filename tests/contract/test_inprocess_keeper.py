@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 from nvrx_slurm.inprocess import store_keeper
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store import Connection
-from nvrx_slurm.inprocess.store_keeper import VALKEY, HostedStore, hosted
+from nvrx_slurm.inprocess.store_keeper import TORCH, VALKEY, HostedStore, hosted
 from nvrx_slurm.inprocess.store_keeper_process import KeptValkey, keep
 from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.inprocess.store_tcp import TCPStore
@@ -211,6 +212,32 @@ def test_a_keeper_that_cannot_start_says_why() -> None:
     (folder() / "store").write_text("in the way")
     with pytest.raises(StoreError, match=r"no store could be started (?s:.*)File exists"):
         place()
+
+
+BESIDE_A_RANK = """
+import sys
+from nvrx_slurm.inprocess import store_tcp
+store_tcp.only_store_of_torch()
+connection = store_tcp.TCPStore(host_name="127.0.0.1", port=int(sys.argv[2])).connect(sys.argv[1], 0)
+print(connection.read(0, 0.0), connection.append(b"two", 1), connection.claim("runs", 0, b"me"))
+print([name for name in sys.modules if name.startswith("torch.")])
+connection.close()
+"""
+
+
+@pytest.mark.torch
+def test_a_monitor_uses_torchs_store_without_torchs_modules() -> None:
+    """They would take ten times as long to import as the store needs, and as much memory again."""
+    rank = TCPStore().connect(GROUP, 0)
+    assert rank.append(b"one", 0)
+    port = hosted(TORCH, GROUP, patience_s=DEADLINE_S).port
+    command = [sys.executable, "-c", BESIDE_A_RANK, GROUP, str(port)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    answers, modules = done.stdout.splitlines()
+    assert answers == "[b'one'] True b'me'"
+    assert not {"torch.nn", "torch.cuda", "torch.distributed.distributed_c10d"} & set(ast.literal_eval(modules))
+    assert rank.read(1, 0.0) == [b"two"]
+    rank.close()
 
 
 @pytest.mark.torch

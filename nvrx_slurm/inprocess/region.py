@@ -80,6 +80,7 @@ class _OpenCall:
     since: float = 0.0  # when it was last interrupted, or first wanted
     delivered: RankShouldRestart | None = None
     where: str = ""  # the place that was last interrupted
+    in_finalizer: bool = False  # that place was in one: what was raised there is swallowed
     swallowed: deque[str] = field(default_factory=deque)
 
     def note_swallowed(self) -> None:
@@ -121,6 +122,7 @@ class Region:
                 "Wrap the outer function only"
             )
         signal.signal(RESTART_SIGNAL, self._on_signal)
+        self._former_hook, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {RESTART_SIGNAL})
         return self
 
@@ -132,6 +134,9 @@ class Region:
         while signal.sigtimedwait({RESTART_SIGNAL}, 0):
             pass
         signal.signal(RESTART_SIGNAL, self._former or signal.SIG_DFL)
+        # The user may have set another one meanwhile.
+        if getattr(sys.unraisablehook, "__func__", None) is Region._on_unraisable:
+            sys.unraisablehook = self._former_hook
         if RESTART_SIGNAL not in self._mask:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {RESTART_SIGNAL})
 
@@ -188,6 +193,9 @@ class Region:
         signal.raise_signal(RESTART_SIGNAL)
 
     def _leave(self) -> None:
+        if self._current is not None and self._current.in_finalizer:
+            # The frame that was to be interrupted has been left.
+            sys.settrace(None)
         # Once this lock is released, no signal is sent for this call.
         with self._sending:
             call, self._current = self._current, None
@@ -203,6 +211,13 @@ class Region:
                     signal.pthread_kill(self._main, RESTART_SIGNAL)
             return self._current is call
 
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """A restart that a finalizer has swallowed is logged as such. To print its traceback as well would run Python
+        code, in which the next restart would be swallowed too."""
+        call = self._current
+        if call is None or unraisable.exc_value is not call.delivered:
+            self._former_hook(unraisable)
+
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
         if self._seen is not None:
             self._seen()
@@ -217,6 +232,9 @@ class Region:
             # The main thread is not below `_inside`: the call has not begun yet, or has been left.
             return
         interrupted.append(frame)
+        if any(each.f_code is Region._on_unraisable.__code__ for each in interrupted):
+            # On the way out of a finalizer: it would be swallowed too.
+            return
         now = monotonic()
         if now < call.since + _spared_s(interrupted, call):
             return
@@ -224,7 +242,35 @@ class Region:
         call.note_swallowed()
         call.where = _place(interrupted[0].f_code, interrupted[0].f_lineno)
         call.since, call.delivered = now, RankShouldRestart("the group restarts")
+        call.in_finalizer = _is_in_finalizer(interrupted)
+        if call.in_finalizer:
+            self._raise_behind_finalizer(interrupted)
         raise call.delivered
+
+    def _raise_behind_finalizer(self, interrupted: list[FrameType]) -> None:
+        """Python swallows what is raised in a finalizer, and a function that makes and drops objects whose finalizers
+        wait is nearly always in one: no signal comes between two of them. So the frame that the outermost of them
+        returns to is traced, and interrupted at its next step. Not where the user traces: then only signals remain.
+        """
+        place = max(at for at, frame in enumerate(interrupted) if frame.f_code.co_name == "__del__")
+        if sys.gettrace() is not None or place + 1 >= len(interrupted):
+            return
+        behind, call = interrupted[place + 1], self._current
+
+        def step(frame: FrameType, event: str, _: object) -> None:
+            if frame is not behind:
+                return
+            sys.settrace(None)
+            behind.f_trace, behind.f_trace_opcodes = None, False
+            if call is None or call is not self._current or self._blocks.defer(self._main):
+                return
+            call.note_swallowed()
+            call.where, call.in_finalizer = _place(frame.f_code, frame.f_lineno), False
+            call.since, call.delivered = monotonic(), RankShouldRestart("the group restarts")
+            raise call.delivered
+
+        behind.f_trace, behind.f_trace_opcodes = step, True
+        sys.settrace(lambda *_: None)
 
 
 class AtomicBlocks:
@@ -320,11 +366,16 @@ def _spared_s(interrupted: list[FrameType], call: _OpenCall) -> float:
         return call.patience_s
     codes = {frame.f_code for frame in interrupted}
     handlers = (getattr(signal.getsignal(number), "__code__", None) for number in range(1, signal.NSIG))
-    if any(code.co_name == "__del__" for code in codes) or not codes.isdisjoint(handlers):
+    # One finalizer has had its time: those that follow it are cut.
+    if (_is_in_finalizer(interrupted) and not call.in_finalizer) or not codes.isdisjoint(handlers):
         # Python would swallow it; and a signal's handler, once cut, is not called again.
         return call.patience_s
     # A lock (of a queue.Queue, for example) that is taken and not yet in a `with` block would stay taken.
     return MOMENT_S if interrupted[0].f_code.co_name in TAKING_OR_GIVING_BACK else 0.0
+
+
+def _is_in_finalizer(interrupted: list[FrameType]) -> bool:
+    return any(frame.f_code.co_name == "__del__" for frame in interrupted)
 
 
 def _outcome(call: _OpenCall, error: BaseException | None) -> Raised | CallInterrupted | None:

@@ -15,6 +15,14 @@ FRAGILE = {"heartbeat_timeout": 8.0}
 
 SOFT = [
     Scenario(
+        "a rank that is nearly always in finalizers restarts",
+        2,
+        ("01", "01"),
+        (fault(1, "fn", "wait in finalizers"), fault(0, "fn", "raise")),
+        kinds=frozenset({"exception"}),
+        options=HASTY | {"monitor_thread_interval": 1.0},
+    ),
+    Scenario(
         "a blocked main thread restarts",
         2,
         ("01", "01"),

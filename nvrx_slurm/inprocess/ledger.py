@@ -81,6 +81,14 @@ class Lost(LogEntry, frozen=True, kw_only=True, tag="lost"):
         return InterruptionRecord(self.rank, self.interruption, self.text, self.host)
 
 
+class Suspended(LogEntry, frozen=True, kw_only=True, tag="suspended"):
+    """All processes are about to be stopped: until `Resumed` the clock is no proof that a member is dead."""
+
+
+class Resumed(LogEntry, frozen=True, kw_only=True, tag="resumed"):
+    """A member runs again."""
+
+
 class Broken(LogEntry, frozen=True, kw_only=True, tag="broken"):
     """The call ends for all: the ranks disagree, and no restart can repair that."""
 
@@ -91,7 +99,7 @@ class Void(LogEntry, frozen=True, kw_only=True, tag="void"):
     """Means nothing. The entry in its place was set aside: it is not signed with the job's key, or not readable."""
 
 
-AnyEntry = Sealed | IterationOpened | Interrupted | Settled | Completed | Lost | Broken | Void
+AnyEntry = Sealed | IterationOpened | Interrupted | Settled | Completed | Lost | Suspended | Resumed | Broken | Void
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyEntry] = msgspec.json.Decoder(AnyEntry)
@@ -132,6 +140,7 @@ class GroupLedger:
     causes: tuple[Interrupted | Lost, ...] = ()
     settled: bool = False
     reason: str = ""  # why it is broken
+    suspended: bool = False
 
     @property
     def left(self) -> int:
@@ -161,6 +170,8 @@ def accepts(ledger: GroupLedger, entry: AnyEntry) -> bool:
         return False
     match entry:
         case Lost():
+            if ledger.suspended and entry.interruption is Interruption.UNRESPONSIVE:
+                return False
             return entry.member not in ledger.lost and 0 <= entry.member < ledger.members
         case Settled():
             return (
@@ -177,6 +188,10 @@ def accepts(ledger: GroupLedger, entry: AnyEntry) -> bool:
             return is_current and stage in (IterationStage.STARTING, IterationStage.RUNNING)
         case Completed():
             return entry.iteration == ledger.iteration and stage is IterationStage.RUNNING
+        case Suspended():
+            return not ledger.suspended
+        case Resumed():
+            return ledger.suspended
         case Void():
             return False
         case Broken():
@@ -195,6 +210,8 @@ def _applied(ledger: GroupLedger, entry: AnyEntry) -> GroupLedger:
             return dataclasses.replace(ledger, stage=IterationStage.COMPLETED)
         case Broken():
             return dataclasses.replace(ledger, stage=IterationStage.BROKEN, reason=entry.reason)
+        case Suspended() | Resumed():
+            return dataclasses.replace(ledger, suspended=isinstance(entry, Suspended))
         case Void():
             return ledger
         case Interrupted():

@@ -41,7 +41,7 @@ from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import DEATHS, Interruption
 from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, P
 from nvrx_slurm.inprocess.exception import StoreError
-from nvrx_slurm.inprocess.ledger import GroupLedger, Interrupted, IterationStage, Log, Lost
+from nvrx_slurm.inprocess.ledger import GroupLedger, Interrupted, IterationStage, Log, Lost, Resumed, Suspended
 from nvrx_slurm.inprocess.monitor import MonitorOptions
 from nvrx_slurm.inprocess.store import Connection
 from nvrx_slurm.liveness.self_fence import SelfFenceTimer
@@ -71,6 +71,12 @@ READ_SHARE = 0.1
 AGAIN_S = 0.1
 """How soon a record is tried again that the store did not take."""
 
+STANDSTILL_S = 3.0
+"""A pause of this thread that is so much longer than a heartbeat interval: the process was stopped."""
+
+SUSPENSION_S = 10.0
+"""How long after its announcement a suspension may begin (Slurm stops processes two seconds after it)."""
+
 HEAD_START_S = 0.1
 """A process that has ended is first left to its own monitor, which knows how, and why."""
 
@@ -83,9 +89,23 @@ class HeartbeatLease:
         self._timeout_s = heartbeat_timeout_s
         self._self_fence = SelfFenceTimer()
         self.ends_at = math.inf
+        self.is_suspended = False
+
+    def suspend(self) -> None:
+        """All processes are about to be stopped, and the log says so: it has no end until `resume`."""
+        self.is_suspended = True
+        self.ends_at = math.inf
+        self._self_fence.disarm()
+
+    def resume(self) -> None:
+        """The lease begins again."""
+        self.is_suspended = False
+        self.renew(time.monotonic())
 
     def renew(self, sent_at: float) -> None:
         """A heartbeat has reached the store. When it was sent counts: the store may have had it since then."""
+        if self.is_suspended:
+            return
         self.ends_at = sent_at + SHARE * self._timeout_s
         self._self_fence.arm(sent_at + SELF_FENCE_SHARE * self._timeout_s - time.monotonic())
 
@@ -112,6 +132,11 @@ class LogWriter(threading.Thread):
         self._beat_at = self._read_at = 0.0
         self._is_in_touch = True
         self._kill_ordered = False
+        self._announced = False
+        # When this thread first saw that the group is suspended, and when it last ran.
+        self._suspended_at: float | None = None
+        self._ran_at = math.inf
+        self.resumed_at = -math.inf
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.poll()
         self._poller.register(self._wake, select.POLLIN)
@@ -121,6 +146,11 @@ class LogWriter(threading.Thread):
     def record(self, entry: Interrupted) -> None:
         """Have this recorded, as soon as the store takes it."""
         self._inbox.append(entry)
+        os.eventfd_write(self._wake, 1)
+
+    def suspend(self) -> None:
+        """From a signal's handler: this process is about to be stopped, as all others are."""
+        self._announced = True
         os.eventfd_write(self._wake, 1)
 
     def record_last(self, lost: Lost) -> None:
@@ -160,6 +190,7 @@ class LogWriter(threading.Thread):
                 else:
                     self._sibling.process_ended()
             try:
+                self._follow_suspension()
                 while self._inbox:
                     # It stays in the inbox until the store has taken it.
                     self._log.propose(self._inbox[0])
@@ -178,6 +209,30 @@ class LogWriter(threading.Thread):
                 self._is_in_touch = False
                 self._sibling.ring = self._sibling.ring.out_of_touch()
                 self._beat_at = time.monotonic() + AGAIN_S
+
+    def _follow_suspension(self) -> None:
+        """Slurm suspends a job by SIGTSTP to all processes, and SIGSTOP two seconds later. The first monitor that
+        gets it records it; from then on no member is lost by the clock, and each announced monitor's lease rests. The
+        first one that has stood still, or still runs after a while, records that too."""
+        before, self._ran_at = self._ran_at, time.monotonic()
+        if self._announced:
+            self._announced = False
+            self._log.propose(Suspended(iteration=self._log.ledger.iteration))
+            if self._log.ledger.suspended:
+                log.warning("all processes are about to be stopped: no lease ends until they continue")
+                self._lease.suspend()
+        if not self._log.ledger.suspended and not self._lease.is_suspended:
+            self._suspended_at = None
+            return
+        if self._suspended_at is None:
+            self._suspended_at = self._ran_at
+        stood_still = self._ran_at - before > self._options.heartbeat_interval_s + STANDSTILL_S
+        if stood_still or self._ran_at - self._suspended_at > SUSPENSION_S:
+            self.resumed_at = self._ran_at
+            self._lease.resume()
+            self._sibling.ring = self._sibling.ring.out_of_touch()
+            self._log.propose(Resumed(iteration=self._log.ledger.iteration))
+            self._suspended_at = None
 
     def _record_last(self, lost: Lost) -> None:
         """Also on the log of the next call, if this one had completed: there the others would wait for the dead

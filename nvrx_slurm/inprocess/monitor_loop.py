@@ -68,6 +68,7 @@ def serve(start_file: IO[bytes]) -> None:
         with suppress(ConnectionError):
             control.send(f"{type(error).__name__}: {error}".encode()[:MOST_ERROR_BYTES])
         os._exit(1)
+    signal.signal(signal.SIGTSTP, lambda *_: monitor.suspend())
     monitor.run()
     os._exit(0)  # without a wait for the store's own threads
 
@@ -119,6 +120,10 @@ class MonitorLoop:
         log.info(
             "watches process %d, member %d of %d", self._process.pid, self._options.member, self._options.members
         )
+
+    def suspend(self) -> None:
+        """SIGTSTP: see `LogWriter._follow_suspension`."""
+        self._log_writer.suspend()
 
     def run(self) -> None:
         """Watch the rank until one of the two ends."""
@@ -184,8 +189,11 @@ class MonitorLoop:
 
     def _look(self) -> None:
         """What the guard decides about the rank's silence."""
+        if self._lease.is_suspended:
+            return
         now = time.monotonic()
-        silent_s = self._stamps.silent_s(time.monotonic_ns())
+        # While all processes stood still the rank could make no progress.
+        silent_s = min(self._stamps.silent_s(time.monotonic_ns()), now - self._log_writer.resumed_at)
         guard, act = look(self._guard, self._bounds, self._watched, now, silent_s)
         if guard.pending_kill is not None and self._guard.pending_kill is None:
             # Before the stamps are read again: a rank that goes on stamps first, and reads this then. So either it

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from tests.inprocess.scenarios import KILLED, Scenario, fault, play
+from tests.inprocess.script import Script
+from tests.inprocess.servers import Valkey
 
 TERMINATED = -signal.SIGTERM
 HASTY = {"soft_timeout": 4.0, "hard_timeout": 8.0}
@@ -273,3 +276,30 @@ def test_who_is_not_to_be_timed_out_is_not(start, action: str) -> None:
         group.order_all([0, 1], 0, "return")
         assert [group.expect("returned", rank).value for rank in (0, 1)] == ["value of 0", "value of 1"]
         assert not group.all("abort")
+
+
+def test_a_suspension_of_all_is_nobodys_death(start, tmp_path: Path, valkey: Valkey) -> None:
+    """Announced as Slurm does it, by SIGTSTP: the ranks go on as before. One that is stopped for as long without
+    an announcement is killed by its lease meanwhile."""
+    store = ("RedisStore", {"url": valkey.url})
+    scripts = [Script(folder=str(tmp_path / name), store=store, options=FRAGILE) for name in "ab"]
+    with start(3, scripts[0]) as job, start(1, scripts[1]) as lone:
+        job.entered([0, 1, 2], 0)
+        lone.entered([0], 0)
+        monitors = [job.monitor_of(rank) for rank in range(3)]
+        for pid in monitors:
+            os.kill(pid, signal.SIGTSTP)
+        for rank in range(3):
+            job.until_logged(rank, "about to be stopped")
+        job.freeze([0, 1, 2])
+        for pid in monitors:
+            job.stop(pid)
+        lone.stop(lone.monitor_of(0))
+        lone.freeze([0])
+        assert lone.ended(0) == KILLED
+        for pid in (*monitors, *(job.ranks[rank].pid for rank in range(3))):
+            job.thaw(pid)
+        job.order(1, 0, "raise")
+        job.entered([0, 1, 2], 1, world_size=3)
+        job.order_all([0, 1, 2], 1, "return")
+        assert [job.expect("returned", rank).value for rank in range(3)] == [f"value of {rank}" for rank in range(3)]

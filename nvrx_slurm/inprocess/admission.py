@@ -5,7 +5,8 @@ Two starts of a job may have one name: MASTER_ADDR and MASTER_PORT are often the
 run counts its calls. Its log has the runs in their order:
 
     RunStarted  a run with a number that no other one has, drawn at random, and its world size
-    RunFormed   all of its ranks have claimed their places
+    RollCall    all of its ranks have claimed their places; each of them answers now, for one may have died since
+    RunFormed   all have answered
 
 A rank claims its place in the latest run, by compare-and-set. Where another process holds it, or the world size is
 another, that run is over if each of its processes is dead (on this host: the process has ended; elsewhere: no
@@ -65,14 +66,21 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     out: tuple[int, ...] = ()
 
 
-class RunFormed(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag="formed"):
+class RollCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag="roll_call"):
     """All ranks of the run have claimed their places."""
 
     first: int
 
 
+class RunFormed(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag="formed"):
+    """All ranks of the run are here at one time."""
+
+    first: int
+
+
+_AnyEntry = RunStarted | RollCall | RunFormed
 _encode = msgspec.json.Encoder().encode
-_decoder: msgspec.json.Decoder[RunStarted | RunFormed] = msgspec.json.Decoder(RunStarted | RunFormed)
+_decoder: msgspec.json.Decoder[_AnyEntry] = msgspec.json.Decoder(_AnyEntry)
 
 
 def joined(first: int) -> str:
@@ -80,9 +88,14 @@ def joined(first: int) -> str:
     return f"joined:{first}"
 
 
-def formed(first: int) -> str:
+def here(first: int) -> str:
     """The barrier of those that hold their places."""
-    return f"formed:{first}"
+    return f"here:{first}"
+
+
+def answered(first: int) -> str:
+    """The barrier of those that have answered the roll call."""
+    return f"answered:{first}"
 
 
 def gone(first: int) -> str:
@@ -131,7 +144,7 @@ class Admission:
                     if self._all_join(registry, run, len(entries), deadline):
                         return run
                     continue
-                if run is not None and not self._is_over(registry, run, len(entries), deadline):
+                if run is not None and not self._is_over(registry, run, entries, deadline):
                     continue
                 first = (secrets.randbits(RUN_BITS) + 1) << CALL_BITS
                 fresh = RunStarted(first=first, world_size=self._own.world_size, out=self._out)
@@ -167,32 +180,39 @@ class Admission:
 
     def _all_join(self, registry: Connection, run: RunStarted, length: int, deadline: float) -> bool:
         """Wait until all ranks of the run have claimed their places. Returns False once another run follows it."""
-        rank = self._own.rank
+        rank, first, is_called = self._own.rank, run.first, False
         while True:
-            if registry.arrive(formed(run.first), rank) >= run.world_size - len(run.out):
-                # The last rank that has come appends it; it may have been appended already.
-                registry.append(_encode(RunFormed(first=run.first)), length)
+            gate = answered(first) if is_called else here(first)
+            if registry.arrive(gate, rank) >= run.world_size - len(run.out):
+                # The last rank that comes appends it; it may have been appended already.
+                registry.append(_encode(RunFormed(first=first) if is_called else RollCall(first=first)), length)
             for entry in map(_decoded, entries := registry.read(length, self._interval_s)):
-                if isinstance(entry, RunFormed) and entry.first == run.first:
+                if entry == RunFormed(first=first):
                     return True
                 if isinstance(entry, RunStarted):
                     return False
+                is_called |= entry == RollCall(first=first)
             length += len(entries)
             # A rank that starts on another host can tell by these that this run is alive.
             registry.beat(rank, None)
             if time.monotonic() >= deadline:
-                here = registry.arrivals(formed(run.first))
-                missing = [each for each in range(run.world_size) if each not in here and each not in run.out]
+                arrived = registry.arrivals(gate)
+                missing = [each for each in range(run.world_size) if each not in arrived and each not in run.out]
                 raise TimeoutError(f"waited {self._within_s:g} s for {missing_ranks(missing)} to call the function")
 
-    def _is_over(self, registry: Connection, run: RunStarted, length: int, deadline: float) -> bool:
+    def _is_over(self, registry: Connection, run: RunStarted, entries: Sequence[bytes], deadline: float) -> bool:
         """Whether each process of the run has left it, or is dead. Returns False if the registry has changed
         meanwhile. Raises StoreError if one is alive; RestartError if this process has left the run before, and the
         others go on."""
-        until = time.monotonic() + ENDING_S
+        until, length = time.monotonic() + ENDING_S, len(entries)
+        is_formed = RunFormed(first=run.first) in map(_decoded, entries)
         while True:
             ways = registry.arrivals(gone(run.first))
             members = unpacked(registry.arrivals(joined(run.first)), MemberProcess)
+            if not is_formed and self._belongs(run):
+                # Ranks that started with this one may have joined it already; but without the one whose place this
+                # is, it will never begin.
+                members = {rank: each for rank, each in members.items() if rank == self._own.rank}
             left = {rank: process for rank, process in members.items() if rank not in ways and _may_run(process)}
             if run == self._again:
                 if COMPLETED in ways.values() or (left and time.monotonic() >= deadline):
@@ -245,7 +265,7 @@ def latest(entries: Sequence[bytes]) -> RunStarted | None:
     return runs[-1] if runs else None
 
 
-def _decoded(data: bytes) -> RunStarted | RunFormed | None:
+def _decoded(data: bytes) -> _AnyEntry | None:
     try:
         return decode(_decoder.decode, data, "an entry of the registry")
     except MalformedRecord:

@@ -151,12 +151,12 @@ class Admission:
                 # Of several ranks that append here one succeeds; the next look finds its run.
                 registry.append(_encode(fresh), len(entries))
 
-    def leave(self, run: RunStarted, how: bytes, lost: int) -> None:
-        """This process has left the run's first call, of which so many members are lost: the name is free once all
-        have left. The last of those that have completed the call removes the registry's keys."""
+    def leave(self, run: RunStarted, how: bytes, dead: int) -> None:
+        """This process has left the run's first call, of which so many members are dead: the name is free once all
+        others have left. Where all of these have completed the call, the last one removes the registry's keys."""
         with contextlib.closing(self._store.connect(self._own.group, REGISTRY)) as registry:
             count = registry.arrive(gone(run.first), self._own.rank, how)
-            if how == COMPLETED and count >= run.world_size - lost:
+            if how == COMPLETED and count >= run.world_size - dead:
                 ways = registry.arrivals(gone(run.first)).values()
                 # One that has left may call again, and must find out that the others have completed.
                 if all(each == COMPLETED for each in ways) and latest(registry.read(0, 0.0)) == run:

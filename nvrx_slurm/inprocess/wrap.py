@@ -248,7 +248,8 @@ def _call(
         history.lost.update(call.lost)
         if admission is not None and way is not None and os.getpid() == process.pid:
             with contextlib.suppress(RestartError):
-                admission.leave(history.run, way, len(history.lost))
+                ended = sum(each.interruption in _ENDS for each in history.lost.values())
+                admission.leave(history.run, way, ended)
 
 
 def _died_before(rank: int) -> Lost:

@@ -1,9 +1,10 @@
 """A training in the manner of nvidia_resiliency_ext's own in-process examples: its import, its options, its faults.
 
-    RANK=0 … nvrx_script.py FOLDER basic|optimal STEPS FAULTS
+    RANK=0 … nvrx_script.py FOLDER basic|optimal|advanced STEPS FAULTS
 
-`basic` wraps all of the work, `optimal` the training loop alone. FAULTS: which of its injector's faults befall which
-rank, an iteration of the wrapper after the other, as `WORKLOAD_EXC:1,SIGKILL:2+SIGSTOP:3`.
+`basic` wraps all of the work, `optimal` the training loop alone. `advanced` has every callback, and hosts of two
+ranks in a tree, one of them in reserve; it pings. FAULTS: which of its injector's faults befall which rank, an
+iteration of the wrapper after the other, as `WORKLOAD_EXC:1,SIGKILL:2+SIGSTOP:3`; none if empty.
 """
 
 import datetime
@@ -15,16 +16,48 @@ from typing import Optional
 
 import nvidia_resiliency_ext.inprocess as inprocess
 import torch
+import torch._dynamo  # which DistributedDataParallel imports late: a rank in reserve would do so in the function
 
 FOLDER, FORM, STEPS = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-FAULTS = [dict(fault.split(":")[::-1] for fault in part.split("+")) for part in sys.argv[4].split(",")]
+FAULTS = [dict(fault.split(":")[::-1] for fault in part.split("+")) for part in sys.argv[4].split(",") if part]
 FIRST_RANK = os.environ["RANK"]
-wrapped = inprocess.Wrapper(
-    store_kwargs={"port": int(os.getenv("MASTER_PORT", 29500)) + 2, "timeout": datetime.timedelta(seconds=60)},
-    health_check=inprocess.health_check.CudaHealthCheck(),
-    soft_timeout=datetime.timedelta(seconds=6),
-    hard_timeout=datetime.timedelta(seconds=8),
-    heartbeat_timeout=datetime.timedelta(seconds=20),
+OPTIONS = {
+    "store_kwargs": {"port": int(os.getenv("MASTER_PORT", 29500)) + 2, "timeout": datetime.timedelta(seconds=60)},
+    "soft_timeout": datetime.timedelta(seconds=6),
+    "hard_timeout": datetime.timedelta(seconds=8),
+    "heartbeat_timeout": datetime.timedelta(seconds=20),
+}
+wrapped = inprocess.Wrapper(health_check=inprocess.health_check.CudaHealthCheck(), **OPTIONS)
+
+
+def note(what):
+    """From another thread than the main one."""
+    print(what, flush=True)
+
+
+advanced_wrapped = inprocess.Wrapper(
+    initialize=inprocess.initialize.RetryController(max_iterations=8, min_world_size=2),
+    abort=inprocess.Compose(inprocess.abort.AbortTransformerEngine(), inprocess.abort.AbortTorchDistributed()),
+    finalize=inprocess.finalize.ThreadedFinalize(
+        timeout=datetime.timedelta(seconds=10), fn=note, args=(f"finalized on the process of rank {FIRST_RANK}",)
+    ),
+    health_check=inprocess.Compose(
+        inprocess.health_check.CudaHealthCheck(), inprocess.health_check.FaultCounter(max_rank_faults=3)
+    ),
+    rank_assignment=inprocess.rank_assignment.Tree(
+        [
+            inprocess.rank_assignment.Layer(
+                min_ranks=2, max_ranks=4, key_or_fn="root", flag=inprocess.rank_assignment.LayerFlag.RESERVE
+            ),
+            inprocess.rank_assignment.Layer(
+                min_ranks=2,
+                max_ranks=2,
+                key_or_fn=lambda state: state.rank // 2,
+                flag=inprocess.rank_assignment.LayerFlag.RESERVE,
+            ),
+        ]
+    ),
+    **OPTIONS | {"soft_timeout": datetime.timedelta(seconds=40), "hard_timeout": datetime.timedelta(seconds=60)},
 )
 
 
@@ -57,10 +90,10 @@ def open_store():
     )
 
 
-def loop(store, model, opt, call):
+def loop(store, model, opt, call, where=None):
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.distributed.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=10)
+        "gloo", where, store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=30)
     )
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     step, checkpoint = 0, FOLDER / "checkpoint.pt"
@@ -82,6 +115,8 @@ def loop(store, model, opt, call):
         opt.step()
         if step < STEPS:
             step += 1
+        if FORM == "advanced":
+            call.ping()
         if rank == 0 and step % 5 == 0 and not due:
             with call.atomic():
                 torch.save({"model": model.state_dict(), "opt": opt.state_dict(), "step": step}, checkpoint)
@@ -100,8 +135,19 @@ def optimal(base_store, model, opt, call_wrapper: Optional[inprocess.CallWrapper
     loop(torch.distributed.PrefixStore(str(call_wrapper.iteration), base_store), model, opt, call_wrapper)
 
 
+@advanced_wrapped
+def advanced(call_wrapper: Optional[inprocess.CallWrapper] = None):  # noqa: UP045  as theirs
+    model, opt = build()
+    where = f"file://{FOLDER}/meet-{call_wrapper.iteration}"
+    loop(None, model, opt, call_wrapper, where)
+    torch.distributed.destroy_process_group()
+
+
 if __name__ == "__main__":
-    if FORM == "basic":
-        basic()
-    else:
-        optimal(open_store(), *build())
+    match FORM:
+        case "basic":
+            basic()
+        case "optimal":
+            optimal(open_store(), *build())
+        case "advanced":
+            advanced()

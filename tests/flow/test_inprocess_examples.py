@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -255,3 +256,35 @@ def test_script_that_wraps_the_loop_alone_keeps_its_own_store(tmp_path):
     told = with_import_changed(tmp_path, "optimal", "WORKLOAD_EXC:1", world=2)
     assert told.code == 0
     assert [line.partition(", loss")[0] for line in told.those("done")] == ["done in iteration 1 with 2 ranks"]
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(240)
+def test_script_with_every_callback_and_a_tree_of_hosts_goes_on_with_its_reserve(tmp_path):
+    """As their advanced example: a host of two that has lost one rank is put out as a whole, and the host in reserve
+    takes its place; an exception before that restarts all."""
+    told = with_import_changed(tmp_path, "advanced", "WORKLOAD_EXC:3,SIGKILL:1", world=6)
+    assert [line.partition(", loss")[0] for line in told.those("done")] == ["done in iteration 2 with 4 ranks"]
+    assert "the process that began as rank 1 was killed by SIGKILL" in told.lines
+    assert any("RankDiscarded: " in line for line in told.lines)
+    finalized = {f"finalized on the process of rank {rank}" for rank in range(6)}
+    assert finalized <= set(told.lines)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", range(2))
+def test_script_that_is_struck_at_random_ends_as_one_that_is_not(tmp_path, seed):
+    """As the application of their tests: exceptions of all three kinds, on any rank, in any order."""
+    chance = random.Random(seed)
+    kinds = chance.sample(["WORKLOAD_EXC", "ASYNC_EXC", "SIGNAL_EXC"], k=3)
+    struck = ",".join(f"{kind}:{chance.randrange(3)}" for kind in kinds)
+    losses = []
+    for name, faults in (("struck", struck), ("clean", "")):
+        (tmp_path / name).mkdir()
+        told = with_import_changed(tmp_path / name, "basic", faults, world=3)
+        assert told.code == 0
+        (done,) = told.those("done")
+        assert "with 3 ranks" in done
+        losses.append(done.partition(", loss")[2])
+    assert losses[0] == losses[1]

@@ -28,8 +28,8 @@ from nvrx_slurm.util.redis_url import RedisUrl, parse_redis_url
 log = get_logger("inprocess")
 
 BLOCK_S = 10.0
-"""How long one read waits at the server, if a quarter of the patience is not less. Each read looks first whether the
-log is still there: so a server that was frozen, or that came back without its data, is noticed within that time."""
+"""How long one read waits at the server, if a quarter of the patience is not less. A read without an entry looks then
+whether the log is still there: so a server that came back without its data is noticed within that time."""
 
 NOTICE_SHARE = 0.25
 """Of the patience: how long a server may wait before it answers a read, and how long any answer may take."""
@@ -186,10 +186,7 @@ class RedisConnection(Connection):
             left_s = min(deadline - time.monotonic(), self._block_s)
             block: Command = ["BLOCK", max(1, int(left_s * 1000))] if left_s > 0 else []
             command = ["XREAD", *block, "STREAMS", self._keys.log, f"{after}-0"]
-            # In one request: where the connection ends, both are asked of the server that answers then.
-            is_there, streams = self._ask(["EXISTS", self._keys.log], command, wait_s=max(left_s, 0.0))
-            if after and not is_there:
-                raise self._lost(after)
+            [streams] = self._ask(command, wait_s=max(left_s, 0.0))
             if streams:
                 items = streams[0][1]
                 # A gap: entries were lost, and other ones were written after them.
@@ -201,6 +198,9 @@ class RedisConnection(Connection):
                 return [
                     self._verified(f"{key} {at}", fields[1]) or b"" for at, (_, fields) in enumerate(items, after)
                 ]
+            # Only now, and not with each read: its own answer would wake this thread once more for each entry.
+            if after and not self._ask(["EXISTS", self._keys.log])[0]:
+                raise self._lost(after)
             if time.monotonic() >= deadline:
                 return []
 

@@ -14,7 +14,8 @@ heartbeat for the heartbeat timeout) or has left its call. Then a new run is app
 this, one succeeds, and all claim their places there. Otherwise this rank is refused.
 
 Ranks of two runs that start at the same time look alike in the store. On one host the processes themselves tell:
-where an older start of this rank runs (`environment.older_starts`), it claims first.
+where an older start of this rank runs (`environment.older_starts`), it claims first; and ranks that multiprocessing
+has started belong to their parent's run.
 """
 
 from __future__ import annotations
@@ -59,11 +60,14 @@ SAMPLED = 16
 
 
 class RunStarted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="entry", tag="run"):
-    """`first`: the number of the run's first call. `out`: the ranks that died in these processes' earlier calls."""
+    """`first`: the number of the run's first call. `out`: the ranks that died in these processes' earlier calls.
+    `parent`: of the process that started the run, if multiprocessing started that, in its `space`."""
 
     first: int
     world_size: int
     out: tuple[int, ...] = ()
+    parent: str = ""
+    space: str = ""
 
 
 class RollCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag="roll_call"):
@@ -125,6 +129,7 @@ class Admission:
         self._store, self._own, self._process = store, own, process
         self._within_s, self._heartbeat_timeout_s, self._interval_s = within_s, heartbeat_timeout_s, interval_s
         self._again, self._out = again, tuple(sorted(out))
+        self._parent = environment.forking_parent()
 
     def enter(self) -> RunStarted:
         """Take this rank's place in a run, and wait for its other ranks.
@@ -147,7 +152,13 @@ class Admission:
                 if run is not None and not self._is_over(registry, run, entries, deadline):
                     continue
                 first = (secrets.randbits(RUN_BITS) + 1) << CALL_BITS
-                fresh = RunStarted(first=first, world_size=self._own.world_size, out=self._out)
+                fresh = RunStarted(
+                    first=first,
+                    world_size=self._own.world_size,
+                    out=self._out,
+                    parent=self._parent,
+                    space=self._process.space,
+                )
                 # Of several ranks that append here one succeeds; the next look finds its run.
                 registry.append(_encode(fresh), len(entries))
 
@@ -163,7 +174,10 @@ class Admission:
                     registry.clear()
 
     def _belongs(self, run: RunStarted) -> bool:
-        return run.world_size == self._own.world_size and self._own.rank not in run.out
+        is_other_launch = (
+            run.space == self._process.space and run.parent != self._parent and "" not in (run.parent, self._parent)
+        )
+        return run.world_size == self._own.world_size and self._own.rank not in run.out and not is_other_launch
 
     def _let_older_start_claim(self, registry: Connection) -> None:
         """Where two runs of one name start at the same time on this host, let the older one's rank claim first."""

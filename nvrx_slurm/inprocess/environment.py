@@ -155,6 +155,15 @@ def older_starts() -> set[tuple[int, int]]:
     return older
 
 
+def forking_parent() -> str:
+    """The process whose multiprocessing started this one; empty where none did. All ranks that one host has of a run
+    that is started so have the same parent, and their environment does not tell: they set it themselves."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is None or multiprocessing.parent_process() is None:
+        return ""
+    return f"{os.getppid()}.{started_ticks(os.getppid()) or 0}"
+
+
 def job_store_file() -> Path | None:
     """The agent's file with the address and the password of the job's own store."""
     return Path(value) if (value := _get("NVRX_STORE_FILE")) else None

@@ -145,3 +145,62 @@ def test_a_process_group_from_before_the_call_is_refused(tmp_path: Path) -> None
     refused, trained = out.splitlines()
     assert "call init_process_group inside of the wrapped function" in refused
     assert trained == "train"
+
+
+SPAWNED = """
+import multiprocessing
+
+def train(call: CallWrapper):
+    print("train", sys.argv[2], os.environ["RANK"], flush=True)
+    sys.stdin.read()
+
+def rank(number, stdin):
+    os.environ |= {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    sys.stdin = open(stdin)
+    try:
+        wrapper(train)()
+    except inprocess.exception.StoreError:
+        print("refused", sys.argv[2], number, flush=True)
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    children = [spawn.Process(target=rank, args=(number, sys.argv[3])) for number in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+"""
+
+
+def test_runs_that_multiprocessing_starts_do_not_mix(tmp_path: Path) -> None:
+    """Two programs at once, with one address and port: both ranks of one run, and neither of the other's."""
+    script, hold = tmp_path / "program.py", tmp_path / "hold"
+    script.write_text(BEGINNING + SPAWNED)
+    os.mkfifo(hold)
+    ours = {name: value for name, value in os.environ.items() if not name.startswith((*_FOREIGN, "RANK", "WORLD"))}
+    programs = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / "store"), name, str(hold)],
+            env=ours | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in "ab"
+    ]
+    try:
+        # The pipe opens once a rank reads it, and the ranks of one program hold on until it is closed.
+        with hold.open("w"):
+            refused = [line for program in programs for line in _lines(program, 2)]
+        for program in programs:
+            program.wait(WAIT_S)
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()
+    said = sorted(line.split()[:2] for line in refused)
+    assert said in ([["refused", "a"]] * 2 + [["train", "b"]] * 2, [["refused", "b"]] * 2 + [["train", "a"]] * 2)
+
+
+def _lines(program: subprocess.Popen[str], count: int) -> list[str]:
+    assert program.stdout is not None
+    return [program.stdout.readline() for _ in range(count)]

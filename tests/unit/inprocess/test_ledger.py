@@ -20,8 +20,10 @@ from nvrx_slurm.inprocess.ledger import (
     IterationStage,
     Log,
     Lost,
+    Resumed,
     Sealed,
     Settled,
+    Suspended,
     Void,
     accepts,
     decode,
@@ -279,3 +281,13 @@ def test_nothing_interrupts_what_is_completed(iteration: int) -> None:
     """Whichever iteration it names: some ranks have returned by then."""
     late = Interrupted(iteration=iteration, member=2, rank=2, interruption=Interruption.EXCEPTION)
     assert not accepts(after(*RUNNING, COMPLETED), late)
+
+
+def test_while_all_are_suspended_the_clock_proves_no_death() -> None:
+    """A process that has ended is lost all the same."""
+    suspended = fold(GroupLedger(3), [Suspended(iteration=0), Suspended(iteration=0)])
+    silent = Lost(iteration=0, member=1, interruption=Interruption.UNRESPONSIVE)
+    dead = Lost(iteration=0, member=2, interruption=Interruption.TERMINATED)
+    assert (accepts(suspended, silent), accepts(suspended, dead)) == (False, True)
+    assert accepts(fold(suspended, [Resumed(iteration=0)]), silent)
+    assert not accepts(GroupLedger(3), Resumed(iteration=0))

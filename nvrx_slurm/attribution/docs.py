@@ -45,6 +45,12 @@ failure and is none, and its line counts for no other rule. |
 | `ignore_case` | true or false | false | |
 | `widespread` | true or false | false | Where several nodes report it, or several ranks of a job's only node, no \
 node is at fault: it is then the job's own, and a STOP. |
+| `below` | true or false | false | The pattern is that of a traceback's first line; the line that counts is the \
+exception's, below the frames. |
+| `shell` | true or false | false | A batch script's shell complains. That is a cause only if no program's output \
+follows it. |
+| `environment` | true or false | false | What a node has installed or mounted is wrong. Where only the ranks of one \
+of several nodes report it, and ranks of other nodes came further, that node is at fault: RESTART. |
 | `hint` | text | | What to do. |
 | `reference` | URL | | Where the text comes from. |
 | `sample`, `not_sample` | lists of lines | | Lines that the pattern must match, and must not. Both are tried when \

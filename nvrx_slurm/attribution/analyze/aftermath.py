@@ -6,6 +6,7 @@ prints stacks and errors, one that lives prints progress.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ class Nature(Enum):
 
     PROGRESS = "progress"  # a step of training was made
     CRASH = "crash"  # stacks, errors, clean-up: what a process prints while it ends
+    RECOVERED = "recovered"  # what had failed was tried again, and succeeded
     CALM = "calm"  # anything else
 
 
@@ -40,10 +42,12 @@ class TailLine:
 
 @dataclass(frozen=True, slots=True)
 class Aftermath:
-    """How many lines of each kind the same rank printed afterwards, as far as the file's tail goes."""
+    """How many lines of each kind the same rank printed afterwards, as far as the file's tail goes. `stepped`: it
+    printed steps before."""
 
     progress: int = 0
     calm: int = 0
+    stepped: bool = False
 
 
 _PROGRESS = re.compile(
@@ -61,10 +65,21 @@ _CRASH = re.compile(
       | \b(?:ERROR|CRITICAL|FATAL|SIG[A-Z]{3,5}|abort(?:ed|ing)?|terminat(?:e|ed|ing)|destroy(?:ed|ing)?)\b
       | \b(?:Signal|signal)\ \d|\b(?:core\ dumped|Killed|exit(?:ing|ed|code)?|shut(?:ting)?\ ?down)\b
       | ^\[?(?:rank|default)?\d*\]?:?\s*\[?[EF]\d{4}\ | ^(?:srun|slurmstepd|wandb):
+      | \[launch\.py:\d+: | \bKilling\ subprocess\b | ^(?:sacct|seff|scontrol|sbatch|pdsh@\S+|mpirun|prterun|ORTE):
+      | ^(?:declare\ -x\ |export\ )?[A-Za-z_][A-Za-z0-9_]*=(?!\d+\b.*\w=) | ^BASH_FUNC_ | ^\}$
+      | ^[A-Za-z][\w.\[\]-]*(?:==|\ @\ )\S+$ | ^[a-z_][\w.-]*\ {2,}\d[\w.+!]*\ {2,}\S+ | ^[|+][-=+|\ ] | ^[|].*[|]$
+      | ^(?:Job\ ID|Cluster|User/Group|Cores(?:\ per\ node)?|Nodes|(?:CPU|Memory)\ [UE]\w+|Job\ Wall-clock\ time):
       | \bNCCL\ (?:INFO|WARN)\b | ^(?:During\ handling|The\ above\ exception)\b | \btime\s+:\s | \bhost\s+:\s
     """,
     re.VERBOSE,
 )
+
+_RECOVERED = re.compile(
+    r"\b(?:succeeded|recovered|reconnected)\b.{0,40}\b(?:attempts?|retry|retries|tries)\b"
+    r"|\b(?:attempt|retry|try)\b.{0,30}\b(?:succeeded|successful)\b",
+    re.IGNORECASE,
+)
+_AS_MUCH_AS_STEPS = 4
 
 # Kinds of non-fatal exceptions (scan/tracebacks.py).
 BESIDE_THE_RANK = frozenset({"thread", "process"})
@@ -75,10 +90,13 @@ _MAY_HAVE_GONE_ON = frozenset({"process", "logged", "warned"})
 
 _MOST_CALM_AT_AN_END = 6
 _MOST_CALM_BEFORE_AN_END = 60
+_MOST_CALM_OF_A_SCRIPT = 10
 
 
 def nature(text: str) -> Nature:
     """What kind of line this is, without its label."""
+    if _RECOVERED.search(text):
+        return Nature.RECOVERED
     if _CRASH.search(text):
         return Nature.CRASH
     return Nature.PROGRESS if _PROGRESS.search(text) else Nature.CALM
@@ -86,9 +104,13 @@ def nature(text: str) -> Nature:
 
 def aftermath(offset: int, rank: int | None, tail: Sequence[TailLine]) -> Aftermath:
     """What `rank` printed after the line at `offset`; what every rank printed, where None."""
-    after = [line for line in tail if line.offset > offset and (rank is None or line.rank in (rank, None))]
+    own = [line for line in tail if rank is None or line.rank in (rank, None)]
+    after = [line for line in own if line.offset > offset]
     kinds = [nature(line.text) for line in after]
-    return Aftermath(kinds.count(Nature.PROGRESS), kinds.count(Nature.CALM))
+    recovered = _AS_MUCH_AS_STEPS * kinds.count(Nature.RECOVERED)
+    before = itertools.takewhile(lambda line: line.offset < offset, own)
+    stepped = any(nature(line.text) is Nature.PROGRESS for line in before)
+    return Aftermath(kinds.count(Nature.PROGRESS) + recovered, kinds.count(Nature.CALM), stepped)
 
 
 def may_have_gone_on(non_fatal: str | None) -> bool:
@@ -101,13 +123,23 @@ def never_ends_the_rank(non_fatal: str | None) -> bool:
     return non_fatal in _NEVER_ENDED or non_fatal == "process"
 
 
-def finality(after: Aftermath, *, shared: bool, non_fatal: str | None = None) -> Finality:
-    """Judge by what followed. `shared`: other ranks, which go on a little, print into the same file."""
+def finality(
+    after: Aftermath, *, shared: bool, non_fatal: str | None = None, traceback: bool = False, shell: bool = False
+) -> Finality:
+    """Judge by what followed. `shared`: other ranks, which go on a little, print into the same file. `traceback`: the
+    line ends one, which only steps of training contradict: a launcher's epilogue of 64 ranks, an `env` or a
+    `pip freeze` in a trap are no sign of life. `shell`: a script's shell complains, and goes on."""
+    if shell and (after.progress or after.calm > _MOST_CALM_OF_A_SCRIPT):
+        return Finality.SURVIVED
     most_progress = 3 if shared else 0 if may_have_gone_on(non_fatal) else 1
     if non_fatal in _NEVER_ENDED or after.progress > most_progress:
         return Finality.SURVIVED
     if non_fatal == "process" and after.calm <= _MOST_CALM_BEFORE_AN_END:
         return Finality.LIKELY
-    if after.calm <= _MOST_CALM_AT_AN_END:
+    is_uncaught = traceback and non_fatal is None
+    # It had made steps, and makes none: whatever else is printed, the training is over.
+    if after.calm <= _MOST_CALM_AT_AN_END or (is_uncaught and after.stepped and not after.progress):
         return Finality.ENDED
-    return Finality.LIKELY if after.calm <= _MOST_CALM_BEFORE_AN_END else Finality.SURVIVED
+    if after.calm <= _MOST_CALM_BEFORE_AN_END or is_uncaught:
+        return Finality.LIKELY
+    return Finality.SURVIVED

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from nvrx_slurm.attribution.analyze.aftermath import BESIDE_THE_RANK, Finality, may_have_gone_on
 from nvrx_slurm.attribution.analyze.findings import GOES_ON_S, OF_THE_MACHINE, VAGUE_TO, Finding
-from nvrx_slurm.journal.verdicts import Failed, Verdict
+from nvrx_slurm.journal.verdicts import Failed, Scope, Verdict
 
 LONG_BEFORE_S = 300.0
 """A kernel message this much older than a worker's own failure has nothing to do with it."""
@@ -35,13 +35,43 @@ def causes(found: Sequence[Finding]) -> list[Finding]:
     fatal = _without_handled([each for each in recent if each.finality is not Finality.SURVIVED])
     possible = [each for each in fatal if each.hit.rule.role == "cause"]
     strong = [each for each in possible if each.is_strong]
-    affected = {each.whose for each in fatal if each.hit.rule.role == "consequence"}
-    return strong or [each for each in possible if each.hit.rule.severity > VAGUE_TO or each.whose not in affected]
+    reactions = [each for each in fatal if each.hit.rule.role == "consequence" and each.hit.rule.verdict is _NOTICED]
+
+    def is_reaction(vague: Finding) -> bool:
+        # The rank, or the unlabelled file, has reported before that another one failed.
+        return any(
+            (each.whose == vague.whose and not _precedes(vague, each))
+            or (vague.rank is None and each.place[0] == vague.place[0] and _precedes(each, vague))
+            for each in reactions
+        )
+
+    return strong or [each for each in possible if each.hit.rule.severity > VAGUE_TO or not is_reaction(each)]
+
+
+_NOTICED = Verdict.RESTART
+"""The verdict of rules for what a rank notices of others. A launcher's report on how a rank ended has another."""
+
+
+def _precedes(one: Finding, other: Finding) -> bool:
+    """Whether a line surely stands before another: in the same file, or by times far enough apart."""
+    if one.place[0] == other.place[0]:
+        return one.hit.line < other.hit.line
+    return one.t is not None and other.t is not None and other.t - one.t > SAME_TIME_S
 
 
 def consequences(found: Iterable[Finding]) -> list[Finding]:
     """Findings that happen because something else did."""
-    return [each for each in found if each.hit.rule.role == "consequence" and each.finality is not Finality.SURVIVED]
+    fatal = [each for each in found if each.hit.rule.role == "consequence" and each.finality is not Finality.SURVIVED]
+    # Slurm cancels the step after a task has exited: no cause then.
+    exits: dict[str, int] = {}
+    for each in fatal:
+        if each.hit.rule.scope is not Scope.SCHEDULER:
+            exits[each.place[0]] = min(each.hit.line, exits.get(each.place[0], each.hit.line))
+    return [
+        each
+        for each in fatal
+        if each.hit.rule.scope is not Scope.SCHEDULER or exits.get(each.place[0], each.hit.line) >= each.hit.line
+    ]
 
 
 def beside(found: Iterable[Finding]) -> list[Finding]:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from nvrx_slurm.attribution.analyze.aftermath import TailLine
+from nvrx_slurm.attribution.analyze.aftermath import Nature, TailLine, nature
 from nvrx_slurm.attribution.analyze.attributing import SideEvidence
 from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE
 from nvrx_slurm.attribution.analyze.flight_recorder import Dump, DumpError, read_dump
@@ -21,6 +21,9 @@ from nvrx_slurm.diagnostics.stacks.traces import innermost_frame
 
 TAIL_BYTES = 96 << 10
 """How much of a file's end shows what followed a line: a native trace of 16 threads fits in."""
+
+LONG_TAIL_BYTES = 2 << 20
+"""How much of it is read where the shorter one does not tell."""
 
 MOST_DUMP_BYTES = 64 << 20
 _LABELS_IN = 100
@@ -39,7 +42,11 @@ def read_evidence(scan: Scan, stop: threading.Event, earlier: Iterable[CycleEndi
     # Only the tails that decide something: of files that workers write, and that hold a possible cause.
     with_causes = {hit.file.path: hit.file for hit in scan.hits if hit.rule.role == "cause"}
     of_workers = [log for log in with_causes.values() if log.kind not in OF_THE_MACHINE]
-    tails = {str(log.path): tuple(tail_of(log)) for log in until_stopped(of_workers)}
+    firsts: dict[Path, int] = {}
+    for hit in scan.hits:
+        if hit.rule.role == "cause":
+            firsts[hit.file.path] = min(hit.offset, firsts.get(hit.file.path, hit.offset))
+    tails = {str(log.path): _tail_after(log, firsts[log.path]) for log in until_stopped(of_workers)}
 
     frames = {log.rank: frame_of(log.path) for log in of_kind("stacks") if log.rank is not None}
     stacks = {rank: frame for rank, frame in frames.items() if frame is not None}
@@ -57,6 +64,15 @@ def read_evidence(scan: Scan, stop: threading.Event, earlier: Iterable[CycleEndi
         except (DumpError, Unreadable) as error:
             problems.append(f"{log.path}: {error}")
     return SideEvidence(tails, stacks, tuple(dumps), tuple(earlier), tuple(problems))
+
+
+def _tail_after(log: LogFile, offset: int) -> tuple[TailLine, ...]:
+    """The last lines; more of them where they hold no step and begin after the possible cause at `offset`: the steps
+    that it was followed by may lie before a long epilogue."""
+    tail = tuple(tail_of(log))
+    if not tail or tail[0].offset <= offset or any(nature(line.text) is Nature.PROGRESS for line in tail):
+        return tail
+    return tuple(tail_of(log, LONG_TAIL_BYTES))
 
 
 def tail_of(log: LogFile, most_bytes: int = TAIL_BYTES) -> Iterator[TailLine]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from nvrx_slurm.attribution.analyze.aftermath import Finality, Nature, TailLine, aftermath, finality, nature
@@ -100,6 +101,8 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
     hits = [
         max(on_line, key=says_more) for on_line in lines.values() if all(hit.rule.role != "noise" for hit in on_line)
     ]
+    begins = {name: last_run(name, scan, hits, tails.get(name, ())) for name in {place[0] for place in lines}}
+    hits = [hit for hit in hits if hit.offset >= begins[str(hit.file.path)]]
     ahead, progress = offsets(hits, inquiry), last_progress(scan)
     rank_of = {pid: rank for rank, pid in inquiry.pids.items()}
     found = []
@@ -122,9 +125,64 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
             final = Finality.SURVIVED
         else:
             after = aftermath(hit.offset, own, tails.get(str(hit.file.path), ()))
-            final = finality(after, shared=hit.file.kind == "mixed", non_fatal=hit.groups.get("non_fatal"))
+            final = finality(
+                after,
+                shared=hit.file.kind == "mixed",
+                non_fatal=hit.groups.get("non_fatal"),
+                traceback="frames" in hit.groups,
+                shell=hit.rule.shell,
+            )
         found.append(Finding(hit, rank, node, t, final, since))
-    return found
+    return _without_scripts_that_went_on(found)
+
+
+_REQUEUED = ("preemption.slurm", "node_failure.slurm")
+_LEAST_OUTPUT = 5
+
+
+def last_run(name: str, scan: Scan, hits: Sequence[Hit], tail: Sequence[TailLine]) -> int:
+    """Where in a file the last of its runs begins: what stands before is history. 0: it holds one run.
+
+    A run has begun where the file's first lines come again after the end of one before: a launcher has reported how a
+    task ended, Slurm has cancelled the job, or a rank that had made steps has failed. A node that starts late prints
+    them after the failure of another, too, but before the first step.
+    """
+    own = [hit for hit in hits if str(hit.file.path) == name]
+    if not own:
+        return 0
+    stepped = next((line.offset for line in tail if nature(line.text) is Nature.PROGRESS), math.inf)
+    ends = [hit.offset for hit in own if hit.rule.role == "consequence" and hit.rule.verdict is Verdict.UNKNOWN]
+    requeues = [hit.offset for hit in own if hit.rule.name in _REQUEUED]
+    ends += [hit.offset for hit in own if hit.offset > stepped or hit.file.rank is not None]
+    ends += [*requeues, *(hit.offset for hit in own if hit.rule.fault == "time_limit")]
+    begin = max((start for start in scan.starts.get(name, ()) if any(end < start for end in ends)), default=0)
+    # Slurm's own word, where the script prints something else the second time.
+    for requeue in requeues:
+        after = [line for line in tail if line.offset > requeue and nature(line.text) is not Nature.CRASH]
+        if len(after) > _LEAST_OUTPUT:
+            begin = max(begin, requeue + 1)
+    return begin
+
+
+def _without_scripts_that_went_on(found: list[Finding]) -> list[Finding]:
+    """The same, with a shell's complaint as survived where a program failed after it: the script had gone on."""
+
+    def is_of_a_program(each: Finding) -> bool:
+        rule = each.hit.rule
+        fails = rule.role == "cause" or rule.verdict is Verdict.RESTART
+        return fails and not rule.shell and each.finality is not Finality.SURVIVED
+
+    programs = [each for each in found if is_of_a_program(each)]
+
+    def went_on(shell: Finding) -> bool:
+        here = (each.hit.line for each in programs if each.place[0] == shell.place[0])
+        # Of another file only what knows a cause: it may be that of a node on which the script did not fail.
+        elsewhere = (each for each in programs if each.place[0] != shell.place[0] and each.hit.rule.role == "cause")
+        return any(line > shell.hit.line for line in here) or any(each.is_strong for each in elsewhere)
+
+    return [
+        replace(each, finality=Finality.SURVIVED) if each.hit.rule.shell and went_on(each) else each for each in found
+    ]
 
 
 def _rank(hit: Hit, inquiry: Inquiry, rank_of: Mapping[int, int]) -> int | None:

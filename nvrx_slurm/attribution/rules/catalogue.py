@@ -46,6 +46,10 @@ class Rule:
     because something else did; noise is a benign look-alike, and a line that it matches counts for no other rule.
     `severity`: among lines of one rank at one time, the higher is nearer to the cause. `widespread`: where several
     nodes report it, or several ranks of a job's only node, no node is at fault: it is the job's own, and a STOP.
+    `below`: the pattern is that of a traceback's header, and the line that counts is the exception's below it.
+    `shell`: a batch script's shell complains; that is a cause only where no program's output follows. `environment`:
+    what a node has installed or mounted is wrong. Where only the ranks of one of several nodes report it, and ranks
+    of others came further, that node is at fault, and a restart on another one helps.
     """
 
     name: str
@@ -62,6 +66,9 @@ class Rule:
     sample: tuple[str, ...] = ()
     not_sample: tuple[str, ...] = ()
     widespread: bool = False
+    below: bool = False
+    shell: bool = False
+    environment: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +152,9 @@ def _rule(file: YamlFile, name: str, *, proved: bool) -> Rule:
         sample=form.sample,
         not_sample=form.not_sample,
         widespread=form.widespread,
+        below=form.below,
+        shell=form.shell,
+        environment=form.environment,
     )
     if proved:
         for key, lines, should in (("sample", rule.sample, True), ("not_sample", rule.not_sample, False)):

@@ -107,6 +107,9 @@ class RuleForm(msgspec.Struct, frozen=True):
     severity: Severity = 50
     ignore_case: bool = False
     widespread: bool = False
+    below: bool = False
+    shell: bool = False
+    environment: bool = False
     hint: str = ""
     reference: str = ""
     sample: tuple[str, ...] = ()
@@ -124,6 +127,9 @@ VALID: Mapping[str, str] = {
     "severity": "must be a whole number from 0 to 100",
     "ignore_case": "must be true or false",
     "widespread": "must be true or false",
+    "below": "must be true or false",
+    "shell": "must be true or false",
+    "environment": "must be true or false",
     "sample": _LIST,
     "not_sample": _LIST,
 }

@@ -15,7 +15,8 @@ from nvrx_slurm.attribution.scan.blocks import LogBlock, decoded, excerpt
 from nvrx_slurm.attribution.scan.model import EXACT_UP_TO, KEPT, MOST_DIGITS, Hit, LogFile
 from nvrx_slurm.attribution.scan.prefilter import Searcher
 from nvrx_slurm.attribution.scan.prefixes import first_stamp, label_of, named_in, stamp_of
-from nvrx_slurm.attribution.scan.tracebacks import lines_back, may_end, traceback_above
+from nvrx_slurm.attribution.scan.quotations import is_quoted, is_source, without_negated
+from nvrx_slurm.attribution.scan.tracebacks import ExceptionSearch, lines_back, may_end, traceback_above
 
 Span = tuple[int, int]
 """Where a line begins and ends in its block."""
@@ -94,7 +95,7 @@ class Sheet:
     def match(self, rule: Rule, line: bytes) -> re.Match[bytes] | None:
         """A rule's match in a line, with or without its labels."""
         match = rule.pattern.search(line)
-        if match is not None or (not self.numbered and line[:1] not in (b"[", b" ")):
+        if match is not None or (not self.numbered and line[:1] not in (b"[", b" ", b"(", b"2")):
             return match
         begin = label_of(line, srun=self.numbered).begin
         return rule.pattern.search(line[begin:]) if begin else None
@@ -173,6 +174,16 @@ class _Tally:
         self.count += self.in_a_block
 
 
+@dataclass(slots=True)
+class _Below:
+    """A traceback whose exception's line was not yet read: the rule, its match in the header, who writes it."""
+
+    number: int
+    match: re.Match[bytes]
+    writer: object
+    search: ExceptionSearch
+
+
 class LineMatcher:
     """Reads the blocks of one file in order, until `stopped`, which is called every now and then.
 
@@ -187,6 +198,7 @@ class LineMatcher:
         self._tallies: dict[int, _Tally] = {}
         self._often: set[int] = set()
         self._blocks: collections.deque[LogBlock] = collections.deque()
+        self._below: list[_Below] = []
 
     def read(self, block: LogBlock) -> None:
         """Match a block's lines."""
@@ -194,6 +206,9 @@ class LineMatcher:
             self._let_go(self._blocks.popleft())
         self._blocks.append(block)
         lines = BlockLines(block)
+        unfinished, self._below = self._below, []
+        for below in unfinished:
+            self._go_down(block, 0, below)
         # Whole patterns are slow where they match. Once a rule has matched often, a search for literals comes first,
         # and is enough where it names such rules only.
         present = self._searcher.with_literals(block.text) if self._often else None
@@ -203,6 +218,9 @@ class LineMatcher:
             if self._stopped():
                 return
             rule, tally = self._rules[number], self._tallies.setdefault(number, _Tally())
+            if rule.below:
+                self._read_headers(number, block, lines)
+                continue
             if tally.is_often:
                 tally.estimate(lines, rule)
                 tally.late.append(_Late(block, None))
@@ -236,6 +254,38 @@ class LineMatcher:
     def counts(self) -> dict[str, int]:
         """Name of a rule → lines."""
         return {self._rules[number].name: tally.count for number, tally in self._tallies.items() if tally.count}
+
+    def _read_headers(self, number: int, block: LogBlock, lines: BlockLines) -> None:
+        """Find the exceptions of a block's tracebacks: those of its first headers and of its last ones."""
+        rule = self._rules[number]
+        headers = list(itertools.islice(lines.of(rule), KEPT + 1))
+        if len(headers) > KEPT:
+            headers = [*headers[:KEPT], *reversed(list(itertools.islice(lines.back(rule), KEPT)))]
+        for begin, end in dict.fromkeys(headers):
+            header = block.text[begin:end]
+            if (match := self._sheet.match(rule, header)) is not None:
+                writer = label_of(header, srun=self._sheet.numbered).writer
+                self._go_down(block, end + 1, _Below(number, match, writer, ExceptionSearch()))
+
+    def _go_down(self, block: LogBlock, at: int, below: _Below) -> None:
+        """Read on from a position of the block, to the line that names the exception."""
+        search = below.search
+        while at < len(block.text):
+            begin, end = block.bounds(at)
+            line = block.text[begin:end]
+            label = label_of(line, srun=self._sheet.numbered)
+            if label.writer == below.writer and not search.goes_on(line[label.begin :]):
+                rule, tally = self._rules[below.number], self._tallies[below.number]
+                if search.found and not self._is_noise(line):
+                    tally.count += 1
+                    hit = self._sheet.hit(block, begin, line, rule, below.match)
+                    (tally.first if len(tally.first) < KEPT else tally.last).append(hit)
+                return
+            at = max(end + 1, at + 1)
+        self._below.append(below)
+
+    def _is_noise(self, text: bytes) -> bool:
+        return any(self._sheet.match(noise, text) for noise in self._searcher.noise(text))
 
     def _matching(
         self, number: int, block: LogBlock, lines: Iterable[Span]
@@ -278,7 +328,19 @@ class LineMatcher:
         """A rule's match, unless the line is also one of noise: such a line counts for no other rule."""
         text = block.text[slice(*line)]
         match = self._sheet.match(rule, text)
-        if match is None or any(self._sheet.match(noise, text) for noise in self._searcher.noise(text)):
+        if match is None or self._is_noise(text):
+            return None
+        cleared = without_negated(text)
+        if cleared != text and (match := self._sheet.match(rule, cleared)) is None:
+            return None
+        begin = label_of(text, srun=self._sheet.numbered).begin
+        # A pattern may begin with what stands anywhere before the words: its literal shows where they are.
+        words, low = match.group(), match.group().lower() if rule.ignore_case else match.group()
+        start = cleared.find(words)
+        within = min((at for literal in rule.literals if (at := low.find(literal)) >= 0), default=0)
+        if is_quoted(text, start + within, begin):
+            return None
+        if text[:1].isspace() and is_source(text, lines_back(block.window(line[0]))):
             return None
         return match
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -71,7 +71,8 @@ class Scan:
     nor has a line that noise matches. `counts`: (file, rule) → lines; exact up to 32, above that an estimate, by how
     often the rule's literals stand in some parts of the file. `tails`: file → its last lines, at most 20. `first_t`
     and `last_t`: file → seconds since the epoch, of the first and the last stamp near its beginning and its end.
-    `problems`: what could not be read, and why; a scan that was stopped says so here.
+    `starts`: file → offsets at which its first lines come again, where another run may begin. `problems`: what could
+    not be read, and why; a scan that was stopped says so here.
     """
 
     hits: tuple[Hit, ...]
@@ -82,3 +83,4 @@ class Scan:
     tails: Mapping[str, tuple[str, ...]]
     first_t: Mapping[str, float]
     last_t: Mapping[str, float]
+    starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

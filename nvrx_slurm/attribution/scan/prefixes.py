@@ -1,8 +1,9 @@
 """What stands before a log line proper: the label that says whose line it is, and the time stamp.
 
-Labels are those of srun, torchrun, mpirun, pdsh, NCCL and syslog; stamps those of training jobs, launchers, Slurm and
-kernels. A stamp without a zone is in this machine's, one without a year in the latest that is not after the file's
-last change. A kernel's seconds since boot give no time without the time of the boot: such a line has no stamp.
+Labels are those of srun, torchrun, mpirun, pdsh, Ray, Kubernetes, NCCL and syslog; stamps those of training jobs,
+launchers, Slurm and kernels. A stamp without a zone is in this machine's, one without a year in the latest that is not
+after the file's last change. A kernel's seconds since boot give no time without the time of the boot: such a line has
+no stamp.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ _RANKS = (
     re.compile(rb"\[[\w.-]+-\d+ (?P<rank>\d{1,9})\] "),  # our own job.log: the replica and its rank
     re.compile(rb"\[\d+,(?P<rank>\d{1,9})\]<std\w+>: ?"),  # mpirun --tag-output
 )
+_STAMPED = re.compile(rb"20\d\d-\d\d-\d\dT[\d:.]{8,18}Z std(?:out|err) [FP] ")
+"""What the Kubernetes log writer puts before each line of a container."""
+_RAY = re.compile(rb"\((?P<process>[\w.: -]{0,80}\bpid=\d{1,9}(?:, ip=[\d.]{7,15})?)\) ")
 _SAYS_RANK = re.compile(rb"\[(?:PG [^\]]{0,120})?Rank (\d{1,9})\]")
 _SAYS_NODE = (
     re.compile(rb"([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] NCCL "),
@@ -37,16 +41,17 @@ _LOOKED_AT = 100
 @dataclass(frozen=True, slots=True)
 class Label:
     """What a line begins with. `begin`: where the line proper begins, after labels and an exception group's
-    gutter. `local_rank`: a rank within its node."""
+    gutter. `local_rank`: a rank within its node. `process`: the one that Ray names."""
 
     rank: int | None
     node: str | None
     local_rank: int | None
     begin: int
+    process: bytes | None = None
 
     @property
-    def writer(self) -> tuple[int | None, str | None, int | None]:
-        return self.rank, self.node, self.local_rank
+    def writer(self) -> tuple[int | None, str | None, int | None, bytes | None]:
+        return self.rank, self.node, self.local_rank, self.process
 
 
 def by_srun(head: bytes) -> bool:
@@ -58,8 +63,12 @@ def by_srun(head: bytes) -> bool:
 
 def label_of(line: bytes, *, srun: bool) -> Label:
     """`srun`: the file is labelled by `srun --label`."""
-    at, rank, local, node = 0, None, None, None
-    if found := _PDSH.match(line):
+    at, rank, local, node, process = 0, None, None, None, None
+    if found := _STAMPED.match(line):
+        at = found.end()
+    if found := _RAY.match(line, at):
+        at, process = found.end(), found["process"]
+    if found := _PDSH.match(line, at):
         at, node, srun = found.end(), found[1].decode(), True
     if srun and (found := _SRUN.match(line, at)):
         at, rank = found.end(), int(found[1])
@@ -70,7 +79,7 @@ def label_of(line: bytes, *, srun: bool) -> Label:
             local = int(parts["local"]) if "local" in parts else local
     if found := _GUTTER.match(line, at):
         at = found.end()
-    return Label(rank, node, local, at)
+    return Label(rank, node, local, at, process)
 
 
 def named_in(line: bytes, begin: int) -> tuple[int | None, str | None]:

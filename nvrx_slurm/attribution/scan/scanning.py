@@ -16,6 +16,7 @@ from nvrx_slurm.attribution.scan.matching import LineMatcher, Sheet
 from nvrx_slurm.attribution.scan.model import TAIL_LINES, Hit, LogFile, Scan
 from nvrx_slurm.attribution.scan.prefilter import Prefilter, Searcher, prefilter_of
 from nvrx_slurm.attribution.scan.prefixes import by_srun, first_stamp
+from nvrx_slurm.attribution.scan.starts import StartSearch
 from nvrx_slurm.attribution.scan.tracebacks import lines_back
 from nvrx_slurm.util.log import get_logger
 
@@ -37,6 +38,7 @@ class _FileScan:
     first_t: float | None = None
     last_t: float | None = None
     problem: str | None = None
+    starts: tuple[int, ...] = ()
 
 
 def scan(
@@ -99,6 +101,7 @@ def scan(
         problems=tuple(problems),
         tails={path: read.tail for path, read in in_order if read.tail},
         first_t={path: read.first_t for path, read in in_order if read.first_t is not None},
+        starts={path: read.starts for path, read in in_order if read.starts},
         last_t={path: read.last_t for path, read in in_order if read.last_t is not None},
     )
 
@@ -127,15 +130,18 @@ def _scan_file(file: LogFile, searcher: Searcher, stopped: Callable[[], bool]) -
                 size += len(piece)
             head = plain(b"".join(taken)[:_HEAD_BYTES])
             matcher = LineMatcher(searcher, Sheet(file, file.rank is None and by_srun(head), changed_at), stopped)
+            starts = StartSearch(head)
             end = b""
             for block in blocks(itertools.chain(taken, stream)):
                 if stopped():
                     break
                 matcher.read(block)
+                starts.read(block)
                 read.bytes_read += len(block.raw)
                 end = block.window(len(block.text))
             lines = list(itertools.islice((line for line in lines_back(end) if line.strip()), 2 * TAIL_LINES))
             read.hits, read.counts = matcher.hits(), matcher.counts()
+            read.starts = starts.starts(read.hits[0].offset) if read.hits else ()
             read.tail = tuple(excerpt(line) for line in reversed(lines[:TAIL_LINES]))
             read.first_t = first_stamp(head.split(b"\n"), changed_at)
             read.last_t = first_stamp(lines, changed_at)

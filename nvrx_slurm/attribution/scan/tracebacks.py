@@ -73,7 +73,14 @@ class NonFatalSearch:
         return self.found is None and self._taken <= _MOST_BETWEEN
 
 
-_RAISED = re.compile(rb"[A-Za-z_][\w.]*(?:: |:?$)")
+_RAISED = re.compile(rb"[A-Za-z_][\w.<>]*(?:: |:?$)")
+_NAMED = re.compile(rb"(?:(?:[A-Za-z_]\w*\.|<locals>\.)+[A-Za-z_]\w*|[A-Z]\w*)(?=: |:?$)")
+_NO_NAMES = frozenset(
+    b"INFO WARNING WARN ERROR DEBUG CRITICAL FATAL Killed Terminated Aborted Hangup Error Note Warning".split()
+)
+_ENDED_WELL = re.compile(rb"(?:SystemExit|(?:\w+\.)*exceptions\.Exit)(?:: (?:0|None))?$")
+_BOX = (b"\xe2\x94", b"\xe2\x95", b"\xe2\x9d")
+"""How the UTF-8 of the frame begins that Rich draws around a traceback."""
 _SURELY_RAISED = re.compile(rb"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?:: |:?$)")
 _FRAME = re.compile(rb'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
@@ -131,6 +138,32 @@ def traceback_above(earlier: Iterable[bytes]) -> Traceback | None:
         if number == _LINES_BACK or not walk.goes_on(line):
             break
     return walk.result()
+
+
+class ExceptionSearch:
+    """Goes down from a traceback's header, over its frames, to the line that names the exception, whatever its name.
+
+    Takes the lines below the header of one writer, without labels. `found`: the last line taken is the exception's.
+    """
+
+    def __init__(self) -> None:
+        self.found = False
+        self._frames = self._foreign = self._taken = 0
+
+    def goes_on(self, line: bytes) -> bool:
+        """Take the next line down; False: it was found, or is not there."""
+        self._taken += 1
+        if line[:1].isspace() or line.startswith(_BOX):
+            self._frames += 1
+        elif HEADER in line:
+            return False
+        elif line.strip():
+            named = _NAMED.match(line)
+            if self._frames and named and named[0] not in _NO_NAMES:
+                self.found = _ENDED_WELL.match(line.rstrip()) is None
+                return False
+            self._foreign += 1
+        return self._foreign <= _FOREIGN and self._taken <= _LINES_BACK
 
 
 class _TracebackWalk:

@@ -260,7 +260,8 @@ def test_nothing_to_look_for(tmp_path: Path) -> None:
 def test_shipped_rules(tmp_path: Path) -> None:
     """Every sample of every shipped rule is found in a file of them all."""
     catalogue = load_catalogue()
-    samples = [(rule, sample) for rule in catalogue.rules if rule.role != "noise" for sample in rule.sample]
+    found = [rule for rule in catalogue.rules if rule.role != "noise" and not rule.below]  # those: test_exceptions.py
+    samples = [(rule, sample) for rule in found for sample in rule.sample]
     path = tmp_path / "a.log"
     path.write_text("".join(f"{sample}\n" for _, sample in samples))
     read = scan([LogFile(path, None, None, "mixed")], catalogue)

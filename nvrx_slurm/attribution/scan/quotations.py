@@ -1,0 +1,89 @@
+"""Lines that hold a failure's words and tell of none: a configuration that is printed, a negation, a help text.
+
+Each rule's match is looked at in its line. The line is told apart by its form, never by the rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_PAIR = re.compile(
+    rb"""(?P<key>['"]?[A-Za-z_][\w.-]*(?:\x20[a-z_]+){0,3}['"]?)\s*[:=]\s*
+         (?P<value>False|false|None|null|[Oo]ff|[Nn]o|0(?:\.0+)?|\[\]|\{\}|''|"")
+         (?=\s*(?:[,;|})\]]|$)|\s+['"]?[\w.-]+['"]?[:=])""",
+    re.VERBOSE,
+)
+_NUMBERED = re.compile(
+    rb"(?:rank|gpu|device|node|id|idx|index|task|step|iteration|iter|epoch|pid|seq|code|status|port|group|stage|signal)"
+    rb"['\"]?$",
+    re.IGNORECASE,
+)
+"""Keys whose 0 is the name of something."""
+_RAISED = re.compile(rb"(?:Error|Exception|Exit|Interrupt|Warning)$")
+
+_NO = re.compile(rb"\b(?:no|not any|never|without(?: any)?|zero|0)[ :]+(?:[\w-]+ ){0,2}['\"`(]{0,2}$", re.IGNORECASE)
+_FOUND = re.compile(
+    rb"\b(?:found|seen|detected|reported|occurred|observed|recorded|so far|in the last)\b", re.IGNORECASE
+)
+
+_OPTION = re.compile(
+    rb"\s{0,8}(?:-\w(?:[ =][\w<>\[\].]+)?, ?)?--?[A-Za-z][\w-]*(?:[ =][\w<>\[\]{}|,.:]+)*(?:\s{2,}|\t)"
+)
+_SCRIPT = re.compile(rb"\s*# |\+{1,4} (?!Exception Group )[\w./'\"\[$]|\s*#SBATCH ")
+"""A comment, and a command that `set -x` shows before it runs."""
+
+_OPEN_TEXT = re.compile(rb"""[{(\[,]\s*(?P<key>['"]?[A-Za-z_][\w .-]{0,60}?['"]?)\s*[:=]\s*(?P<quote>['"])""")
+_PLAIN_VALUE = re.compile(rb"[:=]\s*(?:True|False|None|true|false|null|-?\d+(?:\.\d+)?)\s*[,})\]]")
+_MESSAGES = frozenset(
+    rb"""msg message error err errors exception exc exc_info exc_type text log event reason cause detail details stack
+    stack_trace traceback trace line body output stderr stdout payload description debug_error_string summary
+    status error_message errorMessage""".split()
+)
+"""Keys of a log that is written as JSON, and of what libraries report: their values are what happened."""
+
+_FRAME = re.compile(rb'\s+File "[^"]+", line \d+')
+
+
+def without_negated(line: bytes) -> bytes:
+    """The line without keys whose value says no: `'preemption_received_at': None`, `oom_kills=0`."""
+
+    def blank(found: re.Match[bytes]) -> bytes:
+        key, value = found["key"].strip(b"'\""), found["value"]
+        if _RAISED.search(key) or (value[:1] == b"0" and _NUMBERED.search(key)):
+            return found[0]
+        return b"\x00" * len(found[0])
+
+    return _PAIR.sub(blank, line)
+
+
+def is_quoted(line: bytes, at: int, begin: int) -> bool:
+    """Whether the words at a position tell of no failure by what stands around them. `begin`: where the line proper
+    begins, after its labels."""
+    if at <= begin:
+        return False
+    before, after = line[begin:at], line[at:]
+    if _OPTION.match(before) or _SCRIPT.match(before):
+        return True
+    if _NO.search(before) and _FOUND.search(after):
+        return True
+    return _in_a_setting(before, after)
+
+
+def is_source(line: bytes, above: Iterable[bytes]) -> bool:
+    """Whether a line is the text of a program that a traceback shows below a frame. `above`: the lines above, nearest
+    first."""
+    return line[:4].isspace() and _FRAME.match(next(iter(above), b"")) is not None
+
+
+def _in_a_setting(before: bytes, after: bytes) -> bool:
+    """Whether the words lie in the text of a key among others with plain values, as in a printed configuration."""
+    texts = list(_OPEN_TEXT.finditer(before))
+    if not texts:
+        return False
+    opened = texts[-1]
+    if opened["quote"] in before[opened.end() :]:
+        return False
+    if opened["key"].strip(b"'\"") in _MESSAGES:
+        return False
+    return _PLAIN_VALUE.search(before) is not None or _PLAIN_VALUE.search(after) is not None

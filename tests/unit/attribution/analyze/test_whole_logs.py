@@ -1,0 +1,203 @@
+"""Failures as their logs show them: what is around the line of the cause decides as much as the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.attribution.analyze.whole import HEAD, STEPS, answer, said
+
+# ---- an exception of any name
+
+
+@pytest.mark.parametrize("last", ["acme.plans.ScheduleInvalid: no stage 4", "StopIteration", "SystemExit: 2"])
+def test_an_exception_that_no_rule_knows(tmp_path: Path, last: str) -> None:
+    """It is the line of the cause; also before a launcher's report, which says less."""
+    report = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+    assert said(answer(tmp_path, f"{STEPS}{HEAD}{last}\n{report}")) == ("UNKNOWN", "exception", last)
+
+
+def test_an_exception_that_a_lost_peer_caused(tmp_path: Path) -> None:
+    """After the rank has reported that its peer is gone, any exception is only what it made of that."""
+    lost = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:9"
+    chained = f"{HEAD}{lost}\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    assert answer(tmp_path, f"{STEPS}{chained}{HEAD}acme.Comm: rank 3 gone\n").fault == "peer_lost"
+
+
+# ---- words of a failure that tell of none
+
+
+@pytest.mark.parametrize(
+    "routine",
+    [
+        "I1121 saver.py:88] {'step': 400, 'reached_preemption': False, 'preemption_received_at': None}",
+        "node state: {'preemption signal received': false, 'spot instance interruption': null}",
+        "counters: uncorrectable ECC error encountered=0, oom_kill=0",
+        "INFO health: no CUDA out of memory found in the last 10 minutes",
+        "  --on-oom ACTION       what to do at a CUDA out of memory (default: stop)",
+        "+ echo 'exit at once on: CUDA error: uncorrectable ECC error encountered'",
+        "# CUDA error: uncorrectable ECC error encountered is looked for below",
+        "Config: {'watch': {'pattern': 'CUDA error: uncorrectable ECC error encountered', 'every': 10}, 'lr': 0.1}",
+    ],
+)
+def test_routine_lines(tmp_path: Path, routine: str) -> None:
+    """They hide no cause, and are none."""
+    log = f"{routine}\nstep 1 loss 2.0\n{routine}\n"
+    assert said(answer(tmp_path / "with", f"{log}{HEAD}KeyError: 'lr'\n")) == ("STOP", "key_error", "KeyError: 'lr'")
+    assert said(answer(tmp_path / "without", log)) == ("UNKNOWN", "unknown", None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"level": "error", "ok": false, "msg": "CUDA error: uncorrectable ECC error encountered"}',
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered, rank: 0",
+        "[rank3]: RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    ],
+)
+def test_lines_of_a_failure(tmp_path: Path, line: str) -> None:
+    """A log that is written as JSON, a rank's number 0: these lines count."""
+    assert answer(tmp_path, f"step 1 loss 2.0\n{line}\n").fault == "gpu_ecc"
+
+
+def test_the_text_of_the_program(tmp_path: Path) -> None:
+    """What a traceback shows of the source has not happened."""
+    source = '  File "/work/train.py", line 3, in f\n    raise Bad("EC2 Spot Instance interruption: {code}")\n'
+    assert answer(tmp_path, f"{HEAD}{source}acme.Bad: 4\n").fault == "exception"
+
+
+# ---- what follows the cause
+
+
+EPILOGUES = {
+    "deepspeed": "".join(
+        f"[2026-11-21 18:02:12,{n:03}] [INFO] [launch.py:316:sigkill_handler] Killing subprocess {4000 + n}\n"
+        for n in range(300)
+    ),
+    "env": "".join(f"MODULE_{n}_ROOT=/opt/modules/{n}\nPATH_{n}=/a:/b\n" for n in range(90)),
+    "freeze": "".join(f"package-{n}=={n}.0.1\n" for n in range(200)),
+    "trap": "".join(f"copying part {n} of the output to the archive\n" for n in range(120)),
+    "slurm": "".join(f"srun: error: n{n}: task {n}: Terminated\n" for n in range(64))
+    + "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T18:00:00 ***\n",
+}
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES.values(), ids=EPILOGUES)
+def test_a_long_epilogue(tmp_path: Path, epilogue: str) -> None:
+    """It is no sign of life; steps are."""
+    assert said(answer(tmp_path / "end", f"{STEPS}{HEAD}KeyError: 'lr'\n{epilogue}"))[:2] == ("STOP", "key_error")
+    assert answer(tmp_path / "on", f"{HEAD}KeyError: 'lr'\n{STEPS}{epilogue}").fault != "key_error"
+
+
+def test_steps_before_a_very_long_epilogue(tmp_path: Path) -> None:
+    """Steps that the usual tail of a file does not reach: the error was survived."""
+    epilogue = "".join(f"copying part {n} of the output to the archive, as asked for\n" for n in range(4000))
+    assert answer(tmp_path, f"{HEAD}KeyError: 'lr'\n{STEPS}{epilogue}").fault == "unknown"
+
+
+def test_a_retry_that_succeeded(tmp_path: Path) -> None:
+    """No step need follow."""
+    log = f"{HEAD}ConnectionRefusedError: [Errno 111] Connection refused\nattempt 2 succeeded\nwriting the report\n"
+    assert answer(tmp_path, log).fault == "unknown"
+
+
+# ---- a shell's complaints
+
+
+COMPLAINTS = (
+    "/var/spool/slurmd/job7/slurm_script: line 4: /opt/conda/bin/activate: No such file or directory",
+    "/etc/profile.d/site.sh: line 12: module: command not found",
+    'Lmod has detected the following error: The following module(s) are unknown: "cuda/13"',
+)
+
+
+@pytest.mark.parametrize("complaint", COMPLAINTS)
+@pytest.mark.parametrize(
+    ("end", "fault"),
+    [
+        ("Killed\n", "killed"),
+        (f"{HEAD}RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED\n", "cudnn_error"),
+        ("[rank1]:[E1121 18:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: "
+         "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600001 milliseconds before timing out.\n",
+         "nccl_timeout"),
+        ("".join(f"loading part {n}\n" for n in range(20)), "unknown"),
+    ],
+    ids=["killed", "cudnn", "nccl", "nothing"],
+)  # fmt: skip
+def test_a_shell_that_went_on(tmp_path: Path, complaint: str, end: str, fault: str) -> None:
+    """A complaint before a program's output is no cause."""
+    assert answer(tmp_path, f"{complaint}\nloading the model\n{end}").fault == fault
+
+
+@pytest.mark.parametrize("complaint", COMPLAINTS[:1])
+def test_a_shell_s_last_words(tmp_path: Path, complaint: str) -> None:
+    """Without a program's output the complaint is the cause."""
+    srun = "srun: error: n1: task 0: Exited with exit code 127\n"
+    assert answer(tmp_path, f"job 7 starts\n{complaint}\n{srun}").fault == "usage_error"
+
+
+# ---- order
+
+
+def test_a_watchdog_before_an_unlabelled_abort(tmp_path: Path) -> None:
+    """The abort follows from the timeout."""
+    log = (
+        "[rank2]:[E1121 18:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 2] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600001 milliseconds before timing out.\n"
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    )
+    assert answer(tmp_path, STEPS + log).fault == "nccl_timeout"
+
+
+def test_slurm_cancels_a_step_after_a_task_exited(tmp_path: Path) -> None:
+    """The task's exit is reported first; without it the cancellation is what is known."""
+    exited = "srun: error: n2: task 3: Exited with exit code 1\n"
+    cancelled = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T18:00:00 ***\n"
+    assert answer(tmp_path / "a", STEPS + exited + cancelled).fault == "task_exited"
+    assert answer(tmp_path / "b", STEPS + cancelled + exited).fault == "job_cancelled"
+
+
+# ---- several runs in one file
+
+
+BANNER = "== job 7 starts at 2026-11-2{n} on n1,n2\ncluster atlas, user ada, image train-2.1\n"
+LAUNCH = "*****\nSetting OMP_NUM_THREADS environment variable for each process to be 1 in default\n*****\n"
+OOM = f"{HEAD}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+SRUN = "srun: error: n1: task 0: Exited with exit code 1\n"
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        SRUN,
+        "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T18:00:00 DUE TO JOB REQUEUE ***\n",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n",
+    ],
+    ids=["srun", "requeue", "torchrun"],
+)
+@pytest.mark.parametrize("start", [BANNER + LAUNCH, LAUNCH * 2], ids=["script", "launcher"])
+def test_the_last_run_is_judged(tmp_path: Path, start: str, between: str) -> None:
+    """What a job that was requeued printed before is history."""
+    first = f"{start.replace('{n}', '1')}{STEPS}{OOM}{between}"
+    second = start.replace("{n}", "2") + "loading\n"
+    log = f"{first}{second}{HEAD}KeyError: 'lr'\n{SRUN}"
+    assert said(answer(tmp_path / "other", log)) == ("STOP", "key_error", "KeyError: 'lr'")
+    again = answer(tmp_path / "same", first + second + OOM + SRUN)
+    assert again.fault == "cuda_oom"
+    assert again.primary is not None
+    assert again.primary.line > log.count("\n") - 12
+    assert said(answer(tmp_path / "cut", first + second)) == ("UNKNOWN", "unknown", None)
+
+
+def test_a_requeued_run_without_a_banner(tmp_path: Path) -> None:
+    """Slurm has said that it was one."""
+    requeue = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T18:00:00 DUE TO JOB REQUEUE ***\n"
+    loading = "".join(f"loading part {n}\n" for n in range(9))
+    assert answer(tmp_path / "a", f"{STEPS}{requeue}").fault == "preemption"
+    assert answer(tmp_path / "b", f"{STEPS}{requeue}{loading}{HEAD}KeyError: 'lr'\n").fault == "key_error"
+
+
+def test_a_node_that_starts_late(tmp_path: Path) -> None:
+    """Its banner, after another node's failure, begins no run."""
+    assert answer(tmp_path, f"{LAUNCH}{OOM}{LAUNCH}loading\n{SRUN}").fault == "cuda_oom"

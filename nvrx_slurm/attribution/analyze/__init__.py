@@ -14,5 +14,6 @@ aftermath          what a rank did after a line: whether that line ended it
 cause              which finding is where it began
 collectives        which ranks the others waited for
 flight_recorder    what a dump of PyTorch's flight recorder says
+spread             which ranks and nodes share the cause
 verdict            which verdict the evidence allows, and how sure it is
 """

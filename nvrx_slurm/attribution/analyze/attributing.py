@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nvrx_slurm.attribution.analyze.aftermath import TailLine
+from nvrx_slurm.attribution.analyze.aftermath import Nature, TailLine, nature
 from nvrx_slurm.attribution.analyze.cause import beside, causes, consequences, first
 from nvrx_slurm.attribution.analyze.collectives import MissingRanks, missing_ranks, refined
 from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE, Finding, findings
 from nvrx_slurm.attribution.analyze.flight_recorder import Dump
+from nvrx_slurm.attribution.analyze.spread import Spread, spread
 from nvrx_slurm.attribution.analyze.verdict import (
     CycleEnding,
     WeighedVerdict,
@@ -90,15 +91,22 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
         )
         others = [each for each in found if each.place != cause.place]
         lasted_s = _lasted_s(inquiry, scan, cause)
-        weighed = weigh(cause, others, failed, repeat(now, side.earlier), lasted_s, len(inquiry.nodes))
+        shared = spread(cause, found, inquiry, scan)
+        weighed = weigh(
+            cause,
+            others,
+            failed,
+            repeat(now, side.earlier),
+            lasted_s,
+            len(inquiry.nodes),
+            only_node=shared.only_node,
+            of_the_program=shared.of_the_program,
+            alone=shared.alone,
+        )
         ranks = _blamed_ranks(inquiry, cause, others, missing)
         secondary = after = [each for each in others if _follows(each, cause)]
         fault, hint, reference = rule.fault, rule.hint, rule.reference
-        # `rank 3 on n2 failed first: cuda oom`, as far as known
-        rank = None if cause.rank is None else f"rank {cause.rank}"
-        where = " ".join(filter(None, (rank, node and f"{'on' if rank else 'node'} {node}"))) or "one rank"
-        how = "failed first" if rule.role == "cause" else "reported a failure first"
-        sentence, reasons = f"{where} {how}: {_words(fault)}", weighed.reasons
+        sentence, reasons = _who(cause, shared), weighed.reasons
 
     # Only a fault of a node blames one.
     nodes: tuple[str, ...] = ()
@@ -123,6 +131,19 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
     )
     knows_cause = cause is not None and cause.hit.rule.role == "cause"
     return answer if knows_cause else refined(answer, missing), now
+
+
+def _who(cause: Finding, shared: Spread) -> str:
+    """`all 8 ranks on 2 nodes raise the same: key error`; `rank 3 on n2 failed first: cuda oom`, as far as known."""
+    rule = cause.hit.rule
+    if shared.everywhere and rule.role == "cause":
+        on = f" on {len(shared.nodes)} nodes" if len(shared.nodes) > 1 else ""
+        return f"all {len(shared.ranks)} ranks{on} raise the same: {_words(rule.fault)}"
+    rank = None if cause.rank is None else f"rank {cause.rank}"
+    on = f"{'on' if rank else 'node'} {cause.node}" if cause.node else ""
+    where = " ".join(filter(None, (rank, on))) or "one rank"
+    how = "failed first" if rule.role == "cause" else "reported a failure first"
+    return f"{where} {how}: {_words(rule.fault)}"
 
 
 def _follows(each: Finding, cause: Finding) -> bool:
@@ -156,6 +177,8 @@ def _blamed_ranks(
 def _lasted_s(inquiry: Inquiry, scan: Scan, cause: Finding) -> float | None:
     """From the cycle's start to the line: by the inquiry, or by the stamps in the workers' logs."""
     workers = [str(file.path) for file in scan.files if file.kind not in OF_THE_MACHINE]
+    if not inquiry.started_at and any(nature(scan.heads.get(name, "")) is Nature.PROGRESS for name in workers):
+        return None  # a log that begins with a step was cut: when it began is not known
     began = inquiry.started_at or min((scan.first_t[name] for name in workers if name in scan.first_t), default=None)
     known = inquiry.failed.t if inquiry.failed is not None else 0.0
     last = max((scan.last_t[name] for name in workers if name in scan.last_t), default=None)

@@ -8,7 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from nvrx_slurm.attribution.analyze.aftermath import Finality, Nature, TailLine, aftermath, finality, nature
+from nvrx_slurm.attribution.analyze.aftermath import (
+    Aftermath,
+    Finality,
+    Nature,
+    TailLine,
+    aftermath,
+    finality,
+    nature,
+)
 from nvrx_slurm.attribution.scan import Hit, Scan
 from nvrx_slurm.attribution.scan.model import MOST_DIGITS
 from nvrx_slurm.attribution.scan.prefixes import stamp_of
@@ -36,7 +44,7 @@ _NUMBERS = ("rank", "pid", "local_rank")
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A line that a rule recognised. `t` is on the clock that all nodes share; None: the line has none. `since`: the
-    line was not written before this time."""
+    line was not written before this time. `stepped`: its rank had made steps before, as far as the tail shows."""
 
     hit: Hit
     rank: int | None
@@ -44,6 +52,7 @@ class Finding:
     t: float | None
     finality: Finality
     since: float | None = None
+    stepped: bool = False
 
     def is_after(self, moment: float, margin_s: float) -> bool:
         """Whether it was surely written later than that, by more than the margin."""
@@ -118,7 +127,7 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
             or hit.groups.get("non_fatal") == "logged"
         )
         t = since if is_dated else None
-        own = hit.rank if hit.rank is not None else rank
+        own, after = hit.rank if hit.rank is not None else rank, Aftermath()
         if hit.file.kind in OF_THE_MACHINE:
             final = Finality.ENDED
         elif own is not None and t is not None and progress.get(own, t) - t > GOES_ON_S:
@@ -132,7 +141,7 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
                 traceback="frames" in hit.groups,
                 shell=hit.rule.shell,
             )
-        found.append(Finding(hit, rank, node, t, final, since))
+        found.append(Finding(hit, rank, node, t, final, since, after.stepped))
     return _without_scripts_that_went_on(found)
 
 

@@ -155,6 +155,9 @@ START_S = 600.0
 RIVAL_S = 120.0
 """A fault of hardware, network or scheduler this near to a cause in the user's code is a rival to it."""
 
+_MAY_BE_A_GPU = ("nan_loss.check", "nan_loss.message", "nan_loss.anomaly", "nan_loss.megatron_grad", "jax_nan.debug")
+"""Rules for what a GPU with a silent error causes, too. Others come after many steps, or after a second look."""
+
 OF_THE_CLUSTER = (Scope.NODE, Scope.NETWORK, Scope.SCHEDULER)
 
 
@@ -175,9 +178,14 @@ def weigh(
     again: Repeat,
     lasted_s: float | None = None,
     nodes: int = 0,
+    *,
+    only_node: str | None = None,
+    of_the_program: bool = False,
+    alone: bool = False,
 ) -> WeighedVerdict:
     """`others`: all that was found beside the cause. `lasted_s`: how long the cycle went well, if known. `nodes`: how
-    many the job has; 0 where that is not known."""
+    many the job has; 0 where that is not known. The rest as `Spread` (spread.py) has
+    it."""
     rule = cause.hit.rule
     same_fault = [each for each in others if each.hit.rule.fault == rule.fault]
     conflicting = any(
@@ -207,6 +215,15 @@ def weigh(
     if rule.widespread and (on_nodes > 1 or (max(nodes, len(seen)) <= 1 and on_ranks > 1)):
         verdict, scope = Verdict.STOP, Scope.USER_CODE
         reasons.append("more than one node or rank reports it")
+    if only_node is not None and verdict is Verdict.STOP and not again.other_nodes:
+        verdict, scope = Verdict.RESTART, Scope.NODE
+        reasons.append(f"only {only_node} reports it, and ranks of other nodes came further")
+    if of_the_program:
+        verdict, scope = Verdict.STOP, Scope.USER_CODE
+        reasons.append("every rank of several nodes raises it, before the first step")
+    if alone and verdict is Verdict.STOP and rule.name in _MAY_BE_A_GPU and not again.times:
+        verdict, confidence = Verdict.UNKNOWN, min(confidence, 0.5)
+        reasons.append("one rank alone reports it, for the first time: it may be its GPU")
     if verdict is Verdict.STOP and (doubt := _doubt(cause, others, failed, confidence)):
         verdict, confidence = Verdict.UNKNOWN, min(confidence, 0.5)
         reasons.append(doubt)

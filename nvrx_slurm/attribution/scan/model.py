@@ -71,8 +71,8 @@ class Scan:
     nor has a line that noise matches. `counts`: (file, rule) → lines; exact up to 32, above that an estimate, by how
     often the rule's literals stand in some parts of the file. `tails`: file → its last lines, at most 20. `first_t`
     and `last_t`: file → seconds since the epoch, of the first and the last stamp near its beginning and its end.
-    `starts`: file → offsets at which its first lines come again, where another run may begin. `problems`: what could
-    not be read, and why; a scan that was stopped says so here.
+    `heads`: file → its first line that is not empty. `starts`: file → offsets at which its first lines come again,
+    where another run may begin. `problems`: what could not be read, and why; a scan that was stopped says so here.
     """
 
     hits: tuple[Hit, ...]
@@ -83,4 +83,5 @@ class Scan:
     tails: Mapping[str, tuple[str, ...]]
     first_t: Mapping[str, float]
     last_t: Mapping[str, float]
+    heads: Mapping[str, str] = field(default_factory=dict)
     starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """What stands before a log line proper: the label that says whose line it is, and the time stamp.
 
 Labels are those of srun, torchrun, mpirun, pdsh, Ray, Kubernetes, NCCL and syslog; stamps those of training jobs,
-launchers, Slurm and kernels. A stamp without a zone is in this machine's, one without a year in the latest that is not
+launchers, Slurm and kernels. A stamp without a zone is in this machine's, one without a year in the latest not
 after the file's last change. A kernel's seconds since boot give no time without the time of the boot: such a line has
 no stamp.
 """

@@ -39,6 +39,7 @@ class _FileScan:
     last_t: float | None = None
     problem: str | None = None
     starts: tuple[int, ...] = ()
+    first_line: str = ""
 
 
 def scan(
@@ -101,6 +102,7 @@ def scan(
         problems=tuple(problems),
         tails={path: read.tail for path, read in in_order if read.tail},
         first_t={path: read.first_t for path, read in in_order if read.first_t is not None},
+        heads={path: read.first_line for path, read in in_order if read.first_line},
         starts={path: read.starts for path, read in in_order if read.starts},
         last_t={path: read.last_t for path, read in in_order if read.last_t is not None},
     )
@@ -143,6 +145,7 @@ def _scan_file(file: LogFile, searcher: Searcher, stopped: Callable[[], bool]) -
             read.hits, read.counts = matcher.hits(), matcher.counts()
             read.starts = starts.starts(read.hits[0].offset) if read.hits else ()
             read.tail = tuple(excerpt(line) for line in reversed(lines[:TAIL_LINES]))
+            read.first_line = next((excerpt(line) for line in head.split(b"\n") if line.strip()), "")
             read.first_t = first_stamp(head.split(b"\n"), changed_at)
             read.last_t = first_stamp(lines, changed_at)
     except Unreadable as problem:

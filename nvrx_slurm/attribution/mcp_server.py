@@ -14,13 +14,15 @@ from typing import Any, ParamSpec
 import msgspec
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from msgspec.structs import replace
+from pydantic import ValidationError
 
-from nvrx_slurm.attribution.analyze.analysis import inquiry_for, logs_of
+from nvrx_slurm.attribution.analyze.analysis import inquiry_for
 from nvrx_slurm.attribution.analyze.analyzer import Analyzer
 from nvrx_slurm.attribution.rules.catalogue import Rule, load_catalogue
+from nvrx_slurm.attribution.scan import files
+from nvrx_slurm.attribution.service.confinement import OutsideRoots, Roots
 from nvrx_slurm.errors import NvrxError, UsageError
-from nvrx_slurm.journal.verdicts import Inquiry
+from nvrx_slurm.journal.verdicts import Inquiry, excess, unknown_keys
 
 INSTRUCTIONS = """Why a multi-node training job failed, and whether a restart can help. Start with `explain_job` for a
 job that nvrx-slurm ran, or `analyze_paths` for any log file or folder. Verdicts: STOP (it will happen again), RESTART
@@ -34,24 +36,28 @@ _Tool = Callable[_P, Coroutine[Any, Any, dict[str, Any]]]
 
 
 class Tools:
-    """What the server offers. With `roots`, only files below these folders are read, links followed first."""
+    """What the server offers. With `roots`, only paths below these folders are named, links followed first."""
 
-    def __init__(self, analyzer: Analyzer, rules: Sequence[Rule], explain: Explain, roots: Sequence[Path]) -> None:
+    def __init__(
+        self, analyzer: Analyzer, rules: Sequence[Rule], explain: Explain, roots: Roots | None = None
+    ) -> None:
         self._analyzer, self._explain = analyzer, explain
         self._rules = {rule.name: rule for rule in rules}
-        self._roots = [root.resolve() for root in roots]
+        self._roots = roots
 
     async def attribute(self, inquiry: dict[str, Any], settled: bool = False) -> dict[str, Any]:
         """Whether a restart can help after this failure.
 
         `inquiry` names the failure and its logs; `settled` says that nothing more will be written to them. Answers
-        with the key, the state `done`, and the attribution.
+        with the key, the state `done`, the attribution, and, as `ignored`, keys of the inquiry that are not known.
         """
         try:
             asked = msgspec.convert(inquiry, Inquiry, str_keys=True)
         except msgspec.ValidationError as error:
             raise UsageError(f"inquiry: {error}") from None
-        return {"key": str(asked.key), "state": "done", "attribution": await self._analyze(asked)}
+        answer = {"key": str(asked.key), "state": "done", "attribution": await self._analyze(asked)}
+        ignored = unknown_keys(inquiry, Inquiry)
+        return answer | ({"ignored": ignored} if ignored else {})
 
     async def analyze_paths(self, paths: list[str]) -> dict[str, Any]:
         """What failed first in these log files or folders, why, what followed, and whether a restart can help."""
@@ -88,29 +94,40 @@ class Tools:
         }
 
     async def _analyze(self, inquiry: Inquiry) -> dict[str, Any]:
-        if self._roots:
-            await asyncio.to_thread(self._confine, inquiry)
+        if (out := excess(inquiry)) is not None:
+            raise UsageError(f"{out[0]} - at `{out[1]}`")
+        if self._roots is not None:
+            for path in (*inquiry.paths, *inquiry.earlier):
+                try:
+                    await asyncio.to_thread(self._roots.check, path)
+                except OutsideRoots as error:
+                    raise UsageError(str(error)) from None
         attribution = await self._analyzer.analyze(inquiry)
         found: dict[str, Any] = msgspec.to_builtins(attribution)
         return found
 
-    def _confine(self, inquiry: Inquiry) -> None:
-        """Refuse what leads out of the roots: each named path, before it is opened, then each file found there."""
-        named = (*inquiry.paths, *inquiry.earlier)
-        for path in named:
-            self._check(Path(path))
-        for log in logs_of(replace(inquiry, paths=named)):
-            self._check(log.path)
 
-    def _check(self, path: Path) -> None:
-        if not any(path.resolve().is_relative_to(root) for root in self._roots):
-            raise UsageError(f"{path} is outside of what may be read: {', '.join(map(str, self._roots))}")
+class _Server(MCPServer[None]):
+    """Reports a wrong argument in one line, as every other error."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.__cause__.errors())
+            raise ToolError(f"{name}: {'; '.join(wrong)}") from None
 
 
 def serve(*, rules: Sequence[Path], roots: Sequence[Path], explain: Explain) -> None:
     """Serve on standard input and output until the input ends. Raises ConfigError for a rule that is wrong."""
     analyzer = Analyzer(rules=rules)
-    tools = Tools(analyzer, load_catalogue(rules).rules, explain, roots)
+    allowed = Roots(roots) if roots else None
+    if allowed is not None:
+        # As in the service: a file below a named folder that leads out of the roots is left out and reported.
+        files.readable = allowed.hold
+    tools = Tools(analyzer, load_catalogue(rules).rules, explain, allowed)
 
     @asynccontextmanager
     async def life(_: MCPServer[None]) -> AsyncIterator[None]:
@@ -119,7 +136,7 @@ def serve(*, rules: Sequence[Path], roots: Sequence[Path], explain: Explain) -> 
         finally:
             await analyzer.close()
 
-    server = MCPServer(
+    server = _Server(
         "nvrx-slurm", version=version("nvrx-slurm"), instructions=INSTRUCTIONS, lifespan=life, log_level="WARNING"
     )
     offered = (tools.attribute, tools.analyze_paths, tools.explain_job, tools.list_rules, tools.explain_rule)

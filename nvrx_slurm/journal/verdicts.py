@@ -8,6 +8,7 @@ added with a default; none is renamed or removed, and an unknown field passes.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import get_args
 
 import msgspec
 
@@ -81,8 +82,11 @@ def cannot_run(exit_code: int | None, signal: int | None, error: str | None) -> 
     return exit_code is None and signal is None and error is not None and error.startswith(_NEVER_RAN)
 
 
-MOST_RANKS = 1 << 22
+MOST_RANKS = 1 << 18
 """Of one replica. Where an inquiry names more its ranks are not enumerated."""
+
+MOST_NODES = 1 << 16
+MOST_PATHS = 1000
 
 
 class Inquiry(Wire, frozen=True, kw_only=True):
@@ -107,6 +111,43 @@ class Inquiry(Wire, frozen=True, kw_only=True):
         return self.nodes[seat] if 0 <= seat < len(self.nodes) else None
 
 
+def excess(inquiry: Inquiry) -> tuple[str, str] | None:
+    """What of an inquiry from outside is out of bounds, and the key that holds it; None: nothing is."""
+    if inquiry.workers_per_node < 1:
+        return "Expected 1 or more", "workers_per_node"
+    if inquiry.workers_per_node > MOST_RANKS:
+        return f"Expected {MOST_RANKS} at most", "workers_per_node"
+    if len(inquiry.nodes) > MOST_NODES:
+        return f"Expected {MOST_NODES} nodes at most", "nodes"
+    if len(inquiry.nodes) * inquiry.workers_per_node > MOST_RANKS:
+        return f"Expected {MOST_RANKS} ranks at most on all nodes together", "workers_per_node"
+    for name, paths in (("paths", inquiry.paths), ("earlier", inquiry.earlier)):
+        if len(paths) > MOST_PATHS:
+            return f"Expected {MOST_PATHS} paths at most", name
+    try:
+        msgspec.msgpack.encode(inquiry)
+    except OverflowError:
+        return "Expected integers of 64 bits at most", "pids"
+    return None
+
+
+def unknown_keys(given: object, kind: type[msgspec.Struct]) -> list[str]:
+    """Keys of a decoded object that its type does not know, with their paths: a newer client's, or mistaken ones."""
+    if not isinstance(given, dict):
+        return []
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    found = [str(key) for key in given if key not in fields]
+    for key, part in given.items():
+        inner = next((each for each in (Inquiry, FailureKey, Failed) if each in _parts(fields.get(key))), None)
+        if inner is not None:
+            found += [f"{key}.{name}" for name in unknown_keys(part, inner)]
+    return found
+
+
+def _parts(kind: object) -> tuple[object, ...]:
+    return (kind, *get_args(kind))
+
+
 # ------------------------------------------------------------------------------------------ answering
 
 
@@ -123,12 +164,25 @@ class Evidence(Wire, frozen=True, kw_only=True):
     t: float | None = None
 
 
+class LogsRead(Wire, frozen=True, kw_only=True):
+    """What an answer is made from. `silent`: known ranks of which no log was found. `problems`: files that could not
+    be read, or not to their end, at most 20 of them."""
+
+    files: int = 0
+    size_bytes: int = 0
+    ranks: int = 0
+    silent: tuple[int, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
 class Attribution(Wire, frozen=True, kw_only=True):
     """What one source says of one failure.
 
     `confidence` is between 0 and 1. `fault` is the class of failure, such as `cuda_oom` (docs/rules.md has all of
     them). `ranks` and `nodes` are the blamed ones; `missing` are ranks that the others waited for. `primary` is the
     line where it began, `secondary` what followed from it, in order. `problem`: why there is no verdict.
+    `read`: which logs. Where the verdict is UNKNOWN, `runner_up` is the next best line, and `settle` a command that
+    would show more.
     """
 
     source: str
@@ -148,6 +202,9 @@ class Attribution(Wire, frozen=True, kw_only=True):
     latency_s: float = 0.0
     cached: bool = False
     problem: str | None = None
+    read: LogsRead | None = None
+    runner_up: Evidence | None = None
+    settle: str = ""
 
 
 class VerdictRecord(Wire, frozen=True, kw_only=True):

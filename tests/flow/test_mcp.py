@@ -30,6 +30,8 @@ warp_core.breach:
   not_sample: ['warp core nominal']
 """
 
+INQUIRY = {"key": {"job": "j", "generation": 0, "replica": "main-0", "cycle": 0}, "paths": ["/nowhere"]}
+
 Connect = Callable[..., AbstractAsyncContextManager[ClientSession]]
 
 
@@ -96,12 +98,16 @@ async def test_only_what_lies_below_the_roots_is_read(logs: Path, tmp_path: Path
     inside = logs / "inside"
     inside.mkdir()
     (inside / "link.log").symlink_to(secret)
-    asked = [secret, logs / ".." / "secret.log", inside / "link.log", inside, "/etc"]
+    asked = [secret, logs / ".." / "secret.log", inside / "link.log", "/etc"]
     async with connect("--root", logs) as session:
         for path in asked:
             refusal = await call(session, "analyze_paths", paths=[str(path)])
-            assert f"is outside of what may be read: {logs}" in refusal
+            assert f"does not lie below an allowed root ({logs})" in refusal
             assert "s3cret" not in refusal
+        # As in the service: such a link below a folder is left out, and the answer says so.
+        found = await call(session, "analyze_paths", paths=[str(logs)])
+        assert found["fault"] == "import_error"
+        assert found["read"]["problems"] == [f"{inside / 'link.log'} does not lie below an allowed root"]
 
 
 async def test_a_mistake_is_told_in_one_sentence(logs: Path) -> None:
@@ -113,12 +119,27 @@ async def test_a_mistake_is_told_in_one_sentence(logs: Path) -> None:
         "'../../etc' is no job id": ("explain_job", {"job": "../../etc"}),
         "holds no jobs": ("explain_job", {"job": "17"}),
         "nowhere": ("analyze_paths", {"paths": [str(logs / "nowhere")]}),
+        "analyze_paths: paths: Input should be a valid list": ("analyze_paths", {"paths": "a.log"}),
+        "explain_rule: name: Field required": ("explain_rule", {}),
+        "ranks at most on all nodes": (
+            "attribute",
+            {"inquiry": {**INQUIRY, "nodes": ["n1", "n2"], "workers_per_node": 1 << 18}},
+        ),
+        "262144 at most": ("attribute", {"inquiry": {**INQUIRY, "workers_per_node": 10**15}}),
     }
     async with connect("--folder", logs / "jobs") as session:
         for sentence, (tool, arguments) in mistakes.items():
             said = await call(session, tool, **arguments)
             assert sentence in said
             assert "Traceback" not in said
+            assert len(said.splitlines()) == 1
+
+
+async def test_unknown_keys_are_named(logs: Path) -> None:
+    """They pass, so that two versions may meet."""
+    async with connect() as session:
+        said = await call(session, "attribute", inquiry={**INQUIRY, "paths": [str(logs)], "setled": True})
+        assert said["ignored"] == ["setled"]
 
 
 async def test_own_rules_are_known_too(logs: Path, tmp_path: Path) -> None:

@@ -205,6 +205,7 @@ def find_logs(paths: Sequence[Path], inquiry: Inquiry | None) -> list[LogFile]:
     a scan reports why. Raises UsageError for a path that is not there or cannot be a log, and where there is no log.
     """
     found: dict[tuple[int, int], LogFile] = {}
+    empty: dict[tuple[int, int], LogFile] = {}
     seen: set[tuple[int, int]] = set()
     for path in paths:
         absolute = Path(os.path.abspath(path))  # noqa: PTH100  # `resolve` would lose the name that the user gave
@@ -213,23 +214,28 @@ def find_logs(paths: Sequence[Path], inquiry: Inquiry | None) -> list[LogFile]:
         except OSError as error:
             message = f"{absolute} cannot be read: {error.strerror}; name log files or folders that hold them"
             raise UsageError(message) from None
-        files: Iterable[tuple[Path, tuple[int, int]]] = [(absolute, _identity(status))]
+        files: Iterable[tuple[Path, tuple[int, int], bool]] = [(absolute, _identity(status), False)]
         if stat.S_ISDIR(status.st_mode):
             is_job = (absolute / "plan.json").is_file() and (absolute / "logs").is_dir()
             files = _below(absolute / "logs" if is_job else absolute, seen)
         elif what := refusal(status.st_mode):
             raise UsageError(f"{absolute} is {what}; name log files or folders that hold them")
-        for file, identity in files:
-            if identity not in found:
+        for file, identity, is_empty in files:
+            if is_empty:
+                empty[identity] = log_file(file, inquiry)
+            elif identity not in found:
                 found[identity] = log_file(file, inquiry, flight_recorder=_is_dump(file))
+    # An empty log says nothing beside others; alone it says that nothing was printed.
+    found = found or empty
     if not found:
         named = ", ".join(map(str, paths)) or "no path"
         raise UsageError(f"no log below {named}: name the files themselves, or the folder that holds them")
     return sorted(found.values(), key=lambda file: file.path)
 
 
-def _below(top: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, tuple[int, int]]]:
-    """All logs below a folder. `seen`: the folders that were entered, so that no loop of links is walked twice."""
+def _below(top: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, tuple[int, int], bool]]:
+    """All logs below a folder, and whether each is empty. `seen`: the folders that were entered, so that no loop of
+    links is walked twice."""
     folders = [str(top)]
     while folders:
         folder = folders.pop()
@@ -248,10 +254,10 @@ def _below(top: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, tuple[
                         status = entry.stat()
                         if stat.S_ISDIR(status.st_mode):
                             folders.append(entry.path)
-                        elif stat.S_ISREG(status.st_mode) and (status.st_size or status.st_blocks):
-                            yield Path(entry.path), _identity(status)
+                        elif stat.S_ISREG(status.st_mode):
+                            yield Path(entry.path), _identity(status), not (status.st_size or status.st_blocks)
         except OSError:
-            yield Path(folder), (0, hash(folder))
+            yield Path(folder), (0, hash(folder)), False
 
 
 def _is_dump(path: Path) -> bool:

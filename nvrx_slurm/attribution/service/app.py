@@ -21,8 +21,8 @@ from nvrx_slurm.attribution.service.confinement import OutsideRoots
 from nvrx_slurm.attribution.service.metrics import CONTENT_TYPE, Metrics
 from nvrx_slurm.attribution.service.service import AttributionService, Busy
 from nvrx_slurm.attribution.service.storage import FileSystemTimeout, TrackedInquiry
-from nvrx_slurm.attribution.service.wire import NODES_AT_MOST, PATHS_AT_MOST, Health, Submission, id_of
-from nvrx_slurm.journal.verdicts import MOST_RANKS
+from nvrx_slurm.attribution.service.wire import Health, Submission, id_of
+from nvrx_slurm.journal.verdicts import excess, unknown_keys
 from nvrx_slurm.util.clock import Clock
 
 BODY_AT_MOST_BYTES = 1 << 20
@@ -61,12 +61,14 @@ class Api:
     async def submit(self, request: Request) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HTTPException(415, "the body must be application/json")
-        asked = checked(decoded(await _body(request)))
+        body = await _body(request)
+        asked = checked(decoded(body))
+        ignored = tuple(unknown_keys(msgspec.json.decode(body), Submission))
         known = self._service.find(id_of(asked.inquiry.key))
         after = known.record.revision if known is not None else 0
         entry = await self._service.submit(asked)
         preferred = _PREFER_WAIT.search(", ".join(request.headers.getlist("prefer")))
-        return await self._when_answered(entry, float(preferred[1]) if preferred else 0.0, after)
+        return await self._when_answered(entry, float(preferred[1]) if preferred else 0.0, after, ignored)
 
     async def poll(self, request: Request) -> Response:
         entry = self._service.find(request.path_params["id"])
@@ -76,9 +78,11 @@ class Api:
         after = _number(request, "after", int, entry.record.revision)
         return await self._when_answered(entry, wait_s, after)
 
-    async def _when_answered(self, entry: TrackedInquiry, wait_s: float, after: int) -> Response:
+    async def _when_answered(
+        self, entry: TrackedInquiry, wait_s: float, after: int, ignored: tuple[str, ...] = ()
+    ) -> Response:
         record = await self._service.wait(entry, min(wait_s, self._longest_wait_s), after)
-        return reply(202 if record.is_open else 200, record.answer())
+        return reply(202 if record.is_open else 200, msgspec.structs.replace(record.answer(), ignored=ignored))
 
     async def in_flight(self, _: Request) -> Response:
         return reply(200, self._service.in_flight())
@@ -147,21 +151,8 @@ def _whole(value: Any) -> Any:
 
 def checked(asked: Submission) -> Submission:
     """What types cannot say (`openapi._tighten` says it to others). Raises HTTPException."""
-    inquiry = asked.inquiry
-    if inquiry.workers_per_node < 1:
-        raise HTTPException(422, "Expected 1 or more - at `$.inquiry.workers_per_node`")
-    # Each bound by itself, as a schema can say it. Where both are large ranks are not enumerated (collectives.py).
-    if inquiry.workers_per_node > MOST_RANKS:
-        raise HTTPException(422, f"Expected {MOST_RANKS} at most - at `$.inquiry.workers_per_node`")
-    if len(inquiry.nodes) > NODES_AT_MOST:
-        raise HTTPException(422, f"Expected {NODES_AT_MOST} nodes at most - at `$.inquiry.nodes`")
-    for name, paths in (("paths", inquiry.paths), ("earlier", inquiry.earlier)):
-        if len(paths) > PATHS_AT_MOST:
-            raise HTTPException(422, f"Expected {PATHS_AT_MOST} paths at most - at `$.inquiry.{name}`")
-    try:
-        msgspec.msgpack.encode(inquiry)
-    except OverflowError:
-        raise HTTPException(422, "Expected integers of 64 bits at most - at `$.inquiry`") from None
+    if (out := excess(asked.inquiry)) is not None:
+        raise HTTPException(422, f"{out[0]} - at `$.inquiry.{out[1]}`")
     return asked
 
 

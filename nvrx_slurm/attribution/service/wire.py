@@ -7,15 +7,15 @@ from typing import Literal
 
 import msgspec
 
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry
+from nvrx_slurm.journal.verdicts import MOST_NODES, MOST_PATHS, Attribution, FailureKey, Inquiry
 
 Intent = Literal["track_only", "progressive", "terminal"]
 """What is wanted: that the paths are remembered; an answer that may sharpen while logs grow; an answer for good."""
 
 State = Literal["tracked", "queued", "running", "done", "failed"]
 
-PATHS_AT_MOST = 1000
-NODES_AT_MOST = 1 << 16
+PATHS_AT_MOST = MOST_PATHS
+NODES_AT_MOST = MOST_NODES
 
 
 class ServiceMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +35,7 @@ class Answer(ServiceMessage, frozen=True, kw_only=True):
 
     Where the state is `done`, the attribution is the last word for its key. Before, it is what the logs have said
     so far, and `revision` counts how often that changed. `problem` says why there is none.
+    `ignored`: keys of what was submitted just now that this version does not know.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Answer(ServiceMessage, frozen=True, kw_only=True):
     attribution: Attribution | None = None
     problem: str | None = None
     revision: int = 0
+    ignored: tuple[str, ...] = ()
 
 
 class InFlight(ServiceMessage, frozen=True, kw_only=True):

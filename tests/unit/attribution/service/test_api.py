@@ -63,13 +63,24 @@ async def test_bad_bodies(fleet: Fleet) -> None:
     for change, place in (
         ({"workers_per_node": 0}, "workers_per_node"),
         ({"workers_per_node": 10**15}, "workers_per_node"),
-        ({"workers_per_node": (1 << 22) + 1}, "workers_per_node"),
+        ({"workers_per_node": (1 << 18) + 1}, "workers_per_node"),
+        ({"nodes": ["n"] * 1025, "workers_per_node": 256}, "workers_per_node"),
         ({"nodes": ["n"] * ((1 << 16) + 1)}, "nodes"),
         ({"paths": ["/x"] * 1001}, "paths"),
     ):
         status, error = await _post(client, msgspec.json.encode({**good, "inquiry": {**good["inquiry"], **change}}))
         assert status == 422 and error.endswith(f"`$.inquiry.{place}`")
     assert (await _post(client, msgspec.json.encode(good), {"Content-Type": "text/plain"}))[0] == 415
+
+
+async def test_unknown_keys(fleet: Fleet) -> None:
+    """They pass, so that two versions may meet, and the answer names them."""
+    client = fleet.start()
+    inquiry = msgspec.to_builtins(fleet.inquiry("STOP"))
+    inquiry |= {"started": 3, "key": {**inquiry["key"], "cycel": 1}}
+    body = msgspec.json.encode({"inquiry": inquiry, "intent": "terminal", "setled": True})
+    answer = (await client.post("/v1/inquiries", content=body, headers=JSON)).json()
+    assert sorted(answer["ignored"]) == ["inquiry.key.cycel", "inquiry.started", "setled"]
 
 
 async def test_long_body(fleet: Fleet) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from os import PathLike
 from pathlib import Path
 
-from nvrx_slurm.attribution.analyze.analysis import AnalysisResult, analyze_logs, inquiry_for
+from nvrx_slurm.attribution.analyze.analysis import CYCLE, AnalysisResult, analyze_logs, inquiry_about, inquiry_for
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
-from nvrx_slurm.journal.verdicts import Attribution
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry
 from nvrx_slurm.util.clock import SystemClock
 
 AnyPath = str | PathLike[str]
@@ -34,3 +35,29 @@ def examination(paths: Sequence[Path], *, rules: Sequence[Path] = (), ranks: Col
     began = clock.monotonic()
     found = analyze_logs(inquiry_for(paths), load_catalogue(rules), ranks=ranks)
     return found.with_latency(clock.monotonic() - began)
+
+
+def examine_cycles(
+    paths: Sequence[Path], last: int, *, rules: Sequence[Path] = (), ranks: Collection[int] = ()
+) -> list[AnalysisResult]:
+    """The same of the last cycles whose logs lie below these folders, each on its own, oldest first. Raises
+    UsageError where there are none."""
+    folders = [folder for path in paths for folder in path.absolute().rglob("cycle-*") if CYCLE.search(str(folder))]
+    if not folders:
+        raise UsageError(f"no cycle's folder below {', '.join(map(str, paths))}: --last takes the folder of a job")
+    folders = sorted(set(folders), key=_order)[-last:]
+    results = []
+    for folder in folders:
+        job = next((str(above) for above in folder.parents if (above / "plan.json").is_file()), "")
+        now = Inquiry(key=FailureKey(job=job, generation=0, replica="", cycle=0), paths=())
+        clock = SystemClock()
+        began = clock.monotonic()
+        found = analyze_logs(inquiry_about(folder, now), load_catalogue(rules), ranks=ranks)
+        results.append(found.with_latency(clock.monotonic() - began))
+    return results
+
+
+def _order(folder: Path) -> tuple[int, int, str]:
+    named = CYCLE.search(str(folder))
+    assert named is not None
+    return int(named["generation"]), int(named["cycle"]), named["replica"]

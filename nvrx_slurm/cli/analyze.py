@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
+import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,13 +42,25 @@ _COLOURS = {"STOP": "red", "RESTART": "green", "UNKNOWN": "yellow", "TIMEOUT": "
 @click.option(
     "--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Only this rank's lines; repeatable."
 )
+@click.option(
+    "--last", type=click.IntRange(min=1), metavar="N", help="Of a job's folder the last N cycles, each on its own."
+)
+@click.option(
+    "--exit-code", is_flag=True, help="Exit with 10 for RESTART, 11 for UNKNOWN, 93 for STOP, 0 if nothing failed."
+)
 def analyze(
-    paths: tuple[Path, ...], as_json: bool, schema: bool, rules: tuple[Path, ...], ranks: tuple[int, ...]
+    paths: tuple[Path, ...],
+    as_json: bool,
+    schema: bool,
+    rules: tuple[Path, ...],
+    ranks: tuple[int, ...],
+    last: int | None,
+    exit_code: bool,
 ) -> None:
     """Why a job failed, and whether a restart can help, from its logs alone.
 
-    Takes files and folders, of any launcher, packed or not, and flight-recorder dumps of PyTorch. Exits with 0
-    for each verdict.
+    Takes files and folders, of any launcher, packed or not, `-` for standard input, and flight-recorder dumps of
+    PyTorch. Exits with 0 for each verdict, unless --exit-code is given.
     """
     if schema:
         from nvrx_slurm.journal.verdicts import attribution_schema
@@ -54,49 +68,166 @@ def analyze(
         click.echo(json.dumps(attribution_schema(), indent=2))
         return
     if not paths:
-        raise click.UsageError("name a log file or a folder of logs")
-    from nvrx_slurm.api.analysis import examination
+        raise click.UsageError("name a log file, a folder of logs, or - for standard input")
+    from nvrx_slurm.api.analysis import examination, examine_cycles
 
-    found = examination(paths, rules=rules, ranks=ranks)
-    for problem in found.problems:
-        click.echo(one_line(f"nvrx-slurm: {problem}"), err=True)
-    if as_json:
-        print_json(found.attribution)
-    else:
-        width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None
-        click.echo("\n".join(page(found.attribution, width)))
+    with _spooled(paths) as (readable, names):
+        if last is None:
+            results = [examination(readable, rules=rules, ranks=ranks)]
+        else:
+            results = examine_cycles(readable, last, rules=rules, ranks=ranks)
+        answers = [_renamed(each.attribution, names) for each in results]
+        for problem in (problem for each in results for problem in each.problems):
+            click.echo(one_line(f"nvrx-slurm: {_with_names(problem, names)}"), err=True)
+        if as_json:
+            print_json(answers[0] if last is None else answers)
+        else:
+            width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None
+            pages = ["\n".join(page(each.attribution, width, names)) for each in results]
+            click.echo("\n\n".join(pages))
+    if exit_code:
+        sys.exit(_EXIT_CODES[answers[-1].verdict] if failed(answers[-1]) else 0)
 
 
-def page(answer: Attribution, width: int | None = None) -> Iterator[str]:
-    """The lines that `analyze` prints; `width` None: nothing is wrapped."""
+_EXIT_CODES = {"RESTART": 10, "UNKNOWN": 11, "TIMEOUT": 11, "STOP": 93}
+
+
+def failed(answer: Attribution) -> bool:
+    """Whether the logs tell of a failure at all."""
+    return answer.verdict in ("RESTART", "STOP") or answer.fault != "unknown" or answer.primary is not None
+
+
+@contextlib.contextmanager
+def _spooled(paths: Sequence[Path]) -> Iterator[tuple[list[Path], dict[str, str]]]:
+    """The paths, with a copy in place of standard input and of each pipe, which can be read once only; and of each
+    copy what it is a copy of."""
+    with tempfile.TemporaryDirectory(prefix="nvrx-analyze-") as folder:
+        readable, names = list[Path](), dict[str, str]()
+        for path in paths:
+            if str(path) != "-" and not path.is_fifo():
+                readable.append(path)
+                continue
+            copy = (
+                Path(folder) / f"stdin-{len(names)}.log"
+                if str(path) == "-"
+                else Path(folder) / f"pipe-{len(names)}.log"
+            )
+            with copy.open("wb") as file:
+                if str(path) == "-":
+                    shutil.copyfileobj(sys.stdin.buffer, file)
+                else:
+                    with path.open("rb") as pipe:
+                        shutil.copyfileobj(pipe, file)
+            readable.append(copy)
+            names[str(copy)] = "stdin" if str(path) == "-" else str(path)
+        yield readable, names
+
+
+def _with_names(text: str, names: Mapping[str, str]) -> str:
+    for copy, name in names.items():
+        text = text.replace(copy, name)
+    return text
+
+
+def _renamed(answer: Attribution, names: Mapping[str, str]) -> Attribution:
+    """The same, with the names that the user knows instead of those of copies."""
+    import msgspec
+
+    if not names:
+        return answer
+
+    def renamed(line: Evidence) -> Evidence:
+        return msgspec.structs.replace(line, file=names.get(line.file, line.file))
+
+    read = answer.read
+    return msgspec.structs.replace(
+        answer,
+        primary=answer.primary and renamed(answer.primary),
+        runner_up=answer.runner_up and renamed(answer.runner_up),
+        secondary=tuple(map(renamed, answer.secondary)),
+        read=read
+        and msgspec.structs.replace(read, problems=tuple(_with_names(each, names) for each in read.problems)),
+    )
+
+
+MEANINGS = {
+    "STOP": "a restart would fail the same way",
+    "RESTART": "it need not happen again: restart",
+    "UNKNOWN": "nobody knows whether a restart helps",
+    "TIMEOUT": "the analysis did not end in time",
+}
+
+
+def page(answer: Attribution, width: int | None = None, names: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The lines that `analyze` prints; `width` None: nothing is wrapped. `names`: of copies, by their paths."""
+    names = names or {}
     verdict = click.style(answer.verdict, fg=_COLOURS[answer.verdict], bold=True)
-    known = f"{answer.fault}, of {answer.scope.replace('_', ' ')}, confidence {answer.confidence:.2f}"
-    yield f"{verdict}  {'cause unknown' if answer.fault == 'unknown' else one_line(known)}"
+    without = f", without {', '.join(answer.nodes)}" if answer.verdict == "RESTART" and answer.nodes else ""
+    meaning = f"{MEANINGS[answer.verdict]}{without}" if failed(answer) else "no line tells of a failure"
+    yield f"{verdict}  {one_line(meaning)}"
+    if failed(answer):
+        yield one_line(f"{answer.fault}, of {answer.scope.replace('_', ' ')}, confidence {answer.confidence:.2f}")
     yield ""
     if (first := answer.primary) is not None:
         rank = "" if first.rank is None else f"rank {first.rank}"
-        yield from _labelled(
-            "first", ", ".join(filter(None, (rank, first.node, _time(first.t), _place(first)))), width
-        )
-        yield from _in_context(first)
+        where = (rank, first.node, _time(first.t), _place(first, names), first.rule and f"rule {first.rule}")
+        yield from _labelled("first", ", ".join(filter(None, where)), width)
+        yield from (_fitted(line, width) for line in _in_context(first))
         yield ""
     if answer.secondary:
         yield click.style("then", bold=True)
-        for each in answer.secondary:
+        for each, more in _by_class(answer.secondary):
             rank = "" if each.rank is None else f" rank {each.rank}"
-            yield one_line(f"  {_place(each)}{rank}: {each.text.strip()}")
+            others = f"  (and {more} more)" if more else ""
+            yield _fitted(one_line(f"  {_place(each, names)}{rank}: {each.text.strip()}"), width, others)
         yield ""
+    other = answer.runner_up
     facts = {
         "what": answer.explanation,
         "blamed": ", ".join((*(f"rank {rank}" for rank in answer.ranks), *answer.nodes)),
         "missing": ", ".join(f"rank {rank}" for rank in answer.missing),
+        "or else": f"{_place(other, names)}: {other.text.strip()} (rule {other.rule})" if other else "",
+        "settle": answer.settle if failed(answer) else "",
         "hint": answer.hint,
         "reference": answer.reference,
         "problem": answer.problem,
+        "read": _read(answer),
     }
     for label, text in facts.items():
         if text or label == "what":
             yield from _labelled(label, text or "", width)
+
+
+def _by_class(lines: Sequence[Evidence]) -> Iterator[tuple[Evidence, int]]:
+    """The first line of each class of consequence, by the first part of its rule's name, and how many more there
+    are."""
+    classes: dict[str, list[Evidence]] = {}
+    for each in lines:
+        classes.setdefault(each.rule.partition(".")[0], []).append(each)
+    return ((each[0], len(each) - 1) for each in classes.values())
+
+
+def _read(answer: Attribution) -> str:
+    """`12 files, 8 ranks; no log of ranks 6, 7; 1 file is not whole`."""
+    read = answer.read
+    if read is None:
+        return ""
+    parts = [f"{read.files} file{'s'[: read.files != 1]}, {read.size_bytes:,} bytes"]
+    if read.ranks:
+        parts.append(f"{read.ranks} rank{'s'[: read.ranks != 1]}")
+    if read.silent:
+        parts.append(f"no log of rank{'s'[: len(read.silent) != 1]} {', '.join(map(str, read.silent))}")
+    if read.problems:
+        parts.append(f"{len(read.problems)} not read to the end")
+    return "; ".join(parts)
+
+
+def _fitted(line: str, width: int | None, end: str = "") -> str:
+    """A line cut to the terminal, without its colour if it is cut."""
+    bare = click.unstyle(line)
+    if width is None or len(bare) + len(end) <= width:
+        return line + end
+    return bare[: max(1, width - len(end) - 1)] + "…" + end
 
 
 def _labelled(label: str, text: str, width: int | None) -> list[str]:
@@ -115,9 +246,9 @@ def _time(seconds: float | None) -> str:
     return "" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
-def _place(evidence: Evidence) -> str:
+def _place(evidence: Evidence, names: Mapping[str, str]) -> str:
     """The file, from here if it lies below, and the line."""
-    path = Path(evidence.file)
+    path = Path(names.get(evidence.file, evidence.file))
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{shown}:{evidence.line}" if evidence.line else str(shown)
 

@@ -107,7 +107,10 @@ def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribut
 def facts(failure: Explanation, bounds: FaultToleranceSpec, folder: str) -> list[Row]:
     """Label and text, in the order in which one asks."""
     again = f", generation {failure.generation}" if failure.generation else ""
-    rows = [Row(("job", f"{failure.job} ({failure.name}), {failure.replica} cycle {failure.cycle}{again}"))]
+    rows = [
+        *_in_short(failure),
+        Row(("job", f"{failure.job} ({failure.name}), {failure.replica} cycle {failure.cycle}{again}")),
+    ]
     if failure.in_process:
         times = plural(failure.in_process, "time")
         before = (
@@ -135,6 +138,38 @@ def facts(failure: Explanation, bounds: FaultToleranceSpec, folder: str) -> list
     if failure.restarts_asked:
         budget += f"; {asked_for(failure.restarts_asked)}"
     return [*rows, Row(("progress", progress)), Row(("budget", budget)), *_decision(failure)]
+
+
+_MEANINGS = {
+    Verdict.STOP: "a restart would fail the same way",
+    Verdict.RESTART: "it need not happen again",
+    Verdict.UNKNOWN: "nobody knows whether it happens again",
+    Verdict.TIMEOUT: "no source answered in time",
+}
+
+
+def _in_short(failure: Explanation) -> Iterator[Row]:
+    """What the verdict means for this job, and what was done: `RESTART: it need not happen again; restarted without
+    n5`."""
+    best = max((each.attribution for each in failure.answers), key=lambda each: each.confidence, default=None)
+    judged = failure.judged
+    verdict = judged.verdict if judged is not None else best.verdict if best is not None else None
+    if verdict is None:
+        return
+    done = "nothing was decided yet"
+    if failure.shutdown is not None:
+        done = "the job ended"
+    elif failure.decided is not None:
+        done = _DONE.get(failure.decided.action, action_of(failure.decided))
+        blamed = judged.blamed if judged is not None else ()
+        if done == _DONE["restart_replica"] and blamed:
+            done = f"{done} without {names(blamed)}, unless no other node was left"
+    if verdict is Verdict.STOP and failure.shutdown is None and judged is not None and not judged.acted:
+        done = f"{done} all the same, in a dry run"
+    yield Row(("in short", f"{verdict}: {_MEANINGS[verdict]}; {done}"), mood=MOODS[verdict])
+
+
+_DONE = {"restart_replica": "restarted", "restart_job": "restarted", "ignore": "went on without the replica"}
 
 
 def verdicts(failure: Explanation) -> Table:
@@ -170,7 +205,8 @@ def _evidence(failure: Explanation, folder: str) -> Iterator[Row]:
     best = max(named, key=lambda answer: answer.confidence, default=None)
     if best is None or best.primary is None:
         return
-    yield Row(("", _place(best.primary, folder)), mood="dim")
+    rule = f"  (rule {best.primary.rule})" if best.primary.rule else ""
+    yield Row(("", f"{_place(best.primary, folder)}{rule}"), mood="dim")
     yield Row(("", best.primary.text.strip()), mood="bad")
     if blamed := [part for part in (best.ranks and ranks_of(best.ranks), best.nodes and names(best.nodes)) if part]:
         yield Row(("blamed", " on ".join(blamed)))
@@ -180,10 +216,20 @@ def _evidence(failure: Explanation, folder: str) -> Iterator[Row]:
     for label, text in (("hint", best.hint), ("see", best.reference)):
         if text:
             yield Row((label, text))
-    for index, line in enumerate(best.secondary[:MOST_FOLLOWING]):
-        yield Row(("" if index else "then", f"{_place(line, folder)}  {line.text.strip()}"), mood="dim")
-    if (more := len(best.secondary) - MOST_FOLLOWING) > 0:
-        yield Row(("", f"… and {plural(more, 'line')} more"), mood="dim")
+    classes: dict[str, list[Evidence]] = {}
+    for line in best.secondary:
+        classes.setdefault(line.rule.partition(".")[0], []).append(line)
+    for index, lines in enumerate([*classes.values()][:MOST_FOLLOWING]):
+        more = f"  (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        yield Row(("" if index else "then", f"{_place(lines[0], folder)}  {lines[0].text.strip()}{more}"), mood="dim")
+    if (other := best.runner_up) is not None:
+        yield Row(("or else", f"{_place(other, folder)}  {other.text.strip()}  (rule {other.rule})"), mood="dim")
+    if best.settle:
+        yield Row(("settle", best.settle))
+    if (read := best.read) is not None:
+        silent = f"; no log of {ranks_of(read.silent)}" if read.silent else ""
+        cut = f"; {plural(len(read.problems), 'file')} not read to the end" if read.problems else ""
+        yield Row(("read", f"{plural(read.files, 'file')}{silent}{cut}"), mood="dim")
 
 
 def _verdict(failure: Explanation, bounds: FaultToleranceSpec) -> Iterator[Row]:

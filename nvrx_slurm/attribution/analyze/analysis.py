@@ -12,22 +12,26 @@ import msgspec
 
 from nvrx_slurm.attribution.analyze.aftermath import never_ends_the_rank
 from nvrx_slurm.attribution.analyze.attributing import attribute, attribute_cycle
+from nvrx_slurm.attribution.analyze.collectives import known_ranks
 from nvrx_slurm.attribution.analyze.evidence import read_evidence
 from nvrx_slurm.attribution.analyze.verdict import CycleEnding
 from nvrx_slurm.attribution.rules.catalogue import Catalogue
 from nvrx_slurm.attribution.scan import Hit, LogFile, Scan, find_logs, scan
 from nvrx_slurm.errors import MalformedRecord, UsageError
 from nvrx_slurm.journal.records import Record, RendezvousClosed, WorkerFailed, entry_from_json
-from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry
+from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, LogsRead
 from nvrx_slurm.util.files import JobFiles, journal_parts
 
 MOST_EARLIER = 3
 """Cycles before this one that are analyzed: a second repeat says hardly more than the first."""
 
+MOST_NAMED = 20
+"""Of ranks without a log, and of files that could not be read."""
+
 NO_FILE = Path("uncaught exception")
 """In the evidence, in place of a file's name."""
 
-_CYCLE = re.compile(r"(?P<replica>[^/]+)/gen-(?P<generation>\d+)/cycle-(?P<cycle>\d+)$")
+CYCLE = re.compile(r"(?P<replica>[^/]+)/gen-(?P<generation>\d+)/cycle-(?P<cycle>\d+)$")
 _WANTED_RECORDS = (b'"rendezvous_closed"', b'"round_closed"', b'"worker_failed"')  # the second: up to 0.1
 
 
@@ -80,10 +84,24 @@ def analyze_logs(
         )
     side = read_evidence(scanned, stop, _earlier_endings(inquiry, catalogue, stop))
     attribution = attribute(inquiry, scanned, side)
+    problems = (*scanned.problems, *side.problems)
+    with_logs = {log.rank for log in scanned.files if log.rank is not None}
+    with_logs |= {hit.rank for hit in scanned.hits if hit.rank is not None}
+    silent = sorted(known_ranks(inquiry, scanned) - with_logs) if with_logs else []
+    attribution = msgspec.structs.replace(
+        attribution,
+        read=LogsRead(
+            files=len(scanned.files),
+            size_bytes=scanned.bytes_read,
+            ranks=len(with_logs),
+            silent=tuple(silent[:MOST_NAMED]),
+            problems=problems[:MOST_NAMED],
+        ),
+    )
     blamed_first = sorted(scanned.files, key=lambda log: log.rank not in attribution.ranks)
     names = [str(log.path) for log in blamed_first]
     tails = {name: scanned.tails[name] for name in names if scanned.tails.get(name)}
-    return AnalysisResult(attribution, tails, (*scanned.problems, *side.problems))
+    return AnalysisResult(attribution, tails, problems)
 
 
 def with_reported(scanned: Scan, inquiry: Inquiry, catalogue: Catalogue) -> Scan:
@@ -127,7 +145,7 @@ def inquiry_about(folder: Path, now: Inquiry) -> Inquiry:
     how the first worker ended. Of a folder that is in no job's, only its files are known."""
     key = msgspec.structs.replace(now.key, rank=None)
     asked = Inquiry(key=key, paths=(str(folder),), workers_per_node=now.workers_per_node)
-    named = _CYCLE.search(str(folder))
+    named = CYCLE.search(str(folder))
     if named is None:
         return asked
     cycle = named["replica"], int(named["generation"]), int(named["cycle"])

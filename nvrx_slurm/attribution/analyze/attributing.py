@@ -36,6 +36,7 @@ MOST_EVIDENCE = 16
 _MOST_OF_A_FAULT = 3
 _MOST_RANKS_NAMED = 6
 _MOST_FAULTS_NAMED = 3
+_LONGEST_LAST = 120
 
 _TRANSIENT = {Verdict.STOP: False, Verdict.RESTART: True}
 
@@ -106,13 +107,18 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
         ranks = _blamed_ranks(inquiry, cause, others, missing)
         secondary = after = [each for each in others if _follows(each, cause)]
         fault, hint, reference = rule.fault, rule.hint, rule.reference
-        sentence, reasons = _who(cause, shared), weighed.reasons
+        sentence, reasons = _who(cause, shared, missing, scan), weighed.reasons
 
     # Only a fault of a node blames one.
     nodes: tuple[str, ...] = ()
     if weighed.scope is Scope.NODE:
         held = (inquiry.node_of(rank) for rank in ranks)
         nodes = (node,) if node is not None else tuple(dict.fromkeys(name for name in held if name is not None))
+    runner_up = None
+    if weighed.verdict is Verdict.UNKNOWN:
+        rivals = [each for each in causes(found) if cause is None or each.hit.rule.fault != cause.hit.rule.fault]
+        rivals = rivals or ([*beside(found)] if cause is None else [])
+        runner_up = max(rivals, key=lambda each: (-each.finality, each.hit.rule.severity), default=None)
     answer = Attribution(
         source=SOURCE,
         verdict=weighed.verdict,
@@ -128,14 +134,25 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
         explanation=_explanation(sentence, after, missing, reasons),
         hint=hint,
         reference=reference,
+        runner_up=None if runner_up is None else runner_up.evidence,
+        settle=_settle(fault, nodes or ((node,) if node else ())) if weighed.verdict is Verdict.UNKNOWN else "",
     )
     knows_cause = cause is not None and cause.hit.rule.role == "cause"
     return answer if knows_cause else refined(answer, missing), now
 
 
-def _who(cause: Finding, shared: Spread) -> str:
-    """`all 8 ranks on 2 nodes raise the same: key error`; `rank 3 on n2 failed first: cuda oom`, as far as known."""
+def _who(cause: Finding, shared: Spread, missing: MissingRanks, scan: Scan) -> str:
+    """`all 8 ranks on 2 nodes raise the same: key error`; `rank 3 on n2 failed first: cuda oom`, as far as known; of
+    a hang `rank 4 never entered ALLREDUCE 1594; its last line: step 1079`."""
     rule = cause.hit.rule
+    if rule.role == "consequence" and missing.ranks and (collective := cause.hit.groups.get("collective")):
+        call = " ".join(filter(None, (collective, cause.hit.groups.get("seq"))))
+        names = ", ".join(map(str, missing.ranks[:_MOST_RANKS_NAMED]))
+        more = f", … ({len(missing.ranks)} in all)" if len(missing.ranks) > _MOST_RANKS_NAMED else ""
+        tails = (scan.tails.get(str(log.path), ()) for log in scan.files if log.rank == missing.ranks[0])
+        last = next((line.strip() for tail in tails for line in reversed(tail) if line.strip()), "")
+        its = f"; its last line: {last[:_LONGEST_LAST]}" if last else "; it has printed nothing"
+        return f"rank{'s'[: len(missing.ranks) != 1]} {names}{more} never entered {call}{its}"
     if shared.everywhere and rule.role == "cause":
         on = f" on {len(shared.nodes)} nodes" if len(shared.nodes) > 1 else ""
         return f"all {len(shared.ranks)} ranks{on} raise the same: {_words(rule.fault)}"
@@ -144,6 +161,35 @@ def _who(cause: Finding, shared: Spread) -> str:
     where = " ".join(filter(None, (rank, on))) or "one rank"
     how = "failed first" if rule.role == "cause" else "reported a failure first"
     return f"{where} {how}: {_words(rule.fault)}"
+
+
+_COMMANDS = {
+    "killed": "srun -w {node} dmesg -T | grep -i -E 'oom|killed process'",
+    "host_oom": "sacct -j JOB --format=JobID,NodeList,MaxRSS,ReqMem,State",
+    "segfault": "srun -w {node} dmesg -T | grep -E 'segfault|general protection'",
+    "bus_error": "srun -w {node} df -h /dev/shm /tmp",
+    "hang": "nvrx-slurm dump JOB",
+    "nan_loss": "srun -w {node} dcgmi diag -r 3",
+    "cuda_error": "srun -w {node} dmesg -T | grep -E 'NVRM|Xid|amdgpu'",
+    "unknown": "sacct -j JOB --format=JobID,NodeList,State,ExitCode,Reason",
+}
+_ALIKE = {
+    "abort": "segfault",
+    "heap_corruption": "segfault",
+    "gpu_hang": "cuda_error",
+    "cuda_illegal_access": "cuda_error",
+    "cuda_launch_failure": "cuda_error",
+    "cublas_error": "cuda_error",
+    "cudnn_error": "cuda_error",
+    "gpu_application_fault": "cuda_error",
+    "data_worker_killed": "killed",
+}
+
+
+def _settle(fault: str, nodes: Sequence[str]) -> str:
+    """A command that shows what the logs do not."""
+    command = _COMMANDS.get(_ALIKE.get(fault, fault), "nvrx-slurm analyze JOB_FOLDER --last 2")
+    return command.replace("{node}", nodes[0] if nodes else "NODE")
 
 
 def _follows(each: Finding, cause: Finding) -> bool:

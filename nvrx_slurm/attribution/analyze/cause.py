@@ -91,6 +91,8 @@ def first(candidates: Sequence[Finding], failed: Failed | None) -> Finding | Non
     times = [each.t for each in winners if each.t is not None]
     start = min(times, default=0.0)
     near = [each for each in winners if not times or not each.is_after(start, SAME_TIME_S)]
+    # In one file its order is known, between files the rank decides.
+    in_one_file = len({each.place[0] for each in near}) == 1
 
     def order(each: Finding) -> tuple[float, ...]:
         is_seen = failed is not None and each.rank == failed.rank and each.rank is not None
@@ -99,6 +101,7 @@ def first(candidates: Sequence[Finding], failed: Failed | None) -> Finding | Non
             -each.hit.rule.severity,
             not is_seen,
             each.t if each.t is not None else unknown,
+            each.hit.line if in_one_file else 0,
             each.rank if each.rank is not None else unknown,
             each.hit.line,
         )

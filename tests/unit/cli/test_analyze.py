@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import jsonschema
@@ -36,8 +38,12 @@ def test_a_page_for_people(nvrx: Nvrx, log: Path) -> None:
     done = nvrx("analyze", log.name)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == "STOP  key_error, of user code, confidence 0.70"
-    assert any(line.startswith("first      ") and line.endswith("train.log:8") for line in lines)
+    assert lines[:2] == [
+        "STOP  a restart would fail the same way",
+        "key_error, of user code, confidence 0.70",
+    ]
+    assert any(line.startswith("first      ") and "train.log:8, rule key_error.raised" in line for line in lines)
+    assert lines[-1].startswith("read       1 file, ")
     assert '         7 |     lr = config["lr"]' in lines
     assert ">        8 | KeyError: 'lr'" in lines
     assert any(line.startswith("hint       ") for line in lines)
@@ -57,7 +63,7 @@ def test_rules_of_ones_own(nvrx: Nvrx, log: Path, tmp_path: Path) -> None:
     mine = "missing_lr.mine:\n  fault: missing_lr\n  pattern: 'KeyError: .lr.'\n  verdict: STOP\n  scope: user_code\n"
     (tmp_path / "mine.yaml").write_text(f"{mine}  severity: 90\n  hint: Set lr in the configuration.\n")
     done = nvrx("analyze", log.name, "--rules", "mine.yaml")
-    assert done.stdout.startswith("STOP  missing_lr")
+    assert done.stdout.splitlines()[1].startswith("missing_lr, of user code")
     assert "Set lr in the configuration." in done.stdout
 
 
@@ -73,14 +79,62 @@ def test_nothing_wrong_is_said_as_well(nvrx: Nvrx, tmp_path: Path) -> None:
     """With 0 too: the command has done what it was asked for."""
     (tmp_path / "train.log").write_text("step 1 loss 2.0\n" * 50)
     done = nvrx("analyze", "train.log")
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "UNKNOWN  cause unknown")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "UNKNOWN  no line tells of a failure")
     assert "No line reports a failure." in done.stdout
+
+
+def test_standard_input_and_pipes(nvrx: Nvrx, log: Path, tmp_path: Path) -> None:
+    """Both are read to their end, and named in the answer."""
+    text = log.read_text()
+    answer = json.loads(nvrx("analyze", "-", "--json", stdin=text).stdout)
+    assert (answer["fault"], answer["primary"]["file"]) == ("key_error", "stdin")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(text,))
+    writer.start()
+    done = nvrx("analyze", str(pipe))
+    writer.join()
+    assert "pipe:8, rule key_error.raised" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("step 2 loss 2.0", 0),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", 10),
+        ("acme.errors.BadPlanError: no stage 4", 11),
+        ("KeyError: 'lr'", 93),
+    ],
+)
+def test_exit_codes_for_scripts(nvrx: Nvrx, tmp_path: Path, line: str, code: int) -> None:
+    """With --exit-code the verdict is the exit code."""
+    (tmp_path / "train.log").write_text(f"step 1 loss 2.0\n{line}\n")
+    assert nvrx("analyze", "train.log", "--exit-code").returncode == code
+    assert nvrx("analyze", "train.log").returncode == 0
+
+
+def test_the_last_cycles_of_a_job(nvrx: Nvrx, tmp_path: Path) -> None:
+    """Each on its own, the newest last."""
+    for cycle, name in enumerate(("a", "b", "c")):
+        folder = tmp_path / "job" / "logs" / "main-0" / "gen-0" / f"cycle-{cycle}"
+        folder.mkdir(parents=True)
+        (folder / "rank-0.err").write_text(f"KeyError: '{name}'\n")
+    answers = json.loads(nvrx("analyze", "job", "--last", "2", "--json").stdout)
+    assert [answer["primary"]["text"] for answer in answers] == ["KeyError: 'b'", "KeyError: 'c'"]
+    assert nvrx("analyze", "job/logs/main-0/gen-0/cycle-0/rank-0.err", "--last", "1").returncode == 2
+
+
+def test_an_empty_log(nvrx: Nvrx, tmp_path: Path) -> None:
+    """It is a log in which nothing stands."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.err").touch()
+    assert "no line tells of a failure" in nvrx("analyze", "logs").stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "name a log file or a folder of logs"),
+        ((), "name a log file, a folder of logs, or - for standard input"),
         (("none.log",), "none.log"),
         (("x", "--rules", "no.yaml"), "no.yaml"),
     ],

@@ -79,6 +79,7 @@ def test_a_stop_is_explained() -> None:
     says(recorder, Verdict.STOP)
     recorder.leave()
     assert page(recorder).splitlines() == [
+        "in short  STOP: a restart would fail the same way; the job ended",
         "job       42 (digits), main-0 cycle 0",
         "first     2026-09-21 14:13:22.963Z, rank 3 on n1 exited with code 1, at step 80",
         "          rank 3 on n1  logs/main-0/gen-0/cycle-0/rank-3.err:218",

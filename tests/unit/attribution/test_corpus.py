@@ -10,7 +10,20 @@ from pathlib import PurePosixPath
 import pytest
 
 from ci.cases import NOTHING_WRONG, PARTS, Case, Label, Primary, part_file, read_part
-from ci.corpus import LEAST_PRECISION, LEAST_RECALL, Judged, judge, misses, precision, recall
+from ci.corpus import (
+    KNOWN,
+    LEAST_PRECISION,
+    LEAST_RECALL,
+    TARGETS,
+    Judged,
+    Measured,
+    judge,
+    measured,
+    missed,
+    misses,
+    precision,
+    recall,
+)
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Scope, Verdict
 
@@ -52,10 +65,25 @@ def test_recall_of_stop_on_cases_that_no_rule_was_written_by(held_out: list[Judg
 
 def test_there_are_many_cases() -> None:
     """Enough of them, enough look-alikes and logs of several ranks, and little enough to keep in the repository."""
-    assert len(ALL) >= 380
+    assert len(ALL) >= 540
     assert sum(case.label.lookalike for case in ALL) >= 64
     assert sum(case.multi_rank for case in ALL) >= 110
     assert sum(part_file(part).stat().st_size for part in PARTS) <= MOST_BYTES
+
+
+def test_the_known_parts_reach_the_targets(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Precision, recall, class and first line, of what rules were written by."""
+    cases = list(chain.from_iterable(CASES[part] for part in KNOWN))
+    assert not missed(measured(asyncio.run(judge(cases, tmp_path_factory.mktemp("known")))))
+
+
+def test_intervals() -> None:
+    """As Wilson's paper and the tables of others have them."""
+    assert [round(bound, 3) for bound in Measured(8, 10).interval] == [0.49, 0.943]
+    assert [round(bound, 3) for bound in Measured(56, 57).interval] == [0.907, 0.997]
+    assert Measured(0, 0).interval == (0.0, 1.0)
+    low = {name: Measured(9, 10) for name in TARGETS}
+    assert len(missed(low)) == len(TARGETS)
 
 
 def test_the_unseen_part_is_of_every_kind() -> None:

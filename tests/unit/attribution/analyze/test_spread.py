@@ -109,7 +109,7 @@ def test_slurm_s_own_spool(tmp_path: Path) -> None:
         ("RuntimeError: a Tensor with 3 elements cannot be converted to Scalar", "torch_usage"),
         ('sqlite3.OperationalError: near "FORM": syntax error', "database_error"),
         ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 1.00 GiB.", "cuda_oom"),
-        ("RuntimeError: unable to open shared memory object </torch_7_1> in read-write mode: Too many open files (24)",
+        ("RuntimeError: unable to open shared memory object </torch_7_1> in read-only mode: Too many open files (24)",
          "too_many_files"),
         ("subprocess.TimeoutExpired: Command 'ls' timed out after 5 seconds", "subprocess_timeout"),
         ("NVRM: fallen off the bus and is not responding to commands.", "gpu_lost"),

@@ -39,12 +39,20 @@ def read_evidence(scan: Scan, stop: threading.Event, earlier: Iterable[CycleEndi
     def of_kind(kind: str) -> Iterator[LogFile]:
         return until_stopped(log for log in scan.files if log.kind == kind)
 
-    # Only the tails that decide something: of files that workers write, and that hold a possible cause.
-    with_causes = {hit.file.path: hit.file for hit in scan.hits if hit.rule.role == "cause"}
+    # Only the tails that decide something: of files that workers write, and that hold a possible cause, or end with
+    # steps of training after a consequence of one.
+    ends_with_steps = {
+        name: sum(nature(line) is Nature.PROGRESS for line in lines) > 1 for name, lines in scan.tails.items()
+    }
+    with_causes = {
+        hit.file.path: hit.file
+        for hit in scan.hits
+        if hit.rule.role == "cause" or ends_with_steps.get(str(hit.file.path), False)
+    }
     of_workers = [log for log in with_causes.values() if log.kind not in OF_THE_MACHINE]
     firsts: dict[Path, int] = {}
     for hit in scan.hits:
-        if hit.rule.role == "cause":
+        if hit.file.path in with_causes:
             firsts[hit.file.path] = min(hit.offset, firsts.get(hit.file.path, hit.offset))
     tails = {str(log.path): _tail_after(log, firsts[log.path]) for log in until_stopped(of_workers)}
 

@@ -23,10 +23,13 @@ _NUMBERED = re.compile(
 _RAISED = re.compile(rb"(?:Error|Exception|Exit|Interrupt|Warning)$")
 
 _NO = re.compile(rb"\b(?:no|not any|never|without(?: any)?|zero|0)[ :]+(?:[\w-]+ ){0,2}['\"`(]{0,2}$", re.IGNORECASE)
+_NO_TEXT = re.compile(rb"\b(?:no|without(?: any)?|zero|0) ['\"`]", re.IGNORECASE)
+"""Before a whole line in quotation marks."""
 _FOUND = re.compile(
     rb"\b(?:found|seen|detected|reported|occurred|observed|recorded|so far|in the last)\b", re.IGNORECASE
 )
 
+_NEAR = 120
 _OPTION = re.compile(
     rb"\s{0,8}(?:-\w(?:[ =][\w<>\[\].]+)?, ?)?--?[A-Za-z][\w-]*(?:[ =][\w<>\[\]{}|,.:]+)*(?:\s{2,}|\t)"
 )
@@ -34,6 +37,7 @@ _SCRIPT = re.compile(rb"\s*# |\+{1,4} (?!Exception Group )[\w./'\"\[$]|\s*#SBATC
 """A comment, and a command that `set -x` shows before it runs."""
 
 _OPEN_TEXT = re.compile(rb"""[{(\[,]\s*(?P<key>['"]?[A-Za-z_][\w .-]{0,60}?['"]?)\s*[:=]\s*(?P<quote>['"])""")
+_ESCAPED = re.compile(rb"\\.")
 _PLAIN_VALUE = re.compile(rb"[:=]\s*(?:True|False|None|true|false|null|-?\d+(?:\.\d+)?)\s*[,})\]]")
 _MESSAGES = frozenset(
     rb"""msg message error err errors exception exc exc_info exc_type text log event reason cause detail details stack
@@ -65,7 +69,7 @@ def is_quoted(line: bytes, at: int, begin: int) -> bool:
     before, after = line[begin:at], line[at:]
     if _OPTION.match(before) or _SCRIPT.match(before):
         return True
-    if _NO.search(before) and _FOUND.search(after):
+    if _FOUND.search(after) and (_NO.search(before) or _NO_TEXT.search(before[:_NEAR])):
         return True
     return _in_a_setting(before, after)
 
@@ -78,12 +82,11 @@ def is_source(line: bytes, above: Iterable[bytes]) -> bool:
 
 def _in_a_setting(before: bytes, after: bytes) -> bool:
     """Whether the words lie in the text of a key among others with plain values, as in a printed configuration."""
-    texts = list(_OPEN_TEXT.finditer(before))
-    if not texts:
-        return False
-    opened = texts[-1]
-    if opened["quote"] in before[opened.end() :]:
-        return False
-    if opened["key"].strip(b"'\"") in _MESSAGES:
+    bare = _ESCAPED.sub(b"__", before)
+    is_open = any(
+        opened["quote"] not in bare[opened.end() :] and opened["key"].strip(b"'\"") not in _MESSAGES
+        for opened in _OPEN_TEXT.finditer(bare)
+    )
+    if not is_open:
         return False
     return _PLAIN_VALUE.search(before) is not None or _PLAIN_VALUE.search(after) is not None

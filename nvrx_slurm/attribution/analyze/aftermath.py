@@ -58,21 +58,34 @@ _PROGRESS = re.compile(
       | \b(?:samples|tokens)(?:/s|\s+per\s+sec)""",
     re.VERBOSE | re.IGNORECASE,
 )
-_CRASH = re.compile(
-    r"""^\s*$ | ^\s+File\ " | ^\s+(?:\^|~)+ | ^Traceback\b | ^\s*frame\ \#\d | ^\s*at\ \S+\( | ^\s{4,}\S
-      | ^(?:Fatal\ Python\ error|Current\ thread|Thread\ 0x|Extension\ modules)
-      | ^\S*(?:Error|Exception|Exit|Interrupt|Warning)\b | ^\*\*\*|^={8,}|^-{8,}|^\#\d+\s
-      | \b(?:ERROR|CRITICAL|FATAL|SIG[A-Z]{3,5}|abort(?:ed|ing)?|terminat(?:e|ed|ing)|destroy(?:ed|ing)?)\b
-      | \b(?:Signal|signal)\ \d|\b(?:core\ dumped|Killed|exit(?:ing|ed|code)?|shut(?:ting)?\ ?down)\b
-      | ^\[?(?:rank|default)?\d*\]?:?\s*\[?[EF]\d{4}\ | ^(?:srun|slurmstepd|wandb):
-      | \[launch\.py:\d+: | \bKilling\ subprocess\b | ^(?:sacct|seff|scontrol|sbatch|pdsh@\S+|mpirun|prterun|ORTE):
-      | ^(?:declare\ -x\ |export\ )?[A-Za-z_][A-Za-z0-9_]*=(?!\d+\b.*\w=) | ^BASH_FUNC_ | ^\}$
-      | ^[A-Za-z][\w.\[\]-]*(?:==|\ @\ )\S+$ | ^[a-z_][\w.-]*\ {2,}\d[\w.+!]*\ {2,}\S+ | ^[|+][-=+|\ ] | ^[|].*[|]$
-      | ^(?:Job\ ID|Cluster|User/Group|Cores(?:\ per\ node)?|Nodes|(?:CPU|Memory)\ [UE]\w+|Job\ Wall-clock\ time):
-      | \bNCCL\ (?:INFO|WARN)\b | ^(?:During\ handling|The\ above\ exception)\b | \btime\s+:\s | \bhost\s+:\s
+# What stands at a line's beginning is tried there only: these are asked for thousands of lines.
+_CRASH_BEGINS = re.compile(
+    r"""\s*$ | \s+File\ " | \s+(?:\^|~)+ | Traceback\b | \s*frame\ \#\d | \s*at\ \S+\( | \s{4,}\S
+      | (?:Fatal\ Python\ error|Current\ thread|Thread\ 0x|Extension\ modules)
+      | \S*(?:Error|Exception|Exit|Interrupt|Warning)\b | \*\*\*|={8,}|-{8,}|\#\d+\s
+      | \[?(?:rank|default)?\d*\]?:?\s*\[?[EF]\d{4}\ | (?:During\ handling|The\ above\ exception)\b
+      | (?:srun|slurmstepd|wandb|sacct|seff|scontrol|sbatch|pdsh@\S+|mpirun|prterun|ORTE):
     """,
     re.VERBOSE,
 )
+_CRASH = re.compile(
+    r"""\b(?: (?:ERROR|CRITICAL|FATAL|SIG[A-Z]{3,5}|abort(?:ed|ing)?|terminat(?:e|ed|ing)|destroy(?:ed|ing)?)\b
+          | [Ss]ignal\ \d | (?:core\ dumped|Killed|exit(?:ing|ed|code)?|shut(?:ting)?\ ?down)\b
+          | Killing\ subprocess\b | NCCL\ (?:INFO|WARN)\b | (?:time|host)\s+:\s )
+      | \[launch\.py:\d+:
+    """,
+    re.VERBOSE,
+)
+_EPILOGUE = re.compile(
+    r"""(?:declare\ -x\ |export\ )?[A-Z_][A-Z0-9_]*= | BASH_FUNC_ | \}$  # env
+      | [A-Za-z][\w.\[\]-]*(?:==|\ @\ )\S+$                            # pip freeze
+      | [a-z_][\w.-]*\ {2,}\d[\w.+!]*\ {2,}\S+                          # conda list
+      | [|+][-=+|\ ] | [|].*[|]$                                        # nvidia-smi
+      | (?:Job\ ID|Cluster|User/Group|Cores(?:\ per\ node)?|Nodes|(?:CPU|Memory)\ [UE]\w+|Job\ Wall-clock\ time):
+    """,
+    re.VERBOSE,
+)
+"""What scripts print at their end, whatever happened: no sign of life."""
 
 _RECOVERED = re.compile(
     r"\b(?:succeeded|recovered|reconnected)\b.{0,40}\b(?:attempts?|retry|retries|tries)\b"
@@ -97,9 +110,11 @@ def nature(text: str) -> Nature:
     """What kind of line this is, without its label."""
     if _RECOVERED.search(text):
         return Nature.RECOVERED
-    if _CRASH.search(text):
+    if _CRASH_BEGINS.match(text) or _CRASH.search(text):
         return Nature.CRASH
-    return Nature.PROGRESS if _PROGRESS.search(text) else Nature.CALM
+    if _PROGRESS.search(text):
+        return Nature.PROGRESS
+    return Nature.CRASH if _EPILOGUE.match(text) else Nature.CALM
 
 
 def aftermath(offset: int, rank: int | None, tail: Sequence[TailLine]) -> Aftermath:

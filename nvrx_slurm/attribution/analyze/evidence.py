@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nvrx_slurm.attribution.analyze.aftermath import Nature, TailLine, nature
@@ -13,7 +13,7 @@ from nvrx_slurm.attribution.analyze.attributing import SideEvidence
 from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE
 from nvrx_slurm.attribution.analyze.flight_recorder import Dump, DumpError, read_dump
 from nvrx_slurm.attribution.analyze.verdict import CycleEnding
-from nvrx_slurm.attribution.scan import LogFile, Scan
+from nvrx_slurm.attribution.scan import Hit, LogFile, Scan
 from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, decoded, plain
 from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
 from nvrx_slurm.attribution.scan.prefixes import by_srun, label_of
@@ -39,15 +39,12 @@ def read_evidence(scan: Scan, stop: threading.Event, earlier: Iterable[CycleEndi
     def of_kind(kind: str) -> Iterator[LogFile]:
         return until_stopped(log for log in scan.files if log.kind == kind)
 
-    # Only the tails that decide something: of files that workers write, and that hold a possible cause, or end with
-    # steps of training after a consequence of one.
-    ends_with_steps = {
-        name: sum(nature(line) is Nature.PROGRESS for line in lines) > 1 for name, lines in scan.tails.items()
-    }
+    # Only the tails that decide something: of files that workers write, and that hold a possible cause, or a
+    # consequence that steps of training follow. A thousand ranks report a timeout, and print nothing after it.
     with_causes = {
         hit.file.path: hit.file
         for hit in scan.hits
-        if hit.rule.role == "cause" or ends_with_steps.get(str(hit.file.path), False)
+        if hit.rule.role == "cause" or _is_before_steps(hit, scan.tails.get(str(hit.file.path), ()))
     }
     of_workers = [log for log in with_causes.values() if log.kind not in OF_THE_MACHINE]
     firsts: dict[Path, int] = {}
@@ -72,6 +69,12 @@ def read_evidence(scan: Scan, stop: threading.Event, earlier: Iterable[CycleEndi
         except (DumpError, Unreadable) as error:
             problems.append(f"{log.path}: {error}")
     return SideEvidence(tails, stacks, tuple(dumps), tuple(earlier), tuple(problems))
+
+
+def _is_before_steps(hit: Hit, lines: Sequence[str]) -> bool:
+    """Whether steps are among a file's last lines, after the hit's own if it is one of them."""
+    own = max((at for at, line in enumerate(lines) if line == hit.text), default=-1)
+    return any(nature(line) is Nature.PROGRESS for line in lines[own + 1 :])
 
 
 def _tail_after(log: LogFile, offset: int) -> tuple[TailLine, ...]:

@@ -110,7 +110,10 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
     hits = [
         max(on_line, key=says_more) for on_line in lines.values() if all(hit.rule.role != "noise" for hit in on_line)
     ]
-    begins = {name: last_run(name, scan, hits, tails.get(name, ())) for name in {place[0] for place in lines}}
+    by_file: dict[str, list[Hit]] = defaultdict(list)
+    for hit in hits:
+        by_file[str(hit.file.path)].append(hit)
+    begins = {name: last_run(own, scan.starts.get(name, ()), tails.get(name, ())) for name, own in by_file.items()}
     hits = [hit for hit in hits if hit.offset >= begins[str(hit.file.path)]]
     ahead, progress = offsets(hits, inquiry), last_progress(scan)
     rank_of = {pid: rank for rank, pid in inquiry.pids.items()}
@@ -149,22 +152,22 @@ _REQUEUED = ("preemption.slurm", "node_failure.slurm")
 _LEAST_OUTPUT = 5
 
 
-def last_run(name: str, scan: Scan, hits: Sequence[Hit], tail: Sequence[TailLine]) -> int:
-    """Where in a file the last of its runs begins: what stands before is history. 0: it holds one run.
+def last_run(own: Sequence[Hit], starts: Sequence[int], tail: Sequence[TailLine]) -> int:
+    """Where in a file the last of its runs begins: what stands before is history. 0: it holds one run. `own`: the
+    file's hits, at least one. `starts`: where its first lines come again.
 
     A run has begun where the file's first lines come again after the end of one before: a launcher has reported how a
     task ended, Slurm has cancelled the job, or a rank that had made steps has failed. A node that starts late prints
     them after the failure of another, too, but before the first step.
     """
-    own = [hit for hit in hits if str(hit.file.path) == name]
-    if not own:
+    requeues = [hit.offset for hit in own if hit.rule.name in _REQUEUED]
+    if not starts and not requeues:
         return 0
     stepped = next((line.offset for line in tail if nature(line.text) is Nature.PROGRESS), math.inf)
     ends = [hit.offset for hit in own if hit.rule.role == "consequence" and hit.rule.verdict is Verdict.UNKNOWN]
-    requeues = [hit.offset for hit in own if hit.rule.name in _REQUEUED]
     ends += [hit.offset for hit in own if hit.offset > stepped or hit.file.rank is not None]
     ends += [*requeues, *(hit.offset for hit in own if hit.rule.fault == "time_limit")]
-    begin = max((start for start in scan.starts.get(name, ()) if any(end < start for end in ends)), default=0)
+    begin = max((start for start in starts if any(end < start for end in ends)), default=0)
     # Slurm's own word, where the script prints something else the second time.
     for requeue in requeues:
         after = [line for line in tail if line.offset > requeue and nature(line.text) is not Nature.CRASH]

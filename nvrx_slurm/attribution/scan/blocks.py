@@ -26,7 +26,6 @@ HISTORY_BYTES = 64 << 10
 """How far back a line can look, for the traceback that it ends."""
 
 _END = re.compile(rb"[\n\r\0]")
-_NEWLINE = re.compile(rb"\n")
 _ESCAPE = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r\0]*(?:\x07|\x1b\\)?|[()][0-2A-B]|[=>78DEHMNOZc])?"
 )
@@ -58,11 +57,7 @@ class LogBlock:
 
     def line_of(self, start: int) -> int:
         """The number of the line that begins at `start` of `text`."""
-        return self.line + bisect.bisect_left(self._newlines, start)
-
-    @functools.cached_property
-    def _newlines(self) -> list[int]:
-        return [end.start() for end in _NEWLINE.finditer(self.text)]
+        return self.line + self.text.count(b"\n", 0, start)  # a few hits a block: counting costs less than a list
 
     @functools.cached_property
     def _text_ends(self) -> list[int]:

@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterable
 
 _PAIR = re.compile(
-    rb"""(?P<key>['"]?[A-Za-z_][\w.-]*(?:\x20[a-z_]+){0,3}['"]?)\s*[:=]\s*
+    rb"""(?<![\w.-])(?P<key>['"]?[A-Za-z_][\w.-]*(?:\x20[a-z_]+){0,3}['"]?)\s*[:=]\s*
          (?P<value>False|false|None|null|[Oo]ff|[Nn]o|0(?:\.0+)?|\[\]|\{\}|''|"")
          (?=\s*(?:[,;|})\]]|$)|\s+['"]?[\w.-]+['"]?[:=])""",
     re.VERBOSE,
 )
+_SAYS_NO = re.compile(rb"""[:=]\s{0,8}(?:False|false|None|null|[Oo]ff|[Nn]o|0(?![0-9])|\[\]|\{\}|''|"")""")
 _NUMBERED = re.compile(
     rb"(?:rank|gpu|device|node|id|idx|index|task|step|iteration|iter|epoch|pid|seq|code|status|port|group|stage|signal)"
     rb"['\"]?$",
@@ -58,7 +59,7 @@ def without_negated(line: bytes) -> bytes:
             return found[0]
         return b"\x00" * len(found[0])
 
-    return _PAIR.sub(blank, line)
+    return _PAIR.sub(blank, line) if _SAYS_NO.search(line) else line
 
 
 def is_quoted(line: bytes, at: int, begin: int) -> bool:

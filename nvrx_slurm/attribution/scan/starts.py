@@ -11,8 +11,8 @@ from collections import deque
 
 from nvrx_slurm.attribution.scan.blocks import LogBlock
 
-_FIRST_LINES = 40
-_PARTS = 12
+_FIRST_LINES = 24
+_PARTS = 8
 _SHORTEST = 10
 _LONGEST = 60
 _TEXT = re.compile(rb"[^\d\n]+")
@@ -41,8 +41,7 @@ class StartSearch:
         self._places: dict[bytes, list[int]] = {}
         self._banners: dict[bytes, list[int]] = {text: [] for text in _BANNERS}
         for line in head.split(b"\n")[:_FIRST_LINES]:
-            texts = [text.strip()[:_LONGEST] for text in _TEXT.findall(line)]
-            text = max(texts, key=len, default=b"")
+            text = max(_TEXT.findall(line), key=len, default=b"").strip()[:_LONGEST]
             if len(text) >= _SHORTEST and _LETTERS.search(text) and text not in self._places:
                 self._places[text] = []
             if len(self._places) == _PARTS:

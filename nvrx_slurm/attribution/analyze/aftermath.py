@@ -102,6 +102,7 @@ _NEVER_ENDED = frozenset({"ignored", "task", "thread"})
 _MAY_HAVE_GONE_ON = frozenset({"process", "logged", "warned"})
 
 _MOST_CALM_AT_AN_END = 6
+_MOST_CALM_AFTER_A_TRACEBACK = 15
 _MOST_CALM_BEFORE_AN_END = 60
 _MOST_CALM_OF_A_SCRIPT = 10
 
@@ -153,7 +154,8 @@ def finality(
         return Finality.LIKELY
     is_uncaught = traceback and non_fatal is None
     # It had made steps, and makes none: whatever else is printed, the training is over.
-    if after.calm <= _MOST_CALM_AT_AN_END or (is_uncaught and after.stepped and not after.progress):
+    most = _MOST_CALM_AFTER_A_TRACEBACK if is_uncaught and not after.progress else _MOST_CALM_AT_AN_END
+    if after.calm <= most or (is_uncaught and after.stepped and not after.progress):
         return Finality.ENDED
     if after.calm <= _MOST_CALM_BEFORE_AN_END or is_uncaught:
         return Finality.LIKELY

@@ -201,3 +201,10 @@ def test_a_requeued_run_without_a_banner(tmp_path: Path) -> None:
 def test_a_node_that_starts_late(tmp_path: Path) -> None:
     """Its banner, after another node's failure, begins no run."""
     assert answer(tmp_path, f"{LAUNCH}{OOM}{LAUNCH}loading\n{SRUN}").fault == "cuda_oom"
+
+
+@pytest.mark.parametrize(("lines", "verdict"), [(12, "STOP"), (30, "UNKNOWN")])
+def test_a_script_that_goes_on_a_little(tmp_path: Path, lines: int, verdict: str) -> None:
+    """After an uncaught traceback some lines of the batch script; after many the program may have gone on."""
+    rest = "".join(f"copying part {n} of the output\n" for n in range(lines))
+    assert answer(tmp_path, f"loading\n{HEAD}KeyError: 'lr'\n{rest}").verdict == verdict

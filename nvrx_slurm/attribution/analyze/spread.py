@@ -57,7 +57,9 @@ def spread(cause: Finding, found: Sequence[Finding], inquiry: Inquiry, scan: Sca
     same = [each for each in alive if each.hit.rule.fault == rule.fault and _words(each) == words]
     ranks = tuple(sorted({each.rank for each in same if each.rank is not None}))
     nodes = tuple(sorted({each.node for each in same if each.node is not None}))
-    world = known_ranks(inquiry, scan)
+    # Ranks that are known by their failures alone are not all ranks.
+    with_files = {log.rank for log in scan.files if log.rank is not None}
+    world = known_ranks(inquiry, scan) if inquiry.nodes or len(with_files) > 1 else frozenset()
     everywhere = len(world) > 1 and world <= set(ranks)
     of_the_program = (
         everywhere

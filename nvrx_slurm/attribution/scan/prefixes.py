@@ -34,6 +34,8 @@ _SAYS_NODE = (
     re.compile(rb"20\d\d-\d\d-\d\dT[\w:.+-]+ ([A-Za-z][\w.-]*) [\w./-]+(?:\[\d+\])?: "),
 )
 _GUTTER = re.compile(rb" +(?:\| |\|$|\+ (?=Exception Group ))")
+_REPORTED = re.compile(rb"  (?=(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: |$))")
+"""The indentation of an exception in torchrun's report on a worker that has written an error file."""
 _LEAST_LABELLED = 0.8
 _LOOKED_AT = 100
 
@@ -77,7 +79,7 @@ def label_of(line: bytes, *, srun: bool) -> Label:
             at, parts = found.end(), found.groupdict()
             rank = int(parts["rank"]) if "rank" in parts else rank
             local = int(parts["local"]) if "local" in parts else local
-    if found := _GUTTER.match(line, at):
+    if found := _GUTTER.match(line, at) or _REPORTED.match(line, at):
         at = found.end()
     return Label(rank, node, local, at, process)
 

@@ -47,7 +47,10 @@ _TOKEN = re.compile(
 _OTHER_SYNTAX = re.compile(rb"\(\?[aLmsiu]*x|\0")
 """Verbose patterns and NUL bytes, which Vectorscan would read as something else."""
 
-_BEGIN = rb"(?:^|[\r\0]|\]:?\x20?|[0-9>]:\x20?|[)FP]:?\x20|\|\x20?|\+\x20|(?:^|[\r\0])[A-Za-z][A-Za-z0-9_.-]*:\x20)"
+_BEGIN = (
+    rb"(?:^|[\r\0]|\]:?\x20?|[0-9>]:\x20?|[)FP]:?\x20|(?:^|[\r\0])\x20\x20|\|\x20?|\+\x20"
+    rb"|(?:^|[\r\0])[A-Za-z][A-Za-z0-9_.-]*:\x20)"
+)
 """Where `^` matches: a rule is matched against a line with and without its label (prefixes.py)."""
 
 

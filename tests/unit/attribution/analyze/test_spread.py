@@ -132,3 +132,10 @@ def test_a_log_that_was_cut(tmp_path: Path, head: str, verdict: Verdict) -> None
         "slurmstepd: error: Detected 1 oom_kill event in StepId=771.0. Some of the step tasks have been OOM Killed.\n"
     )
     assert answer(tmp_path, log).verdict is verdict
+
+
+def test_ranks_that_only_their_failures_name(tmp_path: Path) -> None:
+    """They are not all ranks: others may print nothing into this log."""
+    own = UNKNOWN_TO_RULES.splitlines()
+    log = "".join(f"n{node}: {rank}: {line}\n" for line in own for node, rank in ((1, 0), (2, 8)))
+    assert answer(tmp_path, log).verdict is Verdict.UNKNOWN

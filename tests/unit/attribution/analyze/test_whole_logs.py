@@ -208,3 +208,13 @@ def test_a_script_that_goes_on_a_little(tmp_path: Path, lines: int, verdict: str
     """After an uncaught traceback some lines of the batch script; after many the program may have gone on."""
     rest = "".join(f"copying part {n} of the output\n" for n in range(lines))
     assert answer(tmp_path, f"loading\n{HEAD}KeyError: 'lr'\n{rest}").verdict == verdict
+
+
+def test_an_exception_that_only_torchrun_reports(tmp_path: Path) -> None:
+    """A worker that has written an error file: its traceback stands indented in the launcher's summary."""
+    log = (
+        "  error_file: /tmp/torchelastic_x/error.json\n  traceback : Traceback (most recent call last):\n"
+        '    File "/work/train.py", line 31, in wrapper\n      return f(*args, **kwargs)\n'
+        "  ValueError: no such schedule\n"
+    )
+    assert answer(tmp_path, log).fault == "value_error"

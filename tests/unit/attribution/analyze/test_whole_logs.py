@@ -218,3 +218,31 @@ def test_an_exception_that_only_torchrun_reports(tmp_path: Path) -> None:
         "  ValueError: no such schedule\n"
     )
     assert answer(tmp_path, log).fault == "value_error"
+
+
+def test_a_hang_names_who_did_not_come(tmp_path: Path) -> None:
+    """The rank, the collective, its last line; and which ranks have no log."""
+    timeout = (
+        "[rank{rank}]:[E1121 02:23:43.1 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=1594, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600001 milliseconds before "
+        "timing out.\n"
+    )
+    logs = {f"rank-{rank}.err": timeout.replace("{rank}", str(rank)) for rank in (0, 1, 2, 3, 5, 6)}
+    logs["rank-4.out"] = "02:13:41 step 1078 loss 2.1\n02:13:43 step 1079 loss 2.1\n"
+    found = answer(tmp_path, logs, nodes=("n1", "n2"), workers_per_node=4)
+    assert found.missing == (4, 7)
+    assert found.explanation.startswith(
+        "Ranks 4, 7 never entered ALLREDUCE 1594; its last line: 02:13:43 step 1079 loss 2.1."
+    )
+    assert found.read is not None
+    assert (found.read.files, found.read.silent) == (7, (7,))
+
+
+def test_what_would_settle_an_unknown(tmp_path: Path) -> None:
+    """The next best line, and a command."""
+    log = f"{STEPS}Fatal Python error: Segmentation fault\n[E1] double free or corruption (!prev)\n"
+    found = answer(tmp_path, log)
+    assert found.verdict == "UNKNOWN"
+    assert found.runner_up is not None
+    assert {found.fault, found.runner_up.rule.partition(".")[0]} == {"segfault", "heap_corruption"}
+    assert "dmesg" in found.settle

@@ -105,11 +105,12 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """A worker lives and makes no progress; `why` is one sentence."""
+    """A worker lives and makes no progress, for so long; `why` is one sentence."""
 
     rank: int
     why: str
     step: int | None
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,7 @@ class Dumping:
                 step=hang.step,
                 where=event.stacks.where.get(hang.rank),
                 stacks=event.stacks.files.get(hang.rank),
+                silent_s=round(hang.silent_s, 6),
             )
         elif event.stacks.files or event.stacks.problems or event.request:
             self._publisher.publish(

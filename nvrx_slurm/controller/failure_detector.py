@@ -150,7 +150,8 @@ class FailureDetector:
                     log.warning("%s: nothing heard for %.1f s; it is given up", name, silent_s)
                     suspected = silent_s < bounds.heartbeat.timeout
                     cause = "connection_closed" if suspected else "heartbeat_timeout"
-                    self._lose(name, cause, safe_after_s=max(0.0, bounds.gives_away_after_s - silent_s))
+                    safe_after_s = max(0.0, bounds.gives_away_after_s - silent_s)
+                    self._lose(name, cause, safe_after_s=safe_after_s, silent_s=silent_s)
             await asyncio.sleep(self.pace_s)
 
     def _watch(self, node: str, incarnation: str, addr: str, port: int) -> None:
@@ -205,7 +206,9 @@ class FailureDetector:
             log.warning("%s: nothing proves its death; waiting for its heartbeats", name)
             self.liveness.suspect(name, began)
 
-    def _lose(self, name: str, cause: str, *, ago_s: float = 0.0, safe_after_s: float = 0.0) -> None:
+    def _lose(
+        self, name: str, cause: str, *, ago_s: float = 0.0, safe_after_s: float = 0.0, silent_s: float = 0.0
+    ) -> None:
         node, packed = self.nodes()[name], self.last_heartbeats.get(name)
         steps = unpack_heartbeat(packed).steps if packed else {}
         self.liveness.drop(name)
@@ -217,6 +220,7 @@ class FailureDetector:
                 step=max(steps.values(), default=None),
                 ago_s=ago_s,
                 safe_after_s=safe_after_s,
+                silent_s=round(silent_s, 6),
             )
         )
 

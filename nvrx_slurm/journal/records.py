@@ -186,6 +186,8 @@ class WorkerHung(FromAgent, frozen=True, kw_only=True, tag="worker_hung"):
     where: str | None = None
     stacks: PathBelow | None = None
     ago_s: float = 0.0
+    silent_s: float = 0.0
+    """How long it had made no progress by then."""
 
 
 class NodeIsolated(FromAgent, frozen=True, kw_only=True, tag="node_isolated"):
@@ -246,6 +248,8 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
     step: Step | None = None
     ago_s: float = 0.0
     safe_after_s: float = 0.0
+    silent_s: float = 0.0
+    """How long nothing had been heard of it, where that is why it is declared dead."""
 
     @property
     def why(self) -> str:

@@ -104,6 +104,22 @@ class CycleView(Value, frozen=True, kw_only=True):
     """Why others were not, where the role has `prewarm`."""
 
 
+FailureKind = Literal[
+    "worker_exit",
+    "worker_signal",
+    "worker_error",
+    "worker_hung",
+    "node_lost",
+    "node_silent",
+    "node_isolated",
+    "node_left",
+    "user",
+    "unknown",
+]
+"""`worker_error`: an exception, or a worker that could not start. `node_lost`: proven, or its connection closed;
+`node_silent`: no heartbeat in time. `user`: a restart or a drain that a user asked for, which is no failure."""
+
+
 class FailureView(Value, frozen=True, kw_only=True):
     """What failed, where, when, and why in one sentence."""
 
@@ -121,6 +137,7 @@ class FailureView(Value, frozen=True, kw_only=True):
     """It is a consequence, as far as is known: the worker lost the connection to a peer."""
     peers_lost: tuple[int, ...] = ()
     """Other ranks of the cycle that lost their connection to a peer, as far as their nodes have reported it."""
+    kind: FailureKind = "unknown"
 
 
 class SectionView(Value, frozen=True, kw_only=True):
@@ -204,6 +221,7 @@ class Recovery(Value, frozen=True, kw_only=True):
     """How many of its workers were forked from a warm process."""
     cold: str | None = None
     """Why others were not, where the role has `prewarm`."""
+    kind: FailureKind = "unknown"
 
     @property
     def steps_lost(self) -> int | None:

@@ -55,6 +55,7 @@ def complete(
         step_before=max((each for each in (reached, failed_at) if each is not None), default=None),
         warm=cycle.warm,
         cold=cycle.cold,
+        kind=outage.kind if outage else "unknown",
     )
     if cycle.first_step_at is None or cycle.first_step is None:
         return recovery

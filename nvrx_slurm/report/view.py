@@ -27,6 +27,7 @@ from nvrx_slurm.report import recovery, words
 from nvrx_slurm.report.model import (
     CycleView,
     Decided,
+    FailureKind,
     FailureView,
     InProcess,
     JobView,
@@ -168,16 +169,17 @@ def _fold_node(view: JobView, record: AnyRecord, t: float) -> None:
             if record.peers_lost:
                 lose_peers(view, record.replica, record.cycle - 1, record.peers_lost)
         case records.NodeIsolated():
-            note_failure(view, record.node, words.isolation(record), t)
+            note_failure(view, record.node, "node_isolated", words.isolation(record), t)
         case records.NodeLeft():
             if record.step is not None:
                 report_step(view, record.node, record.step)
-            note_failure(view, record.node, f"{record.node} left: {record.reason}", t)
+            note_failure(view, record.node, "node_left", f"{record.node} left: {record.reason}", t)
             depart(view, record.node, "left", record.reason, t)
         case records.NodeLost():
             if record.step is not None:
                 report_step(view, record.node, record.step)
-            note_failure(view, record.node, words.node_loss(record), t - record.ago_s, record.step)
+            kind: FailureKind = "node_silent" if record.cause == "heartbeat_timeout" else "node_lost"
+            note_failure(view, record.node, kind, words.node_loss(record), t - record.ago_s, record.step)
             had_ranks = record.node in view.nodes and view.nodes[record.node].state == "active"
             depart(view, record.node, "lost", record.why, t)
             if had_ranks and record.safe_after_s > 0.0:
@@ -251,11 +253,11 @@ def _fold_workers(view: JobView, record: AnyRecord, t: float) -> None:
                 report_step(view, record.node, record.step)
             place: dict[str, Any] = {"replica": record.replica, "cycle": record.cycle, "rank": record.rank}
             if isinstance(record, records.WorkerFailed):
-                why, stacks = words.worker_end(record), None
+                why, stacks, kind = words.worker_end(record), None, _kind_of(record)
                 place["peer_lost"] = record.peer_lost
             else:
-                why, stacks = words.worker_hang(record), record.stacks
-            note_failure(view, record.node, why, t - record.ago_s, record.step, **place, stacks=stacks)
+                why, stacks, kind = words.worker_hang(record), record.stacks, "worker_hung"
+            note_failure(view, record.node, kind, why, t - record.ago_s, record.step, **place, stacks=stacks)
             if isinstance(record, records.WorkerFailed) and record.peer_lost:
                 lose_peers(view, record.replica, record.cycle, [record.rank])
             if isinstance(record, records.WorkerHung) and record.stacks is not None:
@@ -292,6 +294,7 @@ def _fold_replica(view: JobView, record: AnyRecord, t: float) -> None:
                 stacks=noticed.stacks if noticed else None,
                 peer_lost=noticed is not None and noticed.peer_lost,
                 peers_lost=tuple(sorted(rank for rank in others if rank is not None)),
+                kind=noticed.kind if noticed else "unknown",
             )
             for name, noted in view.outages.items():
                 if noted.peer_lost and (name == record.replica or record.action == "restart_job"):
@@ -335,6 +338,7 @@ def _fold_request(view: JobView, record: AnyRecord, t: float) -> None:
                 replica=record.replica,
                 cycle=record.cycle,
                 step=step,
+                kind="user",
             )
             view.restarts_asked += 1
         case records.NodeDrained():
@@ -432,7 +436,9 @@ def report_step(view: JobView, name: str, step: int) -> None:
         change_replica(view, replica.id, step=step)
 
 
-def note_failure(view: JobView, name: str, why: str, at: float, step: int | None = None, **place: Any) -> None:
+def note_failure(
+    view: JobView, name: str, kind: FailureKind, why: str, at: float, step: int | None = None, **place: Any
+) -> None:
     """The node, or a worker in `place`, failed. While the job ends this is no failure."""
     if view.shutdown is not None:
         return
@@ -440,8 +446,14 @@ def note_failure(view: JobView, name: str, why: str, at: float, step: int | None
     if not place and node and (replica := view.replicas.get(node.replica or "")):
         place = {"replica": replica.id, "cycle": replica.cycle}
     known = node.step if step is None and node else step
-    view.last_failure = FailureView(at=at, why=why, node=name, step=known, **place)
+    view.last_failure = FailureView(at=at, why=why, node=name, step=known, kind=kind, **place)
     view.reported[name, place.get("rank")] = view.last_failure
+
+
+def _kind_of(record: records.WorkerFailed) -> FailureKind:
+    if record.error is not None:
+        return "worker_error"
+    return "worker_exit" if record.signal is None else "worker_signal"
 
 
 def lose_peers(view: JobView, replica: str, cycle: int, ranks: Iterable[int]) -> None:

@@ -1,0 +1,204 @@
+"""What the time of a job's nodes was spent on: new steps, steps made twice, and each part of what failures cost.
+Pure.
+
+The unit is the time that one node is held: eight nodes for an hour are eight node-hours. Every microsecond of every
+node, from the first start to the end, is of exactly one part, so the parts add up to the total (see `spans`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nvrx_slurm.journal import records
+from nvrx_slurm.journal.records import Entry
+from nvrx_slurm.report.model import CycleKey, JobView, Value
+from nvrx_slurm.report.spans import NodeSpans, Span
+
+PARTS: dict[str, str] = {
+    "new_steps": "new steps",
+    "unreported": "ran, without reporting steps",
+    "repeated_steps": "steps made twice",
+    "in_process": "restarts in process",
+    "detection": "detection",
+    "decision": "decision",
+    "teardown": "teardown",
+    "rendezvous": "rendezvous",
+    "startup": "start-up",
+    "joining": "agents join",
+    "standby": "standby",
+    "excluded": "drained or quarantined",
+    "lost": "lost nodes",
+    "suspended": "suspended",
+    "ending": "ending",
+    "queue": "queue between generations",
+}
+"""Every part → in words, in the order of tables."""
+
+MEANINGS: dict[str, str] = {
+    "new_steps": "a worker made steps that no earlier cycle had made",
+    "unreported": "workers ran that report no steps, so nothing says how much of it was done twice",
+    "repeated_steps": "steps between the checkpoint and the failure, made again",
+    "in_process": "from a fault into the function again, without a new process",
+    "detection": "from the last sign of life or progress until a process noticed the failure",
+    "decision": "from there until the rendezvous opened, and while one waited for a verdict",
+    "teardown": "old workers were stopped, and what they left was removed",
+    "rendezvous": "nodes that were ready waited for the others",
+    "startup": "workers started, imported, loaded a checkpoint, up to the first step",
+    "joining": "the job had the node, and its agent had not joined",
+    "standby": "hot spares",
+    "excluded": "present nodes that get no ranks",
+    "lost": "dead nodes that Slurm still counts as the job's",
+    "suspended": "Slurm had suspended the job",
+    "ending": "the work of the node was done, or the job ended",
+    "queue": "the job had ended and waited in Slurm's queue for its next generation",
+}
+
+OF_KIND: dict[str, str] = {
+    "queue": "queue",
+    "joining": "joining",
+    "standby": "standby",
+    "excluded": "excluded",
+    "ready": "rendezvous",
+    "starting": "startup",
+    "detecting": "detection",
+    "deciding": "decision",
+    "stopping": "teardown",
+    "lost": "lost",
+    "suspended": "suspended",
+    "ending": "ending",
+}
+"""The kind of a span → its part. Those of running workers go by the steps that they made."""
+
+
+class Goodput(Value, frozen=True, kw_only=True):
+    """`parts_us`: every part of `PARTS` → microseconds of nodes; they add up to `total_us`. `ratio`: new steps' share
+    of the total; None where the job reports no steps. `steps_new` and `steps_repeated` count the steps of all
+    replicas. `ranks_per_node`: of the job's roles; None where they differ."""
+
+    total_us: int
+    parts_us: dict[str, int]
+    ratio: float | None
+    steps_new: int
+    steps_repeated: int
+    ranks_per_node: int | None = None
+
+    @property
+    def node_hours(self) -> float:
+        return self.total_us / 3.6e9
+
+    @property
+    def rank_hours(self) -> float | None:
+        """GPU-hours, where each rank has one GPU."""
+        return None if self.ranks_per_node is None else self.node_hours * self.ranks_per_node
+
+    def hours(self, part: str) -> float:
+        """Of one part. Raises KeyError."""
+        return self.parts_us[part] / 3.6e9
+
+    def share(self, part: str) -> float:
+        """Of the total, from 0 to 1."""
+        return self.parts_us[part] / self.total_us if self.total_us else 0.0
+
+
+@dataclass(slots=True)
+class _Cycle:
+    """The steps of one cycle, and how long its nodes have made them."""
+
+    first: int | None = None
+    last: int | None = None
+    stepping_us: int = 0
+    unstepped_us: int = 0
+    in_process_us: int = 0
+
+
+class GoodputMeter:
+    """Adds up the spans of `NodeSpans`, and reads the steps of each cycle. A subscriber of `JobFold`. Each span also
+    goes to the `sinks`."""
+
+    def __init__(self, *sinks: Callable[[Span], None]) -> None:
+        self._spans = NodeSpans(self._add, *sinks)
+        self._parts: dict[str, int] = dict.fromkeys(PARTS, 0)
+        self._cycles: defaultdict[CycleKey, _Cycle] = defaultdict(_Cycle)
+
+    def _add(self, span: Span) -> None:
+        took = span.until_us - span.since_us
+        if span.kind == "stepping" and span.cycle is not None:
+            self._cycles[span.cycle].stepping_us += took
+        elif span.kind == "unstepped" and span.cycle is not None:
+            self._cycles[span.cycle].unstepped_us += took
+        else:
+            self._parts[OF_KIND[span.kind]] += took
+
+    def take(self, entry: Entry, view: JobView) -> None:
+        """One entry, after the view has taken it."""
+        self._spans.take(entry, view)
+        record = entry.record
+        match record:
+            case records.Progress():
+                cycle = self._cycles[record.replica, view.generation, record.cycle]
+                cycle.first = record.step if cycle.first is None else min(cycle.first, record.step)
+                self._reached((record.replica, view.generation, record.cycle), record.step)
+            case records.NodeReady():
+                self._reached((record.replica, view.generation, record.cycle - 1), record.step)
+            case records.WorkerFailed() | records.WorkerHung() | records.WorkersDone():
+                self._reached((record.replica, view.generation, record.cycle), record.step)
+            case records.NodeLost() | records.NodeLeft():
+                replica = (
+                    view.replicas.get(view.nodes[record.node].replica or "") if record.node in view.nodes else None
+                )
+                if replica is not None:
+                    self._reached((replica.id, view.generation, replica.cycle), record.step)
+            case records.RestartedInProcess():
+                cycle = self._cycles[record.replica, view.generation, record.cycle]
+                nodes = len(view.replicas[record.replica].nodes) if record.replica in view.replicas else 0
+                cycle.in_process_us += round(record.restart.total_s * 1e6) * max(record.times, 0) * nodes
+
+    def result(self, view: JobView, at: float | None = None) -> Goodput:
+        """What it all comes to. Call it once, when the journal is read; `at`: the moment, of a job that goes on."""
+        self._spans.finish(at)
+        for replica in view.replicas.values():  # what heartbeats have reported since
+            key = (replica.id, view.generation, replica.cycle)
+            if replica.step is not None and self._cycles[key].first is not None:
+                self._reached(key, replica.step)
+        parts = dict(self._parts)
+        best: dict[str, int] = {}
+        steps_new = steps_repeated = 0
+        reports = {_role(key) for key, cycle in self._cycles.items() if cycle.first is not None}
+        for key, cycle in sorted(self._cycles.items(), key=lambda item: item[0][1:]):
+            parts["startup" if _role(key) in reports else "unreported"] += cycle.unstepped_us
+            in_process = min(cycle.stepping_us, cycle.in_process_us)
+            stepping = cycle.stepping_us - in_process
+            parts["in_process"] += in_process
+            if cycle.first is None or cycle.last is None:
+                parts["unreported"] += stepping
+                continue
+            # Steps are counted as if each took as long as the others of its cycle.
+            made = cycle.last - cycle.first + 1
+            known = best.get(key[0], cycle.first - 1)
+            again = min(max(min(cycle.last, known) - cycle.first + 1, 0), made)
+            repeated = stepping * again // made
+            parts["repeated_steps"] += repeated
+            parts["new_steps"] += stepping - repeated
+            steps_new, steps_repeated = steps_new + made - again, steps_repeated + again
+            best[key[0]] = max(known, cycle.last)
+        total = sum(parts.values())
+        widths = {role.workers_per_node for role in view.plan.roles} if view.plan else set()
+        return Goodput(
+            total_us=total,
+            parts_us=parts,
+            ratio=parts["new_steps"] / total if total and reports else None,
+            steps_new=steps_new,
+            steps_repeated=steps_repeated,
+            ranks_per_node=widths.pop() if len(widths) == 1 else None,
+        )
+
+    def _reached(self, key: CycleKey, step: int | None) -> None:
+        cycle = self._cycles[key]
+        if step is not None and cycle.first is not None:
+            cycle.last = max(step, cycle.first) if cycle.last is None else max(cycle.last, step)
+
+
+def _role(key: CycleKey) -> str:
+    return key[0].rpartition("-")[0]

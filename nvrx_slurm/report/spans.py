@@ -1,0 +1,276 @@
+"""What each node's time was spent on: one span after the other, without a gap, from the journal alone. Pure.
+
+A subscriber of `JobFold`. A node's first span begins when the job gets its nodes (`job_started`), and its last one
+ends with the generation. So the spans of a node add up to the time that the job held it: `goodput` counts on that,
+and the page and the trace draw them.
+
+Times are whole microseconds since the epoch, as precise as the journal is: sums of them have no rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+from nvrx_slurm.journal import records
+from nvrx_slurm.journal.records import Entry
+from nvrx_slurm.report.model import CycleKey, JobView
+
+Kind = Literal[
+    "queue",
+    "joining",
+    "standby",
+    "excluded",
+    "ready",
+    "starting",
+    "unstepped",
+    "stepping",
+    "detecting",
+    "deciding",
+    "stopping",
+    "lost",
+    "suspended",
+    "ending",
+]
+"""What a node does.
+
+`queue`: the job waits for its nodes again, between two generations. `joining`: its agent has not joined yet.
+`standby`: a hot spare; `excluded`: quarantined or drained. `ready`: it waits for the rendezvous to close. `starting`:
+from the close to the start of its workers, and on to their first step; `unstepped`: its workers run, and no rank of
+the cycle has ever reported a step. `stepping`: from the first step on. `detecting`: its cycle has failed, and no
+process has noticed; `deciding`: it was noticed, and nothing has followed yet, or a rendezvous waits for a verdict.
+`stopping`: its old workers are torn down. `lost`: it is gone, and still in the allocation. `ending`: its work is
+done, or the job ends.
+"""
+
+AT_WORK = ("starting", "unstepped", "stepping")
+"""A cycle of the node's replica runs. These end where it fails."""
+
+
+class Span(NamedTuple):
+    """`cycle`: the one that the node works for; None where it works for none."""
+
+    node: str
+    kind: Kind
+    since_us: int
+    until_us: int
+    cycle: CycleKey | None
+
+
+class _Open:
+    """The last span of a node, which has not ended yet."""
+
+    __slots__ = ("cycle", "kind", "since", "started", "was")
+
+    def __init__(self, kind: Kind, since: int, cycle: CycleKey | None) -> None:
+        self.kind, self.since, self.cycle = kind, since, cycle
+        self.started: int | None = None  # when its workers had started
+        self.was: Kind | None = None  # before the job was suspended
+
+
+OF_STATE: dict[str, Kind] = {
+    "joining": "joining",
+    "ready": "ready",
+    "standby": "standby",
+    "quarantined": "excluded",
+    "drained": "excluded",
+    "lost": "lost",
+    "left": "lost",
+}
+"""A node's state in the view → its span, where it works for no cycle."""
+
+
+class NodeSpans:
+    """Passes each span on to `sinks` when it has ended; `finish` ends those that are open."""
+
+    def __init__(self, *sinks: Callable[[Span], None]) -> None:
+        self._sinks = sinks
+        self._open: dict[str, _Open] = {}
+        self._first_steps: dict[CycleKey, int] = {}
+        self._last_us = 0
+        self._ended_us: int | None = None
+
+    def finish(self, at: float | None = None) -> None:
+        """The journal is read. `at`: the moment that is shown, of a job that goes on."""
+        if at is not None and self._ended_us is None:
+            self._last_us = max(self._last_us, _us(at))
+        for node in list(self._open):
+            self._close(node, self._last_us)
+
+    def take(self, entry: Entry, view: JobView) -> None:
+        """One entry, after the view has taken it."""
+        now = max(self._last_us, _us(entry.t))
+        before, self._last_us = self._last_us, now
+        record = entry.record
+        match record:
+            case records.Progress():
+                span = self._open.get(record.node)
+                self._first_steps.setdefault(_cycle(record, view), now)
+                if span is not None and span.kind == "starting" and span.cycle == _cycle(record, view):
+                    span.started = None
+                    self._emit(Span(record.node, "starting", span.since, now, span.cycle))
+                    self._open[record.node] = _Open("stepping", now, span.cycle)
+            case records.WorkersStarted():
+                span = self._open.get(record.node)
+                if span is not None and span.kind == "starting" and span.cycle == _cycle(record, view):
+                    span.started = now
+            case records.NodeReady() | records.NodeJoined() | records.NodeUndrained() | records.NodeDrained():
+                self._follow(record.node, view, now)
+            case records.Fence() | records.Quarantined():
+                self._follow(record.node, view, now)
+            case records.WorkerFailed():
+                self._fail(record.replica, view, now, record.ago_s)
+            case records.WorkerHung():
+                self._fail(record.replica, view, now, record.silent_s + record.ago_s)
+            case records.NodeIsolated():
+                self._fail(record.replica, view, now, record.for_s)
+            case records.NodeLost() | records.NodeLeft():
+                span = self._open.get(record.node)
+                if span is not None and span.cycle is not None and span.kind in AT_WORK and view.shutdown is None:
+                    ago_s = record.ago_s + record.silent_s if isinstance(record, records.NodeLost) else 0.0
+                    self._fail(span.cycle[0], view, now, ago_s)
+                self._follow(record.node, view, now)
+            case records.WorkersDone():
+                span = self._open.get(record.node)
+                if span is not None and span.kind in AT_WORK:
+                    self._change(record.node, "ending", now, span.cycle)
+            case records.AttributionJudged():
+                self._held(record.replica, now, round(record.waited_s * 1e6))
+            case records.RendezvousOpened():
+                busy = (*AT_WORK, "detecting", "deciding", "ending")
+                for node, span in self._of(record.replica):
+                    if span.kind in busy:
+                        self._change(node, "stopping", now, span.cycle)
+            case records.RendezvousClosed():
+                key = (record.replica, view.generation, record.cycle)
+                for node in record.nodes:
+                    self._change(node, "starting", now, key)
+                for node, span in list(self._open.items()):
+                    if span.kind in ("ready", "standby"):
+                        self._follow(node, view, now)
+            case records.ReplicaEnded():
+                for node, span in self._of(record.replica):
+                    if span.kind != "lost":
+                        self._change(node, "ending", now, span.cycle)
+            case records.JobSuspended():
+                for node, span in list(self._open.items()):
+                    was = span.kind
+                    if was not in ("lost", "suspended"):
+                        started = span.started
+                        self._change(node, "suspended", now, span.cycle)
+                        self._open[node].was, self._open[node].started = was, started
+            case records.JobResumed():
+                for node, span in list(self._open.items()):
+                    if span.was is not None:
+                        self._change(node, span.was, now, span.cycle)
+                        self._open[node].started = span.started and now
+            case records.Shutdown():
+                for node, span in list(self._open.items()):
+                    if span.kind != "lost":
+                        self._change(node, "ending", now, span.cycle)
+            case records.JobEnded():
+                self._end(now)
+            case records.JobStarted():
+                self._begin(record.expected, now, before)
+
+    # ---- what records do
+
+    def _begin(self, expected: Iterable[str], now: int, before: int) -> None:
+        """A generation begins. If the one before has left no end, its last entry is its end."""
+        ended = self._ended_us
+        if ended is None and self._open:
+            self._end(before)
+            ended = before
+        self._open, self._ended_us = {}, None
+        for node in expected:
+            if ended is not None and now > ended:
+                self._emit(Span(node, "queue", ended, now, None))
+            self._open[node] = _Open("joining", now, None)
+
+    def _end(self, at: int) -> None:
+        """A generation ends; what its agents still post changes nothing."""
+        self._ended_us = self._last_us = at
+        for node in list(self._open):
+            self._close(node, at)
+        self._open = {}
+
+    def _follow(self, node: str, view: JobView, now: int) -> None:
+        """The node's span is what the view says of it."""
+        state = view.nodes[node].state if node in view.nodes else "joining"
+        kind = OF_STATE.get(state)
+        if kind is None or self._ended_us is not None:  # active, and so of its cycle
+            return
+        if view.shutdown is not None and kind != "lost":
+            kind = "ending"
+        known = self._open.get(node)
+        if view.shutdown is not None and state == "left" and (known is None or known.kind != "lost"):
+            kind = "ending"
+        if known is None:
+            self._open[node] = _Open(kind, now, None)
+        elif known.kind != kind:
+            self._change(node, kind, now, _wanted_by(node, view) if kind == "ready" else None)
+
+    def _fail(self, replica: str, view: JobView, now: int, ago_s: float) -> None:
+        """A cycle of the replica has failed, so long ago. The first report of it counts."""
+        if view.shutdown is not None:
+            return
+        failed = now - round(ago_s * 1e6)
+        for node, span in self._of(replica):
+            if span.kind in AT_WORK:
+                cycle = span.cycle
+                at = min(max(failed, span.since), now)
+                self._change(node, "detecting", at, cycle)
+                self._change(node, "deciding", now, cycle)
+
+    def _held(self, replica: str, now: int, waited_us: int) -> None:
+        """A rendezvous that could close has waited so long for a verdict."""
+        for node, span in self._of(replica) if waited_us > 0 else ():
+            if span.kind == "ready":
+                self._change(node, "deciding", max(span.since, now - waited_us), span.cycle)
+                self._change(node, "ready", now, span.cycle)
+
+    # ---- the spans
+
+    def _of(self, replica: str) -> list[tuple[str, _Open]]:
+        return [
+            (node, span) for node, span in self._open.items() if span.cycle is not None and span.cycle[0] == replica
+        ]
+
+    def _change(self, node: str, kind: Kind, now: int, cycle: CycleKey | None) -> None:
+        if node in self._open:
+            self._close(node, now)
+        if self._ended_us is None:
+            self._open[node] = _Open(kind, now, cycle)
+
+    def _close(self, node: str, at: int) -> None:
+        span = self._open[node]
+        if span.kind != "starting" or span.started is None or span.cycle is None:
+            self._emit(Span(node, span.kind, span.since, at, span.cycle))
+            return
+        # None of its ranks has reported a step: it goes by those of the other nodes, if these have.
+        first = self._first_steps.get(span.cycle)
+        runs_from = max(span.started if first is None else first, span.since)
+        if runs_from >= at:
+            self._emit(Span(node, "starting", span.since, at, span.cycle))
+            return
+        self._emit(Span(node, "starting", span.since, runs_from, span.cycle))
+        self._emit(Span(node, "unstepped" if first is None else "stepping", runs_from, at, span.cycle))
+
+    def _emit(self, span: Span) -> None:
+        if span.until_us > span.since_us:
+            for sink in self._sinks:
+                sink(span)
+
+
+def _cycle(record: records.Progress | records.WorkersStarted, view: JobView) -> CycleKey:
+    return record.replica, view.generation, record.cycle
+
+
+def _wanted_by(node: str, view: JobView) -> CycleKey | None:
+    """The cycle whose rendezvous the node waits for."""
+    replica = view.replicas.get(view.nodes[node].replica or "")
+    return None if replica is None else (replica.id, view.generation, replica.cycle)
+
+
+def _us(t: float) -> int:
+    return round(t * 1e6)

@@ -94,6 +94,7 @@ class Promise(StrEnum):
     ENDING = "the job ends when all have left, or their time is up"
     LEAVING = "every process that waits leaves"
     REPLAY = "a journal replayed decides the same"
+    ACCOUNTS = "the parts of the nodes' time add up to all of it"
     FINISH = "with nodes enough a job finishes"
     UNTOUCHED = "control plane down, workload up"
     SUSPENDED = "a suspension of all stops no worker and counts nothing"

@@ -43,6 +43,8 @@ from nvrx_slurm.lab.simulation.adversary import Act, Trait
 from nvrx_slurm.lab.simulation.job_history import RESTARTS
 from nvrx_slurm.lab.simulation.monitors import JournalMonitors, Promise
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker
+from nvrx_slurm.report.goodput import GoodputMeter
+from nvrx_slurm.report.view import JobFold
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.run import SimulationRun
@@ -254,6 +256,27 @@ AFTER_A_KILL_S = 1.5
 """How long there is no controller after one was killed, at most."""
 
 
+def _wrong_accounts(plan: Plan, journal: Sequence[Entry]) -> str | None:
+    """What is wrong with `report.goodput` of this journal, measured against the ends of the job alone."""
+    meter = GoodputMeter()
+    fold = JobFold(plan, [meter])
+    held_us = nodes = 0
+    began_us = ended_us = None
+    for entry in journal:
+        fold.take(entry)
+        at_us = round(entry.t * 1e6)
+        if isinstance(entry.record, JobStarted):
+            began_us, nodes = at_us, len(entry.record.expected)
+        if ended_us is None and began_us is not None:
+            held_us = nodes * (at_us - began_us)
+        if isinstance(entry.record, JobEnded):
+            ended_us = at_us
+    goodput = meter.result(fold.view)
+    if min(goodput.parts_us.values()) < 0 or sum(goodput.parts_us.values()) != held_us:
+        return f"the job held its nodes for {held_us} us, and the parts of that are {goodput.parts_us}"
+    return None
+
+
 def outage_of(acts: Sequence[Act]) -> float:
     """For how long these acts may keep the controller from deciding, at most: outages may follow one another."""
     killed = sum(act.kind in REPLACING for act in acts)
@@ -267,6 +290,9 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
 
     for entry, decided in replay(new_job(plan), promises.journal)[:1]:
         yield Promise.REPLAY, f"journal entry {entry.n} is {entry.record}, and its replay decides {decided}"
+
+    if wrong := _wrong_accounts(plan, promises.journal):
+        yield Promise.ACCOUNTS, wrong
 
     if not run.batch.gave_up and run.exit_code is not None:
         if shutdown is None:

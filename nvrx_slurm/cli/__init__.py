@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run:run", "Run a job here, in the foreground, without Slurm."),
     "ls": ("jobs:ls", "Your jobs, of all folders."),
     "status": ("status:status", "Nodes and ranks, cycle, spares, last failure and decision."),
+    "report": ("report:report", "A job, or all jobs, as one HTML page that opens offline."),
     "logs": ("logs:logs", "Output of the ranks, by rank and cycle."),
     "explain": ("analyze:explain", "Why a job failed, and what was done about it."),
     "analyze": ("analyze:analyze", "The same analysis on any logs, offline."),

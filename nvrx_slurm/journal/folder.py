@@ -2,6 +2,7 @@
 
 <base>/<job id>/           0700
   plan.json                what runs (jobspec.plan.Plan)
+  origins.json             each key of job.yaml, its value, and where that came from
   job.json                 how it was submitted: name, cluster, generation, times (JobInfo)
   store.json         0600  where the store is while the job runs, and its password
   attrsvc.json       0600  where the job's own attribution service is while it runs, and its token
@@ -36,6 +37,7 @@ from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.processes import boot_id, is_alive, started_ticks
 
+ORIGINS = "origins.json"
 _T = TypeVar("_T")
 LOOPBACK = "127.0.0.1"
 
@@ -136,6 +138,10 @@ class JobFolder(JobFiles):
     def read_plan(self, digest: str | None = None) -> Plan:
         """The plan; see `JobFiles.read_plan_json`. Raises what that does, and msgspec.DecodeError."""
         return plan_from_json(self.read_plan_json(digest))
+
+    def read_origins(self) -> dict[str, tuple[str, str]] | None:
+        """Key of job.yaml → its value in JSON, and where that came from; None: the submission has not recorded it."""
+        return self._read(ORIGINS, dict[str, tuple[str, str]])
 
     def write_info(self, info: JobInfo) -> None:
         self.write("job.json", msgspec.json.encode(info))

@@ -759,8 +759,9 @@ _RENAMED_IN_MSGPACK = [
 
 
 def _translate_deprecated(data: bytes, renamed: list[tuple[bytes, ...]]) -> bytes:
-    for old, new in renamed:
-        data = data.replace(old, new)
+    if b"round_" in data:
+        for old, new in renamed:
+            data = data.replace(old, new)
     return data
 
 

@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import re
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from typing import get_args
 
@@ -163,6 +163,19 @@ def how_started(warm: int, cold: str | None, count: int | None = None) -> str:
 def asked_for(restarts: int) -> str:
     """`users asked for 2 restarts, which no budget counts`."""
     return f"users asked for {plural(restarts, 'restart')}, which no budget counts"
+
+
+def shares(parts: Sequence[int]) -> list[int]:
+    """Each part in thousandths of their sum. These add up to 1,000: what rounding leaves goes to the largest
+    remainders."""
+    whole = sum(parts)
+    if not whole:
+        return [0] * len(parts)
+    floors = [part * 1000 // whole for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda index: parts[index] * 1000 % whole, reverse=True)
+    for index in by_remainder[: 1000 - sum(floors)]:
+        floors[index] += 1
+    return floors
 
 
 def plural(count: int, noun: str) -> str:

@@ -41,6 +41,8 @@ def shown(text: str) -> str:
 
 def one_line(text: str) -> str:
     """The same, for a place that holds one line: a newline in the middle is visible, one at the end is dropped."""
+    if text.isascii() and text.isprintable():  # nearly all are, and a report has 100,000
+        return text
     return _unsafe_in_line.sub(_visible, text)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
-from ci import browser as browsers
 from nvrx_slurm.lab.flow import report_html
 from nvrx_slurm.lab.flow.report_text import write
 from tests.outcomes import HOSTILE, of_every_kind
@@ -18,21 +16,6 @@ SCREENS = {
     "desktop-light": {"viewport": {"width": 1200, "height": 900}, "color_scheme": "light"},
     "phone-dark": {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"},
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A browser of this machine. In CI there must be one."""
-    program = browsers.find()
-    if program is None:
-        refuse = pytest.fail if os.environ.get("CI") else pytest.skip
-        refuse(f"no browser here, none of {', '.join(browsers.PROGRAMS)}; `python -m ci.browser` installs one")
-    expect.set_options(timeout=30_000)  # a deadline; the machine may be busy
-    with sync_playwright() as playwright:
-        # Root has no user namespaces to shut the browser in; the page is our own.
-        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")

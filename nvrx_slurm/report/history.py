@@ -1,0 +1,117 @@
+"""What a page, a trace or metrics show of a job beside its view: spans, failures with what was done, and the goodput.
+
+A subscriber of `JobFold`, which needs no plan and replays nothing. It does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nvrx_slurm.journal import records
+from nvrx_slurm.journal.records import AttributionJudged, Entry, RestartDecided
+from nvrx_slurm.journal.verdicts import Attribution
+from nvrx_slurm.report.goodput import Goodput, GoodputMeter
+from nvrx_slurm.report.model import CycleKey, FailureView, JobView
+from nvrx_slurm.report.spans import Span
+
+MOST_FOLLOWED = 8
+
+FAILURES = (
+    records.WorkerFailed,
+    records.WorkerHung,
+    records.NodeLost,
+    records.NodeIsolated,
+    records.NodeLeft,
+)
+
+
+@dataclass(slots=True)
+class FailureStory:
+    """One failure of a cycle, or of a node that worked for none (`key` is None): the first report of it, what was
+    settled as its cause, and what was decided. `followed`: the other reports of the same cycle, the first ones;
+    `more`: how many there are in all. `stacks`: files below the job folder."""
+
+    at: float
+    cause: FailureView
+    key: CycleKey | None
+    generation: int = 0
+    followed: list[str] = field(default_factory=list)
+    more: int = 0
+    answers: list[Attribution] = field(default_factory=list)
+    judged: AttributionJudged | None = None
+    decided: RestartDecided | None = None
+    decided_at: float | None = None
+    stacks: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def first_line(self) -> str | None:
+        """The line of a log where it began, as the surest source says."""
+        found = [answer for answer in self.answers if answer.primary is not None]
+        best = max(found, key=lambda answer: answer.confidence, default=None)
+        return None if best is None or best.primary is None else best.primary.text
+
+
+class JobHistory:
+    """Reads one job's journal. `spans`: all that have ended, of every node, in the order of their ends; they go to
+    `sink` instead, where one is given."""
+
+    def __init__(self, sink: Callable[[Span], None] | None = None) -> None:
+        self.spans: list[Span] = []
+        self.failures: list[FailureStory] = []
+        self.generations: list[tuple[float, tuple[str, ...]]] = []
+        self._meter = GoodputMeter(sink or self.spans.append)
+        self._by_cycle: dict[CycleKey, FailureStory] = {}
+        self._goodput: Goodput | None = None
+
+    def take(self, entry: Entry, view: JobView) -> None:
+        """One entry, after the view has taken it."""
+        self._meter.take(entry, view)
+        record = entry.record
+        if isinstance(record, FAILURES):
+            self._fail(record, entry.t, view)
+            return
+        match record:
+            case records.JobStarted():
+                self.generations.append((entry.t, record.expected))
+            case records.RestartDecided():
+                story = self._by_cycle.get((record.replica, view.generation, record.cycle))
+                if story is None:
+                    return
+                story.decided, story.decided_at = record, entry.t
+                if view.last_failure is not None and view.last_failure.cycle == record.cycle:
+                    story.cause = view.last_failure
+            case records.Attributed():
+                if story := self._by_cycle.get((record.replica, view.generation, record.cycle)):
+                    story.answers.append(record.attribution)
+            case records.AttributionJudged():
+                if story := self._by_cycle.get((record.replica, view.generation, record.cycle)):
+                    story.judged = record
+            case records.StacksDumped(request=None):
+                node = view.nodes.get(record.node)
+                if node is not None and node.replica is not None and self.failures:
+                    self.failures[-1].stacks.update(record.files)
+
+    def finish(self, view: JobView, at: float | None = None) -> Goodput:
+        """The journal is read; `at`: the moment that is shown, of a job that goes on. Later calls give the same."""
+        if self._goodput is None:
+            self._goodput = self._meter.result(view, at)
+        return self._goodput
+
+    def _fail(self, record: records.AnyRecord, at: float, view: JobView) -> None:
+        cause = view.last_failure
+        if cause is None or view.shutdown is not None:
+            return
+        key = None if cause.replica is None or cause.cycle is None else (cause.replica, view.generation, cause.cycle)
+        known = None if key is None else self._by_cycle.get(key)
+        if known is not None:
+            known.more += 1
+            if len(known.followed) < MOST_FOLLOWED:
+                known.followed.append(cause.why)
+        else:
+            known = FailureStory(at=cause.at, cause=cause, key=key, generation=view.generation)
+            self.failures.append(known)
+            if key is not None:
+                self._by_cycle[key] = known
+        if isinstance(record, records.WorkerHung) and record.stacks is not None:
+            known.stacks[record.rank] = record.stacks

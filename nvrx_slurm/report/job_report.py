@@ -1,0 +1,118 @@
+"""A job's page from its folder and, while it runs, its store; and the goodput and recoveries behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.verdicts import Verdict
+from nvrx_slurm.report import snapshot, source
+from nvrx_slurm.report.goodput import Goodput
+from nvrx_slurm.report.hindsight import WouldBeStop, hindsight
+from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.jobs import read_plan
+from nvrx_slurm.report.model import Recovery
+from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report.web.job_page import JournalLines, job_page
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.files import write_private
+
+HIDDEN = "set, and not shown"
+"""Instead of a variable's value: it may be a token, and a page is handed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """A job's page, and the records that it shows. `html` is the whole file."""
+
+    job_id: str
+    html: bytes
+    goodput: Goodput
+    recoveries: tuple[Recovery, ...]
+
+    def write(self, path: Path | str) -> Path:
+        """Write the page, for this user alone (0600). Raises UsageError."""
+        return write_page(Path(path), self.html)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the page in a frame, in which its own policy holds."""
+        import html
+
+        return (
+            f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self.html.decode())}" '
+            'style="width:100%;height:48rem;border:0" title="nvrx-slurm report"></iframe>'
+        )
+
+
+def read_job(folder: JobFolder, *, live: bool = True, clock: Clock | None = None) -> tuple[Snapshot, JobHistory]:
+    """The job as it is now, and its history. Raises OSError."""
+    history = JobHistory()
+    shot = snapshot.take(folder, history, live=live, clock=clock)
+    history.finish(shot.view, until_of(shot))
+    return shot, history
+
+
+def until_of(shot: Snapshot) -> float | None:
+    """Up to which moment a job that goes on is shown; None: to the last entry of its journal."""
+    return shot.moment if shot.exit_code is None and shot.state != "died" else None
+
+
+def job_report(folder: JobFolder, *, live: bool = True, clock: Clock | None = None) -> JobReport:
+    """The page of a job: of what is there, if it runs, or if its journal is torn. Raises OSError."""
+    history, journal = JobHistory(), JournalLines()
+    shot = snapshot.take(folder, history, journal, live=live, clock=clock)
+    goodput = history.finish(shot.view, until_of(shot))
+    html = job_page(shot, history, journal, configuration=configuration(folder), stops=_stops(folder, history))
+    return JobReport(folder.job_id, html, goodput, tuple(shot.view.recoveries.values()))
+
+
+def write_page(path: Path, page: bytes) -> Path:
+    """Write a page, for this user alone. Raises UsageError: where, and why not."""
+    try:
+        write_private(path, page)
+    except OSError as error:
+        raise UsageError(f"{path}: the page cannot be written there: {error.strerror}") from None
+    return path
+
+
+def configuration(folder: JobFolder) -> list[tuple[str, str, str]]:
+    """Each key of the job with its value, and where that came from: as the submission has recorded it, or else the
+    plan. Values of environment variables are left out."""
+    plan = read_plan(folder)
+    if plan is None:
+        return []
+    origins = folder.read_origins()
+    if origins is not None:
+        return [(key, HIDDEN if _is_variable(key) else value, origin) for key, (value, origin) in origins.items()]
+    rows: list[tuple[str, str, str]] = []
+    blocks: list[tuple[str, object]] = [("", msgspec.to_builtins(plan))]
+    while blocks:
+        path, value = blocks.pop()
+        if isinstance(value, dict) and value:
+            blocks += [(f"{path}.{key}" if path else str(key), inner) for key, inner in reversed(value.items())]
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            named = ((each.get("name", index), each) for index, each in enumerate(value))
+            blocks += [(f"{path}.{name}", each) for name, each in reversed(list(named))]
+        else:
+            shown = HIDDEN if _is_variable(path) else msgspec.json.encode(value).decode()
+            rows.append((path, shown, "plan"))
+    return rows
+
+
+def _is_variable(key: str) -> bool:
+    return ".env." in f".{key}"
+
+
+def _stops(folder: JobFolder, history: JobHistory) -> tuple[WouldBeStop, ...]:
+    """What STOPs that were not acted on would have saved or lost. Only these need the core's replay."""
+    plan = read_plan(folder)
+    judged = (story.judged for story in history.failures)
+    if plan is None or not any(each and each.verdict is Verdict.STOP and not each.acted for each in judged):
+        return ()
+    from nvrx_slurm.report.failures import read_failures
+
+    return hindsight([(folder.job_id, *read_failures(plan, folder, source.so_far(folder)))]).stops

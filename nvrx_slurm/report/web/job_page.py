@@ -1,0 +1,566 @@
+"""A job as one HTML file. Facts, goodput, failures, recoveries and verdicts are markup, and readable without a
+script; the script draws the timeline and the steps, and searches the journal."""
+
+# ruff: noqa: E501  # a tag is easier to read in one line
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Entry
+from nvrx_slurm.report import page, recovery
+from nvrx_slurm.report.goodput import MEANINGS, PARTS, Goodput
+from nvrx_slurm.report.hindsight import WouldBeStop
+from nvrx_slurm.report.history import FailureStory, JobHistory
+from nvrx_slurm.report.model import JobView, Recovery
+from nvrx_slurm.report.sentences import describe
+from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report.spans import Span
+from nvrx_slurm.report.tables import mood, number
+from nvrx_slurm.report.web.document import document, lines, table, text
+from nvrx_slurm.report.words import event_name, names, plural, ranks_of, seconds, shares
+from nvrx_slurm.util.sanitize import one_line
+
+MOST_FAILURES = 200
+MOST_ROWS = 40
+"""Of the timeline; where there are more nodes, those that did the same share a row."""
+STACK_BYTES = 24 << 10
+ALL_STACKS_BYTES = 600 << 10
+MOST_STACKS = 8
+"""Of one failure."""
+
+KINDS: dict[str, str] = {
+    "stepping": "makes steps",
+    "unstepped": "runs, without a step yet",
+    "starting": "starts up",
+    "ready": "waits for the rendezvous",
+    "detecting": "has failed, unnoticed",
+    "deciding": "waits for a decision",
+    "stopping": "tears down",
+    "joining": "joins",
+    "standby": "standby",
+    "excluded": "drained or quarantined",
+    "lost": "lost",
+    "suspended": "suspended",
+    "ending": "ends",
+    "queue": "in Slurm's queue",
+}
+"""Kinds of spans → in words, in the order of the legend."""
+_KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
+
+
+@dataclass(slots=True)
+class JournalLines:
+    """The journal as columns: milliseconds since the first entry, the event, the sentence. A subscriber of
+    `JobFold`."""
+
+    events: dict[str, int] = field(default_factory=dict)
+    at_ms: list[int] = field(default_factory=list)
+    event: list[int] = field(default_factory=list)
+    sentence: list[str] = field(default_factory=list)
+    began: float | None = None
+    _event_of: dict[type, int] = field(default_factory=dict)
+
+    def take(self, entry: Entry, view: JobView) -> None:
+        self.began = entry.t if self.began is None else self.began
+        self.at_ms.append(round((entry.t - self.began) * 1000))
+        kind = type(entry.record)
+        if (event := self._event_of.get(kind)) is None:
+            event = self._event_of[kind] = self.events.setdefault(event_name(kind), len(self.events))
+        self.event.append(event)
+        self.sentence.append(one_line(describe(entry.record)))
+
+
+def job_page(
+    shot: Snapshot,
+    history: JobHistory,
+    journal: JournalLines,
+    *,
+    configuration: Sequence[tuple[str, str, str]] = (),
+    stops: Sequence[WouldBeStop] = (),
+) -> bytes:
+    """The whole file. `configuration`: key, value, origin. `stops`: what verdicts of dry runs would have saved or
+    lost. Stacks are read from the job's folder."""
+    view = shot.view
+    goodput = history.finish(view, shot.moment if shot.exit_code is None and shot.state != "died" else None)
+    body = "\n".join(
+        [
+            _header(shot, history, goodput),
+            "<main>",
+            *_problems(shot),
+            _TIMELINE,
+            _goodput(goodput),
+            _STEPS if any(cycle.first_step is not None for cycle in view.cycles.values()) else "",
+            _failures(shot, history),
+            _recoveries(view),
+            _verdicts(history, stops, journal.began or 0.0),
+            _nodes(view, history),
+            _configuration(configuration),
+            _JOURNAL,
+            "</main>",
+        ]
+    )
+    title = f"{view.name or shot.folder.job_id}: {shot.state}"
+    return document(title=title, body=body, data=_data(shot, history, journal), scripts=("charts.js", "job.js"))
+
+
+# ------------------------------------------------------------------------------------------ the header
+
+
+def _header(shot: Snapshot, history: JobHistory, goodput: Goodput) -> str:
+    view = shot.view
+    began = shot.started_at
+    facts = [
+        ("job", shot.folder.job_id),
+        ("cluster", shot.info.cluster if shot.info else None),
+        ("generation", str(view.generation) if view.generation else None),
+        ("started", f"{_utc(began)} UTC" if began is not None else None),
+        ("took" if shot.exit_code is not None else "for", seconds(shot.elapsed_s)),
+        ("exit code", None if shot.exit_code is None else str(shot.exit_code)),
+    ]
+    listed = "".join(f"<div><dt>{text(key)}</dt><dd>{text(value)}</dd></div>" for key, value in facts if value)
+    reached = [each.to_first_step_s for each in view.recoveries.values() if each.to_first_step_s is not None]
+    runs = [each.total_s for each in view.recoveries.values()]
+    recovered = sorted(reached or runs)
+    lost_us = goodput.total_us - sum(goodput.parts_us[part] for part in ("new_steps", "unreported"))
+    figures = [
+        ("goodput", "–" if goodput.ratio is None else f"{goodput.ratio:.1%}", "of all node-hours made new steps"),
+        ("step", number(view.step), f"{plural(goodput.steps_repeated, 'step')} made twice"),
+        ("failures", str(len(history.failures)), f"{plural(view.restarts, 'restart')}"),
+        (
+            "recovery",
+            seconds(recovered[len(recovered) // 2]) if recovered else "–",
+            f"median, {'to the first step' if reached else 'until workers ran'}" if recovered else "none was needed",
+        ),
+        ("not for new steps", hours(lost_us), f"of {hours(goodput.total_us)} of nodes"),
+    ]
+    if goodput.ratio is None:
+        figures[-1] = ("neither run nor steps", *figures[-1][1:])
+    cards = "".join(
+        f'<div class="figure"><dt>{text(label)}</dt><dd><b>{text(value)}</b> <span>{text(about)}</span></dd></div>'
+        for label, value, about in figures
+    )
+    reason = f'<p class="reason">{text(shot.reason)}</p>' if shot.reason and shot.reason != "done" else ""
+    return (
+        '<header>\n<p class="what">nvrx-slurm report</p>\n'
+        f'<h1>{text(view.name or shot.folder.job_id)} <span class="pill {mood(shot.state)}">{text(shot.state)}</span>'
+        f"</h1>\n{reason}"
+        f'<dl class="facts">{listed}</dl>\n<dl class="figures">{cards}</dl>\n{_CONTENTS}\n</header>'
+    )
+
+
+_CONTENTS = (
+    '<nav aria-label="Sections">'
+    + "".join(
+        f'<a href="#{name}">{label}</a>'
+        for name, label in (
+            ("timeline", "Timeline"),
+            ("goodput", "Goodput"),
+            ("failures", "Failures"),
+            ("recoveries", "Recoveries"),
+            ("verdicts", "Verdicts"),
+            ("nodes", "Nodes"),
+            ("configuration", "Configuration"),
+            ("journal", "Journal"),
+        )
+    )
+    + "</nav>"
+)
+
+
+def _problems(shot: Snapshot) -> list[str]:
+    """What the reader must know of the page itself."""
+    found = []
+    if not shot.view.n:
+        found.append("The journal has no entry yet: there is nothing to show but the configuration.")
+    elif shot.exit_code is None and shot.state == "died":
+        found.append("The job left no result: the page ends with the last entry that its journal has.")
+    elif shot.exit_code is None:
+        found.append(f"The job goes on: the page shows how it stood at {_utc(shot.now)} UTC.")
+    if shot.store_error:
+        found.append(f"{shot.store_error}; the page shows what the folder has.")
+    return [f'<p class="note">{text(each)}</p>' for each in found]
+
+
+# ---------------------------------------------------------------------------------------- the sections
+
+_TIMELINE = """<section id="timeline" aria-labelledby="timeline-title">
+<h2 id="timeline-title">Timeline</h2>
+<noscript><p class="note">The timeline, the steps and the journal are drawn by a script of this page.</p></noscript>
+<div class="tools" hidden>
+<button type="button" data-zoom="in" aria-label="Zoom in">+</button>
+<button type="button" data-zoom="out" aria-label="Zoom out">−</button>
+<button type="button" data-zoom="all">All</button>
+<button type="button" data-rows="all" aria-pressed="false" hidden>Each node</button>
+<span class="window" aria-live="polite"></span>
+</div>
+<div class="chart" hidden>
+<div class="lanes" aria-hidden="true"></div>
+<div class="marks" role="group" aria-label="Failures"></div>
+<div class="rows" tabindex="0" role="img"><div class="spacer"><canvas></canvas></div></div>
+</div>
+<ul class="legend" aria-label="Legend"></ul>
+</section>"""
+
+_STEPS = """<section id="steps" aria-labelledby="steps-title">
+<h2 id="steps-title">Steps</h2>
+<p class="about">From the journal: the first and the last step of each cycle, and between them a straight line. Red:
+steps that were lost, and made again.</p>
+<div class="steps" role="img" aria-label="Steps over time"></div>
+</section>"""
+
+_JOURNAL = """<section id="journal" aria-labelledby="journal-title">
+<h2 id="journal-title">Journal</h2>
+<form class="search" role="search" hidden>
+<input type="search" name="words" placeholder="Search  ( / )" aria-label="Search the journal" autocomplete="off"
+spellcheck="false"> <select name="event" aria-label="Event"><option value="">all events</option></select>
+<span class="found" role="status"></span>
+</form>
+<div class="lines" tabindex="0" role="region" aria-label="Journal entries"><div class="spacer"></div></div>
+<pre class="line" hidden></pre>
+</section>"""
+
+
+def _goodput(goodput: Goodput) -> str:
+    parts = [part for part in PARTS if goodput.parts_us[part]]
+    whole = shares([goodput.parts_us[part] for part in parts])
+    factor = goodput.ranks_per_node
+    x, bars = 0.0, []
+    for part in parts:
+        width = 1000 * goodput.share(part)
+        bars.append(
+            f'<rect class="{part}" x="{x:.2f}" width="{width:.2f}" height="28"><title>{text(PARTS[part])}</title></rect>'
+        )
+        x += width
+    rows = []
+    for part, share in zip(parts, whole, strict=True):
+        cells = [
+            f'<i class="swatch {part}"></i>{text(PARTS[part])}',
+            f"{share / 10:.1f} %",
+            hours(goodput.parts_us[part]),
+            *([hours(goodput.parts_us[part] * factor)] if factor else []),
+            f'<span class="soft">{text(MEANINGS[part])}</span>',
+        ]
+        rows.append(cells)
+    total = ["<b>all</b>", "100.0 %" if rows else "–", f"<b>{hours(goodput.total_us)}</b>"]
+    total += [f"<b>{hours(goodput.total_us * factor)}</b>"] if factor else []
+    rows.append(
+        [*total, f'<span class="soft">{plural(len(parts), "part")} that add up to it, to the microsecond</span>']
+    )
+    head = ["part", "share", "of nodes", *(["of ranks"] if factor else []), "what it is"]
+    note = f" With one GPU a rank, the time of ranks is GPU time: {factor} a node." if factor else ""
+    return (
+        '<section id="goodput" aria-labelledby="goodput-title">\n<h2 id="goodput-title">Where the time went</h2>\n'
+        f'<p class="about">Every node of the job at every moment, from the first start to the end, is in one part.{note}</p>'
+        f'<svg class="bar" viewBox="0 0 1000 28" preserveAspectRatio="none" role="img" aria-label="'
+        f"{text(', '.join(f'{PARTS[part]} {share / 10:.1f} %' for part, share in zip(parts, whole, strict=True)))}"
+        f'">{"".join(bars)}</svg>\n'
+        f"{table(head, rows, numbers=frozenset(range(1, len(head) - 1)), caption='Where the time went')}</section>"
+    )
+
+
+def _failures(shot: Snapshot, history: JobHistory) -> str:
+    shown = list(enumerate(history.failures))[-MOST_FAILURES:]
+    left_out = len(history.failures) - len(shown)
+    began = shot.view.started_at or 0.0
+    budget = [ALL_STACKS_BYTES]
+    items = "\n".join(_failure(shot, story, index, began, budget) for index, story in shown)
+    if not shown:
+        items = '<p class="about">Nothing failed.</p>'
+    note = f'<p class="about">{plural(left_out, "earlier failure")} left out.</p>' if left_out else ""
+    return (
+        '<section id="failures" aria-labelledby="failures-title">\n'
+        f'<h2 id="failures-title">Failures</h2>\n{note}{items}</section>'
+    )
+
+
+def _failure(shot: Snapshot, story: FailureStory, index: int, began: float, budget: list[int]) -> str:
+    cause, view = story.cause, shot.view
+    where = "a node without ranks" if story.key is None else f"{story.key[0]} cycle {story.key[2]}"
+    after = None if story.key is None else view.recoveries.get((*story.key[:2], story.key[2] + 1))
+    rows: list[tuple[str, str]] = []
+    if story.first_line:
+        rows.append(("first line", f"<code>{text(story.first_line)}</code>"))
+    for answer in story.answers:
+        said = answer.explanation or answer.problem or ""
+        fault = "" if answer.fault == "unknown" else f" <b>{text(answer.fault)}</b>"
+        hint = f' <span class="soft">{text(answer.hint)}</span>' if answer.hint else ""
+        rows.append(
+            (f"{answer.source}", f"{text(answer.verdict)}{fault}, {answer.confidence:.0%} sure. {text(said)}{hint}")
+        )
+    if story.judged is not None:
+        acted = "acted on" if story.judged.acted else f"not acted on: {story.judged.why}"
+        rows.append(("verdict", f"{text(story.judged.verdict)}, {text(acted)}"))
+    if story.decided is not None:
+        rows.append(("decision", text(describe(story.decided))))
+    if story.more:
+        others = "".join(f"<li>{text(each)}</li>" for each in story.followed)
+        rest = story.more - len(story.followed)
+        others += f"<li>and {plural(rest, 'more report')}</li>" if rest else ""
+        rows.append(("then", f"<ul>{others}</ul>"))
+    if after is not None:
+        rows.append(("recovery", f"{text(recovery.describe(after))}{text(_steps_of(after))}"))
+    facts = "".join(f"<div><dt>{text(label)}</dt><dd>{value}</dd></div>" for label, value in rows)
+    return (
+        f'<details class="failure" id="failure-{index}">\n<summary><span class="when">+{text(seconds(max(0.0, story.at - began)))}</span>'
+        f'<span class="why">{text(cause.why)}</span><span class="soft">{text(where)}</span></summary>\n'
+        f"<dl>{facts}</dl>{''.join(_stacks(shot.folder, story, budget))}</details>"
+    )
+
+
+def _steps_of(each: Recovery) -> str:
+    told = recovery.steps(each)
+    return f"; {told}" if told else ""
+
+
+def _stacks(folder: JobFolder, story: FailureStory, budget: list[int]) -> Iterable[str]:
+    for rank, path in sorted(story.stacks.items())[:MOST_STACKS]:
+        found = read_stack(folder.path / path, min(STACK_BYTES, budget[0]))
+        if found:
+            budget[0] -= len(found)
+            yield f"<h3>Stacks of {ranks_of([rank])}: {text(path)}</h3><pre>{lines(found)}</pre>"
+
+
+def read_stack(path: Path, most: int) -> str | None:
+    """The beginning of a file of stacks; None where there is none. A link is not followed: a page is handed on."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(most).decode(errors="backslashreplace")
+    return None
+
+
+def _recoveries(view: JobView) -> str:
+    found = list(view.recoveries.values())
+    if not found:
+        inside = '<p class="about">There was nothing to recover from.</p>'
+    else:
+        inside = "".join(_recovery_bar(each) for each in found[-MOST_FAILURES:])
+        drawn = page.recoveries(view)
+        right = frozenset(index for index, name in enumerate(drawn.columns) if name in drawn.right)
+        rows = [[text(cell) for cell in row.cells] for row in drawn.rows[-MOST_FAILURES:]]
+        head = [column.lower() for column in drawn.columns]
+        inside += table(head, rows, numbers=right, caption="Recoveries by phase")
+    return (
+        '<section id="recoveries" aria-labelledby="recoveries-title">\n'
+        f'<h2 id="recoveries-title">Recoveries</h2>\n{inside}</section>'
+    )
+
+
+def _recovery_bar(each: Recovery) -> str:
+    """One recovery, opened into its phases up to the first step, to its own scale."""
+    parts = recovery.in_order(each)
+    whole = sum(took for _, _, took in parts) or 1.0
+    x, bars = 0.0, []
+    for name, label, took in parts:
+        width = 1000 * took / whole
+        bars.append(
+            f'<rect class="phase-{text(name)}" x="{x:.2f}" width="{width:.2f}" height="14">'
+            f"<title>{text(label)} {text(seconds(took))}</title></rect>"
+        )
+        x += width
+    legend = "".join(
+        f'<li><i class="swatch phase-{text(name)}"></i>{text(label)} <b>{text(seconds(took))}</b></li>'
+        for name, label, took in parts
+    )
+    took = each.to_first_step_s if each.to_first_step_s is not None else each.total_s
+    until = "to the first step" if each.to_first_step_s is not None else "until all workers ran"
+    promoted = f"; {names(each.promoted)} took over" if each.promoted else ""
+    return (
+        f'<div class="recovery"><p><b>{text(seconds(took))}</b> {until} '
+        f'<span class="soft">{text(each.replica)} cycle {each.cycle}: {text(each.why)}{text(promoted)}{text(_steps_of(each))}</span></p>'
+        f'<svg viewBox="0 0 1000 14" preserveAspectRatio="none" aria-hidden="true">{"".join(bars)}</svg>'
+        f'<ul class="legend">{legend}</ul></div>'
+    )
+
+
+def _verdicts(history: JobHistory, stops: Sequence[WouldBeStop], began: float) -> str:
+    worth = {(stop.replica, stop.generation, stop.cycle): stop for stop in stops}
+    rows = []
+    for story in history.failures:
+        judged = story.judged
+        if judged is None or story.key is None:
+            continue
+        stop = worth.get(story.key)
+        held = sum(answer.latency_s for answer in story.answers)
+        what = {"right": "right: the restart got nowhere", "wrong": "wrong: the restart made new steps"}
+        came = "–" if stop is None else what.get(stop.outcome, "not known")
+        cost = "–" if stop is None or not stop.rank_s else f"{stop.rank_s / 3600:.2f} rank-hours"
+        rows.append(
+            [
+                f"+{text(seconds(max(0.0, story.at - began)))}",
+                text(f"{story.key[0]} cycle {story.key[2]}"),
+                text(judged.verdict),
+                "yes" if judged.acted else text(f"no: {judged.why}"),
+                text(", ".join(dict.fromkeys(answer.fault for answer in story.answers)) or "–"),
+                text(seconds(judged.waited_s) if judged.waited_s else "nothing"),
+                text(seconds(held)),
+                text(came),
+                text(cost),
+            ]
+        )
+    head = [
+        "at",
+        "failure",
+        "verdict",
+        "acted on",
+        "fault",
+        "waited",
+        "sources took",
+        "looking back",
+        "saved or lost",
+    ]
+    inside = (
+        table(head, rows, numbers=frozenset({5, 6, 8}), caption="Verdicts")
+        if rows
+        else '<p class="about">No source of attribution was asked.</p>'
+    )
+    return (
+        '<section id="verdicts" aria-labelledby="verdicts-title">\n<h2 id="verdicts-title">Verdicts, and what they cost or '
+        f"saved</h2>\n{inside}</section>"
+    )
+
+
+def _nodes(view: JobView, history: JobHistory) -> str:
+    """Each node's time by kind, and how often it failed."""
+    took: dict[str, dict[str, int]] = {}
+    used: set[str] = set()
+    for span in history.spans:
+        mine = took.setdefault(span.node, {})
+        mine[span.kind] = mine.get(span.kind, 0) + span.until_us - span.since_us
+        used.add(span.kind)
+    failed: dict[str, int] = {}
+    for story in history.failures:
+        failed[story.cause.node] = failed.get(story.cause.node, 0) + 1
+    kinds = [kind for kind in KINDS if kind in used]
+    rows = [
+        [
+            text(node),
+            text(view.nodes[node].state) if node in view.nodes else "–",
+            str(failed.get(node, 0)),
+            *(text(seconds(mine[kind] / 1e6)) if kind in mine else "–" for kind in kinds),
+        ]
+        for node, mine in took.items()
+    ]
+    head = ["node", "last state", "failures", *(KINDS[kind] for kind in kinds)]
+    inside = table(head, rows, numbers=frozenset(range(2, len(head))), caption="Nodes")
+    return (
+        '<section id="nodes" aria-labelledby="nodes-title">\n<h2 id="nodes-title">Nodes</h2>\n'
+        f"<details><summary>{plural(len(took), 'node')}, each by what it did</summary>{inside}</details></section>"
+    )
+
+
+def _configuration(configuration: Sequence[tuple[str, str, str]]) -> str:
+    rows = [[text(key), f"<code>{text(value)}</code>", text(origin)] for key, value, origin in configuration]
+    inside = (
+        f"<details><summary>{plural(len(rows), 'key')}, each with where its value came from</summary>"
+        + table(["key", "value", "origin"], rows, caption="Configuration")
+        + "</details>"
+        if rows
+        else '<p class="about">The folder of the job has no plan.</p>'
+    )
+    return (
+        '<section id="configuration" aria-labelledby="configuration-title">\n'
+        f'<h2 id="configuration-title">Configuration</h2>\n{inside}</section>'
+    )
+
+
+# --------------------------------------------------------------------------------------------- the data
+
+
+def _data(shot: Snapshot, history: JobHistory, journal: JournalLines) -> dict[str, object]:
+    """What the script draws. Times are milliseconds since the first entry."""
+    view, began = shot.view, journal.began or 0.0
+    began_us = round(began * 1e6)
+    cycle_index = {key: index for index, key in enumerate(view.cycles)}
+    by_node: dict[str, list[Span]] = {}
+    for span in history.spans:
+        by_node.setdefault(span.node, []).append(span)
+    last = max((spans[-1].until_us for spans in by_node.values()), default=began_us)
+    rows: dict[str, list[int]] = {}
+    for node, spans in by_node.items():
+        row = rows[node] = []
+        for span in spans:
+            cycle = -1 if span.cycle is None else cycle_index.get(span.cycle, -1)
+            since, until = (span.since_us - began_us) // 1000, (span.until_us - began_us) // 1000
+            row += (_KIND_INDEX[span.kind], since, until, cycle)
+    return {
+        "began": began,
+        "until": (last - began_us) // 1000,
+        "kinds": [[kind, words] for kind, words in KINDS.items()],
+        "nodes": [one_line(node) for node in rows],
+        "spans": list(rows.values()),
+        "groups": _groups(rows),
+        "cycles": [
+            [
+                f"{cycle.replica} cycle {cycle.cycle}"
+                + (f" of generation {cycle.generation}" if view.generation else ""),
+                one_line(cycle.replica),
+                *(
+                    None if at is None else round((at - began) * 1000)
+                    for at in (cycle.opened_at, cycle.closed_at, cycle.first_step_at, cycle.ended_at)
+                ),
+                cycle.first_step,
+                cycle.last_step if cycle.last_step is not None else _running_step(view, cycle.replica, cycle.cycle),
+                one_line(cycle.outcome or ""),
+            ]
+            for cycle in view.cycles.values()
+        ],
+        "failures": [
+            [round((story.at - began) * 1000), one_line(story.cause.why), story.cause.kind]
+            for story in history.failures
+        ],
+        "firstFailure": max(0, len(history.failures) - MOST_FAILURES),
+        "events": list(journal.events),
+        "at": _differences(journal.at_ms),
+        "event": journal.event,
+        "sentence": journal.sentence,
+    }
+
+
+def _running_step(view: JobView, replica: str, cycle: int) -> int | None:
+    running = view.replicas.get(replica)
+    return running.step if running is not None and running.cycle == cycle else None
+
+
+def _groups(rows: dict[str, list[int]]) -> list[list[object]]:
+    """Label and indices of the nodes that share a row: those that did the same in the same cycles, if there are many
+    nodes."""
+    if len(rows) <= MOST_ROWS:
+        return [[one_line(node), [index]] for index, node in enumerate(rows)]
+    alike: dict[bytes, list[int]] = {}
+    nodes = list(rows)
+    for index, row in enumerate(rows.values()):
+        did = msgspec.msgpack.encode([row[0::4], row[3::4]])
+        alike.setdefault(did, []).append(index)
+    return [
+        [one_line(names(nodes[index] for index in found)), found]
+        if len(found) > 1
+        else [one_line(nodes[found[0]]), found]
+        for found in alike.values()
+    ]
+
+
+def _differences(values: list[int]) -> list[int]:
+    """Each less the one before: it compresses to a third."""
+    return [value - before for value, before in zip(values, [0, *values], strict=False)]
+
+
+def hours(microseconds: int) -> str:
+    """`412.3 h`; `12.5 min`, `4.21 s` where that is short."""
+    spent = microseconds / 1e6
+    if spent >= 3600 * 9.95:
+        return f"{spent / 3600:,.1f} h"
+    return f"{spent / 3600:.2f} h" if spent >= 3600 else seconds(spent)
+
+
+def _utc(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,139 @@
+"""The page of a job, opened in a real browser at three sizes and in both themes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from bench.report import write_job
+from nvrx_slurm.report.job_report import job_report
+from tests.jobs import write_eventful
+
+SCREENS: dict[str, Any] = {
+    f"{size}-{theme}": {"viewport": {"width": width, "height": height}, "color_scheme": theme}
+    for size, (width, height) in {"phone": (400, 844), "desktop": (1280, 900), "4k": (3840, 2160)}.items()
+    for theme in ("light", "dark")
+}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a job with every kind of failure, and hostile texts."""
+    folder = tmp_path_factory.mktemp("report")
+    return job_report(write_eventful(folder)).write(folder / "report.html")
+
+
+@pytest.fixture(params=SCREENS)
+def page(request: pytest.FixtureRequest, browser: Browser, report: Path) -> Iterator[Page]:
+    """The page on a screen. Afterwards: nothing was asked for but the file itself, and nothing complained."""
+    yield from opened(browser, report, SCREENS[request.param])
+
+
+def opened(browser: Browser, report: Path, screen: dict[str, Any]) -> Iterator[Page]:
+    with browser.new_context(**screen) as context:
+        shown, complaints, requests = context.new_page(), [], []
+        shown.on("console", lambda message: complaints.append(message.text))
+        shown.on("pageerror", lambda error: complaints.append(str(error)))
+        shown.on("request", lambda asked: requests.append(asked.url))
+        shown.goto(report.as_uri())
+        expect(shown.locator("#journal .found")).not_to_be_empty()
+        yield shown
+        assert complaints == []
+        assert requests == [report.as_uri()]
+
+
+def test_everything_is_drawn(page: Page) -> None:
+    """The timeline with its marks, the goodput that adds up, the steps, and the journal."""
+    expect(page.locator("#timeline .marks button")).not_to_have_count(0)
+    expect(page.locator("#timeline .legend li")).not_to_have_count(0)
+    expect(page.locator("#goodput tbody tr").last).to_contain_text("100.0 %")
+    assert page.locator("#steps svg path.made").count() == 4
+    assert page.locator("#journal .row").count() > 10
+    painted = page.evaluate(
+        "() => { const c = document.querySelector('canvas');"
+        "const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+        "return new Set(Array.from({length: d.length / 4}, (_, i) => `${d[4 * i]},${d[4 * i + 1]}`)).size; }"
+    )
+    assert painted > 5
+
+
+def test_it_is_accessible_and_fits(page: Page) -> None:
+    """axe-core finds nothing, with all that folds open; and the page itself does not scroll sideways."""
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_hostile_texts_stay_texts(page: Page) -> None:
+    """What a job has printed is shown as it is written, in each section; nothing of it runs or becomes an element."""
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    why = page.locator("#failures .why").nth(1)
+    expect(why).to_contain_text("<img src=x onerror=")
+    assert r"\x1b[31m\u202e" in why.inner_text()
+    expect(page.locator("#failures pre")).to_contain_text("</script><script>document.title")
+    page.locator("#journal input").fill("onerror")
+    page.locator("#journal .row").first.click()
+    expect(page.locator("#journal .line")).to_contain_text("<img src=x onerror=")
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 2
+    assert page.title() == "digits: completed"
+
+
+def test_a_mark_opens_its_failure(page: Page) -> None:
+    """By keyboard: the mark is reached, Enter opens the failure, and the focus is there."""
+    mark = page.locator("#timeline .marks button").first
+    mark.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#failure-0")).to_have_attribute("open", "")
+    expect(page.locator("#failure-0 summary")).to_be_focused()
+
+
+def test_the_timeline_zooms_by_keyboard(page: Page) -> None:
+    """Plus zooms, an arrow moves, 0 shows all of it again."""
+    said = page.locator("#timeline .window")
+    whole = said.inner_text()
+    page.locator("#timeline .rows").focus()
+    page.keyboard.press("+")
+    expect(said).not_to_have_text(whole)
+    zoomed = said.inner_text()
+    page.keyboard.press("ArrowRight")
+    expect(said).not_to_have_text(zoomed)
+    page.keyboard.press("0")
+    expect(said).to_have_text(whole)
+
+
+def test_the_journal_is_searched(page: Page) -> None:
+    """Words and an event filter together; Escape brings all back."""
+    everything = page.locator("#journal .found").inner_text()
+    page.keyboard.press("/")
+    page.keyboard.type("N2 lost")
+    expect(page.locator("#journal .found")).to_contain_text(" of ")
+    expect(page.locator("#journal .row").first).to_contain_text("n2")
+    page.keyboard.press("Escape")
+    expect(page.locator("#journal .found")).to_have_text(everything)
+    page.locator("#journal select").select_option(label="node_lost")
+    expect(page.locator("#journal .row")).to_have_count(1)
+
+
+def test_a_large_job_is_aggregated(browser: Browser, tmp_path: Path) -> None:
+    """1,000 nodes and 10,000 entries: nodes that did the same share a row, each can be seen alone, and only what is
+    in sight is an element."""
+    folder = write_job(tmp_path, "1", nodes=1000, spares=8, events=10_000)
+    report = job_report(folder).write(tmp_path / "large.html")
+    assert report.stat().st_size < 5_000_000
+    for page in opened(browser, report, SCREENS["desktop-light"]):
+        expect(page.locator("#journal .found")).to_contain_text("entries")
+        assert page.locator("*").count() < 40_000
+        assert page.locator("#journal .row").count() < 80
+        grouped = page.evaluate("document.querySelector('.rows .spacer').clientHeight")
+        page.get_by_role("button", name="Each node").click()
+        single = page.evaluate("document.querySelector('.rows .spacer').clientHeight")
+        assert grouped < single / 10
+        page.locator("#journal .lines").evaluate("each => { each.scrollTop = each.scrollHeight; }")
+        expect(page.locator("#journal .row").last).to_contain_text("shutdown")

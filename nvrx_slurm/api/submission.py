@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,7 @@ from nvrx_slurm.cluster.slurm_config import KillWaitQuestion
 from nvrx_slurm.errors import ConfigError, StoreUnreachable, UnsafePath, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within
-from nvrx_slurm.util.files import JobFiles
+from nvrx_slurm.util.files import ORIGINS, JobFiles
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
@@ -40,11 +41,15 @@ class PreparedJob(NamedTuple):
     plan_json: str
     uses_site_store: bool = False
     """The site's own store is knocked at before anything is submitted."""
+    origins_json: str = ""
+    """As `Loaded.origins`; of a job whose configuration was made in Python: nothing."""
     teardown_grace_s: float = 0.0
     """What Slurm's KillWait is compared with when the job is submitted."""
 
 
-def prepare(spec: JobSpec, plan: Plan, *, cluster: ClusterName) -> PreparedJob:
+def prepare(
+    spec: JobSpec, plan: Plan, *, cluster: ClusterName, origins: dict[str, tuple[str, str]] | None = None
+) -> PreparedJob:
     """Render the job's script, which runs under this interpreter. Raises ConfigError."""
     from nvrx_slurm.jobspec.plan import plan_to_json
     from nvrx_slurm.jobspec.script import render_job
@@ -56,6 +61,7 @@ def prepare(spec: JobSpec, plan: Plan, *, cluster: ClusterName) -> PreparedJob:
         plan_json=plan_to_json(plan).decode(),
         teardown_grace_s=plan.fault_tolerance.teardown.grace,
         uses_site_store=plan.store.url is not None,
+        origins_json=json.dumps(origins) if origins else "",
     )
 
 
@@ -142,6 +148,8 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
     files = JobFiles(base / folder_name(job_id))
     try:
         files.write_plan_json(prepared.plan_json.encode())  # so that readers know the job while it is in the queue
+        if prepared.origins_json:
+            files.write(ORIGINS, prepared.origins_json.encode())
     except (OSError, UnsafePath) as error:  # the job is submitted: too late for an error
         log.warning("%s: the plan could not be kept there (%s)", files.path, error)
     return job_id

@@ -26,6 +26,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("jobs:ls", "Your jobs, of all folders."),
     "status": ("status:status", "Nodes and ranks, cycle, spares, last failure and decision."),
     "report": ("report:report", "A job, or all jobs, as one HTML page that opens offline."),
+    "trace": ("report:trace", "A trace of a job, for Perfetto."),
+    "metrics": ("metrics:metrics", "Jobs as metrics, for Prometheus."),
     "logs": ("logs:logs", "Output of the ranks, by rank and cycle."),
     "explain": ("analyze:explain", "Why a job failed, and what was done about it."),
     "analyze": ("analyze:analyze", "The same analysis on any logs, offline."),

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -68,17 +67,8 @@ def show(choice: JobChoice, origin: bool, as_json: bool) -> None:
 
     Precedence: flag > environment (NVRX_SLURM_…) > job.yaml > site file > default.
     """
-    from nvrx_slurm.jobspec.reading import written
-
     loaded = choice.load()
-    values: dict[tuple[str, ...], Any] = {}
-    blocks: list[tuple[tuple[str, ...], Any]] = [((), written(loaded.spec))]
-    while blocks:
-        path, value = blocks.pop()
-        if isinstance(value, dict) and value:
-            blocks += [((*path, key), inner) for key, inner in reversed(value.items())]
-        else:
-            values[path] = value
+    values = loaded.values()
     if as_json:
         rows = {
             ".".join(path): {"value": value, "origin": str(loaded.origin_of(path))} if origin else value

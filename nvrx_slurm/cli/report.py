@@ -1,4 +1,4 @@
-"""`nvrx-slurm report`: a job, or all jobs, as one HTML file that opens offline."""
+"""`nvrx-slurm report` and `trace`: a job, or all jobs, as one HTML file; a job as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from nvrx_slurm.cli.completion import complete_jobs
-from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job
+from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job, job_argument
 from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.util.sanitize import one_line
@@ -59,3 +59,38 @@ def show(path: Path) -> None:
 
     if not webbrowser.open(path.absolute().as_uri()):
         raise UsageError(f"no browser can be started here; the page is {path.absolute()}")
+
+
+@click.command()
+@job_argument
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to write the trace [default: trace-JOB.json]; - is standard output.",
+)
+def trace(job_id: str, output: Path | None, folder: Path) -> None:
+    """A trace for Perfetto: a track for each node and rank, slices for what they did, flows from failure to recovery.
+
+    Open it in https://ui.perfetto.dev, which reads the file in the browser, or in chrome://tracing.
+    """
+    import gc
+
+    from nvrx_slurm.report import snapshot
+    from nvrx_slurm.report.history import JobHistory
+    from nvrx_slurm.report.job_report import until_of, write_page
+    from nvrx_slurm.report.jobs import find_job
+    from nvrx_slurm.report.trace import Workers
+    from nvrx_slurm.report.trace import trace as trace_of
+
+    gc.disable()  # as above
+    job = find_job(folder, job_id)
+    history, workers = JobHistory(), Workers()
+    shot = snapshot.take(job, history, workers)
+    history.finish(shot.view, until_of(shot))
+    data = trace_of(shot.view, history, workers, until_of(shot) or shot.view.t)
+    if output == Path("-"):
+        click.get_binary_stream("stdout").write(data)
+        return
+    click.echo(one_line(str(write_page(output or Path(f"trace-{job.job_id}.json"), data))))

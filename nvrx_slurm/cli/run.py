@@ -73,6 +73,8 @@ def run(choice: JobChoice, here: bool, quiet: bool) -> int:
             job_id, host = started.job_id, started.process
             click.echo(f"job {job_id}: {started.placement()}", err=True)
         folder = JobFolder(base / job_id)
+        with contextlib.suppress(OSError, NvrxError):  # a page can do without
+            folder.write_origins(loaded.origins())
         signals.forward_to(host, folder)
         try:
             watch(base, job_id, output=not quiet)

@@ -61,7 +61,7 @@ def submit(
         from nvrx_slurm.api.suspicion import avoiding
 
         spec = avoiding(spec, plan.fault_tolerance.attribution.ledger, lambda text: click.echo(text, err=True))
-    prepared = prepare(spec, plan, cluster=cluster)
+    prepared = prepare(spec, plan, cluster=cluster, origins=loaded.origins())
     if dry_run:
         write_exactly(prepared.script)
         return EXIT_DONE

@@ -7,6 +7,7 @@ machine's site file > default. Mappings merge key by key; anything else is repla
 from __future__ import annotations
 
 import functools
+import json
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.deprecated import translate_deprecated
 from nvrx_slurm.jobspec.model import FOLLOWS, JobSpec
-from nvrx_slurm.jobspec.reading import dotted, read, together
+from nvrx_slurm.jobspec.reading import dotted, read, together, written
 from nvrx_slurm.jobspec.site import site_files
 from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_value, read_yaml
 
@@ -84,6 +85,25 @@ class Loaded(Struct, frozen=True):
         relation, leaders = FOLLOWS.get(path, ("", ()))
         leader = next((leader for leader in leaders if self._value(leader) == self._value(path)), None)
         return Origin("default" if leader is None else f"default, not {relation} than {dotted(leader)}")
+
+    def values(self) -> dict[KeyPath, Any]:
+        """Each key with its value as job.yaml holds it, defaults included."""
+        values: dict[KeyPath, Any] = {}
+        blocks: list[tuple[KeyPath, Any]] = [((), written(self.spec))]
+        while blocks:
+            path, value = blocks.pop()
+            if isinstance(value, dict) and value:
+                blocks += [((*path, key), inner) for key, inner in reversed(value.items())]
+            else:
+                values[path] = value
+        return values
+
+    def origins(self) -> dict[str, tuple[str, str]]:
+        """Each key in one word → its value in JSON, and where that came from: `origins.json` in the job's folder."""
+        return {
+            ".".join(map(str, path)): (json.dumps(value, ensure_ascii=False), str(self.origin_of(path)))
+            for path, value in self.values().items()
+        }
 
     def _value(self, path: KeyPath) -> Any:
         return functools.reduce(getattr, map(str, path), self.spec)

@@ -34,10 +34,9 @@ from nvrx_slurm.errors import ConfigError, MalformedRecord, UsageError
 from nvrx_slurm.jobspec.plan import Plan, plan_from_json, plan_to_json
 from nvrx_slurm.journal.records import Record
 from nvrx_slurm.util.decoding import decode_json
-from nvrx_slurm.util.files import JobFiles
+from nvrx_slurm.util.files import ORIGINS, JobFiles
 from nvrx_slurm.util.processes import boot_id, is_alive, started_ticks
 
-ORIGINS = "origins.json"
 _T = TypeVar("_T")
 LOOPBACK = "127.0.0.1"
 
@@ -142,6 +141,10 @@ class JobFolder(JobFiles):
     def read_origins(self) -> dict[str, tuple[str, str]] | None:
         """Key of job.yaml → its value in JSON, and where that came from; None: the submission has not recorded it."""
         return self._read(ORIGINS, dict[str, tuple[str, str]])
+
+    def write_origins(self, origins: dict[str, tuple[str, str]]) -> None:
+        """As `Loaded.origins` has them. Raises OSError, UnsafePath."""
+        self.write(ORIGINS, msgspec.json.encode(origins))
 
     def write_info(self, info: JobInfo) -> None:
         self.write("job.json", msgspec.json.encode(info))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import Entry
@@ -123,13 +123,7 @@ class GoodputMeter:
         self._cycles: defaultdict[CycleKey, _Cycle] = defaultdict(_Cycle)
 
     def _add(self, span: Span) -> None:
-        took = span.until_us - span.since_us
-        if span.kind == "stepping" and span.cycle is not None:
-            self._cycles[span.cycle].stepping_us += took
-        elif span.kind == "unstepped" and span.cycle is not None:
-            self._cycles[span.cycle].unstepped_us += took
-        else:
-            self._parts[OF_KIND[span.kind]] += took
+        _add_to(self._parts, self._cycles, span)
 
     def take(self, entry: Entry, view: JobView) -> None:
         """One entry, after the view has taken it."""
@@ -155,18 +149,22 @@ class GoodputMeter:
                 nodes = len(view.replicas[record.replica].nodes) if record.replica in view.replicas else 0
                 cycle.in_process_us += round(record.restart.total_s * 1e6) * max(record.times, 0) * nodes
 
+    def pending(self, at: float | None = None) -> list[Span]:
+        """The spans that have not ended yet."""
+        return self._spans.pending(at)
+
     def result(self, view: JobView, at: float | None = None) -> Goodput:
-        """What it all comes to. Call it once, when the journal is read; `at`: the moment, of a job that goes on."""
-        self._spans.finish(at)
+        """What it all comes to so far; `at`: the moment, of a job that goes on. More entries may follow."""
         for replica in view.replicas.values():  # what heartbeats have reported since
-            key = (replica.id, view.generation, replica.cycle)
-            if replica.step is not None and self._cycles[key].first is not None:
-                self._reached(key, replica.step)
+            self._reached((replica.id, view.generation, replica.cycle), replica.step)
         parts = dict(self._parts)
+        cycles = defaultdict(_Cycle, {key: replace(cycle) for key, cycle in self._cycles.items()})
+        for span in self._spans.pending(at):
+            _add_to(parts, cycles, span)
         best: dict[str, int] = {}
         steps_new = steps_repeated = 0
-        reports = {_role(key) for key, cycle in self._cycles.items() if cycle.first is not None}
-        for key, cycle in sorted(self._cycles.items(), key=lambda item: item[0][1:]):
+        reports = {_role(key) for key, cycle in cycles.items() if cycle.first is not None}
+        for key, cycle in sorted(cycles.items(), key=lambda item: item[0][1:]):
             parts["startup" if _role(key) in reports else "unreported"] += cycle.unstepped_us
             in_process = min(cycle.stepping_us, cycle.in_process_us)
             stepping = cycle.stepping_us - in_process
@@ -198,6 +196,16 @@ class GoodputMeter:
         cycle = self._cycles[key]
         if step is not None and cycle.first is not None:
             cycle.last = max(step, cycle.first) if cycle.last is None else max(cycle.last, step)
+
+
+def _add_to(parts: dict[str, int], cycles: defaultdict[CycleKey, _Cycle], span: Span) -> None:
+    took = span.until_us - span.since_us
+    if span.kind == "stepping" and span.cycle is not None:
+        cycles[span.cycle].stepping_us += took
+    elif span.kind == "unstepped" and span.cycle is not None:
+        cycles[span.cycle].unstepped_us += took
+    else:
+        parts[OF_KIND[span.kind]] += took
 
 
 def _role(key: CycleKey) -> str:

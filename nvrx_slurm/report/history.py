@@ -5,7 +5,6 @@ A subscriber of `JobFold`, which needs no plan and replays nothing. It does no I
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nvrx_slurm.journal import records
@@ -53,14 +52,14 @@ class FailureStory:
 
 
 class JobHistory:
-    """Reads one job's journal. `spans`: all that have ended, of every node, in the order of their ends; they go to
-    `sink` instead, where one is given."""
+    """Reads one job's journal. `spans`: those of every node, in the order of their ends; with `keeps_spans=False`
+    none is kept, for a reader that goes on for weeks."""
 
-    def __init__(self, sink: Callable[[Span], None] | None = None) -> None:
+    def __init__(self, *, keeps_spans: bool = True) -> None:
         self.spans: list[Span] = []
         self.failures: list[FailureStory] = []
         self.generations: list[tuple[float, tuple[str, ...]]] = []
-        self._meter = GoodputMeter(sink or self.spans.append)
+        self._meter = GoodputMeter(*([self.spans.append] if keeps_spans else []))
         self._by_cycle: dict[CycleKey, FailureStory] = {}
         self._goodput: Goodput | None = None
 
@@ -92,10 +91,15 @@ class JobHistory:
                 if node is not None and node.replica is not None and self.failures:
                     self.failures[-1].stacks.update(record.files)
 
+    def goodput(self, view: JobView, at: float | None = None) -> Goodput:
+        """So far; `at`: the moment, of a job that goes on."""
+        return self._meter.result(view, at)
+
     def finish(self, view: JobView, at: float | None = None) -> Goodput:
-        """The journal is read; `at`: the moment that is shown, of a job that goes on. Later calls give the same."""
+        """The journal is read, and open spans end; `at`: the moment that is shown. Later calls give the same."""
         if self._goodput is None:
             self._goodput = self._meter.result(view, at)
+            self.spans += self._meter.pending(at)
         return self._goodput
 
     def _fail(self, record: records.AnyRecord, at: float, view: JobView) -> None:

@@ -81,7 +81,7 @@ OF_STATE: dict[str, Kind] = {
 
 
 class NodeSpans:
-    """Passes each span on to `sinks` when it has ended; `finish` ends those that are open."""
+    """Passes each span on to `sinks` when it has ended; `pending` are those that have not."""
 
     def __init__(self, *sinks: Callable[[Span], None]) -> None:
         self._sinks = sinks
@@ -90,12 +90,10 @@ class NodeSpans:
         self._last_us = 0
         self._ended_us: int | None = None
 
-    def finish(self, at: float | None = None) -> None:
-        """The journal is read. `at`: the moment that is shown, of a job that goes on."""
-        if at is not None and self._ended_us is None:
-            self._last_us = max(self._last_us, _us(at))
-        for node in list(self._open):
-            self._close(node, self._last_us)
+    def pending(self, at: float | None = None) -> list[Span]:
+        """The spans that have not ended, up to the last entry, or up to `at`, of a job that goes on."""
+        until = self._last_us if at is None else max(self._last_us, _us(at))
+        return [span for node in self._open for span in self._until(node, until)]
 
     def take(self, entry: Entry, view: JobView) -> None:
         """One entry, after the view has taken it."""
@@ -243,18 +241,25 @@ class NodeSpans:
             self._open[node] = _Open(kind, now, cycle)
 
     def _close(self, node: str, at: int) -> None:
+        for span in self._until(node, at):
+            self._emit(span)
+
+    def _until(self, node: str, at: int) -> list[Span]:
+        """What the node's open span is, if it ends here."""
         span = self._open[node]
+        if at <= span.since:
+            return []
         if span.kind != "starting" or span.started is None or span.cycle is None:
-            self._emit(Span(node, span.kind, span.since, at, span.cycle))
-            return
+            return [Span(node, span.kind, span.since, at, span.cycle)]
         # None of its ranks has reported a step: it goes by those of the other nodes, if these have.
         first = self._first_steps.get(span.cycle)
         runs_from = max(span.started if first is None else first, span.since)
         if runs_from >= at:
-            self._emit(Span(node, "starting", span.since, at, span.cycle))
-            return
-        self._emit(Span(node, "starting", span.since, runs_from, span.cycle))
-        self._emit(Span(node, "unstepped" if first is None else "stepping", runs_from, at, span.cycle))
+            return [Span(node, "starting", span.since, at, span.cycle)]
+        runs = Span(node, "unstepped" if first is None else "stepping", runs_from, at, span.cycle)
+        if runs_from == span.since:
+            return [runs]
+        return [Span(node, "starting", span.since, runs_from, span.cycle), runs]
 
     def _emit(self, span: Span) -> None:
         if span[3] > span[2]:  # by number: there are hundreds of thousands

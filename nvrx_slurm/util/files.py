@@ -21,6 +21,9 @@ RESERVE_BYTES = 16 << 10
 """Kept free for the job's last records: the disk may be full by then."""
 
 
+ORIGINS = "origins.json"
+"""Each key of the job's configuration, its value, and where that came from."""
+
 RUNTIME_ROOTS = (Path("/dev/shm"), Path("/tmp"))
 """Where a node keeps what need not outlive it: the first of these that is there."""
 

@@ -1,0 +1,130 @@
+"""`nvrx-slurm metrics`: jobs as OpenMetrics, printed, in a file for node_exporter, or served to Prometheus."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nvrx_slurm.cli.completion import complete_jobs
+from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job
+from nvrx_slurm.cli.options import folder_option
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.util.sanitize import one_line
+
+if TYPE_CHECKING:
+    from nvrx_slurm.journal.folder import JobFolder
+
+PORT = 9464
+"""What Prometheus knows as the port of OpenTelemetry's exporter; nothing else of ours listens there."""
+
+
+@click.command()
+@click.argument("job_ids", metavar="[JOB]…", nargs=-1, shell_complete=complete_jobs)
+@click.option(
+    "--listen", metavar="HOST:PORT", help=f"Serve /metrics there until Ctrl-C; :{PORT} is 127.0.0.1:{PORT}."
+)
+@click.option(
+    "--textfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a file for node_exporter's textfile collector; its name ends in .prom.",
+)
+@click.option(
+    "--show",
+    type=click.Choice(["rules", "dashboard"]),
+    help="Print the alert rules for Prometheus, or the dashboard for Grafana, and read no job.",
+)
+@folder_option
+def metrics(
+    job_ids: tuple[str, ...], listen: str | None, textfile: Path | None, show: str | None, folder: Path
+) -> None:
+    """Jobs as metrics: goodput, recoveries by phase, nodes by state, steps, ages of heartbeats.
+
+    Prints OpenMetrics text. With --listen Prometheus can scrape it: each scrape reads what is new. No metric has a
+    rank, a node, a path or an argument as a label. All metrics, a dashboard and alert rules: docs/observability.md.
+    """
+    if show is not None:
+        from importlib import resources
+
+        name = {"rules": "rules.yaml", "dashboard": "dashboard.json"}[show]
+        text = (resources.files("nvrx_slurm.report.prometheus") / name).read_text(encoding="utf-8")
+        click.echo(text, nl=False)
+        return
+    from nvrx_slurm.report.jobs import find_job
+
+    if listen is not None and textfile is not None:
+        raise UsageError("--listen serves metrics and --textfile writes them once: choose one")
+    chosen = [chosen_job(job_id, folder) for job_id in dict.fromkeys(job_ids)] or [chosen_job(None, folder)]
+    jobs = [find_job(base, job_id) for job_id, base in chosen]
+    if listen is not None:
+        serve(jobs, *address_of(listen))
+        return
+    from prometheus_client import exposition
+    from prometheus_client.openmetrics import exposition as openmetrics
+
+    from nvrx_slurm.report.live_jobs import FollowedJobs
+    from nvrx_slurm.report.metrics import registry_of
+
+    with FollowedJobs(jobs) as followed:
+        registry = registry_of(followed.look())
+    if textfile is None:
+        click.echo(openmetrics.generate_latest(registry), nl=False)
+        return
+    if textfile.suffix != ".prom":
+        raise UsageError(f"--textfile {textfile}: node_exporter reads files whose names end in .prom only")
+    try:
+        exposition.write_to_textfile(str(textfile), registry)
+    except OSError as error:
+        raise UsageError(f"--textfile {textfile}: cannot be written: {error.strerror}") from None
+
+
+metrics.help = f"{(metrics.help or '').rstrip()}\n\n{FIND_JOB}"
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port of --listen. Raises UsageError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"--listen {text}: is HOST:PORT, such as 127.0.0.1:{PORT}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def serve(jobs: list[JobFolder], host: str, port: int) -> None:
+    """Answer scrapes until SIGINT or SIGTERM. Raises UsageError where the address cannot be had."""
+    import threading
+
+    from prometheus_client import start_http_server
+    from prometheus_client.core import CollectorRegistry
+    from prometheus_client.registry import Collector
+
+    from nvrx_slurm.report.live_jobs import FollowedJobs
+    from nvrx_slurm.report.metrics import JobCollector
+
+    with FollowedJobs(jobs) as followed:
+        one_at_a_time = threading.Lock()
+
+        class Scrape(Collector):
+            """Reads on, then collects; two scrapes at once wait for each other."""
+
+            def collect(self):  # type: ignore[no-untyped-def]
+                with one_at_a_time:
+                    return list(JobCollector(followed.look()).collect())
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Scrape())
+        try:
+            server, thread = start_http_server(port, addr=host, registry=registry)
+        except OSError as error:
+            raise UsageError(f"--listen {host}:{port}: cannot listen there: {error.strerror}") from None
+        click.echo(one_line(f"nvrx-slurm: metrics at http://{host}:{server.server_port}/metrics"), err=True)
+        ended = threading.Event()
+        signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+        try:
+            ended.wait()  # Ctrl-C raises
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()

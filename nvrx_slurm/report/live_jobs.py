@@ -1,0 +1,75 @@
+"""Jobs that are followed by readers that stay: the live screen of many jobs, and the metrics' server.
+
+Each look reads what is new of each journal, and costs nothing for what is old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.report import snapshot
+from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.jobs import read_plan
+from nvrx_slurm.report.presence import Outside, Presence
+from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report.source import Journal
+from nvrx_slurm.report.view import JobFold, Subscriber
+from nvrx_slurm.util.clock import Clock, SystemClock
+
+
+class FollowedJob:
+    """One job, read on at each look."""
+
+    def __init__(self, folder: JobFolder, *subscribers: Subscriber, clock: Clock | None = None) -> None:
+        self.folder = folder
+        self.history = JobHistory(keeps_spans=False)
+        self._clock = clock or SystemClock()
+        self._journal = Journal(folder, beats=True, clock=clock)
+        self._subscribers = subscribers
+        self._fold: JobFold | None = None
+        self._presence = Presence(folder, clock=clock)
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def look(self) -> Snapshot:
+        """The job now. Raises OSError, SlurmUnreachable."""
+        if self._fold is None:
+            self._fold = JobFold(read_plan(self.folder), [self.history, *self._subscribers])
+        items = self._journal.catch_up()
+        for item in items:
+            self._fold.take(item)
+        if items:
+            self._presence.heard()
+        outside = Outside() if self._journal.ended else self._presence.ask()
+        return snapshot.snap(
+            self._fold.view,
+            self.folder,
+            outside=outside,
+            clock=self._clock,
+            store_now=self._journal.store_time(),
+            store_error=None if self._journal.ended else self._journal.store_error,
+        )
+
+
+class FollowedJobs:
+    """Several of them. Leaving the context closes their connections."""
+
+    def __init__(self, folders: Iterable[JobFolder], clock: Clock | None = None) -> None:
+        self.jobs = [FollowedJob(folder, clock=clock) for folder in folders]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for job in self.jobs:
+            job.close()
+
+    def look(self) -> list[tuple[Snapshot, JobHistory]]:
+        """Each job as it is now."""
+        return [(job.look(), job.history) for job in self.jobs]

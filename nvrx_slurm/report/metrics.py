@@ -1,0 +1,181 @@
+"""A job as metrics, by the conventions of OpenMetrics; docs/observability.md lists them.
+
+Every value comes from the journal, and from heartbeats while the job runs. Nothing is counted twice when a reader
+starts again: the counters are those of the journal. Labels are a few words each: a job's id, a state, a cause, a
+phase. No label holds a rank, a node, a path, an argument or a message.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from nvrx_slurm.journal.verdicts import Verdict
+from nvrx_slurm.report import ranks
+from nvrx_slurm.report.goodput import PARTS
+from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.job_report import until_of
+from nvrx_slurm.report.model import FailureKind, NodeState, Recovery
+from nvrx_slurm.report.recovery import PHASES, STARTUP
+from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.util.sanitize import one_line
+
+STATES = (
+    "pending", "starting", "joining", "running", "recovering", "stopping", "completed", "failed", "cancelled",
+    "timeout", "lost", "stopped", "died",
+)  # fmt: skip
+"""Of a job: `jobs.state_of`."""
+
+BUCKETS_S = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+Reading = tuple[Snapshot, JobHistory]
+
+
+class JobCollector(Collector):
+    """What prometheus-client asks: the metrics of these jobs, as they are now. `read` is called for each scrape."""
+
+    def __init__(self, readings: Iterable[Reading]) -> None:
+        self._readings = list(readings)
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for shot, history in self._readings:
+            for family in _families(shot, history):
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        yield from families.values()
+
+
+def registry_of(readings: Iterable[Reading]) -> CollectorRegistry:
+    """One registry for one exposition."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(JobCollector(readings))
+    return registry
+
+
+def _families(shot: Snapshot, history: JobHistory) -> Iterator[Metric]:
+    view, job = shot.view, one_line(shot.folder.job_id)
+    goodput = history.goodput(view, until_of(shot))
+
+    def gauge(name: str, about: str, values: dict[tuple[str, ...], float], *labels: str) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"nvrx_{name}", about, labels=("job_id", *labels))
+        for key, value in values.items():
+            family.add_metric((job, *key), value)
+        return family
+
+    def counter(name: str, about: str, values: dict[tuple[str, ...], float], *labels: str) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"nvrx_{name}", about, labels=("job_id", *labels))
+        for key, value in values.items():
+            family.add_metric((job, *key), value)
+        return family
+
+    info = InfoMetricFamily("nvrx_job", "The job's name, and where it runs.", labels=("job_id",))
+    info.add_metric((job,), {"name": one_line(view.name), "cluster": shot.info.cluster if shot.info else ""})
+    yield info
+    yield gauge(
+        "job_state", "1 for the state that the job is in.", {(each,): each == shot.state for each in STATES}, "state"
+    )
+    if shot.started_at is not None:
+        yield gauge("job_start_time_seconds", "When the job started, since the epoch.", {(): shot.started_at})
+    yield gauge("job_generation", "How often the job was requeued.", {(): view.generation})
+    if shot.exit_code is not None:
+        yield gauge("job_exit_code", "How the job ended.", {(): shot.exit_code})
+
+    if goodput.ratio is not None:
+        yield gauge("job_goodput_ratio", "Share of the nodes' time that made new steps.", {(): goodput.ratio})
+    spent = {(part,): goodput.parts_us[part] / 1e6 for part in PARTS}
+    # A gauge: what seemed to be new steps turns out to be detection once a failure is noticed.
+    yield gauge("job_node_seconds", "Time of the job's nodes by what it was spent on.", spent, "part")
+    steps = {("new",): goodput.steps_new, ("repeated",): goodput.steps_repeated}
+    yield counter(
+        "job_steps", "Steps made, of all replicas, by whether an earlier cycle had made them.", steps, "kind"
+    )
+
+    states = Counter(node.state for node in view.nodes.values())
+    of_states: dict[tuple[str, ...], float] = {(each,): states[each] for each in get_args(NodeState)}
+    yield gauge("nodes", "Nodes of the allocation by state.", of_states, "state")
+    reached: dict[tuple[str, ...], float] = {}
+    for replica in view.replicas.values():
+        if replica.step is not None:
+            reached[(one_line(replica.role),)] = max(replica.step, reached.get((one_line(replica.role),), 0))
+    yield gauge("step", "The last step that a rank of the role has reported.", reached, "role")
+    yield gauge("cycle", "The highest cycle of a replica.", {(): view.cycle})
+
+    causes = Counter(story.cause.kind for story in history.failures)
+    kinds = get_args(FailureKind)
+    yield counter("failures", "Failures by cause.", {(kind,): causes[kind] for kind in kinds}, "cause")
+    recovered = Counter(each.kind for each in view.recoveries.values())
+    yield counter(
+        "recoveries", "Recoveries by the cause of the failure.", {(k,): recovered[k] for k in kinds}, "cause"
+    )
+    yield _histogram(job, view.recoveries.values())
+    whole = HistogramMetricFamily(
+        "nvrx_recovery_whole_seconds", "From a failure to the first step of all nodes.", labels=("job_id",)
+    )
+    _observe(
+        whole, (job,), [each.to_first_step_s for each in view.recoveries.values() if each.to_first_step_s is not None]
+    )
+    yield whole
+    yield counter("restarts", "Restarts that a failure led to.", {(): view.restarts})
+    yield counter("restarts_in_process", "Restarts inside the processes.", {(): view.restarts_in_process})
+    if view.restarts_left is not None:
+        yield gauge(
+            "restarts_left", "Restarts that the budget for failed workers still allows.", {(): view.restarts_left}
+        )
+    verdicts = Counter(
+        (str(s.judged.verdict), "yes" if s.judged.acted else "no") for s in history.failures if s.judged
+    )
+    of_verdicts: dict[tuple[str, ...], float] = {
+        (verdict, acted): verdicts[verdict, acted] for verdict in Verdict for acted in ("yes", "no")
+    }
+    yield counter("verdicts", "Verdicts of attribution, by whether they decided.", of_verdicts, "verdict", "acted")
+    yield counter("journal_entries", "Entries of the journal.", {(): view.n})
+
+    # The rest is known while the job runs.
+    ages = [age for node in view.present if (age := ranks.beat_age_s(view, node, shot.store_now)) is not None]
+    if ages:
+        yield gauge(
+            "heartbeat_age_max_seconds", "Age of the oldest of the present nodes' last heartbeats.", {(): max(ages)}
+        )
+        median = statistics.median(ages)
+        yield gauge(
+            "heartbeat_age_median_seconds", "Half of the present nodes' last heartbeats are younger.", {(): median}
+        )
+    every = ranks.ranks(view, shot.store_now) if view.heard else ()
+    if lags := [rank.lag for rank in every if rank.lag is not None]:
+        yield gauge("rank_lag_max_steps", "How many steps the slowest rank is behind the fastest.", {(): max(lags)})
+    if quiet := [rank.quiet_s for rank in every if rank.quiet_s is not None]:
+        yield gauge("rank_quiet_max_seconds", "How long ago the quietest rank made progress.", {(): max(quiet)})
+
+
+def _histogram(job: str, recoveries: Iterable[Recovery]) -> HistogramMetricFamily:
+    """Each phase's own distribution; a job that had no recovery has empty ones, so that rates begin at zero."""
+    family = HistogramMetricFamily("nvrx_recovery_seconds", "Recoveries by phase.", labels=("job_id", "phase"))
+    found: dict[str, list[float]] = {phase: [] for phase in (*PHASES, STARTUP)}
+    for each in recoveries:
+        for phase, took in each.phases.items():
+            if phase in found:
+                found[phase].append(took)
+        if each.startup_s is not None:
+            found[STARTUP].append(each.startup_s)
+    for phase, values in found.items():
+        _observe(family, (job, phase), values)
+    return family
+
+
+def _observe(family: HistogramMetricFamily, labels: tuple[str, ...], values: list[float]) -> None:
+    buckets = [(str(bound), float(sum(value <= bound for value in values))) for bound in BUCKETS_S]
+    family.add_metric(labels, [*buckets, ("+Inf", float(len(values)))], sum(values))

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from nvrx_slurm.cluster.watcher import StateWatcher
     from nvrx_slurm.journal.records import Entry
     from nvrx_slurm.report.explanation import Explanation
+    from nvrx_slurm.report.goodput import Goodput
+    from nvrx_slurm.report.job_report import JobReport, Recoveries
     from nvrx_slurm.report.snapshot import Status
 
 CANCEL_S = 30.0
@@ -129,6 +131,27 @@ class Job:
         from nvrx_slurm.api.explaining import explain
 
         return explain(self._files, cycle=cycle, replica=replica)
+
+    def report(self) -> JobReport:
+        """The job's page: one HTML file that opens offline. In a notebook it shows itself; `report().write(path)`
+        keeps it. Raises UsageError for a job that has no folder."""
+        from nvrx_slurm.report.job_report import job_report
+
+        return job_report(self._found())
+
+    def goodput(self) -> Goodput:
+        """What the time of the job's nodes was spent on, so far: parts that add up. Raises UsageError."""
+        from nvrx_slurm.report.job_report import read_job, until_of
+
+        shot, history = read_job(self._found())
+        return history.goodput(shot.view, until_of(shot))
+
+    def recoveries(self) -> Recoveries:
+        """Each recovery, oldest first: its cause, its phases, the steps that were lost. Raises UsageError."""
+        from nvrx_slurm.report.job_report import Recoveries, read_job
+
+        shot, _ = read_job(self._found())
+        return Recoveries(shot.view.recoveries.values())
 
     def awaitable(self) -> AwaitableJob:
         """The same for asyncio: `await job.awaitable().wait()`."""
@@ -239,6 +262,12 @@ class Job:
         from nvrx_slurm.api.user_request import UserRequest
 
         return contextlib.closing(UserRequest(self._files, clock=self._clock))
+
+    def _found(self) -> JobFolder:
+        """Its folder, which is there. Raises UsageError."""
+        from nvrx_slurm.report.jobs import find_job
+
+        return find_job(self.folder.parent, self.job_id)
 
     @property
     def _files(self) -> JobFolder:

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("report:report", "A job, or all jobs, as one HTML page that opens offline."),
     "trace": ("report:trace", "A trace of a job, for Perfetto."),
     "metrics": ("metrics:metrics", "Jobs as metrics, for Prometheus."),
+    "top": ("top:top", "Jobs and their ranks on a live screen."),
     "logs": ("logs:logs", "Output of the ranks, by rank and cycle."),
     "explain": ("analyze:explain", "Why a job failed, and what was done about it."),
     "analyze": ("analyze:analyze", "The same analysis on any logs, offline."),

@@ -71,13 +71,13 @@ def show(choice: JobChoice, origin: bool, as_json: bool) -> None:
     values = loaded.values()
     if as_json:
         rows = {
-            ".".join(path): {"value": value, "origin": str(loaded.origin_of(path))} if origin else value
+            ".".join(map(str, path)): {"value": value, "origin": str(loaded.origin_of(path))} if origin else value
             for path, value in values.items()
         }
         click.echo(json.dumps(rows, indent=2))
         return
     texts = [
-        (".".join(path), json.dumps(value, ensure_ascii=False), str(loaded.origin_of(path)))
+        (".".join(map(str, path)), json.dumps(value, ensure_ascii=False), str(loaded.origin_of(path)))
         for path, value in values.items()
     ]
     key_width = max(len(key) for key, _, _ in texts)

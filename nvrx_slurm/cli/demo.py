@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from contextlib import ExitStack
@@ -19,7 +20,8 @@ from nvrx_slurm.errors import EXIT_TERMINATED
 def demo(keep: Path | None) -> int:
     """Train on 4 local nodes with 2 hot spares, kill one node midway, and compare the result.
 
-    It needs no Slurm, takes about 15 seconds, and keeps nothing without --keep.
+    It needs no Slurm and takes about 15 seconds. It ends with a page that shows the job, and keeps nothing else without
+    --keep.
     """
     import tempfile
 
@@ -28,7 +30,13 @@ def demo(keep: Path | None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # the job is cancelled on the way out
     with ExitStack() as stack:
         base = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nvrx-demo-")))
-        exit_code = demo(base.resolve(), click.echo)
+        report = base.resolve() / "report.html"
+        if not keep:
+            descriptor, path = tempfile.mkstemp(prefix="nvrx-demo-", suffix=".html")
+            os.close(descriptor)
+            report = Path(path)
+            stack.callback(lambda: report.stat().st_size or report.unlink())  # of a demo that did not get so far
+        exit_code = demo(base.resolve(), click.echo, report=report)
         if keep:
             click.echo(f"\nlogs, journals, checkpoints: {keep}; nvrx-slurm explain --folder {keep}")
     return exit_code

@@ -71,7 +71,7 @@ def metrics(
     with FollowedJobs(jobs) as followed:
         registry = registry_of(followed.look())
     if textfile is None:
-        click.echo(openmetrics.generate_latest(registry), nl=False)
+        click.echo(openmetrics.generate_latest(registry), nl=False)  # type: ignore[no-untyped-call]
         return
     if textfile.suffix != ".prom":
         raise UsageError(f"--textfile {textfile}: node_exporter reads files whose names end in .prom only")

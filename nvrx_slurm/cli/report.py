@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
 from nvrx_slurm.cli.completion import complete_jobs
-from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job, job_argument
+from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job, folder_of_user, job_argument
 from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.util.sanitize import one_line
@@ -20,15 +21,19 @@ from nvrx_slurm.util.sanitize import one_line
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Where to write the page [default: report-JOB.html]; - is standard output.",
+    help="Where to write the page [default: report-JOB.html, or report.html]; - is standard output.",
+)
+@click.option(
+    "--since", metavar="WHEN", help="All jobs that were active since then, on one page: 30d, 2026-11-01T00:00."
 )
 @click.option("--open", "opens", is_flag=True, help="Show the page in the browser.")
 @folder_option
-def report(job_id: str | None, output: Path | None, opens: bool, folder: Path) -> None:
+def report(job_id: str | None, output: Path | None, since: str | None, opens: bool, folder: Path) -> None:
     """One HTML file that opens offline: the timeline of each node, goodput, failures, recoveries, the journal.
 
     The page loads nothing, and nothing runs in it that a job has written. Of a job that runs, it shows how the job
-    stands now.
+    stands now. With --since: failures by cause, node and hour, repairs, and what verdicts were worth, of all your
+    jobs, or of those in --folder; what was read once is kept in ~/.cache/nvrx-slurm.
     """
     import gc
 
@@ -36,21 +41,39 @@ def report(job_id: str | None, output: Path | None, opens: bool, folder: Path) -
     from nvrx_slurm.report.jobs import find_job
 
     gc.disable()  # a journal of 100,000 entries has no cycle in it, and to look for one takes a fifth of the time
-    job_id, folder = chosen_job(job_id, folder)
-    job = find_job(folder, job_id)
-    page = job_report(job).html
+    if since is None:
+        job_id, folder = chosen_job(job_id, folder)
+        job = find_job(folder, job_id)
+        page, name = job_report(job).html, f"report-{job.job_id}.html"
+    elif job_id is not None:
+        raise UsageError("--since shows all jobs: leave JOB out")
+    else:
+        page, name = _of_all(since, folder), "report.html"
     if output == Path("-"):
         if opens:
             raise UsageError("--open shows a file: leave out -o -")
-        click.get_binary_stream("stdout").write(page)
+        sys.stdout.buffer.write(page)
         return
-    path = write_page(output or Path(f"report-{job.job_id}.html"), page)
+    path = write_page(output or Path(name), page)
     click.echo(one_line(str(path)))
     if opens:
         show(path)
 
 
 report.help = f"{(report.help or '').rstrip()}\n\n{FIND_JOB}"
+
+
+def _of_all(since: str, folder: Path) -> bytes:
+    from nvrx_slurm.cli.logs import moment_of
+    from nvrx_slurm.report.fleet import read_fleet
+    from nvrx_slurm.report.jobs import my_jobs
+    from nvrx_slurm.report.web.fleet_page import fleet_page
+    from nvrx_slurm.util.clock import SystemClock
+
+    moment = moment_of("--since", since)
+    return fleet_page(
+        read_fleet(my_jobs(folder_of_user(folder)), since=moment), since=moment, now=SystemClock().wall()
+    )
 
 
 def show(path: Path) -> None:
@@ -91,6 +114,6 @@ def trace(job_id: str, output: Path | None, folder: Path) -> None:
     history.finish(shot.view, until_of(shot))
     data = trace_of(shot.view, history, workers, until_of(shot) or shot.view.t)
     if output == Path("-"):
-        click.get_binary_stream("stdout").write(data)
+        sys.stdout.buffer.write(data)
         return
     click.echo(one_line(str(write_page(output or Path(f"trace-{job.job_id}.json"), data))))

@@ -31,6 +31,7 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.lab.faults.node import kill_local_node
 from nvrx_slurm.report import recovery
 from nvrx_slurm.report.ending import print_end
+from nvrx_slurm.report.job_report import job_report, write_page
 from nvrx_slurm.report.model import ReceivedHeartbeat, Recovery
 from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.report.source import Journal
@@ -93,8 +94,11 @@ class DemoRun(NamedTuple):
     recovery: Recovery | None
 
 
-def demo(base: Path, write: Callable[[str], None], clock: Clock | None = None) -> int:
-    """Both trainings, in jobs of the folder `base`; 0 if they end with the same weights."""
+def demo(
+    base: Path, write: Callable[[str], None], clock: Clock | None = None, *, report: Path | None = None
+) -> int:
+    """Both trainings, in jobs of the folder `base`; 0 if they end with the same weights. `report`: where the page of
+    the second one is written."""
     clock = clock or SystemClock()
     write(f"A training of {STEPS} steps on 4 nodes × 2 workers, with 2 hot spares; here a node is a process.\n")
     with Narrator(write, clock) as narrator:
@@ -109,6 +113,8 @@ def demo(base: Path, write: Callable[[str], None], clock: Clock | None = None) -
     write("")
     for label, text in results(calm.error, last):
         write(f"{label:<40}{text}")
+    if report is not None:
+        write(f"\n{'the job on one page':<40}{write_page(report, job_report(last.folder).html)}")
     return EXIT_DONE if calm.error == last.error and last.recovery is not None else EXIT_FAILED
 
 

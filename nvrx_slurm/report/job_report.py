@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,6 +24,22 @@ from nvrx_slurm.util.files import write_private
 
 HIDDEN = "set, and not shown"
 """Instead of a variable's value: it may be a token, and a page is handed on."""
+
+
+class Recoveries(tuple[Recovery, ...]):
+    """The recoveries of a job, oldest first."""
+
+    def frame(self) -> Any:
+        """A pandas DataFrame with a row for each, and a column for each phase. Raises UsageError without pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise UsageError("there is no pandas here: pip install pandas, or use the records themselves") from None
+        rows = []
+        for each in self:
+            fields = msgspec.structs.asdict(each)
+            rows.append({**fields, **fields.pop("phases"), "steps_lost": each.steps_lost})
+        return pandas.DataFrame(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +83,7 @@ def job_report(folder: JobFolder, *, live: bool = True, clock: Clock | None = No
     history, journal = JobHistory(), JournalLines()
     shot = snapshot.take(folder, history, journal, live=live, clock=clock)
     goodput = history.finish(shot.view, until_of(shot))
-    html = job_page(shot, history, journal, configuration=configuration(folder), stops=_stops(folder, history))
+    html = job_page(shot, history, journal, configuration=configuration(folder), stops=stops_of(folder, history))
     return JobReport(folder.job_id, html, goodput, tuple(shot.view.recoveries.values()))
 
 
@@ -89,25 +106,36 @@ def configuration(folder: JobFolder) -> list[tuple[str, str, str]]:
     if origins is not None:
         return [(key, HIDDEN if _is_variable(key) else value, origin) for key, (value, origin) in origins.items()]
     rows: list[tuple[str, str, str]] = []
-    blocks: list[tuple[str, object]] = [("", msgspec.to_builtins(plan))]
+    blocks: list[tuple[str, object]] = [("", _without_values(msgspec.to_builtins(plan)))]
     while blocks:
         path, value = blocks.pop()
         if isinstance(value, dict) and value:
             blocks += [(f"{path}.{key}" if path else str(key), inner) for key, inner in reversed(value.items())]
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
             named = ((each.get("name", index), each) for index, each in enumerate(value))
             blocks += [(f"{path}.{name}", each) for name, each in reversed(list(named))]
         else:
-            shown = HIDDEN if _is_variable(path) else msgspec.json.encode(value).decode()
-            rows.append((path, shown, "plan"))
+            rows.append((path, msgspec.json.encode(value).decode(), "plan"))
     return rows
+
+
+def _without_values(value: Any) -> Any:
+    """The same, with no value of an environment variable left in it, however deep."""
+    if isinstance(value, list | tuple):
+        return [_without_values(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: dict.fromkeys(each, HIDDEN) if key == "env" and isinstance(each, dict) else _without_values(each)
+        for key, each in value.items()
+    }
 
 
 def _is_variable(key: str) -> bool:
     return ".env." in f".{key}"
 
 
-def _stops(folder: JobFolder, history: JobHistory) -> tuple[WouldBeStop, ...]:
+def stops_of(folder: JobFolder, history: JobHistory) -> tuple[WouldBeStop, ...]:
     """What STOPs that were not acted on would have saved or lost. Only these need the core's replay."""
     plan = read_plan(folder)
     judged = (story.judged for story in history.failures)

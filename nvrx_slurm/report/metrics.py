@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import get_args
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -40,6 +40,8 @@ STATES = (
 
 BUCKETS_S = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
+Values = Mapping[Any, float]
+"""The values of the labels, in order → the value."""
 Reading = tuple[Snapshot, JobHistory]
 
 
@@ -70,13 +72,13 @@ def _families(shot: Snapshot, history: JobHistory) -> Iterator[Metric]:
     view, job = shot.view, one_line(shot.folder.job_id)
     goodput = history.goodput(view, until_of(shot))
 
-    def gauge(name: str, about: str, values: dict[tuple[str, ...], float], *labels: str) -> GaugeMetricFamily:
+    def gauge(name: str, about: str, values: Values, *labels: str) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"nvrx_{name}", about, labels=("job_id", *labels))
         for key, value in values.items():
             family.add_metric((job, *key), value)
         return family
 
-    def counter(name: str, about: str, values: dict[tuple[str, ...], float], *labels: str) -> CounterMetricFamily:
+    def counter(name: str, about: str, values: Values, *labels: str) -> CounterMetricFamily:
         family = CounterMetricFamily(f"nvrx_{name}", about, labels=("job_id", *labels))
         for key, value in values.items():
             family.add_metric((job, *key), value)
@@ -105,9 +107,9 @@ def _families(shot: Snapshot, history: JobHistory) -> Iterator[Metric]:
     )
 
     states = Counter(node.state for node in view.nodes.values())
-    of_states: dict[tuple[str, ...], float] = {(each,): states[each] for each in get_args(NodeState)}
+    of_states: Values = {(each,): states[each] for each in get_args(NodeState)}
     yield gauge("nodes", "Nodes of the allocation by state.", of_states, "state")
-    reached: dict[tuple[str, ...], float] = {}
+    reached: dict[tuple[str], float] = {}
     for replica in view.replicas.values():
         if replica.step is not None:
             reached[(one_line(replica.role),)] = max(replica.step, reached.get((one_line(replica.role),), 0))
@@ -138,7 +140,7 @@ def _families(shot: Snapshot, history: JobHistory) -> Iterator[Metric]:
     verdicts = Counter(
         (str(s.judged.verdict), "yes" if s.judged.acted else "no") for s in history.failures if s.judged
     )
-    of_verdicts: dict[tuple[str, ...], float] = {
+    of_verdicts: Values = {
         (verdict, acted): verdicts[verdict, acted] for verdict in Verdict for acted in ("yes", "no")
     }
     yield counter("verdicts", "Verdicts of attribution, by whether they decided.", of_verdicts, "verdict", "acted")

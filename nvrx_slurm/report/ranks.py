@@ -34,6 +34,9 @@ def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) ->
     for node in nodes:
         heard = current.get(node.name)
         age_s = 0.0 if heard is None or store_now is None else max(0.0, store_now - heard.t)
+        fastest = (
+            None if heard is None else _fastest(view, current, heard.t)
+        )  # once a node: they have 8 ranks and more
         for rank in node.ranks:
             place = RankView(replica=replica.id, rank=rank, node=node.name)
             if heard is None:
@@ -43,7 +46,7 @@ def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) ->
             yield replace(
                 place,
                 step=step,
-                lag=None if step is None else _lag(view, current, step, heard.t),
+                lag=None if step is None or fastest is None else int(max(0.0, fastest - step)),
                 quiet_s=None if quiet_s is None else quiet_s + age_s,
                 sections=tuple(
                     SectionView(name=name, open_s=open_s + age_s)
@@ -52,14 +55,15 @@ def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) ->
             )
 
 
-def _lag(view: JobView, current: Mapping[str, ReceivedHeartbeat], step: int, at: float) -> int:
-    """How many steps a rank that reported `step` at the moment `at` was behind the fastest of its replica *then*.
+def _fastest(view: JobView, current: Mapping[str, ReceivedHeartbeat], at: float) -> float:
+    """Which step the fastest rank of the replica had reached at the moment `at`: one that reported `step` then was so
+    many behind.
 
     Nodes send their heartbeats at different times, and some late: the newest of one and the newest of another are of
     different moments. What another node's ranks had reached at `at` follows from its last two heartbeats; a node with
     one only, which is newer, does not count.
     """
-    behind = 0.0
+    fastest = 0.0
     for name, heard in current.items():
         reached = max(heard.heartbeat.steps.values(), default=None)
         newer_s = heard.t - at
@@ -70,8 +74,8 @@ def _lag(view: JobView, current: Mapping[str, ReceivedHeartbeat], step: int, at:
             rate = max(0.0, (reached - max(before.heartbeat.steps.values())) / (heard.t - before.t))
         elif newer_s > JITTER_S:
             continue
-        behind = max(behind, reached - step - rate * (max(0.0, newer_s) + JITTER_S))
-    return int(behind)
+        fastest = max(fastest, reached - rate * (max(0.0, newer_s) + JITTER_S))
+    return fastest
 
 
 def beat_age_s(view: JobView, name: str, store_now: float | None) -> float | None:

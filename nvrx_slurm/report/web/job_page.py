@@ -97,7 +97,7 @@ def job_page(
             "<main>",
             *_problems(shot),
             _TIMELINE,
-            _goodput(goodput),
+            goodput_section(goodput),
             _STEPS if any(cycle.first_step is not None for cycle in view.cycles.values()) else "",
             _failures(shot, history),
             _recoveries(view),
@@ -122,7 +122,7 @@ def _header(shot: Snapshot, history: JobHistory, goodput: Goodput) -> str:
         ("job", shot.folder.job_id),
         ("cluster", shot.info.cluster if shot.info else None),
         ("generation", str(view.generation) if view.generation else None),
-        ("started", f"{_utc(began)} UTC" if began is not None else None),
+        ("started", f"{utc(began)} UTC" if began is not None else None),
         ("took" if shot.exit_code is not None else "for", seconds(shot.elapsed_s)),
         ("exit code", None if shot.exit_code is None else str(shot.exit_code)),
     ]
@@ -184,7 +184,7 @@ def _problems(shot: Snapshot) -> list[str]:
     elif shot.exit_code is None and shot.state == "died":
         found.append("The job left no result: the page ends with the last entry that its journal has.")
     elif shot.exit_code is None:
-        found.append(f"The job goes on: the page shows how it stood at {_utc(shot.now)} UTC.")
+        found.append(f"The job goes on: the page shows how it stood at {utc(shot.now)} UTC.")
     if shot.store_error:
         found.append(f"{shot.store_error}; the page shows what the folder has.")
     return [f'<p class="note">{text(each)}</p>' for each in found]
@@ -229,7 +229,7 @@ spellcheck="false"> <select name="event" aria-label="Event"><option value="">all
 </section>"""
 
 
-def _goodput(goodput: Goodput) -> str:
+def goodput_section(goodput: Goodput) -> str:
     parts = [part for part in PARTS if goodput.parts_us[part]]
     whole = shares([goodput.parts_us[part] for part in parts])
     factor = goodput.ranks_per_node
@@ -562,5 +562,5 @@ def hours(microseconds: int) -> str:
     return f"{spent / 3600:.2f} h" if spent >= 3600 else seconds(spent)
 
 
-def _utc(at: float) -> str:
+def utc(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"

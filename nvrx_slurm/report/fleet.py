@@ -1,0 +1,279 @@
+"""Many jobs added up: mean times between failures and to repair, by cause and by node; what was lost, what verdicts
+were worth. From journals alone.
+
+Each job is read once: its summary is kept in the user's cache, with the sizes and times of the journal's files, and
+read again only when these change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean, median
+
+import msgspec
+
+from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.report.goodput import PARTS, Goodput
+from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.job_report import stops_of
+from nvrx_slurm.report.journal_file import JournalFile
+from nvrx_slurm.report.jobs import read_plan
+from nvrx_slurm.report.model import FailureKind, Recovery, Value
+from nvrx_slurm.report.recovery import PHASES, STARTUP
+from nvrx_slurm.report.view import JobFold
+from nvrx_slurm.util.files import journal_parts, write_private
+
+VERSION = 1
+"""Of the summaries in the cache: another one is read anew."""
+
+
+class FailureLine(Value, frozen=True, kw_only=True):
+    """One failure. `first_step_s`: until all nodes had stepped again; None: they have not, or report none."""
+
+    at: float
+    kind: FailureKind
+    node: str
+    recovered_s: float | None = None
+    first_step_s: float | None = None
+
+
+class JobSummary(Value, frozen=True, kw_only=True):
+    """One job. `busy_us`: node → how long it worked; `phases`: of each recovery, in seconds; `blamed`: node → how
+    often a verdict did. `right`, `wrong`, `open`: STOPs of dry runs, as `hindsight` has them."""
+
+    job: str
+    name: str
+    folder: str
+    began: float
+    ended: float
+    exit_code: int | None
+    goodput: Goodput
+    failures: tuple[FailureLine, ...] = ()
+    phases: tuple[dict[str, float], ...] = ()
+    busy_us: dict[str, int] = msgspec.field(default_factory=dict)
+    blamed: dict[str, int] = msgspec.field(default_factory=dict)
+    right: int = 0
+    wrong: int = 0
+    open: int = 0
+    saved_rank_s: float = 0.0
+    lost_rank_s: float = 0.0
+    acted: int = 0
+
+
+class Cached(Value, frozen=True, kw_only=True):
+    """What a summary was made from: name, size, time and inode of each file of the journal."""
+
+    files: tuple[tuple[str, int, int, int], ...]
+    summary: JobSummary | None
+
+
+class Cache(Value, frozen=True, kw_only=True):
+    version: int = VERSION
+    jobs: dict[str, Cached] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """`count` failures; `between_node_s`: the nodes' time of each, on average; `repaired_s`: until steps were made
+    again (or workers ran), the median and the mean; None where none was recovered from."""
+
+    count: int
+    between_node_s: float
+    median_s: float | None
+    mean_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All of them. `by_phase`: the sorted seconds of each phase."""
+
+    jobs: tuple[JobSummary, ...]
+    goodput: Goodput
+    everything: Repair
+    by_kind: Mapping[str, Repair]
+    by_node: Mapping[str, Repair]
+    by_hour: tuple[int, ...]
+    by_phase: Mapping[str, tuple[float, ...]]
+    evidence: Mapping[str, int]
+    precision: float | None
+
+
+def read_fleet(folders: Iterable[JobFolder], *, since: float) -> Fleet:
+    """The jobs that were active since then. Those whose journal cannot be read are left out."""
+    path = cache_path()
+    known = _read_cache(path)
+    kept: dict[str, Cached] = {}
+    found: list[JobSummary] = []
+    for folder in folders:
+        files = _files(folder)
+        if not files or max(modified for _, _, modified, _ in files) < since * 1e9:
+            continue
+        key = str(folder.path.absolute())
+        cached = known.jobs.get(key)
+        if cached is None or cached.files != files:
+            cached = Cached(files=files, summary=summarise(folder))
+        kept[key] = cached
+        if cached.summary is not None and cached.summary.ended >= since:
+            found.append(cached.summary)
+    if kept != known.jobs:
+        # Jobs of other folders, and older ones, stay.
+        with contextlib.suppress(OSError, NvrxError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(path, msgspec.msgpack.encode(Cache(jobs=_still_there({**known.jobs, **kept}))))
+    return add_up(found)
+
+
+def summarise(folder: JobFolder) -> JobSummary | None:
+    """One job from its folder; None where its journal has no entry."""
+    history = JobHistory()
+    plan = None
+    with contextlib.suppress(OSError, NvrxError, msgspec.DecodeError):
+        plan = read_plan(folder)
+    fold = JobFold(plan, [history])
+    with contextlib.suppress(OSError):
+        for entry in JournalFile(folder).read():
+            fold.take(entry)
+    view = fold.view
+    if not view.n or view.started_at is None:
+        return None
+    goodput = history.finish(view)
+    busy: defaultdict[str, int] = defaultdict(int)
+    for span in history.spans:
+        if span.cycle is not None:
+            busy[span.node] += span.until_us - span.since_us
+    stops = stops_of(folder, history) if plan is not None else ()
+    judged = [story.judged for story in history.failures if story.judged is not None]
+    return JobSummary(
+        job=folder.job_id,
+        name=view.name,
+        folder=str(folder.path.absolute()),
+        began=view.started_at,
+        ended=view.t,
+        exit_code=view.exit_code,
+        goodput=goodput,
+        failures=tuple(
+            _line(story.at, story.cause.kind, story.cause.node, view.recoveries.get(_next(story.key)))
+            for story in history.failures
+        ),
+        phases=tuple(
+            {**each.phases, **({STARTUP: each.startup_s} if each.startup_s is not None else {})}
+            for each in view.recoveries.values()
+        ),
+        busy_us=dict(busy),
+        blamed=dict(Counter(node for each in judged for node in each.blamed)),
+        right=sum(stop.outcome == "right" for stop in stops),
+        wrong=sum(stop.outcome == "wrong" for stop in stops),
+        open=sum(stop.outcome == "open" for stop in stops),
+        saved_rank_s=sum(stop.rank_s for stop in stops if stop.outcome == "right"),
+        lost_rank_s=sum(stop.rank_s for stop in stops if stop.outcome == "wrong"),
+        acted=sum(each.acted and each.verdict == "STOP" for each in judged),
+    )
+
+
+def _next(key: tuple[str, int, int] | None) -> tuple[str, int, int]:
+    return ("", 0, 0) if key is None else (key[0], key[1], key[2] + 1)
+
+
+def _line(at: float, kind: FailureKind, node: str, after: Recovery | None) -> FailureLine:
+    if after is None:
+        return FailureLine(at=at, kind=kind, node=node)
+    return FailureLine(at=at, kind=kind, node=node, recovered_s=after.total_s, first_step_s=after.to_first_step_s)
+
+
+def add_up(jobs: Iterable[JobSummary]) -> Fleet:
+    """All jobs in one. Pure."""
+    every = tuple(sorted(jobs, key=lambda job: job.began, reverse=True))
+    failures = [failure for job in every for failure in job.failures if failure.kind != "user"]
+    parts = {part: sum(job.goodput.parts_us.get(part, 0) for job in every) for part in PARTS}
+    total = sum(job.goodput.total_us for job in every)
+    widths = {job.goodput.ranks_per_node for job in every}
+    busy: Counter[str] = Counter()
+    evidence: Counter[str] = Counter()
+    for job in every:
+        busy.update(job.busy_us)
+        evidence.update(job.blamed)
+    nodes: defaultdict[str, list[FailureLine]] = defaultdict(list)
+    kinds: defaultdict[str, list[FailureLine]] = defaultdict(list)
+    hours = [0] * 24
+    for failure in failures:
+        nodes[failure.node].append(failure)
+        kinds[failure.kind].append(failure)
+        hours[datetime.fromtimestamp(failure.at, UTC).hour] += 1
+        if failure.kind.startswith("node"):
+            evidence[failure.node] += 1
+    right, wrong = sum(job.right for job in every), sum(job.wrong for job in every)
+    phases = {
+        phase: tuple(sorted(each[phase] for job in every for each in job.phases if phase in each))
+        for phase in (*PHASES, STARTUP)
+    }
+    return Fleet(
+        jobs=every,
+        goodput=Goodput(
+            total_us=total,
+            parts_us=parts,
+            ratio=parts["new_steps"] / total if total and parts["new_steps"] else None,
+            steps_new=sum(job.goodput.steps_new for job in every),
+            steps_repeated=sum(job.goodput.steps_repeated for job in every),
+            ranks_per_node=widths.pop() if len(widths) == 1 else None,
+        ),
+        everything=_repair(failures, sum(busy.values()) / 1e6),
+        by_kind={
+            kind: _repair(found, sum(busy.values()) / 1e6)
+            for kind, found in sorted(kinds.items(), key=lambda item: -len(item[1]))
+        },
+        by_node={
+            node: _repair(found, busy[node] / 1e6)
+            for node, found in sorted(nodes.items(), key=lambda item: (-len(item[1]), item[0]))
+        },
+        by_hour=tuple(hours),
+        by_phase={phase: values for phase, values in phases.items() if values},
+        evidence=dict(evidence.most_common()),
+        precision=right / (right + wrong) if right + wrong else None,
+    )
+
+
+def _repair(failures: list[FailureLine], node_s: float) -> Repair:
+    took = [each.first_step_s if each.first_step_s is not None else each.recovered_s for each in failures]
+    known = [each for each in took if each is not None]
+    return Repair(
+        count=len(failures),
+        between_node_s=node_s / len(failures) if failures else node_s,
+        median_s=median(known) if known else None,
+        mean_s=fmean(known) if known else None,
+    )
+
+
+def cache_path() -> Path:
+    """`~/.cache/nvrx-slurm/fleet.msgpack`, or below XDG_CACHE_HOME."""
+    base = env.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "nvrx-slurm" / "fleet.msgpack"
+
+
+def _read_cache(path: Path) -> Cache:
+    """Nothing where it cannot be read, is of another version, or is torn: then all jobs are read again."""
+    try:
+        cache = msgspec.msgpack.decode(path.read_bytes(), type=Cache)
+    except (OSError, msgspec.DecodeError):
+        return Cache()
+    return cache if cache.version == VERSION else Cache()
+
+
+def _still_there(jobs: dict[str, Cached]) -> dict[str, Cached]:
+    return {key: cached for key, cached in jobs.items() if Path(key).is_dir()}
+
+
+def _files(folder: JobFolder) -> tuple[tuple[str, int, int, int], ...]:
+    """What the journal's files are now."""
+    found = []
+    for path in (*journal_parts(folder.events_path), folder.events_path):
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            found.append((path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    return tuple(found)

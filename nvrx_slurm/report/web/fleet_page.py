@@ -1,0 +1,206 @@
+"""Many jobs as one HTML file: how often what fails, how long repairs take, which nodes stand out, what it all cost.
+It needs no script."""
+# ruff: noqa: E501  # a tag is easier to read in one line
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nvrx_slurm.report.fleet import Fleet, Repair
+from nvrx_slurm.report.recovery import PHASES, STARTUP
+from nvrx_slurm.report.web.document import document, table, text
+from nvrx_slurm.report.web.job_page import goodput_section, hours, utc
+from nvrx_slurm.report.words import plural, seconds
+
+MOST_NODES = 50
+MOST_JOBS = 500
+KINDS: dict[str, str] = {
+    "worker_exit": "a worker exited",
+    "worker_signal": "a worker was killed by a signal",
+    "worker_error": "a worker raised, or could not start",
+    "worker_hung": "a worker hung",
+    "node_lost": "a node was lost",
+    "node_silent": "a node fell silent",
+    "node_isolated": "a node was cut off",
+    "node_left": "a node left",
+    "unknown": "not known",
+}
+
+
+def fleet_page(fleet: Fleet, *, since: float, now: float) -> bytes:
+    """The whole file."""
+    body = "\n".join(
+        [
+            _header(fleet, since, now),
+            "<main>",
+            goodput_section(fleet.goodput),
+            _causes(fleet),
+            _hours(fleet),
+            _phases(fleet),
+            _nodes(fleet),
+            _verdicts(fleet),
+            _jobs(fleet),
+            "</main>",
+        ]
+    )
+    return document(title=f"{plural(len(fleet.jobs), 'job')}: nvrx-slurm report", body=body, data=None, scripts=())
+
+
+def _header(fleet: Fleet, since: float, now: float) -> str:
+    goodput, every = fleet.goodput, fleet.everything
+    lost = goodput.total_us - sum(goodput.parts_us[part] for part in ("new_steps", "unreported"))
+    figures = [
+        ("goodput", "–" if goodput.ratio is None else f"{goodput.ratio:.1%}", "of all node-hours made new steps"),
+        ("failures", str(every.count), f"in {plural(len(fleet.jobs), 'job')}"),
+        (
+            "MTBF",
+            hours(round(every.between_node_s * 1e6)) if every.count else "–",
+            "of one node at work, between failures",
+        ),
+        ("MTTR", "–" if every.mean_s is None else seconds(every.mean_s), "mean, until steps are made again"),
+        ("not for new steps", hours(lost), f"of {hours(goodput.total_us)} of nodes"),
+    ]
+    cards = "".join(
+        f'<div class="figure"><dt>{text(label)}</dt><dd><b>{text(value)}</b> <span>{text(about)}</span></dd></div>'
+        for label, value, about in figures
+    )
+    links = "".join(
+        f'<a href="#{name}">{label}</a>'
+        for name, label in (
+            ("goodput", "Goodput"),
+            ("causes", "Causes"),
+            ("hours", "Hours"),
+            ("phases", "Recoveries"),
+            ("nodes", "Nodes"),
+            ("verdicts", "Verdicts"),
+            ("jobs", "Jobs"),
+        )
+    )
+    return (
+        '<header>\n<p class="what">nvrx-slurm report</p>\n'
+        f"<h1>{plural(len(fleet.jobs), 'job')}</h1>\n"
+        f'<dl class="facts"><div><dt>active since</dt><dd>{utc(since)} UTC</dd></div>'
+        f"<div><dt>as of</dt><dd>{utc(now)} UTC</dd></div></dl>\n"
+        f'<dl class="figures">{cards}</dl>\n<nav aria-label="Sections">{links}</nav>\n</header>'
+    )
+
+
+def _section(name: str, title: str, inside: str, about: str = "") -> str:
+    told = f'<p class="about">{about}</p>' if about else ""
+    return f'<section id="{name}" aria-labelledby="{name}-title">\n<h2 id="{name}-title">{title}</h2>\n{told}{inside}</section>'
+
+
+def _repair(repair: Repair) -> list[str]:
+    return [
+        str(repair.count),
+        hours(round(repair.between_node_s * 1e6)) if repair.between_node_s else "–",
+        "–" if repair.median_s is None else seconds(repair.median_s),
+        "–" if repair.mean_s is None else seconds(repair.mean_s),
+    ]
+
+
+def _causes(fleet: Fleet) -> str:
+    rows = [[text(KINDS.get(kind, kind)), *_repair(repair)] for kind, repair in fleet.by_kind.items()]
+    head = ["cause", "failures", "MTBF", "repaired, median", "MTTR (mean)"]
+    inside = table(head, rows, numbers=frozenset(range(1, 5)), caption="Causes") if rows else _NOTHING
+    about = "MTBF: time of a node at work, of all jobs, for each failure of this cause. MTTR: from the failure to the first step of all nodes."
+    return _section("causes", "What fails, and how long repairs take", inside, about)
+
+
+_NOTHING = '<p class="about">Nothing failed.</p>'
+
+
+def _hours(fleet: Fleet) -> str:
+    most = max([1, *fleet.by_hour])
+    bars = "".join(
+        f'<rect x="{hour * 40 + 4}" y="{120 - 108 * count / most:.1f}" width="32" height="{108 * count / most:.1f}">'
+        f"<title>{hour:02}:00 UTC: {plural(count, 'failure')}</title></rect>"
+        for hour, count in enumerate(fleet.by_hour)
+    )
+    labels = "".join(f'<text x="{hour * 40 + 4}" y="138">{hour:02}</text>' for hour in range(0, 24, 3))
+    told = ", ".join(f"{hour:02} h {count}" for hour, count in enumerate(fleet.by_hour) if count) or "none"
+    inside = f'<div class="columns"><svg viewBox="0 0 960 144" preserveAspectRatio="none" role="img" aria-label="Failures by hour of the day: {text(told)}">{bars}{labels}</svg></div>'
+    return _section("hours", "Failures by hour of the day (UTC)", inside)
+
+
+def _phases(fleet: Fleet) -> str:
+    rows = [
+        [
+            f'<i class="swatch phase-{text(phase)}"></i>{text(PHASES.get(phase, "first step" if phase == STARTUP else phase))}',
+            str(len(values)),
+            *(text(seconds(_quantile(values, share))) for share in (0.5, 0.9, 0.99, 1.0)),
+        ]
+        for phase, values in fleet.by_phase.items()
+    ]
+    head = ["phase", "recoveries", "median", "90 %", "99 %", "longest"]
+    inside = table(head, rows, numbers=frozenset(range(1, 6)), caption="Recoveries by phase") if rows else _NOTHING
+    return _section("phases", "Recoveries by phase", inside)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Of sorted values: the smallest that so large a share does not exceed."""
+    return values[min(len(values) - 1, max(0, -(-int(share * 100 * len(values)) // 100) - 1))]
+
+
+def _nodes(fleet: Fleet) -> str:
+    names = list(dict.fromkeys([*fleet.evidence, *fleet.by_node]))
+    shown = sorted(
+        names,
+        key=lambda node: -fleet.evidence.get(node, 0) - (fleet.by_node[node].count if node in fleet.by_node else 0),
+    )
+    rows = [
+        [
+            text(node),
+            str(fleet.evidence.get(node, 0)),
+            *(_repair(fleet.by_node[node]) if node in fleet.by_node else ["0", "–", "–", "–"]),
+        ]
+        for node in shown[:MOST_NODES]
+    ]
+    head = ["node", "evidence", "failures", "MTBF", "repaired, median", "MTTR (mean)"]
+    inside = table(head, rows, numbers=frozenset(range(1, 6)), caption="Nodes") if rows else _NOTHING
+    about = "Evidence: how often the node itself was lost, or a verdict blamed it. A failure counts for the node where it was seen."
+    return _section("nodes", "Nodes with the most evidence", inside, about)
+
+
+def _verdicts(fleet: Fleet) -> str:
+    right, wrong, undecided = (sum(getattr(job, name) for job in fleet.jobs) for name in ("right", "wrong", "open"))
+    saved = sum(job.saved_rank_s for job in fleet.jobs) / 3600
+    lost = sum(job.lost_rank_s for job in fleet.jobs) / 3600
+    rows = [
+        ["STOPs that were acted on", str(sum(job.acted for job in fleet.jobs))],
+        ["STOPs of dry runs that were right: the restart got nowhere", str(right)],
+        ["… wrong: the restart made new steps", str(wrong)],
+        ["… not known", str(undecided)],
+        ["precision", "not known yet" if fleet.precision is None else f"{fleet.precision:.0%}"],
+        ["rank-hours that the right ones would have saved", f"{saved:.2f}"],
+        ["rank-hours that the wrong ones would have lost", f"{lost:.2f}"],
+    ]
+    inside = table(["", "value"], [[text(a), text(b)] for a, b in rows], numbers=frozenset({1}), caption="Verdicts")
+    return _section("verdicts", "What verdicts were worth", inside)
+
+
+def _jobs(fleet: Fleet) -> str:
+    rows = []
+    for job in fleet.jobs[:MOST_JOBS]:
+        goodput = job.goodput
+        rows.append(
+            [
+                text(job.job),
+                text(job.name or "–"),
+                utc(job.began),
+                text(seconds(max(0.0, job.ended - job.began))),
+                "–" if job.exit_code is None else str(job.exit_code),
+                hours(goodput.total_us),
+                "–" if goodput.ratio is None else f"{goodput.ratio:.1%}",
+                str(len(job.failures)),
+                f"<code>nvrx-slurm report {text(job.job)}</code>",
+            ]
+        )
+    head = ["job", "name", "started (UTC)", "took", "exit code", "of nodes", "goodput", "failures", "its own page"]
+    left_out = len(fleet.jobs) - len(rows)
+    inside = (
+        table(head, rows, numbers=frozenset({3, 4, 5, 6, 7}), caption="Jobs")
+        if rows
+        else '<p class="about">No job was active.</p>'
+    )
+    return _section("jobs", "Jobs", inside, f"{plural(left_out, 'older job')} left out." if left_out else "")

@@ -69,7 +69,7 @@ _RUN_OPTIONS = (
     click.option("--timeout", metavar="DURATION", default="20m", show_default=True, help="Bound of the whole run."),
     click.option("--artifacts", type=click.Path(path_type=Path), help="Default: nvrx-ci/<time>."),
     click.option("--junit", type=_FILE, help="Write JUnit XML."),
-    click.option("--html", type=_FILE, help="Write a page that needs no other file."),
+    click.option("--html", type=_FILE, help="Write a page, and beside it one for each job, which it links."),
     click.option("--json", "as_json", type=_FILE, help="Write all results as JSON."),
     click.option("--github/--no-github", default=None, help="Annotations, summary, outputs. Default: on GitHub."),
 )
@@ -128,6 +128,7 @@ def run_and_report(
         jobs=jobs,
         retries=retries,
         timeout_s=seconds_of("--timeout", timeout),
+        pages=html.absolute().parent / f"{html.stem}-jobs" if html else None,
     )
     outcome = run_suite(flows, options, on_outcome=lambda flow: click.echo(report_text.flow_line(flow)))
     try:
@@ -140,7 +141,7 @@ def run_and_report(
         if html:
             from nvrx_slurm.lab.flow.report_html import page
 
-            report_text.write(html, page(outcome, Path.cwd()))
+            report_text.write(html, page(outcome, Path.cwd(), file=html))
         if as_json:
             from nvrx_slurm.lab.flow.outcome import to_json
 

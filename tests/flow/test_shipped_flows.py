@@ -39,8 +39,13 @@ def test_every_job_file_is_used():
 
 
 def test_flows_run_embedded(tmp_path):
-    """On this machine alone, without Slurm, flows pass: a run to its end, and a dead node."""
+    """On this machine alone, without Slurm, flows pass: a run to its end, and a dead node. Each job has its page,
+    which the report links."""
     chosen = [word for name in EMBEDDED for word in ("--flow", name)]
     argv = [sys.executable, "-m", "ci", *chosen, "--on", "local", "--artifacts", str(tmp_path / "artifacts")]
+    argv += ["--html", str(tmp_path / "ci.html")]
     done = subprocess.run(argv, cwd=CI.parent, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
+    for name in EMBEDDED:
+        assert f'href="ci-jobs/{name}-1.html"' in (tmp_path / "ci.html").read_text()
+        assert b"Where the time went" in (tmp_path / "ci-jobs" / f"{name}-1.html").read_bytes()

@@ -51,6 +51,7 @@ class FlowAttempt(Record, frozen=True, kw_only=True):
     exit_code: int | None = None
     excerpt: tuple[str, ...] = ()  # the journal, as `nvrx-slurm events` prints it; its end, if it is long
     artifacts: str | None = None  # folder
+    page: str | None = None  # the job on one HTML page
 
 
 class FlowOutcome(Record, frozen=True, kw_only=True):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -22,8 +24,9 @@ LEAST_WIDTH = 6
 _JOURNAL_LINE = re.compile(r"(\+\d+\.\d+s)(\s+)(\w+)(\s*)(.*)")
 
 
-def page(outcome: SuiteOutcome, base: Path | None = None) -> str:
-    """The whole file. Paths are relative to `base`; nothing in the outcome can become markup or script."""
+def page(outcome: SuiteOutcome, base: Path | None = None, *, file: Path | None = None) -> str:
+    """The whole file. Paths are relative to `base`; nothing in the outcome can become markup or script. `file`: where
+    it will lie, from which links to the pages of jobs are relative."""
     environment = Environment(loader=FileSystemLoader(PAGE), undefined=StrictUndefined, autoescape=True)
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.globals.update(AXIS=AXIS, WORDS=words.STATUS_WORDS)
@@ -36,6 +39,7 @@ def page(outcome: SuiteOutcome, base: Path | None = None) -> str:
         since_start=lambda fault, attempt: seconds(max(0.0, fault.t - attempt.began_at)),
         utc=lambda moment: datetime.fromtimestamp(moment, UTC),
         place=words.place,
+        link=lambda page: quote(os.path.relpath(page, (file or Path(page)).absolute().parent)),
         seen_from=lambda file, base: words.path_from(base, file),
     )
     style, script = ((PAGE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))

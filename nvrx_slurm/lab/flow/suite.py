@@ -20,7 +20,14 @@ from pathlib import Path
 import msgspec
 
 from nvrx_slurm.batch.children import send_signal
-from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_TIMEOUT
+from nvrx_slurm.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    EXIT_TIMEOUT,
+    NvrxError,
+)
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.lab.flow.artifacts import Artifacts, AttemptFolder, AttemptSpec
 from nvrx_slurm.lab.flow.cleanup import MARK, clean_up, standing
@@ -28,8 +35,13 @@ from nvrx_slurm.lab.flow.guard import RunGuard
 from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowFinding, FlowOutcome, Kind, SuiteOutcome, Verdict
 from nvrx_slurm.lab.flow.stages import check
+from nvrx_slurm.report.job_report import job_report
+from nvrx_slurm.report.jobs import find_job
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.durations import words
+from nvrx_slurm.util.log import get_logger
+
+log = get_logger("ci")
 
 LEASE_S = 10.0
 """How long jobs outlive a run that was killed together with its guard."""
@@ -43,18 +55,35 @@ AROUND_S = 180.0
 CLEANUP_S = 3.0
 """How long jobs get to end by themselves that an attempt has left behind."""
 
+
+def write_job_page(folder: AttemptFolder, attempt: FlowAttempt, path: Path) -> Path | None:
+    """The page of the attempt's job; None where it had none, or the page cannot be written: the flow is judged all
+    the same."""
+    if attempt.job_id is None:
+        return None
+    try:
+        job = find_job(folder.path / "jobs", attempt.job_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return job_report(job, live=False).write(path.absolute())
+    except (OSError, NvrxError) as error:
+        log.warning("%s: the job of %s has no page: %s", path, folder.path, error)
+        return None
+
+
 OnOutcome = Callable[[FlowOutcome], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteOptions:
-    """How flows are run. `jobs`: how many at once; `retries`: how often one that did not pass is run again."""
+    """How flows are run. `jobs`: how many at once; `retries`: how often one that did not pass is run again. `pages`:
+    the folder that gets a page of each job, of flows that passed, too."""
 
     stage: StageName
     artifacts: Path
     jobs: int = 3
     retries: int = 0
     timeout_s: float = 1200.0
+    pages: Path | None = None
 
 
 def run_suite(
@@ -179,6 +208,10 @@ class _Suite:
             if found:
                 verdict: Verdict = "failed" if attempt.verdict == "passed" else attempt.verdict
                 attempt = msgspec.structs.replace(attempt, verdict=verdict, findings=(*attempt.findings, *found))
+        if self._options.pages is not None:
+            name = f"{flow.name}-{number}.html"
+            page = await asyncio.to_thread(write_job_page, folder, attempt, self._options.pages / name)
+            attempt = msgspec.structs.replace(attempt, page=None if page is None else str(page))
         if attempt.verdict == "broken":
             self._exit_codes[flow.name] = process.exit_code
         if attempt.verdict == "passed":

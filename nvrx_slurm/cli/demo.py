@@ -20,8 +20,8 @@ from nvrx_slurm.errors import EXIT_TERMINATED
 def demo(keep: Path | None) -> int:
     """Train on 4 local nodes with 2 hot spares, kill one node midway, and compare the result.
 
-    It needs no Slurm and takes about 15 seconds. It ends with a page that shows the job, and keeps nothing else without
-    --keep.
+    It needs no Slurm and takes about 15 seconds. It ends with a page that shows the job, and keeps nothing else
+    without --keep.
     """
     import tempfile
 

@@ -94,9 +94,7 @@ class DemoRun(NamedTuple):
     recovery: Recovery | None
 
 
-def demo(
-    base: Path, write: Callable[[str], None], clock: Clock | None = None, *, report: Path | None = None
-) -> int:
+def demo(base: Path, write: Callable[[str], None], clock: Clock | None = None, *, report: Path | None = None) -> int:
     """Both trainings, in jobs of the folder `base`; 0 if they end with the same weights. `report`: where the page of
     the second one is written."""
     clock = clock or SystemClock()

@@ -23,8 +23,8 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report.goodput import PARTS, Goodput
 from nvrx_slurm.report.history import JobHistory
 from nvrx_slurm.report.job_report import stops_of
-from nvrx_slurm.report.journal_file import JournalFile
 from nvrx_slurm.report.jobs import read_plan
+from nvrx_slurm.report.journal_file import JournalFile
 from nvrx_slurm.report.model import FailureKind, Recovery, Value
 from nvrx_slurm.report.recovery import PHASES, STARTUP
 from nvrx_slurm.report.view import JobFold

@@ -101,7 +101,8 @@ def test_a_job_from_init_to_status(installed: Path, tmp_path: Path) -> None:
 
 
 def test_the_demo_ends_with_the_same_result_with_and_without_a_death(installed: Path, tmp_path: Path) -> None:
-    """`nvrx-slurm demo` from beginning to end: a node is killed, every bit is the same, and nothing is kept."""
+    """`nvrx-slurm demo` from beginning to end: a node is killed, every bit is the same, and nothing is kept but
+    the page that shows the job."""
     done = subprocess.run(
         [installed, "demo"], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=110
     )
@@ -109,7 +110,9 @@ def test_the_demo_ends_with_the_same_result_with_and_without_a_death(installed: 
     assert "the same, bit for bit" in done.stdout
     assert "n2 was lost: connection to its agent closed" in done.stdout
     assert "workers warm" in done.stdout
-    assert not [*tmp_path.iterdir()]
+    [page] = tmp_path.iterdir()
+    assert done.stdout.splitlines()[-1].split() == ["the", "job", "on", "one", "page", str(page)]
+    assert b"Where the time went" in page.read_bytes()
 
 
 def test_an_interrupted_demo_leaves_nothing(installed: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ UCXX := ucxx-cu12==0.52.0 libucxx-cu12==0.52.0 libucx-cu12==1.21.0 librmm-cu12==
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lock lock-check sbom dist demo test test-torch ci-slurm ci-simulate ci-soak ci-mutants ci-mutants-generated corpus fuzz slurm-packages browser ucxx fmt lint type docs bench clean
+.PHONY: help lock lock-check sbom dist demo test test-torch ci-slurm ci-simulate ci-soak ci-mutants ci-mutants-generated corpus fuzz slurm-packages browser prometheus ucxx fmt lint type docs bench clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -72,7 +72,7 @@ sbom: $(BIN)/uv  ## Write dist/nvrx-slurm.cdx.json (CycloneDX): the locked packa
 demo: $(INSTALLED)  ## Train on 4 local nodes with 2 hot spares, kill one node midway, compare the result
 	$(BIN)/nvrx-slurm demo
 
-test: $(TESTS) slurm-packages browser ucxx  ## Run all tests, the ones on a real Slurm included
+test: $(TESTS) slurm-packages browser prometheus ucxx  ## Run all tests, the ones on a real Slurm included
 	$(BIN)/pytest -n 8 --dist worksteal -m 'not torch' $(ARGS)
 
 test-torch: $(FRAMEWORKS)  ## Run the tests that need torch, transformers, accelerate and Lightning (CPU is enough)
@@ -113,6 +113,9 @@ slurm-packages: $(TESTS)
 browser: $(TESTS)
 	$(BIN)/python -m ci.browser
 
+prometheus: $(TESTS)
+	$(BIN)/python -m ci.prometheus
+
 ucxx: $(TESTS)
 	$(BIN)/python -c 'import ucxx' 2>/dev/null || $(PIP) --no-deps $(UCXX)
 
@@ -130,7 +133,7 @@ lint: $(TESTS)  ## Check style, layers and the workflows of GitHub Actions; meas
 type: $(TESTS)  ## Check types
 	$(BIN)/mypy
 
-docs: $(TESTS) slurm-packages  ## Write the generated pages of docs/, and record docs/demo.svg on a real Slurm
+docs: $(TESTS) slurm-packages browser  ## Write the generated pages of docs/, record docs/demo.svg on a real Slurm, draw docs/report.png
 	$(BIN)/python -m nvrx_slurm.jobspec.docs > docs/job-yaml.md
 	$(BIN)/python -m nvrx_slurm.store.docs > docs/store.md
 	$(BIN)/python -m nvrx_slurm.report.docs > docs/journal.md
@@ -139,6 +142,7 @@ docs: $(TESTS) slurm-packages  ## Write the generated pages of docs/, and record
 	$(BIN)/python -m nvrx_slurm.inprocess.cycle docs/inprocess.md
 	$(BIN)/python -m nvrx_slurm.transport.slots docs/transport.md
 	$(BIN)/python -m ci.recording docs/demo.svg
+	$(BIN)/python -m ci.report_picture docs/report.png
 
 bench: $(TESTS)  ## Run the benchmarks, each beside a peer in the same run
 	$(BIN)/python -m bench $(ARGS)

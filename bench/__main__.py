@@ -41,6 +41,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "inprocess_scale": ("inprocess_scale:scale", "A restart of 1,024 and 16,384 simulated ranks; how it grows."),
     "transport": ("transport.speed:transport", "A payload of 1 KiB to 64 MiB, from one process to another."),
     "transport_sick": ("transport.sick:transport_sick", "8 readers on 4 ports of which 1 says nothing."),
+    "report": ("report:report", "1,000 nodes, 100,000 entries: page, trace, metrics; a page of 1,000 jobs."),
     "attrsvc": ("attrsvc:attrsvc", "A cached answer of attrsvc against a bare Starlette; its health under load."),
 }
 

@@ -35,8 +35,13 @@ def demo(keep: Path | None) -> int:
             descriptor, path = tempfile.mkstemp(prefix="nvrx-demo-", suffix=".html")
             os.close(descriptor)
             report = Path(path)
-            stack.callback(lambda: report.stat().st_size or report.unlink())  # of a demo that did not get so far
+            stack.callback(remove_if_empty, report)  # of a demo that did not get so far
         exit_code = demo(base.resolve(), click.echo, report=report)
         if keep:
             click.echo(f"\nlogs, journals, checkpoints: {keep}; nvrx-slurm explain --folder {keep}")
     return exit_code
+
+
+def remove_if_empty(path: Path) -> None:
+    if not path.stat().st_size:
+        path.unlink()

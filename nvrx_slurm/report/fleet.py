@@ -21,8 +21,8 @@ from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report.goodput import PARTS, Goodput
+from nvrx_slurm.report.hindsight import stops_of
 from nvrx_slurm.report.history import JobHistory
-from nvrx_slurm.report.job_report import stops_of
 from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.journal_file import JournalFile
 from nvrx_slurm.report.model import FailureKind, Recovery, Value

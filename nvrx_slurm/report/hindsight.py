@@ -1,12 +1,17 @@
-"""What would-be STOPs were worth: each verdict of a dry run beside what the restart then did. Pure."""
+"""What would-be STOPs were worth: each verdict of a dry run beside what the restart then did. Only `stops_of`
+reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Literal
 
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.verdicts import Verdict
-from nvrx_slurm.report.failures import Failures, FailureTimeline
+from nvrx_slurm.report import source
+from nvrx_slurm.report.failures import Failures, FailureTimeline, read_failures
+from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.model import JobView, Value
 from nvrx_slurm.report.tables import Mood, Row, Table
 from nvrx_slurm.report.words import seconds
@@ -97,6 +102,15 @@ def _outcome(timeline: FailureTimeline, after: FailureTimeline | None, view: Job
         before, again = ({answer.attribution.fault for answer in each.answers} for each in (timeline, after))
         return "right" if before & again - {"unknown"} else "open"
     return "wrong" if timeline.best_step is None or after.best_step > timeline.best_step else "right"
+
+
+def stops_of(folder: JobFolder, history: JobHistory) -> tuple[WouldBeStop, ...]:
+    """What STOPs that were not acted on would have saved or lost. Only these need the core's replay."""
+    plan = read_plan(folder)
+    judged = (story.judged for story in history.failures)
+    if plan is None or not any(each and each.verdict is Verdict.STOP and not each.acted for each in judged):
+        return ()
+    return hindsight([(folder.job_id, *read_failures(plan, folder, source.so_far(folder)))]).stops
 
 
 # --------------------------------------------------------------------------------------------- screen

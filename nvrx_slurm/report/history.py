@@ -91,6 +91,11 @@ class JobHistory:
                 if node is not None and node.replica is not None and self.failures:
                     self.failures[-1].stacks.update(record.files)
 
+    def nodes(self) -> list[str]:
+        """All nodes that the job has had, in Slurm's order, those of later generations behind."""
+        expected = (node for _, nodes in self.generations for node in nodes)
+        return list(dict.fromkeys([*expected, *(span.node for span in self.spans)]))
+
     def goodput(self, view: JobView, at: float | None = None) -> Goodput:
         """So far; `at`: the moment, of a job that goes on."""
         return self._meter.result(view, at)

@@ -10,10 +10,9 @@ import msgspec
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.verdicts import Verdict
-from nvrx_slurm.report import snapshot, source
+from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.goodput import Goodput
-from nvrx_slurm.report.hindsight import WouldBeStop, hindsight
+from nvrx_slurm.report.hindsight import stops_of
 from nvrx_slurm.report.history import JobHistory
 from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.model import Recovery
@@ -133,14 +132,3 @@ def _without_values(value: Any) -> Any:
 
 def _is_variable(key: str) -> bool:
     return ".env." in f".{key}"
-
-
-def stops_of(folder: JobFolder, history: JobHistory) -> tuple[WouldBeStop, ...]:
-    """What STOPs that were not acted on would have saved or lost. Only these need the core's replay."""
-    plan = read_plan(folder)
-    judged = (story.judged for story in history.failures)
-    if plan is None or not any(each and each.verdict is Verdict.STOP and not each.acted for each in judged):
-        return ()
-    from nvrx_slurm.report.failures import read_failures
-
-    return hindsight([(folder.job_id, *read_failures(plan, folder, source.so_far(folder)))]).stops

@@ -431,10 +431,10 @@ def _verdicts(history: JobHistory, stops: Sequence[WouldBeStop], began: float) -
 
 def _nodes(view: JobView, history: JobHistory) -> str:
     """Each node's time by kind, and how often it failed."""
-    took: dict[str, dict[str, int]] = {}
+    took: dict[str, dict[str, int]] = {node: {} for node in history.nodes()}
     used: set[str] = set()
     for span in history.spans:
-        mine = took.setdefault(span.node, {})
+        mine = took[span.node]
         mine[span.kind] = mine.get(span.kind, 0) + span.until_us - span.since_us
         used.add(span.kind)
     failed: dict[str, int] = {}
@@ -481,10 +481,10 @@ def _data(shot: Snapshot, history: JobHistory, journal: JournalLines) -> dict[st
     view, began = shot.view, journal.began or 0.0
     began_us = round(began * 1e6)
     cycle_index = {key: index for index, key in enumerate(view.cycles)}
-    by_node: dict[str, list[Span]] = {}
+    by_node: dict[str, list[Span]] = {node: [] for node in history.nodes()}
     for span in history.spans:
-        by_node.setdefault(span.node, []).append(span)
-    last = max((spans[-1].until_us for spans in by_node.values()), default=began_us)
+        by_node[span.node].append(span)
+    last = max((spans[-1].until_us for spans in by_node.values() if spans), default=began_us)
     rows: dict[str, list[int]] = {}
     for node, spans in by_node.items():
         row = rows[node] = []

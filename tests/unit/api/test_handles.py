@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -83,3 +85,30 @@ def test_a_notebook_shows_the_jobs_page(tmp_path: Path) -> None:
 def test_the_error_of_a_wait_is_public() -> None:
     """Callers catch it."""
     assert nv.WaitTimeout is WaitTimeout
+
+
+def test_goodput_recoveries_and_the_report() -> None:
+    """Typed records, and a page that shows itself in a notebook in a frame of its own."""
+    job = nv.job("old")
+    goodput = job.goodput()
+    assert sum(goodput.parts_us.values()) == goodput.total_us > 0
+    assert goodput.hours("standby") > 0.0 and 0.0 < goodput.share("new_steps") < 1.0
+    assert goodput.rank_hours == 2 * goodput.node_hours
+    (recovery,) = job.recoveries()
+    assert (recovery.replica, recovery.kind, recovery.steps_lost) == ("main-0", "node_lost", 4)
+    shown = job.report()._repr_html_()
+    assert shown.startswith('<iframe sandbox="allow-scripts" srcdoc="&lt;!doctype html&gt;')
+    assert "<script" not in shown
+    with pytest.raises(UsageError, match="no job 'gone'"):
+        nv.Job("gone", cluster="local").goodput()
+
+
+def test_recoveries_are_a_frame_where_pandas_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row for each recovery, a column for each phase; without pandas one error that says so."""
+    recoveries = nv.job("old").recoveries()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="pip install pandas"):
+        recoveries.frame()
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))  # what it is given
+    (row,) = recoveries.frame()
+    assert row["replica"] == "main-0" and row["steps_lost"] == 4 and row["torn_down"] > 0.0

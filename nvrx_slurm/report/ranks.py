@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 from math import inf
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -31,12 +32,11 @@ def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) ->
         for node in nodes
         if (heard := view.heard.get(node.name)) and view.is_current(node, heard.heartbeat)
     }
+    moving = _moving(view, current)
     for node in nodes:
         heard = current.get(node.name)
         age_s = 0.0 if heard is None or store_now is None else max(0.0, store_now - heard.t)
-        fastest = (
-            None if heard is None else _fastest(view, current, heard.t)
-        )  # once a node: they have 8 ranks and more
+        fastest = None if heard is None else _fastest(moving, heard.t)  # once a node: they have 8 ranks and more
         for rank in node.ranks:
             place = RankView(replica=replica.id, rank=rank, node=node.name)
             if heard is None:
@@ -55,7 +55,29 @@ def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) ->
             )
 
 
-def _fastest(view: JobView, current: Mapping[str, ReceivedHeartbeat], at: float) -> float:
+class _Moving(NamedTuple):
+    """The fastest rank of a node: which step it had reached at the moment `t`, and how many it makes a second (None:
+    one heartbeat alone does not say)."""
+
+    t: float
+    reached: int
+    rate: float | None
+
+
+def _moving(view: JobView, current: Mapping[str, ReceivedHeartbeat]) -> list[_Moving]:
+    found = []
+    for name, heard in current.items():
+        reached = max(heard.heartbeat.steps.values(), default=None)
+        if reached is None:
+            continue
+        before, rate = view.heard_before.get(name), None
+        if before is not None and before.heartbeat.steps and before.t < heard.t:
+            rate = max(0.0, (reached - max(before.heartbeat.steps.values())) / (heard.t - before.t))
+        found.append(_Moving(heard.t, reached, rate))
+    return found
+
+
+def _fastest(moving: Sequence[_Moving], at: float) -> float:
     """Which step the fastest rank of the replica had reached at the moment `at`: one that reported `step` then was so
     many behind.
 
@@ -64,17 +86,14 @@ def _fastest(view: JobView, current: Mapping[str, ReceivedHeartbeat], at: float)
     one only, which is newer, does not count.
     """
     fastest = 0.0
-    for name, heard in current.items():
-        reached = max(heard.heartbeat.steps.values(), default=None)
-        newer_s = heard.t - at
-        if reached is None:
-            continue
-        before, rate = view.heard_before.get(name), 0.0
-        if before is not None and before.heartbeat.steps and before.t < heard.t:
-            rate = max(0.0, (reached - max(before.heartbeat.steps.values())) / (heard.t - before.t))
-        elif newer_s > JITTER_S:
-            continue
-        fastest = max(fastest, reached - rate * (max(0.0, newer_s) + JITTER_S))
+    for t, reached, rate in moving:
+        newer_s = t - at
+        if rate is None:
+            step = float(reached) if newer_s <= JITTER_S else 0.0
+        else:
+            step = reached - rate * ((newer_s if newer_s > 0.0 else 0.0) + JITTER_S)
+        if step > fastest:
+            fastest = step
     return fastest
 
 

@@ -75,10 +75,12 @@ class Top:
     title: str = ""
     message: str = ""
     _shots: dict[str, tuple[Snapshot, Goodput]] = field(default_factory=dict)
+    _of_ranks: dict[str, tuple[RankView, ...]] = field(default_factory=dict)  # job → its ranks, until the next `show`
 
     def show(self, jobs: Sequence[tuple[Snapshot, Goodput]]) -> None:
         """How the jobs stand now."""
         self._shots = {shot.folder.job_id: (shot, goodput) for shot, goodput in jobs}
+        self._of_ranks = {}
         if len(self._shots) == 1 and not self.job:
             self.mode, self.job = "job", next(iter(self._shots))
 
@@ -263,8 +265,10 @@ class Top:
     def _ranks(self) -> tuple[RankView, ...]:
         if self.job not in self._shots:
             return ()
-        shot, _ = self._shots[self.job]
-        return ranks(shot.view, shot.store_now) if shot.view.heard else ()
+        if self.job not in self._of_ranks:
+            shot, _ = self._shots[self.job]
+            self._of_ranks[self.job] = ranks(shot.view, shot.store_now) if shot.view.heard else ()
+        return self._of_ranks[self.job]
 
     def _of_job(self) -> list[_Row]:
         """Its ranks, as heartbeats report them; without any, its nodes."""

@@ -130,10 +130,14 @@ class GoodputMeter:
         self._spans.take(entry, view)
         record = entry.record
         match record:
-            case records.Progress():
+            case records.WorkersStarted() | records.NodeJoined():  # of every node, in every cycle
+                return
+            case records.Progress(step=step):
                 cycle = self._cycles[record.replica, view.generation, record.cycle]
-                cycle.first = record.step if cycle.first is None else min(cycle.first, record.step)
-                self._reached((record.replica, view.generation, record.cycle), record.step)
+                if cycle.first is None or step < cycle.first:
+                    cycle.first = step
+                if cycle.last is None or step > cycle.last:
+                    cycle.last = step
             case records.NodeReady():
                 self._reached((record.replica, view.generation, record.cycle - 1), record.step)
             case records.WorkerFailed() | records.WorkerHung() | records.WorkersDone():

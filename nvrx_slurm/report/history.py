@@ -25,6 +25,9 @@ FAILURES = (
 )
 
 
+_OF_EVERY_NODE = (records.NodeReady, records.WorkersStarted, records.Progress, records.NodeJoined)
+
+
 @dataclass(slots=True)
 class FailureStory:
     """One failure of a cycle, or of a node that worked for none (`key` is None): the first report of it, what was
@@ -67,6 +70,8 @@ class JobHistory:
         """One entry, after the view has taken it."""
         self._meter.take(entry, view)
         record = entry.record
+        if isinstance(record, _OF_EVERY_NODE):  # nearly all are, and nothing here follows from them
+            return
         if isinstance(record, FAILURES):
             self._fail(record, entry.t, view)
             return

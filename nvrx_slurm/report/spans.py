@@ -241,6 +241,10 @@ class NodeSpans:
             self._open[node] = _Open(kind, now, cycle)
 
     def _close(self, node: str, at: int) -> None:
+        known = self._open[node]
+        if known.kind != "starting":
+            self._emit(Span(node, known.kind, known.since, at, known.cycle))
+            return
         for span in self._until(node, at):
             self._emit(span)
 

@@ -11,8 +11,11 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from bench.report import write_job
+from nvrx_slurm.report.fleet import read_fleet
 from nvrx_slurm.report.job_report import job_report
+from nvrx_slurm.report.web.fleet_page import fleet_page
 from tests.jobs import write_eventful
+from tests.unit.report.recorder import BEGIN
 
 SCREENS: dict[str, Any] = {
     f"{size}-{theme}": {"viewport": {"width": width, "height": height}, "color_scheme": theme}
@@ -137,3 +140,23 @@ def test_a_large_job_is_aggregated(browser: Browser, tmp_path: Path) -> None:
         assert grouped < single / 10
         page.locator("#journal .lines").evaluate("each => { each.scrollTop = each.scrollHeight; }")
         expect(page.locator("#journal .row").last).to_contain_text("shutdown")
+
+
+@pytest.mark.parametrize("screen", ["phone-dark", "desktop-light"])
+def test_the_page_of_all_jobs(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, screen: str) -> None:
+    """It asks for nothing, axe-core finds nothing, and it does not scroll sideways."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fleet = read_fleet([write_eventful(tmp_path / "jobs")], since=BEGIN)
+    report = tmp_path / "fleet.html"
+    report.write_bytes(fleet_page(fleet, since=BEGIN, now=BEGIN + 1000.0))
+    with browser.new_context(**SCREENS[screen]) as context:
+        page, complaints, requests = context.new_page(), [], []
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("request", lambda asked: requests.append(asked.url))
+        page.goto(report.as_uri())
+        expect(page.locator("#causes tbody tr")).to_have_count(3)
+        found = Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert complaints == []
+        assert requests == [report.as_uri()]

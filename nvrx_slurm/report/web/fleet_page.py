@@ -175,7 +175,9 @@ def _verdicts(fleet: Fleet) -> str:
         ["rank-hours that the right ones would have saved", f"{saved:.2f}"],
         ["rank-hours that the wrong ones would have lost", f"{lost:.2f}"],
     ]
-    inside = table(["", "value"], [[text(a), text(b)] for a, b in rows], numbers=frozenset({1}), caption="Verdicts")
+    inside = table(
+        ["what", "value"], [[text(a), text(b)] for a, b in rows], numbers=frozenset({1}), caption="Verdicts"
+    )
     return _section("verdicts", "What verdicts were worth", inside)
 
 

@@ -99,9 +99,13 @@ class Loaded(Struct, frozen=True):
         return values
 
     def origins(self) -> dict[str, tuple[str, str]]:
-        """Each key in one word → its value in JSON, and where that came from: `origins.json` in the job's folder."""
+        """Each key in one word → its value in JSON, and where that came from: `origins.json` in the job's folder. A
+        variable's value is left out (null): it may be a token, and this is for reports."""
         return {
-            ".".join(map(str, path)): (json.dumps(value, ensure_ascii=False), str(self.origin_of(path)))
+            ".".join(map(str, path)): (
+                "null" if "env" in path[:-1] else json.dumps(value, ensure_ascii=False),
+                str(self.origin_of(path)),
+            )
             for path, value in self.values().items()
         }
 

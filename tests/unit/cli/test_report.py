@@ -133,3 +133,16 @@ def test_the_trace_is_written(nvrx: Nvrx, tmp_path: Path) -> None:
     assert nvrx("trace", JOB, "-o", str(out), "--folder", str(tmp_path)).stdout == f"{out}\n"
     names = [event["name"] for event in msgspec.json.decode(out.read_bytes())["traceEvents"]]
     assert any(HOSTILE[:20] in name for name in names)
+
+
+def test_a_run_records_its_origins(nvrx: Nvrx, tmp_path: Path) -> None:
+    """Each key with the flag or the line that set it; of a variable's value nothing."""
+    (tmp_path / "job.yaml").write_text("name: a\ncommand: 'true'\nnodes: 1\nenv: {HF_TOKEN: hf_geheim}\n")
+    done = nvrx("run", "--here", "--quiet", "--spares", "0", "job.yaml", HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    [folder] = (tmp_path / "nvrx-jobs").iterdir()
+    origins = JobFolder(folder).read_origins()
+    assert origins is not None
+    assert (origins["nodes"], origins["spares"]) == (("1", "job.yaml:3"), ("0", "--spares"))
+    assert origins["env.HF_TOKEN"] == ("null", "job.yaml:4")
+    assert "hf_geheim" not in (folder / "origins.json").read_text()

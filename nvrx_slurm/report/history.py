@@ -117,6 +117,10 @@ class JobHistory:
         if cause is None or view.shutdown is not None:
             return
         key = None if cause.replica is None or cause.cycle is None else (cause.replica, view.generation, cause.cycle)
+        if key is not None and (cycle := view.cycles.get(key)) is not None and cycle.closed_at is None:
+            # Its rendezvous is open: no worker of it has failed. It is another report of what ended the cycle before.
+            before = (key[0], key[1], key[2] - 1)
+            key = before if before in self._by_cycle else key
         known = None if key is None else self._by_cycle.get(key)
         if known is not None:
             known.more += 1

@@ -1,0 +1,50 @@
+"""What failed, and what was done about it: one story for each failure, whatever was reported first."""
+
+from __future__ import annotations
+
+from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.view import JobFold
+from tests.unit.report.recorder import Recorder, ended, to_first_cycle
+
+
+def history_of(recorder: Recorder) -> JobHistory:
+    history = JobHistory()
+    fold = JobFold(recorder.plan, [history])
+    for entry in recorder.entries:
+        fold.take(entry)
+    history.finish(fold.view)
+    return history
+
+
+def test_a_consequence_that_is_heard_first_is_no_failure_of_its_own() -> None:
+    """A worker loses its peer, the rendezvous opens, and then the node of that peer is known to be lost: one failure,
+    whose cause is the node; the worker's report is counted with it."""
+    recorder = to_first_cycle()
+    recorder.fail("n0", 0, exit_code=1, error="ConnectionResetError", peer_lost=True, step=80)
+    recorder.lose("n2", after_s=0.2)
+    recorder.ready(at=80)
+    recorder.start_workers()
+    recorder.progress(76)
+    (story,) = history_of(recorder).failures
+    assert story.cause.kind == "node_lost"
+    assert story.more == 1
+    assert story.decided is not None and story.decided.node == "n2"
+
+
+def test_failures_of_two_cycles_are_two() -> None:
+    """Each with what was decided; the second is a worker's exception."""
+    recorder = to_first_cycle()
+    recorder.lose("n2")
+    recorder.ready()
+    recorder.start_workers()
+    recorder.progress(76)
+    recorder.fail("n1", 3, exit_code=1, error="KeyError: 3")
+    stories = history_of(recorder).failures
+    assert [story.cause.kind for story in stories] == ["node_lost", "worker_error"]
+    assert [story.key[2] for story in stories if story.key] == [0, 1]
+
+
+def test_what_happens_while_the_job_ends_is_no_failure() -> None:
+    recorder = ended()
+    assert [story.cause.kind for story in history_of(recorder).failures] == ["node_lost"]
+    assert history_of(recorder).nodes() == list(recorder.nodes)

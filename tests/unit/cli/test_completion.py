@@ -35,6 +35,9 @@ def completed(nvrx: Nvrx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     [
         ("nvrx-slurm events 4", ["4711"]),
         ("nvrx-slurm rm x", []),
+        ("nvrx-slurm report 4", ["4711"]),
+        ("nvrx-slurm top 4711 4", ["4711"]),
+        ("nvrx-slurm metrics --show r", ["rules"]),
         ("nvrx-slurm events 4711 --folder=nowhere 4", []),
         ("nvrx-slurm logs --rank ", [str(rank) for rank in range(8)]),
         ("nvrx-slurm dump 4711 --replica ", ["main-0"]),

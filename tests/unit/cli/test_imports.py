@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-HEAVY = {"redis", "pydantic", "submitit", "jinja2", "rich", "msgspec", "ruamel", "asyncio"}
+HEAVY = {"redis", "prometheus_client", "pydantic", "submitit", "jinja2", "rich", "msgspec", "ruamel", "asyncio"}
 COMMANDS = [
     "init", "render", "config", "completion", "dump", "status", "nodes", "nodes suspect", "transport",
-    "transport doctor", "ci", "ci run",
+    "transport doctor", "ci", "ci run", "report", "trace", "top", "metrics",
 ]  # fmt: skip
 
 

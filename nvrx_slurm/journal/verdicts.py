@@ -112,15 +112,15 @@ class Inquiry(Wire, frozen=True, kw_only=True):
 
 
 def excess(inquiry: Inquiry) -> tuple[str, str] | None:
-    """What of an inquiry from outside is out of bounds, and the key that holds it; None: nothing is."""
+    """What of an inquiry from outside is out of bounds, and the key that holds it; None: nothing is.
+
+    Each bound by itself, as a schema can say it. Of more than MOST_RANKS on all nodes none is enumerated."""
     if inquiry.workers_per_node < 1:
         return "Expected 1 or more", "workers_per_node"
     if inquiry.workers_per_node > MOST_RANKS:
         return f"Expected {MOST_RANKS} at most", "workers_per_node"
     if len(inquiry.nodes) > MOST_NODES:
         return f"Expected {MOST_NODES} nodes at most", "nodes"
-    if len(inquiry.nodes) * inquiry.workers_per_node > MOST_RANKS:
-        return f"Expected {MOST_RANKS} ranks at most on all nodes together", "workers_per_node"
     for name, paths in (("paths", inquiry.paths), ("earlier", inquiry.earlier)):
         if len(paths) > MOST_PATHS:
             return f"Expected {MOST_PATHS} paths at most", name

@@ -121,10 +121,6 @@ async def test_a_mistake_is_told_in_one_sentence(logs: Path) -> None:
         "nowhere": ("analyze_paths", {"paths": [str(logs / "nowhere")]}),
         "analyze_paths: paths: Input should be a valid list": ("analyze_paths", {"paths": "a.log"}),
         "explain_rule: name: Field required": ("explain_rule", {}),
-        "ranks at most on all nodes": (
-            "attribute",
-            {"inquiry": {**INQUIRY, "nodes": ["n1", "n2"], "workers_per_node": 1 << 18}},
-        ),
         "262144 at most": ("attribute", {"inquiry": {**INQUIRY, "workers_per_node": 10**15}}),
     }
     async with connect("--folder", logs / "jobs") as session:

@@ -139,3 +139,9 @@ def test_ranks_that_only_their_failures_name(tmp_path: Path) -> None:
     own = UNKNOWN_TO_RULES.splitlines()
     log = "".join(f"n{node}: {rank}: {line}\n" for line in own for node, rank in ((1, 0), (2, 8)))
     assert answer(tmp_path, log).verdict is Verdict.UNKNOWN
+
+
+def test_more_ranks_than_there_can_be(tmp_path: Path) -> None:
+    """They are not enumerated: an inquiry from outside costs no memory by its numbers."""
+    found = answer(tmp_path, {"rank-0.err": f"{HEAD}KeyError: 'lr'\n"}, nodes=("n1", "n2"), workers_per_node=10**15)
+    assert (found.verdict, found.ranks) == (Verdict.STOP, (0,))

@@ -61,6 +61,11 @@ class JobCollector(Collector):
         yield from families.values()
 
 
+def label(text: str) -> str:
+    """A name as the value of a label: of one line, and nothing that a runner of GitHub Actions obeys."""
+    return one_line(text).replace("##[", "# #[")
+
+
 def registry_of(readings: Iterable[Reading]) -> CollectorRegistry:
     """One registry for one exposition."""
     registry = CollectorRegistry(auto_describe=False)
@@ -69,7 +74,7 @@ def registry_of(readings: Iterable[Reading]) -> CollectorRegistry:
 
 
 def _families(shot: Snapshot, history: JobHistory) -> Iterator[Metric]:
-    view, job = shot.view, one_line(shot.folder.job_id)
+    view, job = shot.view, label(shot.folder.job_id)
     goodput = history.goodput(view, until_of(shot))
 
     def gauge(name: str, about: str, values: Values, *labels: str) -> GaugeMetricFamily:
@@ -85,7 +90,7 @@ def _families(shot: Snapshot, history: JobHistory) -> Iterator[Metric]:
         return family
 
     info = InfoMetricFamily("nvrx_job", "The job's name, and where it runs.", labels=("job_id",))
-    info.add_metric((job,), {"name": one_line(view.name), "cluster": shot.info.cluster if shot.info else ""})
+    info.add_metric((job,), {"name": label(view.name), "cluster": label(shot.info.cluster) if shot.info else ""})
     yield info
     yield gauge(
         "job_state", "1 for the state that the job is in.", {(each,): each == shot.state for each in STATES}, "state"
@@ -112,7 +117,7 @@ def _families(shot: Snapshot, history: JobHistory) -> Iterator[Metric]:
     reached: dict[tuple[str], float] = {}
     for replica in view.replicas.values():
         if replica.step is not None:
-            reached[(one_line(replica.role),)] = max(replica.step, reached.get((one_line(replica.role),), 0))
+            reached[(label(replica.role),)] = max(replica.step, reached.get((label(replica.role),), 0))
     yield gauge("step", "The last step that a rank of the role has reported.", reached, "role")
     yield gauge("cycle", "The highest cycle of a replica.", {(): view.cycle})
 

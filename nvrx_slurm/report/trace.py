@@ -67,7 +67,8 @@ def trace(view: JobView, history: JobHistory, workers: Workers, until: float) ->
     about = encoder.encode({"job": one_line(view.job), "name": one_line(view.name)})
     # One by one: a large job has half a million events, and as objects they would take a gigabyte.
     events = b",\n".join(map(encoder.encode, _events(view, history, workers, until)))
-    return b'{"displayTimeUnit":"ms","otherData":' + about + b',"traceEvents":[\n' + events + b"\n]}\n"
+    data = b'{"displayTimeUnit":"ms","otherData":' + about + b',"traceEvents":[\n' + events + b"\n]}\n"
+    return data.replace(b"##[", b"#\\u0023[")  # a runner of GitHub Actions would obey it
 
 
 def _events(view: JobView, history: JobHistory, workers: Workers, until: float) -> Iterator[Event]:
@@ -164,7 +165,8 @@ def _of_cycles(view: JobView, replicas: list[str], us: Callable[[float], int], u
             end = at + round(took * 1e6)
             start = max(at, opened)
             if min(end, ended) > start:
-                yield _slice(JOB_PID, tid, label, start, min(end, ended) - start, "recovery", phase=name)
+                took_us = min(end, ended) - start
+                yield _slice(JOB_PID, tid, one_line(label), start, took_us, "recovery", phase=one_line(name))
             at = end
 
 
@@ -174,7 +176,12 @@ def _of_failures(
     """An instant and a slice for each failure; a flow from it to the decision, and on to the recovery."""
     for number, story in enumerate(history.failures, 1):
         at, cause = us(story.at), story.cause
-        args = {"why": one_line(cause.why), "kind": cause.kind, "node": one_line(cause.node), "rank": cause.rank}
+        args = {
+            "why": one_line(cause.why),
+            "kind": one_line(cause.kind),
+            "node": one_line(cause.node),
+            "rank": cause.rank,
+        }
         if story.first_line:
             args["first_line"] = one_line(story.first_line)
         if cause.node in pids:
@@ -189,7 +196,11 @@ def _of_failures(
         after = None if story.key is None else view.recoveries.get((*story.key[:2], story.key[2] + 1))
         if decided_at is None or after is None or story.key is None or story.decided is None:
             continue
-        action = {"action": story.decided.action, "by": story.decided.by, "cause": one_line(story.decided.cause)}
+        action = {
+            "action": one_line(story.decided.action),
+            "by": one_line(story.decided.by),
+            "cause": one_line(story.decided.cause),
+        }
         yield _slice(JOB_PID, MARKS_TID, "decision", until, 1, "failure", **action)
         yield {"ph": "s", "pid": JOB_PID, "tid": MARKS_TID, "ts": at, **flow}
         yield {"ph": "t", "pid": JOB_PID, "tid": MARKS_TID, "ts": until, **flow}

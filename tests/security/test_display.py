@@ -67,6 +67,9 @@ TRIED: dict[str, list[list[str]]] = {
         ["JOB", "--replica", "none"],
         ["JOB", "-f"],
     ],
+    "report": [["JOB", "-o", "-"], ["JOB", "-o", "page.html"], ["--since", "1d", "-o", "-"], [NAME]],
+    "trace": [["JOB", "-o", "-"], [NAME]],
+    "metrics": [["JOB"], [NAME]],
     "explain": [["JOB"], ["JOB", "--json"], ["JOB", "--cycle", "99"]],
     "analyze": [["FOLDER/logs"], ["FOLDER/logs", "--json"], [NAME]],
     "attribution report": [["JOB"], ["--json"], []],
@@ -97,10 +100,10 @@ TRIED: dict[str, list[list[str]]] = {
 NOT_TRIED = {
     "init", "config schema", "completion", "attrsvc", "mcp", "transport doctor", "transport sweep", "ci schema",
     "ci matrix", "cluster up", "cluster down", "cluster env", "cluster kill-node", "cluster stop-node",
-    "cluster restore-node", "ci simulate", "store acl", "demo", "exec",
+    "cluster restore-node", "ci simulate", "store acl", "demo", "exec", "top",
 }  # fmt: skip
 """They show nothing that came from elsewhere. `ci matrix` prints as `ci run` does. The output of `exec` is that
-of its program, as under ssh."""
+of its program, as under ssh. What `top` draws is in test_top."""
 
 
 SILENT = ("wait", "attribution flush", "ci clean")

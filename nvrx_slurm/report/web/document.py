@@ -47,12 +47,17 @@ script-src '{script_hash}'; img-src data:; base-uri 'none'; form-action 'none'">
 
 def text(value: object) -> str:
     """The value as text of one line."""
-    return html.escape(one_line(str(value)))
+    return _for_runners(html.escape(one_line(str(value))))
 
 
 def lines(value: str) -> str:
     """Text of several lines, for `<pre>`."""
-    return html.escape(shown(value))
+    return _for_runners(html.escape(shown(value)))
+
+
+def _for_runners(markup: str) -> str:
+    """The same text, which a runner of GitHub Actions does not obey where the page goes through its log."""
+    return markup.replace("##[", "#&#35;[").replace("::", "&#58;&#58;")
 
 
 def document(*, title: str, body: str, data: object, scripts: Sequence[str]) -> bytes:

@@ -13,7 +13,7 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.history import JobHistory
 from nvrx_slurm.report.jobs import read_plan
-from nvrx_slurm.report.presence import Outside, Presence
+from nvrx_slurm.report.presence import OutsideState, Presence
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import JobFold, Subscriber
@@ -44,7 +44,7 @@ class FollowedJob:
             self._fold.take(item)
         if items:
             self._presence.heard()
-        outside = Outside() if self._journal.ended else self._presence.ask()
+        outside = OutsideState() if self._journal.ended else self._presence.ask()
         return snapshot.snap(
             self._fold.view,
             self.folder,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.report.history import JobHistory
-from nvrx_slurm.report.presence import Outside
+from nvrx_slurm.report.presence import OutsideState
 from nvrx_slurm.report.snapshot import snap
 from nvrx_slurm.report.top import Action, Top
 from nvrx_slurm.report.view import JobFold
@@ -22,7 +22,7 @@ def shot_of(base: Path, recorder: Recorder, job: str = JOB, *beats: object):
     for item in [*recorder.entries, *beats]:
         fold.take(item)
     clock = StillClock()
-    shot = snap(fold.view, folder, outside=Outside(), store_now=recorder.now, clock=clock)
+    shot = snap(fold.view, folder, outside=OutsideState(), store_now=recorder.now, clock=clock)
     return shot, history.goodput(fold.view)
 
 

@@ -74,7 +74,7 @@ from nvrx_slurm.journal.records import (
     WorkersDone,
     WorkersStarted,
 )
-from nvrx_slurm.journal.verdicts import cannot_run
+from nvrx_slurm.journal.verdicts import cannot_run, is_misconfigured
 
 ACKNOWLEDGE_S = 10.0
 """How long beyond its teardown grace an agent may take to report that it has left."""
@@ -269,6 +269,7 @@ def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] |
         signal=fact.signal,
         peer_lost=fact.peer_lost,
         unrunnable=cannot_run(fact.exit_code, fact.signal, fact.error),
+        misconfigured=is_misconfigured(fact.error),
     )
     return _fail(job, fact, failure, now)
 

@@ -268,6 +268,9 @@ def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
         decided = replace(decided, no_progress=replica.no_progress)
         if stuck := limits.is_stuck(job, replica):
             return [*judged, replace(decided, action="stop", by="progress"), _no_restart(stuck, pending)]
+    if failure.misconfigured:
+        why = "an option of its in-process wrapper is wrong"
+        return [*judged, replace(decided, action="stop"), _no_restart(why, pending)]
     if failure.unrunnable and not replica.has_run:
         # The same nodes would fail in the same way. A spare may have what this node lacks: so one of them is tried.
         tried, replica.unrunnable = replica.unrunnable, True

@@ -127,6 +127,7 @@ class Failure:
     signal: int | None = None  # that ended the worker
     peer_lost: bool = False  # the worker reports that it lost the connection to a peer
     unrunnable: bool = False  # the node's kernel would not execute the worker's program
+    misconfigured: bool = False  # an option of the worker's in-process wrapper is wrong
 
 
 @dataclass(slots=True)

@@ -82,6 +82,12 @@ def cannot_run(exit_code: int | None, signal: int | None, error: str | None) -> 
     return exit_code is None and signal is None and error is not None and error.startswith(_NEVER_RAN)
 
 
+def is_misconfigured(error: str | None) -> bool:
+    """Whether a worker's uncaught exception says that its in-process wrapper has a wrong option: each start would end
+    with it."""
+    return error is not None and error.startswith("nvrx_slurm.inprocess.exception.OptionError: ")
+
+
 MOST_RANKS = 1 << 18
 """Of one replica. Where an inquiry names more its ranks are not enumerated."""
 

@@ -150,6 +150,18 @@ def test_command_that_cannot_start_says_why(run_local, tmp_path):
     assert "No such program" in job.said(Shutdown)[0].reason
 
 
+def test_wrong_option_of_the_wrapper_is_not_tried_again(run_local, tmp_path):
+    """Each start would end with the same exception: the job ends at once, and says what is wrong."""
+    script = "from nvrx_slurm import inprocess; inprocess.Wrapper(barrier_timeout=-1)"
+    role = RolePlan(name="main", command=(sys.executable, "-c", script), nodes_per_replica=1)
+    job = run_local(plan_of(tmp_path, role, spares=1, max_restarts=3))
+    assert job.finish() == 93
+    [shutdown] = job.said(Shutdown)
+    assert "an option of its in-process wrapper is wrong" in shutdown.reason
+    assert "OptionError: " in shutdown.reason
+    assert "barrier_timeout" in shutdown.reason
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_cancelled_job_leaves_no_worker(run_local, gate, tmp_path, number, code):
     """A signal to the batch host ends all workers and gives the shell's exit code for it."""

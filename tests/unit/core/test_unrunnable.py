@@ -62,6 +62,18 @@ def test_a_worker_that_ran_and_names_a_missing_file_spends_the_budget(how: dict[
     assert kinds(fleet.tell(failed)) == [RestartDecided, RendezvousOpened]
 
 
+def test_a_wrong_option_of_the_wrapper_is_not_tried_again() -> None:
+    """No spare is tried: the program says what is wrong, on any node. An exception of that name of the user's own is
+    one as any."""
+    error = "OptionError: Wrapper: soft_timeout must be shorter than hard_timeout"
+    for name, ends in (("nvrx_slurm.inprocess.exception.", True), ("", False)):
+        fleet = joined(spares=2)
+        failed = WorkerFailed(**fleet.by("n2"), replica="main-0", cycle=0, rank=0, error=name + error, exit_code=1)
+        decided, follows = fleet.tell(failed)
+        assert (decided.action, isinstance(follows, Shutdown)) == ("stop" if ends else "restart_replica", ends)
+    assert fleet.job.shutdown is None
+
+
 @pytest.mark.parametrize("error", ["No such file or directory: /x", "Cannot allocate memory: /x"])
 def test_what_has_run_before_or_may_run_again_spends_the_budget(error: str) -> None:
     """A file system may be back in a moment, and so may memory."""

@@ -136,7 +136,10 @@ def report_exception(address, rank, kind, error):
         if before is None:
             break
         first = before
-    what = "{}: {}".format(kind.__name__, first_line(error))  # noqa: UP032  must parse in Python 2
+    name = kind.__name__
+    if kind.__module__ == "nvrx_slurm.inprocess.exception":  # `cannot_run` must know it from a user's of that name
+        name = kind.__module__ + "." + name
+    what = "{}: {}".format(name, first_line(error))  # noqa: UP032  must parse in Python 2
     if first is not error and isinstance(first, (ConnectionError, RuntimeError)):
         what += " (after {}: {})".format(type(first).__name__, first_line(first))  # noqa: UP032
     # Where apptainer is the process that the supervisor has started, the agent knows this worker by that one's id.

@@ -153,7 +153,7 @@ def _renamed(answer: Attribution, names: Mapping[str, str]) -> Attribution:
 MEANINGS = {
     "STOP": "a restart would fail the same way",
     "RESTART": "it need not happen again: restart",
-    "UNKNOWN": "nobody knows whether a restart helps",
+    "UNKNOWN": "it is not known whether a restart helps",
     "TIMEOUT": "the analysis did not end in time",
 }
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.journal.folder import JobFolder
 
 PORT = 9464
-"""What Prometheus knows as the port of OpenTelemetry's exporter; nothing else of ours listens there."""
+"""What Prometheus knows as the port of OpenTelemetry's exporter; no other command listens there by default."""
 
 
 @click.command()

@@ -101,15 +101,15 @@ def trace(job_id: str, output: Path | None, folder: Path) -> None:
     import gc
 
     from nvrx_slurm.report import snapshot
-    from nvrx_slurm.report.history import JobHistory
+    from nvrx_slurm.report.history import JobTimeline
     from nvrx_slurm.report.job_report import until_of, write_page
     from nvrx_slurm.report.jobs import find_job
-    from nvrx_slurm.report.trace import Workers
+    from nvrx_slurm.report.trace import WorkerStarts
     from nvrx_slurm.report.trace import trace as trace_of
 
     gc.disable()  # as above
     job = find_job(folder, job_id)
-    history, workers = JobHistory(), Workers()
+    history, workers = JobTimeline(), WorkerStarts()
     shot = snapshot.take(job, history, workers)
     history.finish(shot.view, until_of(shot))
     data = trace_of(shot.view, history, workers, until_of(shot) or shot.view.t)

@@ -107,7 +107,7 @@ def gone(first: int) -> str:
     return f"gone:{first}"
 
 
-class Admission:
+class RunAdmission:
     """One rank's way into a run of its group. For the main thread.
 
     `within_s`: how long the ranks of a run wait for each other; `again`: the run that this process has left before,

@@ -81,11 +81,11 @@ class Lost(LogEntry, frozen=True, kw_only=True, tag="lost"):
         return InterruptionRecord(self.rank, self.interruption, self.text, self.host)
 
 
-class Suspended(LogEntry, frozen=True, kw_only=True, tag="suspended"):
-    """All processes are about to be stopped: until `Resumed` the clock is no proof that a member is dead."""
+class GroupSuspended(LogEntry, frozen=True, kw_only=True, tag="suspended"):
+    """All processes are about to be stopped: until `GroupResumed` the clock is no proof that a member is dead."""
 
 
-class Resumed(LogEntry, frozen=True, kw_only=True, tag="resumed"):
+class GroupResumed(LogEntry, frozen=True, kw_only=True, tag="resumed"):
     """A member runs again."""
 
 
@@ -99,7 +99,18 @@ class Void(LogEntry, frozen=True, kw_only=True, tag="void"):
     """Means nothing. The entry in its place was set aside: it is not signed with the job's key, or not readable."""
 
 
-AnyEntry = Sealed | IterationOpened | Interrupted | Settled | Completed | Lost | Suspended | Resumed | Broken | Void
+AnyEntry = (
+    Sealed
+    | IterationOpened
+    | Interrupted
+    | Settled
+    | Completed
+    | Lost
+    | GroupSuspended
+    | GroupResumed
+    | Broken
+    | Void
+)
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyEntry] = msgspec.json.Decoder(AnyEntry)
@@ -188,9 +199,9 @@ def accepts(ledger: GroupLedger, entry: AnyEntry) -> bool:
             return is_current and stage in (IterationStage.STARTING, IterationStage.RUNNING)
         case Completed():
             return entry.iteration == ledger.iteration and stage is IterationStage.RUNNING
-        case Suspended():
+        case GroupSuspended():
             return not ledger.suspended
-        case Resumed():
+        case GroupResumed():
             return ledger.suspended
         case Void():
             return False
@@ -210,8 +221,8 @@ def _applied(ledger: GroupLedger, entry: AnyEntry) -> GroupLedger:
             return dataclasses.replace(ledger, stage=IterationStage.COMPLETED)
         case Broken():
             return dataclasses.replace(ledger, stage=IterationStage.BROKEN, reason=entry.reason)
-        case Suspended() | Resumed():
-            return dataclasses.replace(ledger, suspended=isinstance(entry, Suspended))
+        case GroupSuspended() | GroupResumed():
+            return dataclasses.replace(ledger, suspended=isinstance(entry, GroupSuspended))
         case Void():
             return ledger
         case Interrupted():

@@ -41,7 +41,15 @@ from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import DEATHS, Interruption
 from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, P
 from nvrx_slurm.inprocess.exception import StoreError
-from nvrx_slurm.inprocess.ledger import GroupLedger, Interrupted, IterationStage, Log, Lost, Resumed, Suspended
+from nvrx_slurm.inprocess.ledger import (
+    GroupLedger,
+    GroupResumed,
+    GroupSuspended,
+    Interrupted,
+    IterationStage,
+    Log,
+    Lost,
+)
 from nvrx_slurm.inprocess.monitor import MonitorOptions
 from nvrx_slurm.inprocess.store import Connection
 from nvrx_slurm.liveness.self_fence import SelfFenceTimer
@@ -217,7 +225,7 @@ class LogWriter(threading.Thread):
         before, self._ran_at = self._ran_at, time.monotonic()
         if self._announced:
             self._announced = False
-            self._log.propose(Suspended(iteration=self._log.ledger.iteration))
+            self._log.propose(GroupSuspended(iteration=self._log.ledger.iteration))
             if self._log.ledger.suspended:
                 log.warning("all processes are about to be stopped: no lease ends until they continue")
                 self._lease.suspend()
@@ -231,7 +239,7 @@ class LogWriter(threading.Thread):
             self.resumed_at = self._ran_at
             self._lease.resume()
             self._sibling.ring = self._sibling.ring.out_of_touch()
-            self._log.propose(Resumed(iteration=self._log.ledger.iteration))
+            self._log.propose(GroupResumed(iteration=self._log.ledger.iteration))
             self._suspended_at = None
 
     def _record_last(self, lost: Lost) -> None:

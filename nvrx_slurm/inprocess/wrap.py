@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed, has_process_group
-from nvrx_slurm.inprocess.admission import COMPLETED, LEFT, Admission, RunStarted
+from nvrx_slurm.inprocess.admission import COMPLETED, LEFT, RunAdmission, RunStarted
 from nvrx_slurm.inprocess.attribution import DEATHS, Interruption
 from nvrx_slurm.inprocess.barriers import MemberProcess
 from nvrx_slurm.inprocess.call import CallWrapper
@@ -217,7 +217,7 @@ def _call(
         dead = {member: each for member, each in history.lost.items() if each.interruption in _ENDS}
         if own.rank in dead:
             raise RestartError(f"rank {own.rank} has left its group in an earlier call: {dead[own.rank].text}")
-        admission = Admission(
+        admission = RunAdmission(
             options.store_factory(**options.store_kwargs),
             own,
             process,

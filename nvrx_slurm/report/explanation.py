@@ -143,7 +143,7 @@ def facts(failure: Explanation, bounds: FaultToleranceSpec, folder: str) -> list
 _MEANINGS = {
     Verdict.STOP: "a restart would fail the same way",
     Verdict.RESTART: "it need not happen again",
-    Verdict.UNKNOWN: "nobody knows whether it happens again",
+    Verdict.UNKNOWN: "it is not known whether it happens again",
     Verdict.TIMEOUT: "no source answered in time",
 }
 

@@ -22,7 +22,7 @@ from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report.goodput import PARTS, Goodput
 from nvrx_slurm.report.hindsight import stops_of
-from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.journal_file import JournalFile
 from nvrx_slurm.report.model import FailureKind, Recovery, Value
@@ -31,7 +31,7 @@ from nvrx_slurm.report.view import JobFold
 from nvrx_slurm.util.files import journal_parts, write_private
 
 VERSION = 1
-"""Of the summaries in the cache: another one is read anew."""
+"""Of the summaries in the cache: one of another version is read again from the journal."""
 
 
 class FailureLine(Value, frozen=True, kw_only=True):
@@ -132,7 +132,7 @@ def read_fleet(folders: Iterable[JobFolder], *, since: float) -> Fleet:
 
 def summarise(folder: JobFolder) -> JobSummary | None:
     """One job from its folder; None where its journal has no entry."""
-    history = JobHistory()
+    history = JobTimeline()
     plan = None
     with contextlib.suppress(OSError, NvrxError, msgspec.DecodeError):
         plan = read_plan(folder)

@@ -10,7 +10,7 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report import source
 from nvrx_slurm.report.failures import Failures, FailureTimeline, read_failures
-from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.model import JobView, Value
 from nvrx_slurm.report.tables import Mood, Row, Table
@@ -104,7 +104,7 @@ def _outcome(timeline: FailureTimeline, after: FailureTimeline | None, view: Job
     return "wrong" if timeline.best_step is None or after.best_step > timeline.best_step else "right"
 
 
-def stops_of(folder: JobFolder, history: JobHistory) -> tuple[WouldBeStop, ...]:
+def stops_of(folder: JobFolder, history: JobTimeline) -> tuple[WouldBeStop, ...]:
     """What STOPs that were not acted on would have saved or lost. Only these need the core's replay."""
     plan = read_plan(folder)
     judged = (story.judged for story in history.failures)

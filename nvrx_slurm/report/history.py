@@ -29,7 +29,7 @@ _OF_EVERY_NODE = (records.NodeReady, records.WorkersStarted, records.Progress, r
 
 
 @dataclass(slots=True)
-class FailureStory:
+class FailureSummary:
     """One failure of a cycle, or of a node that worked for none (`key` is None): the first report of it, what was
     settled as its cause, and what was decided. `followed`: the other reports of the same cycle, the first ones;
     `more`: how many there are in all. `stacks`: files below the job folder."""
@@ -54,16 +54,16 @@ class FailureStory:
         return None if best is None or best.primary is None else best.primary.text
 
 
-class JobHistory:
+class JobTimeline:
     """Reads one job's journal. `spans`: those of every node, in the order of their ends; with `keeps_spans=False`
     none is kept, for a reader that goes on for weeks."""
 
     def __init__(self, *, keeps_spans: bool = True) -> None:
         self.spans: list[Span] = []
-        self.failures: list[FailureStory] = []
+        self.failures: list[FailureSummary] = []
         self.generations: list[tuple[float, tuple[str, ...]]] = []
         self._meter = GoodputMeter(*([self.spans.append] if keeps_spans else []))
-        self._by_cycle: dict[CycleKey, FailureStory] = {}
+        self._by_cycle: dict[CycleKey, FailureSummary] = {}
         self._goodput: Goodput | None = None
 
     def take(self, entry: Entry, view: JobView) -> None:
@@ -127,7 +127,7 @@ class JobHistory:
             if len(known.followed) < MOST_FOLLOWED:
                 known.followed.append(cause.why)
         else:
-            known = FailureStory(at=cause.at, cause=cause, key=key, generation=view.generation)
+            known = FailureSummary(at=cause.at, cause=cause, key=key, generation=view.generation)
             self.failures.append(known)
             if key is not None:
                 self._by_cycle[key] = known

@@ -13,7 +13,7 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.goodput import Goodput
 from nvrx_slurm.report.hindsight import stops_of
-from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.model import Recovery
 from nvrx_slurm.report.snapshot import Snapshot
@@ -64,9 +64,9 @@ class JobReport:
         )
 
 
-def read_job(folder: JobFolder, *, live: bool = True, clock: Clock | None = None) -> tuple[Snapshot, JobHistory]:
+def read_job(folder: JobFolder, *, live: bool = True, clock: Clock | None = None) -> tuple[Snapshot, JobTimeline]:
     """The job as it is now, and its history. Raises OSError."""
-    history = JobHistory()
+    history = JobTimeline()
     shot = snapshot.take(folder, history, live=live, clock=clock)
     history.finish(shot.view, until_of(shot))
     return shot, history
@@ -79,7 +79,7 @@ def until_of(shot: Snapshot) -> float | None:
 
 def job_report(folder: JobFolder, *, live: bool = True, clock: Clock | None = None) -> JobReport:
     """The page of a job: of what is there, if it runs, or if its journal is torn. Raises OSError."""
-    history, journal = JobHistory(), JournalLines()
+    history, journal = JobTimeline(), JournalLines()
     shot = snapshot.take(folder, history, journal, live=live, clock=clock)
     goodput = history.finish(shot.view, until_of(shot))
     html = job_page(shot, history, journal, configuration=configuration(folder), stops=stops_of(folder, history))

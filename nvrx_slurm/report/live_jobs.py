@@ -11,7 +11,7 @@ from typing import Self
 
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report import snapshot
-from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.presence import OutsideState, Presence
 from nvrx_slurm.report.snapshot import Snapshot
@@ -25,7 +25,7 @@ class FollowedJob:
 
     def __init__(self, folder: JobFolder, *subscribers: Subscriber, clock: Clock | None = None) -> None:
         self.folder = folder
-        self.history = JobHistory(keeps_spans=False)
+        self.history = JobTimeline(keeps_spans=False)
         self._clock = clock or SystemClock()
         self._journal = Journal(folder, beats=True, clock=clock)
         self._subscribers = subscribers
@@ -70,6 +70,6 @@ class FollowedJobs:
         for job in self.jobs:
             job.close()
 
-    def look(self) -> list[tuple[Snapshot, JobHistory]]:
+    def look(self) -> list[tuple[Snapshot, JobTimeline]]:
         """Each job as it is now."""
         return [(job.look(), job.history) for job in self.jobs]

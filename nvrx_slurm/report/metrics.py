@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report import ranks
 from nvrx_slurm.report.goodput import PARTS
-from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.job_report import until_of
 from nvrx_slurm.report.model import FailureKind, NodeState, Recovery
 from nvrx_slurm.report.recovery import PHASES, STARTUP
@@ -42,7 +42,7 @@ BUCKETS_S = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 18
 
 Values = Mapping[Any, float]
 """The values of the labels, in order → the value."""
-Reading = tuple[Snapshot, JobHistory]
+Reading = tuple[Snapshot, JobTimeline]
 
 
 class JobCollector(Collector):
@@ -73,7 +73,7 @@ def registry_of(readings: Iterable[Reading]) -> CollectorRegistry:
     return registry
 
 
-def _families(shot: Snapshot, history: JobHistory) -> Iterator[Metric]:
+def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
     view, job = shot.view, label(shot.folder.job_id)
     goodput = history.goodput(view, until_of(shot))
 

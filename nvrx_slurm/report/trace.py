@@ -16,7 +16,7 @@ import msgspec
 
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import Entry
-from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.model import CycleKey, JobView
 from nvrx_slurm.report.recovery import in_order
 from nvrx_slurm.report.spans import Span
@@ -47,7 +47,7 @@ NAMES: dict[str, str] = {
 Event = dict[str, Any]
 
 
-class Workers:
+class WorkerStarts:
     """When each rank's worker started, and where. A subscriber of `JobFold`."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Workers:
             ranks.update((rank, (record.node, entry.t)) for rank in record.pids)
 
 
-def trace(view: JobView, history: JobHistory, workers: Workers, until: float) -> bytes:
+def trace(view: JobView, history: JobTimeline, workers: WorkerStarts, until: float) -> bytes:
     """The whole file. `history` has been finished; `until`: the last moment of the job, or now."""
     encoder = msgspec.json.Encoder()
     about = encoder.encode({"job": one_line(view.job), "name": one_line(view.name)})
@@ -71,7 +71,7 @@ def trace(view: JobView, history: JobHistory, workers: Workers, until: float) ->
     return data.replace(b"##[", b"#\\u0023[")  # a runner of GitHub Actions would obey it
 
 
-def _events(view: JobView, history: JobHistory, workers: Workers, until: float) -> Iterator[Event]:
+def _events(view: JobView, history: JobTimeline, workers: WorkerStarts, until: float) -> Iterator[Event]:
     began = round(min((at for at, _ in history.generations), default=until) * 1e6)
 
     def us(t: float) -> int:
@@ -108,7 +108,7 @@ def _slice(pid: int, tid: int, name: str, ts: int, dur: int, category: str, **ar
     return {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
 
-def _of_nodes(history: JobHistory, pids: dict[str, int], began: int) -> Iterator[Event]:
+def _of_nodes(history: JobTimeline, pids: dict[str, int], began: int) -> Iterator[Event]:
     for span in history.spans:
         args: dict[str, object] = {}
         if span.cycle is not None:
@@ -119,7 +119,12 @@ def _of_nodes(history: JobHistory, pids: dict[str, int], began: int) -> Iterator
 
 
 def _of_ranks(
-    view: JobView, history: JobHistory, workers: Workers, pids: dict[str, int], us: Callable[[float], int], until: int
+    view: JobView,
+    history: JobTimeline,
+    workers: WorkerStarts,
+    pids: dict[str, int],
+    us: Callable[[float], int],
+    until: int,
 ) -> Iterator[Event]:
     """A slice for each worker, from its start to the end of its cycle on its node, its steps inside."""
     ends: dict[tuple[CycleKey, str], Span] = {}
@@ -171,7 +176,7 @@ def _of_cycles(view: JobView, replicas: list[str], us: Callable[[float], int], u
 
 
 def _of_failures(
-    view: JobView, history: JobHistory, pids: dict[str, int], replicas: list[str], us: Callable[[float], int]
+    view: JobView, history: JobTimeline, pids: dict[str, int], replicas: list[str], us: Callable[[float], int]
 ) -> Iterator[Event]:
     """An instant and a slice for each failure; a flow from it to the decision, and on to the recovery."""
     for number, story in enumerate(history.failures, 1):
@@ -213,7 +218,7 @@ def _of_failures(
 
 
 def _counters(
-    view: JobView, history: JobHistory, began: int, us: Callable[[float], int], until: int
+    view: JobView, history: JobTimeline, began: int, us: Callable[[float], int], until: int
 ) -> Iterator[Event]:
     """How many nodes are active and how many stand by; steps a second of each replica, one value a cycle."""
     changes: dict[int, list[int]] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.inprocess.admission import CALL_BITS, COMPLETED, LEFT, REGISTRY, Admission, joined, latest
+from nvrx_slurm.inprocess.admission import CALL_BITS, COMPLETED, LEFT, REGISTRY, RunAdmission, joined, latest
 from nvrx_slurm.inprocess.barriers import MemberProcess, pack
 from nvrx_slurm.inprocess.environment import RankIdentity
 from nvrx_slurm.inprocess.exception import RestartError, StoreError, TimeoutError
@@ -33,10 +33,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 def admission(
     store: Store, rank: int = 0, world: int = 1, process: MemberProcess = HERE, within_s: float = DEADLINE_S, **more
-) -> Admission:
+) -> RunAdmission:
     own = RankIdentity(rank=rank, world_size=world, local_rank=None, group=GROUP, host="here", replaced=False)
     bounds = {"within_s": within_s, "heartbeat_timeout_s": SILENT_S, "interval_s": INTERVAL_S}
-    return Admission(store, own, process, **bounds, **more)
+    return RunAdmission(store, own, process, **bounds, **more)
 
 
 def test_all_ranks_of_a_run_get_the_same_calls(store: Store) -> None:

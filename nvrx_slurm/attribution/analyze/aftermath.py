@@ -85,7 +85,7 @@ _EPILOGUE = re.compile(
     """,
     re.VERBOSE,
 )
-"""What scripts print at their end, whatever happened: no sign of life."""
+"""What scripts print at any end of theirs: no sign of life."""
 
 _RECOVERED = re.compile(
     r"\b(?:succeeded|recovered|reconnected)\b.{0,40}\b(?:attempts?|retry|retries|tries)\b"
@@ -153,7 +153,7 @@ def finality(
     if non_fatal == "process" and after.calm <= _MOST_CALM_BEFORE_AN_END:
         return Finality.LIKELY
     is_uncaught = traceback and non_fatal is None
-    # It had made steps, and makes none: whatever else is printed, the training is over.
+    # It had made steps, and makes none: the training is over, even if more is printed.
     most = _MOST_CALM_AFTER_A_TRACEBACK if is_uncaught and not after.progress else _MOST_CALM_AT_AN_END
     if after.calm <= most or (is_uncaught and after.stepped and not after.progress):
         return Finality.ENDED

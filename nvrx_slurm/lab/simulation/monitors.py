@@ -520,7 +520,7 @@ class RendezvousBounds(JournalMonitor):
             yield f"{closed.replica} cycle {closed.cycle} was open for {took_s:.3f} s, of {most_s:.3f} s"
 
 
-class Recoveries(JournalMonitor):
+class RecoveriesRecorded(JournalMonitor):
     """A recovery is recorded in the commit in which the last node reports that its workers run, and again with the
     last node's first step; each once a cycle. Its phases add up to the time since the failure was noticed."""
 
@@ -635,7 +635,7 @@ MONITORS: tuple[type[JournalMonitor], ...] = (
     ClosesAtOnce,
     QuarantinedNodes,
     RendezvousBounds,
-    Recoveries,
+    RecoveriesRecorded,
     Endings,
 )
 

@@ -1,4 +1,4 @@
-"""One HTML file with everything inside. Whatever a job wrote is text in it, never markup and never script.
+"""One HTML file with everything inside. All that a job wrote is text in it, never markup and never script.
 
 Two ways lead into the page. Text that Python writes goes through `text`, which escapes it and makes control
 characters visible. Data for the script is JSON, compressed and in base64: no byte of it can end its element, and the

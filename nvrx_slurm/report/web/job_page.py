@@ -19,7 +19,7 @@ from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import page, recovery
 from nvrx_slurm.report.goodput import MEANINGS, PARTS, Goodput
 from nvrx_slurm.report.hindsight import WouldBeStop
-from nvrx_slurm.report.history import FailureStory, JobHistory
+from nvrx_slurm.report.history import FailureSummary, JobTimeline
 from nvrx_slurm.report.model import JobView, Recovery
 from nvrx_slurm.report.sentences import describe
 from nvrx_slurm.report.snapshot import Snapshot
@@ -81,7 +81,7 @@ class JournalLines:
 
 def job_page(
     shot: Snapshot,
-    history: JobHistory,
+    history: JobTimeline,
     journal: JournalLines,
     *,
     configuration: Sequence[tuple[str, str, str]] = (),
@@ -115,7 +115,7 @@ def job_page(
 # ------------------------------------------------------------------------------------------ the header
 
 
-def _header(shot: Snapshot, history: JobHistory, goodput: Goodput) -> str:
+def _header(shot: Snapshot, history: JobTimeline, goodput: Goodput) -> str:
     view = shot.view
     began = shot.started_at
     facts = [
@@ -267,7 +267,7 @@ def goodput_section(goodput: Goodput) -> str:
     )
 
 
-def _failures(shot: Snapshot, history: JobHistory) -> str:
+def _failures(shot: Snapshot, history: JobTimeline) -> str:
     shown = list(enumerate(history.failures))[-MOST_FAILURES:]
     left_out = len(history.failures) - len(shown)
     began = shot.view.started_at or 0.0
@@ -282,7 +282,7 @@ def _failures(shot: Snapshot, history: JobHistory) -> str:
     )
 
 
-def _failure(shot: Snapshot, story: FailureStory, index: int, began: float, budget: list[int]) -> str:
+def _failure(shot: Snapshot, story: FailureSummary, index: int, began: float, budget: list[int]) -> str:
     cause, view = story.cause, shot.view
     where = "a node without ranks" if story.key is None else f"{story.key[0]} cycle {story.key[2]}"
     after = None if story.key is None else view.recoveries.get((*story.key[:2], story.key[2] + 1))
@@ -321,7 +321,7 @@ def _steps_of(each: Recovery) -> str:
     return f"; {told}" if told else ""
 
 
-def _stacks(folder: JobFolder, story: FailureStory, budget: list[int]) -> Iterable[str]:
+def _stacks(folder: JobFolder, story: FailureSummary, budget: list[int]) -> Iterable[str]:
     for rank, path in sorted(story.stacks.items())[:MOST_STACKS]:
         found = read_stack(folder.path / path, min(STACK_BYTES, budget[0]))
         if found:
@@ -382,7 +382,7 @@ def _recovery_bar(each: Recovery) -> str:
     )
 
 
-def _verdicts(history: JobHistory, stops: Sequence[WouldBeStop], began: float) -> str:
+def _verdicts(history: JobTimeline, stops: Sequence[WouldBeStop], began: float) -> str:
     worth = {(stop.replica, stop.generation, stop.cycle): stop for stop in stops}
     rows = []
     for story in history.failures:
@@ -429,7 +429,7 @@ def _verdicts(history: JobHistory, stops: Sequence[WouldBeStop], began: float) -
     )
 
 
-def _nodes(view: JobView, history: JobHistory) -> str:
+def _nodes(view: JobView, history: JobTimeline) -> str:
     """Each node's time by kind, and how often it failed."""
     took: dict[str, dict[str, int]] = {node: {} for node in history.nodes()}
     used: set[str] = set()
@@ -476,7 +476,7 @@ def _configuration(configuration: Sequence[tuple[str, str, str]]) -> str:
 # --------------------------------------------------------------------------------------------- the data
 
 
-def _data(shot: Snapshot, history: JobHistory, journal: JournalLines) -> dict[str, object]:
+def _data(shot: Snapshot, history: JobTimeline, journal: JournalLines) -> dict[str, object]:
     """What the script draws. Times are milliseconds since the first entry."""
     view, began = shot.view, journal.began or 0.0
     began_us = round(began * 1e6)

@@ -15,15 +15,15 @@ from nvrx_slurm.inprocess.ledger import (
     Broken,
     Completed,
     GroupLedger,
+    GroupResumed,
+    GroupSuspended,
     Interrupted,
     IterationOpened,
     IterationStage,
     Log,
     Lost,
-    Resumed,
     Sealed,
     Settled,
-    Suspended,
     Void,
     accepts,
     decode,
@@ -285,9 +285,9 @@ def test_nothing_interrupts_what_is_completed(iteration: int) -> None:
 
 def test_while_all_are_suspended_the_clock_proves_no_death() -> None:
     """A process that has ended is lost all the same."""
-    suspended = fold(GroupLedger(3), [Suspended(iteration=0), Suspended(iteration=0)])
+    suspended = fold(GroupLedger(3), [GroupSuspended(iteration=0), GroupSuspended(iteration=0)])
     silent = Lost(iteration=0, member=1, interruption=Interruption.UNRESPONSIVE)
     dead = Lost(iteration=0, member=2, interruption=Interruption.TERMINATED)
     assert (accepts(suspended, silent), accepts(suspended, dead)) == (False, True)
-    assert accepts(fold(suspended, [Resumed(iteration=0)]), silent)
-    assert not accepts(GroupLedger(3), Resumed(iteration=0))
+    assert accepts(fold(suspended, [GroupResumed(iteration=0)]), silent)
+    assert not accepts(GroupLedger(3), GroupResumed(iteration=0))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.view import JobFold
 from tests.unit.report.recorder import Recorder, ended, to_first_cycle
 
 
-def history_of(recorder: Recorder) -> JobHistory:
-    history = JobHistory()
+def history_of(recorder: Recorder) -> JobTimeline:
+    history = JobTimeline()
     fold = JobFold(recorder.plan, [history])
     for entry in recorder.entries:
         fold.take(entry)

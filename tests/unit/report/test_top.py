@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.report.history import JobHistory
+from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.presence import OutsideState
 from nvrx_slurm.report.snapshot import snap
 from nvrx_slurm.report.top import Action, Top
@@ -17,7 +17,7 @@ from tests.unit.report.recorder import JOB, Recorder, ended, to_first_cycle, wri
 
 def shot_of(base: Path, recorder: Recorder, job: str = JOB, *beats: object):
     folder = write(base, recorder, job=job)
-    history = JobHistory(keeps_spans=False)
+    history = JobTimeline(keeps_spans=False)
     fold = JobFold(recorder.plan, [history])
     for item in [*recorder.entries, *beats]:
         fold.take(item)

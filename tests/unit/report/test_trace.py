@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nvrx_slurm.report.history import JobHistory
-from nvrx_slurm.report.trace import Workers, trace
+from nvrx_slurm.report.history import JobTimeline
+from nvrx_slurm.report.trace import WorkerStarts, trace
 from nvrx_slurm.report.view import JobFold
 from tests.jobs import eventful
 from tests.unit.report.recorder import Recorder, ended, to_first_cycle, with_one_recovery
@@ -31,7 +31,7 @@ def traced(recorder: Recorder) -> list[dict[str, Any]]:
 
 
 def of(entries: list[Any]) -> list[dict[str, Any]]:
-    history, workers = JobHistory(), Workers()
+    history, workers = JobTimeline(), WorkerStarts()
     fold = JobFold(None, [history, workers])
     for entry in entries:
         fold.take(entry)

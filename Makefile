@@ -73,7 +73,7 @@ demo: $(INSTALLED)  ## Train on 4 local nodes with 2 hot spares, kill one node m
 	$(BIN)/nvrx-slurm demo
 
 test: $(TESTS) slurm-packages browser prometheus ucxx  ## Run all tests, the ones on a real Slurm included
-	$(BIN)/pytest -n 8 --dist worksteal -m 'not torch' $(ARGS)
+	$(BIN)/pytest -n 6 --dist worksteal -m 'not torch' $(ARGS)
 
 test-torch: $(FRAMEWORKS)  ## Run the tests that need torch, transformers, accelerate and Lightning (CPU is enough)
 	$(BIN)/pytest -m torch $(ARGS)

@@ -26,7 +26,7 @@ from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report.source import Journal, so_far
 from nvrx_slurm.util.processes import is_alive
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 GATE_WORKER = Path(__file__).parent / "gate_worker.py"
 _R = TypeVar("_R", bound=Record)
 

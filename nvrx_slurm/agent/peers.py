@@ -26,7 +26,7 @@ _PEER_LOST = re.compile(
       | Detected\ timeout\ in\ monitoredBarrier | failed\ to\ pass\ monitoredBarrier
       | successfully\ reached\ monitoredBarrier,\ but\ received\ errors
       | \bUCX\ +(?:ERROR|WARN|DIAG).{0,200}(?:reset\ by\ remote\ peer|Endpoint\ timeout|Endpoint\ is\ not\ connected)
-      | MPI\ communication\ peer\ process\ has\ unexpectedly\ disconnected
+      | MPI(?:\ communication|:)\ peer\ process\ has\ unexpectedly\ disconnected
     """,
     re.VERBOSE,
 )

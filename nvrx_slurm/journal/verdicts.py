@@ -88,8 +88,11 @@ def is_misconfigured(error: str | None) -> bool:
     return error is not None and error.startswith("nvrx_slurm.inprocess.exception.OptionError: ")
 
 
-MOST_RANKS = 1 << 18
+MOST_RANKS = 1 << 20
 """Of one replica. Where an inquiry names more its ranks are not enumerated."""
+
+MOST_WORKERS = 1 << 18
+"""Of one node."""
 
 MOST_NODES = 1 << 16
 MOST_PATHS = 1000
@@ -123,8 +126,8 @@ def excess(inquiry: Inquiry) -> tuple[str, str] | None:
     Each bound by itself, as a schema can say it. Of more than MOST_RANKS on all nodes none is enumerated."""
     if inquiry.workers_per_node < 1:
         return "Expected 1 or more", "workers_per_node"
-    if inquiry.workers_per_node > MOST_RANKS:
-        return f"Expected {MOST_RANKS} at most", "workers_per_node"
+    if inquiry.workers_per_node > MOST_WORKERS:
+        return f"Expected {MOST_WORKERS} at most", "workers_per_node"
     if len(inquiry.nodes) > MOST_NODES:
         return f"Expected {MOST_NODES} nodes at most", "nodes"
     for name, paths in (("paths", inquiry.paths), ("earlier", inquiry.earlier)):

@@ -30,7 +30,6 @@ EXTRAS = {
     "starlette",
     "uvicorn",
     "httpx2",
-    "prometheus_client",
 }
 JOB = """\
 name: installed
@@ -149,7 +148,7 @@ def test_logs_are_judged_without_vectorscan(installed: Path, tmp_path: Path) -> 
         (["ci", "run", FLOWS, "--on", "local", "--junit", "a.xml"], "--junit needs the package junitparser"),
         (["ci", "run", FLOWS, "--on", "local", "--html", "a.html"], "--html needs the package jinja2"),
         (["ci", "simulate", "--seeds", "1"], "ci simulate needs the package lupa"),
-        (["attrsvc", "--root", "."], "attrsvc needs the package prometheus_client"),
+        (["attrsvc", "--root", "."], "attrsvc needs the package starlette"),
     ],
 )
 def test_what_needs_an_extra_names_it(installed: Path, tmp_path: Path, arguments: list[str], line: str) -> None:

@@ -150,8 +150,11 @@ def test_a_process_group_from_before_the_call_is_refused(tmp_path: Path) -> None
 SPAWNED = """
 import multiprocessing
 
+def say(word, rank):
+    os.write(1, f"{word} {sys.argv[2]} {rank}\\n".encode())  # one write: two ranks have one pipe
+
 def train(call: CallWrapper):
-    print("train", sys.argv[2], os.environ["RANK"], flush=True)
+    say("train", os.environ["RANK"])
     sys.stdin.read()
 
 def rank(number, stdin):
@@ -160,7 +163,7 @@ def rank(number, stdin):
     try:
         wrapper(train)()
     except inprocess.exception.StoreError:
-        print("refused", sys.argv[2], number, flush=True)
+        say("refused", number)
 
 if __name__ == "__main__":
     spawn = multiprocessing.get_context("spawn")

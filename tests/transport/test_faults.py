@@ -103,6 +103,7 @@ def test_a_payload_of_any_size(scheme: str, size: int) -> None:
         assert producer.do("states") == [State.FREE] * 2
 
 
+@pytest.mark.timeout(400)  # copies and checksums of a gibibyte, on a machine that may be slow
 def test_a_payload_of_a_gibibyte(scheme: str) -> None:
     """It arrives whole, in the reader's own memory."""
     with node(Producer, scheme, slot_bytes=1 << 30, slots=1) as producer, client_of(scheme) as client:

@@ -17,7 +17,7 @@ from nvrx_slurm.attribution.service.wire import (
     Stats,
     Submission,
 )
-from nvrx_slurm.journal.verdicts import MOST_RANKS
+from nvrx_slurm.journal.verdicts import MOST_WORKERS
 
 _WAIT = {
     "name": "wait",
@@ -153,7 +153,7 @@ def _json(schema: str) -> dict[str, Any]:
 def _tighten(schemas: dict[str, Any]) -> None:
     """What `app.checked` asks for beyond the types."""
     inquiry = schemas["Inquiry"]["properties"]
-    inquiry["workers_per_node"] |= {"minimum": 1, "maximum": MOST_RANKS}
+    inquiry["workers_per_node"] |= {"minimum": 1, "maximum": MOST_WORKERS}
     inquiry["nodes"]["maxItems"] = NODES_AT_MOST
     inquiry["pids"]["propertyNames"] = {"pattern": "^(0|-?[1-9][0-9]{0,17})$"}
     for name in ("paths", "earlier"):

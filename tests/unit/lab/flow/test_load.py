@@ -107,7 +107,7 @@ BAD_ITEMS = {
     "attributed: {attribution: {verdict: HALT}}": "expect.0.attributed.attribution.verdict: must be one of RESTART, "
     "STOP, UNKNOWN, TIMEOUT, not 'HALT'",
     "attributed: {attribution: {verdit: STOP}}": "expect.0.attributed.attribution.verdit: is no field of it; "
-    "nearest: verdict, hint, cached, primary, transient, …",
+    "nearest: verdict, hint, read, cached, settle, …",
     "rendezvous_closed: [cycle]": "expect.0.rendezvous_closed: must be a mapping such as `rendezvous_closed: "
     "{field: value}`, not "
     "['cycle']",

@@ -414,6 +414,7 @@ class Supervisor:
         if phase in self.signals:
             self.sent.add(self.signals[phase])  # before it is sent: what ends from now on may have ended by it
         if phase == "terminate":
+            self.warm.drop_unknown()
             _ask(self._below(), self.signals[phase])
         elif phase in ("checkpoint", "ask"):
             _ask(list(self.workers), self.signals[phase])

@@ -164,6 +164,12 @@ class WarmProcesses:
             self._drop(fork)
         return [fork.order for fork in given_up if fork.order is not None]
 
+    def drop_unknown(self) -> None:
+        """Have those that wait, and whose process id is not known yet, end by themselves. A teardown cannot leave
+        them out of what it signals, and as a worker of the next cycle each would end by that signal."""
+        for fork in [each for each in self._forks.values() if each.order is None and each.pid is None]:
+            self._drop(fork)
+
     def close(self) -> None:
         """End them all; they are children as any others from now on."""
         for fork in list(self._forks.values()):

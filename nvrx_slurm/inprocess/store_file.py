@@ -23,8 +23,9 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 from nvrx_slurm.errors import UnsafePath
@@ -40,9 +41,14 @@ LOOK_S = 0.25
 KEEP_S = 3600.0
 """How long the files of a group stay after its last heartbeat. The next group removes them."""
 
+MOST_TRIES = 10
+"""How often a folder is made that others remove at that moment: the last rank of each call removes those it can."""
+
 LONGEST_NAME = 200
 _FILES = re.compile(r"lock|log|beats|gate\..+")
 """What a call's folder holds."""
+
+T = TypeVar("T")
 
 _HEAD = struct.Struct("<I")
 _BEAT = struct.Struct("<q")
@@ -84,19 +90,22 @@ class FileConnection(Connection):
     def check(self) -> None:
         """Make the folders. Raises OptionError where another user could write to them, or has made them."""
         with self._usable():
-            root, group = self._folder.parent.parent, self._folder.parent
-            make_folders(self._folder)
-            try:
-                check_base(root, "FileStore's path")
-            except UnsafePath as error:
-                raise OptionError(f"FileStore: {error}") from None
-            for folder in (group, self._folder):
-                if not _is_own(folder):
-                    owner = folder.lstat().st_uid
-                    raise OptionError(
-                        f"FileStore: {folder} must be a folder of user {os.geteuid()} that no other can write to; it"
-                        f" belongs to user {owner}: name a path below a folder of your own"
-                    )
+            _again_if_removed(self._check)
+
+    def _check(self) -> None:
+        root, group = self._folder.parent.parent, self._folder.parent
+        make_folders(self._folder)
+        try:
+            check_base(root, "FileStore's path")
+        except UnsafePath as error:
+            raise OptionError(f"FileStore: {error}") from None
+        for folder in (group, self._folder):
+            if not _is_own(folder):
+                owner = folder.lstat().st_uid
+                raise OptionError(
+                    f"FileStore: {folder} must be a folder of user {os.geteuid()} that no other can write to; it"
+                    f" belongs to user {owner}: name a path below a folder of your own"
+                )
 
     def touch(self) -> None:
         """Mark the call as in use, and remove what other groups have left here long ago."""
@@ -241,11 +250,16 @@ class FileConnection(Connection):
         """Open a file of the call."""
         # Always with O_CREAT: NFS may remember for long that a file did not exist.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        path = self._folder / name
         try:
-            file = os.open(self._folder / name, flags, 0o600)
+            file = os.open(path, flags, 0o600)
         except FileNotFoundError:
-            make_folders(self._folder)
-            file = os.open(self._folder / name, flags, 0o600)
+
+            def make() -> int:
+                make_folders(self._folder)
+                return os.open(path, flags, 0o600)
+
+            file = _again_if_removed(make)
         # Checked each time: a user who can write to a folder above can replace everything below it.
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or not is_own(status, closed=0o022):
@@ -347,6 +361,14 @@ def _latest(arrivals: list[bytes]) -> dict[int, bytes]:
 def _beats_of(beats: int, member: int) -> int:
     data = os.pread(beats, _BEAT.size, member * _BEAT.size)
     return int(_BEAT.unpack(data)[0]) if len(data) == _BEAT.size else 0
+
+
+def _again_if_removed(make: Callable[[], T]) -> T:
+    """Make what needs the call's folders, also if another rank removes them at that moment."""
+    for _ in range(MOST_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return make()
+    return make()
 
 
 def _is_own(folder: Path) -> bool:

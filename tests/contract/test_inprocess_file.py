@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.inprocess import store_file
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store import Cancelled, Connection
 from nvrx_slurm.inprocess.store_file import KEEP_S, FileStore
 from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.files import make_folders
 from nvrx_slurm.util.locks import locked
 from nvrx_slurm.util.threads import in_thread
 from tests.contract.inprocess_stores import DEADLINE_S, until
@@ -45,6 +47,28 @@ def connection(path: Path) -> Iterator[Connection]:
     connection = FileStore(path=path).connect("group", 0)
     yield connection
     connection.close()
+
+
+def test_folders_that_are_removed_while_they_are_made(
+    path: Path, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rank of another call clears them at that moment: they are made again."""
+    made = list[Path]()
+
+    def make_and_lose(folder: Path) -> None:
+        made.append(folder)
+        make_folders(folder)
+        if len(made) % 2:
+            folder.rmdir()
+            folder.parent.rmdir()
+
+    monkeypatch.setattr(store_file, "make_folders", make_and_lose)
+    connection.clear()
+    assert connection.append(b"one", 0)
+    with pytest.raises(StoreError, match="lost"):
+        connection.read(2, 0.0)
+    FileStore(path=path).connect("other", 1).close()
+    assert len(made) == 4
 
 
 def test_writers_that_are_killed_tear_nothing_and_lose_nothing(path: Path, connection: Connection) -> None:

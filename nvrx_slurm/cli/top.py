@@ -46,7 +46,7 @@ def top(job_ids: tuple[str, ...], folder: Path) -> None:
     \b
     arrows  choose a row          enter  open a job
     /       filter, enter keeps   s, r   sort by the next column, reverse
-    d       stacks of the rank    l      its last lines of output
+    d       stacks of the rank    l      its output, as it comes
     esc     back                  q      quit
 
     Colours follow NO_COLOR. Works in 80 × 24, and over ssh.
@@ -82,6 +82,8 @@ def run(followed: FollowedJobs, terminal: Terminal) -> None:
             shots = followed.look()
             screen.show([(shot, history.goodput(shot.view, until_of(shot))) for shot, history in shots])
             look_at = clock.monotonic() + REFRESH_S
+            if (log := screen.refresh()) is not None:
+                terminal.ask(followed, log)
         terminal.draw(screen)
         for key in terminal.keys(max(0.0, look_at - clock.monotonic())):
             action = screen.press(key)
@@ -89,8 +91,8 @@ def run(followed: FollowedJobs, terminal: Terminal) -> None:
                 return
             if action is not None:
                 terminal.ask(followed, action)
-        for title, text in terminal.answers():
-            screen.tell(title, text)
+        for action, title, text in terminal.answers():
+            screen.answer(action, title, text)
 
 
 class Terminal:
@@ -100,7 +102,7 @@ class Terminal:
         self._out = as_is(sys.stdout)  # it moves the cursor; each line of the screen is free of control characters
         self._drawn: list[ScreenLine] = []
         self._size = os.terminal_size((0, 0))
-        self._answers: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Action, str, str]] = queue.SimpleQueue()
         self._wake_r, self._wake_w = os.pipe()
         self._coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
@@ -157,7 +159,7 @@ class Terminal:
         job = next(job for job in followed.jobs if job.folder.job_id == action.job)
         threading.Thread(target=self._answer, args=(job.folder, action), daemon=True).start()
 
-    def answers(self) -> Iterator[tuple[str, str]]:
+    def answers(self) -> Iterator[tuple[Action, str, str]]:
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._answers.get_nowait()
@@ -172,7 +174,7 @@ class Terminal:
             text = stacks_of(folder, action) if action.kind == "stacks" else log_of(folder, action)
         except (NvrxError, OSError) as error:
             text = str(error)
-        self._answers.put((title, text))
+        self._answers.put((action, title, text))
         self._wake()
 
     def _wake(self) -> None:

@@ -30,6 +30,8 @@ KEYS = {
     "text": "q quit   esc back   arrows scroll   / find",
 }
 
+END = 1 << 30  # a cursor behind the last row
+
 Mode = Literal["jobs", "job", "text"]
 
 
@@ -43,12 +45,13 @@ class ScreenLine(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What the caller has to do: `quit`; or get the stacks or the log of a rank, and `tell` it."""
+    """What the caller has to do: `quit`; or get the stacks or the log of a rank, and `answer` it."""
 
     kind: Literal["quit", "stacks", "log"]
     job: str = ""
     replica: str = ""
     rank: int = 0
+    is_refresh: bool = False  # of what is on the screen
 
 
 class _Row(NamedTuple):
@@ -74,6 +77,8 @@ class Top:
     text: list[str] = field(default_factory=list)
     title: str = ""
     message: str = ""
+    _is_at_end: bool = False  # the last line of the text is on the screen
+    _log: Action | None = None  # what is to be read again: the log on the screen
     _shots: dict[str, tuple[Snapshot, Goodput]] = field(default_factory=dict)
     _of_ranks: dict[str, tuple[RankView, ...]] = field(default_factory=dict)  # job → its ranks, until the next `show`
 
@@ -84,12 +89,24 @@ class Top:
         if len(self._shots) == 1 and not self.job:
             self.mode, self.job = "job", next(iter(self._shots))
 
-    def tell(self, title: str, text: str) -> None:
-        """An answer: it takes the screen until escape."""
-        self.mode, self.title, self.message = "text", title, ""
+    def answer(self, action: Action, title: str, text: str) -> None:
+        """What an action has found takes the screen until escape. A log begins at its end, and stays there."""
+        if action.is_refresh and not (self.mode == "text" and self.title == title):
+            return
+        is_at_end = self._is_at_end if action.is_refresh else action.kind == "log"
         self.text = shown(text).splitlines() or ["nothing"]
-        self.cursor = self.offset = 0
-        self.filter = ""
+        self._log = action._replace(is_refresh=True) if action.kind == "log" else None
+        if not action.is_refresh:
+            self.mode, self.title, self.message = "text", title, ""
+            self.cursor = self.offset = 0
+            self.filter = ""
+        if is_at_end:
+            self.cursor = END
+
+    def refresh(self) -> Action | None:
+        """The log on the screen is to be read again. None until it is answered."""
+        log, self._log = self._log, None
+        return log if self.mode == "text" else None
 
     def press(self, key: str) -> Action | None:
         """What a key does. Returns what is left for the caller to do."""
@@ -111,7 +128,7 @@ class Top:
             case "home":
                 self.cursor = 0
             case "end":
-                self.cursor = 1 << 30
+                self.cursor = END
             case "/":
                 self.typing, self.filter = True, ""
             case "s" if self.mode != "text":
@@ -206,7 +223,9 @@ class Top:
             words = self.filter.lower()
             whole = (line for line in self.text if words in line.lower())
             found = [line[at : at + width] for line in whole for at in range(0, max(1, len(line)), max(1, width))]
-            self.cursor = min(max(self.cursor, 0), max(0, len(found) - room))
+            last = max(0, len(found) - room)
+            self.cursor = min(max(self.cursor, 0), last)
+            self._is_at_end = self.cursor == last
             return [ScreenLine(line) for line in found[self.cursor : self.cursor + room]]
         rows, columns = self._rows(), self._columns()
         self.cursor = min(max(self.cursor, 0), max(0, len(rows) - 1))

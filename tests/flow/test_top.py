@@ -70,7 +70,7 @@ class Screen:
 
 
 def test_a_running_job_is_looked_at(tmp_path: Path) -> None:
-    """Its ranks and steps, without a key; l shows what a rank has printed, d its stacks; the job goes on."""
+    """Its ranks and steps, without a key; l shows what a rank prints, d its stacks; the job goes on."""
     (tmp_path / "train.py").write_text(STEPS)
     spec = JobSpec(name="watched", command=(sys.executable, str(tmp_path / "train.py")), nodes=2, workers_per_node=2)
     job = nv.submit(spec, cluster="local", folder=tmp_path / "jobs")

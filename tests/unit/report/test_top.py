@@ -76,7 +76,7 @@ def test_a_rank_is_asked_for_its_stacks_and_its_log(two: Top) -> None:
     two.press("down")
     assert two.press("d") == Action("stacks", "17", "main-0", 1)
     assert two.press("l") == Action("log", "17", "main-0", 1)
-    two.tell("stacks of main-0 rank 1", "Thread 1\n\x1b]0;owned\x07 in step\nlast")
+    two.answer(Action("stacks"), "stacks of main-0 rank 1", "Thread 1\n\x1b]0;owned\x07 in step\nlast")
     lines = text(two)
     assert lines[2] == r"\x1b]0;owned\x07 in step"
     for key in ("/", "l", "a", "s", "enter"):
@@ -84,6 +84,29 @@ def test_a_rank_is_asked_for_its_stacks_and_its_log(two: Top) -> None:
     assert text(two)[1] == "last"
     two.press("esc")
     two.press("esc")
+    assert two.mode == "job"
+
+
+def test_an_open_log_is_read_again(two: Top) -> None:
+    """It stays at its end, unless the user has scrolled up; an answer that comes after escape opens nothing."""
+    two.mode, two.job = "job", "17"
+    log = two.press("l")
+    assert log is not None and two.refresh() is None
+    two.answer(log, "log", "nothing so far")
+    again = two.refresh()
+    assert again is not None and again.is_refresh and two.refresh() is None
+    lines = [f"line {index}" for index in range(100)]
+    two.answer(again, "log", "\n".join(lines))
+    assert text(two)[-2] == "line 99"
+    two.answer(again, "log", "\n".join([*lines, "line 100"]))
+    assert text(two)[-2] == "line 100"
+    two.press("home")
+    text(two)
+    two.answer(again, "log", "\n".join([*lines, "line 100", "line 101"]))
+    assert text(two)[1] == "line 0"
+    two.press("esc")
+    assert two.refresh() is None
+    two.answer(again, "log", "late")
     assert two.mode == "job"
 
 

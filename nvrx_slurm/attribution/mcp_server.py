@@ -107,7 +107,7 @@ class Tools:
         return found
 
 
-class _Server(MCPServer[None]):
+class _OneLineErrors(MCPServer[None]):
     """Reports a wrong argument in one line, as every other error."""
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
@@ -136,7 +136,7 @@ def serve(*, rules: Sequence[Path], roots: Sequence[Path], explain: Explain) -> 
         finally:
             await analyzer.close()
 
-    server = _Server(
+    server = _OneLineErrors(
         "nvrx-slurm", version=version("nvrx-slurm"), instructions=INSTRUCTIONS, lifespan=life, log_level="WARNING"
     )
     offered = (tools.attribute, tools.analyze_paths, tools.explain_job, tools.list_rules, tools.explain_rule)

@@ -15,7 +15,7 @@ from starlette.routing import Match, Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nvrx_slurm.attribution.service.metrics import Metrics
-from nvrx_slurm.attribution.service.wire import Failure, ServiceMessage
+from nvrx_slurm.attribution.service.wire import ErrorReply, ServiceMessage
 from nvrx_slurm.util.admission import PROOF_S, Admission, RateLimitedLog
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
@@ -194,4 +194,4 @@ def failure(
         headers["WWW-Authenticate"] = "Bearer"
     if retry_in_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(retry_in_s)))
-    return reply(status, Failure(error=message), headers)
+    return reply(status, ErrorReply(error=message), headers)

@@ -11,7 +11,7 @@ from nvrx_slurm.attribution.service.wire import (
     NODES_AT_MOST,
     PATHS_AT_MOST,
     Answer,
-    Failure,
+    ErrorReply,
     Health,
     InFlight,
     Stats,
@@ -56,7 +56,7 @@ _PROBLEMS = {
 def document(*, needs_token: bool) -> dict[str, Any]:
     """OpenAPI 3.1. `needs_token`: whether this service asks for one."""
     secured = (401,) if needs_token else ()
-    types = (Submission, Answer, InFlight, Stats, Health, Failure)
+    types = (Submission, Answer, InFlight, Stats, Health, ErrorReply)
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     _tighten(schemas)
     answers = {200: ("Answer", "Answered."), 202: ("Answer", "Not yet; what there is so far.")}
@@ -139,7 +139,7 @@ def _failures(problems: tuple[int, ...]) -> dict[str, Any]:
     return {
         str(status): {
             "description": _PROBLEMS[status],
-            "content": _json("Failure"),
+            "content": _json("ErrorReply"),
             **({"headers": _RETRY_AFTER} if status in (429, 503) else {}),
         }
         for status in problems

@@ -77,7 +77,7 @@ class Stats(ServiceMessage, frozen=True, kw_only=True):
     workers: tuple[WorkerStats, ...]
 
 
-class Failure(ServiceMessage, frozen=True, kw_only=True):
+class ErrorReply(ServiceMessage, frozen=True, kw_only=True):
     error: str
 
 

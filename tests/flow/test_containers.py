@@ -271,7 +271,7 @@ def test_agents_inside_under_slurm(healthy_cluster, gate, tmp_path):
     path.write_text(
         f"name: inside\ncommand: {command}\nnodes: 2\nspares: 1\nstore: {{server: bundled}}\n"
         f"container: {{image: {image}, runtime: charliecloud, agents: inside, mounts: ['{TESTS}']}}\n"
-        f"fault_tolerance: {{{CALM}, control_plane_grace: 4s}}\n"
+        f"fault_tolerance: {{{CALM}, control_plane_grace: 10s}}\n"
     )
     job = submit(healthy_cluster, path)
     try:

@@ -185,12 +185,14 @@ def test_without_slurm(theirs, monkeypatch, ci, outcome):
     result.stdout.fnmatch_lines(["*Slurm is not installed: *slurmctld*"])
 
 
-@pytest.mark.parametrize("arguments", ["nodes=0", "nodes='many'", "size=3", "1, 2"])
-def test_bad_marker(theirs, arguments):
-    """A marker that says something else is told so before any test runs."""
-    result = run(theirs, f"import pytest\n\n@pytest.mark.slurm({arguments})\ndef test_it(): pass")
+def test_bad_markers(theirs):
+    """Each that says something else is named before any test runs."""
+    arguments = ["nodes=0", "nodes='many'", "size=3", "1, 2"]
+    tests = [f"@pytest.mark.slurm({each})\ndef test_{index}(): pass\n" for index, each in enumerate(arguments)]
+    result = run(theirs, "\n".join(["import pytest", *tests]))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*slurm(nodes=N) wants a number of nodes from 1 on*"])
+    for index in range(len(arguments)):
+        result.stderr.fnmatch_lines([f"*test_{index}: slurm(nodes=N) wants a number of nodes from 1 on*"])
 
 
 @pytest.mark.slurm

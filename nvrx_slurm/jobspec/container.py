@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from msgspec import field
 
-from nvrx_slurm.jobspec.reading import After, Before, Block, Misfit, Schema
-from nvrx_slurm.jobspec.values import Environment, Line
+from nvrx_slurm.jobspec.reading import After, Block, Misfit
+from nvrx_slurm.jobspec.values import AS_LIST, TEXT_OR_LIST, Environment, Line
 
 ContainerRuntime = Literal["auto", "apptainer", "charliecloud", "podman", "pyxis"]
 ImageKind = Literal["folder", "sif", "squashfs", "url", "name"]
@@ -60,10 +60,6 @@ def _mount(text: str) -> str:
     return text
 
 
-def _several(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 class ContainerSpec(Block, frozen=True, kw_only=True):
     """Workers run in a container; the agents too with `agents: inside`. `container: image` is the short form.
     [What is set up, and what each runtime needs](containers.md)."""
@@ -85,8 +81,8 @@ class ContainerSpec(Block, frozen=True, kw_only=True):
     mounts: Annotated[
         Annotated[
             tuple[Annotated[Line, After(_mount)], ...],
-            Before(_several),
-            Schema({"type": ["string", "array"], "items": {"type": "string"}}),
+            AS_LIST,
+            TEXT_OR_LIST,
         ],
         "Folders and files of the nodes to mount, each `/host`, `/host:/inside` or `/host:/inside:ro`. The job's "
         "folder and `workdir` are always there.",

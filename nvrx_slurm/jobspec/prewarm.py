@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import Annotated, Literal, NamedTuple
 
-from nvrx_slurm.jobspec.reading import After, Before, Block, Schema, Written, shown
-from nvrx_slurm.jobspec.values import Duration, Line, Size
+from nvrx_slurm.jobspec.reading import After, Before, Block, Written, shown
+from nvrx_slurm.jobspec.values import AS_LIST, TEXT_OR_LIST, Duration, Line, Size
 
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
-_SEVERAL = Schema({"type": ["string", "array"], "items": {"type": "string"}})
 
 
 def _is_module(text: object) -> bool:
@@ -46,10 +45,6 @@ def _function(text: str) -> str:
     return text
 
 
-def _several(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 def _pattern(text: str) -> str:
     if other := next((found for found in _PLACEHOLDER.findall(text) if found != "{rank}"), None):
         raise ValueError(f"can hold {{rank}}, and no other placeholder, not {other}")
@@ -66,7 +61,7 @@ class PrewarmSpec(Block, frozen=True, kw_only=True):
         tuple[str, ...] | Literal["auto"],
         Before(_modules),
         Written(_written_modules),
-        _SEVERAL,
+        TEXT_OR_LIST,
         "The modules to import. `auto`: those that the workers of the first cycle had imported by their first step.",
     ] = "auto"
     setup: Annotated[
@@ -75,7 +70,7 @@ class PrewarmSpec(Block, frozen=True, kw_only=True):
         "in memory.",
     ] = None
     read: Annotated[
-        Annotated[tuple[Annotated[Line, After(_pattern)], ...], Before(_several), _SEVERAL],
+        Annotated[tuple[Annotated[Line, After(_pattern)], ...], AS_LIST, TEXT_OR_LIST],
         "Files to read into the page cache of each node, ahead of the workers: patterns such as "
         "`checkpoints/latest/**`, relative to the folder of job.yaml. `{rank}`: the ranks of that node.",
     ] = ()

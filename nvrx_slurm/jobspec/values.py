@@ -146,6 +146,11 @@ def _log_name(text: str) -> str:
     return text
 
 
+def _as_list(value: object) -> object:
+    """A single text where a list belongs."""
+    return [value] if isinstance(value, str) else value
+
+
 def _lines(value: object) -> object:
     return value.splitlines() if isinstance(value, str) else value
 
@@ -263,11 +268,9 @@ Command = Annotated[
     Schema({"type": ["string", "array"], "items": _SCALAR}),
 ]
 Environment = Annotated[dict[str, Text], Before(_environment)]
-Lines = Annotated[
-    tuple[Text, ...],
-    Before(_lines),
-    Schema({"type": ["string", "array"], "items": {"type": "string"}}),
-]
+AS_LIST = Before(_as_list)
+TEXT_OR_LIST = Schema({"type": ["string", "array"], "items": {"type": "string"}})
+Lines = Annotated[tuple[Text, ...], Before(_lines), TEXT_OR_LIST]
 Extra = Annotated[
     dict[str, Annotated[str | bool, Before(_flag)]],
     Before(_extra),

@@ -37,11 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """One cluster serves the whole session: it is as large as its largest test wants it."""
     wrong = []
-    for item, mark in [(item, mark) for item in items for mark in item.iter_markers("slurm")]:
+    for test, mark in [(item, mark) for item in items for mark in item.iter_markers("slurm")]:
         given = {**dict(zip(("nodes",), mark.args, strict=False)), **mark.kwargs}
         nodes = given.pop("nodes", DEFAULT_NODES)
         if given or len(mark.args) > 1 or not isinstance(nodes, int) or nodes < 1:
-            wrong.append(f"{item.nodeid}: slurm(nodes=N) wants a number of nodes from 1 on, not {mark}")
+            wrong.append(f"{test.nodeid}: slurm(nodes=N) wants a number of nodes from 1 on, not {mark}")
         else:
             config.stash[_nodes] = max(nodes, config.stash.get(_nodes, 1))
     if wrong:

@@ -14,7 +14,7 @@ from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import load as jobs
 from nvrx_slurm.jobspec.plan import Plan, plan
 from nvrx_slurm.jobspec.reading import After, Before, Block, Schema, dotted, read, together
-from nvrx_slurm.jobspec.values import Duration, Line, Name, Nodes, Size
+from nvrx_slurm.jobspec.values import AS_LIST, Duration, Line, Name, Nodes, Size
 from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_yaml
 from nvrx_slurm.lab.flow.faults import FAULTS, NEEDS
 from nvrx_slurm.lab.flow.model import (
@@ -37,10 +37,6 @@ from nvrx_slurm.report.words import plural
 from nvrx_slurm.util.ids import replica_id
 
 # ------------------------------------------------------------------------------------- the keys of the file
-
-
-def _one_or_more(value: object) -> object:
-    return [value] if isinstance(value, str) else value
 
 
 def _some(stages: tuple[StageName, ...]) -> tuple[StageName, ...]:
@@ -68,7 +64,7 @@ def _behaviour(text: str) -> str:
 Behaviour = Annotated[Line, After(_behaviour)]
 Stages = Annotated[
     tuple[StageName, ...],
-    Before(_one_or_more),
+    AS_LIST,
     After(_some),
     Schema({"type": ["array", "string"], "items": {"enum": list(STAGES)}}),
 ]

@@ -17,8 +17,10 @@ import msgspec
 from nvrx_slurm.agent.supervisor import send_all
 from nvrx_slurm.jobspec.model import HangSpec, StoreSpec
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
+from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.journal.records import (
     NodeReady,
+    Prewarmed,
     RestartDecided,
     RestartedInProcess,
     WorkerFailed,
@@ -35,10 +37,19 @@ from tests.inprocess_worker import HOLD, RAISE
 WORKER = Path(__file__).parents[1] / "inprocess_worker.py"
 
 
-def wrapped_plan(gate: Gate, base: Path, *words: str, nodes: int = 2, spares: int = 0, **bounds: Any) -> Plan:
+def wrapped_plan(
+    gate: Gate,
+    base: Path,
+    *words: str,
+    nodes: int = 2,
+    spares: int = 0,
+    prewarm: PrewarmSpec | None = None,
+    **bounds: Any,
+) -> Plan:
     """A plain job of wrapped workers, one a node."""
     command = (sys.executable, str(WORKER), str(gate.port), *words)
-    return plan_of(base, RolePlan(name="main", command=command, nodes_per_replica=nodes), spares=spares, **bounds)
+    role = RolePlan(name="main", command=command, nodes_per_replica=nodes, prewarm=prewarm)
+    return plan_of(base, role, spares=spares, **bounds)
 
 
 def restarts(job: RunningJob) -> list[RestartedInProcess]:
@@ -150,6 +161,32 @@ def test_a_killed_worker_after_a_restart_in_process_is_the_agents(run_local, gat
     assert len(job.said(RestartDecided)) == 1
     assert replays(job, plan)
     assert "restarted in process 1 time in this cycle" in shown(job, "explain")
+
+
+def test_a_warm_worker_restarts_in_process(run_local, gate, tmp_path):
+    """A fork of the process that has imported the wrapper is restarted in process as any other worker; and after a
+    death the next ones are forked from it again."""
+    warm = PrewarmSpec(imports=("nvrx_slurm.inprocess",))
+    job = run_local(wrapped_plan(gate, tmp_path, prewarm=warm))
+    for node in ("n1", "n2"):
+        job.expect(Prewarmed, node=node)
+    before = gate.wait(2, cycle=0)
+    os.kill(before[1].pid, signal.SIGKILL)
+    for cycle in (1, 2):
+        workers = gate.wait(2, cycle=cycle)
+        starts = [job.expect(WorkersStarted, cycle=cycle, node=node) for node in ("n1", "n2")]
+        assert [(start.warm, start.cold) for start in starts] == [(1, None), (1, None)]
+        workers[0].go(RAISE)
+        told = job.expect(RestartedInProcess, cycle=cycle)
+        assert (told.restart.iteration, told.restart.world_size, told.restart.lost) == (1, 2, 0)
+        if cycle == 1:
+            watching = [monitor_of(worker) for worker in workers.values()]
+            os.kill(workers[1].pid, signal.SIGKILL)
+            gate.wait(2, cycle=2)
+            wait_gone([*watching, *(worker.pid for worker in workers.values())], timeout=0.0)
+    gate.open()
+    assert job.finish() == 0
+    assert len(job.said(RestartDecided)) == 2
 
 
 def test_a_lost_node_after_a_restart_in_process_is_replaced_by_a_hot_spare(run_local, gate, tmp_path):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +353,50 @@ def test_file_edited_between_two_cycles_runs(run_local, gate, tmp_path):
     again = gate.wait(2, cycle=2)
     assert {worker.env["VERSION"] for worker in again.values()} == {"2"}
     assert started(job, 2).warm == 2
+    finish(job, gate)
+
+
+def test_package_installed_between_two_cycles_runs(run_local, gate, tmp_path):
+    """Also where its files are older than the warm process, as those of a wheel are."""
+    packages = tmp_path / "lib" / "site-packages"
+
+    def install(version: int) -> None:
+        packages.mkdir(parents=True, exist_ok=True)
+        file = packages / "installed.py"
+        file.unlink(missing_ok=True)
+        file.write_text(f"VERSION = {version}\n")
+        os.utime(file, (1_500_000_000 + version, 1_500_000_000 + version))
+
+    install(1)
+    model(tmp_path, f"import sys\nsys.path.append({str(packages)!r})\nfrom installed import VERSION\n")
+    job = run_local(warm_plan(gate, tmp_path))
+    before = gate.wait(2, cycle=0)
+    warm_process(job, "n1")
+    install(2)
+    fail(before[1])
+    after = gate.wait(2, cycle=1)
+    assert {worker.env["VERSION"] for worker in before.values()} == {"1"}
+    assert {worker.env["VERSION"] for worker in after.values()} == {"2"}
+    assert (started(job, 1).warm, f"{packages} has changed" in str(started(job, 1).cold)) == (0, True)
+    finish(job, gate)
+
+
+def test_interpreter_that_is_replaced_between_two_cycles_runs(run_local, gate, tmp_path):
+    """No worker is forked from a process of the interpreter that was there before."""
+    venv.create(tmp_path / "venv", symlinks=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    plan = warm_plan(gate, tmp_path)
+    (role,) = plan.roles
+    job = run_local(replace(plan, roles=(replace(role, command=(str(python), *role.command[1:])),)))
+    before = gate.wait(2, cycle=0)
+    warm_process(job, "n1")
+    new = python.with_name("new")
+    shutil.copy(python, new)
+    new.replace(python)
+    fail(before[1])
+    gate.wait(2, cycle=1)
+    assert (started(job, 1).warm, f"{python} has changed" in str(started(job, 1).cold)) == (0, True)
+    warm_again(job)
     finish(job, gate)
 
 

@@ -324,7 +324,7 @@ def _files(began: int) -> dict[str, tuple[int, ...]]:
             continue
         head, mark, _ = path.partition(os.sep + "site-packages" + os.sep)
         if mark:
-            path = head + mark
+            path = head + mark[:-1]
         elif os.path.realpath(path).startswith(roots):
             continue
         while not os.path.exists(path) and os.path.dirname(path) != path:  # noqa: PTH110, PTH120  in an archive

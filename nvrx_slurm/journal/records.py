@@ -15,10 +15,12 @@ Facts and decisions together, in order, are the journal. Durations are seconds i
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.util.decoding import decode
@@ -824,3 +826,19 @@ def entry_from_json(line: bytes) -> Entry:
     line = _translate_deprecated(line, _RENAMED_IN_JSON)
     head = decode(_head_from_json.decode, line, "a line of the journal")
     return Entry(n=head.n, t=head.t, record=decode(_record_from_json.decode, line, "a line of the journal"))
+
+
+def entries_from_json(lines: bytes) -> list[Entry]:
+    """The entries of whole lines of `events.jsonl`. A line torn by a crash is no entry, nor is an event of a newer
+    version that this one cannot know."""
+    lines = _translate_deprecated(lines, _RENAMED_IN_JSON)
+    try:  # all at once takes a third of the time
+        heads = decode(_head_from_json.decode_lines, lines, "a part of the journal")
+        found = decode(_record_from_json.decode_lines, lines, "a part of the journal")
+    except MalformedRecord:
+        entries = []
+        for line in lines.split(b"\n"):
+            with contextlib.suppress(MalformedRecord):
+                entries.append(entry_from_json(line))
+        return entries
+    return [Entry(n=head.n, t=head.t, record=record) for head, record in zip(heads, found, strict=True)]

@@ -13,12 +13,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
-from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Entry, entry_from_json
+from nvrx_slurm.journal.records import Entry, entries_from_json
 from nvrx_slurm.util.files import journal_parts
 
 _ATTEMPTS = 3
+_BLOCK_BYTES = 1 << 18
 _Identity = tuple[int, int]
 
 
@@ -85,14 +85,13 @@ def _identity(stat: os.stat_result) -> _Identity:
 
 
 def _entries(file: BinaryIO) -> Iterator[Entry]:
-    """The complete lines from here on; the file stands behind the last of them afterwards."""
-    while line := file.readline():
-        if not line.endswith(b"\n"):
-            file.seek(-len(line), os.SEEK_CUR)
+    """The entries from here on; the file stands behind the last complete line afterwards."""
+    while block := file.read(_BLOCK_BYTES) + file.readline():
+        end = block.rfind(b"\n") + 1
+        yield from entries_from_json(block[:end])
+        if end < len(block):
+            file.seek(end - len(block), os.SEEK_CUR)
             return
-        # A line torn by a crash is no entry, nor is an event of a newer version that this one cannot know.
-        with contextlib.suppress(MalformedRecord):
-            yield entry_from_json(line)
 
 
 def _entries_of(part: Path) -> Iterator[Entry]:

@@ -8,8 +8,7 @@ node, from the first start to the end, is of exactly one part, so the parts add 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import Entry
@@ -104,26 +103,20 @@ class Goodput(Value, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Cycle:
-    """The steps of one cycle, and how long its nodes have made them."""
+    """The steps of one cycle, and how long its nodes were restarted in process."""
 
     first: int | None = None
     last: int | None = None
-    stepping_us: int = 0
-    unstepped_us: int = 0
     in_process_us: int = 0
 
 
 class GoodputMeter:
-    """Adds up the spans of `NodeSpans`, and reads the steps of each cycle. A subscriber of `JobFold`. Each span also
-    goes to the `sinks`."""
+    """Adds up the spans of `NodeSpans`, and reads the steps of each cycle. A subscriber of `JobFold`. `ended`: where
+    each span is added, too."""
 
-    def __init__(self, *sinks: Callable[[Span], None]) -> None:
-        self._spans = NodeSpans(self._add, *sinks)
-        self._parts: dict[str, int] = dict.fromkeys(PARTS, 0)
+    def __init__(self, ended: list[Span] | None = None) -> None:
+        self._spans = NodeSpans(ended)
         self._cycles: defaultdict[CycleKey, _Cycle] = defaultdict(_Cycle)
-
-    def _add(self, span: Span) -> None:
-        _add_to(self._parts, self._cycles, span)
 
     def take(self, entry: Entry, view: JobView) -> None:
         """One entry, after the view has taken it."""
@@ -161,17 +154,24 @@ class GoodputMeter:
         """What it all comes to so far; `at`: the moment, of a job that goes on. More entries may follow."""
         for replica in view.replicas.values():  # what heartbeats have reported since
             self._reached((replica.id, view.generation, replica.cycle), replica.step)
-        parts = dict(self._parts)
-        cycles = defaultdict(_Cycle, {key: replace(cycle) for key, cycle in self._cycles.items()})
+        spent = self._spans.spent_us.copy()
         for span in self._spans.pending(at):
-            _add_to(parts, cycles, span)
+            spent[span.kind, span.cycle] += span.until_us - span.since_us
+        parts: dict[str, int] = dict.fromkeys(PARTS, 0)
+        for (kind, at_work), took in spent.items():
+            if kind not in ("stepping", "unstepped"):
+                parts[OF_KIND[kind]] += took
+            elif at_work is not None:
+                self._cycles[at_work]  # the loop below reads its time
+        cycles = self._cycles
         best: dict[str, int] = {}
         steps_new = steps_repeated = 0
         reports = {_role(key) for key, cycle in cycles.items() if cycle.first is not None}
         for key, cycle in sorted(cycles.items(), key=lambda item: item[0][1:]):
-            parts["startup" if _role(key) in reports else "unreported"] += cycle.unstepped_us
-            in_process = min(cycle.stepping_us, cycle.in_process_us)
-            stepping = cycle.stepping_us - in_process
+            parts["startup" if _role(key) in reports else "unreported"] += spent["unstepped", key]
+            stepping = spent["stepping", key]
+            in_process = min(stepping, cycle.in_process_us)
+            stepping -= in_process
             parts["in_process"] += in_process
             if cycle.first is None or cycle.last is None:
                 parts["unreported"] += stepping
@@ -200,16 +200,6 @@ class GoodputMeter:
         cycle = self._cycles[key]
         if step is not None and cycle.first is not None:
             cycle.last = max(step, cycle.first) if cycle.last is None else max(cycle.last, step)
-
-
-def _add_to(parts: dict[str, int], cycles: defaultdict[CycleKey, _Cycle], span: Span) -> None:
-    took = span.until_us - span.since_us
-    if span.kind == "stepping" and span.cycle is not None:
-        cycles[span.cycle].stepping_us += took
-    elif span.kind == "unstepped" and span.cycle is not None:
-        cycles[span.cycle].unstepped_us += took
-    else:
-        parts[OF_KIND[span.kind]] += took
 
 
 def _role(key: CycleKey) -> str:

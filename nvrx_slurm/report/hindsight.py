@@ -4,17 +4,19 @@ reads."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report import source
-from nvrx_slurm.report.failures import Failures, FailureTimeline, read_failures
 from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.model import JobView, Value
 from nvrx_slurm.report.tables import Mood, Row, Table
 from nvrx_slurm.report.words import seconds
+
+if TYPE_CHECKING:
+    from nvrx_slurm.report.failures import Failures, FailureTimeline
 
 Outcome = Literal["right", "wrong", "open"]
 """`right`: the restarted job failed again and had made no new step (where it reports none: it failed in the same
@@ -110,6 +112,8 @@ def stops_of(folder: JobFolder, history: JobTimeline) -> tuple[WouldBeStop, ...]
     judged = (story.judged for story in history.failures)
     if plan is None or not any(each and each.verdict is Verdict.STOP and not each.acted for each in judged):
         return ()
+    from nvrx_slurm.report.failures import read_failures  # the core, which most reports need not load
+
     return hindsight([(folder.job_id, *read_failures(plan, folder, source.so_far(folder)))]).stops
 
 

@@ -25,7 +25,7 @@ FAILURES = (
 )
 
 
-_OF_EVERY_NODE = (records.NodeReady, records.WorkersStarted, records.Progress, records.NodeJoined)
+_OF_EVERY_NODE = {records.NodeReady, records.WorkersStarted, records.Progress, records.NodeJoined}
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class JobTimeline:
         self.spans: list[Span] = []
         self.failures: list[FailureSummary] = []
         self.generations: list[tuple[float, tuple[str, ...]]] = []
-        self._meter = GoodputMeter(*([self.spans.append] if keeps_spans else []))
+        self._meter = GoodputMeter(self.spans if keeps_spans else None)
         self._by_cycle: dict[CycleKey, FailureSummary] = {}
         self._goodput: Goodput | None = None
 
@@ -70,7 +70,7 @@ class JobTimeline:
         """One entry, after the view has taken it."""
         self._meter.take(entry, view)
         record = entry.record
-        if isinstance(record, _OF_EVERY_NODE):  # nearly all are, and nothing here follows from them
+        if type(record) in _OF_EVERY_NODE:  # nearly all are, and nothing here follows from them
             return
         if isinstance(record, FAILURES):
             self._fail(record, entry.t, view)
@@ -96,10 +96,12 @@ class JobTimeline:
                 if node is not None and node.replica is not None and self.failures:
                     self.failures[-1].stacks.update(record.files)
 
-    def nodes(self) -> list[str]:
-        """All nodes that the job has had, in Slurm's order, those of later generations behind."""
-        expected = (node for _, nodes in self.generations for node in nodes)
-        return list(dict.fromkeys([*expected, *(span.node for span in self.spans)]))
+    def of_nodes(self) -> dict[str, list[Span]]:
+        """The spans of each node that the job has had, in Slurm's order, those of later generations behind."""
+        found: dict[str, list[Span]] = {node: [] for _, nodes in self.generations for node in nodes}
+        for span in self.spans:
+            found.setdefault(span.node, []).append(span)
+        return found
 
     def goodput(self, view: JobView, at: float | None = None) -> Goodput:
         """So far; `at`: the moment, of a job that goes on."""

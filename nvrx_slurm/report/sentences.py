@@ -50,9 +50,22 @@ REASONS = {
 
 def describe(record: AnyRecord) -> str:
     """The record as a sentence: `n2 was lost: connection to its agent closed, at step 80`."""
-    if isinstance(record, Decision):
-        return _describe_decision(record)
     match record:
+        # These come from every node in every cycle, so nearly all entries are among the first three.
+        case records.WorkersStarted():
+            pids = ", ".join([f"{rank}={record.pids[rank]}" for rank in sorted(record.pids)])
+            took = seconds(record.spawn_s)
+            how = how_started(record.warm, record.cold, len(record.pids))
+            started = f"{record.node} started its workers of {_cycle(record)} in {took}: rank=pid {pids}"
+            return f"{started}; {how}" if how else started
+        case records.Progress():
+            return f"rank {record.rank} on {record.node} reported its first step of {_cycle(record)}, {record.step}"
+        case records.NodeReady():
+            took = f" after a teardown of {seconds(record.teardown_s)}" if record.teardown_s else ""
+            lost = f"; {ranks_of(record.peers_lost)} had lost a peer" if record.peers_lost else ""
+            return f"{record.node} is ready for {_cycle(record)}{took}{lost}"
+        case Decision():
+            return _describe_decision(record)
         case records.JobStarted():
             again = f", generation {record.generation}," if record.generation else ""
             nodes = f"{plural(len(record.expected), 'node')}: {names(record.expected)}"
@@ -61,10 +74,6 @@ def describe(record: AnyRecord) -> str:
             return f"process {record.pid} on {record.host} is the controller, with epoch {record.epoch}"
         case records.NodeJoined():
             return f"{record.node} joined at {record.addr}"
-        case records.NodeReady():
-            took = f" after a teardown of {seconds(record.teardown_s)}" if record.teardown_s else ""
-            lost = f"; {ranks_of(record.peers_lost)} had lost a peer" if record.peers_lost else ""
-            return f"{record.node} is ready for {_cycle(record)}{took}{lost}"
         case records.NodeLeft():
             survivors = f"; SIGKILL did not end processes {numbers(record.survivors)}" if record.survivors else ""
             return f"{record.node} left: {record.reason}{survivors}"
@@ -126,10 +135,8 @@ def describe(record: AnyRecord) -> str:
 
 
 def _describe_workers(
-    record: records.WorkersStarted
-    | records.Prewarmed
+    record: records.Prewarmed
     | records.PrewarmFailed
-    | records.Progress
     | records.RestartedInProcess
     | records.WorkerFailed
     | records.WorkerHung
@@ -138,12 +145,6 @@ def _describe_workers(
     | records.StacksDumped,
 ) -> str:
     match record:
-        case records.WorkersStarted():
-            pids = ", ".join(f"{rank}={pid}" for rank, pid in sorted(record.pids.items()))
-            took = seconds(record.spawn_s)
-            how = how_started(record.warm, record.cold, len(record.pids))
-            started = f"{record.node} started its workers of {_cycle(record)} in {took}: rank=pid {pids}"
-            return f"{started}; {how}" if how else started
         case records.Prewarmed():
             skipped = "".join(f"; without {name}: {why}" for name, why in sorted(record.skipped.items()))
             has = f"{plural(record.modules, 'module')}, {size(record.memory_bytes)}"
@@ -152,8 +153,6 @@ def _describe_workers(
             )
         case records.PrewarmFailed():
             return f"workers of {record.role} start cold on {record.node}: {record.why}"
-        case records.Progress():
-            return f"rank {record.rank} on {record.node} reported its first step of {_cycle(record)}, {record.step}"
         case records.RestartedInProcess(restart=restart):
             phases = sorted(restart.phases.items(), key=lambda phase: phase[1], reverse=True)[:MOST_PHASES]
             slowest = ", ".join(f"{phase.replace('_', ' ')} {seconds(took)}" for phase, took in phases)

@@ -9,8 +9,11 @@ Times are whole microseconds since the epoch, as precise as the journal is: sums
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
 
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import Entry
@@ -47,7 +50,8 @@ AT_WORK = ("starting", "unstepped", "stepping")
 """A cycle of the node's replica runs. These end where it fails."""
 
 
-class Span(NamedTuple):
+# Structs of msgspec, without garbage collection: a large job has hundreds of thousands.
+class Span(msgspec.Struct, frozen=True, gc=False):
     """`cycle`: the one that the node works for; None where it works for none."""
 
     node: str
@@ -57,15 +61,14 @@ class Span(NamedTuple):
     cycle: CycleKey | None
 
 
-class _Open:
+class _Open(msgspec.Struct, gc=False):
     """The last span of a node, which has not ended yet."""
 
-    __slots__ = ("cycle", "kind", "since", "started", "was")
-
-    def __init__(self, kind: Kind, since: int, cycle: CycleKey | None) -> None:
-        self.kind, self.since, self.cycle = kind, since, cycle
-        self.started: int | None = None  # when its workers had started
-        self.was: Kind | None = None  # before the job was suspended
+    kind: Kind
+    since: int
+    cycle: CycleKey | None
+    started: int | None = None  # when its workers had started
+    was: Kind | None = None  # before the job was suspended
 
 
 OF_STATE: dict[str, Kind] = {
@@ -81,10 +84,12 @@ OF_STATE: dict[str, Kind] = {
 
 
 class NodeSpans:
-    """Passes each span on to `sinks` when it has ended; `pending` are those that have not."""
+    """`spent_us`: kind and cycle → microseconds of the spans that have ended, of all nodes. These are also added to
+    `ended`, if it is given; `pending` are those that have not ended."""
 
-    def __init__(self, *sinks: Callable[[Span], None]) -> None:
-        self._sinks = sinks
+    def __init__(self, ended: list[Span] | None = None) -> None:
+        self.spent_us: defaultdict[tuple[Kind, CycleKey | None], int] = defaultdict(int)
+        self._spans = ended
         self._open: dict[str, _Open] = {}
         self._first_steps: dict[CycleKey, int] = {}
         self._last_us = 0
@@ -97,20 +102,22 @@ class NodeSpans:
 
     def take(self, entry: Entry, view: JobView) -> None:
         """One entry, after the view has taken it."""
-        now = max(self._last_us, _us(entry.t))
-        before, self._last_us = self._last_us, now
+        before, now = self._last_us, round(entry.t * 1e6)
+        if now < before:
+            now = before
+        self._last_us = now
         record = entry.record
         match record:
             case records.Progress():
-                span = self._open.get(record.node)
-                self._first_steps.setdefault(_cycle(record, view), now)
-                if span is not None and span.kind == "starting" and span.cycle == _cycle(record, view):
-                    span.started = None
-                    self._emit(Span(record.node, "starting", span.since, now, span.cycle))
-                    self._open[record.node] = _Open("stepping", now, span.cycle)
+                span, cycle = self._open.get(record.node), (record.replica, view.generation, record.cycle)
+                self._first_steps.setdefault(cycle, now)
+                if span is not None and span.kind == "starting" and span.cycle == cycle:
+                    self._emit(record.node, "starting", span.since, now, cycle)
+                    self._open[record.node] = _Open("stepping", now, cycle)
             case records.WorkersStarted():
                 span = self._open.get(record.node)
-                if span is not None and span.kind == "starting" and span.cycle == _cycle(record, view):
+                cycle = (record.replica, view.generation, record.cycle)
+                if span is not None and span.kind == "starting" and span.cycle == cycle:
                     span.started = now
             case records.NodeReady() | records.NodeJoined() | records.NodeUndrained() | records.NodeDrained():
                 self._follow(record.node, view, now)
@@ -182,7 +189,7 @@ class NodeSpans:
         self._open, self._ended_us = {}, None
         for node in expected:
             if ended is not None and now > ended:
-                self._emit(Span(node, "queue", ended, now, None))
+                self._emit(node, "queue", ended, now, None)
             self._open[node] = _Open("joining", now, None)
 
     def _end(self, at: int) -> None:
@@ -215,10 +222,10 @@ class NodeSpans:
         failed = now - round(ago_s * 1e6)
         for node, span in self._of(replica):
             if span.kind in AT_WORK:
-                cycle = span.cycle
                 at = min(max(failed, span.since), now)
-                self._change(node, "detecting", at, cycle)
-                self._change(node, "deciding", now, cycle)
+                self._close(node, at)
+                self._emit(node, "detecting", at, now, span.cycle)
+                self._open[node] = _Open("deciding", now, span.cycle)
 
     def _held(self, replica: str, now: int, waited_us: int) -> None:
         """A rendezvous that could close has waited so long for a verdict."""
@@ -235,18 +242,19 @@ class NodeSpans:
         ]
 
     def _change(self, node: str, kind: Kind, now: int, cycle: CycleKey | None) -> None:
-        if node in self._open:
-            self._close(node, now)
+        self._close(node, now)
         if self._ended_us is None:
             self._open[node] = _Open(kind, now, cycle)
 
     def _close(self, node: str, at: int) -> None:
-        known = self._open[node]
+        known = self._open.get(node)
+        if known is None:
+            return
         if known.kind != "starting":
-            self._emit(Span(node, known.kind, known.since, at, known.cycle))
+            self._emit(node, known.kind, known.since, at, known.cycle)
             return
         for span in self._until(node, at):
-            self._emit(span)
+            self._emit(span.node, span.kind, span.since_us, span.until_us, span.cycle)
 
     def _until(self, node: str, at: int) -> list[Span]:
         """What the node's open span is, if it ends here."""
@@ -265,14 +273,11 @@ class NodeSpans:
             return [runs]
         return [Span(node, "starting", span.since, runs_from, span.cycle), runs]
 
-    def _emit(self, span: Span) -> None:
-        if span[3] > span[2]:  # by number: there are hundreds of thousands
-            for sink in self._sinks:
-                sink(span)
-
-
-def _cycle(record: records.Progress | records.WorkersStarted, view: JobView) -> CycleKey:
-    return record.replica, view.generation, record.cycle
+    def _emit(self, node: str, kind: Kind, since: int, until: int, cycle: CycleKey | None) -> None:
+        if until > since:
+            self.spent_us[kind, cycle] += until - since
+            if self._spans is not None:
+                self._spans.append(Span(node, kind, since, until, cycle))
 
 
 def _wanted_by(node: str, view: JobView) -> CycleKey | None:

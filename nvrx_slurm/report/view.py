@@ -61,12 +61,13 @@ class JobFold:
 
     def take(self, item: Entry | ReceivedHeartbeat) -> None:
         """One item of a `Journal`. An entry that was taken before (by its number) changes nothing."""
+        view = self.view
         if isinstance(item, ReceivedHeartbeat):
-            with_heartbeat(self.view, item)
-        elif item.n > self.view.n:
-            fold(self.view, item)
+            with_heartbeat(view, item)
+        elif item.n > view.n:
+            fold(view, item)
             for subscriber in self._subscribers:
-                subscriber.take(item, self.view)
+                subscriber.take(item, view)
 
 
 def new_view(plan: Plan | None = None) -> JobView:
@@ -203,11 +204,14 @@ def _fold_workers(view: JobView, record: AnyRecord, t: float) -> None:
     """The workers: they start, step, restart in process, hang, fail and finish."""
     match record:
         case records.WorkersStarted():
-            change_node(view, record.node, ranks=tuple(sorted(record.pids)))
-            started = view.cycles.get((record.replica, view.generation, record.cycle))
-            if started is not None and (record.warm or record.cold):
-                warm, cold = started.warm + record.warm, started.cold or record.cold
-                change_cycle(view, record.replica, record.cycle, warm=warm, cold=cold)
+            known = view.nodes.get(record.node)
+            if known is None or known.ranks != tuple(record.pids):  # else they are those that the close has given
+                change_node(view, record.node, ranks=tuple(sorted(record.pids)))
+            if record.warm or record.cold:
+                started = view.cycles.get((record.replica, view.generation, record.cycle))
+                if started is not None:
+                    warm, cold = started.warm + record.warm, started.cold or record.cold
+                    change_cycle(view, record.replica, record.cycle, warm=warm, cold=cold)
             current, waiting = view.replicas[record.replica], view.waiting[record.replica]
             if current.phase != "starting" or current.cycle != record.cycle:
                 return
@@ -436,9 +440,18 @@ def _close_rendezvous(view: JobView, record: records.RendezvousClosed, t: float)
     promoted = record.promoted if record.cycle else ()  # cycle 0 promotes no spare
     workers = world // max(1, len(nodes))  # each node of a rendezvous has as many
     for index, node in enumerate(nodes):
-        place = {"replica": name, "role": replica.role, "group_rank": index, "promoted": node in promoted}
-        ranks = tuple(range(index * workers, (index + 1) * workers))
-        change_node(view, node, state="active", since=t, ranks=ranks, step=None, done=False, **place)
+        view.nodes[node] = replace(
+            view.nodes.get(node) or NodeView(name=node),
+            state="active",
+            since=t,
+            replica=name,
+            role=replica.role,
+            group_rank=index,
+            ranks=tuple(range(index * workers, (index + 1) * workers)),
+            step=None,
+            promoted=node in promoted,
+            done=False,
+        )
     view.waiting[name] = set(nodes)
     change_cycle(view, name, record.cycle - 1, last_step=replica.step)
     change_replica(view, name, phase="starting", nodes=nodes, world_size=world, step=None, since=t)
@@ -467,8 +480,8 @@ def change_cycle(view: JobView, replica: str, cycle: int, **changes: Any) -> Non
 
 def report_step(view: JobView, name: str, step: int) -> None:
     """A rank of the node reported a step."""
-    change_node(view, name, step=step)
-    replica = view.replicas.get(view.nodes[name].replica or "")
+    node = view.nodes[name] = replace(view.nodes.get(name) or NodeView(name=name), step=step)
+    replica = view.replicas.get(node.replica or "")
     if replica is not None and (replica.step is None or step > replica.step):
         change_replica(view, replica.id, step=step)
 
@@ -509,8 +522,9 @@ def arrive(view: JobView, name: str, t: float) -> None:
         if name in view.drained:
             stop_waiting(view, replica.id, name)
         elif replica.phase in ("joining", "stopping") and name in view.waiting[replica.id]:
-            place = {"replica": replica.id, "role": replica.role, "ranks": (), "done": False}
-            change_node(view, name, state="ready", since=t, **place)
+            known = view.nodes.get(name) or NodeView(name=name)
+            place = {"replica": replica.id, "role": replica.role}
+            view.nodes[name] = replace(known, state="ready", since=t, ranks=(), done=False, **place)
             stop_waiting(view, replica.id, name)
             return
     state: NodeState = "drained" if name in view.drained else "standby"

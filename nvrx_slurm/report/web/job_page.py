@@ -70,13 +70,14 @@ class JournalLines:
     _event_of: dict[type, int] = field(default_factory=dict)
 
     def take(self, entry: Entry, view: JobView) -> None:
-        self.began = entry.t if self.began is None else self.began
+        record = entry.record
+        if self.began is None:
+            self.began = entry.t
+        if (event := self._event_of.get(type(record))) is None:
+            event = self._event_of[type(record)] = self.events.setdefault(event_name(record), len(self.events))
         self.at_ms.append(round((entry.t - self.began) * 1000))
-        kind = type(entry.record)
-        if (event := self._event_of.get(kind)) is None:
-            event = self._event_of[kind] = self.events.setdefault(event_name(kind), len(self.events))
         self.event.append(event)
-        self.sentence.append(one_line(describe(entry.record)))
+        self.sentence.append(one_line(describe(record)))
 
 
 def job_page(
@@ -91,6 +92,7 @@ def job_page(
     lost. Stacks are read from the job's folder."""
     view = shot.view
     goodput = history.finish(view, shot.moment if shot.exit_code is None and shot.state != "died" else None)
+    of_nodes = history.of_nodes()
     body = "\n".join(
         [
             _header(shot, history, goodput),
@@ -102,14 +104,16 @@ def job_page(
             _failures(shot, history),
             _recoveries(view),
             _verdicts(history, stops, journal.began or 0.0),
-            _nodes(view, history),
+            _nodes(view, history, of_nodes),
             _configuration(configuration),
             _JOURNAL,
             "</main>",
         ]
     )
     title = f"{view.name or shot.folder.job_id}: {shot.state}"
-    return document(title=title, body=body, data=_data(shot, history, journal), scripts=("charts.js", "job.js"))
+    return document(
+        title=title, body=body, data=_data(shot, history, journal, of_nodes), scripts=("charts.js", "job.js")
+    )
 
 
 # ------------------------------------------------------------------------------------------ the header
@@ -429,14 +433,14 @@ def _verdicts(history: JobTimeline, stops: Sequence[WouldBeStop], began: float) 
     )
 
 
-def _nodes(view: JobView, history: JobTimeline) -> str:
+def _nodes(view: JobView, history: JobTimeline, of_nodes: dict[str, list[Span]]) -> str:
     """Each node's time by kind, and how often it failed."""
-    took: dict[str, dict[str, int]] = {node: {} for node in history.nodes()}
-    used: set[str] = set()
-    for span in history.spans:
-        mine = took[span.node]
-        mine[span.kind] = mine.get(span.kind, 0) + span.until_us - span.since_us
-        used.add(span.kind)
+    took: dict[str, dict[str, int]] = {}
+    for node, spans in of_nodes.items():
+        mine = took[node] = {}
+        for span in spans:
+            mine[span.kind] = mine.get(span.kind, 0) + span.until_us - span.since_us
+    used = set[str]().union(*took.values())
     failed: dict[str, int] = {}
     for story in history.failures:
         failed[story.cause.node] = failed.get(story.cause.node, 0) + 1
@@ -476,17 +480,16 @@ def _configuration(configuration: Sequence[tuple[str, str, str]]) -> str:
 # --------------------------------------------------------------------------------------------- the data
 
 
-def _data(shot: Snapshot, history: JobTimeline, journal: JournalLines) -> dict[str, object]:
+def _data(
+    shot: Snapshot, history: JobTimeline, journal: JournalLines, of_nodes: dict[str, list[Span]]
+) -> dict[str, object]:
     """What the script draws. Times are milliseconds since the first entry."""
     view, began = shot.view, journal.began or 0.0
     began_us = round(began * 1e6)
     cycle_index = {key: index for index, key in enumerate(view.cycles)}
-    by_node: dict[str, list[Span]] = {node: [] for node in history.nodes()}
-    for span in history.spans:
-        by_node[span.node].append(span)
-    last = max((spans[-1].until_us for spans in by_node.values() if spans), default=began_us)
+    last = max((spans[-1].until_us for spans in of_nodes.values() if spans), default=began_us)
     rows: dict[str, list[int]] = {}
-    for node, spans in by_node.items():
+    for node, spans in of_nodes.items():
         row = rows[node] = []
         for span in spans:
             cycle = -1 if span.cycle is None else cycle_index.get(span.cycle, -1)

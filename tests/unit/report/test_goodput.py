@@ -294,7 +294,7 @@ def test_the_parts_add_up_in_every_history(block: int) -> None:
     for seed in range(block * 250, block * 250 + 250):
         entries = wandering(seed)
         spans: list[Span] = []
-        meter = GoodputMeter(spans.append)
+        meter = GoodputMeter(spans)
         fold = JobFold(None, [meter])
         for entry in entries:
             fold.take(entry)

@@ -47,4 +47,4 @@ def test_failures_of_two_cycles_are_two() -> None:
 def test_what_happens_while_the_job_ends_is_no_failure() -> None:
     recorder = ended()
     assert [story.cause.kind for story in history_of(recorder).failures] == ["node_lost"]
-    assert history_of(recorder).nodes() == list(recorder.nodes)
+    assert list(history_of(recorder).of_nodes()) == list(recorder.nodes)

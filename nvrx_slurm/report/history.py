@@ -5,6 +5,7 @@ A subscriber of `JobFold`, which needs no plan and replays nothing. It does no I
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from nvrx_slurm.journal import records
@@ -98,9 +99,10 @@ class JobTimeline:
 
     def of_nodes(self) -> dict[str, list[Span]]:
         """The spans of each node that the job has had, in Slurm's order, those of later generations behind."""
-        found: dict[str, list[Span]] = {node: [] for _, nodes in self.generations for node in nodes}
+        expected = {node: list[Span]() for _, nodes in self.generations for node in nodes}
+        found = defaultdict(list[Span], expected)
         for span in self.spans:
-            found.setdefault(span.node, []).append(span)
+            found[span.node].append(span)
         return found
 
     def goodput(self, view: JobView, at: float | None = None) -> Goodput:

@@ -101,7 +101,7 @@ class Journal:
                 if item.n <= self.n:
                     continue
                 self.n = item.n
-                if isinstance(item.record, JobEnded | JobStarted):  # a requeued job starts again after it ended
+                if isinstance(item.record, (JobEnded, JobStarted)):  # a requeued job starts again after it ended
                     self.ended = isinstance(item.record, JobEnded)
             new.append(item)
         return new

@@ -201,7 +201,8 @@ class NodeSpans:
 
     def _follow(self, node: str, view: JobView, now: int) -> None:
         """The node's span is what the view says of it."""
-        state = view.nodes[node].state if node in view.nodes else "joining"
+        there = view.nodes.get(node)
+        state = "joining" if there is None else there.state
         kind = OF_STATE.get(state)
         if kind is None or self._ended_us is not None:  # active, and so of its cycle
             return

@@ -7,8 +7,6 @@ from heapq import nlargest
 from math import inf
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from nvrx_slurm.report.model import JobView, RankView, ReceivedHeartbeat, ReplicaView, SectionView
 
 JITTER_S = 0.1
@@ -38,20 +36,19 @@ def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) ->
         age_s = 0.0 if heard is None or store_now is None else max(0.0, store_now - heard.t)
         fastest = None if heard is None else _fastest(moving, heard.t)  # once a node: they have 8 ranks and more
         for rank in node.ranks:
-            place = RankView(replica=replica.id, rank=rank, node=node.name)
             if heard is None:
-                yield place
+                yield RankView(replica=replica.id, rank=rank, node=node.name)
                 continue
             step, quiet_s = heard.heartbeat.steps.get(rank), heard.heartbeat.quiet.get(rank)
-            yield replace(
-                place,
+            sections = heard.heartbeat.sections.get(rank, ())
+            yield RankView(
+                replica=replica.id,
+                rank=rank,
+                node=node.name,
                 step=step,
                 lag=None if step is None or fastest is None else int(max(0.0, fastest - step)),
                 quiet_s=None if quiet_s is None else quiet_s + age_s,
-                sections=tuple(
-                    SectionView(name=name, open_s=open_s + age_s)
-                    for name, open_s in heard.heartbeat.sections.get(rank, ())
-                ),
+                sections=tuple([SectionView(name=name, open_s=open_s + age_s) for name, open_s in sections]),
             )
 
 

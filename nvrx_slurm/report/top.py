@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from nvrx_slurm.report import page
 from nvrx_slurm.report.goodput import Goodput
@@ -55,11 +55,23 @@ class Action(NamedTuple):
 
 
 class _Row(NamedTuple):
+    """`order`: a value for each column, to sort by. The cells of a rank are made when it is seen (`_cells`): a job
+    has thousands."""
+
     cells: tuple[str, ...]
     mood: Mood
-    order: tuple[float | str, ...]  # one for each column, to sort by
+    order: tuple[Any, ...]
     rank: RankView | None = None
     job: str = ""
+
+
+def _cells(row: _Row) -> tuple[str, ...]:
+    if (rank := row.rank) is None:
+        return row.cells
+    quiet = "–" if rank.quiet_s is None else seconds(rank.quiet_s)
+    sections = " › ".join(f"{each.name} {seconds(each.open_s)}" for each in rank.sections)
+    cells = (str(rank.rank), rank.node, number(rank.step), number(rank.lag), quiet, rank.replica, sections)
+    return tuple(map(one_line, cells))
 
 
 @dataclass(slots=True)
@@ -231,7 +243,7 @@ class Top:
         self.cursor = min(max(self.cursor, 0), max(0, len(rows) - 1))
         seen = max(1, room - 1)
         self.offset = min(max(self.offset, self.cursor - seen + 1), self.cursor, max(0, len(rows) - seen))
-        visible = rows[self.offset : self.offset + seen]
+        visible = [row._replace(cells=_cells(row)) for row in rows[self.offset : self.offset + seen]]
         widths = [
             max(len(name), *(len(row.cells[index]) for row in visible), 0) if visible else len(name)
             for index, name in enumerate(columns)
@@ -256,7 +268,7 @@ class Top:
         rows = self._jobs() if self.mode == "jobs" else self._of_job()
         words = self.filter.lower().split()
         if words:
-            rows = [row for row in rows if all(word in " ".join(row.cells).lower() for word in words)]
+            rows = [row for row in rows if all(word in " ".join(_cells(row)).lower() for word in words)]
         by = self._sorted_by()
         return sorted(rows, key=lambda row: row.order[by], reverse=self.reverse)
 
@@ -296,20 +308,11 @@ class Top:
         shot, _ = self._shots[self.job]
         rows = []
         for rank in self._ranks():
-            quiet = "–" if rank.quiet_s is None else seconds(rank.quiet_s)
-            sections = " › ".join(f"{each.name} {seconds(each.open_s)}" for each in rank.sections)
-            cells = (str(rank.rank), rank.node, number(rank.step), number(rank.lag), quiet, rank.replica, sections)
-            order = (
-                rank.rank,
-                rank.node,
-                rank.step or -1,
-                -(rank.lag or 0),
-                -(rank.quiet_s or 0.0),
-                rank.replica,
-                sections,
-            )
-            kind: Mood = "bad" if (rank.quiet_s or 0.0) > 60.0 else "busy" if (rank.lag or 0) > 1 else "plain"
-            rows.append(_Row(tuple(map(one_line, cells)), kind, order, rank=rank))
+            lag, quiet_s = rank.lag or 0, rank.quiet_s or 0.0
+            sections = tuple([(each.name, each.open_s) for each in rank.sections])
+            order = (rank.rank, rank.node, rank.step or -1, -lag, -quiet_s, rank.replica, sections)
+            kind: Mood = "bad" if quiet_s > 60.0 else "busy" if lag > 1 else "plain"
+            rows.append(_Row((), kind, order, rank=rank))
         if rows:
             return rows
         for index, row in enumerate(page.nodes(shot).rows):

@@ -42,6 +42,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "transport": ("transport.speed:transport", "A payload of 1 KiB to 64 MiB, from one process to another."),
     "transport_sick": ("transport.sick:transport_sick", "8 readers on 4 ports of which 1 says nothing."),
     "report": ("report:report", "1,000 nodes, 100,000 entries: page, trace, metrics; a page of 1,000 jobs."),
+    "live_readers": ("live_readers:live_readers", "metrics --listen and top of a job of 1,000 ranks: CPU."),
     "attrsvc": ("attrsvc:attrsvc", "A cached answer of attrsvc against a bare Starlette; its health under load."),
 }
 

@@ -41,7 +41,7 @@ class Singer:
         self.silent, self.last_at = False, 0.0
         self._keys, self._key, self._keep = keys, key, keep
         self._beats = 0
-        self._ranks = range(WORKERS * index, WORKERS * (index + 1))
+        self._ranks = range(WORKERS * (index - 1), WORKERS * index)
         self._step = index % TRIM_EVERY  # not all of them trim at once
 
     def join(self) -> bytes:

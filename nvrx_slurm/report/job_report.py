@@ -16,6 +16,7 @@ from nvrx_slurm.report.hindsight import stops_of
 from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.model import Recovery
+from nvrx_slurm.report.recovery import PHASES
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.web.job_page import JournalLines, job_page
 from nvrx_slurm.util.clock import Clock
@@ -29,16 +30,16 @@ class Recoveries(tuple[Recovery, ...]):
     """The recoveries of a job, oldest first."""
 
     def frame(self) -> Any:
-        """A pandas DataFrame with a row for each, and a column for each phase. Raises UsageError without pandas."""
+        """A pandas DataFrame with a row for each, and a column for each phase; these columns are there without a row,
+        too. Raises UsageError without pandas."""
         try:
             import pandas
         except ImportError:
             raise UsageError("there is no pandas here: pip install pandas, or use the records themselves") from None
-        rows = []
-        for each in self:
-            fields = msgspec.structs.asdict(each)
-            rows.append({**fields, **fields.pop("phases"), "steps_lost": each.steps_lost})
-        return pandas.DataFrame(rows)
+        fields = [name for name in Recovery.__struct_fields__ if name != "phases"] + ["steps_lost"]
+        rows = [{**{name: getattr(each, name) for name in fields}, **each.phases} for each in self]
+        columns = dict.fromkeys(name for row in [dict.fromkeys([*fields, *PHASES]), *rows] for name in row)
+        return pandas.DataFrame(rows, columns=list(columns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -103,12 +102,18 @@ def test_goodput_recoveries_and_the_report() -> None:
         nv.Job("gone", cluster="local").goodput()
 
 
-def test_recoveries_are_a_frame_where_pandas_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row for each recovery, a column for each phase; without pandas one error that says so."""
-    recoveries = nv.job("old").recoveries()
+def test_recoveries_are_a_frame_of_pandas(tmp_path: Path) -> None:
+    """A row for each recovery, a column of numbers for each phase; without a recovery the same columns."""
+    pytest.importorskip("pandas")
+    frame = nv.job("old").recoveries().frame()
+    assert (frame.loc[0, "replica"], frame.loc[0, "steps_lost"], len(frame)) == ("main-0", 4, 1)
+    assert frame["torn_down"].dtype == "float64" and frame["torn_down"].sum() > 0.0
+    write(tmp_path / "c", to_first_cycle(), job="third")
+    none = nv.job("third", folder=tmp_path / "c").recoveries().frame()
+    assert list(none.columns) == list(frame.columns) and none["total_s"].sum() == 0
+
+
+def test_a_frame_without_pandas_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UsageError, match="pip install pandas"):
-        recoveries.frame()
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))  # what it is given
-    (row,) = recoveries.frame()
-    assert row["replica"] == "main-0" and row["steps_lost"] == 4 and row["torn_down"] > 0.0
+    with pytest.raises(UsageError):
+        nv.job("old").recoveries().frame()

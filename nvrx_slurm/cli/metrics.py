@@ -62,12 +62,15 @@ def metrics(
     if listen is not None:
         serve(jobs, *address_of(listen))
         return
+    import gc
+
     from prometheus_client import exposition
     from prometheus_client.openmetrics import exposition as openmetrics
 
     from nvrx_slurm.report.live_jobs import FollowedJobs
     from nvrx_slurm.report.metrics import registry_of
 
+    gc.disable()  # as `report` does; a server that stays collects
     with FollowedJobs(jobs) as followed:
         registry = registry_of(followed.look())
     if textfile is None:

@@ -6,15 +6,18 @@ Entries are numbered without a gap, so changing the source loses none and repeat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted
 from nvrx_slurm.report.journal_file import JournalFile
-from nvrx_slurm.report.journal_stream import JournalStream
 from nvrx_slurm.report.model import ReceivedHeartbeat
 from nvrx_slurm.report.presence import Presence
 from nvrx_slurm.util.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from nvrx_slurm.report.journal_stream import JournalStream
 
 FILE_POLL_S = 0.1
 """How often the journal's file is looked at where no store answers: it may lie on another host's file system."""
@@ -117,6 +120,8 @@ class Journal:
         if address is None:
             self.store_error = None
             return False
+        from nvrx_slurm.report.journal_stream import JournalStream  # a job that has ended needs no signatures
+
         self._stream = JournalStream(address, after=self.n, beats=self._beats)
         return True
 

@@ -20,7 +20,7 @@ from nvrx_slurm.report import page, recovery
 from nvrx_slurm.report.goodput import MEANINGS, PARTS, Goodput
 from nvrx_slurm.report.hindsight import WouldBeStop
 from nvrx_slurm.report.history import FailureSummary, JobTimeline
-from nvrx_slurm.report.model import JobView, Recovery
+from nvrx_slurm.report.model import CycleKey, JobView, Recovery
 from nvrx_slurm.report.sentences import describe
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.spans import Span
@@ -486,15 +486,17 @@ def _data(
     """What the script draws. Times are milliseconds since the first entry."""
     view, began = shot.view, journal.began or 0.0
     began_us = round(began * 1e6)
-    cycle_index = {key: index for index, key in enumerate(view.cycles)}
+    cycle_index: dict[CycleKey | None, int] = {key: index for index, key in enumerate(view.cycles)}
     last = max((spans[-1].until_us for spans in of_nodes.values() if spans), default=began_us)
     rows: dict[str, list[int]] = {}
     for node, spans in of_nodes.items():
         row = rows[node] = []
+        until_us, until = None, 0
         for span in spans:
-            cycle = -1 if span.cycle is None else cycle_index.get(span.cycle, -1)
-            since, until = (span.since_us - began_us) // 1000, (span.until_us - began_us) // 1000
-            row += (_KIND_INDEX[span.kind], since, until, cycle)
+            # Most begin where the one before has ended.
+            since = until if span.since_us == until_us else (span.since_us - began_us) // 1000
+            until_us, until = span.until_us, (span.until_us - began_us) // 1000
+            row += (_KIND_INDEX[span.kind], since, until, cycle_index.get(span.cycle, -1))
     return {
         "began": began,
         "until": (last - began_us) // 1000,

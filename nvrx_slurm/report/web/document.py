@@ -21,7 +21,7 @@ import msgspec
 from nvrx_slurm.util.sanitize import one_line, shown
 
 GZIP_LEVEL = 1
-"""Of 100,000 entries 2.7 MB; level 5 saves a fifth of it for twice the time."""
+"""A page of 100,000 entries has 3.1 MB; level 5 saves a fifth of it for twice the time."""
 
 _PAGE = """\
 <!doctype html>

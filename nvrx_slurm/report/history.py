@@ -23,10 +23,11 @@ FAILURES = (
     records.NodeLost,
     records.NodeIsolated,
     records.NodeLeft,
+    records.NodeJoined,  # of a node whose agent was replaced
 )
 
 
-_OF_EVERY_NODE = {records.NodeReady, records.WorkersStarted, records.Progress, records.NodeJoined}
+_OF_EVERY_NODE = {records.NodeReady, records.WorkersStarted, records.Progress}
 
 
 @dataclass(slots=True)
@@ -65,16 +66,19 @@ class JobTimeline:
         self.generations: list[tuple[float, tuple[str, ...]]] = []
         self._meter = GoodputMeter(self.spans if keeps_spans else None)
         self._by_cycle: dict[CycleKey, FailureSummary] = {}
+        self._cause: FailureView | None = None  # the view's last failure before the entry
         self._goodput: Goodput | None = None
 
     def take(self, entry: Entry, view: JobView) -> None:
         """One entry, after the view has taken it."""
         self._meter.take(entry, view)
         record = entry.record
+        before, self._cause = self._cause, view.last_failure
         if type(record) in _OF_EVERY_NODE:  # nearly all are, and nothing here follows from them
             return
         if isinstance(record, FAILURES):
-            self._fail(record, entry.t, view)
+            if view.last_failure is not before:
+                self._fail(record, view)
             return
         match record:
             case records.JobStarted():
@@ -116,7 +120,7 @@ class JobTimeline:
             self.spans += self._meter.pending(at)
         return self._goodput
 
-    def _fail(self, record: records.AnyRecord, at: float, view: JobView) -> None:
+    def _fail(self, record: records.AnyRecord, view: JobView) -> None:
         cause = view.last_failure
         if cause is None or view.shutdown is not None:
             return

@@ -156,6 +156,14 @@ def _fold_node(view: JobView, record: AnyRecord, t: float) -> None:
     """The nodes: they join, get ready, leave, are lost, fenced and quarantined."""
     match record:
         case records.NodeJoined():
+            before = view.nodes.get(record.node)
+            works_for = (
+                None if before is None or before.state != "active" else view.replicas.get(before.replica or "")
+            )
+            if (
+                works_for is not None and works_for.phase not in ENDED
+            ):  # no other record says that its workers are gone
+                note_failure(view, record.node, "node_lost", f"{record.node} lost: its agent was replaced", t)
             view.nodes[record.node] = NodeView(name=record.node, since=t, incarnation=record.incarnation)
             arrive(view, record.node, t)
         case records.NodeReady():

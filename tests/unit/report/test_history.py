@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nvrx_slurm.journal.records import NodeJoined
 from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.view import JobFold
 from tests.unit.report.recorder import Recorder, ended, to_first_cycle
@@ -42,6 +43,16 @@ def test_failures_of_two_cycles_are_two() -> None:
     stories = history_of(recorder).failures
     assert [story.cause.kind for story in stories] == ["node_lost", "worker_error"]
     assert [story.key[2] for story in stories if story.key] == [0, 1]
+
+
+def test_an_agent_that_is_replaced_is_a_failure() -> None:
+    """No record but the next agent's join says so; the decision that follows belongs to it."""
+    recorder = to_first_cycle()
+    recorder.tell(NodeJoined(node="n2", incarnation="another", seq=1, addr="127.0.0.1", port=5000))
+    recorder.ready()
+    (story,) = history_of(recorder).failures
+    assert (story.cause.kind, story.cause.node, story.key) == ("node_lost", "n2", ("main-0", 0, 0))
+    assert story.decided is not None and story.decided.cause == story.cause.why
 
 
 def test_what_happens_while_the_job_ends_is_no_failure() -> None:

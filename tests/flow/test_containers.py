@@ -292,7 +292,13 @@ def test_agents_inside_under_slurm(healthy_cluster, gate, tmp_path):
             clock=SystemClock(),
         )
         left = next(worker.env["NVRX_NODE"] for worker in there.values() if worker.env["NVRX_NODE"] != first)
-        assert "scontrol: done" in job.folder.node_log(left).read_text()
+        log = job.folder.node_log(left)
+        wait_until(
+            lambda: "scontrol: done" in log.read_text(),
+            timeout_s=GONE_S,
+            what="the agent to hear of it",
+            clock=SystemClock(),
+        )
     finally:
         job.close()
         if job.process.poll() is None:

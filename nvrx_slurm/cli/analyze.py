@@ -69,6 +69,8 @@ def analyze(
         return
     if not paths:
         raise click.UsageError("name a log file, a folder of logs, or - for standard input")
+    from msgspec import structs
+
     from nvrx_slurm.api.analysis import examination, examine_cycles
 
     with _spooled(paths) as (readable, names):
@@ -80,7 +82,8 @@ def analyze(
         for problem in (problem for each in results for problem in each.problems):
             click.echo(one_line(f"nvrx-slurm: {_with_names(problem, names)}"), err=True)
         if as_json:
-            print_json(answers[0] if last is None else answers)
+            said = [structs.replace(each, meaning=meaning(each)) for each in answers]
+            print_json(said[0] if last is None else said)
         else:
             width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None
             pages = ["\n".join(page(each.attribution, width, names)) for each in results]
@@ -158,13 +161,17 @@ MEANINGS = {
 }
 
 
+def meaning(answer: Attribution) -> str:
+    """What the verdict means, as the first line says it."""
+    without = f", without {', '.join(answer.nodes)}" if answer.verdict == "RESTART" and answer.nodes else ""
+    return f"{MEANINGS[answer.verdict]}{without}" if failed(answer) else "no line tells of a failure"
+
+
 def page(answer: Attribution, width: int | None = None, names: Mapping[str, str] | None = None) -> Iterator[str]:
     """The lines that `analyze` prints; `width` None: nothing is wrapped. `names`: of copies, by their paths."""
     names = names or {}
     verdict = click.style(answer.verdict, fg=_COLOURS[answer.verdict], bold=True)
-    without = f", without {', '.join(answer.nodes)}" if answer.verdict == "RESTART" and answer.nodes else ""
-    meaning = f"{MEANINGS[answer.verdict]}{without}" if failed(answer) else "no line tells of a failure"
-    yield f"{verdict}  {one_line(meaning)}"
+    yield f"{verdict}  {one_line(meaning(answer))}"
     if failed(answer):
         yield one_line(f"{answer.fault}, of {answer.scope.replace('_', ' ')}, confidence {answer.confidence:.2f}")
     yield ""

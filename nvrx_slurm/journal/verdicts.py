@@ -191,7 +191,7 @@ class Attribution(Wire, frozen=True, kw_only=True):
     them). `ranks` and `nodes` are the blamed ones; `missing` are ranks that the others waited for. `primary` is the
     line where it began, `secondary` what followed from it, in order. `problem`: why there is no verdict.
     `read`: which logs. Where the verdict is UNKNOWN, `runner_up` is the next best line, and `settle` a command that
-    would show more.
+    would show more. `meaning`: what the verdict means, in one sentence; `analyze --json` fills it in.
     """
 
     source: str
@@ -214,6 +214,7 @@ class Attribution(Wire, frozen=True, kw_only=True):
     read: LogsRead | None = None
     runner_up: Evidence | None = None
     settle: str = ""
+    meaning: str = ""
 
 
 class VerdictRecord(Wire, frozen=True, kw_only=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from msgspec.structs import replace
+
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.journal.records import (
     AttributionJudged,
@@ -68,6 +70,10 @@ class Explanation(Value, frozen=True, kw_only=True):
     """The first step that a rank reported after the restart."""
     first_step: FirstStepReached | None = None
     """When every node had reported its first step, and what took how long until then."""
+    verdict: Verdict | None = None
+    """What was read from all answers; before that, what the surest of them says. None: no source was asked."""
+    meaning: str = ""
+    """What that verdict means for this job, and what was done."""
 
 
 def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribution | None = None) -> Explanation:
@@ -76,7 +82,7 @@ def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribut
     answers = [Answered(attribution=each.attribution, at=each.at, late=each.late) for each in timeline.answers]
     if now is not None:
         answers.append(Answered(attribution=now, now=True))
-    return Explanation(
+    found = Explanation(
         job=job,
         name=name,
         generation=key.generation,
@@ -99,6 +105,10 @@ def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribut
         first_step=timeline.stepped,
         peers_lost=tuple(sorted(rank for rank in timeline.peers_lost if rank != key.rank)),
     )
+    best = max((each.attribution for each in answers), key=lambda each: each.confidence, default=None)
+    judged = found.judged
+    verdict = judged.verdict if judged is not None else best.verdict if best is not None else None
+    return found if verdict is None else replace(found, verdict=verdict, meaning=_meaning(found, verdict))
 
 
 # --------------------------------------------------------------------------------------------- screen
@@ -107,8 +117,9 @@ def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribut
 def facts(failure: Explanation, bounds: FaultToleranceSpec, folder: str) -> list[Row]:
     """Label and text, in the order in which one asks."""
     again = f", generation {failure.generation}" if failure.generation else ""
+    verdict = failure.verdict
     rows = [
-        *_in_short(failure),
+        *([Row(("in short", f"{verdict}: {failure.meaning}"), mood=MOODS[verdict])] if verdict else []),
         Row(("job", f"{failure.job} ({failure.name}), {failure.replica} cycle {failure.cycle}{again}")),
     ]
     if failure.in_process:
@@ -148,15 +159,9 @@ _MEANINGS = {
 }
 
 
-def _in_short(failure: Explanation) -> Iterator[Row]:
-    """What the verdict means for this job, and what was done: `RESTART: it need not happen again; restarted without
-    n5`."""
-    best = max((each.attribution for each in failure.answers), key=lambda each: each.confidence, default=None)
-    judged = failure.judged
-    verdict = judged.verdict if judged is not None else best.verdict if best is not None else None
-    if verdict is None:
-        return
-    done = "nothing was decided yet"
+def _meaning(failure: Explanation, verdict: Verdict) -> str:
+    """What the verdict means for this job, and what was done: `it need not happen again; restarted without n5`."""
+    judged, done = failure.judged, "nothing was decided yet"
     if failure.shutdown is not None:
         done = "the job ended"
     elif failure.decided is not None:
@@ -166,7 +171,7 @@ def _in_short(failure: Explanation) -> Iterator[Row]:
             done = f"{done} without {names(blamed)}, unless no other node was left"
     if verdict is Verdict.STOP and failure.shutdown is None and judged is not None and not judged.acted:
         done = f"{done} all the same, in a dry run"
-    yield Row(("in short", f"{verdict}: {_MEANINGS[verdict]}; {done}"), mood=MOODS[verdict])
+    return f"{_MEANINGS[verdict]}; {done}"
 
 
 _DONE = {"restart_replica": "restarted", "restart_job": "restarted", "ignore": "went on without the replica"}
@@ -206,8 +211,8 @@ def _evidence(failure: Explanation, folder: str) -> Iterator[Row]:
     if best is None or best.primary is None:
         return
     rule = f"  (rule {best.primary.rule})" if best.primary.rule else ""
-    yield Row(("", f"{_place(best.primary, folder)}{rule}"), mood="dim")
-    yield Row(("", best.primary.text.strip()), mood="bad")
+    yield Row(("", _place(best.primary, folder)), mood="dim", cut=True, end=rule)
+    yield Row(("", best.primary.text.strip()), mood="bad", cut=True)
     if blamed := [part for part in (best.ranks and ranks_of(best.ranks), best.nodes and names(best.nodes)) if part]:
         yield Row(("blamed", " on ".join(blamed)))
     if best.missing:
@@ -221,9 +226,11 @@ def _evidence(failure: Explanation, folder: str) -> Iterator[Row]:
         classes.setdefault(line.rule.partition(".")[0], []).append(line)
     for index, lines in enumerate([*classes.values()][:MOST_FOLLOWING]):
         more = f"  (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        yield Row(("" if index else "then", f"{_place(lines[0], folder)}  {lines[0].text.strip()}{more}"), mood="dim")
+        text = f"{_place(lines[0], folder)}  {lines[0].text.strip()}"
+        yield Row(("" if index else "then", text), mood="dim", cut=True, end=more)
     if (other := best.runner_up) is not None:
-        yield Row(("or else", f"{_place(other, folder)}  {other.text.strip()}  (rule {other.rule})"), mood="dim")
+        text = f"{_place(other, folder)}  {other.text.strip()}"
+        yield Row(("or else", text), mood="dim", cut=True, end=f"  (rule {other.rule})")
     if best.settle:
         yield Row(("settle", best.settle))
     if (read := best.read) is not None:

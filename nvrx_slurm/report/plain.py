@@ -42,7 +42,7 @@ def jobs(lines: Sequence[JobLine]) -> str:
 def pairs(rows: Sequence[Row]) -> str:
     """Labels and texts in two columns."""
     width = max(len(row.cells[0]) for row in rows)
-    return "\n".join(f"{row.cells[0]:<{width}}{GAP}{row.cells[1]}" for row in rows)
+    return "\n".join(f"{row.cells[0]:<{width}}{GAP}{row.cells[1]}{row.end}" for row in rows)
 
 
 def table(each: Table) -> str:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.rule import Rule
@@ -45,6 +46,10 @@ PHASE_STYLES = {
     "spawned": "green",
 }
 BAR_WIDTH = 32
+WIDEST_FACTS = 100
+FACT_GAP = 4
+"""Columns of padding around a label and its text."""
+
 MOST_NODES = 16
 MOST_RANKS = 8
 MOST_RECOVERIES = 5
@@ -71,9 +76,10 @@ def show_table(table: Table, console: Console | None = None) -> None:
 
 
 def show_facts(rows: Sequence[Row], table: Table, console: Console | None = None) -> None:
-    """Print labels with their texts, and a table below."""
+    """Print labels with their texts, and a table below, in at most `WIDEST_FACTS` columns."""
     out = console or Console(highlight=False)
-    out.print(_fact_grid(rows, label_style="bold"))
+    out.width = min(out.width, WIDEST_FACTS)
+    out.print(_fact_grid(rows, label_style="bold", width=out.width))
     if table.rows:
         out.print()
         out.print(grid(table))
@@ -142,13 +148,20 @@ def footer(shot: Snapshot) -> Grid:
     return _fact_grid(rows, label_style="dim")
 
 
-def _fact_grid(rows: Sequence[Row], label_style: str) -> Grid:
+def _fact_grid(rows: Sequence[Row], label_style: str, width: int | None = None) -> Grid:
+    """`width`: of the terminal. Where it is given, rows of one line are cut to it."""
     facts = Grid.grid(padding=(0, 2))
+    labels = max((cell_len(row.cells[0]) for row in rows), default=0) + FACT_GAP
     facts.add_column(style=label_style, no_wrap=True)
     facts.add_column(overflow="fold")
     for row in rows:
-        label, text = row.cells
-        facts.add_row(Text(label), Text(text, STYLES[row.mood]))
+        label, words = row.cells
+        text = Text(words)
+        if row.cut and width is not None:
+            text.truncate(max(1, width - labels - cell_len(row.end)), overflow="ellipsis")
+        text.append(row.end)
+        text.stylize(STYLES[row.mood])
+        facts.add_row(Text(label), text)
     return facts
 
 

@@ -35,13 +35,19 @@ STATE_MOODS: dict[str, Mood] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table. Its cells hold text from elsewhere: control characters are made visible."""
+    """A line of a table. Its cells hold text from elsewhere: control characters are made visible.
+
+    `cut`: on a terminal the text of a fact is cut, not wrapped; `end` follows it, and is not cut off.
+    """
 
     cells: tuple[str, ...]
     mood: Mood = "plain"
+    cut: bool = False
+    end: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cells", tuple(map(one_line, self.cells)))
+        object.__setattr__(self, "end", one_line(self.end))
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ def test_json_is_what_the_schema_says(nvrx: Nvrx, log: Path) -> None:
     jsonschema.validate(answer, json.loads(nvrx("analyze", "--schema").stdout))
     assert (answer["verdict"], answer["fault"], answer["primary"]["line"]) == ("STOP", "key_error", 8)
     assert answer["latency_s"] > 0
+    assert answer["meaning"] == "a restart would fail the same way"
 
 
 def test_rules_of_ones_own(nvrx: Nvrx, log: Path, tmp_path: Path) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import Attributed, ControllerStarted, NodeReady, Tick
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Scope, Verdict
 from nvrx_slurm.lab.plans import plain_bounds
-from nvrx_slurm.report import explanation, hindsight, plain
+from nvrx_slurm.report import explanation, hindsight, plain, screen
 from nvrx_slurm.report.failures import Failures, FailureTimeline, read_failures
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.util.files import JobFiles
@@ -98,6 +100,39 @@ def test_a_stop_is_explained() -> None:
         "SOURCE  VERDICT  SURE  FAULT      SCOPE        TOOK  WHY",
         "lib     STOP      90%  key_error  user code  400 ms  Rank 3 failed first.",
     ]
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_lines_are_fitted_to_the_terminal(width: int) -> None:
+    """Log lines are cut, with what follows them; sentences are wrapped; no line is wider than 100 columns."""
+    recorder = running(dry_run=False)
+    recorder.fail("n1", 3, exit_code=1, step=80)
+    long = msgspec.structs.replace(LINE, text="KeyError: " + "lr " * 80, rule="key_error.raised")
+    following = tuple(msgspec.structs.replace(long, rank=rank, rule="nccl_timeout.watchdog") for rank in range(3))
+    answer = Attribution(
+        source="lib", verdict=Verdict.STOP, confidence=0.9, primary=long, secondary=following, hint="Fix it. " * 30
+    )
+    recorder.tell(Attributed(replica="main-0", cycle=0, rank=3, attribution=answer), 0.4)
+    found = explanation.explanation(timelines(recorder)[-1], job="42", name="digits")
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    rows = explanation.facts(found, recorder.plan.fault_tolerance, "/jobs/42")
+    screen.show_facts(rows, explanation.verdicts(found), console)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= min(width, screen.WIDEST_FACTS)
+    assert sum("KeyError" in line for line in lines) <= 2  # the first line, and one line for the three that followed
+    assert sum(line.endswith("…") for line in lines) == 1
+    assert sum(line.endswith("…  (and 2 more)") for line in lines) == 1
+    assert sum("Fix it." in line for line in lines) > 1
+
+
+def test_the_object_has_the_first_line_too() -> None:
+    """The verdict, and what it means for this job."""
+    recorder = running(dry_run=False)
+    recorder.fail("n1", 3, exit_code=1, step=80)
+    says(recorder, Verdict.STOP)
+    recorder.leave()
+    found = explanation.explanation(timelines(recorder)[-1], job="42", name="digits")
+    assert (found.verdict, found.meaning) == (Verdict.STOP, "a restart would fail the same way; the job ended")
 
 
 def test_what_took_how_long_until_all_nodes_stepped_again() -> None:

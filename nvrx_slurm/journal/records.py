@@ -219,6 +219,17 @@ class StacksDumped(FromAgent, frozen=True, kw_only=True, tag="stacks_dumped"):
     request: str | None = None
 
 
+class LogFindings(FromAgent, frozen=True, kw_only=True, tag="log_findings"):
+    """What the agent has found in the logs of its ranks (attribution/analyze/node_findings.py). `whole`: no worker of
+    the cycle was left on its node. It is for the sources of attribution: no decision depends on it but through their
+    answers, so it is in no journal."""
+
+    replica: FileName
+    cycle: Count
+    whole: bool
+    data: bytes
+
+
 class WorkersDone(FromAgent, frozen=True, kw_only=True, tag="workers_done"):
     """Every worker of this node ended with exit code 0."""
 
@@ -704,6 +715,8 @@ AnyDecision = (
     | DumpOrdered
 )
 AnyRecord = AnyFact | AnyDecision
+AnyInboxRecord = AnyRecord | LogFindings
+"""What may stand in the inbox. `LogFindings` goes to the sources of attribution, and into no journal."""
 
 
 class ControllerUp(Record, frozen=True, kw_only=True, tag_field="event", tag="controller_up"):
@@ -777,7 +790,7 @@ class _Head(msgspec.Struct):
 _head_from_json = msgspec.json.Decoder(_Head)
 _record_from_json: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _packer = msgspec.msgpack.Encoder()
-_unpack_record: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+_unpack_record: msgspec.msgpack.Decoder[AnyInboxRecord] = msgspec.msgpack.Decoder(AnyInboxRecord)
 _unpack_order: msgspec.msgpack.Decoder[AnyOrder] = msgspec.msgpack.Decoder(AnyOrder)
 _unpack_entry = msgspec.msgpack.Decoder(Entry)
 _unpack_heartbeat = msgspec.msgpack.Decoder(Heartbeat)
@@ -789,7 +802,7 @@ def pack(record: Record) -> bytes:
     return _packer.encode(record)
 
 
-def unpack_record(data: bytes) -> AnyRecord:
+def unpack_record(data: bytes) -> AnyInboxRecord:
     """A fact or decision from its wire form. Raises MalformedRecord, as all of these do."""
     return decode(_unpack_record.decode, data, "a record")
 

@@ -157,6 +157,23 @@ def _parts(kind: object) -> tuple[object, ...]:
     return (kind, *get_args(kind))
 
 
+SHARED_FROM_BYTES = 64 << 20
+"""From this size of a cycle's logs on, agents read those of their own nodes; less the leader reads in a second."""
+
+MOST_FINDINGS_BYTES = 1 << 20
+"""Of one node. The findings of eight ranks usually have some ten thousand bytes."""
+
+
+class AgentFindings(Wire, frozen=True, kw_only=True):
+    """What a node's agent has found in the logs of its ranks of one cycle (attribution/analyze/node_findings.py).
+    `folder`: the cycle's, as an inquiry names it. `whole`: no worker of the cycle was left when they were read."""
+
+    folder: str
+    node: str
+    whole: bool
+    data: bytes
+
+
 # ------------------------------------------------------------------------------------------ answering
 
 
@@ -175,13 +192,15 @@ class Evidence(Wire, frozen=True, kw_only=True):
 
 class LogsRead(Wire, frozen=True, kw_only=True):
     """What an answer is made from. `silent`: known ranks of which no log was found. `problems`: files that could not
-    be read, or not to their end, at most 20 of them."""
+    be read, or not to their end, at most 20 of them. `agents`: nodes whose agents have read the logs of their ranks;
+    the rest the source has read itself."""
 
     files: int = 0
     size_bytes: int = 0
     ranks: int = 0
     silent: tuple[int, ...] = ()
     problems: tuple[str, ...] = ()
+    agents: int = 0
 
 
 class Attribution(Wire, frozen=True, kw_only=True):

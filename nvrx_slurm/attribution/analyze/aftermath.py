@@ -6,10 +6,12 @@ prints stacks and errors, one that lives prints progress.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 
 
@@ -33,11 +35,17 @@ class Finality(IntEnum):
 @dataclass(frozen=True, slots=True)
 class TailLine:
     """One of the last lines of a file. `offset`: of its first byte, in the unpacked file. `rank`: by the line's label
-    or the file's name."""
+    or the file's name. Or several of them (`times`) that are of one `kind`, without their text: `condensed`."""
 
     offset: int
     text: str
     rank: int | None = None
+    times: int = 1
+    kind: Nature | None = None
+
+    @property
+    def nature(self) -> Nature:
+        return nature(self.text) if self.kind is None else self.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +129,32 @@ def nature(text: str) -> Nature:
 def aftermath(offset: int, rank: int | None, tail: Sequence[TailLine]) -> Aftermath:
     """What `rank` printed after the line at `offset`; what every rank printed, where None."""
     own = [line for line in tail if rank is None or line.rank in (rank, None)]
-    after = [line for line in own if line.offset > offset]
-    kinds = [nature(line.text) for line in after]
-    recovered = _AS_MUCH_AS_STEPS * kinds.count(Nature.RECOVERED)
+    kinds: Counter[Nature] = Counter()
+    for line in own:
+        if line.offset > offset:
+            kinds[line.nature] += line.times
+    recovered = _AS_MUCH_AS_STEPS * kinds[Nature.RECOVERED]
     before = itertools.takewhile(lambda line: line.offset < offset, own)
-    stepped = any(nature(line.text) is Nature.PROGRESS for line in before)
-    return Aftermath(kinds.count(Nature.PROGRESS) + recovered, kinds.count(Nature.CALM), stepped)
+    stepped = any(line.nature is Nature.PROGRESS for line in before)
+    return Aftermath(kinds[Nature.PROGRESS] + recovered, kinds[Nature.CALM], stepped)
+
+
+def condensed(tail: Iterable[TailLine], offsets: Iterable[int]) -> tuple[TailLine, ...]:
+    """The lines between two of the `offsets`: how many of each rank and kind, in the place of the first of them.
+
+    For a hit at any of the offsets the aftermath is the same, at a cost by the hits, not by the lines."""
+    borders = sorted(set(offsets))
+    runs: dict[tuple[int, int, int | None, Nature], TailLine] = {}
+    for line in tail:
+        # A hit's own line is neither before nor after it: it is a part of its own.
+        part = bisect.bisect_left(borders, line.offset), bisect.bisect_right(borders, line.offset)
+        key = (*part, line.rank, line.nature)
+        before = runs.get(key)
+        if before is None:
+            runs[key] = TailLine(line.offset, "", line.rank, line.times, line.nature)
+        else:
+            runs[key] = replace(before, times=before.times + line.times)
+    return tuple(runs.values())
 
 
 def may_have_gone_on(non_fatal: str | None) -> bool:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from nvrx_slurm.attribution.analyze.aftermath import never_ends_the_rank
-from nvrx_slurm.attribution.analyze.attributing import attribute, attribute_cycle
+from nvrx_slurm.attribution.analyze.attributing import SideEvidence, attribute, attribute_cycle
 from nvrx_slurm.attribution.analyze.collectives import known_ranks
-from nvrx_slurm.attribution.analyze.evidence import read_evidence
+from nvrx_slurm.attribution.analyze.evidence import read_logs
 from nvrx_slurm.attribution.analyze.verdict import CycleEnding
 from nvrx_slurm.attribution.rules.catalogue import Catalogue
-from nvrx_slurm.attribution.scan import Hit, LogFile, Scan, find_logs, scan
+from nvrx_slurm.attribution.scan import Hit, LogFile, Scan, find_logs
 from nvrx_slurm.errors import MalformedRecord, UsageError
 from nvrx_slurm.journal.records import Record, RendezvousClosed, WorkerFailed, entry_from_json
 from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, LogsRead
@@ -33,6 +33,11 @@ NO_FILE = Path("uncaught exception")
 
 CYCLE = re.compile(r"(?P<replica>[^/]+)/gen-(?P<generation>\d+)/cycle-(?P<cycle>\d+)$")
 _WANTED_RECORDS = (b'"rendezvous_closed"', b'"round_closed"', b'"worker_failed"')  # the second: up to 0.1
+
+
+Read = Callable[[Inquiry, Sequence[LogFile]], tuple[Scan, SideEvidence]]
+"""Reads the logs of the cycle that an inquiry is about. Raises UsageError for an earlier one that there is no time to
+read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +75,15 @@ def analyze_logs(
     logs: Sequence[LogFile] | None = None,
     ranks: Collection[int] = (),
     stop: threading.Event | None = None,
+    read: Read | None = None,
 ) -> AnalysisResult:
     """Why the cycle ended. `ranks`: leave out the lines of others. `stop` ends it early, with what was read until
-    then. Raises UsageError as `logs_of`."""
+    then. `read`: how a cycle's logs are read; None: here, all of them. Raises UsageError as `logs_of`."""
     stop = stop or threading.Event()
-    read = scan(logs_of(inquiry) if logs is None else logs, catalogue, stop=stop)
-    scanned = with_reported(read, inquiry, catalogue)
-    if ranks:  # lines and files of no rank stay
-        scanned = replace(
-            scanned,
-            hits=tuple(hit for hit in scanned.hits if hit.rank is None or hit.rank in ranks),
-            files=tuple(log for log in scanned.files if log.rank is None or log.rank in ranks),
-        )
-    side = read_evidence(scanned, stop, _earlier_endings(inquiry, catalogue, stop))
+    read = read or (lambda _, logs: read_logs(logs, catalogue, stop, ranks))
+    scanned, side = read(inquiry, logs_of(inquiry) if logs is None else logs)
+    scanned = with_reported(scanned, inquiry, catalogue)
+    side = replace(side, earlier=tuple(_earlier_endings(inquiry, catalogue, read)))
     attribution = attribute(inquiry, scanned, side)
     problems = (*scanned.problems, *side.problems)
     with_logs = {log.rank for log in scanned.files if log.rank is not None}
@@ -128,16 +129,16 @@ def with_reported(scanned: Scan, inquiry: Inquiry, catalogue: Catalogue) -> Scan
 # ---- the cycles before
 
 
-def _earlier_endings(inquiry: Inquiry, catalogue: Catalogue, stop: threading.Event) -> Iterator[CycleEnding]:
+def _earlier_endings(inquiry: Inquiry, catalogue: Catalogue, read: Read) -> Iterator[CycleEnding]:
     """How the cycles before ended, newest first, up to one that left no logs."""
     for folder in inquiry.earlier[:MOST_EARLIER]:
         before = inquiry_about(Path(folder), inquiry)
         try:
             logs = logs_of(before)
+            scanned, side = read(before, logs)
         except UsageError:
             return
-        scanned = with_reported(scan(logs, catalogue, stop=stop), before, catalogue)
-        yield attribute_cycle(before, scanned, read_evidence(scanned, stop))[1]
+        yield attribute_cycle(before, with_reported(scanned, before, catalogue), side)[1]
 
 
 def inquiry_about(folder: Path, now: Inquiry) -> Inquiry:

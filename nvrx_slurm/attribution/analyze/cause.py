@@ -37,12 +37,17 @@ def causes(found: Sequence[Finding]) -> list[Finding]:
     strong = [each for each in possible if each.is_strong]
     reactions = [each for each in fatal if each.hit.rule.role == "consequence" and each.hit.rule.verdict is _NOTICED]
 
+    # By rank and by file: of a thousand ranks each may have reacted.
+    of_whom: dict[int | str, list[Finding]] = defaultdict(list)
+    in_file: dict[str, list[Finding]] = defaultdict(list)
+    for each in reactions:
+        of_whom[each.whose].append(each)
+        in_file[each.place[0]].append(each)
+
     def is_reaction(vague: Finding) -> bool:
         # The rank, or the unlabelled file, has reported before that another one failed.
-        return any(
-            (each.whose == vague.whose and not _precedes(vague, each))
-            or (vague.rank is None and each.place[0] == vague.place[0] and _precedes(each, vague))
-            for each in reactions
+        return any(not _precedes(vague, each) for each in of_whom[vague.whose]) or (
+            vague.rank is None and any(_precedes(each, vague) for each in in_file[vague.place[0]])
         )
 
     return strong or [each for each in possible if each.hit.rule.severity > VAGUE_TO or not is_reaction(each)]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from nvrx_slurm.attribution.analyze.aftermath import Nature, TailLine, nature
+from nvrx_slurm.attribution.analyze.aftermath import Nature, TailLine, condensed, nature
 from nvrx_slurm.attribution.analyze.attributing import SideEvidence
 from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE
 from nvrx_slurm.attribution.analyze.flight_recorder import Dump, DumpError, read_dump
-from nvrx_slurm.attribution.analyze.verdict import CycleEnding
-from nvrx_slurm.attribution.scan import Hit, LogFile, Scan
+from nvrx_slurm.attribution.rules.catalogue import Catalogue
+from nvrx_slurm.attribution.scan import Hit, LogFile, Scan, scan
 from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, decoded, plain
 from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
+from nvrx_slurm.attribution.scan.model import TAIL_LINES
 from nvrx_slurm.attribution.scan.prefixes import by_srun, label_of
 from nvrx_slurm.diagnostics.stacks.traces import innermost_frame
 
@@ -30,7 +32,21 @@ _LABELS_IN = 100
 _SECTION = "=== "
 
 
-def read_evidence(scan: Scan, stop: threading.Event, earlier: Iterable[CycleEnding] = ()) -> SideEvidence:
+def read_logs(
+    logs: Sequence[LogFile], catalogue: Catalogue, stop: threading.Event, ranks: Collection[int] = ()
+) -> tuple[Scan, SideEvidence]:
+    """All that is in the logs, until `stop`. `ranks`: leave out lines and files of others; those of no rank stay."""
+    read = scan(logs, catalogue, stop=stop)
+    if ranks:
+        read = replace(
+            read,
+            hits=tuple(hit for hit in read.hits if hit.rank is None or hit.rank in ranks),
+            files=tuple(log for log in read.files if log.rank is None or log.rank in ranks),
+        )
+    return read, read_evidence(read, stop)
+
+
+def read_evidence(scan: Scan, stop: threading.Event) -> SideEvidence:
     """All that can be read of a scan's files, until `stop`; what cannot is among the problems."""
 
     def until_stopped(logs: Iterable[LogFile]) -> Iterator[LogFile]:
@@ -47,11 +63,14 @@ def read_evidence(scan: Scan, stop: threading.Event, earlier: Iterable[CycleEndi
         if hit.rule.role == "cause" or _is_before_steps(hit, scan.tails.get(str(hit.file.path), ()))
     }
     of_workers = [log for log in with_causes.values() if log.kind not in OF_THE_MACHINE]
-    firsts: dict[Path, int] = {}
+    offsets: dict[Path, list[int]] = defaultdict(list)
     for hit in scan.hits:
         if hit.file.path in with_causes:
-            firsts[hit.file.path] = min(hit.offset, firsts.get(hit.file.path, hit.offset))
-    tails = {str(log.path): _tail_after(log, firsts[log.path]) for log in until_stopped(of_workers)}
+            offsets[hit.file.path].append(hit.offset)
+    tails = {
+        str(log.path): condensed(_tail_after(log, min(offsets[log.path])), offsets[log.path])
+        for log in until_stopped(of_workers)
+    }
 
     frames = {log.rank: frame_of(log.path) for log in of_kind("stacks") if log.rank is not None}
     stacks = {rank: frame for rank, frame in frames.items() if frame is not None}
@@ -68,7 +87,7 @@ def read_evidence(scan: Scan, stop: threading.Event, earlier: Iterable[CycleEndi
             dumps.append(read_dump(data, log.rank))
         except (DumpError, Unreadable) as error:
             problems.append(f"{log.path}: {error}")
-    return SideEvidence(tails, stacks, tuple(dumps), tuple(earlier), tuple(problems))
+    return SideEvidence(tails, stacks, tuple(dumps), problems=tuple(problems))
 
 
 def _is_before_steps(hit: Hit, lines: Sequence[str]) -> bool:
@@ -105,6 +124,12 @@ def tail_of(log: LogFile, most_bytes: int = TAIL_BYTES) -> Iterator[TailLine]:
             label.rank if log.rank is None else log.rank,
         )
         offset += len(line) + 1
+
+
+def last_lines(logs: Sequence[LogFile]) -> dict[str, tuple[str, ...]]:
+    """File → its last lines, as a scan has them, of files that are not scanned here."""
+    texts = {str(log.path): [line.text for line in tail_of(log) if line.text.strip()] for log in logs}
+    return {name: tuple(lines[-TAIL_LINES:]) for name, lines in texts.items() if lines}
 
 
 def frame_of(path: Path) -> str | None:

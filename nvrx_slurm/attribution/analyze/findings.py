@@ -163,15 +163,15 @@ def last_run(own: Sequence[Hit], starts: Sequence[int], tail: Sequence[TailLine]
     requeues = [hit.offset for hit in own if hit.rule.name in _REQUEUED]
     if not starts and not requeues:
         return 0
-    stepped = next((line.offset for line in tail if nature(line.text) is Nature.PROGRESS), math.inf)
+    stepped = next((line.offset for line in tail if line.nature is Nature.PROGRESS), math.inf)
     ends = [hit.offset for hit in own if hit.rule.role == "consequence" and hit.rule.verdict is Verdict.UNKNOWN]
     ends += [hit.offset for hit in own if hit.offset > stepped or hit.file.rank is not None]
     ends += [*requeues, *(hit.offset for hit in own if hit.rule.fault == "time_limit")]
     begin = max((start for start in starts if any(end < start for end in ends)), default=0)
     # Slurm's own word, where the script prints something else the second time.
     for requeue in requeues:
-        after = [line for line in tail if line.offset > requeue and nature(line.text) is not Nature.CRASH]
-        if len(after) > _LEAST_OUTPUT:
+        after = sum(line.times for line in tail if line.offset > requeue and line.nature is not Nature.CRASH)
+        if after > _LEAST_OUTPUT:
             begin = max(begin, requeue + 1)
     return begin
 
@@ -184,13 +184,17 @@ def _without_scripts_that_went_on(found: list[Finding]) -> list[Finding]:
         fails = rule.role == "cause" or rule.verdict is Verdict.RESTART
         return fails and not rule.shell and each.finality is not Finality.SURVIVED
 
-    programs = [each for each in found if is_of_a_program(each)]
+    last_lines, with_causes = dict[str, int](), set[str]()
+    for each in filter(is_of_a_program, found):
+        file, line = each.place
+        last_lines[file] = max(line, last_lines.get(file, 0))
+        if each.hit.rule.role == "cause" and each.is_strong:
+            with_causes.add(file)
 
     def went_on(shell: Finding) -> bool:
-        here = (each.hit.line for each in programs if each.place[0] == shell.place[0])
+        file, line = shell.place
         # Of another file only what knows a cause: it may be that of a node on which the script did not fail.
-        elsewhere = (each for each in programs if each.place[0] != shell.place[0] and each.hit.rule.role == "cause")
-        return any(line > shell.hit.line for line in here) or any(each.is_strong for each in elsewhere)
+        return last_lines.get(file, 0) > line or bool(with_causes - {file})
 
     return [
         replace(each, finality=Finality.SURVIVED) if each.hit.rule.shell and went_on(each) else each for each in found

@@ -9,8 +9,8 @@ from __future__ import annotations
 import bz2
 import codecs
 import contextlib
+import functools
 import gzip
-import itertools
 import lzma
 import os
 import re
@@ -151,13 +151,9 @@ def log_file(path: Path, inquiry: Inquiry | None, *, flight_recorder: bool = Fal
     if path.parent.name == "health":
         node = path.stem
     else:  # one of the job's nodes, or else what looks like a node's name
-        for part, each in itertools.product(reversed(parts), sorted(nodes, key=len, reverse=True)):
-            if re.search(rf"(?<![A-Za-z0-9]){re.escape(each)}(?![A-Za-z0-9])", part):
-                node = each
-                break
-        else:
-            named = _NODE.search(path.name)
-            node = named and named[1]
+        node = next((named for part in reversed(parts) if (named := _node_in(part, nodes)) is not None), None)
+        if node is None and (looks_so := _NODE.search(path.name)):
+            node = looks_so[1]
     rank: int | None = None
     if torchrun := _TORCHRUN.search(path.as_posix()):
         local = int(torchrun[1])
@@ -183,6 +179,14 @@ def log_file(path: Path, inquiry: Inquiry | None, *, flight_recorder: bool = Fal
     elif "stdout" in name or (rank is not None and ".out" in name):
         kind = "out"
     return LogFile(path, rank, node, cast(LogKind, kind))
+
+
+@functools.lru_cache(4096)  # a thousand files lie in one folder
+def _node_in(part: str, nodes: tuple[str, ...]) -> str | None:
+    """The longest of the nodes' names that stands in a part of a path."""
+    named = (each for each in nodes if each in part)  # few do, and this costs little
+    bounded = (each for each in named if re.search(rf"(?<![A-Za-z0-9]){re.escape(each)}(?![A-Za-z0-9])", part))
+    return max(bounded, key=len, default=None)
 
 
 _NO_LOG_SUFFIXES = frozenset(

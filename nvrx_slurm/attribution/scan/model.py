@@ -72,7 +72,8 @@ class Scan:
     often the rule's literals stand in some parts of the file. `tails`: file → its last lines, at most 20. `first_t`
     and `last_t`: file → seconds since the epoch, of the first and the last stamp near its beginning and its end.
     `heads`: file → its first line that is not empty. `starts`: file → offsets at which its first lines come again,
-    where another run may begin. `problems`: what could not be read, and why; a scan that was stopped says so here.
+    where another run may begin. `sizes`: file → bytes of its text. `problems`: what could not be read, and why; a
+    scan that was stopped says so here.
     """
 
     hits: tuple[Hit, ...]
@@ -85,3 +86,4 @@ class Scan:
     last_t: Mapping[str, float]
     heads: Mapping[str, str] = field(default_factory=dict)
     starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)

@@ -104,6 +104,7 @@ def scan(
         first_t={path: read.first_t for path, read in in_order if read.first_t is not None},
         heads={path: read.first_line for path, read in in_order if read.first_line},
         starts={path: read.starts for path, read in in_order if read.starts},
+        sizes={path: read.bytes_read for path, read in in_order},
         last_t={path: read.last_t for path, read in in_order if read.last_t is not None},
     )
 

@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "flow": ("flow:flow", "A flow through nvrx-slurm ci run against the same job by hand, on a real Slurm."),
     "simulation": ("simulation:simulation", "Virtual time against looptime's; histories a minute."),
     "analyze": ("analyze:analyze", "Clean logs are read for failures, against grep -F for the same texts."),
+    "findings": ("findings:findings", "1,024 ranks fail: read by 128 agents and weighed, against one node."),
     "analyze_ranks": ("analyze:analyze_ranks", "A thousand rank logs, 10 GB: time and memory."),
     "submit": ("submit:submit", "nvrx-slurm submit against bare submitit, on a real Slurm."),
     "inprocess": ("inprocess:inprocess", "A wrapped function fails: until its last rank is in it again."),
@@ -46,8 +47,8 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "attrsvc": ("attrsvc:attrsvc", "A cached answer of attrsvc against a bare Starlette; its health under load."),
 }
 
-ON_DEMAND = frozenset({"analyze_ranks"})
-"""Run only when named: it takes 10 GB of disk."""
+ON_DEMAND = frozenset({"analyze_ranks", "findings"})
+"""Run only when named: they take 10 GB and 2 GB of disk."""
 
 
 @click.command(epilog="Benchmarks: " + " ".join(f"{name}: {about[1]}" for name, about in BENCHMARKS.items()))
@@ -55,7 +56,7 @@ ON_DEMAND = frozenset({"analyze_ranks"})
 @click.option("--runs", default=5, show_default=True, type=click.IntRange(min=1), help="How often each is measured.")
 @click.option("--peers", default=PEERS, type=click.Path(path_type=Path), help="The bin folder torchrun is in.")
 def main(names: tuple[str, ...], runs: int, peers: Path) -> int:
-    """Measure NAME… (all of them but analyze_ranks, if none is named) against its peers, in one run."""
+    """Measure NAME… (all of them but analyze_ranks and findings, if none is named) against its peers, in one run."""
     failed = 0
     for name in names or [name for name in BENCHMARKS if name not in ON_DEMAND]:
         print(f"\n=== {name}: {BENCHMARKS[name][1]}", flush=True)

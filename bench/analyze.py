@@ -33,8 +33,8 @@ def analyze(runs: int, peers: Path) -> None:
     grep = shutil.which("grep")
     if grep is None:
         raise PeerMissing("grep is not here: apt install grep")
-    with _room() as room:
-        log, literals = room / "train.log", room / "literals"
+    with room() as folder:
+        log, literals = folder / "train.log", folder / "literals"
         write_log(log, ONE_BYTES, rank=0)
         literals.write_bytes(b"\n".join(sorted({text for rule in catalogue.rules for text in rule.literals})) + b"\n")
         samples: dict[str, list[float]] = {OURS: [], GREP: []}
@@ -52,11 +52,11 @@ def analyze(runs: int, peers: Path) -> None:
 
 def analyze_ranks(runs: int, peers: Path) -> None:
     """A thousand rank logs, 10 GB, once, in a process of its own, so that its memory is its own."""
-    with _room() as room:
-        write_log(room / "rank-0.out", RANK_BYTES, rank=0)
+    with room() as folder:
+        write_log(folder / "rank-0.out", RANK_BYTES, rank=0)
         for rank in range(1, RANKS):
-            shutil.copyfile(room / "rank-0.out", room / f"rank-{rank}.out")
-        argv = [sys.executable, "-m", "bench.analyze", str(room)]
+            shutil.copyfile(folder / "rank-0.out", folder / f"rank-{rank}.out")
+        argv = [sys.executable, "-m", "bench.analyze", str(folder)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise PeerFailed(f"the scan exited with {done.returncode}: {done.stderr[-2000:]}")
@@ -126,7 +126,7 @@ def _cpu_s(who: int) -> float:
 
 
 @contextlib.contextmanager
-def _room() -> Generator[Path, None, None]:
+def room() -> Generator[Path, None, None]:
     with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as folder:
         yield Path(folder)
 

@@ -18,6 +18,7 @@ from nvrx_slurm.agent.contained import remove_left
 from nvrx_slurm.agent.container import CannotStart, find_runtime, label_of
 from nvrx_slurm.agent.inside import plan_inside, requeue_from_inside
 from nvrx_slurm.agent.linux import LinuxMachine
+from nvrx_slurm.agent.log_reader import LogReader
 from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.progress import StepFiles
@@ -49,6 +50,7 @@ async def _serve(folder: JobFolder, node: str) -> int:
     # Slurm's KillWait bounds the whole end, and the kill and the last facts come after the grace.
     grace_s = bounds.teardown.grace
     ending_grace_s = grace_s if info.kill_wait_s is None else min(grace_s, grace_within(info.kill_wait_s))
+    output = Output(job_log=sys.stdout.fileno(), clock=clock)
     agent = Agent(
         plan=plan,
         folder=folder,
@@ -69,7 +71,7 @@ async def _serve(folder: JobFolder, node: str) -> int:
             bounds=bounds,
             runtime=runtime,
             lock=lock,
-            output=Output(job_log=sys.stdout.fileno(), clock=clock),
+            output=output,
             stacks=Stacks(
                 folder,
                 runtime / "stacks",
@@ -79,6 +81,7 @@ async def _serve(folder: JobFolder, node: str) -> int:
             ),
             health=NodeHealth(node, needed_folders, clock),
             step_files=StepFiles(bounds.progress, clock),
+            log_reader=LogReader(node, bounds.attribution, output.wait_drained),
         ),
         clock=clock,
         ending_grace_s=ending_grace_s,

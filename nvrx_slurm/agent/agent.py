@@ -9,7 +9,8 @@ state. Beside the loop, each in a task of its own:
     stacks.py      the stacks of all workers, written down
 
 The rest, by when it is used: `joining.py` (the join, and the orders from then on), `starting.py`, `progress.py` (how
-far the workers have come), `output.py`, `stopping.py`, `node_health.py`. `machine.py` lists what an agent touches of
+far the workers have come), `output.py`, `stopping.py`, `node_health.py`,
+`log_reader.py` (what the logs of a failed cycle hold). `machine.py` lists what an agent touches of
 its node, `linux.py` is that on Linux.
 """
 
@@ -68,6 +69,7 @@ from nvrx_slurm.journal.records import (
     Fence,
     Heartbeat,
     JobSuspended,
+    LogFindings,
     NodeIsolated,
     NodeLeft,
     NodeReady,
@@ -211,7 +213,8 @@ class Agent:
             for task in self._tasks:
                 task.cancel()
             self.workers.close()
-            await asyncio.gather(asyncio.to_thread(self.output.close, GOODBYE_S), self.machine.health.close())
+            output = asyncio.to_thread(self.output.close, GOODBYE_S)
+            await asyncio.gather(output, self.machine.health.close(), self.machine.log_reader.close())
             await self.liveness.close(goodbye=self._exit_code is not None)
             self.board.close()
             await end(self._tasks)
@@ -474,6 +477,8 @@ class Agent:
         self.stopping.stop(cycle, then, **how)
         if begins and cycle is not None and (cycle.running or cycle.reported):  # else all has gone well
             self._look_at_node(cycle, "its workers are stopped")  # only now: nothing delays the stop
+            if not self.leaving and not self.fenced:
+                self._read_logs(cycle)
 
     def _on_tearing(self, event: Tearing) -> None:
         self.stopping.goes_on(event, self.cycle)
@@ -490,8 +495,22 @@ class Agent:
             self.watch.end()
             self.publisher.publish(NodeIsolated, replica=cycle.replica, cycle=cycle.number, for_s=for_s)
         elif (then := self.stopping.over()) is not None:
+            self.machine.log_reader.whole()
             self._forget_cycle()
             then()
+
+    def _read_logs(self, cycle: Cycle) -> None:
+        """Have the logs of this node's ranks read, and publish what is found."""
+        logs, asked_by = (
+            self.folder.cycle_logs(cycle.replica, self.generation, cycle.number),
+            self.publisher.incarnation,
+        )
+
+        def found(whole: bool, data: bytes) -> None:
+            if asked_by == self.publisher.incarnation and not self.fenced and not self.leaving:
+                self.publisher.publish(LogFindings, replica=cycle.replica, cycle=cycle.number, whole=whole, data=data)
+
+        self.machine.log_reader.begin(logs, cycle.assignment, found)
 
     def _look_at_node(self, cycle: Cycle, why: str) -> None:
         self.machine.health.look(self._health_of(cycle), f"{cycle.replica} cycle {cycle.number}: {why}")

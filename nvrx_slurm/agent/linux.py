@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from nvrx_slurm.agent.log_reader import LogReader
 from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.progress import ProgressBoard, StepFiles
@@ -84,6 +85,7 @@ class LinuxMachine:
     stacks: Stacks
     health: NodeHealth
     step_files: StepFiles
+    log_reader: LogReader
 
     hold_port = HeldPort
     open_fence_socket = staticmethod(fence.open_fence_socket)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nvrx_slurm.agent.teardown import Phase
 from nvrx_slurm.agent.workers import WorkerEvent
-from nvrx_slurm.journal.records import ControllerUp
+from nvrx_slurm.journal.records import Assignment, ControllerUp
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.workload.slot import Reading
 
@@ -150,9 +150,17 @@ class StepFilesPort(Protocol):
     async def last_step(self, logs: Path, ranks: set[int]) -> int | None: ...
 
 
+class LogReaderPort(Protocol):
+    """What `log_reader.LogReader` promises."""
+
+    def begin(self, logs: Path, assignment: Assignment, found: Callable[[bool, bytes], None]) -> None: ...
+    def whole(self) -> None: ...
+    async def close(self) -> None: ...
+
+
 class Machine(Protocol):
-    """One node. `pid`: of the agent itself; `output`, `stacks`, `health` and `step_files` serve it from its start to
-    its end."""
+    """One node. `pid`: of the agent itself; `output`, `stacks`, `health`, `step_files` and `log_reader` serve it from
+    its start to its end."""
 
     @property
     def pid(self) -> int: ...
@@ -164,6 +172,8 @@ class Machine(Protocol):
     def health(self) -> HealthPort: ...
     @property
     def step_files(self) -> StepFilesPort: ...
+    @property
+    def log_reader(self) -> LogReaderPort: ...
 
     def workers(self, post: Callable[[WorkerEvent], None]) -> WorkersPort:
         """The node's workers; what happens to them is posted."""

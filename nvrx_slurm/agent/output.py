@@ -48,6 +48,7 @@ class Output:
         self._lines: queue.Queue[bytes | None] = queue.Queue(QUEUED_CHUNKS)
         self._dropped = 0
         self._open = 0
+        self._drained = threading.Event()
         self._closing = False
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -71,6 +72,7 @@ class Output:
             file = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         self._tails.pop(rank, None)
         times = TimeMarks(path, file)
+        self._drained.clear()
         self._new.put(_Source(pipe=read_end, file=file, prefix=prefix.encode(), rank=rank, times=times))
         self._wake()
         return write_end
@@ -82,6 +84,11 @@ class Output:
     def last_lines(self, rank: int) -> str:
         """The end of what the rank has printed, 4 KiB at most, as far as it has been read."""
         return self._tails.get(rank, b"").decode(errors="replace")
+
+    def wait_drained(self, timeout_s: float) -> bool:
+        """Block until all pipes are closed by those who write into them, and their files hold all of it. False: time
+        is up."""
+        return self._drained.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Read what is left, up to `timeout_s`, then stop."""
@@ -110,6 +117,9 @@ class Output:
                 source = self._new.get()
                 self._selector.register(source.pipe, selectors.EVENT_READ, source)
                 self._open += 1
+                self._drained.clear()
+            if not self._open:
+                self._drained.set()
 
     def _read_source(self, source: _Source) -> None:
         try:

@@ -16,7 +16,7 @@ from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.jobspec.plan import plan_from_json
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Wire
+from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, FailureKey, Inquiry, Wire
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import JobFiles
@@ -31,10 +31,11 @@ LINE_BYTES = 16 << 20
 
 
 class ControllerMessage(Wire, frozen=True, kw_only=True):
-    """A line from the controller: one of `ask` (with `settled` as a yes or no), `settled`, `judged`."""
+    """A line from the controller: one of `ask` (with `settled` as a yes or no), `settled`, `found`, `judged`."""
 
     ask: Inquiry | None = None
     settled: FailureKey | bool = False
+    found: AgentFindings | None = None
     judged: msgspec.Raw = msgspec.Raw(b"")  # its type takes long to load
 
 
@@ -94,6 +95,8 @@ async def serve(plan: AttributionSpec, folder: Path) -> None:
                 broker.ask(message.ask, settled=message.settled is True)
             if isinstance(message.settled, FailureKey):
                 broker.settled(message.settled)
+            if message.found is not None:
+                broker.found(message.found)
             if message.judged:
                 from nvrx_slurm.journal.verdicts import VerdictRecord
 

@@ -1,7 +1,7 @@
 """The broker: asks every source once about each failure, and returns the answers to the controller as they come.
 
-    controller ── ask, settled, judged ──▶ SourceBroker ── one ask a source ──▶ sources
-               ◀──────── answer ─────────        └──────── judged ────────────▶ notify
+    controller ── ask, found, settled, judged ──▶ SourceBroker ── one ask a source ──▶ sources
+               ◀──────────── answer ────────────        └──────── judged ────────────▶ notify
 
 One event loop, in a process of its own (`python -m nvrx_slurm.attribution`): the controller goes on even where a
 source hangs or crashes.
@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nvrx_slurm.attribution.sources.base import Source
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict, VerdictRecord
+from nvrx_slurm.attribution.sources.base import FindingsTaker, Source
+from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, FailureKey, Inquiry, Verdict, VerdictRecord
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
@@ -108,6 +108,12 @@ class SourceBroker:
         """All workers of the cycle are gone. An unknown key is ignored."""
         if key in self._cases:
             self._cases[key].settled.set()
+
+    def found(self, findings: AgentFindings) -> None:
+        """An agent has read its node's logs. Sources that read all logs themselves need not know."""
+        for source in self._sources:
+            if isinstance(source, FindingsTaker):
+                source.found(findings)
 
     def judged(self, judged: VerdictRecord) -> None:
         """Inform others of a decision, once all sources have answered."""

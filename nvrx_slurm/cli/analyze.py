@@ -220,6 +220,8 @@ def _read(answer: Attribution) -> str:
     if read is None:
         return ""
     parts = [f"{read.files} file{'s'[: read.files != 1]}, {read.size_bytes:,} bytes"]
+    if read.agents:
+        parts.append(f"of {read.agents} node{'s'[: read.agents != 1]} by their agents")
     if read.ranks:
         parts.append(f"{read.ranks} rank{'s'[: read.ranks != 1]}")
     if read.silent:

@@ -3,7 +3,7 @@ never delays a decision.
 
 It is started when first needed, dies with the controller, and is started again when it dies; a request that it had
 not answered is sent again. Both ends write lines of JSON: the controller `{"ask": …}`, `{"settled": …}`,
-`{"judged": …}`, the broker `{"answer": …}`.
+`{"judged": …}`, `{"found": …}`, the broker `{"answer": …}`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ import msgspec
 
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, VerdictRecord
+from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, FailureKey, Inquiry, VerdictRecord
 from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.files import open_log
 from nvrx_slurm.util.log import get_logger
@@ -47,6 +48,9 @@ SILENT_S = 900.0
 request."""
 
 LINE_BYTES = 4 << 20
+MOST_FINDINGS = 1024
+"""Of agents, kept while the broker starts: of the nodes that are left out the source reads the logs itself."""
+
 Answered = Callable[[FailureKey, Attribution], None]
 
 
@@ -63,6 +67,10 @@ class AttributionBroker(Protocol):
 
     def settled(self, key: FailureKey) -> None: ...
     def judged(self, judged: VerdictRecord) -> None: ...
+
+    def found(self, findings: AgentFindings) -> None:
+        """What an agent has found in the logs of its ranks."""
+        ...
 
     async def close(self, within_s: float) -> None:
         """Let it deliver its messages, up to `within_s`; then kill it."""
@@ -107,6 +115,7 @@ class AttributionBrokerProcess:
         self._open: dict[FailureKey, Inquiry] = {}
         self._settled: set[FailureKey] = set()
         self._unsent: list[bytes] = []
+        self._findings: deque[bytes] = deque(maxlen=MOST_FINDINGS)  # that came before it was up
         self._closing = False
         self._waiting_since: float | None = None  # the first request since its last answer
 
@@ -137,6 +146,9 @@ class AttributionBrokerProcess:
             self._settled.add(key)
             self._say({"settled": key})
 
+    def found(self, findings: AgentFindings) -> None:
+        self._say({"found": findings})
+
     def judged(self, judged: VerdictRecord) -> None:
         inquiry, settled = self._open.pop(judged.key, None), judged.key in self._settled
         self._settled.discard(judged.key)
@@ -159,10 +171,13 @@ class AttributionBrokerProcess:
         self.open()
         if self._task is not None and self._task.done():  # it is not started any more
             self._unsent = []
+            self._findings.clear()
         elif self._process is not None and self._process.stdin is not None and self._is_up:
             self._process.stdin.write(_line(message))
         elif "judged" in message:  # the rest need not be kept: the next broker is asked all that is open
             self._unsent.append(_line(message))
+        elif "found" in message:
+            self._findings.append(_line(message))
 
     @property
     def _is_up(self) -> bool:
@@ -210,8 +225,9 @@ class AttributionBrokerProcess:
             )
         assert process.stdin is not None
         asks = [_line({"ask": inquiry, "settled": key in self._settled}) for key, inquiry in self._open.items()]
-        process.stdin.writelines([*asks, *self._unsent])
+        process.stdin.writelines([*asks, *self._findings, *self._unsent])
         self._unsent = []
+        self._findings.clear()
         self._process = process
         return process
 

@@ -15,13 +15,14 @@ from nvrx_slurm.journal.records import (
     AttributionAsked,
     AttributionJudged,
     JobStarted,
+    LogFindings,
     Record,
     RendezvousClosed,
     RestartDecided,
     WorkerFailed,
     WorkersStarted,
 )
-from nvrx_slurm.journal.verdicts import Failed, FailureKey, Inquiry, VerdictRecord
+from nvrx_slurm.journal.verdicts import MOST_FINDINGS_BYTES, AgentFindings, Failed, FailureKey, Inquiry, VerdictRecord
 from nvrx_slurm.util.files import JobFiles
 
 EARLIER = 3
@@ -119,6 +120,19 @@ class AttributionRequests:
                         dry_run=self._job.plan.fault_tolerance.attribution.dry_run,
                     )
                 )
+
+    def found(self, found: LogFindings) -> None:
+        """Pass on what the node's present agent has found about a failure that the sources know. Of a node that was
+        given up, or has joined again since, nothing counts: its logs are read from the shared folder."""
+        node = self._job.nodes.get(found.node)
+        pending = self._job.restart_decisions.get((found.replica, found.cycle))
+        if node is None or not node.alive or found.incarnation != node.incarnation:
+            return
+        if pending is None or not pending.sources or found.generation != self._job.generation:
+            return
+        if found.node in pending.members and len(found.data) <= MOST_FINDINGS_BYTES:
+            folder = self._files.cycle_logs(found.replica, found.generation, found.cycle)
+            self._broker.found(AgentFindings(folder=str(folder), node=found.node, whole=found.whole, data=found.data))
 
     def inquiry(self, pending: RestartDecision) -> Inquiry:
         """The failure with all that the journal holds about it so far."""

@@ -43,6 +43,7 @@ from nvrx_slurm.journal.records import (
     JobResumed,
     JobStarted,
     JobSuspended,
+    LogFindings,
     NodeJoined,
     NodeLeft,
     NodeLost,
@@ -114,7 +115,7 @@ class InboundFact:
     """A fact on its way to the core. `inbox_id`: its place in the inbox, if it came from there; `since`: a moment on
     this process's monotonic clock at which it was not yet there."""
 
-    fact: AnyFact
+    fact: AnyFact | LogFindings
     inbox_id: str = ""
     since: float | None = None
 
@@ -319,6 +320,10 @@ class Controller:
         batch = Batch()
         for item in inbound:
             fact = item.fact
+            if isinstance(fact, LogFindings):  # for the broker: the core, and so the journal, knows nothing of it
+                batch.cursor = item.inbox_id or batch.cursor
+                self.requests.found(fact)
+                continue
             if item.inbox_id:
                 # A fact counts from its arrival in the store, not from when it is read: a backlog, after a freeze of
                 # this process or of the store, is judged as if it had been read in time.

@@ -236,7 +236,8 @@ def _evidence(failure: Explanation, folder: str) -> Iterator[Row]:
     if (read := best.read) is not None:
         silent = f"; no log of {ranks_of(read.silent)}" if read.silent else ""
         cut = f"; {plural(len(read.problems), 'file')} not read to the end" if read.problems else ""
-        yield Row(("read", f"{plural(read.files, 'file')}{silent}{cut}"), mood="dim")
+        agents = f", those of {plural(read.agents, 'node')} by their agents" if read.agents else ""
+        yield Row(("read", f"{plural(read.files, 'file')}{agents}{silent}{cut}"), mood="dim")
 
 
 def _verdict(failure: Explanation, bounds: FaultToleranceSpec) -> Iterator[Row]:

@@ -31,6 +31,7 @@ from nvrx_slurm.journal.records import (
     Entry,
     Fact,
     Heartbeat,
+    LogFindings,
     NodeJoined,
     Record,
     Shutdown,
@@ -282,12 +283,12 @@ class Store:
                 pipeline.expire(key, keep_s)
             await self._patiently(pipeline.execute)
 
-    async def inbox(self, after: str) -> list[tuple[str, AnyFact | None]]:
+    async def inbox(self, after: str) -> list[tuple[str, AnyFact | LogFindings | None]]:
         """The facts after an id; an empty list after `BLOCK_MS` without any. None in place of one that was set
         aside."""
         inbox = self.keys.inbox
 
-        def opened(sealed: bytes) -> AnyFact:
+        def opened(sealed: bytes) -> AnyFact | LogFindings:
             fact = unpack_record(self._key.verify(inbox, sealed))
             if not isinstance(fact, Fact):
                 raise MalformedRecord(f"a {type(fact).__name__} is not a fact")

@@ -6,16 +6,30 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from nvrx_slurm.attribution.analyze.evidence import read_logs
+from nvrx_slurm.attribution.analyze.node_findings import encoded, found_in
+from nvrx_slurm.attribution.rules.catalogue import load_catalogue
+from nvrx_slurm.attribution.scan import find_logs
 from nvrx_slurm.controller.attribution_broker import MOST_STARTS, AttributionBrokerProcess
 from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, Verdict, VerdictRecord
+from nvrx_slurm.journal.verdicts import (
+    SHARED_FROM_BYTES,
+    AgentFindings,
+    Attribution,
+    Failed,
+    FailureKey,
+    Inquiry,
+    Verdict,
+    VerdictRecord,
+)
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.util.processes import is_alive
 
@@ -88,6 +102,35 @@ async def test_desk_answers_and_ends(folder: JobFolder) -> None:
     await broker.close(ANSWER_S)
     assert not is_alive(pid)
     assert heard.answers.empty()
+
+
+async def test_findings_of_agents_reach_the_rules(folder: JobFolder) -> None:
+    """Of large logs on two nodes: what n2's agent has found is judged, and its logs, which are gone, are not read."""
+    logs = folder.cycle_logs("main-0", 0, 0)
+    with (logs / "rank-0.out").open("wb") as file:
+        file.truncate(SHARED_FROM_BYTES)
+    (logs / "rank-1.err").write_text(TRACEBACK)
+    (logs / "rank-0.err").write_text("step 1\n")
+    asked = msgspec.structs.replace(inquiry_of(folder), nodes=("n1", "n2"))
+    catalogue = load_catalogue()
+    heard = Answers()
+    broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
+    found = []
+    for node in asked.nodes:
+        own = [log for log in find_logs([logs], asked) if log.node == node and log.kind == "err"]
+        data = encoded(found_in(node, logs, *read_logs(own, catalogue, threading.Event()), catalogue))
+        assert data is not None
+        found.append(AgentFindings(folder=str(logs), node=node, whole=True, data=data))
+    (logs / "rank-1.err").write_text("step 1\n")
+    broker.ask(asked, settled=False)
+    for each in found:
+        broker.found(each)
+    broker.settled(asked.key)
+    _, attribution = await heard.next()
+    assert (attribution.verdict, attribution.fault, attribution.ranks) == (Verdict.STOP, "import_error", (1,))
+    assert attribution.read is not None
+    assert attribution.read.agents == 2
+    await broker.close(ANSWER_S)
 
 
 async def test_desk_that_dies_is_asked_again(folder: JobFolder) -> None:

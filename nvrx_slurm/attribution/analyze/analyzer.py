@@ -6,6 +6,7 @@ Bounded, cancellable, and done once for all who ask the same at a time.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,13 +18,20 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from nvrx_slurm.attribution.analyze.analysis import analyze_logs, logs_of
+from nvrx_slurm.attribution.analyze.analysis import AnalysisResult, analyze_logs, logs_of
+from nvrx_slurm.attribution.analyze.evidence import last_lines
+from nvrx_slurm.attribution.analyze.gathering import (
+    FIRST_WAIT_SHARE,
+    HEAD_START_SHARE,
+    ReceivedFindings,
+    analyze_gathered,
+)
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.attribution.scan import LogFile
 from nvrx_slurm.attribution.scan.prefilter import prefilter_of
 from nvrx_slurm.errors import NvrxError, SourceError
 from nvrx_slurm.jobspec.model import LlmSpec
-from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Verdict
+from nvrx_slurm.journal.verdicts import SHARED_FROM_BYTES, Attribution, Inquiry, Verdict
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.threads import in_thread
 
@@ -36,11 +44,20 @@ T = TypeVar("T")
 SOURCE = "lib"
 KEPT = 256
 
+MOST_SHOWN = 16
+"""Files whose last lines a language model may be shown, where agents have read them all."""
+
+MOST_DECIDE_S = 3600.0
+
 AT_ONCE = 2
 """Computations that run at a time; others wait for their turn, within their own bound."""
 
 Identity = tuple[bytes, tuple[tuple[int, int, int, int], ...]]
 """The inquiry, and of each file device, inode, size and time of change in nanoseconds."""
+
+
+_Gather = Callable[..., AnalysisResult]
+"""`analyze_gathered`, but for what `analyze_logs` takes too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,8 +81,17 @@ class Analyzer:
     Used from one event loop. Answers are kept as long as none of the files has changed.
     """
 
-    def __init__(self, *, rules: Sequence[Path] = (), llm: LlmSpec | None = None, clock: Clock | None = None) -> None:
-        """Loads the catalogue. Raises ConfigError for a rule file that is wrong."""
+    def __init__(
+        self,
+        *,
+        rules: Sequence[Path] = (),
+        llm: LlmSpec | None = None,
+        clock: Clock | None = None,
+        received: ReceivedFindings | None = None,
+    ) -> None:
+        """Loads the catalogue. `received`: what agents find; without it all logs are read here. Raises ConfigError
+        for a rule file that is wrong."""
+        self._received = received
         self._catalogue = load_catalogue(rules)
         self._llm: LlmAdvisor | None = None
         if llm is not None:
@@ -78,16 +104,28 @@ class Analyzer:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._closed = False
 
-    async def analyze(self, inquiry: Inquiry, *, timeout_s: float = 60.0) -> Attribution:
-        """What ended the cycle. After `timeout_s` what the rules have said by then, or a TIMEOUT.
+    async def analyze(
+        self, inquiry: Inquiry, *, timeout_s: float = 60.0, whole: bool = True, decide_s: float = math.inf
+    ) -> Attribution:
+        """What ended the cycle. After `timeout_s` what the rules have said by then, or a TIMEOUT. `whole`: nothing
+        more is written to the logs. Logs that agents read are judged within `decide_s`, by what has come until then.
 
         An asker that is cancelled takes nothing from the others; the last one ends the computation. Raises UsageError
-        where there is nothing to read and nothing known, and SourceError once this is closed.
+        where there is nothing to read and nothing known, IncompleteFindings where agents have not sent theirs and the
+        logs are not `whole`, and SourceError once this is closed.
         """
         began, computation = self._clock.monotonic(), None
         try:
             async with asyncio.timeout(timeout_s):
-                logs, identity = await _in_thread(lambda: _identified(inquiry), "find logs")
+                logs, identity, size = await _in_thread(lambda: _identified(inquiry), "find logs")
+                received = self._received if size >= SHARED_FROM_BYTES and len(inquiry.nodes) > 1 else None
+                gathers: _Gather | None = None
+                if received is not None:
+                    gathers = partial(
+                        analyze_gathered, received=received, whole=whole, clock=self._clock, deadline=began + decide_s
+                    )
+                    await self._wait_for_agents(inquiry, received, whole=whole, decide_s=decide_s)
+                    identity = (identity[0] + b"%d %d" % (whole, received.version), identity[1])
                 if (kept := self._kept.get(identity)) is not None:
                     self._kept.move_to_end(identity)
                     return replace(kept, cached=True, latency_s=self._clock.monotonic() - began)
@@ -95,7 +133,7 @@ class Analyzer:
                     raise SourceError("the analyzer is closed")
                 if (computation := self._running.get(identity)) is None:
                     computation = self._running[identity] = _Computation()
-                    work = self._compute(computation, identity, inquiry, logs)
+                    work = self._compute(computation, identity, inquiry, logs, gathers)
                     computation.task = asyncio.ensure_future(work)
                     # Retrieve the exception: all askers may have left.
                     computation.task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -133,15 +171,25 @@ class Analyzer:
             await self._llm.close()
 
     async def _compute(
-        self, computation: _Computation, identity: Identity, inquiry: Inquiry, logs: list[LogFile]
+        self,
+        computation: _Computation,
+        identity: Identity,
+        inquiry: Inquiry,
+        logs: list[LogFile],
+        gathers: _Gather | None,
     ) -> Attribution:
         try:
             async with self._turns:
-                work = partial(analyze_logs, inquiry, self._catalogue, logs=logs, stop=computation.stop)
+                analyze = gathers or analyze_logs
+                work = partial(analyze, inquiry, self._catalogue, logs=logs, stop=computation.stop)
                 result = await _in_thread(work, "analyze logs")
             computation.rules_say = answer = result.attribution
             if self._llm is not None:
-                answer = await self._llm.advise(answer, inquiry, result.tails)
+                tails = result.tails
+                if gathers is not None and answer.verdict is Verdict.UNKNOWN:  # agents send no text
+                    shown = sorted(logs, key=lambda log: log.rank not in answer.ranks)[:MOST_SHOWN]
+                    tails = await _in_thread(lambda: last_lines(shown), "read tails")
+                answer = await self._llm.advise(answer, inquiry, tails)
             self._kept[identity] = answer
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
@@ -150,9 +198,20 @@ class Analyzer:
             if self._running.get(identity) is computation:
                 del self._running[identity]
 
+    async def _wait_for_agents(
+        self, inquiry: Inquiry, received: ReceivedFindings, *, whole: bool, decide_s: float
+    ) -> None:
+        """Until each has sent what it found, for a moment. A node that was lost sends nothing."""
+        failed = inquiry.failed
+        lost = failed.node if failed is not None and failed.rank is None else None
+        wait_s = min(decide_s, MOST_DECIDE_S) * (HEAD_START_SHARE if whole else FIRST_WAIT_SHARE)
+        nodes = [node for node in inquiry.nodes if node != lost]
+        wait = partial(received.wait, inquiry.paths[0], nodes, whole=whole, timeout_s=wait_s)
+        await _in_thread(wait, "wait for findings")
 
-def _identified(inquiry: Inquiry) -> tuple[list[LogFile], Identity]:
-    """The inquiry's files, and what makes an answer about them the same."""
+
+def _identified(inquiry: Inquiry) -> tuple[list[LogFile], Identity, int]:
+    """The inquiry's files, what makes an answer about them the same, and their size in bytes."""
     logs = logs_of(inquiry)
     states = []
     for log in logs:
@@ -161,7 +220,7 @@ def _identified(inquiry: Inquiry) -> tuple[list[LogFile], Identity]:
             states.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
         except OSError:  # gone since; the scan reports it
             states.append((0, 0, 0, 0))
-    return logs, (msgspec.json.encode(inquiry), tuple(states))
+    return logs, (msgspec.json.encode(inquiry), tuple(states)), sum(state[2] for state in states)
 
 
 async def _in_thread(work: Callable[[], T], name: str) -> T:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Scope, Verdict
+from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, Inquiry, Scope, Verdict
 
 
 class Source(Protocol):
@@ -22,6 +22,15 @@ class Source(Protocol):
     async def open(self) -> None: ...
     async def ask(self, inquiry: Inquiry, *, settled: asyncio.Event, timeout_s: float) -> Attribution: ...
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class FindingsTaker(Protocol):
+    """A source that judges by what agents have found in the logs of their nodes."""
+
+    def found(self, findings: AgentFindings) -> None:
+        """It never waits, and raises nothing."""
+        ...
 
 
 Look = Callable[[bool], Awaitable[Attribution]]

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +24,7 @@ import msgspec
 from nvrx_slurm.attribution.sources.base import look_twice
 from nvrx_slurm.errors import MalformedRecord, NvrxError, SourceError
 from nvrx_slurm.jobspec.model import LlmSpec
-from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Verdict, Wire
+from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, Inquiry, Verdict, Wire
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.log import set_up
@@ -31,6 +33,15 @@ from nvrx_slurm.util.threads import in_thread
 
 SPARE_S = 0.5
 """The analysis ends so long before its time is up, and returns what it knows by then; then it is killed."""
+
+DECIDE_SHARE = 0.95
+"""Of the decision's time: the rest is for the answer's way."""
+
+LEAST_DECIDE_S = 1.0
+"""So much time is there for an answer that comes too late anyway: it is recorded."""
+
+MOST_UNSENT = 2048
+"""Findings that wait for the process to start."""
 
 DIED = "the process that analyses has died; the next failure starts another"
 LINE_BYTES = 16 << 20
@@ -44,20 +55,31 @@ class RulesSettings(Wire, frozen=True, kw_only=True):
     llm: LlmSpec | None = None
 
 
-class RulesRequest(Wire, frozen=True, kw_only=True):
-    """A line after it."""
+class RulesRequest(Wire, frozen=True, kw_only=True, tag="ask"):
+    """A line after it. `whole`: nothing more is written to the logs. `decide_s`: after this time an answer about logs
+    that agents read would be too late."""
 
     number: int
     inquiry: Inquiry
     timeout_s: float
+    whole: bool = False
+    decide_s: float = math.inf
+
+
+class RulesFindings(Wire, frozen=True, kw_only=True, tag="found"):
+    """Another one: what an agent has found. It gets no answer."""
+
+    found: AgentFindings
 
 
 class RulesResult(Wire, frozen=True, kw_only=True):
-    """A line that comes back; without an attribution `problem` says why."""
+    """A line that comes back; without an attribution `problem` says why. `incomplete`: agents have yet to send what
+    they found."""
 
     number: int
     attribution: Attribution | None = None
     problem: str = ""
+    incomplete: bool = False
 
 
 class BuiltinRulesSource:
@@ -65,9 +87,19 @@ class BuiltinRulesSource:
 
     name = "lib"
 
-    def __init__(self, *, rules: Sequence[str], llm: LlmSpec | None, settle_s: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        rules: Sequence[str],
+        llm: LlmSpec | None,
+        settle_s: float,
+        clock: Clock,
+        decide_s: float = math.inf,
+    ) -> None:
+        """`decide_s`: how long the decision waits for an answer."""
         self._settings = RulesSettings(rules=tuple(rules), llm=llm)
-        self._settle_s, self._clock = settle_s, clock
+        self._settle_s, self._decide_s, self._clock = settle_s, decide_s, clock
+        self._unsent: deque[AgentFindings] = deque(maxlen=MOST_UNSENT)
         self._process: RulesProcess | None = None
         self._starting = asyncio.Lock()
 
@@ -77,18 +109,35 @@ class BuiltinRulesSource:
     async def ask(self, inquiry: Inquiry, *, settled: asyncio.Event, timeout_s: float) -> Attribution:
         """Look at once; again when the logs are whole. Raises SourceError: a rule file is wrong, there is nothing to
         read, or the process has died."""
-        deadline = self._clock.monotonic() + timeout_s - SPARE_S
+        began = self._clock.monotonic()
+        deadline = began + timeout_s - SPARE_S
+        decide_at = min(deadline, began + self._decide_s * DECIDE_SHARE)
+        is_incomplete = False
 
         async def look(whole: bool) -> Attribution:
+            nonlocal is_incomplete
             process = await self._started()
-            found = await process.analyze(inquiry, max(0.0, deadline - self._clock.monotonic()))
+            now = self._clock.monotonic()
+            found = await process.analyze(
+                inquiry, max(0.0, deadline - now), whole=whole, decide_s=max(LEAST_DECIDE_S, decide_at - now)
+            )
+            is_incomplete = found.incomplete
             if found.attribution is not None:
                 return found.attribution
             if whole:
                 raise SourceError(found.problem)
             return Attribution(source=self.name, verdict=Verdict.UNKNOWN, problem=found.problem)
 
-        return await look_twice(look, inquiry, settled=settled, settle_s=min(self._settle_s, timeout_s))
+        answer = await look_twice(look, inquiry, settled=settled, settle_s=min(self._settle_s, timeout_s))
+        # The workers of some node do not end: the failure is judged by what there is.
+        return await look(True) if is_incomplete else answer
+
+    def found(self, findings: AgentFindings) -> None:
+        """What an agent has found in the logs of its ranks: the process gets it, now or once it has started."""
+        if self._process is None or self._process.is_over:
+            self._unsent.append(findings)
+        else:
+            self._process.found(findings)
 
     async def close(self) -> None:
         if self._process is not None:
@@ -98,6 +147,8 @@ class BuiltinRulesSource:
         async with self._starting:
             if self._process is None or self._process.is_over:
                 self._process = await RulesProcess.start(self._settings)
+                while self._unsent:
+                    self._process.found(self._unsent.popleft())
             return self._process
 
 
@@ -125,7 +176,9 @@ class RulesProcess:
         started._write(settings)
         return started
 
-    async def analyze(self, inquiry: Inquiry, timeout_s: float) -> RulesResult:
+    async def analyze(
+        self, inquiry: Inquiry, timeout_s: float, *, whole: bool = True, decide_s: float = math.inf
+    ) -> RulesResult:
         """What it finds. Raises SourceError where it dies. Called off, it is killed: it has not kept to its time."""
         if self.is_over:
             raise SourceError(DIED)
@@ -133,7 +186,15 @@ class RulesProcess:
         found: asyncio.Future[RulesResult] = asyncio.get_running_loop().create_future()
         self._open[number] = found
         try:
-            self._write(RulesRequest(number=number, inquiry=inquiry, timeout_s=timeout_s))
+            self._write(
+                RulesRequest(
+                    number=number,
+                    inquiry=inquiry,
+                    timeout_s=timeout_s,
+                    whole=whole,
+                    decide_s=min(decide_s, timeout_s),
+                )
+            )
             return await found
         except asyncio.CancelledError:
             self._kill()
@@ -141,12 +202,17 @@ class RulesProcess:
         finally:
             del self._open[number]
 
+    def found(self, findings: AgentFindings) -> None:
+        """Pass on what an agent has found."""
+        if not self.is_over:
+            self._write(RulesFindings(found=findings))
+
     async def end(self) -> None:
         """Kill it: it holds nothing of value."""
         self._kill()
         await self._reading
 
-    def _write(self, line: RulesSettings | RulesRequest) -> None:
+    def _write(self, line: RulesSettings | RulesRequest | RulesFindings) -> None:
         self._stdin.write(msgspec.json.encode(line) + b"\n")
 
     def _kill(self) -> None:
@@ -172,32 +238,42 @@ async def serve() -> None:
     """The process: answer each line as it is done, until the input ends."""
     # Only in this process: the analyzer loads vectorscan, and the source's own process never needs it.
     from nvrx_slurm.attribution.analyze.analyzer import Analyzer
+    from nvrx_slurm.attribution.analyze.gathering import IncompleteFindings, ReceivedFindings
     from nvrx_slurm.util.tasks import standard_streams
 
     reader, writer = await standard_streams(LINE_BYTES)
     settings = msgspec.json.decode(await reader.readline(), type=RulesSettings)
-    analyzer, problem = None, ""
+    analyzer, problem, received = None, "", ReceivedFindings()
     try:
-        analyzer = Analyzer(rules=[Path(rule) for rule in settings.rules], llm=settings.llm)
+        analyzer = Analyzer(rules=[Path(rule) for rule in settings.rules], llm=settings.llm, received=received)
     except NvrxError as error:
         problem = str(error)
     else:
         in_thread(analyzer.warm_up, "compile rules")
     running: set[asyncio.Task[None]] = set()
+    lines = msgspec.json.Decoder(RulesRequest | RulesFindings)
 
     async def answer(request: RulesRequest) -> None:
         result = RulesResult(number=request.number, problem=problem)
         if analyzer is not None:
             try:
-                attribution = await analyzer.analyze(request.inquiry, timeout_s=request.timeout_s)
+                attribution = await analyzer.analyze(
+                    request.inquiry, timeout_s=request.timeout_s, whole=request.whole, decide_s=request.decide_s
+                )
                 result = RulesResult(number=request.number, attribution=attribution)
+            except IncompleteFindings as error:
+                result = RulesResult(number=request.number, problem=str(error), incomplete=True)
             except NvrxError as error:
                 result = RulesResult(number=request.number, problem=str(error))
         writer.write(msgspec.json.encode(result) + b"\n")
         await writer.drain()
 
     while line := await reader.readline():
-        task = asyncio.create_task(answer(msgspec.json.decode(line, type=RulesRequest)))
+        message = lines.decode(line)
+        if isinstance(message, RulesFindings):
+            received.put(message.found)
+            continue
+        task = asyncio.create_task(answer(message))
         running.add(task)
         task.add_done_callback(running.discard)
     os._exit(0)  # the reader of the results has gone

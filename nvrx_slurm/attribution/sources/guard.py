@@ -17,9 +17,9 @@ from dataclasses import replace as changed
 from msgspec.structs import replace
 
 from nvrx_slurm.attribution.sources.answers import trimmed
-from nvrx_slurm.attribution.sources.base import Source
+from nvrx_slurm.attribution.sources.base import FindingsTaker, Source
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Verdict
+from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, Inquiry, Verdict
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
 
@@ -116,6 +116,11 @@ class GuardedSource:
             self._count_failure(problem)
             answer = Attribution(source=self.name, verdict=Verdict.TIMEOUT, problem=problem)
         return trimmed(replace(answer, source=self.name, latency_s=self._clock.monotonic() - began))
+
+    def found(self, findings: AgentFindings) -> None:
+        """Pass on what an agent has found, to a source that takes it."""
+        if isinstance(self._source, FindingsTaker):
+            self._source.found(findings)
 
     async def close(self) -> None:
         """End what the source holds; bounded."""

@@ -18,7 +18,7 @@ from nvrx_slurm.controller.environment import FIRST_PAUSE_S, NodeCallback, send_
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.journal.folder import Result
 from nvrx_slurm.journal.records import Entry
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Scope, Verdict, VerdictRecord
+from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, FailureKey, Inquiry, Scope, Verdict, VerdictRecord
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.sockets import Listener, Sockets
 from nvrx_slurm.liveness.connection import LivenessServer
@@ -186,6 +186,9 @@ class SimulatedBroker:
 
     def settled(self, key: FailureKey) -> None:
         """None of them looks at logs."""
+
+    def found(self, findings: AgentFindings) -> None:
+        """Simulated agents read no logs."""
 
     def judged(self, judged: VerdictRecord) -> None:
         """No service is notified."""

@@ -13,7 +13,7 @@ from nvrx_slurm.agent.events import Cycle, StacksOnFile
 from nvrx_slurm.agent.hangs import NS
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.jobspec.budgets import grace_within
-from nvrx_slurm.journal.records import AnyOrder, ControllerUp
+from nvrx_slurm.journal.records import AnyOrder, Assignment, ControllerUp
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.lab.simulation.aims import AimedActs
 from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
@@ -82,6 +82,7 @@ class SimulatedMachine:
         self._node, self._process, self.pid = node, process, pid
         self.output, self.stacks = SimulatedOutput(node), SimulatedStacks()
         self.health, self.step_files = SimulatedHealth(), SimulatedStepFiles()
+        self.log_reader = SimulatedLogReader()
 
     def workers(self, post: Callable[[WorkerEvent], None]) -> SupervisedWorkers:
         return SupervisedWorkers(self._node, self._process, post)
@@ -237,6 +238,14 @@ class SimulatedBoard:
             return Reading(seen=seen)
         sign_ns = round(self._node.clock.at(last_at) * NS)
         return Reading(step=steps, beats=steps, sign_ns=sign_ns, seen=seen)
+
+
+class SimulatedLogReader:
+    """Simulated workers write no logs."""
+
+    def begin(self, logs: Path, assignment: Assignment, found: Callable[[bool, bytes], None]) -> None: ...
+    def whole(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class SimulatedOutput:

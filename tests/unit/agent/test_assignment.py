@@ -12,6 +12,7 @@ import pytest
 from nvrx_slurm.agent.agent import Agent
 from nvrx_slurm.agent.events import AgentMode, Assigned
 from nvrx_slurm.agent.linux import LinuxMachine
+from nvrx_slurm.agent.log_reader import LogReader
 from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.progress import StepFiles
@@ -60,6 +61,7 @@ class Node:
             stacks=Stacks(self.folder, runtime / "stacks", generation=0, inherited={}, clock=self.clock),
             health=NodeHealth("n1", [], self.clock),
             step_files=StepFiles(plan.fault_tolerance.progress, self.clock),
+            log_reader=LogReader("n1", plan.fault_tolerance.attribution, lambda _: True),
         )
         address = StoreAddress(url="redis://nowhere", job="7", token="t")
         self.agent = Agent(

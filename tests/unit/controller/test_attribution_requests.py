@@ -5,11 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from nvrx_slurm.controller.attribution_requests import EARLIER, AttributionRequests
 from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
-from nvrx_slurm.journal.records import Attributed, RestartAsked, WorkerFailed, WorkerHung, WorkersStarted
-from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, Scope, Verdict, VerdictRecord
+from nvrx_slurm.journal.records import Attributed, LogFindings, RestartAsked, WorkerFailed, WorkerHung, WorkersStarted
+from nvrx_slurm.journal.verdicts import (
+    MOST_FINDINGS_BYTES,
+    AgentFindings,
+    Attribution,
+    Failed,
+    FailureKey,
+    Inquiry,
+    Scope,
+    Verdict,
+    VerdictRecord,
+)
 from nvrx_slurm.util.files import JobFiles
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
@@ -27,6 +39,7 @@ class Hears:
         self.told: list[tuple[int, str]] = []
         self.inquiries: list[Inquiry] = []
         self.verdicts: list[VerdictRecord] = []
+        self.findings: list[AgentFindings] = []
 
     def open(self) -> None: ...
 
@@ -36,6 +49,9 @@ class Hears:
 
     def settled(self, key: FailureKey) -> None:
         self.whole.append(key.cycle)
+
+    def found(self, findings: AgentFindings) -> None:
+        self.findings.append(findings)
 
     def judged(self, judged: VerdictRecord) -> None:
         self.told.append((judged.key.cycle, judged.action))
@@ -271,3 +287,60 @@ def test_a_new_controller_asks_again_what_is_open_and_nothing_else() -> None:
     requests.go_on()
     assert broker.inquiries == led.broker.inquiries[-1:]
     assert (broker.asked, broker.told) == ([(1, False)], [])
+
+
+def findings(led: Led, **other: Any) -> LogFindings:
+    """Of n1, about the cycle that failed."""
+    node = led.fleet.job.nodes["n1"]
+    fields: dict[str, Any] = {
+        "node": "n1",
+        "incarnation": node.incarnation,
+        "seq": 0,
+        "replica": "main-0",
+        "cycle": 0,
+        "whole": True,
+        "data": b"found",
+    }
+    return LogFindings(**{**fields, **other})
+
+
+def test_what_an_agent_has_found_is_passed_on() -> None:
+    """Under the cycle's folder, as the inquiry names it; as often as it comes."""
+    led = Led(plain(attribution=ACTS))
+    led.fails(and_comes_back=False)
+    for whole in (False, True, True):
+        led.requests.found(findings(led, whole=whole))
+    (folder,) = led.broker.inquiries[0].paths
+    assert led.broker.findings == [
+        AgentFindings(folder=folder, node="n1", whole=whole, data=b"found") for whole in (False, True, True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"node": "n9"},
+        {"incarnation": "before"},
+        {"generation": 1},
+        {"replica": "other-0"},
+        {"cycle": 1},
+        {"data": b"x" * (MOST_FINDINGS_BYTES + 1)},
+    ],
+)
+def test_findings_that_nobody_has_asked_for_are_dropped(other: dict[str, Any]) -> None:
+    """Of a node, an agent, a generation, a replica or a cycle that has no open question; or too long."""
+    led = Led(plain(attribution=ACTS))
+    led.fails(and_comes_back=False)
+    led.requests.found(findings(led, **other))
+    assert led.broker.findings == []
+
+
+def test_findings_of_a_fenced_node_are_dropped() -> None:
+    """It was given up; what its agent says later does not count. Its logs are in the shared folder."""
+    led = Led(plain(attribution=ACTS))
+    led.fails(and_comes_back=False)
+    late = findings(led)
+    led.fleet.lose("n1")
+    led.go_on()
+    led.requests.found(late)
+    assert led.broker.findings == []

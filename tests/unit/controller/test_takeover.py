@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nvrx_slurm.journal.records import (
+    LogFindings,
     NodeJoined,
     NodeLost,
     NodeReady,
@@ -53,6 +54,26 @@ def test_each_order_is_in_the_journal() -> None:
         assert [entry.n for entry in journal] == list(range(1, len(journal) + 1))
         ordered = [order for _, order in await host.store.orders("0-0") if isinstance(order, RendezvousClosed)]
         assert [order.cycle for order in ordered] == [0]
+
+    host().play(story)
+
+
+def test_what_agents_find_in_logs_is_in_no_journal() -> None:
+    """No decision is made by it. What an agent says after it is taken in, also by the next controller."""
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        n1 = {"incarnation": "n1.0", "node": "n1", "generation": 0, "replica": "main-0", "cycle": 0}
+        await host.store.post(WorkerFailed(**n1, seq=2, rank=0, exit_code=1))
+        await host.store.post(LogFindings(**n1, seq=3, whole=True, data=b"found"))
+        await host.later(INTERVAL_S)
+        await host.kill_controller()
+        await host.start_controller()
+        await host.store.post(NodeReady(**{**n1, "cycle": 1}, seq=4, port=1))
+        await host.later(INTERVAL_S)
+        records = [entry.record for entry in await host.store.journal()]
+        assert not any(isinstance(record, LogFindings) for record in records)
+        assert [record.seq for record in records if isinstance(record, NodeReady)] == [4]
 
     host().play(story)
 

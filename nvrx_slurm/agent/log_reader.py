@@ -1,0 +1,139 @@
+"""Has the logs of this node's ranks read when their cycle has failed, by a process of low priority.
+
+A large job's logs are too much for the leader to read in time. Each agent starts such a process at the failure
+(`python -m nvrx_slurm.attribution.node_reader`), gets what it finds in the logs as they are then, and again once no
+worker is left. What the process finds is sent to the leader; where it fails the leader reads the logs itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.model import AttributionSpec
+from nvrx_slurm.journal.records import Assignment
+from nvrx_slurm.journal.verdicts import MOST_FINDINGS_BYTES, SHARED_FROM_BYTES
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.processes import dies_with_parent
+from nvrx_slurm.util.threads import awaitable_thread
+
+log = get_logger("agent")
+
+COMMAND = (sys.executable, "-P", "-m", "nvrx_slurm.attribution.node_reader")
+LENGTH_BYTES = 4
+
+ANSWER_S = 60.0
+"""So long it may take to read the logs once; the leader has judged by then."""
+
+REAP_S = 2.0
+DRAIN_S = 0.5
+"""A process that outlives its worker may hold the worker's pipe open."""
+
+Found = Callable[[bool, bytes], None]
+
+
+class LogReader:
+    """Reads for one cycle at a time. `begin` and `whole` return at once, and `found` is called with what was found:
+    whether the logs were whole, and the encoded findings."""
+
+    def __init__(self, node: str, settings: AttributionSpec, drained: Callable[[float], bool]) -> None:
+        """`drained` blocks, at most so many seconds, until the files hold all that the workers have printed."""
+        self._node, self._settings, self._drained = node, settings, drained
+        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # with those that were cancelled, and reap their process
+        self._is_whole = asyncio.Event()
+
+    def begin(self, logs: Path, assignment: Assignment, found: Found) -> None:
+        """The cycle with its logs in this folder has failed. Small logs are not read here: the leader reads them all,
+        and sooner."""
+        self._cancel()
+        if self._settings.enable_lib and assignment.group_world_size > 1:
+            self._is_whole = asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(self._run(logs, assignment, found, self._is_whole))
+            self._tasks.add(self._task)
+            self._task.add_done_callback(self._tasks.discard)
+
+    def whole(self) -> None:
+        """No worker of that cycle is left on this node."""
+        self._is_whole.set()
+
+    async def close(self) -> None:
+        """Read nothing more; bounded."""
+        self._cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2 * REAP_S)
+
+    def _cancel(self) -> None:
+        # Once: a second cancellation would keep the task from reaping its process.
+        if self._task is not None and not self._task.cancelling():
+            self._task.cancel()
+
+    async def _run(self, logs: Path, assignment: Assignment, found: Found, is_whole: asyncio.Event) -> None:
+        try:
+            await self._read(logs, assignment, found, is_whole)
+        except Exception as error:  # the leader reads them
+            log.warning("the logs of this node's ranks were not read here: %r", error)
+
+    async def _read(self, logs: Path, assignment: Assignment, found: Found, is_whole: asyncio.Event) -> None:
+        first = assignment.first_rank
+        ranks = range(first, first + assignment.workers)
+        looking = awaitable_thread(lambda: _size_of(logs, ranks), "size of logs")
+        if await looking * assignment.group_world_size < SHARED_FROM_BYTES:
+            return
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            env=env.child_environment({}),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            start_new_session=True,
+            preexec_fn=dies_with_parent(signal.SIGKILL),
+        )
+        try:
+            assert process.stdin is not None
+            request = {"node": self._node, "folder": str(logs), "ranks": [*ranks], "rules": self._settings.rules}
+            process.stdin.write(msgspec.json.encode(request) + b"\n")
+            if not is_whole.is_set():
+                if data := await _next(process):
+                    found(False, data)
+                await is_whole.wait()
+            await awaitable_thread(partial(self._drained, DRAIN_S), "drain output")
+            if data := await _next(process):
+                found(True, data)
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):  # a file server that does not answer keeps it: leave it behind
+                await asyncio.wait_for(process.wait(), REAP_S)
+
+
+async def _next(process: Process) -> bytes:
+    """What is found in the logs now; nothing where that is too much. Raises EOFError where the process has died,
+    TimeoutError."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"\n")
+    async with asyncio.timeout(ANSWER_S):
+        length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
+        if length > MOST_FINDINGS_BYTES:
+            raise ValueError(f"findings of {length} bytes")
+        return await process.stdout.readexactly(length)
+
+
+def _size_of(logs: Path, ranks: range) -> int:
+    size = 0
+    for rank in ranks:
+        for kind in ("out", "err"):
+            with contextlib.suppress(OSError):
+                size += (logs / f"rank-{rank}.{kind}").stat().st_size
+    return size

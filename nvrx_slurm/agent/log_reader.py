@@ -50,13 +50,14 @@ class LogReader:
         """`drained` blocks, at most so many seconds, until the files hold all that the workers have printed."""
         self._node, self._settings, self._drained = node, settings, drained
         self._task: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # with those that were cancelled, and reap their process
+        self._tasks: set[asyncio.Task[None]] = set()  # reading, or reaping their process
         self._is_whole = asyncio.Event()
 
     def begin(self, logs: Path, assignment: Assignment, found: Found) -> None:
         """The cycle with its logs in this folder has failed. Small logs are not read here: the leader reads them all,
         and sooner."""
-        self._cancel()
+        if self._task is not None:
+            self._task.cancel()
         if self._settings.enable_lib and assignment.group_world_size > 1:
             self._is_whole = asyncio.Event()
             self._task = asyncio.get_running_loop().create_task(self._run(logs, assignment, found, self._is_whole))
@@ -69,14 +70,11 @@ class LogReader:
 
     async def close(self) -> None:
         """Read nothing more; bounded."""
-        self._cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2 * REAP_S)
-
-    def _cancel(self) -> None:
-        # Once: a second cancellation would keep the task from reaping its process.
-        if self._task is not None and not self._task.cancelling():
+        if self._task is not None:
             self._task.cancel()
+            await asyncio.wait({self._task}, timeout=REAP_S)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=REAP_S)
 
     async def _run(self, logs: Path, assignment: Assignment, found: Found, is_whole: asyncio.Event) -> None:
         try:
@@ -111,11 +109,23 @@ class LogReader:
             if data := await _next(process):
                 found(True, data)
         finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
-            with contextlib.suppress(TimeoutError):  # a file server that does not answer keeps it: leave it behind
-                await asyncio.wait_for(process.wait(), REAP_S)
+            # A task of its own: a cancellation at this moment leaves no process behind.
+            reaping = asyncio.get_running_loop().create_task(_reap(process))
+            self._tasks.add(reaping)
+            reaping.add_done_callback(self._tasks.discard)
+            await asyncio.shield(reaping)
+
+
+async def _reap(process: Process) -> None:
+    """Kill the process, if it lives. One that a dead file server holds is left behind."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.close()
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(REAP_S):
+            await asyncio.gather(process.wait(), process.stdout.read())
 
 
 async def _next(process: Process) -> bytes:

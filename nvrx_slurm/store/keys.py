@@ -26,7 +26,7 @@ CATALOGUE: tuple[KeyInfo, ...] = (
     KeyInfo("epoch", "integer", "controller", "controller", "job", "The newest controller's epoch; fences all older ones."),
     KeyInfo("lease", "string", "controller", "cli", "3 heartbeat intervals", "The newest controller's host and process id, while it lives."),
     KeyInfo("controller", "string", "controller", "agents", "job", "`ControllerUp`: where the controller accepts liveness connections."),
-    KeyInfo("inbox", "stream", "agents, batch host", "controller", "trimmed once read", "Facts."),
+    KeyInfo("inbox", "stream", "agents, batch host", "controller", "trimmed once read", "Facts; and what agents have found in their logs, which goes into no journal."),
     KeyInfo("cursor", "string", "controller", "controller", "job", "Id of the last inbox item that the journal accounts for."),
     KeyInfo("journal", "stream", "controller", "cli, report", "job", "`Entry`s: facts and decisions, numbered without a gap."),
     KeyInfo("journal_n", "integer", "controller", "controller", "job", "Number of the last journal entry."),

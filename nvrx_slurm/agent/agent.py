@@ -9,9 +9,8 @@ state. Beside the loop, each in a task of its own:
     stacks.py      the stacks of all workers, written down
 
 The rest, by when it is used: `joining.py` (the join, and the orders from then on), `starting.py`, `progress.py` (how
-far the workers have come), `output.py`, `stopping.py`, `node_health.py`,
-`log_reader.py` (what the logs of a failed cycle hold). `machine.py` lists what an agent touches of
-its node, `linux.py` is that on Linux.
+far the workers have come), `output.py`, `stopping.py`, `node_health.py`, `log_reader.py` (what the logs of a failed
+cycle hold). `machine.py` lists what an agent touches of its node, `linux.py` is that on Linux.
 """
 
 from __future__ import annotations
@@ -501,13 +500,11 @@ class Agent:
 
     def _read_logs(self, cycle: Cycle) -> None:
         """Have the logs of this node's ranks read, and publish what is found."""
-        logs, asked_by = (
-            self.folder.cycle_logs(cycle.replica, self.generation, cycle.number),
-            self.publisher.incarnation,
-        )
+        logs = self.folder.cycle_logs(cycle.replica, self.generation, cycle.number)
+        incarnation = self.publisher.incarnation
 
         def found(whole: bool, data: bytes) -> None:
-            if asked_by == self.publisher.incarnation and not self.fenced and not self.leaving:
+            if incarnation == self.publisher.incarnation and not self.fenced and not self.leaving:
                 self.publisher.publish(LogFindings, replica=cycle.replica, cycle=cycle.number, whole=whole, data=data)
 
         self.machine.log_reader.begin(logs, cycle.assignment, found)

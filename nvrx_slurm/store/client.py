@@ -67,7 +67,8 @@ Rendezvous = tuple[str, int, int, Sequence[tuple[str, Assignment]]]
 
 class Store:
     """One process's access to one job's keys. `look` reads `store.json` again, for each connection to an embedded
-    store; `connection` is a client to use in place of a new one of the address.
+    store; `connection` is a client to use in place of a new one of the address, `key` a key in place of a new one of
+    the address's token.
 
     Raises `StoreUnreachable` at once where the password is refused, and after `patience_s` where the store
     does not answer or refuses writes (its disk is full).
@@ -82,6 +83,7 @@ class Store:
         generation: int = 0,
         look: Look | None = None,
         connection: Any = None,
+        key: JobKey | None = None,
     ) -> None:
         self._clock = clock
         self._patience_s = patience_s
@@ -90,7 +92,7 @@ class Store:
         self.generation = generation
         self.keys = Keys(address.job)
         self.refused = RefusedRecords(clock)
-        self._key = JobKey(address.token)
+        self._key = key or JobKey(address.token)
         self._beats = 0  # so many were sent
         self._orders = 0  # so many were committed
         self._passed = 0  # the number of the last order that was read

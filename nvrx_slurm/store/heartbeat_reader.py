@@ -62,7 +62,14 @@ class HeartbeatReader:
     """
 
     def __init__(
-        self, address: StoreAddress, key: str, *, clock: Clock, look: Look | None = None, connection: Any = None
+        self,
+        address: StoreAddress,
+        key: str,
+        *,
+        clock: Clock,
+        look: Look | None = None,
+        connection: Any = None,
+        job_key: JobKey | None = None,
     ) -> None:
         self._key, self._where, self._clock = key, address.url, clock
         # Any: its types know no raw replies.
@@ -72,7 +79,7 @@ class HeartbeatReader:
         # In place of redis-py's own parsing, which costs more than all the rest.
         self._redis.set_response_callback("XREAD", lambda response, **options: response)
         self.refused = RefusedRecords(clock)
-        self._job_key = JobKey(address.token)
+        self._job_key = job_key or JobKey(address.token)
         self._numbers: dict[bytes, bytes] = {}  # whose beat → the number of the newest
         self._last = _START
         self._asked_s: float | None = None  # when the last call that succeeded began

@@ -38,9 +38,13 @@ AT_LEAST_S = 0.01
 async def controller_main(run: SimulationRun, process: SimulatedProcess, pid: int) -> int:
     """As `python -m nvrx_slurm.controller` runs it; returns its exit code."""
     clock, host = run.host_clock, run.HOST
-    store = Store(run.address, clock=clock, connection=run.store.client(host))
+    store = Store(run.address, clock=clock, connection=run.store.client(host), key=run.key)
     heartbeats = HeartbeatReader(
-        run.address, store.keys.beats, clock=clock, connection=run.store.client(host, socket_s=READ_S)
+        run.address,
+        store.keys.beats,
+        clock=clock,
+        connection=run.store.client(host, socket_s=READ_S),
+        job_key=run.key,
     )
     controller = Controller(
         plan=run.plan,

@@ -67,9 +67,11 @@ class Task(asyncio.Task[_T]):
 
     __slots__ = ("number", "owner")
 
-    def __init__(self, number: int, owner: Owner | None, *args: Any, **options: Any) -> None:
+    def __init__(
+        self, number: int, owner: Owner | None, coro: Any, loop: VirtualLoop, name: str, context: Context | None
+    ) -> None:
         self.number, self.owner = number, owner  # first: the constructor below hashes it
-        super().__init__(*args, **options)
+        super().__init__(coro, loop=loop, name=name, context=context)
 
     def __hash__(self) -> int:
         return self.number
@@ -165,7 +167,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> Task[_T]:
         owner = OWNER.get(None) if context is None else context.get(OWNER)
-        task: Task[_T] = Task(next(self._numbers), owner, coro, loop=self, name=name, context=context)
+        task: Task[_T] = Task(next(self._numbers), owner, coro, self, str(name or "task"), context)
         self._tasks.append(task)
         # Not while it closes: `close` walks this list, and closes the tasks that a `finally` starts there, too.
         if len(self._tasks) > self._most_tasks and self._open:

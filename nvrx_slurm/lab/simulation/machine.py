@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.node import SimulatedNode
     from nvrx_slurm.lab.simulation.run import SimulationRun
 
+_NOTHING = Reading()
 DUMP_S = 0.05
 READ_BYTES = 256
 
@@ -41,6 +42,7 @@ async def agent_main(run: SimulationRun, node: SimulatedNode, machine: Simulated
         clock=node.clock,
         patience_s=bounds.control_plane_grace,
         connection=run.store.client(node.name),
+        key=run.key,
     )
     store.aims, store.node = run.aims, node.name
     agent = Agent(
@@ -225,7 +227,7 @@ class SimulatedBoard:
         return {rank: reading.step for rank, reading in self.readings().items() if reading.step is not None}
 
     def readings(self) -> dict[int, Reading]:
-        readings = {rank: self._last.get(rank, Reading()) for rank in sorted(self._ranks)}
+        readings = {rank: self._last.get(rank, _NOTHING) for rank in sorted(self._ranks)}
         for worker in self._node.workers:
             if worker.rank in readings:
                 readings[worker.rank] = self._reading(worker)

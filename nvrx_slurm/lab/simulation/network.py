@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from random import Random
+from typing import Any
 
 import msgspec
 
@@ -141,8 +142,15 @@ class SimulatedNetwork:
             self._set(link)
             return link
 
+    def send(self, link: Link, callback: Callable[..., object], *args: Any) -> None:
+        """Have a packet of TCP's on its link: its arrival is a step of the world."""
+        if link.cut_at is None:
+            self.loop.call_outside(self.delay_s(link), callback, *args)
+        else:
+            link.parked.append(lambda delay_s: self.loop.call_outside(delay_s, callback, *args))
+
     def carry(self, link: Link, go: Callable[[float], object]) -> None:
-        """Have a packet of TCP's on its link: `go` is called with its delay, now, or when the link is healed."""
+        """The same, where `go` is called with the delay, now, or when the link is healed."""
         if link.cut_at is None:
             go(self.delay_s(link))
         else:
@@ -150,7 +158,8 @@ class SimulatedNetwork:
 
     def delay_s(self, link: Link) -> float:
         """How long one packet takes: half of them about the latency, one in a hundred a hundred times as long."""
-        delay_s = link.slow_s + min(self._latency_s / (1.0 - self._draw()), LONGEST_S)
+        delay_s = self._latency_s / (1.0 - self._draw())
+        delay_s = link.slow_s + (delay_s if delay_s < LONGEST_S else LONGEST_S)  # four times as cheap as min()
         if link.loss:
             for again in range(MOST_RESENDS):
                 if self._draw() >= link.loss:

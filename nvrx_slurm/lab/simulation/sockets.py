@@ -61,14 +61,14 @@ class Sockets:
             reply(near)
 
         def reply(result: ConnectionEnd | OSError) -> None:
-            network.carry(back, lambda delay_s: network.loop.call_outside(delay_s, land, result))
+            network.send(back, land, result)
 
         def land(result: ConnectionEnd | OSError) -> None:
             if future.done() and isinstance(result, ConnectionEnd):
                 result.close()
             settle(future, result)
 
-        network.carry(there, lambda delay_s: network.loop.call_outside(delay_s, accept))
+        network.send(there, accept)
         end = await future
         if timeout_s is not None:
             end.timeout_s = timeout_s
@@ -392,6 +392,5 @@ class Call:
     def answer(self, reply: Any) -> None:
         """Send the reply, or the exception that stands for one."""
         self._service.open.pop(self, None)
-        network, future = self._service.network, self.future
         sent = ConnectionResetError(RESET) if self.is_broken else reply
-        network.carry(self._back, lambda delay_s: network.loop.call_outside(delay_s, settle, future, sent))
+        self._service.network.send(self._back, settle, self.future, sent)

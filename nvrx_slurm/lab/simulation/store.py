@@ -19,7 +19,7 @@ from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, Serve
 from nvrx_slurm.store.client import script_text
 from nvrx_slurm.store.sealing import NUMBER_BYTES
 from nvrx_slurm.util.clock import Clock
-from nvrx_slurm.util.job_key import SIGNATURE_BYTES
+from nvrx_slurm.util.job_key import SIGNATURE_BYTES, JobKey
 
 SHUTDOWN, RENDEZVOUS_KEYS = 5, 8
 """Where the keys of a commit name them (`store/lua/commit.lua`)."""
@@ -40,6 +40,20 @@ class _LateCommit:
     arrive: Callable[[], None]
     commits_before: int
     is_overtaken: bool = False
+
+
+class RememberingKey(JobKey):
+    """The job's key for all processes of a run: what one of them has signed, the others verify without computing it
+    again."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__(token)
+        self._known: dict[tuple[str, bytes], bytes] = {}
+
+    def _signature(self, place: str, data: bytes) -> bytes:
+        if (known := self._known.get((place, data))) is None:
+            known = self._known[place, data] = super()._signature(place, data)
+        return known
 
 
 class WatchedStore(MemoryServer):
@@ -121,10 +135,11 @@ class WatchedStore(MemoryServer):
     def _run(self, command: Command) -> Any:
         """Carry a command out, and show the promises what it has changed."""
         reply = super()._run(command)
-        if isinstance(reply, Exception):
-            return reply
-        if command[0] == "xadd" and "who" in command[1][1]:
-            self._contact.heard(command[1][1]["who"])
+        if command[0] == "xadd":
+            if "who" in command[1][1] and not isinstance(reply, Exception):
+                self._contact.heard(command[1][1]["who"])
+        elif command[0] != "evalsha" or isinstance(reply, Exception):
+            pass
         elif _is_script(command, "acquire"):
             self._promises.acquired(int(reply[0]))
             for late in self._late:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
@@ -106,7 +105,9 @@ def encoded(word: Word) -> bytes:
 
 
 def key_of(name: Word) -> str:
-    return name if type(name) is str else encoded(name).decode()
+    if type(name) is str:
+        return name
+    return name.decode() if type(name) is bytes else str(name)
 
 
 class Keyspace:
@@ -122,14 +123,12 @@ class Keyspace:
         self.disk_full = self.in_memory = False
         self._script_s: float | None = None  # when the script began that runs now
 
-    @contextlib.contextmanager
-    def one_moment(self) -> Iterator[None]:
-        """While a script runs, the server's clock stands still."""
+    def stand_still(self) -> None:
+        """A script begins: until `go_on` the server's clock stands still."""
         self._script_s = self._clock.wall()
-        try:
-            yield
-        finally:
-            self._script_s = None
+
+    def go_on(self) -> None:
+        self._script_s = None
 
     # ---- any key
 
@@ -238,15 +237,16 @@ class Keyspace:
         given = None if id == "*" else identity_of(id)
         if given == START:
             raise ResponseError("The ID specified in XADD must be greater than 0-0")
-        known: KeyStream | None = self._of_kind(name, KeyStream)
+        key = key_of(name)
+        known: KeyStream | None = self._of_kind(key, KeyStream)
         stream = KeyStream() if known is None else known
         flat = [word if type(word) is bytes else encoded(word) for pair in fields.items() for word in pair]
         identity = stream.add(flat, self._now_ms(), given)
         if known is None:  # only now: an id that is refused makes no key
-            self._values[key_of(name)] = stream
+            self._values[key] = stream
         if maxlen is not None:
             stream.trim_to_length(maxlen, approximate)
-        self._added(key_of(name))
+        self._added(key)
         return identity
 
     def xlen(self, name: Word) -> int:

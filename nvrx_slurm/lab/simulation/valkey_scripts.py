@@ -122,8 +122,11 @@ class LuaScripts:
         """The reply. Raises ResponseError where the script fails; what it has written by then stays, as in the
         server."""
         self._data = data
-        with data.one_moment():
+        data.stand_still()
+        try:
             done = self._run(script, self._table_from(keys), self._table_from(args))
+        finally:
+            data.go_on()
         if (mistake := self._mistake) is not None:
             self._mistake = None
             raise mistake
@@ -147,6 +150,8 @@ class LuaScripts:
 
     def _value(self, reply: Any) -> Any:
         """A command's reply in Lua: nil is false, a status is a table."""
+        if type(reply) is bytes:
+            return reply
         if reply is None:
             return False
         if reply is True:
@@ -157,7 +162,7 @@ class LuaScripts:
 
     def _reply(self, value: Any) -> Any:
         """A script's value as a reply: numbers lose their fraction, an array ends before its first nil."""
-        if value is None or isinstance(value, bytes):
+        if type(value) is bytes or value is None:
             return value
         if isinstance(value, bool):
             return 1 if value else None
@@ -189,14 +194,13 @@ def _error(text: str) -> ResponseError:
 def _perform(data: Keyspace, args: Sequence[Any]) -> Any:
     if not args:
         raise ResponseError("Please specify at least one argument for this call")
-    words = [_word(each) for each in args]
-    name = words[0].decode().upper()
-    if name not in COMMANDS:
+    name, *words = [each if type(each) is bytes else _word(each) for each in args]
+    if (command := COMMANDS.get(name.upper())) is None:
         raise ResponseError("Unknown command called from script")
-    least, most, do = COMMANDS[name]
-    if not least <= len(words) - 1 <= most:
+    least, most, do = command
+    if not least <= len(words) <= most:
         raise ResponseError("Wrong number of args calling command from script")
-    return do(data, *words[1:])
+    return do(data, *words)
 
 
 def _word(value: Any) -> bytes:
@@ -271,19 +275,19 @@ def _time(data: Keyspace) -> list[bytes]:
 
 
 MANY = 1 << 20
-COMMANDS: dict[str, tuple[int, int, Callable[..., Any]]] = {
+COMMANDS: dict[bytes, tuple[int, int, Callable[..., Any]]] = {
     # name: least and most arguments, what it does
-    "TIME": (0, 0, _time),
-    "GET": (1, 1, Keyspace.get),
-    "SET": (2, MANY, _set),
-    "INCR": (1, 1, Keyspace.incr),
-    "DEL": (1, MANY, Keyspace.delete),
-    "EXISTS": (1, MANY, Keyspace.exists),
-    "EXPIRE": (2, 2, lambda data, key, time_s: int(data.expire(key, _number(time_s)))),
-    "HGET": (2, 2, Keyspace.hget),
-    "HSET": (3, MANY, _hset),
-    "HSETNX": (3, 3, _hsetnx),
-    "XADD": (4, MANY, _xadd),
-    "XTRIM": (3, 4, _xtrim),
-    "XREVRANGE": (3, 5, _xrevrange),
+    b"TIME": (0, 0, _time),
+    b"GET": (1, 1, Keyspace.get),
+    b"SET": (2, MANY, _set),
+    b"INCR": (1, 1, Keyspace.incr),
+    b"DEL": (1, MANY, Keyspace.delete),
+    b"EXISTS": (1, MANY, Keyspace.exists),
+    b"EXPIRE": (2, 2, lambda data, key, time_s: int(data.expire(key, _number(time_s)))),
+    b"HGET": (2, 2, Keyspace.hget),
+    b"HSET": (3, MANY, _hset),
+    b"HSETNX": (3, 3, _hsetnx),
+    b"XADD": (4, MANY, _xadd),
+    b"XTRIM": (3, 4, _xtrim),
+    b"XREVRANGE": (3, 5, _xrevrange),
 }

@@ -27,7 +27,7 @@ def test_simulation_without_lupa_names_the_extra(monkeypatch):
 
 def test_mistake_of_a_command_is_no_error_that_a_script_can_catch(monkeypatch):
     """A defect of the simulation ends the run: it is never taken for an answer of the server."""
-    monkeypatch.setitem(valkey_scripts.COMMANDS, "GET", (1, 1, lambda data, key: 1 // 0))
+    monkeypatch.setitem(valkey_scripts.COMMANDS, b"GET", (1, 1, lambda data, key: 1 // 0))
     scripts = LuaScripts()
     _, script = scripts.compile(b"return redis.pcall('GET', 'k')")
     with pytest.raises(ZeroDivisionError):

@@ -60,6 +60,9 @@ AWAITS = 48
 FALL_TOGETHER = 0.4
 """How often an act follows closely on the one before, while the product still deals with that one."""
 
+CLOSE = (2.0, 2.0, 0.5)
+"""How many acts a second do."""
+
 
 class Trait(Flag):
     """What an act does and needs, as far as its drawing and the promises depend on it."""
@@ -161,7 +164,9 @@ def draw_acts(chance: Random, shape: Shape) -> tuple[Act, ...]:
     at_s = 0.0
     for _ in range(chance.randint(least, most)):
         close = bool(drawn) and chance.random() < FALL_TOGETHER
-        at_s = at_s + chance.expovariate(2.0) if close else chance.uniform(0.0, 1.2 * shape.work_s + 3.0)
+        # Within the time that the job takes without a fault. What comes close behind another one may find it in its
+        # recovery, or in the silence before that.
+        at_s = at_s + chance.expovariate(chance.choice(CLOSE)) if close else chance.uniform(0.0, shape.work_s)
         act = swarm.draw(chance, at_s, may_follow=bool(drawn))
         drawn.append(act)
     return in_order(drawn)
@@ -176,7 +181,7 @@ def draw_requests(chance: Random, shape: Shape) -> tuple[Act, ...]:
     for _ in range(chance.randint(*FEW)):
         kind = chance.choice(kinds)
         aim = draw_aim(chance, may_follow=False) if chance.random() < 0.5 else None
-        at_s = chance.uniform(0.0, shape.work_s + 3.0) * (0.5 if aim else 1.0)
+        at_s = chance.uniform(0.0, shape.work_s) * (0.5 if aim else 1.0)
         node = chance.choice(shape.nodes) if KINDS[kind].traits & Trait.NODE else ""
         drawn.append(Act(at_s=round(at_s, 3), kind=kind, node=node, number=chance.randrange(1000), aim=aim))
     return tuple(drawn)

@@ -54,6 +54,9 @@ COMMITTED: dict[str, float] = {
 }
 """Each kind of journal event → how often it is aimed at."""
 
+ONCE = frozenset({"job_started", "replica_ended", "shutdown", "job_ended"})
+"""There is no second one of these, or it comes when the job has ended but for it."""
+
 READ = ("rendezvous_opened", "rendezvous_closed", "rendezvous_closed", "replica_ended", "shutdown", "fence")
 """The orders among them: agents read these."""
 
@@ -85,10 +88,14 @@ def draw_aim(chance: Random, *, may_follow: bool) -> Aim:
     return Aim(
         event=event,
         moment=moment,
-        nth=chance.choice((0, 0, 0, 1, 2, 5)),
+        nth=0 if event in ONCE else chance.choice((0, 0, 0, 1, 2, 5)),
         steps=chance.choice((0, 0, 0, 1, 2)),
         follows=may_follow and chance.random() < 0.5,
     )
+
+
+ENDINGS = frozenset({"workers_done", "replica_ended", "node_left", "shutdown", "job_ended"})
+"""These come in each run, when its work is done."""
 
 
 class _Armed:
@@ -104,11 +111,31 @@ class AimedActs:
     def __init__(self, loop: VirtualLoop, nodes: Sequence[str]) -> None:
         self._loop, self._nodes = loop, nodes
         self.armed: list[_Armed] = []  # the callers look first: without an aim no event is decoded
+        self._done_at: float | None = None  # when the workers that step will have finished
 
     def arm(self, act: Act, perform: Callable[[Act], None]) -> None:
         """From now on it waits for its event; `perform` carries it out, with a node if it had none."""
         assert act.aim is not None
         self.armed.append(_Armed(act, act.aim, perform))
+        self._bound(self.armed[-1])
+
+    def work_until(self, moment: float | None) -> None:
+        """Workers step, and finish at that moment unless something happens; None: some have stopped. An act whose
+        event has not come by a part of that time does not wait any longer, or the job would end without it."""
+        self._done_at = moment
+        for armed in self.armed:
+            self._bound(armed)
+
+    def _bound(self, armed: _Armed) -> None:
+        if self._done_at is not None and armed.aim.event not in ENDINGS:
+            share = 0.2 + 0.7 * (armed.act.number % 100) / 100
+            left_s = max(0.0, self._done_at - self._loop.now_s)
+            self._loop.call_outside(share * left_s, self._expire, armed, self._done_at)
+
+    def _expire(self, armed: _Armed, done_at: float) -> None:
+        if armed in self.armed and self._done_at == done_at:
+            self.armed.remove(armed)
+            armed.perform(self._with_node(armed.act, ()))
 
     def sees(self, records: Iterable[Record], moment: Moment, reader: str = "") -> bool:
         """Carry out what is due at these events, as the world's next steps; whether there was any. `reader`: the
@@ -128,12 +155,16 @@ class AimedActs:
         return fired
 
     def _fire(self, armed: _Armed, record: Record, reader: str) -> None:
-        act = armed.act
-        if act.is_on_node and not act.node:  # the node that the event is about, or one of those
-            about = (reader, getattr(record, "node", None), *getattr(record, "nodes", ())[act.number % 4 :])
-            known = [name for name in about if name in self._nodes]
-            act = replace(act, node=known[0] if known else self._nodes[act.number % len(self._nodes)])
+        nodes = getattr(record, "nodes", ())[armed.act.number % 4 :]
+        act = self._with_node(armed.act, (reader, getattr(record, "node", None), *nodes))
         self._later(armed.aim.steps, armed.perform, act)
+
+    def _with_node(self, act: Act, about: Sequence[str | None]) -> Act:
+        """Done to the node that the event is about, or one of those, unless it has a node."""
+        if not act.is_on_node or act.node:
+            return act
+        known = [name for name in about if name is not None and name in self._nodes]
+        return replace(act, node=known[0] if known else self._nodes[act.number % len(self._nodes)])
 
     def _later(self, steps: int, perform: Callable[[Act], None], act: Act) -> None:
         if steps:

@@ -26,9 +26,11 @@ def first_broken(run: Callable[[int], R], seeds: Sequence[int], jobs: int, say: 
     several `jobs`; `of`: what is simulated, for what is said meanwhile."""
     clock = SystemClock()
     began = said = clock.monotonic()
-    done = 0
+    done = acts = happened = 0
     for result in _results(run, seeds, jobs):
         done += 1
+        if isinstance(result, RunResult):
+            acts, happened = acts + len(result.acts), happened + result.happened
         if result.broken:
             say(f"seed {result.seed}: {result.broken}")
             return result
@@ -36,7 +38,8 @@ def first_broken(run: Callable[[int], R], seeds: Sequence[int], jobs: int, say: 
             said = now
             say(f"{done:,} of {len(seeds):,} {of}, {60 * done / (now - began):,.0f} a minute")
     took_s = clock.monotonic() - began
-    say(f"{done:,} {of} in {took_s:.1f} s, {60 * done / took_s:,.0f} a minute: all promises kept")
+    share = f"; {happened / acts:.0%} of {acts:,} acts happened" if acts else ""
+    say(f"{done:,} {of} in {took_s:.1f} s, {60 * done / took_s:,.0f} a minute: all promises kept{share}")
     return None
 
 

@@ -42,7 +42,8 @@ MOST_STEPS = 500_000
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run came to. `broken`: the first promise that was; `digest`: of all that happened."""
+    """What a run came to. `happened`: how many of its acts; `broken`: the first promise that was; `digest`: of
+    all that happened."""
 
     scenario: Scenario
     journal: tuple[Entry, ...]
@@ -50,6 +51,7 @@ class RunResult:
     promise: Promise | None
     broken: str | None
     digest: str
+    happened: int = 0
 
     @property
     def seed(self) -> int:
@@ -150,6 +152,7 @@ class SimulationRun:
             promise=self.promise,
             broken=self.broken,
             digest=digest.hexdigest(),
+            happened=len(self.performed),
         )
 
     async def _play(self) -> None:
@@ -237,7 +240,15 @@ class SimulationRun:
         if (world := self._worlds.get((replica, cycle))) is None:
             progress = self._progress.setdefault(replica, WorldProgress(self.shape.work_s))
             world = self._worlds[replica, cycle] = SimulatedWorld(
-                self.loop, self._work_chance, self.shape.behaviour, progress, self.is_cut, replica, cycle, size
+                self.loop,
+                self._work_chance,
+                self.shape.behaviour,
+                progress,
+                self.is_cut,
+                replica,
+                cycle,
+                size,
+                self.aims.work_until,
             )
         return world
 

@@ -143,7 +143,9 @@ class SimulatedWorld:
         replica: str,
         cycle: int,
         size: int,
+        work_until: Callable[[float | None], object] = lambda moment: None,
     ) -> None:
+        self._work_until = work_until
         self.loop, self.chance, self.behaviour, self.progress, self._is_cut = (
             loop,
             chance,
@@ -173,6 +175,7 @@ class SimulatedWorld:
         if self._can_step() and self._since is None:
             self._since = self.loop.now_s
             self._end = self.loop.call_outside(self.progress.left_s, self._finish)
+            self._work_until(self.loop.now_s + self.progress.left_s)
             for first_step in self._first_steps:
                 self.loop.call_outside(self.behaviour.step_s, first_step)
             self._first_steps.clear()
@@ -220,6 +223,8 @@ class SimulatedWorld:
         self.ran_s += ran_s
         self.progress.left_s = max(0.0, self.progress.left_s - ran_s)
         self._since, self._rested_at = None, self.loop.now_s
+        if self.progress.left_s:
+            self._work_until(None)
         if self._end is not None:
             self._end.cancel()
 

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from nvrx_slurm.journal.records import RestartDecided
 from nvrx_slurm.lab.simulation.adversary import Act
 from nvrx_slurm.lab.simulation.aims import COMMITTED, READ, Aim
 from nvrx_slurm.lab.simulation.run import SimulationRun, run_scenario
@@ -71,6 +72,15 @@ def test_aimed_act_finds_the_node_that_reads_the_order():
     assert (result.broken, result.exit_code) == (None, 0)
     [act] = run.performed
     assert act.node in run.nodes and not run.nodes[act.node].has_power
+
+
+@pytest.mark.parametrize("event", ["node_lost", "attributed"])
+def test_aimed_act_does_not_wait_for_ever(event):
+    """Nothing is lost before the act itself: it is carried out while the workers still run."""
+    run = SimulationRun(quiet("power_off", aim=Aim(event=event, moment="before")))
+    result = run.run()
+    assert (result.broken, result.exit_code, result.happened) == (None, 0, 1)
+    assert any(isinstance(entry.record, RestartDecided) for entry in result.journal)
 
 
 def test_act_follows_the_one_before():

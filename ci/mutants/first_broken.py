@@ -1,7 +1,7 @@
 """`python -m ci.mutants.first_broken OF SEEDS NODES`: simulate until a promise is broken, and print which.
 
-Prints `broken SEED PROMISE`, `crashed SEED ERROR` or `kept`. Unlike `nvrx-slurm ci simulate` it does not look for the
-fewest faults that still break the promise.
+Prints `broken SEED PROMISE` (of a job: `broken SEED MONITOR: PROMISE`), `crashed SEED ERROR` or `kept`. Unlike
+`nvrx-slurm ci simulate` it does not look for the fewest faults that still break the promise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 from nvrx_slurm.lab.simulation.histories import RUNNERS
 from nvrx_slurm.lab.simulation.loop import uncollected
-from nvrx_slurm.lab.simulation.run import run_seed
+from nvrx_slurm.lab.simulation.run import RunResult, run_seed
 
 CHUNK = 64
 
@@ -30,7 +30,8 @@ def main() -> None:
                     print("crashed", seed, f"{type(error).__name__}: {error}".partition("\n")[0])
                     return
                 if result.broken:
-                    print("broken", seed, result.promise)
+                    oracle = f"{result.seen_by}: " if isinstance(result, RunResult) else ""
+                    print("broken", seed, f"{oracle}{result.promise}")
                     return
             gc.collect()
     print("kept")

@@ -34,6 +34,9 @@ ERROR_S = 0.5
 SUSPECT_BEATS, STALL_BEATS = 3, 2
 SHORTEST_S = 0.5
 
+CONTACT = frozenset({Promise.PROVEN, Promise.SILENT, Promise.GUARD, Promise.TOUCH})
+"""The promises that are checked here, and only here."""
+
 
 class Contact:
     """Checks each node that is given up, each proof of a death, and each lease that an agent renews."""

@@ -658,6 +658,7 @@ class JournalMonitors:
             for kind in set(monitor.watched):
                 self._of_records.setdefault(kind, []).append(monitor)
         self._begun = self._is_broken = False
+        self.broken_by: str | None = None  # the monitor that has seen a broken promise
 
     def enter(self, entry: Entry) -> None:
         """The next entry of the journal. After a broken promise none is looked at: the model is off."""
@@ -683,5 +684,5 @@ class JournalMonitors:
 
     def _report(self, monitor: JournalMonitor, sentences: Iterable[str]) -> None:
         for sentence in sentences:
-            self._is_broken = True
+            self._is_broken, self.broken_by = True, type(monitor).__name__
             self._broken(monitor.promise, sentence)

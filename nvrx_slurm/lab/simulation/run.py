@@ -19,7 +19,7 @@ from nvrx_slurm.journal.records import Entry, Fence, pack
 from nvrx_slurm.lab.simulation.adversary import Act, Trait, perform
 from nvrx_slurm.lab.simulation.aims import AimedActs
 from nvrx_slurm.lab.simulation.batch import BatchHost
-from nvrx_slurm.lab.simulation.contact import Contact
+from nvrx_slurm.lab.simulation.contact import CONTACT, Contact
 from nvrx_slurm.lab.simulation.controller import controller_main
 from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop, unawaited
 from nvrx_slurm.lab.simulation.monitors import Promise
@@ -42,8 +42,8 @@ MOST_STEPS = 500_000
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run came to. `happened`: how many of its acts; `broken`: the first promise that was; `digest`: of
-    all that happened."""
+    """What a run came to. `happened`: how many of its acts; `broken`: the first promise that was; `seen_by`: the
+    monitor that noticed it, `contact` or `promises`; `digest`: of all that happened."""
 
     scenario: Scenario
     journal: tuple[Entry, ...]
@@ -52,6 +52,7 @@ class RunResult:
     broken: str | None
     digest: str
     happened: int = 0
+    seen_by: str | None = None
 
     @property
     def seed(self) -> int:
@@ -82,6 +83,7 @@ class SimulationRun:
         self.sockets = Sockets(self.network)
         self.promise: Promise | None = None
         self.broken: str | None = None
+        self.seen_by: str | None = None
         self.over: asyncio.Future[None] = asyncio.Future(loop=self.loop)
         self.contact = Contact(self, self._break)
         self.promises = Promises(self.plan, self._break, self._entered, lambda: outage_of(self.performed))
@@ -153,6 +155,7 @@ class SimulationRun:
             broken=self.broken,
             digest=digest.hexdigest(),
             happened=len(self.performed),
+            seen_by=self.seen_by,
         )
 
     async def _play(self) -> None:
@@ -180,6 +183,7 @@ class SimulationRun:
         """The first broken promise ends the run."""
         if self.broken is None:
             self.promise, self.broken = promise, f"{promise}: {sentence} (at {self.loop.now_s - BEGIN_S:.3f} s)"
+            self.seen_by = self.promises.monitors.broken_by or ("contact" if promise in CONTACT else "promises")
             self._end()
 
     def _end(self) -> None:

@@ -29,13 +29,16 @@ SUBJECTS: dict[str, tuple[str, tuple[str, ...]]] = {
         f"core.{name}": (f"nvrx_slurm/core/{name}.py", OF_CORE)
         for name in (
             "assignment",
+            "cause",
             "job",
             "limits",
             "liveness",
             "membership",
             "rendezvous",
+            "requests",
             "restart_decision",
             "restart",
+            "suspension",
         )
     },
     **{

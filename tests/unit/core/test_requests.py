@@ -136,6 +136,13 @@ def test_one_replica_restarts_alone_unless_its_role_says_otherwise():
     assert [each.replica for each in fleet.said(RestartOrdered)] == ["a-0", "a-1"]
 
 
+def test_one_request_restarts_several_replicas():
+    role = RolePlan(name="a", command=("x",), replicas=3, nodes_per_replica=1, workers_per_node=1)
+    fleet = running(plan_of(role))
+    ask(fleet, a_0=0, a_2=0)
+    assert [each.replica for each in fleet.said(RestartOrdered)] == ["a-0", "a-2"]
+
+
 def test_replica_that_is_done_is_not_restarted():
     fleet = running(plain(nodes=1, spares=0))
     role = RolePlan(name="b", command=("x",), replicas=2, nodes_per_replica=1, workers_per_node=1)
@@ -180,6 +187,55 @@ def test_drain_without_a_spare_is_refused_also_with_force():
     assert refused(drain(fleet, "n1")) == "no spare is left for the ranks of n1"
     assert refused(drain(fleet, "n1", force=True, request="f")) == "no spare is left for the ranks of n1"
     assert fleet.job.replicas["main-0"].phase is Phase.RUNNING
+
+
+def test_drain_counts_on_nodes_that_have_yet_to_join():
+    """Not on those that another rendezvous waits for, and on one that was undrained again."""
+    fleet = Fleet(plain(nodes=2, spares=1))
+    fleet.join("n1", "n2")
+    assert refused(drain(fleet, "n1")) is None
+    fleet = Fleet(plain(nodes=2, spares=0))
+    fleet.join("n1")
+    assert drain(fleet, "n1") == [RequestRefused(request="d-n1", why="no spare is left for the ranks of n1")]
+    fleet = Fleet(plain(nodes=2, spares=1))
+    fleet.join("n1", "n3")
+    drain(fleet, "n2")
+    undrain(fleet, "n2")
+    assert refused(drain(fleet, "n1")) is None
+
+
+def test_drain_of_a_node_that_is_lost_costs_nothing():
+    """Also while the rendezvous lacks a node: this one could not have come."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.lose("n3")
+    fleet.lose("n2")
+    assert drain(fleet, "n3") == [NodeDrained(request="d-n3", by=BY, node="n3")]
+
+
+def test_spare_that_no_open_rendezvous_lacks_can_be_drained():
+    role = RolePlan(name="r", command=("x",), replicas=2, nodes_per_replica=1, workers_per_node=1)
+    fleet = running(plan_of(role, spares=1))
+    fleet.fail("n1", replica="r-0")
+    assert drain(fleet, "n3") == [NodeDrained(request="d-n3", by=BY, node="n3")]
+
+
+def test_drain_takes_other_replicas_along_where_a_failure_would():
+    role = RolePlan(
+        name="r", command=("x",), replicas=2, nodes_per_replica=1, workers_per_node=1, on_failure="restart_job"
+    )
+    fleet = running(plan_of(role, spares=1))
+    drain(fleet, "n1")
+    assert [each.replica for each in fleet.said(RestartOrdered)] == ["r-0", "r-1"]
+
+
+def test_forced_drain_of_a_recovery_or_a_start_leaves_min_nodes():
+    fleet = running(plain(nodes=3, spares=0, min_nodes=2))
+    fleet.fail("n1")
+    assert refused(drain(fleet, "n1", force=True)) is None
+    assert refused(drain(fleet, "n2", force=True)) is not None
+    fleet = Fleet(plain(nodes=3, spares=0, min_nodes=2))
+    fleet.join("n1", "n2")
+    assert refused(drain(fleet, "n3", force=True)) is None
 
 
 def test_forced_drain_goes_on_with_fewer_nodes_down_to_min_nodes():
@@ -382,19 +438,24 @@ def test_drained_nodes_leave_with_the_job():
 # ------------------------------------------------------------------------------------------- commands
 
 
-def run(fleet: Fleet, rank: int, *, cycle: int = 0, request: str = "c1") -> list[Decision] | None:
-    return fleet.tell(
-        CommandAsked(request=request, by=BY, argv=("nvidia-smi", "-q"), replica="main-0", rank=rank, cycle=cycle)
-    )
+def run(
+    fleet: Fleet, rank: int, *, cycle: int = 0, request: str = "c1", generation: int = 0
+) -> list[Decision] | None:
+    fields = {"request": request, "by": BY, "argv": ("nvidia-smi", "-q"), "rank": rank, "cycle": cycle}
+    return fleet.tell(CommandAsked(**fields, replica="main-0", generation=generation))
 
 
 def test_command_goes_to_the_node_that_has_the_rank():
     """And is named in the order with its cycle: an agent that reads it later runs nothing."""
     fleet = running(plain(nodes=2))
-    (ordered,) = run(fleet, 3) or []
-    assert isinstance(ordered, CommandOrdered)
-    assert (ordered.node, ordered.rank, ordered.cycle) == ("n2", 3, 0)
+    fields = {"by": BY, "argv": ("nvidia-smi", "-q"), "replica": "main-0", "node": "n2", "rank": 3}
+    assert run(fleet, 3) == [CommandOrdered(**fields, request="c1", cycle=0)]
     assert run(fleet, 3) is None, "the same request"
+    fleet.requeue()
+    fleet.join(*fleet.names)
+    assert run(fleet, 3, request="c2", generation=1) == [
+        CommandOrdered(**fields, request="c2", cycle=0, generation=1)
+    ]
 
 
 def test_command_without_a_worker_to_run_beside_is_refused():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -22,16 +21,14 @@ import msgspec
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.journal.records import Assignment
-from nvrx_slurm.journal.verdicts import MOST_FINDINGS_BYTES, SHARED_FROM_BYTES
+from nvrx_slurm.journal.verdicts import FINDINGS_LENGTH_BYTES, MOST_FINDINGS_BYTES, SHARED_FROM_BYTES
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.processes import dies_with_parent
+from nvrx_slurm.util.processes import dies_with_parent, send_signal
 from nvrx_slurm.util.threads import awaitable_thread
 
 log = get_logger("agent")
 
 COMMAND = (sys.executable, "-P", "-m", "nvrx_slurm.attribution.node_reader")
-LENGTH_BYTES = 4
-
 ANSWER_S = 60.0
 """So long it may take to read the logs once; the leader has judged by then."""
 
@@ -120,9 +117,7 @@ async def _reap(process: Process) -> None:
     """Kill the process, if it lives. One that a dead file server holds is left behind."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.close()
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+    send_signal(process, signal.SIGKILL)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(REAP_S):
             await asyncio.gather(process.wait(), process.stdout.read())
@@ -134,7 +129,7 @@ async def _next(process: Process) -> bytes:
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(b"\n")
     async with asyncio.timeout(ANSWER_S):
-        length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
+        length = int.from_bytes(await process.stdout.readexactly(FINDINGS_LENGTH_BYTES), "big")
         if length > MOST_FINDINGS_BYTES:
             raise ValueError(f"findings of {length} bytes")
         return await process.stdout.readexactly(length)

@@ -23,7 +23,7 @@ from nvrx_slurm.attribution.analyze.node_findings import encoded, found_in, join
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.attribution.scan import LogFile, Scan
 from nvrx_slurm.attribution.scan.files import log_file
-from nvrx_slurm.journal.verdicts import Wire
+from nvrx_slurm.journal.verdicts import FINDINGS_LENGTH_BYTES, Wire
 from nvrx_slurm.util.log import set_up
 from nvrx_slurm.util.processes import die_with
 
@@ -31,7 +31,6 @@ NICENESS = 5
 """Of CPU and, as Linux derives the one from the other (ioprio_set(2)), of I/O. The decision waits for it: workers of
 another replica on this node only go first."""
 
-LENGTH_BYTES = 4
 _OF_A_RANK = re.compile(r"rank-(\d{1,9})\.")
 
 
@@ -85,7 +84,7 @@ def main() -> None:
                 known[log.path] = state, read_logs([log], catalogue, threading.Event())
         parts = [known[log.path][1] for log in logs]
         data = encoded(found_in(asked.node, Path(asked.folder), *joined(parts), catalogue)) or b""
-        sys.stdout.buffer.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
+        sys.stdout.buffer.write(len(data).to_bytes(FINDINGS_LENGTH_BYTES, "big") + data)
         sys.stdout.buffer.flush()
 
 

@@ -21,7 +21,7 @@ from nvrx_slurm.journal.folder import LOOPBACK, JobFolder
 from nvrx_slurm.util.files import open_log
 from nvrx_slurm.util.ids import new_secret
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.processes import dies_with_parent, restore_descriptor_limit
+from nvrx_slurm.util.processes import dies_with_parent, restore_descriptor_limit, send_signal
 
 log = get_logger("batch")
 
@@ -56,14 +56,6 @@ async def start(
         start_new_session=own_session,
         preexec_fn=prepare,
     )
-
-
-def send_signal(child: Process, number: signal.Signals) -> None:
-    """Signal a child that still runs."""
-    if child.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            # Not by `Process.send_signal`, which polls first, and may take the exit status from the task that waits.
-            os.kill(child.pid, number)
 
 
 async def ended(children: Mapping[str, Process], *, within_s: float) -> bool:

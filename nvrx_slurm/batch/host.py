@@ -31,7 +31,7 @@ from nvrx_slurm.journal.records import PREEMPTED, AgentsStarted
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation, new_secret
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.processes import AGAIN_S, CANNOT_RUN, HURRY
+from nvrx_slurm.util.processes import AGAIN_S, CANNOT_RUN, HURRY, send_signal
 
 log = get_logger("batch")
 
@@ -316,7 +316,7 @@ class Host:
 
     def _signal_controller(self) -> None:
         if self.controller is not None and self.ending.asked is not None:
-            children.send_signal(self.controller, self.ending.asked)
+            send_signal(self.controller, self.ending.asked)
 
     async def _say_what_is_awaited(self) -> None:
         while not self.ended.done():
@@ -328,7 +328,7 @@ class Host:
     def _hurry(self) -> None:
         """Have the agents kill their workers now, and leave."""
         for agent in self._agents():
-            children.send_signal(agent, HURRY)
+            send_signal(agent, HURRY)
 
     def _give_up(self) -> None:
         if not self.ended.done():

@@ -9,7 +9,6 @@ not answered is sent again. Both ends write lines of JSON: the controller `{"ask
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -27,7 +26,7 @@ from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, FailureKey, 
 from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.files import open_log
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.processes import dies_with_parent
+from nvrx_slurm.util.processes import dies_with_parent, send_signal
 
 log = get_logger("controller")
 
@@ -75,11 +74,6 @@ class AttributionBroker(Protocol):
     async def close(self, within_s: float) -> None:
         """Let it deliver its messages, up to `within_s`; then kill it."""
         ...
-
-
-def _kill(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
 
 
 def _line(message: dict[str, Any]) -> bytes:
@@ -136,7 +130,7 @@ class AttributionBrokerProcess:
         elif self._process is not None and now - self._waiting_since > SILENT_S:
             silent_s, self._waiting_since = now - self._waiting_since, now
             log.error("the attribution broker has answered nothing for %.0f s; it is killed", silent_s)
-            _kill(self._process)
+            send_signal(self._process, signal.SIGKILL)
         if settled:
             self._settled.add(inquiry.key)
         self._say({"ask": inquiry, "settled": settled})
@@ -165,7 +159,7 @@ class AttributionBrokerProcess:
         await asyncio.wait([self._task], timeout=within_s)
         self._task.cancel()
         if self._process is not None and self._process.returncode is None:
-            _kill(self._process)
+            send_signal(self._process, signal.SIGKILL)
 
     def _say(self, message: dict[str, Any]) -> None:
         self.open()
@@ -200,7 +194,7 @@ class AttributionBrokerProcess:
                 ending = asyncio.ensure_future(process.wait())
                 await asyncio.wait([ending], timeout=None if self._closing else DIES_S)
                 if not ending.done():
-                    _kill(process)
+                    send_signal(process, signal.SIGKILL)
                 code = await ending
                 self._process = None
                 if not self._closing:
@@ -238,7 +232,7 @@ class AttributionBrokerProcess:
                 line = await process.stdout.readline()
             except ValueError:  # longer than any answer is
                 log.error("the attribution broker has sent a line of more than %d bytes; it is killed", LINE_BYTES)
-                _kill(process)
+                send_signal(process, signal.SIGKILL)
                 return
             if not line:
                 return

@@ -164,6 +164,10 @@ MOST_FINDINGS_BYTES = 1 << 20
 """Of one node. The findings of eight ranks usually have some ten thousand bytes."""
 
 
+FINDINGS_LENGTH_BYTES = 4
+"""Before the findings, on their way from the process that reads to its agent: how long they are."""
+
+
 class AgentFindings(Wire, frozen=True, kw_only=True):
     """What a node's agent has found in the logs of its ranks of one cycle (attribution/analyze/node_findings.py).
     `folder`: the cycle's, as an inquiry names it. `whole`: no worker of the cycle was left when they were read."""

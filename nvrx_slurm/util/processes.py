@@ -3,6 +3,7 @@ one may hold."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -11,6 +12,10 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
 
 PR_SET_PDEATHSIG = 1
 _CLOCKS_DIFFER_S = 2.0
@@ -138,6 +143,14 @@ def hold(pid: int) -> int | None:
         if error.errno in (errno.EINVAL, errno.ESRCH):
             raise ProcessLookupError(error.errno, error.strerror) from None
         raise
+
+
+def send_signal(child: Process, number: signal.Signals) -> None:
+    """Signal a child that still runs."""
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            # Not by `Process.send_signal`, which polls first, and may take the exit status from the task that waits.
+            os.kill(child.pid, number)
 
 
 def send(held: int | None, pid: int, number: signal.Signals) -> None:

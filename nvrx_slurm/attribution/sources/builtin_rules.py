@@ -28,7 +28,7 @@ from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, Inquiry, Ver
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.log import set_up
-from nvrx_slurm.util.processes import dies_with_parent
+from nvrx_slurm.util.processes import dies_with_parent, send_signal
 from nvrx_slurm.util.threads import in_thread
 
 SPARE_S = 0.5
@@ -217,9 +217,7 @@ class RulesProcess:
 
     def _kill(self) -> None:
         self.is_over = True
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)  # Process.kill would reap it, and take its exit code along
+        send_signal(self._process, signal.SIGKILL)
 
     async def _read_results(self) -> None:
         with contextlib.suppress(ValueError, MalformedRecord):  # a line that is too long or not valid

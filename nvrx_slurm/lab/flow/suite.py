@@ -19,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 
-from nvrx_slurm.batch.children import send_signal
 from nvrx_slurm.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -40,6 +39,7 @@ from nvrx_slurm.report.jobs import find_job
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.durations import words
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.processes import send_signal
 
 log = get_logger("ci")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
@@ -59,6 +60,9 @@ CONNECT_S = 3.0
 INBOX_BATCH = 4096
 """How many facts one read of the inbox brings at most."""
 
+SERVED_S = BLOCK_MS / 1000 + 1.0
+"""A client that the server has answered within this time has a connection that works: each read ends sooner."""
+
 _ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _T = TypeVar("_T")
 _R = TypeVar("_R", bound=Record)
@@ -71,7 +75,8 @@ class Store:
     the address's token.
 
     Raises `StoreUnreachable` at once where the password is refused, and after `patience_s` where the store
-    does not answer or refuses writes (its disk is full).
+    does not answer or refuses writes (its disk is full). Where the password is refused only since the store took
+    another, a call waits for one of the connections that were opened before, while these are still answered.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class Store:
         self._clock = clock
         self._patience_s = patience_s
         self._hurried_at: float | None = None
+        self._answered_at = -math.inf
         self._where, self._embedded = address.url, address.embedded
         self.generation = generation
         self.keys = Keys(address.job)
@@ -133,6 +139,7 @@ class Store:
         sealed = seal_heartbeat(self._key, self.keys.beats, beat, self._beats)
         fields = {"who": beat.incarnation, "m": sealed}  # who first: the controller reads no further
         await self._redis.xadd(self.keys.beats, fields, maxlen=keep, approximate=True)
+        self._answered_at = self._clock.monotonic()
 
     async def controller_lives(self) -> bool:
         """Whether a controller has renewed its lease of late: that is its own sign of life."""
@@ -361,7 +368,8 @@ class Store:
                     retry = StoreRetry(self._where, self._patience_s, embedded=self._embedded, began=began)
                 if self._hurried_at is not None:
                     retry.hurry(self._patience_s, self._hurried_at)
-                decision = retry.failed(error, self._clock.monotonic())
+                now = self._clock.monotonic()
+                decision = retry.failed(error, now, served=now - self._answered_at <= SERVED_S)
                 if isinstance(decision, GiveUp):
                     if decision.cause is Cause.COMMAND:
                         raise error
@@ -375,7 +383,8 @@ class Store:
                     await self._redis.aclose()  # the next command opens a connection
                 await asyncio.sleep(decision.pause_s)
             else:
-                if retry is not None and (message := retry.answered(self._clock.monotonic())):
+                self._answered_at = self._clock.monotonic()
+                if retry is not None and (message := retry.answered(self._answered_at)):
                     log.info("%s", message)
                 return answer
 

@@ -49,8 +49,9 @@ def async_client(
     options: dict[str, Any] = {"socket_connect_timeout": connect_s, "socket_timeout": answer_s, "protocol": 2}
     retry = AsyncRetry(NoBackoff(), 0)
     if not address.embedded:
-        return redis.asyncio.Redis.from_url(address.url, password=address.password, retry=retry, **options)
-    pool: Any = AsyncConnectionPool(
+        of_site: Any = _OpenFirst.from_url(address.url, password=address.password, retry=retry, **options)
+        return redis.asyncio.Redis.from_pool(of_site)
+    pool: Any = _OpenFirst(
         connection_class=_AsyncStoreConnection,
         address=address,
         look=look or (lambda: address),
@@ -68,6 +69,16 @@ def client(address: StoreLocation, *, connect_s: float, answer_s: float) -> redi
     if not address.embedded:
         return redis.Redis.from_url(address.url, password=address.password, retry=retry, **options)
     return redis.Redis.from_pool(ConnectionPool(connection_class=StoreConnection, where=address, **options))
+
+
+class _OpenFirst(AsyncConnectionPool):
+    """Hands out an idle connection that is open before one that is not. redis-py's own hands out the one returned
+    last: where the store's password has changed, that is one that cannot be opened, and the open ones are never used
+    again."""
+
+    def get_available_connection(self) -> Any:
+        self._available_connections.sort(key=lambda connection: connection.is_connected)  # the last one is taken
+        return super().get_available_connection()  # type: ignore[no-untyped-call]
 
 
 class StoreConnection(Connection):

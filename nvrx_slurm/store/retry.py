@@ -158,15 +158,18 @@ class StoreRetry:
         self._since = None if self._since is None else max(at, self._since)
         self._failed_at = None if self._failed_at is None else max(at, self._failed_at)
 
-    def failed(self, error: Exception, now: float) -> Retry | GiveUp:
-        """What to do about an error that a call has raised."""
+    def failed(self, error: Exception, now: float, *, served: bool = False) -> Retry | GiveUp:
+        """What to do about an error that a call has raised. `served`: the server answers on another connection of
+        this client, and where the error is a refused login the call may wait for that connection."""
         code = code_of(error)
         answer, advice = (None, "") if code is None else _ANSWERS.get(code, (_Answer.AWAY, ""))
+        waits_for_another = served and code in ("NOAUTH", "WRONGPASS")
         if answer is None or answer is _Answer.NOT_HERE:
             hint = f"; {advice}" if advice else ""
             return GiveUp(f"the store at {self._where} refuses a command: {error}{hint}", Cause.COMMAND)
-        if answer is _Answer.ACCESS_REFUSED:
-            return GiveUp(f"the store at {self._where} refuses us: {error}; {advice}", Cause.ACCESS)
+        refusal = GiveUp(f"the store at {self._where} refuses us: {error}; {advice}", Cause.ACCESS)
+        if answer is _Answer.ACCESS_REFUSED and not waits_for_another:
+            return refusal
         if self._since is None:
             self._since = now if self._began is None else self._began
         if self._failed_at is not None:
@@ -178,17 +181,22 @@ class StoreRetry:
             return Retry(0.0, message, reconfigure=True)
         is_away = answer is _Answer.AWAY
         left_s = self._since + self._patience_s - now
+        if left_s <= 0 and waits_for_another:
+            return refusal
         if left_s <= 0:
             problem = "does not answer" if is_away else f"has refused writes for {now - self._since:.0f} s: {advice}"
             return GiveUp(f"the store at {self._where} {problem}: {error}", Cause.SILENT)
         problem = "the store does not answer" if is_away else f"the store at {self._where} refuses writes: {advice}"
+        if waits_for_another:
+            problem = f"the store at {self._where} refuses a new connection, and those that are open still work"
         warning = ""
         if self._warned != problem:
             # A server that begins to refuse after it was away is asked often again.
             self._warned, self._pause_s = problem, FIRST_PAUSE_S
             warning = f"{problem} ({error}); waiting up to {self._patience_s:g} s"
         pause_s = min(self._pause_s, left_s)
-        self._pause_s = min(2 * self._pause_s, AWAY_PAUSE_S if answer is _Answer.AWAY else FULL_PAUSE_S)
+        longest_s = FULL_PAUSE_S if answer is _Answer.WRITES_REFUSED else AWAY_PAUSE_S
+        self._pause_s = min(2 * self._pause_s, longest_s)
         return Retry(pause_s, warning, reconnect=code == "READONLY")
 
     def answered(self, now: float) -> str:

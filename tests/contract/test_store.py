@@ -20,6 +20,7 @@ from nvrx_slurm.journal.records import (
     Tick,
     pack,
 )
+from tests.contract.servers import RealServer
 
 JOIN = NodeJoined(node="n1", incarnation="a", seq=1, addr="h", port=1)
 ASSIGNMENT = Assignment(
@@ -253,6 +254,29 @@ async def test_wrong_password_is_told_at_once(server):
         await stranger.ping()
     assert caught.value.refused
     await stranger.close()
+
+
+async def test_new_password_of_the_store_leaves_the_open_connections(tmp_path):
+    """The store takes another password while a read waits and one further connection is open: what is asked beside
+    each other then waits for that connection. Once none is left, the refusal counts."""
+    server = RealServer(tmp_path / "server")
+    await server.start()
+    client, raw = server.store(), server.raw()
+    orders = asyncio.create_task(client.orders("0-0"))
+    while not (await raw.info("clients"))["blocked_clients"]:  # noqa: ASYNC110 - it shows up in the server alone
+        await asyncio.sleep(0)
+    await client.ping()
+    await raw.config_set("requirepass", "another")
+    await asyncio.gather(*(client.post(msgspec.structs.replace(JOIN, seq=n)) for n in range(20)))
+    assert sorted(fact.seq for _, fact in await client.inbox("0-0")) == list(range(20))
+    await raw.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(StoreUnreachable) as caught:
+        await client.ping()
+    assert caught.value.refused
+    orders.cancel()
+    await client.close()
+    await raw.aclose()
+    await server.end()
 
 
 async def test_store_that_stays_away_is_given_up_after_the_patience(server):

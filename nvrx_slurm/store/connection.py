@@ -24,7 +24,7 @@ import hiredis
 
 from nvrx_slurm.errors import NvrxError, StoreUnreachable
 from nvrx_slurm.store.link import MARK, Refusals, Where, open_socket
-from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry, is_away
+from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry, code_of, is_away
 from nvrx_slurm.util.redis_url import RedisUrl
 from nvrx_slurm.util.threads import SignalSafeEvent
 
@@ -251,7 +251,10 @@ class RetryingRedis:
                 if refusal is not None:
                     raise refusal
             except AccessRefused as error:
-                raise StoreUnreachable(f"the store at {self._where} refuses us: {error}", refused=True) from None
+                # One that is open is served on, where the store took another password after the login.
+                if not (self._idle or self._busy) or code_of(error) is None:
+                    raise StoreUnreachable(f"the store at {self._where} refuses us: {error}", refused=True) from None
+                self._wait(retry.failed(error, time.monotonic(), served=True), until)
             except (hiredis.ReplyError, OSError) as error:
                 if self._closed.is_set():  # by `cancel`, which cut this connection
                     break

@@ -160,7 +160,7 @@ class StoreRetry:
 
     def failed(self, error: Exception, now: float, *, served: bool = False) -> Retry | GiveUp:
         """What to do about an error that a call has raised. `served`: the server answers on another connection of
-        this client, and where the error is a refused login the call may wait for that connection."""
+        this client, so a call whose own login was refused waits for that one."""
         code = code_of(error)
         answer, advice = (None, "") if code is None else _ANSWERS.get(code, (_Answer.AWAY, ""))
         waits_for_another = served and code in ("NOAUTH", "WRONGPASS")

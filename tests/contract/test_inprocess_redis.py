@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import logging
 import os
 import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store import Cancelled, Connection
 from nvrx_slurm.inprocess.store_redis import KEEP_S, KEPT_BARRIERS, RedisConnection, RedisStore
 from nvrx_slurm.lab.faults.disk import SmallDisk
+from nvrx_slurm.store.connection import RetryingRedis
 from nvrx_slurm.store.job_store import JobStore
 from nvrx_slurm.store.keys import InprocessKeys
 from nvrx_slurm.util.redis_url import parse_redis_url
@@ -213,6 +218,27 @@ def test_a_password_that_is_refused_is_told_at_once(server: Valkey, wrong: str |
     with pytest.raises(StoreError, match=r"refuses us.*check its password") as caught:
         store.connect("group", 0)
     assert "hunter" not in str(caught.value)
+
+
+def test_a_new_password_of_the_server_leaves_the_open_connections(server: Valkey, raw: Any) -> None:
+    """While a thread waits on one connection and another is open, what further threads ask waits for that one. Once
+    none is left, the refusal counts."""
+    where = f"redis://127.0.0.1:{server.port}"
+    log = logging.getLogger("test")
+    client = RetryingRedis((parse_redis_url(where), PASSWORD), where, patience_s=DEADLINE_S, log=log)
+    with ThreadPoolExecutor(9) as threads, contextlib.ExitStack() as at_end:
+        at_end.callback(client.cancel)  # a thread that still waits would hold up the end of a failed test
+        waiting = threads.submit(client.ask, ["BLPOP", "list", 0], wait_s=LONG_S)
+        until(lambda: blocked_readers(raw) == 1, "the thread to wait")
+        client.ask(["PING"])
+        raw.config_set("requirepass", "another")
+        for each in [threads.submit(client.ask, ["INCR", "count"]) for _ in range(80)]:
+            each.result()
+        assert client.ask(["GET", "count"]) == [b"80"]
+        raw.client_kill_filter(_type="normal", skipme=True)
+        with pytest.raises(StoreUnreachable) as caught:
+            waiting.result()
+        assert caught.value.refused
 
 
 def test_a_user_and_a_database_of_the_url_are_used(server: Valkey, raw: Any) -> None:

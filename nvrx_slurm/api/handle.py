@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 CANCEL_S = 30.0
 GONE_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+COMPLETES_S = 10.0
+"""How long Slurm may take to complete a job on nodes that answer."""
 _NOT_STARTED = (JobState.PENDING, JobState.CONFIGURING, JobState.REQUEUED)
 
 
@@ -173,14 +175,21 @@ class Job:
         if self.cluster == "slurm":
             _slurm_watcher().register_job(self.job_id)  # what it knew is old now
 
-    def wait_until_gone(self, timeout: float = 60.0) -> JobState:
+    def wait_until_gone(self, timeout: float = 60.0, *, for_slurm: bool = True) -> JobState:
         """Block until nothing of the job runs any more, cleaning up included; returns its state.
 
-        Raises WaitTimeout after `timeout` seconds, SlurmUnreachable.
+        `for_slurm=False`: also return where the job has left its result, and Slurm is still completing it
+        `COMPLETES_S` later: for a lost node it does so for a minute and longer. Raises WaitTimeout after `timeout`
+        seconds, SlurmUnreachable.
         """
         deadline = self._clock.monotonic() + timeout
+        completing_since: float | None = None
         looks = 0
         while not (state := self._its_cluster().states([self.job_id])[self.job_id]).terminal:
+            if not for_slurm and state is JobState.COMPLETING and read_result(self._files) is not None:
+                completing_since = completing_since or self._clock.monotonic()
+                if self._clock.monotonic() - completing_since >= COMPLETES_S:
+                    break
             pause = GONE_PAUSES_S[min(looks, len(GONE_PAUSES_S) - 1)]
             looks += 1
             if self._clock.monotonic() + pause > deadline:

@@ -88,7 +88,8 @@ def submit(
         click.echo(f"cancelling job {job.job_id}", err=True)
         try:
             job.cancel()
-            click.echo(f"job {job.job_id}: {job.wait_until_gone()}", err=True)
+            click.echo(f"job {job.job_id}: {job.wait_until_gone(for_slurm=False)}", err=True)
+            _say_if_slurm_has_it(job)
         except NvrxError as error:  # the exit code reports the interruption all the same
             click.echo(f"nvrx-slurm: error: {shown(str(error))}", err=True)
         _print_end(job, interruption.exit_code or EXIT_INTERRUPTED)
@@ -124,6 +125,15 @@ def _print_end(job: Job, exit_code: int) -> None:
     from nvrx_slurm.report.ending import print_end
 
     print_end(JobFolder(job.folder), exit_code)
+
+
+def _say_if_slurm_has_it(job: Job) -> None:
+    """Of a job that has ended."""
+    from nvrx_slurm.journal.folder import JobFolder
+    from nvrx_slurm.report.presence import still_in_slurm
+
+    if job.cluster == "slurm" and (state := still_in_slurm(JobFolder(job.folder))) is not None:
+        click.echo(f"job {job.job_id}: done; Slurm is still completing it ({state})", err=True)
 
 
 def state_reports(job: Job) -> tuple[Callable[[JobState], None], Callable[[], None] | None]:
@@ -183,12 +193,7 @@ def wait(job_id: str, timeout: str | None, folder: Path) -> int:
     on_state, on_pending = state_reports(handle)
     with only_reads(job_id, handle.folder.parent):
         code = handle.wait(bound_s, on_state=on_state, on_pending=on_pending)
-    if handle.cluster == "slurm":
-        from nvrx_slurm.journal.folder import JobFolder
-        from nvrx_slurm.report.presence import still_in_slurm
-
-        if (state := still_in_slurm(JobFolder(handle.folder))) is not None:
-            click.echo(f"job {job_id}: done; Slurm is still completing it ({state})", err=True)
+    _say_if_slurm_has_it(handle)
     _print_end(handle, code)
     return code
 
@@ -201,4 +206,5 @@ def cancel(job_id: str, folder: Path) -> None:
 
     found = job(job_id, folder=folder)
     found.cancel()
-    click.echo(found.wait_until_gone(GONE_TIMEOUT_S))
+    click.echo(found.wait_until_gone(GONE_TIMEOUT_S, for_slurm=False))
+    _say_if_slurm_has_it(found)

@@ -10,6 +10,7 @@ from nvrx_slurm.journal.records import JobEnded, NodeLeft, StacksDumped
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
+from tests.slurm_harness import nvrx
 from tests.slurm_jobs import CALM, POLITE, SAVING, STUBBORN, SlurmJobs, gate_command
 
 pytestmark = pytest.mark.slurm
@@ -151,4 +152,18 @@ def test_cancelled_job_with_a_frozen_node_leaves_its_result_in_time(jobs):
     assert (result.exit_code, result.reason) == (143, "it did not end in time, and was ended by the batch host")
     assert not job.folder.store_dir.exists()  # it had the time to clear away
     jobs.cluster.restore_node("n2")
+    jobs.all_gone(job)
+
+
+def test_cancel_does_not_wait_for_slurm_to_clear_a_lost_node_away(jobs):
+    """Slurm completes a job for a minute and longer where a node of it is dead. `cancel` returns before that, once
+    the job has left its result, and says so."""
+    job = jobs.start(CALM, spares=1)
+    jobs.running(job, 2)
+    jobs.cluster.kill_node("n2")
+    jobs.running(job, 2, cycle=1)
+    done = nvrx("cancel", job.folder.job_id, cwd=jobs.folder, env=jobs.cluster.environment())
+    assert (done.returncode, done.stdout) == (0, "CANCELLED\n")
+    assert "done; Slurm is still completing it (COMPLETING)" in done.stderr
+    assert job.finish() == 143
     jobs.all_gone(job)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster, check_cluster, folder_name
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.slurm_config import KillWaitQuestion
-from nvrx_slurm.errors import ConfigError, StoreUnreachable, UnsafePath, UsageError
+from nvrx_slurm.errors import ConfigError, NvrxError, StoreUnreachable, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within
-from nvrx_slurm.util.files import ORIGINS, JobFiles
+from nvrx_slurm.journal.folder import JobFolder, set_earlier_job_aside
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.files import ORIGINS
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
@@ -144,13 +146,16 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
         from nvrx_slurm.cluster.local import LocalCluster  # a Slurm job needs nothing of it
 
         port = LocalCluster(base)
+    began = SystemClock().wall()
     job_id = port.submit(prepared.script, folder=base, name=prepared.name)
-    files = JobFiles(base / folder_name(job_id))
+    files = JobFolder(base / folder_name(job_id))
     try:
+        if cluster == "slurm" and (aside := set_earlier_job_aside(files, begun_before=began)):
+            log.warning("an earlier job had the id %s; its folder is now %s", job_id, aside)
         files.write_plan_json(prepared.plan_json.encode())  # so that readers know the job while it is in the queue
         if prepared.origins_json:
             files.write(ORIGINS, prepared.origins_json.encode())
-    except (OSError, UnsafePath) as error:  # the job is submitted: too late for an error
+    except (OSError, NvrxError) as error:  # the job is submitted: too late for an error
         log.warning("%s: the plan could not be kept there (%s)", files.path, error)
     return job_id
 

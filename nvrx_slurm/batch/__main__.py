@@ -28,7 +28,7 @@ from nvrx_slurm.errors import EXIT_FAILED, MalformedRecord, NvrxError, UsageErro
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.plan import Plan, plan_from_json, plan_to_json
 from nvrx_slurm.jobspec.secret_file import secret_in
-from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, Result
+from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, Result, set_earlier_job_aside
 from nvrx_slurm.journal.job_index import record_job
 from nvrx_slurm.liveness.connection import address_towards
 from nvrx_slurm.util.clock import SystemClock
@@ -87,6 +87,9 @@ def _prepare(
     folder = JobFolder(Path(plan.folder) / job_id)
     try:
         folder.create()
+        if is_slurm_job and env.slurm_restart_count() == 0 and (aside := set_earlier_job_aside(folder)):
+            folder.create()
+            print(f"nvrx-slurm: an earlier job had the id {job_id}; its folder is now {aside}")
         print(f"nvrx-slurm: {plan.name}: logs are in {folder.job_log}", flush=True)
         log = open_log(folder.job_log)
     except OSError as error:

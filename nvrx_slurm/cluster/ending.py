@@ -21,7 +21,7 @@ from nvrx_slurm.errors import (
     UsageError,
     WaitTimeout,
 )
-from nvrx_slurm.journal.folder import JobFolder, Result, SlurmEnd
+from nvrx_slurm.journal.folder import CLOCKS_DIFFER_S, JobFolder, Result, SlurmEnd
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
 
@@ -36,9 +36,6 @@ LOST_AFTER_S = 60.0
 
 NOT_BEGUN_S = 120.0
 """How often a job that Slurm calls RUNNING, and that has started no agent, is asked about its batch host."""
-
-CLOCKS_DIFFER_S = 60.0
-"""How far a node's clock, or the file system's, may be behind that of the batch host."""
 
 MAY_GO_ON = (EXIT_UNREACHABLE, EXIT_RETRY, EXIT_TERMINATED)
 """How a generation ends that Slurm requeues: then its result is not the job's. Only Slurm can say which it is."""

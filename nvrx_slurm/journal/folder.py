@@ -21,10 +21,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import math
 import os
 import shutil
 import socket
+import time
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +42,9 @@ from nvrx_slurm.util.processes import boot_id, is_alive, started_ticks
 
 _T = TypeVar("_T")
 LOOPBACK = "127.0.0.1"
+
+CLOCKS_DIFFER_S = 60.0
+"""How far a node's clock, or the file system's, may be behind that of the batch host."""
 
 
 class JobInfo(Record, frozen=True, kw_only=True):
@@ -185,6 +191,32 @@ class JobFolder(JobFiles):
         except MalformedRecord as error:
             remedy = "restore the file, or remove the job's folder if nothing in it is needed"
             raise ConfigError(f"{error}; {remedy}", file=str(self.path / name)) from None
+
+
+def set_earlier_job_aside(job: JobFolder, *, begun_before: float = math.inf) -> Path | None:
+    """Make room for a job that begins, where another one with this id has left its folder: after its last id Slurm
+    starts at the first again, and so does a new cluster. Returns the other's new folder, `ID-TIME`; None: there is
+    none that began before `begun_before`, by this machine's clock. Two processes may do so at once.
+
+    Raises UsageError where the other may still run, ConfigError where its `job.json` cannot be read, OSError.
+    """
+    earlier = job.read_info()
+    if earlier is None or earlier.started_at >= begun_before - (0 if earlier.is_here else CLOCKS_DIFFER_S):
+        return None
+    if job.read_result() is None and not (earlier.is_here and not earlier.host_lives()):
+        raise UsageError(
+            f"{job.path} belongs to another job {job.job_id}, {earlier.name}, which has left no result and may still"
+            f" run on {earlier.host}. Move the folder away if it does not, or submit with another --folder"
+        )
+    began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(earlier.started_at))
+    aside = job.path.with_name(f"{job.path.name}-{began}")
+    try:
+        job.path.rename(aside)  # never the new job's folder: once the other is there, this fails
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            return None
+        raise
+    return aside
 
 
 def clear_runtime_folders(job: JobFiles, node: str | None = None) -> None:

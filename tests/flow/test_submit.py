@@ -217,6 +217,24 @@ def test_each_slurm_has_a_job_1(names: tuple[str, str], tmp_path: Path, monkeypa
     assert ends == [("1", 143, JobState.CANCELLED), ("1", 0, JobState.COMPLETED)]
 
 
+def test_a_second_job_1_in_one_folder_is_no_continuation_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster that was made anew gives the id again: the first job's folder makes room, with all that it has."""
+    ends = []
+    for command in ("true", "false"):
+        with DevCluster.up(name=f"submit-{os.getpid()}-again", nodes=1) as cluster:
+            for variable, value in cluster.environment().items():
+                monkeypatch.setenv(variable, value)
+            spec = nv.JobSpec(name=command, command=[command], fault_tolerance={"max_restarts": 0})
+            job = nv.submit(spec, folder=tmp_path)
+            ends.append((job.job_id, job.wait(timeout=60), job.wait_until_gone()))
+    assert ends == [("1", 0, JobState.COMPLETED), ("1", 1, JobState.FAILED)]
+    (aside,) = tmp_path.glob("1-*")
+    first = JobFolder(aside).read_info()
+    assert first is not None and first.name == "true"
+
+
 # ---- a Slurm that does not answer
 
 

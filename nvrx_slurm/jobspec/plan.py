@@ -77,7 +77,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
     """
     here = job_file.resolve().parent if job_file else Path.cwd()
 
-    def find(file: str | None) -> str | None:
+    def find(file: str | None, here: Path = here) -> str | None:
         """The absolute path of a file that job.yaml names, if it does."""
         if not file:
             return None
@@ -133,7 +133,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
         time_limit_s=spec.slurm.time,
         store=replace(spec.store, password_file=find(spec.store.password_file)),
         lease=replace(spec.lease, file=str(here / spec.lease.file)) if spec.lease else None,
-        output=find(spec.output),
+        output=find(spec.output, Path(str(here).replace("%", "%%"))),  # only what the user wrote is a pattern
     )
 
 

@@ -50,6 +50,15 @@ def test_paths_count_from_job_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert plan(load(job).spec, folder=Path("jobs"), job_file=job).workdir == str(tmp_path)
 
 
+def test_a_percent_sign_of_a_folder_is_no_pattern(tmp_path: Path) -> None:
+    """`output` is one, by sbatch's rules; where it counts from is not."""
+    file = tmp_path / "100%j" / "job.yaml"
+    file.parent.mkdir()
+    file.write_text("name: a\ncommand: x\noutput: logs/%j.out\n")
+    made = plan(load(file).spec, folder=tmp_path, job_file=file)
+    assert made.output == f"{tmp_path}/100%%j/logs/%j.out"
+
+
 def test_a_plan_nests_as_job_yaml_does(write: Write) -> None:
     """plan.json holds the model's own blocks, without what is at its default."""
     said = "fault_tolerance: {heartbeat: {timeout: 20s}}\nstore: {server: bundled}\n"

@@ -152,6 +152,7 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
     try:
         if cluster == "slurm" and (aside := set_earlier_job_aside(files, begun_before=began)):
             log.warning("an earlier job had the id %s; its folder is now %s", job_id, aside)
+            files.create()
         files.write_plan_json(prepared.plan_json.encode())  # so that readers know the job while it is in the queue
         if prepared.origins_json:
             files.write(ORIGINS, prepared.origins_json.encode())

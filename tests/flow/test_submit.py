@@ -228,6 +228,7 @@ def test_a_second_job_1_in_one_folder_is_no_continuation_of_the_first(
                 monkeypatch.setenv(variable, value)
             spec = nv.JobSpec(name=command, command=[command], fault_tolerance={"max_restarts": 0})
             job = nv.submit(spec, folder=tmp_path)
+            assert JobFolder(job.folder).read_plan().name == command
             ends.append((job.job_id, job.wait(timeout=60), job.wait_until_gone()))
     assert ends == [("1", 0, JobState.COMPLETED), ("1", 1, JobState.FAILED)]
     (aside,) = tmp_path.glob("1-*")

@@ -36,7 +36,7 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
     jobs of the folder.
     """
     from nvrx_slurm.report import hindsight, source
-    from nvrx_slurm.report.failures import read_failures
+    from nvrx_slurm.report.failure_replay import read_failures
     from nvrx_slurm.report.jobs import read_plan
 
     jobs = ((job, plan) for job in _jobs(folder, job_ids) if (plan := read_plan(job)) is not None)
@@ -117,15 +117,16 @@ def _explain(base: Path | None, job_id: str) -> dict[str, Any]:
 
     from nvrx_slurm.report import snapshot
     from nvrx_slurm.report.explanation import explanation
-    from nvrx_slurm.report.failures import Failures
+    from nvrx_slurm.report.failure_replay import FailureReplay
     from nvrx_slurm.report.jobs import base_of, find_job, read_plan
 
     job = find_job(base_of(job_id) if base is None else base, job_id)
     plan = read_plan(job)
     if plan is None:
         return {"status": msgspec.json.decode(snapshot.as_json(snapshot.take(job))), "failures": []}
-    history = Failures(plan, job)
-    status = msgspec.json.decode(snapshot.as_json(snapshot.take(job, history)))
-    newest = history.timelines[: -MOST_FAILURES - 1 : -1]
-    found = [explanation(timeline, job=job_id, name=plan.name) for timeline in newest]
+    replay = FailureReplay(plan, job)
+    shot = snapshot.take(job, replay)
+    status = msgspec.json.decode(snapshot.as_json(shot))
+    newest = replay.failures[: -MOST_FAILURES - 1 : -1]
+    found = [explanation(failure, shot.view, job=job_id, name=plan.name) for failure in newest]
     return {"status": status, "failures": msgspec.json.decode(msgspec.json.encode(found))}

@@ -10,7 +10,8 @@
     words.py         a duration, a list of nodes, a failure in words; `sentences.py`: an entry in one line
     page.py          a snapshot as facts and tables (`tables.py`); `plain.py` prints them
     screen.py        the same in colour, and the live screen, which `live.py` feeds until the job ends
-    failures.py      a subscriber: what happened around each failure; `explanation.py`: one of them on one screen
+    failures.py      a subscriber: what counts as a failure, and what was decided about each
+    failure_replay.py  the same, with what only the core knew; `explanation.py`: one of them on one screen
     spans.py         what each node's time was spent on; goodput.py adds it up; history.py: beside that the failures
     web/             a job, or many (`fleet.py`), as one HTML file; `job_report.py` reads what it shows
     trace.py         a job for Perfetto; metrics.py: for Prometheus
@@ -19,6 +20,6 @@
     logs.py          the ranks' output, cycle after cycle
     docs.py          docs/journal.md, generated
 
-`model`, `view`, `recovery`, `ranks`, `words`, `sentences`, `tables`, `page`, `spans`, `goodput`, `history`, `trace`
-and `top` do no I/O and read no clock.
+`model`, `view`, `recovery`, `ranks`, `words`, `sentences`, `tables`, `page`, `failures`, `spans`, `goodput`,
+`history`, `trace` and `top` do no I/O and read no clock.
 """

@@ -22,7 +22,7 @@ from nvrx_slurm.util.sanitize import one_line, uncoloured
 
 if TYPE_CHECKING:
     from nvrx_slurm.jobspec.plan import Plan
-    from nvrx_slurm.report.failures import FailureTimeline
+    from nvrx_slurm.report.failure_replay import ReplayedFailure
 
 MOST_LINES = 10
 MOST_TRACEBACK_LINES = 30
@@ -95,17 +95,17 @@ def end_lines(folder: JobFolder, exit_code: int, *, slurm_says: str | None = Non
     yield one_line(f"→ nvrx-slurm explain {job_id}{where}")
 
 
-def _last_failure(plan: Plan, folder: JobFolder) -> FailureTimeline | None:
+def _last_failure(plan: Plan, folder: JobFolder) -> ReplayedFailure | None:
     """The failure that ended the job, or its last one."""
     from nvrx_slurm.report import source
-    from nvrx_slurm.report.failures import read_failures
+    from nvrx_slurm.report.failure_replay import read_failures
 
-    timelines = read_failures(plan, folder, source.so_far(folder, live=False))[0].timelines
-    ending = [each for each in timelines if each.shutdown] or timelines
+    failures, _ = read_failures(plan, folder, source.so_far(folder, live=False))
+    ending = [each for each in failures if each.timeline.shutdown] or failures
     return ending[-1] if ending else None
 
 
-def _failure_lines(failure: FailureTimeline, plan: Plan, folder: JobFolder) -> Iterator[str]:
+def _failure_lines(failure: ReplayedFailure, plan: Plan, folder: JobFolder) -> Iterator[str]:
     key, failed = failure.inquiry.key, failure.inquiry.failed
     if failed is None:
         return
@@ -129,7 +129,7 @@ def _failure_lines(failure: FailureTimeline, plan: Plan, folder: JobFolder) -> I
             yield one_line(f"  stacks    {_from_here(stacks)}")
     if answer is not None and answer.hint:
         yield one_line(f"  hint      {answer.hint}")
-    decided, shutdown = failure.decided, failure.shutdown
+    decided, shutdown = failure.timeline.decided, failure.timeline.shutdown
     if shutdown is not None and decided is not None:
         does = "fails" if decided.action == "fail_job" else "stops"
         yield one_line(f"  decision  the controller {does} the job: {shutdown.reason.partition('; last: ')[0]}")
@@ -139,9 +139,9 @@ def _failure_lines(failure: FailureTimeline, plan: Plan, folder: JobFolder) -> I
         yield one_line(f"  verdict   {so}; it was not acted on, in a dry run (fault_tolerance.attribution.dry_run)")
 
 
-def _answer(failure: FailureTimeline) -> Attribution | None:
+def _answer(failure: ReplayedFailure) -> Attribution | None:
     """The surest answer that names a line; where none does the rules are asked now."""
-    answers = [each.attribution for each in failure.answers if each.attribution.primary is not None]
+    answers = [each.attribution for each in failure.timeline.answers if each.attribution.primary is not None]
     if answers:
         return max(answers, key=lambda answer: answer.confidence)
     files = [file for path in failure.inquiry.paths for file in Path(path).rglob("*") if file.is_file()]

@@ -16,8 +16,9 @@ from nvrx_slurm.journal.records import (
     Shutdown,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Verdict
-from nvrx_slurm.report.failures import FailureTimeline
-from nvrx_slurm.report.model import Value
+from nvrx_slurm.report.failure_replay import ReplayedFailure
+from nvrx_slurm.report.failures import RecordedAnswer
+from nvrx_slurm.report.model import JobView, Value
 from nvrx_slurm.report.sentences import action_of, describe, gets_ranks_last, pause_of
 from nvrx_slurm.report.tables import Mood, Row, Table
 from nvrx_slurm.report.words import asked_for, at_step, names, others_lost_it, plural, ranks_of, seconds
@@ -31,16 +32,6 @@ MOODS: dict[Verdict, Mood] = {
 MOST_FOLLOWING = 6
 
 
-class Answered(Value, frozen=True, kw_only=True):
-    """One source's answer; `at` in seconds since the epoch. `late`: after the verdicts had been read. `now`: it was
-    asked just now, not while the job ran."""
-
-    attribution: Attribution
-    at: float | None = None
-    late: bool = False
-    now: bool = False
-
-
 class Explanation(Value, frozen=True, kw_only=True):
     """What `explain --json` prints. Times are seconds since the epoch by the store's clock."""
 
@@ -51,7 +42,7 @@ class Explanation(Value, frozen=True, kw_only=True):
     cycle: int
     failed_at: float
     inquiry: Inquiry
-    answers: tuple[Answered, ...]
+    answers: tuple[RecordedAnswer, ...]
     judged: AttributionJudged | None
     decided: RestartDecided | None
     decided_at: float | None
@@ -76,34 +67,39 @@ class Explanation(Value, frozen=True, kw_only=True):
     """What that verdict means for this job, and what was done."""
 
 
-def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribution | None = None) -> Explanation:
+def explanation(
+    failure: ReplayedFailure, view: JobView, *, job: str, name: str, now: Attribution | None = None
+) -> Explanation:
     """The failure as a value. `now`: an answer that was requested since."""
-    key = timeline.inquiry.key
-    answers = [Answered(attribution=each.attribution, at=each.at, late=each.late) for each in timeline.answers]
+    key, timeline = failure.inquiry.key, failure.timeline
+    ended = view.cycles.get((key.replica, key.generation, key.cycle))
+    after = timeline.next_cycle(view)
+    answers = list(timeline.answers)
     if now is not None:
-        answers.append(Answered(attribution=now, now=True))
+        answers.append(RecordedAnswer(attribution=now, now=True))
     found = Explanation(
         job=job,
         name=name,
         generation=key.generation,
         replica=key.replica,
         cycle=key.cycle,
-        failed_at=timeline.failed_at,
-        inquiry=timeline.inquiry,
+        failed_at=failure.failed_at,
+        inquiry=failure.inquiry,
         answers=tuple(answers),
         judged=timeline.judged,
         decided=timeline.decided,
         decided_at=timeline.decided_at,
         decider=timeline.decider,
         shutdown=timeline.shutdown,
-        running_again_at=timeline.running_again_at,
-        best_step_before=timeline.best_before,
-        best_step=timeline.best_step,
-        in_process=timeline.in_process,
-        last_in_process=timeline.last_in_process,
-        resumed_from=timeline.resumed_from,
+        running_again_at=after.closed_at if after else None,
+        best_step_before=failure.best_before,
+        best_step=failure.best_step,
+        in_process=ended.restarts_in_process if ended else 0,
+        last_in_process=failure.last_in_process,
+        resumed_from=after.first_step if after else None,
         first_step=timeline.stepped,
-        peers_lost=tuple(sorted(rank for rank in timeline.peers_lost if rank != key.rank)),
+        restarts_asked=view.restarts_asked,
+        peers_lost=tuple(sorted(rank for rank in failure.peers_lost if rank != key.rank)),
     )
     best = max((each.attribution for each in answers), key=lambda each: each.confidence, default=None)
     judged = found.judged

@@ -1,183 +1,181 @@
-"""The failures of a job, each with its timeline: how it was noticed, the answers, the decision, what followed.
+"""The failures of a job: what counts as one, and what was answered, judged and decided about it.
 
-`Failures` subscribes to the one pass over the journal (`view.JobFold`). What the view has (worlds, restarts in
-process, the shutdown) it takes from the view.
+Every report of failures takes its list from here. `Failures` goes by the records alone: it needs no plan, and does
+not load the core. `failure_replay` attaches what only a replay of the core knows.
 
-Beside that it replays the facts through the core, which no other reader of a report needs. Only the core's state at
-the failure says which failure counted, how much progress the core had counted until then, and what the controller
-asked the sources. `controller.AttributionRequests` builds that request here as it does in the controller, so the
-rules are asked exactly what the controller asked.
+A report (a worker failed, a node was lost, …) opens a failure. It ended a cycle if the core's decisions about it,
+which follow it in the journal, open the next rendezvous or decide about the restart. Later reports of that cycle
+belong to the same failure; the decision names the one that is the cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from nvrx_slurm.controller.attribution_requests import AttributionRequests
-from nvrx_slurm.core.job import step
-from nvrx_slurm.core.state import new_job
-from nvrx_slurm.jobspec.plan import Plan
-from nvrx_slurm.journal.records import (
-    Attributed,
-    AttributionJudged,
-    ControllerStarted,
-    Entry,
-    Fact,
-    FirstStepReached,
-    JobStarted,
-    NodeReady,
-    Progress,
-    RendezvousClosed,
-    RestartDecided,
-    RestartedInProcess,
-    Shutdown,
-    WorkerFailed,
+from nvrx_slurm.journal import records
+from nvrx_slurm.journal.records import Entry
+from nvrx_slurm.journal.verdicts import Attribution
+from nvrx_slurm.report.model import CycleKey, CycleView, FailureView, JobView, Recovery, Value
+
+MOST_FOLLOWED = 8
+
+_OF_EVERY_NODE = {records.NodeReady, records.WorkersStarted, records.Progress}
+
+_REPORTS = (
+    records.WorkerFailed,
+    records.WorkerHung,
+    records.NodeLost,
+    records.NodeIsolated,
+    records.NodeLeft,
+    records.NodeJoined,  # of a node whose agent was replaced
 )
-from nvrx_slurm.journal.verdicts import Attribution, Inquiry
-from nvrx_slurm.report.model import CycleKey, JobView
-from nvrx_slurm.report.view import JobFold
-from nvrx_slurm.util.files import JobFiles
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedAnswer:
-    """What a source said, and when. `late`: the verdicts had been read by then."""
+class RecordedAnswer(Value, frozen=True, kw_only=True):
+    """What a source said; `at` in seconds since the epoch. `late`: the verdicts had been read by then. `now`: it was
+    asked just now, not while the job ran."""
 
     attribution: Attribution
-    at: float
-    late: bool
+    at: float | None = None
+    late: bool = False
+    now: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FailureTimeline:
-    """One failure. Times are seconds since the epoch, by the store's clock; None: that has not happened."""
+    """One failure. Times are seconds since the epoch, by the store's clock; None: that has not happened.
 
-    inquiry: Inquiry
-    failed_at: float
-    decider: ControllerStarted | None
+    `at`: of the first report. `cause`: the first report, and from the decision on what was settled. `key`: the cycle
+    that it ended; None: it ended none, as the loss of a node that had no ranks yet, or whose ranks were done.
+    `followed`: the other reports about that cycle, the first ones; `more`: how many there are in all. `stacks`: files
+    below the job folder.
+    """
+
+    at: float
+    cause: FailureView
+    key: CycleKey | None = None
+    followed: list[str] = field(default_factory=list)
+    more: int = 0
     answers: list[RecordedAnswer] = field(default_factory=list)
-    judged: AttributionJudged | None = None
-    decided: RestartDecided | None = None
+    judged: records.AttributionJudged | None = None
+    decider: records.ControllerStarted | None = None
+    decided: records.RestartDecided | None = None
     decided_at: float | None = None
-    shutdown: Shutdown | None = None
-    running_again_at: float | None = None
-    world_size: int = 0
-    best_before: int | None = None  # the highest step before this cycle
-    best_step: int | None = None  # the highest with it
-    in_process: int = 0  # how often its ranks had restarted in process in this cycle
-    last_in_process: str = ""  # for what the last time
-    resumed_from: int | None = None  # the first step after it
-    stepped: FirstStepReached | None = None  # when all nodes had made theirs
-    peers_lost: set[int] = field(default_factory=set)  # ranks that lost the connection to a peer
+    shutdown: records.Shutdown | None = None  # of the failure that ended the job
+    stepped: records.FirstStepReached | None = None  # of the next cycle: when all nodes had made a step
+    stacks: dict[int, str] = field(default_factory=dict)
+
+    def next_cycle(self, view: JobView) -> CycleView | None:
+        """The cycle after the one that it ended."""
+        return None if self.key is None else view.cycles.get((*self.key[:2], self.key[2] + 1))
+
+    def recovery(self, view: JobView) -> Recovery | None:
+        """How its replica got to run again."""
+        return None if self.key is None else view.recoveries.get((*self.key[:2], self.key[2] + 1))
+
+    def running_again_at(self, view: JobView) -> float | None:
+        """When the rendezvous after it had closed."""
+        return None if (cycle := self.next_cycle(view)) is None else cycle.closed_at
+
+    @property
+    def first_line(self) -> str | None:
+        """The line of a log where it began, as the surest source says."""
+        found = [each.attribution for each in self.answers if each.attribution.primary is not None]
+        best = max(found, key=lambda answer: answer.confidence, default=None)
+        return None if best is None or best.primary is None else best.primary.text
 
 
 class Failures:
-    """The timelines of a journal's failures, oldest first. A subscriber of `JobFold`."""
+    """The failures of a journal, oldest first. A subscriber of `JobFold`."""
 
-    def __init__(self, plan: Plan, files: JobFiles) -> None:
+    def __init__(self) -> None:
         self.timelines: list[FailureTimeline] = []
-        self.job = new_job(plan)
-        self._requests = AttributionRequests(self.job, files, NoBroker())
-        self._by_key: dict[CycleKey, FailureTimeline] = {}
-        self._controller: ControllerStarted | None = None
-        self._last_in_process: dict[CycleKey, str] = {}
-        self._ending: FailureTimeline | None = None  # the failure that ends the job
+        self._by_cycle: dict[CycleKey, FailureTimeline] = {}  # with `restart_job` one failure ends several cycles
+        self._noted: FailureView | None = None  # the view's last failure before the entry
+        self._reported: FailureTimeline | None = None  # by the fact whose decisions follow
+        self._is_asked = False  # a user has asked for the rendezvous that opens next
+        self._controller: records.ControllerStarted | None = None
+        self._ending: FailureTimeline | None = None  # what ends the job, if it does not run again
+
+    def of(self, replica: str, generation: int, cycle: int) -> FailureTimeline | None:
+        """The failure that ended the cycle."""
+        return self._by_cycle.get((replica, generation, cycle))
 
     def take(self, entry: Entry, view: JobView) -> None:
+        """One entry, after the view has taken it."""
         record = entry.record
-        self._requests.note(record, entry.t)
-        if isinstance(record, Fact):
-            # A failure opens the next cycle, in which the core counts steps from 0: look before it takes the fact.
-            best = {replica.id: _best(replica.best_step, replica.reached) for replica in self.job.replicas.values()}
-            step(self.job, record, entry.t)
-            self._open(view, best)
+        noted, self._noted = self._noted, view.last_failure
+        if type(record) in _OF_EVERY_NODE:  # nearly all are, and nothing here follows from them
+            self._reported = None
+            return
+        if isinstance(record, records.Fact):
+            self._reported = None
+        if isinstance(record, _REPORTS):
+            if view.last_failure is not noted and view.last_failure is not None and view.shutdown is None:
+                reported = self._report(view.last_failure, view)
+                if isinstance(record, records.WorkerHung) and record.stacks is not None:
+                    reported.stacks[record.rank] = record.stacks
+            return
         match record:
-            case JobStarted():
-                self._ending = None
-            case ControllerStarted():
+            case records.ControllerStarted():
                 self._controller = record
-            case RestartedInProcess():
-                self._last_in_process[record.replica, view.generation, record.cycle] = record.restart.cause
-            case RendezvousClosed() if timeline := self._timeline(record.replica, record.cycle - 1):
-                timeline.running_again_at = entry.t
-            case Progress() if (timeline := self._timeline(record.replica, record.cycle - 1)) is not None:
-                timeline.resumed_from = record.step if timeline.resumed_from is None else timeline.resumed_from
-            case FirstStepReached() if timeline := self._timeline(record.replica, record.cycle - 1):
-                timeline.stepped = record
-            case NodeReady() if timeline := self._timeline(record.replica, record.cycle - 1):
-                timeline.best_step = _best(timeline.best_step, record.step)
-                timeline.peers_lost.update(record.peers_lost)
-            case WorkerFailed(peer_lost=True) if timeline := self._timeline(record.replica, record.cycle):
-                timeline.peers_lost.add(record.rank)
-            case Attributed() if timeline := self._timeline(record.replica, record.cycle):
-                timeline.answers.append(RecordedAnswer(record.attribution, entry.t, late=timeline.judged is not None))
-            case AttributionJudged() if timeline := self._timeline(record.replica, record.cycle):
-                timeline.judged = record
-            case RestartDecided() if timeline := self._timeline(record.replica, record.cycle):
-                timeline.decided, timeline.decided_at, timeline.decider = record, entry.t, self._controller
-                self._ending = timeline if record.action in ("stop", "fail_job") else self._ending
-            case Shutdown():
-                last = self.timelines[-1] if self.timelines and self.timelines[-1].running_again_at is None else None
-                if ended := self._ending or last:
-                    ended.shutdown = record
+            case records.RestartOrdered():
+                self._is_asked = True
+            case records.RendezvousOpened():
+                if record.cycle and not self._is_asked:
+                    self._end((record.replica, view.generation, record.cycle - 1), entry.t)
+                self._is_asked = False
+            case records.Attributed() if failure := self.of(record.replica, view.generation, record.cycle):
+                late = failure.judged is not None
+                failure.answers.append(RecordedAnswer(attribution=record.attribution, at=entry.t, late=late))
+            case records.AttributionJudged() if failure := self.of(record.replica, view.generation, record.cycle):
+                failure.judged = record
+            case records.RestartDecided():
+                key = (record.replica, view.generation, record.cycle)
+                failure = self._end(key, entry.t)
+                failure.key = key  # the cause may be of another replica than its first report
+                failure.cause = view.last_failure or failure.cause  # the view has settled it, too
+                failure.decided, failure.decided_at, failure.decider = record, entry.t, self._controller
+                if record.action in ("stop", "fail_job"):
+                    self._ending = failure
+            case records.FirstStepReached():
+                key = (record.replica, view.generation, record.cycle - 1)
+                if (failure := self._by_cycle.get(key)) and failure.key == key:  # not: was restarted with another
+                    failure.stepped = record
+            case records.Shutdown() if (failure := self._ending) and failure.running_again_at(view) is None:
+                failure.shutdown = record
+            case records.StacksDumped(request=None):
+                node = view.nodes.get(record.node)
+                if node is not None and node.replica is not None and self.timelines:
+                    self.timelines[-1].stacks.update(record.files)
 
-    def _open(self, view: JobView, best: dict[str, int | None]) -> None:
-        """Begin the timeline of each failure that the core has just noticed, and name its cause as it is settled."""
-        generation = self.job.generation
-        for key, known in list(self._by_key.items()):
-            moved = (
-                key[1] == generation and known.decided is None and (key[0], key[2]) not in self.job.restart_decisions
-            )
-            if moved:  # its cause is another replica's failure
-                self.timelines.remove(known)
-                del self._by_key[key]
-        for pending in self.job.restart_decisions.values():
-            key = (pending.replica, generation, pending.cycle)
-            if (timeline := self._by_key.get(key)) is not None:
-                failed = timeline.inquiry.failed
-                if timeline.decided is None and failed is not None and failed.cause != pending.failure.cause:
-                    timeline.inquiry = self._requests.inquiry(pending)
-                    timeline.failed_at = pending.failure.noticed
-                    timeline.best_step = _best(timeline.best_step, pending.failure.step)
-                continue
-            cycle = view.cycles.get(key)
-            timeline = FailureTimeline(
-                inquiry=self._requests.inquiry(pending),
-                failed_at=pending.failure.noticed,
-                decider=self._controller,
-                world_size=cycle.world_size if cycle else 0,
-                best_before=self.job.replicas[pending.replica].best_step,
-                best_step=_best(best[pending.replica], pending.failure.step),
-                in_process=cycle.restarts_in_process if cycle else 0,
-                last_in_process=self._last_in_process.get(key, ""),
-            )
-            self._by_key[key] = timeline
-            self.timelines.append(timeline)
+    def _report(self, cause: FailureView, view: JobView) -> FailureTimeline:
+        """A report: about a cycle that a failure has ended already, or of a new failure."""
+        if cause.replica is not None and cause.cycle is not None:
+            now = view.cycles.get((cause.replica, view.generation, cause.cycle))
+            # While a rendezvous is open no worker of it has failed: the report is about the cycle before.
+            ended = cause.cycle - (now is not None and now.closed_at is None)
+            if known := self.of(cause.replica, view.generation, ended):
+                known.more += 1
+                if len(known.followed) < MOST_FOLLOWED:
+                    known.followed.append(cause.why)
+                return known
+        self._reported = FailureTimeline(cause.at, cause)
+        self.timelines.append(self._reported)
+        return self._reported
 
-    def _timeline(self, replica: str, cycle: int) -> FailureTimeline | None:
-        return self._by_key.get((replica, self.job.generation, cycle))
-
-
-class NoBroker:
-    """A broker for readers of a journal: it asks no source."""
-
-    def open(self) -> None: ...
-    def ask(self, inquiry: Inquiry, *, settled: bool) -> None: ...
-    def settled(self, key: object) -> None: ...
-    def judged(self, judged: object) -> None: ...
-    def found(self, findings: object) -> None: ...
-    async def close(self, within_s: float) -> None: ...
-
-
-def read_failures(plan: Plan, files: JobFiles, journal: Iterable[Entry]) -> tuple[Failures, JobView]:
-    """All failures of a journal, and the view after it."""
-    found = Failures(plan, files)
-    fold = JobFold(plan, [found])
-    for entry in journal:
-        fold.take(entry)
-    return found, fold.view
-
-
-def _best(*steps: int | None) -> int | None:
-    return max((each for each in steps if each is not None), default=None)
+    def _end(self, key: CycleKey, at: float) -> FailureTimeline:
+        """The failure that ended a cycle: the one that is known, or the one whose report these decisions follow."""
+        if (known := self._by_cycle.get(key)) is not None:
+            return known
+        if self._reported is None:
+            # No record reports workers that run on after those of other nodes have finished (`hang.exit_skew`).
+            why = f"workers of {key[0]} hung: others have finished"
+            cause = FailureView(at=at, why=why, node="", replica=key[0], cycle=key[2], kind="worker_hung")
+            self._reported = FailureTimeline(at, cause)
+            self.timelines.append(self._reported)
+        failure = self._ending = self._by_cycle[key] = self._reported
+        failure.decider = self._controller
+        if failure.key is None or failure.cause.replica == key[0]:
+            failure.key = key
+        return failure

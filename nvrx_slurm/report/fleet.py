@@ -20,17 +20,18 @@ import msgspec
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.report.failures import FailureTimeline
 from nvrx_slurm.report.goodput import PARTS, Goodput
 from nvrx_slurm.report.hindsight import stops_of
 from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.journal_file import JournalFile
-from nvrx_slurm.report.model import FailureKind, Recovery, Value
+from nvrx_slurm.report.model import FailureKind, JobView, Value
 from nvrx_slurm.report.recovery import PHASES, STARTUP
 from nvrx_slurm.report.view import JobFold
 from nvrx_slurm.util.files import journal_parts, write_private
 
-VERSION = 1
+VERSION = 2
 """Of the summaries in the cache: one of another version is read again from the journal."""
 
 
@@ -158,10 +159,7 @@ def summarise(folder: JobFolder) -> JobSummary | None:
         ended=view.t,
         exit_code=view.exit_code,
         goodput=goodput,
-        failures=tuple(
-            _line(story.at, story.cause.kind, story.cause.node, view.recoveries.get(_next(story.key)))
-            for story in history.failures
-        ),
+        failures=tuple(_line(story, view) for story in history.failures),
         phases=tuple(
             {**each.phases, **({STARTUP: each.startup_s} if each.startup_s is not None else {})}
             for each in view.recoveries.values()
@@ -177,14 +175,11 @@ def summarise(folder: JobFolder) -> JobSummary | None:
     )
 
 
-def _next(key: tuple[str, int, int] | None) -> tuple[str, int, int]:
-    return ("", 0, 0) if key is None else (key[0], key[1], key[2] + 1)
-
-
-def _line(at: float, kind: FailureKind, node: str, after: Recovery | None) -> FailureLine:
+def _line(story: FailureTimeline, view: JobView) -> FailureLine:
+    line, after = FailureLine(at=story.at, kind=story.cause.kind, node=story.cause.node), story.recovery(view)
     if after is None:
-        return FailureLine(at=at, kind=kind, node=node)
-    return FailureLine(at=at, kind=kind, node=node, recovered_s=after.total_s, first_step_s=after.to_first_step_s)
+        return line
+    return msgspec.structs.replace(line, recovered_s=after.total_s, first_step_s=after.to_first_step_s)
 
 
 def add_up(jobs: Iterable[JobSummary]) -> Fleet:

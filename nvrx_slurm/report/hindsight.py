@@ -16,7 +16,7 @@ from nvrx_slurm.report.tables import Mood, Row, Table
 from nvrx_slurm.report.words import seconds
 
 if TYPE_CHECKING:
-    from nvrx_slurm.report.failures import Failures, FailureTimeline
+    from nvrx_slurm.report.failure_replay import ReplayedFailure
 
 Outcome = Literal["right", "wrong", "open"]
 """`right`: the restarted job failed again and had made no new step (where it reports none: it failed in the same
@@ -51,59 +51,60 @@ class Hindsight(Value, frozen=True, kw_only=True):
     rank_hours_lost: float
 
 
-def hindsight(jobs: Iterable[tuple[str, Failures, JobView]]) -> Hindsight:
+def hindsight(jobs: Iterable[tuple[str, list[ReplayedFailure], JobView]]) -> Hindsight:
     """`jobs`: id, failures, and the view after the last entry."""
     stops: list[WouldBeStop] = []
-    acted = failures = 0
-    for job, history, view in jobs:
-        failures += len(history.timelines)
-        for index, timeline in enumerate(history.timelines):
-            judged, key = timeline.judged, timeline.inquiry.key
+    acted = count = 0
+    for job, failures, view in jobs:
+        count += len(failures)
+        for index, failure in enumerate(failures):
+            judged, key = failure.timeline.judged, failure.inquiry.key
             if judged is None or judged.verdict is not Verdict.STOP:
                 continue
             if judged.acted:
                 acted += 1
                 continue
-            later = (each for each in history.timelines[index + 1 :] if each.inquiry.key.replica == key.replica)
+            later = (each for each in failures[index + 1 :] if each.inquiry.key.replica == key.replica)
             after = next(later, None)
             ran_s = 0.0
-            if timeline.running_again_at is not None:
-                ran_s = max(0.0, (after.failed_at if after else view.t) - timeline.failed_at)
-            said = (answer.attribution for answer in timeline.answers)
+            if failure.timeline.running_again_at(view) is not None:
+                ran_s = max(0.0, (after.failed_at if after else view.t) - failure.failed_at)
+            said = (answer.attribution for answer in failure.timeline.answers)
+            cycle = view.cycles.get((key.replica, key.generation, key.cycle))
             stop = WouldBeStop(
                 job=job,
                 replica=key.replica,
                 generation=key.generation,
                 cycle=key.cycle,
-                failed_at=timeline.failed_at,
+                failed_at=failure.failed_at,
                 fault=next((each.fault for each in said if each.verdict is Verdict.STOP), "unknown"),
                 why=judged.why,
-                outcome=_outcome(timeline, after, view),
-                rank_s=ran_s * timeline.world_size,
+                outcome=_outcome(failure, after, view),
+                rank_s=ran_s * cycle.world_size if cycle else 0.0,
             )
             stops.append(stop)
     right, wrong = ([each for each in stops if each.outcome == kind] for kind in ("right", "wrong"))
     return Hindsight(
         stops=tuple(stops),
         acted=acted,
-        failures=failures,
+        failures=count,
         precision=len(right) / (len(right) + len(wrong)) if right or wrong else None,
         rank_hours_saved=sum(each.rank_s for each in right) / 3600,
         rank_hours_lost=sum(each.rank_s for each in wrong) / 3600,
     )
 
 
-def _outcome(timeline: FailureTimeline, after: FailureTimeline | None, view: JobView) -> Outcome:
+def _outcome(failure: ReplayedFailure, after: ReplayedFailure | None, view: JobView) -> Outcome:
     """What the restart did until its next failure (`after`), if there was one."""
-    if timeline.running_again_at is None:
+    if failure.timeline.running_again_at(view) is None:
         return "open"
     if after is None:
         return "wrong" if view.shutdown is not None and view.shutdown.exit_code == 0 else "open"
     if after.best_step is None:
         # No steps are reported: only the same class of failure again says that the restart got nowhere.
-        before, again = ({answer.attribution.fault for answer in each.answers} for each in (timeline, after))
+        before, again = ({answer.attribution.fault for answer in each.timeline.answers} for each in (failure, after))
         return "right" if before & again - {"unknown"} else "open"
-    return "wrong" if timeline.best_step is None or after.best_step > timeline.best_step else "right"
+    return "wrong" if failure.best_step is None or after.best_step > failure.best_step else "right"
 
 
 def stops_of(folder: JobFolder, history: JobTimeline) -> tuple[WouldBeStop, ...]:
@@ -112,7 +113,7 @@ def stops_of(folder: JobFolder, history: JobTimeline) -> tuple[WouldBeStop, ...]
     judged = (story.judged for story in history.failures)
     if plan is None or not any(each and each.verdict is Verdict.STOP and not each.acted for each in judged):
         return ()
-    from nvrx_slurm.report.failures import read_failures  # the core, which most reports need not load
+    from nvrx_slurm.report.failure_replay import read_failures  # the core, which most reports need not load
 
     return hindsight([(folder.job_id, *read_failures(plan, folder, source.so_far(folder)))]).stops
 

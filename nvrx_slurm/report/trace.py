@@ -198,7 +198,7 @@ def _of_failures(
         until = at + 1 if decided_at is None else max(at + 1, decided_at)
         yield _slice(JOB_PID, MARKS_TID, "failure", at, until - at, "failure", **args, reports=1 + story.more)
         flow = {"cat": "recovery", "name": "failure to recovery", "id": number}
-        after = None if story.key is None else view.recoveries.get((*story.key[:2], story.key[2] + 1))
+        after = story.recovery(view)
         if decided_at is None or after is None or story.key is None or story.decided is None:
             continue
         action = {

@@ -9,7 +9,7 @@ The view takes each entry first. Each subscriber then gets the entry and the vie
 lacks. A new reader of the journal is one more `Subscriber`.
 
 The view goes by the records alone and decides nothing. So it also shows a journal without its plan, and one that a
-controller of another version wrote. What the core knew at a failure is another need: `failures` replays the core.
+controller of another version wrote. What the core knew at a failure is another need: see `failure_replay`.
 """
 
 from __future__ import annotations

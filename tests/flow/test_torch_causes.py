@@ -20,7 +20,7 @@ from nvrx_slurm.core.state import new_job
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import Progress, RendezvousClosed, RestartDecided, WorkerFailed, WorkersStarted
-from nvrx_slurm.report.failures import read_failures
+from nvrx_slurm.report.failure_replay import read_failures
 from nvrx_slurm.util.files import JobFiles
 from tests.harness import RunningJob, plan_of
 
@@ -69,5 +69,5 @@ def test_cause_is_what_was_killed(run_local, tmp_path, kind):
     print(f"{right} of {KILLS} causes right; a survivor was heard first {len(first)} times")
     assert named == causes, job.story()
     assert replay(new_job(plan), job.entries) == []
-    explained = read_failures(plan, JobFiles(job.folder.path), job.entries)[0].timelines
+    explained = read_failures(plan, JobFiles(job.folder.path), job.entries)[0]
     assert [(each.inquiry.failed.node, each.inquiry.failed.rank) for each in explained] == causes

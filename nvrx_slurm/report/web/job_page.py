@@ -17,9 +17,10 @@ import msgspec
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import page, recovery
+from nvrx_slurm.report.failures import FailureTimeline
 from nvrx_slurm.report.goodput import MEANINGS, PARTS, Goodput
 from nvrx_slurm.report.hindsight import WouldBeStop
-from nvrx_slurm.report.history import FailureSummary, JobTimeline
+from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.model import CycleKey, JobView, Recovery
 from nvrx_slurm.report.sentences import describe
 from nvrx_slurm.report.snapshot import Snapshot
@@ -286,14 +287,14 @@ def _failures(shot: Snapshot, history: JobTimeline) -> str:
     )
 
 
-def _failure(shot: Snapshot, story: FailureSummary, index: int, began: float, budget: list[int]) -> str:
+def _failure(shot: Snapshot, story: FailureTimeline, index: int, began: float, budget: list[int]) -> str:
     cause, view = story.cause, shot.view
     where = "a node without ranks" if story.key is None else f"{story.key[0]} cycle {story.key[2]}"
-    after = None if story.key is None else view.recoveries.get((*story.key[:2], story.key[2] + 1))
+    after = story.recovery(view)
     rows: list[tuple[str, str]] = []
     if story.first_line:
         rows.append(("first line", f"<code>{text(story.first_line)}</code>"))
-    for answer in story.answers:
+    for answer in (each.attribution for each in story.answers):
         said = answer.explanation or answer.problem or ""
         fault = "" if answer.fault == "unknown" else f" <b>{text(answer.fault)}</b>"
         hint = f' <span class="soft">{text(answer.hint)}</span>' if answer.hint else ""
@@ -325,7 +326,7 @@ def _steps_of(each: Recovery) -> str:
     return f"; {told}" if told else ""
 
 
-def _stacks(folder: JobFolder, story: FailureSummary, budget: list[int]) -> Iterable[str]:
+def _stacks(folder: JobFolder, story: FailureTimeline, budget: list[int]) -> Iterable[str]:
     for rank, path in sorted(story.stacks.items())[:MOST_STACKS]:
         found = read_stack(folder.path / path, min(STACK_BYTES, budget[0]))
         if found:
@@ -394,7 +395,7 @@ def _verdicts(history: JobTimeline, stops: Sequence[WouldBeStop], began: float) 
         if judged is None or story.key is None:
             continue
         stop = worth.get(story.key)
-        held = sum(answer.latency_s for answer in story.answers)
+        held = sum(each.attribution.latency_s for each in story.answers)
         what = {"right": "right: the restart got nowhere", "wrong": "wrong: the restart made new steps"}
         came = "–" if stop is None else what.get(stop.outcome, "not known")
         cost = "–" if stop is None or not stop.rank_s else f"{stop.rank_s / 3600:.2f} rank-hours"
@@ -404,7 +405,7 @@ def _verdicts(history: JobTimeline, stops: Sequence[WouldBeStop], began: float) 
                 text(f"{story.key[0]} cycle {story.key[2]}"),
                 text(judged.verdict),
                 "yes" if judged.acted else text(f"no: {judged.why}"),
-                text(", ".join(dict.fromkeys(answer.fault for answer in story.answers)) or "–"),
+                text(", ".join(dict.fromkeys(each.attribution.fault for each in story.answers)) or "–"),
                 text(seconds(judged.waited_s) if judged.waited_s else "nothing"),
                 text(seconds(held)),
                 text(came),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nvrx_slurm.controller.controller import INBOX_STALL_S, Controller
-from nvrx_slurm.report.failures import NoBroker
+from nvrx_slurm.report.failure_replay import NoBroker
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import JobFiles
 from tests.unit.core.fleet import plain

@@ -17,7 +17,7 @@ from nvrx_slurm.lab.simulation.controller import SimulatedMirror
 from nvrx_slurm.lab.simulation.loop import VirtualClock, VirtualLoop
 from nvrx_slurm.lab.simulation.valkey_client import MemoryClient, StoreRequest
 from nvrx_slurm.lab.simulation.valkey_server import MemoryServer
-from nvrx_slurm.report.failures import NoBroker
+from nvrx_slurm.report.failure_replay import NoBroker
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.files import JobFiles

@@ -12,14 +12,26 @@ from rich.console import Console
 
 from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.jobspec.plan import Plan
-from nvrx_slurm.journal.records import Attributed, ControllerStarted, NodeReady, Tick
+from nvrx_slurm.journal.records import (
+    Attributed,
+    ControllerStarted,
+    NodeJoined,
+    NodeReady,
+    Progress,
+    RestartAsked,
+    Tick,
+    WorkersDone,
+)
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Scope, Verdict
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report import explanation, hindsight, plain, screen
-from nvrx_slurm.report.failures import Failures, FailureTimeline, read_failures
+from nvrx_slurm.report.explanation import Explanation
+from nvrx_slurm.report.failure_replay import ReplayedFailure, read_failures
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.util.files import JobFiles
 from tests.unit.report.recorder import BEGIN, Recorder, plain_plan, roles_plan
+from tests.unit.report.test_goodput import wandering_fleet
+from tests.unit.report.test_history import history_of
 
 FILES = JobFiles(Path("/jobs/42"))
 LINE = Evidence(
@@ -59,17 +71,22 @@ def says(recorder: Recorder, verdict: Verdict, *, cycle: int = 0, after_s: float
     recorder.tell(Attributed(replica="main-0", cycle=cycle, rank=3, attribution=attribution), after_s)
 
 
-def told(recorder: Recorder) -> tuple[Failures, JobView]:
+def told(recorder: Recorder) -> tuple[list[ReplayedFailure], JobView]:
     return read_failures(recorder.plan, FILES, recorder.entries)
 
 
-def timelines(recorder: Recorder) -> list[FailureTimeline]:
-    return told(recorder)[0].timelines
+def failures(recorder: Recorder) -> list[ReplayedFailure]:
+    return told(recorder)[0]
+
+
+def explained(recorder: Recorder) -> Explanation:
+    """The last failure."""
+    found, view = told(recorder)
+    return explanation.explanation(found[-1], view, job="42", name="digits")
 
 
 def page(recorder: Recorder) -> str:
-    timeline = timelines(recorder)[-1]
-    found = explanation.explanation(timeline, job="42", name="digits")
+    found = explained(recorder)
     rows = explanation.facts(found, recorder.plan.fault_tolerance, "/jobs/42")
     return plain.pairs(rows) + "\n\n" + plain.table(explanation.verdicts(found))
 
@@ -113,7 +130,7 @@ def test_lines_are_fitted_to_the_terminal(width: int) -> None:
         source="lib", verdict=Verdict.STOP, confidence=0.9, primary=long, secondary=following, hint="Fix it. " * 30
     )
     recorder.tell(Attributed(replica="main-0", cycle=0, rank=3, attribution=answer), 0.4)
-    found = explanation.explanation(timelines(recorder)[-1], job="42", name="digits")
+    found = explained(recorder)
     console = Console(width=width, file=io.StringIO(), highlight=False)
     rows = explanation.facts(found, recorder.plan.fault_tolerance, "/jobs/42")
     screen.show_facts(rows, explanation.verdicts(found), console)
@@ -131,7 +148,7 @@ def test_the_object_has_the_first_line_too() -> None:
     recorder.fail("n1", 3, exit_code=1, step=80)
     says(recorder, Verdict.STOP)
     recorder.leave()
-    found = explanation.explanation(timelines(recorder)[-1], job="42", name="digits")
+    found = explained(recorder)
     assert (found.verdict, found.meaning) == (Verdict.STOP, "a restart would fail the same way; the job ended")
 
 
@@ -169,9 +186,9 @@ def test_the_end_belongs_to_the_failure_that_it_was_decided_for() -> None:
     recorder.fail("n3", 0, replica="rollout-1", exit_code=1)
     answer = Attribution(source="lib", verdict=Verdict.STOP)
     recorder.tell(Attributed(replica="rollout-0", cycle=0, rank=0, attribution=answer))
-    first, second = timelines(recorder)
-    assert first.shutdown is not None
-    assert second.shutdown is None
+    first, second = failures(recorder)
+    assert first.timeline.shutdown is not None
+    assert second.timeline.shutdown is None
 
 
 def test_a_stop_that_comes_while_the_job_ends_is_said_not_to_be_acted_on() -> None:
@@ -187,7 +204,7 @@ def test_the_inquiry_holds_what_the_journal_knew() -> None:
     """Whoever reads the journal asks what the controller had asked."""
     recorder = running()
     recorder.fail("n1", 3, exit_code=7, step=80)
-    inquiry = timelines(recorder)[0].inquiry
+    inquiry = failures(recorder)[0].inquiry
     assert (inquiry.key.replica, inquiry.key.cycle, inquiry.key.rank) == ("main-0", 0, 3)
     assert inquiry.paths == ("/jobs/42/logs/main-0/gen-0/cycle-0",)
     assert inquiry.nodes == ("n0", "n1", "n2", "n3")
@@ -197,7 +214,7 @@ def test_the_inquiry_holds_what_the_journal_knew() -> None:
     recorder.ready()
     recorder.start_workers()
     recorder.fail("n0", 0, exit_code=1)
-    assert timelines(recorder)[1].inquiry.earlier == ("/jobs/42/logs/main-0/gen-0/cycle-0",)
+    assert failures(recorder)[1].inquiry.earlier == ("/jobs/42/logs/main-0/gen-0/cycle-0",)
 
 
 # what the restarted job then does → outcome
@@ -260,7 +277,7 @@ def test_steps_that_are_found_after_the_failure_belong_to_it() -> None:
             found = NodeReady(**recorder.agent(node), replica="main-0", cycle=cycle + 1, port=5001, step=500)
             recorder.tell(found)
         recorder.start_workers()
-    assert [timeline.best_step for timeline in timelines(recorder)] == [500, 500]
+    assert [failure.best_step for failure in failures(recorder)] == [500, 500]
     found = hindsight.hindsight([("42", *told(recorder))])
     assert [stop.outcome for stop in found.stops] == ["right", "open"]
 
@@ -284,19 +301,20 @@ def test_the_cause_is_explained_first_and_then_what_its_peers_noticed(killed: bo
     recorder = running()
     lost_after_its_peers(recorder, killed=killed)
     found, view = told(recorder)
-    [timeline] = found.timelines
-    failed = timeline.inquiry.failed
+    [failure] = found
+    failed = failure.inquiry.failed
     assert failed is not None
     assert (failed.node, failed.rank, failed.signal) == ("n1", rank, 9 if killed else None)
-    assert timeline.inquiry.key.rank == rank
-    assert explanation.explanation(timeline, job="42", name="t").peers_lost == (0, 1)
+    assert failure.inquiry.key.rank == rank
+    assert explained(recorder).peers_lost == (0, 1)
     assert view.last_failure is not None
     assert (view.last_failure.node, view.last_failure.rank, view.last_failure.peers_lost) == ("n1", rank, (0, 1))
     assert "ranks 0-1" in page(recorder)
 
 
 def test_the_cause_in_another_replica_is_the_one_failure() -> None:
-    """Of a job that restarts as a whole: the first report was of a replica that only noticed it."""
+    """Of a job that restarts as a whole: the first report was of a replica that only noticed it. A trace, metrics and
+    the page count it once too, as a failure of the replica in which the cause is."""
     roles = [msgspec.structs.replace(role, on_failure="restart_job") for role in roles_plan().roles]
     recorder = Recorder(msgspec.structs.replace(roles_plan(), roles=tuple(roles)))
     recorder.join()
@@ -306,6 +324,84 @@ def test_the_cause_in_another_replica_is_the_one_failure() -> None:
     recorder.fail(cause, 0, replica="policy-0", cycle=0, after_s=0.01, signal=9)
     for replica in recorder.job.replicas:
         recorder.ready(replica)
-    [timeline] = told(recorder)[0].timelines
-    assert timeline.inquiry.key.replica == "policy-0"
-    assert timeline.decided is not None
+    [failure] = failures(recorder)
+    assert failure.inquiry.key.replica == "policy-0"
+    assert failure.timeline.decided is not None
+    [timeline] = history_of(recorder.entries).failures
+    assert (timeline.key, timeline.cause.kind, timeline.more) == (("policy-0", 0, 0), "worker_signal", 1)
+
+
+@pytest.mark.parametrize("noticed_with", ["tick", "step"])
+@pytest.mark.parametrize("on_failure", ["restart_replica", "ignore"])
+def test_workers_that_hang_at_the_exit_of_others_are_a_failure(on_failure: Any, noticed_with: str) -> None:
+    """No record reports it: the controller notices at a deadline that the other nodes have finished. The loss of a
+    spare that was reported before is another failure."""
+    [role] = plain_plan().roles
+    bounds = plain_bounds(hang__exit_skew=60.0, progress__max_no_progress_cycles=3)
+    role = msgspec.structs.replace(role, on_failure=on_failure)
+    recorder = Recorder(msgspec.structs.replace(plain_plan(), roles=(role,), fault_tolerance=bounds))
+    recorder.join()
+    recorder.start_workers()
+    for node in ("n0", "n1", "n2"):
+        recorder.tell(WorkersDone(**recorder.agent(node), replica="main-0", cycle=0, step=80))
+    recorder.lose("n5")
+    working = {"replica": "main-0", "cycle": 0, "rank": 7, "step": 90}
+    recorder.tell(Tick() if noticed_with == "tick" else Progress(**recorder.agent("n3"), **working), 61.0)
+    [failure], [spare, timeline] = failures(recorder), history_of(recorder.entries).failures
+    assert (spare.cause.node, spare.key) == ("n5", None)
+    assert (timeline.at, timeline.key) == (recorder.now, ("main-0", 0, 0))
+    assert failure.inquiry.failed is not None and "n3 hung" in failure.inquiry.failed.cause
+    if on_failure == "restart_replica":  # decided once all nodes have reported how far they had come
+        assert timeline.decided is None
+        recorder.ready()
+    timeline = history_of(recorder.entries).failures[-1]
+    assert timeline.decided is not None and "n3 hung" in timeline.cause.why
+
+
+def test_nodes_that_are_lost_before_they_have_ranks_end_no_cycle() -> None:
+    """The first rendezvous is open: each is a failure of its own, and so is the worker that fails in cycle 0."""
+    recorder = Recorder(plan())
+    recorder.join("n0", "n1", "n2", "n5")
+    recorder.lose("n1", after_s=1.0)
+    recorder.lose("n2", after_s=1.0)
+    recorder.tell(NodeJoined(node="n1", incarnation="another", seq=1, addr="127.0.0.1", port=5000))
+    recorder.join("n3", "n4")
+    recorder.fail("n3", 7, exit_code=1, after_s=3600.0)
+    found = history_of(recorder.entries).failures
+    assert [(each.cause.node, each.key) for each in found] == [
+        ("n1", None),
+        ("n2", None),
+        ("n3", ("main-0", 0, 0)),
+    ]
+    assert found[-1].at == recorder.now
+
+
+def test_a_restart_that_a_user_asked_for_is_no_failure() -> None:
+    """Nor does it belong to a node that is lost while its rendezvous is open. The failure that comes later ends its
+    cycle before it is decided about."""
+    recorder = running(dry_run=False)
+    recorder.tell(RestartAsked(request="r", by="ann", cycles={"main-0": 0}))
+    recorder.lose("n2", after_s=0.1)
+    recorder.ready()
+    recorder.start_workers()
+    [timeline] = history_of(recorder.entries).failures
+    assert (timeline.cause.node, timeline.key) == ("n2", None)
+    assert failures(recorder) == []
+    recorder.fail("n1", 3, exit_code=1)
+    timeline = history_of(recorder.entries).failures[-1]
+    assert (timeline.key, timeline.decided) == (("main-0", 0, 1), None)
+
+
+def test_every_report_has_the_same_failures() -> None:
+    """Histories of which the core has decided anything in any order: each failure that it decided about ended a
+    cycle, by the records alone, and no other did. The decision is that failure's."""
+    for seed in range(300):
+        fleet = wandering_fleet(seed)
+        replayed, _ = read_failures(fleet.plan, FILES, fleet.journal)
+        history = history_of(fleet.journal)
+        ended = {each.key for each in history.failures if each.key is not None}
+        keys = [each.inquiry.key for each in replayed]
+        assert ended == {(key.replica, key.generation, key.cycle) for key in keys}, seed
+        assert len(ended) == len(keys), seed
+        decided = [(each.key, each.decided) for each in history.failures if each.decided is not None]
+        assert all(key and (key[0], key[2]) == (each.replica, each.cycle) for key, each in decided), seed

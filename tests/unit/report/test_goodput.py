@@ -246,6 +246,11 @@ RULES = [
 
 
 def wandering(seed: int) -> list[Entry]:
+    """The journal of one."""
+    return wandering_fleet(seed).journal
+
+
+def wandering_fleet(seed: int) -> Fleet:
     """What a core journals when anything happens in any order: the rules of `test_history`, drawn by a seed."""
     chance = Random(seed)
     machine = History()
@@ -272,7 +277,7 @@ def wandering(seed: int) -> list[Entry]:
             "verdict": chance.choice(list(Verdict)),
         }
         rule(machine, **{name: drawn[name] for name in inspect.signature(rule).parameters if name != "self"})
-    return machine.fleet.journal
+    return machine.fleet
 
 
 def held_us(entries: list[Entry]) -> int:

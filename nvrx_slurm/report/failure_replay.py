@@ -46,6 +46,7 @@ class FailureReplay:
         self._requests = AttributionRequests(self._job, files, NoBroker())
         self._fold = Failures()
         self._replayed: dict[FailureTimeline, ReplayedFailure] = {}
+        self._best_before: dict[str, int | None] = {}  # replica → its highest step in earlier cycles
         self._last_in_process: dict[CycleKey, str] = {}
         self._peers_lost: defaultdict[CycleKey, set[int]] = defaultdict(set)
 
@@ -58,6 +59,8 @@ class FailureReplay:
         self._fold.take(entry, view)
         self._requests.note(record, entry.t)
         if isinstance(record, Fact):
+            # The step may begin the next cycle, which counts the steps of the failed one among the earlier ones.
+            self._best_before = {replica.id: replica.best_step for replica in self._job.replicas.values()}
             step(self._job, record, entry.t)
         match record:
             case RestartedInProcess():
@@ -82,7 +85,7 @@ class FailureReplay:
                 timeline=timeline,
                 inquiry=self._requests.inquiry(pending),
                 failed_at=pending.failure.noticed,
-                best_before=replica.best_step,
+                best_before=self._best_before[replica.id],
                 best_step=None,
                 last_in_process=self._last_in_process.get(key, ""),
                 peers_lost=self._peers_lost[key],

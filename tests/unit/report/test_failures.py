@@ -217,6 +217,21 @@ def test_the_inquiry_holds_what_the_journal_knew() -> None:
     assert failures(recorder)[1].inquiry.earlier == ("/jobs/42/logs/main-0/gen-0/cycle-0",)
 
 
+def test_the_failed_cycles_own_steps_are_no_earlier_ones() -> None:
+    """Also where a spare takes the ranks at once, so that the next cycle begins with the failure."""
+    recorder = Recorder(roles_plan())
+    recorder.join()
+    for step in (80, 120):
+        recorder.start_workers("rollout-0")
+        recorder.progress(step, "rollout-0")
+        [node] = recorder.job.replicas["rollout-0"].order
+        recorder.lose(node, at=step)
+        recorder.tell(NodeJoined(node=node, incarnation="another", seq=1, addr="127.0.0.1", port=5000))
+    assert recorder.job.replicas["rollout-0"].cycle == 2
+    found = [(failure.best_before, failure.best_step) for failure in failures(recorder)]
+    assert found == [(None, 80), (80, 120)]
+
+
 # what the restarted job then does → outcome
 def fails_again(recorder: Recorder) -> None:
     recorder.fail("n1", 3, exit_code=1, step=80, after_s=100.0)

@@ -72,7 +72,7 @@ def facts(shot: Snapshot) -> list[Row]:
         rows.append(("stacks", f"{first} ({ranks_of(dumped.files)} on {dumped.node}): {dumped.why}", "plain"))
     rows.append(("logs", str(shot.folder.path / "logs"), "dim"))
     if shot.store_error:
-        rows.append(("note", f"{shot.store_error}; the page shows what the folder has", "bad"))
+        rows.append(("note", f"{shot.store_error}; what follows is from the job folder", "bad"))
     return [Row((label, text), mood=kind) for label, text, kind in rows]
 
 

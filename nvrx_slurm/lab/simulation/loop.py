@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import heapq
 import itertools
 import logging
 import math
@@ -18,6 +17,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
@@ -125,6 +125,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._until_s = math.inf
         self._ended = False
         self._open = True
+        # Returns False, as BaseEventLoop's does. Every future calls it, and a method in C costs a third of the time.
+        self.get_debug = False.__bool__  # type: ignore[method-assign]
 
     # ---- what callers of a loop use
 
@@ -143,21 +145,28 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        return self.call_at(self.now_s + delay, callback, *args, context=context)
+        handle = Handle(callback, args, copy_context() if context is None else context, self.now_s + delay)
+        self._add(handle)
+        return handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
         handle = Handle(callback, args, copy_context() if context is None else context, when)
-        if when > self.now_s:
-            heapq.heappush(self._timers, (when, next(self._numbers), handle))
-        else:
-            self._ready.append(handle)
+        self._add(handle)
         return handle
 
     def call_outside(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Handle:
         """Call it as the world's own step: no death and no freeze of the caller's process keeps it from happening."""
-        return self.call_at(self.now_s + delay_s, callback, *args, context=self._outside)
+        handle = Handle(callback, args, self._outside, self.now_s + delay_s)
+        self._add(handle)
+        return handle
+
+    def _add(self, handle: Handle) -> None:
+        if handle.due_s > self.now_s:
+            heappush(self._timers, (handle.due_s, next(self._numbers), handle))
+        else:
+            self._ready.append(handle)
 
     def create_task(
         self,
@@ -205,9 +214,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         log.error("%s: %s: %r", owner.name if owner else "the world", context.get("message"), error)
         self.troubles.append((owner.name if owner else "", error))
 
-    def get_debug(self) -> bool:
-        return False
-
     def is_running(self) -> bool:
         return asyncio._get_running_loop() is self
 
@@ -236,11 +242,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         task.add_done_callback(self._end, context=Context())
         # The cycle collector is off: when it runs depends on all that ran before, so what it finalises would act at a
         # moment that no seed decides.
-        ready = self._ready
+        ready, owner_mark = self._ready, OWNER
         with _running(self), uncollected():
             while not self._ended:
-                self.steps += 1
-                if self.steps > most_steps:
+                self.steps = steps = self.steps + 1
+                if steps > most_steps:
                     self._give_up(f"took more than {most_steps:,} steps")
                 if not ready:
                     self._advance()
@@ -248,7 +254,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if (callback := handle.callback) is None:
                     continue
                 context = handle.context
-                owner = context.get(OWNER)
+                owner = context.get(owner_mark)
                 if owner is None:
                     # A step of the world itself. What it raises is a mistake of the simulation, and ends the run.
                     context.run(callback, *handle.args)
@@ -268,16 +274,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _advance(self) -> None:
         """Time jumps to the next timer that is not cancelled."""
-        timers, pop = self._timers, heapq.heappop
+        timers, ready = self._timers, self._ready
         while timers and timers[0][2].callback is None:
-            pop(timers)
+            heappop(timers)
         if not timers:
             self._give_up("has nothing left to do, and waits for ever")
-        if timers[0][0] > self._until_s:
+        now_s, _, handle = heappop(timers)  # later than now: what is due earlier is ready at once
+        if now_s > self._until_s:
+            heappush(timers, (now_s, 0, handle))
             self._give_up("did not end in its virtual time")
-        self.now_s = now_s = max(self.now_s, timers[0][0])
+        self.now_s = now_s
+        ready.append(handle)
         while timers and timers[0][0] <= now_s:
-            self._ready.append(pop(timers)[2])
+            ready.append(heappop(timers)[2])
 
     def _give_up(self, why: str) -> NoReturn:
         waiting = "".join(f"\n  {line}" for line in self.waiting()) or " no process"

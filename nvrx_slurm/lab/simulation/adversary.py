@@ -284,7 +284,7 @@ def _repeat_record(run: SimulationRun, act: Act) -> None:
         fact = replace(joins[act.number // 4 % len(joins)], incarnation=f"{act.number:012x}", generation=1)
     elif act.number % 4 == 1:
         fact = Signalled(reason="cancel", generation=1)
-    store = Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST))
+    store = Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST), key=run.key)
     run.loop.create_task(_post(store, fact))
 
 
@@ -313,7 +313,7 @@ def _ask(run: SimulationRun, act: Act, fact: RestartAsked | DrainAsked | Undrain
     """Post it; now and then twice, as another user of the store can copy it, or of another generation."""
     if act.number % 11 == 0:
         fact = replace(fact, generation=1)
-    store = Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST))
+    store = Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST), key=run.key)
     for _ in range(1 + (act.number % 5 == 0)):
         run.loop.create_task(_post(store, fact))
 

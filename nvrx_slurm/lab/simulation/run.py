@@ -30,7 +30,7 @@ from nvrx_slurm.lab.simulation.promises import Promises, broken_at_the_end, outa
 from nvrx_slurm.lab.simulation.scenario import Scenario, chance_of, draw_scenario
 from nvrx_slurm.lab.simulation.shapes import Shape
 from nvrx_slurm.lab.simulation.sockets import Service, Sockets
-from nvrx_slurm.lab.simulation.store import RememberingKey, WatchedStore
+from nvrx_slurm.lab.simulation.store import SimulatedKey, WatchedStore
 from nvrx_slurm.lab.simulation.workers import SimulatedWorld, WorldProgress
 from nvrx_slurm.liveness import fence
 
@@ -94,7 +94,7 @@ class SimulationRun:
             self.service, self.store_clock, self.promises, self.contact, self.aims
         )
         self.address = StoreAddress(url="redis://host", job=JOB, token="token", embedded=True)
-        self.key = RememberingKey(self.address.token)
+        self.key = SimulatedKey(self.address.token)
         self.folder = JobFolder(Path("/jobs") / JOB)
         self.info = JobInfo(
             job_id=JOB,

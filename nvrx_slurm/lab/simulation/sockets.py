@@ -365,19 +365,22 @@ class ServiceLink:
             if network.chance.random() < 0.5:
                 call.answer(None)  # before it has arrived
                 return call.future
-        network.carry(there, call.leave)
+        if there.cut_at is None:  # as `carry`, without the call: there are hundreds of these in a run
+            call.leave(network.delay_s(there))
+        else:
+            there.parked.append(call.leave)
         return call.future
 
 
 class Call:
     """One request on its way there, and the reply on its way back. `is_broken`: no reply comes through."""
 
-    __slots__ = ("_back", "_process", "_request", "_service", "future", "is_broken")
+    __slots__ = ("_back", "_network", "_process", "_request", "_service", "future", "is_broken")
 
     def __init__(self, service: Service, request: StoreRequest, back: Link) -> None:
         self._service, self._request, self._back = service, request, back
-        self._process = service.process
-        self.future: asyncio.Future[Any] = service.network.loop.create_future()
+        self._process, self._network = service.process, service.network
+        self.future: asyncio.Future[Any] = asyncio.Future(loop=service.network.loop)
         self.is_broken = False
 
     def leave(self, delay_s: float) -> None:
@@ -392,5 +395,8 @@ class Call:
     def answer(self, reply: Any) -> None:
         """Send the reply, or the exception that stands for one."""
         self._service.open.pop(self, None)
-        sent = ConnectionResetError(RESET) if self.is_broken else reply
-        self._service.network.send(self._back, settle, self.future, sent)
+        sent, network, back = ConnectionResetError(RESET) if self.is_broken else reply, self._network, self._back
+        if back.cut_at is None:
+            network.loop.call_outside(network.delay_s(back), settle, self.future, sent)
+        else:
+            network.send(back, settle, self.future, sent)

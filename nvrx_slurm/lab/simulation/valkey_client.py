@@ -46,7 +46,7 @@ class DirectLink:
 
 def _command(name: str) -> Callable[..., Awaitable[Any]]:
     def method(self: MemoryClient, *args: Any, **options: Any) -> Awaitable[Any]:
-        return self.ask(name, args, options)
+        return self.ask([(name, args, options)])
 
     return method
 
@@ -90,31 +90,29 @@ class MemoryClient:
 
     # ---- how
 
-    async def ask(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        reply = await self._send([(name, args, options)])
-        parser = self._parsers.get(name)
-        return reply if parser is None else parser(reply)
-
-    async def ask_all(self, commands: list[Command]) -> list[Any]:
-        """The replies to several commands that are carried out together. Raises the first error among them."""
-        replies = await self._send(commands)
-        for at, ((name, *_), reply) in enumerate(zip(commands, replies, strict=True)):
-            if isinstance(reply, Exception):
-                raise reply
-            if (parser := self._parsers.get(name)) is not None:
-                replies[at] = parser(reply)
-        return list(replies)
-
-    async def _send(self, commands: list[Command]) -> Any:
+    async def ask(self, commands: list[Command]) -> Any:
+        """The reply to a command, or those to several that are carried out together. Raises the first error among
+        them."""
+        # One coroutine for both: each reply resumes every coroutine between here and the task.
         future = self._link.call(partial(self._server.handle, self._password, commands))
         if not future.done():
             self._deadlines.watch(future)
         try:
-            return await future
+            reply = await future
         except TimeoutError:
             raise failures.TimeoutError("Timeout reading from the in-memory server") from None
         except OSError as error:
             raise failures.ConnectionError(str(error)) from None
+        parsers = self._parsers
+        if len(commands) == 1:
+            name = commands[0][0]
+            return parsers[name](reply) if name in parsers else reply
+        for at, ((name, *_), each) in enumerate(zip(commands, reply, strict=True)):
+            if isinstance(each, Exception):
+                raise each
+            if name in parsers:
+                reply[at] = parsers[name](each)
+        return list(reply)
 
 
 class MemoryPipeline:
@@ -139,9 +137,10 @@ class MemoryPipeline:
 
     async def execute(self) -> list[Any]:
         commands, self._commands = self._commands, []
-        if len(commands) > 1:
-            return await self._client.ask_all(commands)
-        return [await self._client.ask(*command) for command in commands]
+        if not commands:
+            return []
+        replies: Any = await self._client.ask(commands)
+        return replies if len(commands) > 1 else [replies]
 
 
 class _RequestDeadlines:

@@ -23,12 +23,13 @@ START: Identity = (0, 0)
 END: Identity = (1 << 63, 0)
 
 
-def identity_of(text: str | bytes, default_number: int = 0) -> Identity:
+def identity_of(text: bytes, default_number: int = 0) -> Identity:
     """`123-4`, or `123` with the number to be taken then; `-` and `+` are the ends."""
-    text = text.decode() if isinstance(text, bytes) else text
-    if text in ("-", "+"):
-        return START if text == "-" else END
-    ms, dash, number = text.partition("-")
+    if text == b"-":
+        return START
+    if text == b"+":
+        return END
+    ms, dash, number = text.partition(b"-")
     try:
         return int(ms), int(number) if dash else default_number
     except ValueError:
@@ -234,7 +235,7 @@ class Keyspace:
         approximate: bool = True,
     ) -> bytes:
         self._check_disk()
-        given = None if id == "*" else identity_of(id)
+        given = None if id == "*" else identity_of(encoded(id))
         if given == START:
             raise ResponseError("The ID specified in XADD must be greater than 0-0")
         key = key_of(name)
@@ -294,7 +295,7 @@ class Keyspace:
             raise ResponseError(DISK_FULL)
 
     def _find(self, name: Word) -> bytes | Hash | KeyStream | None:
-        key = key_of(name)
+        key = name if type(name) is str else key_of(name)
         if self._expires_ms and (until_ms := self._expires_ms.get(key)) is not None and until_ms <= self._now_ms():
             self._drop(key)
         return self._values.get(key)
@@ -305,9 +306,9 @@ class Keyspace:
 
     def _of_kind(self, name: Word, kind: type[_T]) -> _T | None:
         value = self._find(name)
-        if value is not None and not isinstance(value, kind):
-            raise ResponseError(WRONG_TYPE)
-        return value
+        if value is None or type(value) is kind:
+            return value
+        raise ResponseError(WRONG_TYPE)
 
     def _stream(self, name: Word) -> KeyStream:
         stream: KeyStream | None = self._of_kind(name, KeyStream)

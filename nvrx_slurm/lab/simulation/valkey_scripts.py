@@ -146,7 +146,7 @@ class LuaScripts:
         except Exception as error:  # a mistake of this module, which no script may catch
             self._mistake = error
             return self._table_from({b"err": b"ERR the in-memory server has failed"})
-        return self._value(reply)
+        return reply if type(reply) is bytes else self._value(reply)
 
     def _value(self, reply: Any) -> Any:
         """A command's reply in Lua: nil is false, a status is a table."""

@@ -216,7 +216,8 @@ class Controller:
                 break
         if journal:
             self.server_clock.start_after(journal[-1].t)
-        self.detector.start_with(node for node in self.job.nodes.values() if node.alive)
+        if has_begun:  # else these nodes are of the generation before, and the job may not have them any more
+            self.detector.start_with(node for node in self.job.nodes.values() if node.alive)
         port = await self.detector.server.start("0.0.0.0" if self.bind == "*" else self.bind)
         up = ControllerUp(epoch=self.epoch, host=info.addr if self.bind == "*" else self.bind, port=port)
         pid, clock_s = self.environment.pid, self.clock.monotonic()

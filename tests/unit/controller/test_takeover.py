@@ -162,3 +162,19 @@ def test_a_broken_connection_alone_is_no_death() -> None:
         assert [lost.node for lost in await host.journal(NodeLost)] == ["n1"]
 
     host().play(story)
+
+
+def test_a_node_of_the_generation_before_is_not_watched() -> None:
+    """The next generation finds its joins in the same store, and may not have the node any more: its silence is no
+    loss."""
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        await host.requeue("n1", "n2", "n4", fresh_store=False)
+        await host.start_controller()
+        await host.join("n1", "n2", "n4")
+        await host.later(3 * TIMEOUT_S)
+        assert host.has_controller
+        assert await host.journal(NodeLost) == []
+
+    host().play(story)

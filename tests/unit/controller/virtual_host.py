@@ -12,7 +12,7 @@ from nvrx_slurm.controller.controller import Controller
 from nvrx_slurm.controller.environment import NodeCallback
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobInfo, StoreAddress
-from nvrx_slurm.journal.records import Heartbeat, NodeJoined
+from nvrx_slurm.journal.records import Entry, Heartbeat, NodeJoined
 from nvrx_slurm.lab.simulation.controller import SimulatedMirror
 from nvrx_slurm.lab.simulation.loop import VirtualClock, VirtualLoop
 from nvrx_slurm.lab.simulation.valkey_client import MemoryClient, StoreRequest
@@ -68,7 +68,9 @@ class VirtualHost:
         self.nodes = tuple(f"n{index}" for index in range(1, plan.total_nodes + 1))
         self.kernels_refuse = False
         self.connections: Connections | None = None
-        self._mirror = SimulatedMirror([])
+        self.generation = 0
+        self._copy: list[Entry] = []
+        self._mirror = SimulatedMirror(self._copy)
         self.reported: list[tuple[str, bool]] = []  # node, whether the batch host was told that it is lost
         self._running: asyncio.Task[Any] | None = None
         self._beating: dict[str, asyncio.Task[None]] = {}
@@ -94,15 +96,31 @@ class VirtualHost:
         """Virtual time passes."""
         await asyncio.sleep(seconds)
 
+    async def requeue(self, *nodes: str, fresh_store: bool) -> None:
+        """Slurm gives the job these nodes, and it has no controller until one is started."""
+        await self.kill_controller()
+        for node in list(self._beating):
+            await self.fall_silent(node)
+        self.generation, self.nodes = self.generation + 1, nodes
+        if fresh_store:
+            self.server = MemoryServer(self.clock)
+            self.store = Store(ADDRESS, clock=self.clock, connection=MemoryClient(self.server))
+
+    @property
+    def has_controller(self) -> bool:
+        """Whether it runs."""
+        return self._running is not None and not self._running.done()
+
     async def start_controller(self) -> None:
         """A new one takes over."""
         client = MemoryClient(self.server, link=SlowLink(self))
-        store = Store(ADDRESS, clock=self.clock, connection=client)
+        store = Store(ADDRESS, clock=self.clock, connection=client, generation=self.generation)
         environment: Any = SimpleNamespace(
             host="head",
             pid=1,
             files=JobFiles(Path("/jobs/1")),
             mirror=self._mirror,
+            read_copy=lambda: list(self._copy),
             liveness_server=self._listen,
             attribution_broker=lambda _: NoBroker(),
             is_dead=self._is_dead,
@@ -113,7 +131,15 @@ class VirtualHost:
         )
         controller = Controller(
             plan=self.plan,
-            info=JobInfo(job_id="1", name="t", cluster="local", started_at=0.0, addr="127.0.0.1", nodes=self.nodes),
+            info=JobInfo(
+                job_id="1",
+                name="t",
+                cluster="local",
+                generation=self.generation,
+                started_at=0.0,
+                addr="127.0.0.1",
+                nodes=self.nodes,
+            ),
             environment=environment,
             store=store,
             heartbeats=HeartbeatReader(
@@ -133,7 +159,15 @@ class VirtualHost:
     async def join(self, *nodes: str) -> None:
         """Agents join, and send a heartbeat each interval from now on."""
         for node in nodes:
-            fact = NodeJoined(node=node, incarnation=f"{node}.0", seq=1, addr=node, port=1, fence_port=2)
+            fact = NodeJoined(
+                node=node,
+                incarnation=f"{node}.{self.generation}",
+                seq=1,
+                generation=self.generation,
+                addr=node,
+                port=1,
+                fence_port=2,
+            )
             await self.store.join(fact)
             self.beat(node)
 
@@ -145,7 +179,7 @@ class VirtualHost:
 
     def break_connection(self, node: str) -> None:
         assert self.connections is not None
-        self.connections.lost(node, f"{node}.0")
+        self.connections.lost(node, f"{node}.{self.generation}")
 
     async def journal(self, kind: type[Any]) -> list[Any]:
         """Every record of this kind in the journal."""
@@ -155,7 +189,8 @@ class VirtualHost:
 
     async def _beat(self, node: str) -> None:
         while True:
-            await self.store.send_heartbeat(Heartbeat(node=node, incarnation=f"{node}.0"))
+            incarnation = f"{node}.{self.generation}"
+            await self.store.send_heartbeat(Heartbeat(node=node, incarnation=incarnation))
             await asyncio.sleep(self.plan.fault_tolerance.heartbeat.interval)
 
     def _listen(self, token: str, alive: NodeCallback, lost: NodeCallback) -> Connections:

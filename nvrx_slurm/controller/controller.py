@@ -200,8 +200,10 @@ class Controller:
         self.server_clock.set(await self.store.time())
         journal = await self.store.journal()
         self.mirror.start(journal)
-        if kept and not journal:  # requeued, with a fresh store: budgets live on, nodes do not
-            journal = self.environment.read_copy()
+        if kept and not (journal and journal[0].n == 1):
+            # Requeued, with a fresh store: only the copy has the generations before, whose budgets live on.
+            first = journal[0].n if journal else kept + 1
+            journal = [*(entry for entry in self.environment.read_copy() if entry.n < first), *journal]
         replay(self.job, journal)
         self.requests.replayed((entry.record, entry.t) for entry in journal)
         info, host = self.info, self.environment.host

@@ -11,6 +11,7 @@ from nvrx_slurm.journal.records import (
     NodeReady,
     Progress,
     RendezvousClosed,
+    RestartDecided,
     WorkerFailed,
 )
 from tests.unit.controller.virtual_host import VirtualHost
@@ -176,5 +177,30 @@ def test_a_node_of_the_generation_before_is_not_watched() -> None:
         await host.later(3 * TIMEOUT_S)
         assert host.has_controller
         assert await host.journal(NodeLost) == []
+
+    host().play(story)
+
+
+@pytest.mark.parametrize("fresh_store", [False, True])
+def test_budget_of_the_generation_before_counts_for_each_controller_of_the_next(fresh_store: bool) -> None:
+    """Also where the store is younger than the job, and another controller has begun its journal."""
+
+    async def fail(host: VirtualHost) -> None:
+        n1 = {"incarnation": f"n1.{host.generation}", "node": "n1", "generation": host.generation}
+        await host.store.post(WorkerFailed(**n1, seq=2, replica="main-0", cycle=0, rank=0, exit_code=1))
+        await host.later(INTERVAL_S)
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        await fail(host)
+        left = (await host.journal(RestartDecided))[-1].restarts_left
+        await host.requeue(*host.nodes, fresh_store=fresh_store)
+        await host.start_controller()
+        await host.join(*host.nodes)
+        await host.later(INTERVAL_S)
+        await host.kill_controller()
+        await host.start_controller()
+        await fail(host)
+        assert (await host.journal(RestartDecided))[-1].restarts_left == left - 1
 
     host().play(story)

@@ -94,6 +94,7 @@ class NodeSpans:
         self._first_steps: dict[CycleKey, int] = {}
         self._last_us = 0
         self._ended_us: int | None = None
+        self._led_from = (0, 0)  # the last start of a controller: its number, and the moment of the entry before it
 
     def pending(self, at: float | None = None) -> list[Span]:
         """The spans that have not ended, up to the last entry, or up to `at`, of a job that goes on."""
@@ -175,8 +176,12 @@ class NodeSpans:
                         self._change(node, "ending", now, span.cycle)
             case records.JobEnded():
                 self._end(now)
+            case records.ControllerStarted():
+                self._led_from = entry.n, before
             case records.JobStarted():
-                self._begin(record.expected, now, before)
+                # The entry just before it is of the same generation: it names the controller that has begun it.
+                number, led_us = self._led_from
+                self._begin(record.expected, now, led_us if number == entry.n - 1 else before)
 
     # ---- what records do
 

@@ -12,6 +12,7 @@ import pytest
 from nvrx_slurm.journal.records import (
     AnyRecord,
     AttributionJudged,
+    ControllerStarted,
     Entry,
     JobEnded,
     JobResumed,
@@ -200,6 +201,26 @@ def test_a_job_that_is_requeued_suspended_and_judged() -> None:
         "queue": 30,
     }
     assert (goodput.total_us, goodput.ratio) == (80_000_000, None)
+
+
+def test_a_generation_without_an_end_ends_with_its_last_entry() -> None:
+    """The batch host was lost: what follows is the queue, although the next controller is in the journal before the
+    next generation."""
+    goodput = measured(
+        journal(
+            (0, ControllerStarted(epoch=1, host="h", pid=1)),
+            (0, JobStarted(job="1", name="a", expected=("n0",))),
+            (0, RendezvousOpened(replica="main-0", cycle=0)),
+            (1, joined("n0")),
+            (1, closed(0, "n0")),
+            (2, at_work(WorkersStarted, 0, "n0", pids={0: 1})),
+            (10, at_work(Progress, 0, "n0", rank=0, step=1)),
+            (310, ControllerStarted(epoch=2, host="h", pid=2)),
+            (310, JobStarted(job="1", name="a", expected=("n0",), generation=1)),
+        )
+    )
+    assert seconds(goodput)["queue"] == 300
+    assert goodput.total_us == 310_000_000
 
 
 def test_restarts_in_process_cost_what_they_took() -> None:

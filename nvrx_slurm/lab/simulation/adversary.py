@@ -7,7 +7,6 @@ left that a broken promise needs.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,22 +16,19 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.records import (
     DrainAsked,
     FromAgent,
     NodeJoined,
-    Record,
     RestartAsked,
     Signalled,
     UndrainAsked,
 )
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.lab.simulation.aims import BEFORE, UNANSWERED, Aim, draw_aim
-from nvrx_slurm.lab.simulation.intruder import forge_connection, forge_record
+from nvrx_slurm.lab.simulation.intruder import forge_connection, forge_record, post_outside
 from nvrx_slurm.lab.simulation.network import NetworkFault, apart
 from nvrx_slurm.lab.simulation.shapes import Shape
-from nvrx_slurm.store.client import Store
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.node import SimulatedNode
@@ -43,6 +39,9 @@ QUIET, STORMY = 0.2, 0.15
 
 ASKING = 0.3
 """The share of the runs in which users ask for something."""
+
+REQUEUED = 0.2
+"""The share of the runs on Slurm in which it requeues the job."""
 
 FEW, MANY = (1, 4), (6, 16)
 SHARES = (0.1, 0.3, 1.0)
@@ -76,6 +75,7 @@ class Trait(Flag):
     FATAL = auto()  # the job need not finish after it
     SUSPENDS = auto()  # every process of the job stands still
     ASKED = auto()  # a user asks the job for something: of these there are few, and beside all others
+    REQUEUES = auto()  # Slurm requeues the job; drawn apart, too
     OUTAGE = auto()  # the controller may be unable to decide while it lasts
 
 
@@ -125,7 +125,8 @@ class Swarm:
         possible = [
             name
             for name, kind in KINDS.items()
-            if (shape.cluster == "slurm" or not kind.traits & Trait.ON_SLURM) and not kind.traits & Trait.ASKED
+            if (shape.cluster == "slurm" or not kind.traits & Trait.ON_SLURM)
+            and not kind.traits & (Trait.ASKED | Trait.REQUEUES)
         ]
         share = chance.choice(SHARES)
         self._names = [name for name in possible if chance.random() < share] or [chance.choice(possible)]
@@ -184,6 +185,19 @@ def draw_requests(chance: Random, shape: Shape) -> tuple[Act, ...]:
         at_s = chance.uniform(0.0, shape.work_s) * (0.5 if aim else 1.0)
         node = chance.choice(shape.nodes) if KINDS[kind].traits & Trait.NODE else ""
         drawn.append(Act(at_s=round(at_s, 3), kind=kind, node=node, number=chance.randrange(1000), aim=aim))
+    return tuple(drawn)
+
+
+def draw_requeues(chance: Random, shape: Shape) -> tuple[Act, ...]:
+    """How often Slurm requeues the job, and when: mostly never. Drawn apart, as what users ask for."""
+    drawn: list[Act] = []
+    if shape.cluster != "slurm" or chance.random() >= REQUEUED:
+        return ()
+    for _ in range(chance.choice((1, 1, 2))):
+        kind = chance.choice(("requeue", "requeue_lost"))
+        aim = draw_aim(chance, may_follow=False) if chance.random() < 0.5 else None
+        at_s = chance.uniform(0.0, shape.work_s) * (0.5 if aim else 1.0)
+        drawn.append(Act(at_s=round(at_s, 3), kind=kind, number=chance.randrange(1000), aim=aim))
     return tuple(drawn)
 
 
@@ -280,12 +294,12 @@ def _repeat_record(run: SimulationRun, act: Act) -> None:
         return
     fact: FromAgent | Signalled = facts[act.number // 4 % len(facts)]
     joins = [each for each in facts if isinstance(each, NodeJoined)]
+    now = run.info.generation
     if act.number % 4 == 0 and joins:
-        fact = replace(joins[act.number // 4 % len(joins)], incarnation=f"{act.number:012x}", generation=1)
+        fact = replace(joins[act.number // 4 % len(joins)], incarnation=f"{act.number:012x}", generation=1 + now)
     elif act.number % 4 == 1:
-        fact = Signalled(reason="cancel", generation=1)
-    store = Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST), key=run.key)
-    run.loop.create_task(_post(store, fact))
+        fact = Signalled(reason="cancel", generation=1 + now)
+    run.loop.create_task(post_outside(run, fact))
 
 
 def _ask_restart(run: SimulationRun, act: Act) -> None:
@@ -311,16 +325,9 @@ def _ask_undrain(run: SimulationRun, act: Act) -> None:
 
 def _ask(run: SimulationRun, act: Act, fact: RestartAsked | DrainAsked | UndrainAsked) -> None:
     """Post it; now and then twice, as another user of the store can copy it, or of another generation."""
-    if act.number % 11 == 0:
-        fact = replace(fact, generation=1)
-    store = Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST), key=run.key)
+    fact = replace(fact, generation=run.info.generation + (act.number % 11 == 0))
     for _ in range(1 + (act.number % 5 == 0)):
-        run.loop.create_task(_post(store, fact))
-
-
-async def _post(store: Store, fact: Record) -> None:
-    with contextlib.suppress(StoreUnreachable):
-        await store.post(fact)
+        run.loop.create_task(post_outside(run, fact))
 
 
 def _reboot(run: SimulationRun, act: Act) -> None:
@@ -367,7 +374,7 @@ SUSPEND_S = 2.0
 
 def _suspend_all(run: SimulationRun, act: Act) -> None:
     """`scontrol suspend` and `resume`: the control plane and every node, each in a moment of its own."""
-    if run.suspended:  # Slurm refuses a second one
+    if run.suspended or run.requeue.is_asked or run.requeue.waits:  # Slurm refuses a second one
         return
     run.suspended = True
     chance = Random(act.number)
@@ -395,6 +402,7 @@ def _signal_host(run: SimulationRun, node: SimulatedNode | None, number: signal.
 # Short names for the table.
 NODE, LASTS, CHOOSES, ON_SLURM = Trait.NODE, Trait.LASTS, Trait.CHOOSES, Trait.ON_SLURM
 LINK = Trait.ON_SLURM | Trait.NETWORK
+REQUEUES = Trait.REQUEUES | LINK
 OUTAGE, FATAL = Trait.LASTS | Trait.OUTAGE, Trait.FATAL
 
 KINDS: dict[str, Kind] = {
@@ -507,6 +515,15 @@ KINDS: dict[str, Kind] = {
     "ask_drain": Kind("a user drains", 1, NODE | CHOOSES | Trait.ASKED, _ask_drain),
     "ask_undrain": Kind("a user undrains", 1, NODE | CHOOSES | Trait.ASKED, _ask_undrain),
     # ---- the job
+    "requeue": Kind(
+        "scontrol requeue", 1, CHOOSES | REQUEUES, lambda run, act: run.requeue.ask(act.number, loses_host=False)
+    ),
+    "requeue_lost": Kind(
+        "the batch host's node is lost, and the job is requeued",
+        1,
+        CHOOSES | REQUEUES,
+        lambda run, act: run.requeue.ask(act.number, loses_host=True),
+    ),
     "suspend_all": Kind("suspend the job", 1, LASTS | CHOOSES | Trait.SUSPENDS, _suspend_all),
     "scancel": Kind("scancel", 1, FATAL, lambda run, act: run.scancel(signal.SIGTERM)),
     "interrupt": Kind("Ctrl-C", 0.5, FATAL, lambda run, act: run.scancel(signal.SIGINT)),

@@ -35,8 +35,9 @@ class BatchHost:
     """Runs one job; `ended` holds its exit code."""
 
     def __init__(self, run: SimulationRun) -> None:
-        self.run, self.loop, self.chance = run, run.loop, run.chance("batch host")
-        self.process = SimulatedProcess(self.loop, "batch host")
+        self.run, self.loop = run, run.loop
+        self.chance = run.chance(f"batch host {run.info.generation}" if run.info.generation else "batch host")
+        self.process: SimulatedProcess = SimulatedProcess(self.loop, "batch host")
         self.ended: asyncio.Future[int] = asyncio.Future(loop=self.loop)
         self.agents_left = asyncio.Event()  # srun has ended, since every agent has
         self.ending = Ending(run.plan.fault_tolerance, run.shape.kill_wait_s)

@@ -38,7 +38,9 @@ AT_LEAST_S = 0.01
 async def controller_main(run: SimulationRun, process: SimulatedProcess, pid: int) -> int:
     """As `python -m nvrx_slurm.controller` runs it; returns its exit code."""
     clock, host = run.host_clock, run.HOST
-    store = Store(run.address, clock=clock, connection=run.store.client(host), key=run.key)
+    store = Store(
+        run.address, clock=clock, generation=run.info.generation, connection=run.store.client(host), key=run.key
+    )
     heartbeats = HeartbeatReader(
         run.address,
         store.keys.beats,

@@ -1,4 +1,5 @@
-"""A process that has not the job's key: what it sends to the store and to the controller must have no effect."""
+"""Processes beside those of the job. One that has not the job's key must have no effect, whatever it sends to the
+store and to the controller."""
 
 from __future__ import annotations
 
@@ -37,12 +38,16 @@ def forge_record(run: SimulationRun, number: int) -> None:
             rank=0,
             exit_code=1,
         )
-    run.loop.create_task(_post(run, fact))
-
-
-async def _post(run: SimulationRun, fact: Record) -> None:
     address = replace(run.address, token=ITS_KEY)
-    store = Store(address, clock=run.host_clock, connection=run.store.client(run.HOST))
+    run.loop.create_task(_post(Store(address, clock=run.host_clock, connection=run.store.client(run.HOST)), fact))
+
+
+async def post_outside(run: SimulationRun, fact: Record) -> None:
+    """Post a fact with the job's key: one that arrives late or twice, or one of a user."""
+    await _post(Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST), key=run.key), fact)
+
+
+async def _post(store: Store, fact: Record) -> None:
     with contextlib.suppress(StoreUnreachable):
         await store.post(fact)
 

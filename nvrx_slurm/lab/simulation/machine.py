@@ -41,6 +41,7 @@ async def agent_main(run: SimulationRun, node: SimulatedNode, machine: Simulated
         run.address,
         clock=node.clock,
         patience_s=bounds.control_plane_grace,
+        generation=run.info.generation,
         connection=run.store.client(node.name),
         key=run.key,
     )
@@ -50,7 +51,7 @@ async def agent_main(run: SimulationRun, node: SimulatedNode, machine: Simulated
         folder=run.folder,
         node=node.name,
         addr=node.name,
-        generation=0,
+        generation=run.info.generation,
         store=store,
         token=run.address.token,
         machine=machine,
@@ -82,6 +83,7 @@ class SimulatedMachine:
 
     def __init__(self, node: SimulatedNode, process: SimulatedProcess, pid: int) -> None:
         self._node, self._process, self.pid = node, process, pid
+        self._token = node.run.address.token  # of its generation
         self.output, self.stacks = SimulatedOutput(node), SimulatedStacks()
         self.health, self.step_files = SimulatedHealth(), SimulatedStepFiles()
         self.log_reader = SimulatedLogReader()
@@ -114,7 +116,7 @@ class SimulatedMachine:
             try:
                 connection.session = await liveness.introduce(
                     connection,
-                    token=run.address.token,
+                    token=self._token,
                     node=node.name,
                     incarnation=incarnation,
                     port=controller.port,

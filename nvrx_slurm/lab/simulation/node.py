@@ -29,6 +29,7 @@ FIRST_PORT = 20_000
 MOST_DRIFT = 0.005
 MOST_AHEAD_S = 500.0
 BOOT_S = 0.5
+MOST_LATE_S = 0.5
 RECOVERED_S = 30.0
 """How long after the end of what was done to it a node is taken for well again."""
 
@@ -41,7 +42,7 @@ class SimulatedNode:
         self.chance = run.chance(name)
         rate = 1.0 + self.chance.uniform(-MOST_DRIFT, MOST_DRIFT)
         self.clock = VirtualClock(self.loop, rate=rate, ahead_s=self.chance.uniform(-MOST_AHEAD_S, MOST_AHEAD_S))
-        self.starts_after_s: float | None = self.chance.uniform(0.0, 0.5)
+        self.starts_after_s: float | None = self.chance.uniform(0.0, MOST_LATE_S)
         self.has_power = True
         self.agent: SimulatedProcess | None = None
         self.supervisor: SimulatedSupervisor | None = None
@@ -61,6 +62,11 @@ class SimulatedNode:
         if self.starts_after_s is not None:
             self._awaited += 1
             self.loop.call_outside(self.starts_after_s, self._start)
+
+    def start_again(self) -> None:
+        """The same for the next generation, in which the agent is not late."""
+        self.starts_after_s = self.chance.uniform(0.0, MOST_LATE_S)
+        self.start()
 
     def _start(self) -> None:
         self._awaited -= 1
@@ -86,14 +92,18 @@ class SimulatedNode:
         """Slurm, or an operator, starts an agent, unless there is one."""
         if not self.has_power or (self.agent is not None and self.agent.alive):
             return
+        if self.run.requeue.waits or self.name not in self.run.info.nodes:
+            return  # no job of Slurm's runs here
         process = self.agent = SimulatedProcess(self.loop, f"agent of {self.name}")
         pid = next(self._pids)
-        process.on_death(lambda: self.run.agent_ended(self, process))
+        generation = self.run.info.generation
+        process.on_death(lambda: self.run.agent_ended(self, process, generation))
         process.run(agent_main(self.run, self, SimulatedMachine(self, process, pid)))
 
     def fork(self, supervisor: SimulatedSupervisor, rank: int, env: Mapping[str, str]) -> SimulatedWorker:
         """A worker begins, in the world that its environment names."""
-        world = self.run.world(env["NVRX_REPLICA"], int(env["NVRX_CYCLE"]), int(env["WORLD_SIZE"]))
+        generation, cycle = int(env["NVRX_GENERATION"]), int(env["NVRX_CYCLE"])
+        world = self.run.world(generation, env["NVRX_REPLICA"], cycle, int(env["WORLD_SIZE"]))
         ended = partial(self._worker_ended, supervisor)
         worker = SimulatedWorker(self.name, next(self._pids), world, rank, ended, self._worker_raised)
         self.workers.append(worker)

@@ -17,6 +17,7 @@ from nvrx_slurm.core.state import new_job
 from nvrx_slurm.errors import EXIT_UNREACHABLE
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import (
+    ControllerStarted,
     ControllerUp,
     Decision,
     Entry,
@@ -63,12 +64,14 @@ class Promises:
     ) -> None:
         self.plan, self._broken, self._entered = plan, broken, entered
         self.roles = {f"{role.name}-{index}": role for role in plan.roles for index in range(role.replicas)}
+        self._outage_s = outage_s
         self.monitors = JournalMonitors(plan, broken, outage_s)
         self.journal: list[Entry] = []
         self.shutdown: Shutdown | None = None
         self.ended: JobEnded | None = None
-        self.closed: dict[tuple[str, int], RendezvousClosed] = {}
-        self.cycle: dict[str, int] = {}  # replica → the newest cycle that was opened
+        self.generation = -1
+        self.closed: dict[tuple[str, int], RendezvousClosed] = {}  # of this generation
+        self.cycle: dict[str, int] = {}  # replica → the newest cycle of it that was opened
         self.live: dict[tuple[str, int], SimulatedWorker] = {}
         self._ordered: set[bytes] = set()
         self._closing: dict[bytes, int] = {}
@@ -84,6 +87,16 @@ class Promises:
         if epoch <= self._epoch:
             self._broken(Promise.DECIDER, f"two controllers have got epoch {epoch}")
         self._epoch = epoch
+
+    def begin_with(self, copy: Sequence[Entry]) -> None:
+        """A new store: it knows no epoch, and the journal goes on from what the job folder has kept."""
+        self._epoch = self._number = 0
+        if len(copy) < len(self.journal):  # the controller had no time to copy the end
+            self.journal = list(copy)
+            self.monitors = JournalMonitors(self.plan, self._broken, self._outage_s)
+            for entry in copy:
+                self.monitors.enter(entry)
+            self.monitors.complete()
 
     def committed(self, epoch: int, entries: Iterable[bytes]) -> None:
         """The store has taken a commit."""
@@ -146,9 +159,12 @@ class Promises:
     def _check(self, record: Record) -> None:
         """One record that the journal has taken, against all before it."""
         match record:
-            case JobStarted():
-                if any(isinstance(entry.record, JobStarted) for entry in self.journal[:-1]):
-                    self._broken(Promise.JOURNAL, "the job has started twice")
+            case JobStarted(generation=generation):
+                if generation <= self.generation:
+                    self._broken(Promise.JOURNAL, f"generation {generation} started after {self.generation}")
+                self.generation, self.shutdown, self.ended = generation, None, None
+                self.closed.clear()
+                self.cycle.clear()
             case NodeJoined():
                 self._joined.add((record.node, record.incarnation))
             case NodeLost():
@@ -261,16 +277,20 @@ def _wrong_accounts(plan: Plan, journal: Sequence[Entry]) -> str | None:
     meter = GoodputMeter()
     fold = JobFold(plan, [meter])
     held_us = nodes = 0
-    began_us = ended_us = None
-    for entry in journal:
+    until_us: int | None = None  # the last entry of the present generation, or of the one before the queue
+    runs = False
+    for entry, following in zip(journal, (*journal[1:], None), strict=True):
         fold.take(entry)
         at_us = round(entry.t * 1e6)
+        if isinstance(entry.record, ControllerStarted) and following and isinstance(following.record, JobStarted):
+            continue  # the controller of the next generation
         if isinstance(entry.record, JobStarted):
-            began_us, nodes = at_us, len(entry.record.expected)
-        if ended_us is None and began_us is not None:
-            held_us = nodes * (at_us - began_us)
-        if isinstance(entry.record, JobEnded):
-            ended_us = at_us
+            # In the queue, the job waits for as many nodes as it then gets.
+            held_us += len(entry.record.expected) * (0 if until_us is None else at_us - until_us)
+            until_us, nodes, runs = at_us, len(entry.record.expected), True
+        elif runs and until_us is not None:
+            held_us += nodes * (at_us - until_us)
+            until_us, runs = at_us, not isinstance(entry.record, JobEnded)
     goodput = meter.result(fold.view)
     if min(goodput.parts_us.values()) < 0 or sum(goodput.parts_us.values()) != held_us:
         return f"the job held its nodes for {held_us} us, and the parts of that are {goodput.parts_us}"
@@ -342,6 +362,7 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
         all(role.on_failure.startswith("restart") for role in plan.roles)
         and len({act.node for act in on_nodes}) <= plan.spares
         and not any(each.action == "stop" for each in restarts)
+        and not (promises.generation > 0 and bounds.max_preemptions is not None)
     ):
         if run.exit_code != 0:
             reason = shutdown.reason if shutdown is not None else "no shutdown was decided"
@@ -354,7 +375,7 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
     # Where only the control plane failed, no worker may have been stopped, but for users who asked for it.
     records = [entry.record for entry in promises.journal]
     asked = {(each.replica, each.cycle + 1) for each in records if isinstance(each, RestartOrdered)}
-    for record in records if not on_nodes else ():
+    for record in records if not on_nodes and promises.generation <= 0 else ():
         opened_again = isinstance(record, RendezvousOpened) and record.cycle > 0
         if isinstance(record, RendezvousOpened) and (record.replica, record.cycle) in asked:
             continue

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import itertools
 import signal
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
+
+from msgspec.structs import replace
 
 from nvrx_slurm.errors import SimulationStuck
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
@@ -27,6 +30,7 @@ from nvrx_slurm.lab.simulation.network import NetworkFault, SimulatedNetwork, ap
 from nvrx_slurm.lab.simulation.node import SimulatedNode
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.promises import Promises, broken_at_the_end, outage_of
+from nvrx_slurm.lab.simulation.requeue import RequeuedJob
 from nvrx_slurm.lab.simulation.scenario import Scenario, chance_of, draw_scenario
 from nvrx_slurm.lab.simulation.shapes import Shape
 from nvrx_slurm.lab.simulation.sockets import Service, Sockets
@@ -114,11 +118,12 @@ class SimulationRun:
         self.agents_signalled = False
         self.suspended = False  # by Slurm
         self.cuts: Counter[str] = Counter()  # node → how many faults cut it off now
-        self._worlds: dict[tuple[str, int], SimulatedWorld] = {}
+        self._worlds: dict[tuple[int, str, int], SimulatedWorld] = {}
         self._progress: dict[str, WorldProgress] = {}
         self._pids = itertools.count(100)
         self._work_chance = self.chance("work")
         self.batch: BatchHost = BatchHost(self)
+        self.requeue: RequeuedJob = RequeuedJob(self)
 
     def chance(self, concern: str) -> Random:
         return chance_of(self.seed, concern)
@@ -130,6 +135,7 @@ class SimulationRun:
         # The longest time that the run may take. An act costs a restart, and one more where it lasts.
         # What aimed ones wait for is one of those restarts, and they may come one after the other.
         last_s = max((act.at_s for act in self.acts), default=0.0) + sum(act.lasts_s for act in self.acts)
+        last_s += self.requeue.longest_s * sum(bool(act.traits & Trait.REQUEUES) for act in self.acts)
         tries = 1 + 2 * len(self.acts) + self.plan.fault_tolerance.max_restarts.count * len(self.promises.roles)
         bound_s = last_s + tries * (self.shape.work_s + self.shape.recovery_s) + self.shape.leaves_within_s
         with unawaited() as forgotten:
@@ -202,22 +208,47 @@ class SimulationRun:
         controller.run(controller_main(self, controller, pid))
         return controller
 
+    def begin_generation(self, info: JobInfo, *, is_fresh: bool) -> None:
+        """The batch script runs again, in the same job folder. `is_fresh`: there is no `store.json`: the store is a
+        new one, and the job has a new key."""
+        self.info, self.result, self.exit_code, self.agents_signalled = info, None, None, False
+        if is_fresh:
+            self.address = replace(self.address, token=f"token {info.generation}")
+            self.key = SimulatedKey(self.address.token)
+            self.promises.begin_with(self.copy)
+        self.store.come_up()
+        self.disturbed_until_s = max(self.disturbed_until_s, self.loop.now_s)
+        self.batch = BatchHost(self)
+        self.batch.start()
+        for node in self.allocated:
+            node.start_again()
+
+    @property
+    def allocated(self) -> list[SimulatedNode]:
+        """The nodes that the job has now."""
+        return [self.nodes[name] for name in self.info.nodes]
+
+    @property
+    def was_suspended(self) -> bool:
+        return any(act.traits & Trait.SUSPENDS for act in self.performed)
+
     def _crashed(self, process: SimulatedProcess) -> None:
         if process.error is not None:
             self._break(Promise.SOUND, f"the {process.name} crashed: {process.error!r}")
         if self.loop.troubles:
             self._break(Promise.SOUND, f"a task failed unheard: {self.loop.troubles[0]}")
 
-    def agent_ended(self, node: SimulatedNode, agent: SimulatedProcess) -> None:
+    def agent_ended(self, node: SimulatedNode, agent: SimulatedProcess, generation: int) -> None:
         """It has left, or died: srun knows when all have."""
         self._crashed(agent)
-        if node.has_power and agent.exit_code is not None and agent.exit_code >= 0 and not self.agents_signalled:
+        is_asked = self.agents_signalled or generation < self.info.generation
+        if node.has_power and agent.exit_code is not None and agent.exit_code >= 0 and not is_asked:
             self.promises.left(node.name, agent.exit_code)
         self.look_for_agents()
 
     def look_for_agents(self) -> None:
         """Has the last one ended, and does none start any more?"""
-        if not any(node.has_agent for node in self.nodes.values()):
+        if not any(node.has_agent for node in self.allocated):
             self.batch.agents_left.set()
 
     def _entered(self, entry: Entry) -> None:
@@ -240,10 +271,10 @@ class SimulationRun:
 
     # ---- the workers
 
-    def world(self, replica: str, cycle: int, size: int) -> SimulatedWorld:
-        if (world := self._worlds.get((replica, cycle))) is None:
+    def world(self, generation: int, replica: str, cycle: int, size: int) -> SimulatedWorld:
+        if (world := self._worlds.get((generation, replica, cycle))) is None:
             progress = self._progress.setdefault(replica, WorldProgress(self.shape.work_s))
-            world = self._worlds[replica, cycle] = SimulatedWorld(
+            world = self._worlds[generation, replica, cycle] = SimulatedWorld(
                 self.loop,
                 self._work_chance,
                 self.shape.behaviour,
@@ -258,11 +289,11 @@ class SimulationRun:
 
     # ---- what is done to it
 
-    def cut(self, nodes: Collection[str], for_s: float) -> None:
-        """These nodes reach each other, and no other host."""
-        self.disturb(nodes, NetworkFault(apart(frozenset(nodes)), cut=True), for_s)
+    def cut(self, nodes: Collection[str], for_s: float | None) -> Callable[[], None]:
+        """These nodes reach each other, and no other host; None: until the result is called."""
+        return self.disturb(nodes, NetworkFault(apart(frozenset(nodes)), cut=True), for_s)
 
-    def disturb(self, nodes: Collection[str], fault: NetworkFault, for_s: float) -> None:
+    def disturb(self, nodes: Collection[str], fault: NetworkFault, for_s: float | None) -> Callable[[], None]:
         """A fault on the links of these nodes. A cut one also stops their workers' steps."""
         heal = self.network.begin(fault)
         self.cuts.update(nodes if fault.cut else ())
@@ -273,7 +304,9 @@ class SimulationRun:
             self.cuts.subtract(nodes if fault.cut else ())
             self._look_at_worlds()
 
-        self.loop.call_outside(for_s, end)
+        if for_s is not None:
+            self.loop.call_outside(for_s, end)
+        return end
 
     def is_cut(self, node: str) -> bool:
         return self.cuts[node] > 0
@@ -287,7 +320,7 @@ class SimulationRun:
         self.batch.process.signal(number)
         if self.shape.kill_wait_s is not None:
             self.signal_agents(number)
-            for node in self.nodes.values():
+            for node in self.allocated:
                 if node.is_reachable:
                     for worker in list(node.workers):
                         worker.signal(number)
@@ -296,7 +329,7 @@ class SimulationRun:
     def signal_agents(self, number: int) -> None:
         """srun passes a signal on to the agents that it reaches."""
         self.agents_signalled = True
-        for node in self.nodes.values():
+        for node in self.allocated:
             if node.agent is not None and node.is_reachable:
                 node.agent.signal(number)
 
@@ -305,6 +338,9 @@ class SimulationRun:
         must have left."""
         for process in (*self.controllers, self.store.process):
             process.kill()
+        if self.requeue.is_asked:
+            self.requeue.leave()
+            return
         self.exit_code = self.batch.process.exit_code
         for node in self.nodes.values():
             if node.is_well and node.agent is not None and node.agent.alive:
@@ -324,4 +360,4 @@ def run_scenario(scenario: Scenario) -> RunResult:
 def run_seed(seed: int, nodes: int | None = None, acts: tuple[Act, ...] | None = None) -> RunResult:
     """Run a seed, or the same job with other acts."""
     scenario = draw_scenario(seed, nodes)
-    return run_scenario(scenario if acts is None else replace(scenario, acts=acts))
+    return run_scenario(scenario if acts is None else dataclasses.replace(scenario, acts=acts))

@@ -15,7 +15,15 @@ from typing import Any
 import msgspec
 
 from nvrx_slurm.jobspec.plan import Plan
-from nvrx_slurm.lab.simulation.adversary import Act, Swarm, Trait, draw_acts, draw_requests, in_order
+from nvrx_slurm.lab.simulation.adversary import (
+    Act,
+    Swarm,
+    Trait,
+    draw_acts,
+    draw_requests,
+    draw_requeues,
+    in_order,
+)
 from nvrx_slurm.lab.simulation.aims import draw_aim
 from nvrx_slurm.lab.simulation.shapes import MOST_NODES, Shape, draw_shape, names
 from nvrx_slurm.util.decoding import decode
@@ -48,7 +56,9 @@ def draw_scenario(seed: int, most_nodes: int | None = None) -> Scenario:
     """The scenario that a seed stands for."""
     shape = draw_shape(chance_of(seed, "shape"), most_nodes)
     acts = draw_acts(chance_of(seed, "adversary"), shape)
-    return Scenario(seed, shape, in_order((*acts, *draw_requests(chance_of(seed, "users"), shape))))
+    asked = draw_requests(chance_of(seed, "users"), shape)
+    requeues = draw_requeues(chance_of(seed, "requeues"), shape)
+    return Scenario(seed, shape, in_order((*acts, *asked, *requeues)))
 
 
 # ---- as JSON

@@ -124,7 +124,7 @@ def draw_shape(chance: Random, most_nodes: int | None = None) -> Shape:
             decision_timeout=chance.choice((1.0, 5.0, 10.0)),
             aggregation=chance.choice(AGGREGATIONS),
         )
-    bounds = _draw_limits(chance, bounds)  # the newest draws
+    bounds = _draw_limits(chance, bounds)
     plan = Plan(
         name="simulated",
         roles=roles,
@@ -133,6 +133,16 @@ def draw_shape(chance: Random, most_nodes: int | None = None) -> Shape:
         folder="/jobs",
         fault_tolerance=replace(bounds, attribution=attribution, backoff=BACKOFF if total % 2 else NO_BACKOFF),
     )
+    sources = SourceBehaviour(
+        silent=chance.choice((0.0, 0.15, 0.5)),
+        stops=chance.choice((0.0, 0.1, 0.4)),
+        lies=chance.choice((0.0, 0.2, 0.7)),
+        repeats=chance.choice((0.0, 0.33)),
+        slow_s=chance.choice((1.0, 20.0, 40.0)),
+    )
+    if chance.random() < 0.3:  # the newest draw
+        most = Allowance(count=chance.choice((0, 1)), per_s=chance.choice((None, 30.0)))
+        plan = replace(plan, fault_tolerance=replace(plan.fault_tolerance, max_preemptions=most))
     return Shape(
         plan=plan,
         cluster=cluster,
@@ -140,13 +150,7 @@ def draw_shape(chance: Random, most_nodes: int | None = None) -> Shape:
         work_s=work_s,
         behaviour=behaviour,
         kill_wait_s=KILL_WAIT_S if cluster == "slurm" else None,
-        sources=SourceBehaviour(
-            silent=chance.choice((0.0, 0.15, 0.5)),
-            stops=chance.choice((0.0, 0.1, 0.4)),
-            lies=chance.choice((0.0, 0.2, 0.7)),
-            repeats=chance.choice((0.0, 0.33)),
-            slow_s=chance.choice((1.0, 20.0, 40.0)),
-        ),
+        sources=sources,
     )
 
 

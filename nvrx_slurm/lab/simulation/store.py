@@ -15,6 +15,7 @@ from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.promises import Promises
 from nvrx_slurm.lab.simulation.sockets import RESET, Service, ServiceLink
 from nvrx_slurm.lab.simulation.valkey_client import SOCKET_S, MemoryClient
+from nvrx_slurm.lab.simulation.valkey_keyspace import Keyspace
 from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, ServerAnswer
 from nvrx_slurm.store.client import script_text
 from nvrx_slurm.store.sealing import NUMBER_BYTES
@@ -63,7 +64,8 @@ class WatchedStore(MemoryServer):
     ) -> None:
         super().__init__(clock)
         self._service, self._loop, self._promises = service, service.network.loop, promises
-        self._aims, self._contact = aims, contact
+        self._aims, self._contact, self._clock = aims, contact, clock
+        self._is_removed = False
         self._faults: list[_CommitFault] = []
         self._commits = 0
         self._late: list[_LateCommit] = []
@@ -82,14 +84,29 @@ class WatchedStore(MemoryServer):
             self.process.kill()
             self._loop.call_outside(down_s, self._begin_again)
 
+    def go_down(self, *, keeps_data: bool) -> None:
+        """The job's generation has ended: nothing starts its process before `come_up`. An orderly end removes its
+        data, too."""
+        self.stop()
+        self._is_removed = True
+        self._late.clear()
+        if not keeps_data:
+            self.data = Keyspace(self._clock, self._added)
+
+    def come_up(self) -> None:
+        """The next generation starts it."""
+        self._is_removed = False
+        self._begin_again()
+
     def at_commit(self, after: int, moment: int, do: Callable[[], object], late_by: int = 0) -> None:
         """At the commit after so many more, `do` something to the controller. A LATE one arrives `late_by` commits
         after the take-over of the next."""
         self._faults.append(_CommitFault(self._commits + after, moment, do, late_by))
 
     def _begin_again(self) -> None:
-        self.process = self._begin()
-        self.start()
+        if not self.up and not self._is_removed:
+            self.process = self._begin()
+            self.start()
 
     def _begin(self) -> SimulatedProcess:
         process = SimulatedProcess(self._loop, "store")

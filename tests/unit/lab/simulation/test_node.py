@@ -18,7 +18,7 @@ from nvrx_slurm.lab.simulation.supervisor import DEATH_S, SupervisedWorkers
 from nvrx_slurm.liveness import fence
 
 KEY = fence.key_of("token", "incarnation")
-ENVIRONMENT = {"NVRX_REPLICA": "main-0", "NVRX_CYCLE": "0", "WORLD_SIZE": "2"}
+ENVIRONMENT = {"NVRX_GENERATION": "0", "NVRX_REPLICA": "main-0", "NVRX_CYCLE": "0", "WORLD_SIZE": "2"}
 SOON_S = 0.1
 
 

@@ -43,7 +43,7 @@ BEYOND_SIMULATION = frozenset(
         "never-reaped",
         "no-pause-in-a-crash-loop",
         "older-cycle-accepted",
-        "preemptions-not-bounded",
+        "older-generations-forgotten",
         "proof-of-another-agent",
         "ranks-of-a-former-incarnation",
         "shared-restart-budget",
@@ -260,6 +260,15 @@ CONTROL_PLANE = (
         ),
     ),
     core(
+        "join-of-older-generation",
+        "an agent of an older generation does not join this one",
+        Edit(
+            MEMBERSHIP,
+            "    if fact.generation != job.generation:\n        return False\n",
+            "    if fact.generation > job.generation:\n        return False\n",
+        ),
+    ),
+    core(
         "signal-of-older-generation",
         "a signal to an older generation does not end this one",
         Edit(
@@ -438,6 +447,16 @@ CONTROL_PLANE = (
         "known-nodes-not-watched",
         "a node that died with the controller is given up within the heartbeat timeout",
         Edit(DETECTOR, "            self.liveness.heard(node.name, self.clock.monotonic())\n\n", "\n"),
+    ),
+    controller(
+        "node-of-older-generation-watched",
+        "a controller watches no node that the job had in its last generation alone",
+        Edit(CONTROLLER, "        if has_begun:  # else these nodes", "        if True:  # else these nodes"),
+    ),
+    controller(
+        "older-generations-forgotten",
+        "each controller of a requeued job knows the generations before, also with a fresh store",
+        Edit(CONTROLLER, "if kept and not (journal and journal[0].n == 1):", "if kept and not journal:"),
     ),
     # ---- one decider, journal first
     controller(

@@ -120,6 +120,9 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         if is_unread(sys.stdout):  # Python flushes stdout at its end, and makes exit code 120 of what that raises
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Under `python -m` CPython ends by SIGINT where a KeyboardInterrupt has left the last exec() of a string, and
+        # was caught since (`unhandled_keyboard_interrupt`). An import makes such calls, one for each dataclass.
+        exec("")
         sys.exit(EXIT_INTERRUPTED)
     finally:
         if starts_plain:  # the end of the interpreter would print a traceback, too

@@ -297,8 +297,16 @@ def _resources(site: Site) -> Iterator[SiteCheck]:
 
 def _watching(site: Site) -> Iterator[SiteCheck]:
     config, timeout_s = site.config, site.seconds("SlurmdTimeout")
-    silence = words(site.plan.fault_tolerance.heartbeat.timeout)
-    if timeout_s:
+    bounds = site.plan.fault_tolerance
+    silence = words(bounds.heartbeat.timeout)
+    if timeout_s and timeout_s <= bounds.fence_timeout:
+        yield SiteCheck(
+            part="SlurmdTimeout", level="warn", seen=f"{timeout_s:g} s", by="you",
+            effect="after the loss of the batch host Slurm may start the job again while a node that is cut off still"
+            f" runs its ranks: they live for up to {words(bounds.fence_timeout)}",
+            todo=f"set fault_tolerance.fence_timeout below {timeout_s:g}s",
+        )  # fmt: skip
+    elif timeout_s:
         yield SiteCheck(
             part="SlurmdTimeout",
             seen=f"{timeout_s:g} s; the job itself notices a lost node within {silence}: only the loss of the batch"

@@ -79,6 +79,7 @@ def test_a_site_that_fits_gets_ok_on_each_line() -> None:
         ("RequeueExit             = (null)", "RequeueExit             = 1,70-80", "RequeueExit", "warn", "site"),
         ("proctrack/cgroup", "proctrack/linuxproc", "ProctrackType", "warn", "site"),
         ("= 300 sec\nSrun", "= 0 sec\nSrun", "SlurmdTimeout", "warn", "site"),
+        ("= 300 sec\nSrun", "= 10 sec\nSrun", "SlurmdTimeout", "warn", "you"),
         ("accounting_storage/slurmdbd", "accounting_storage/none", "accounting", "warn", "site"),
         ("= 0-0", "= 60001-63000", "SrunPortRange", "warn", "you"),
         ("JobSubmitPlugins        = (null)", "JobSubmitPlugins        = lua", "plugins", "warn", "you"),

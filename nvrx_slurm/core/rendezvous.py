@@ -131,9 +131,11 @@ def _stops_at(job: Job, replica: Replica) -> float | None:
 
 
 def _no_longer_awaited(replica: Replica, node: Node, now: float) -> None:
-    replica.awaited.discard(node.name)
-    if not replica.awaited and replica.stamps:
-        replica.stamps.torn_down = now
+    # A node that was ready already, and is drained or lost later, does not prolong the teardown.
+    if node.name in replica.awaited:
+        replica.awaited.remove(node.name)
+        if not replica.awaited and replica.stamps:
+            replica.stamps.torn_down = now
 
 
 def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:

@@ -327,6 +327,32 @@ def test_teardown_ends_with_the_last_node_that_is_awaited(last: Callable[[Fleet]
     assert fleet.said(Recovered) == [Recovered(replica="main-0", cycle=1, phases=phases, total_s=7.0)]
 
 
+def lost_later(fleet: Fleet) -> None:
+    fleet.lose("n2")
+
+
+def drained_later(fleet: Fleet) -> None:
+    fleet.tell(DrainAsked(request="d", by="ada", node="n2"))
+
+
+@pytest.mark.parametrize("later", [lost_later, drained_later])
+def test_what_becomes_of_a_node_that_was_ready_does_not_prolong_the_teardown(later: Callable[[Fleet], None]) -> None:
+    """Its old workers were gone before."""
+    acting = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
+    fleet = running(plain(nodes=2, spares=1, attribution=acting))
+    fleet.fail("n1")
+    fleet.now += 1.0
+    fleet.ready("n1", "n2")
+    fleet.now += 2.0
+    later(fleet)
+    fleet.now += 2.0
+    answer = Attribution(source="lib", verdict=Verdict.RESTART)
+    fleet.tell(Attributed(replica="main-0", cycle=0, rank=0, attribution=answer))
+    fleet.started("n1", "n3")
+    phases = {"decided": 0.0, "torn_down": 1.0, "closed": 4.0, "spawned": 0.0}
+    assert fleet.said(Recovered) == [Recovered(replica="main-0", cycle=1, phases=phases, total_s=5.0)]
+
+
 def test_teardown_of_a_late_node_ends_with_its_fence() -> None:
     """The wait for the proof of its death is the rendezvous'."""
     fleet = running(plain(nodes=2, spares=1, teardown__grace=10.0, rendezvous__last_call=5.0))

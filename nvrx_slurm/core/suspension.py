@@ -43,6 +43,7 @@ def end(job: Job, fact: JobResumed, now: float) -> list[Decision] | None:
     job.started_at += by_s
     job.shutdown_deadline += by_s
     job.expected_until += by_s
+    job.terminating_until = _moved(job.terminating_until, by_s)
     for replica in job.replicas.values():
         replica.opened_at += by_s
         replica.began_at += by_s
@@ -59,6 +60,7 @@ def end(job: Job, fact: JobResumed, now: float) -> list[Decision] | None:
             stamps.spawned = _moved(stamps.spawned, by_s)
     for pending in job.restart_decisions.values():
         pending.opened_at += by_s
+        pending.noticed += by_s
         pending.failure = replace(pending.failure, noticed=pending.failure.noticed + by_s)
         pending.due_at += by_s
         pending.held_at = _moved(pending.held_at, by_s)

@@ -373,6 +373,7 @@ class JobHistory:
         for failure in self.failures.values():
             failure.at += by_s
             failure.noticed += by_s
+            failure.first_noticed += by_s
             failure.due_at += by_s
 
     def _start(self, fact: JobStarted) -> None:

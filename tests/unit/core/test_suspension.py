@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+import pytest
 
 from nvrx_slurm.core.job import next_deadline
+from nvrx_slurm.core.rendezvous import SHORT_S
+from nvrx_slurm.jobspec.model import AttributionSpec, BackoffSpec
 from nvrx_slurm.journal.records import (
     JobResumed,
     JobSuspended,
@@ -12,11 +18,14 @@ from nvrx_slurm.journal.records import (
     NodeLost,
     NodeResumed,
     RendezvousClosed,
+    RestartDecided,
     Shutdown,
     Suspending,
+    Terminating,
     Tick,
+    WorkerFailed,
 )
-from tests.unit.core.fleet import plain, running
+from tests.unit.core.fleet import Fleet, plain, running
 
 
 def suspended(fleet):
@@ -118,3 +127,161 @@ def test_node_that_joins_again_does_not_outlive_its_lease():
 def test_resumption_of_a_job_that_is_not_suspended_is_stale():
     """It was resumed already, or by another controller."""
     assert running(plain()).tell(JobResumed(stood_still_s=1.0)) is None
+
+
+def test_order_and_its_end_are_of_the_generation_that_runs():
+    """What an older one has announced, or still says, changes nothing in this one."""
+    fleet = running()
+    fleet.requeue()
+    fleet.join(*fleet.names)
+    (order,) = suspended(fleet).said(JobSuspended)
+    assert order.generation == 1
+    assert fleet.tell(JobResumed(stood_still_s=1.0, generation=0)) is None
+    assert next_deadline(fleet.job) is None
+    assert fleet.tell(JobResumed(stood_still_s=1.0, generation=1)) == []
+    assert fleet.job.suspended_at is None
+
+
+def test_agent_that_was_replaced_does_not_say_that_its_node_has_resumed():
+    """Nor one of a node that is none of the job's."""
+    fleet = suspended(running())
+    assert fleet.tell(NodeResumed(node="n1", incarnation="older", seq=99, stood_still_s=1.0)) is None
+    assert fleet.tell(NodeResumed(node="n9", incarnation="n9.0", seq=1, stood_still_s=1.0)) is None
+    assert fleet.job.nodes["n1"].outlives_lease
+
+
+def test_cause_that_is_reported_after_a_suspension_counts():
+    """A worker that lost its peer has reported that before: the time in between counts for nothing."""
+    fleet = running()
+    of_cycle = {"replica": "main-0", "cycle": 0}
+    fleet.tell(WorkerFailed(**fleet.by("n1"), **of_cycle, rank=0, exit_code=1, peer_lost=True))
+    suspended(fleet)
+    fleet.now += 5000.0
+    fleet.tell(JobResumed(stood_still_s=5000.0))
+    assert fleet.tell(WorkerFailed(**fleet.by("n2"), **of_cycle, rank=2, signal=9)) == []
+    fleet.ready("n1", "n2")
+    assert [(each.node, each.rank) for each in fleet.said(RestartDecided)] == [("n2", 2)]
+
+
+# ------------------------------------------------------------------------------------- what is moved
+
+NO_MOMENTS = frozenset({"plan", "role", "seen", "answers", "restarted_at", "nodes_lost_at", "requeued_at"})
+"""Fields of the core's state without moments, or, the last three, with what a rate counts in the time of day."""
+
+
+def moments(of: object, where: str = "job") -> Iterator[tuple[str, float]]:
+    """Each moment in the core's state, by the fields that lead to it."""
+    if isinstance(of, float):
+        yield where, of
+    elif isinstance(of, dict):
+        for key, value in of.items():
+            yield from moments(value, f"{where}[{key}]")
+    elif is_dataclass(of):
+        for each in fields(of):
+            if each.name not in NO_MOMENTS:
+                yield from moments(getattr(of, each.name), f"{where}.{each.name}")
+
+
+def recovering() -> Fleet:
+    """n2 is late in a rendezvous that the spare could close; before, all had run for a while."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.now += 7.0
+    fleet.fail("n2")
+    fleet.now += 1.0
+    fleet.ready("n1")
+    return fleet
+
+
+def lacking_a_node() -> Fleet:
+    """n2 is gone, and no spare is left."""
+    fleet = running(plain(nodes=2, spares=0))
+    fleet.lose("n2")
+    fleet.now += 1.0
+    fleet.ready("n1")
+    return fleet
+
+
+def waiting_for_a_verdict() -> Fleet:
+    """All nodes are ready, and the answer of a source may still end the job."""
+    acting = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
+    fleet = running(plain(nodes=2, spares=1, attribution=acting))
+    fleet.now += 7.0
+    fleet.fail("n2")
+    fleet.now += 1.0
+    fleet.ready("n1", "n2")
+    return fleet
+
+
+def pausing() -> Fleet:
+    """All nodes are ready, and the next cycle of a crash loop begins later."""
+    backoff = BackoffSpec(after=1, within=60.0, initial=8.0, max=8.0)
+    fleet = running(plain(nodes=2, spares=1, backoff=backoff))
+    fleet.now += 7.0
+    fleet.fail("n2")
+    fleet.now += 1.0
+    fleet.ready("n1", "n2")
+    return fleet
+
+
+def with_workers_that_may_live() -> Fleet:
+    """n2 is silent, and its lease has not run out yet."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.lose("n2", safe_after_s=20.0)
+    return fleet
+
+
+def restarted() -> Fleet:
+    """The workers of cycle 1 have started, and none has stepped."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.now += 7.0
+    fleet.fail("n2")
+    fleet.now += 1.0
+    fleet.ready("n1", "n2")
+    fleet.now += 2.0
+    fleet.started("n1", "n2")
+    return fleet
+
+
+def about_to_end() -> Fleet:
+    """n1 is done, and Slurm has announced the end of n2's processes."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.now += 7.0
+    fleet.done("n1")
+    fleet.tell(Terminating(**fleet.by("n2")))
+    return fleet
+
+
+def shutting_down() -> Fleet:
+    """The agents have been told to leave."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.signal("cancel")
+    return fleet
+
+
+@pytest.mark.parametrize(
+    ("history", "sets"),
+    [
+        (recovering, ("opened_at", "began_at", "last_call_at", "noticed", "decided", "due_at", "expected_until")),
+        (lacking_a_node, ("short_since", "torn_down")),
+        (waiting_for_a_verdict, ("held_at", "torn_down")),
+        (pausing, ("pause_until",)),
+        (with_workers_that_may_live, ("unsafe[n2]",)),
+        (restarted, ("torn_down", "closed", "spawned")),
+        (about_to_end, ("first_done_at", "terminating_until")),
+        (shutting_down, ("shutdown_deadline", "started_at")),
+    ],
+)
+def test_suspension_moves_each_moment_of_a_jobs_state_by_its_time(history, sets):
+    """The suspended job goes on as if the time had not been."""
+    fleet = history()
+    before = dict(moments(fleet.job))
+    for name in sets:
+        assert any(where.endswith(name) and at for where, at in before.items()), f"this history sets no {name}"
+    fleet.now += SHORT_S / 2  # less than any deadline
+    suspended(fleet)
+    fleet.now += 5000.0
+    assert fleet.tell(JobResumed(stood_still_s=5000.0)) == []
+    not_yet = {where for where, at in before.items() if where.endswith((".torn_down", ".closed")) and not at}
+    assert dict(moments(fleet.job)) == {
+        where: at if where in not_yet else at + 5000.0 for where, at in before.items()
+    }

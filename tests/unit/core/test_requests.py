@@ -15,6 +15,7 @@ from nvrx_slurm.journal.records import (
     DrainAsked,
     NodeDrained,
     NodeUndrained,
+    Recovered,
     RendezvousClosed,
     RendezvousOpened,
     RequestRefused,
@@ -159,6 +160,19 @@ def test_failure_after_a_users_restart_is_counted_as_ever():
     assert fleet.said(RestartDecided)[-1].restarts_left == 0
 
 
+def test_recovery_after_a_users_restart_counts_from_the_request():
+    """Nothing had been noticed before it."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.now += 7.0
+    ask(fleet, main_0=0)
+    fleet.now += 1.0
+    fleet.ready("n1", "n2")
+    fleet.now += 2.0
+    fleet.started("n1", "n2")
+    phases = {"decided": 0.0, "torn_down": 1.0, "closed": 0.0, "spawned": 2.0}
+    assert fleet.said(Recovered) == [Recovered(replica="main-0", cycle=1, phases=phases, total_s=3.0)]
+
+
 # --------------------------------------------------------------------------------------------- drains
 
 
@@ -210,6 +224,16 @@ def test_drain_of_a_node_that_is_lost_costs_nothing():
     fleet.lose("n3")
     fleet.lose("n2")
     assert drain(fleet, "n3") == [NodeDrained(request="d-n3", by=BY, node="n3")]
+
+
+def test_drain_of_a_lost_node_whose_ranks_a_spare_has_restarts_nobody():
+    """The replica that it belonged to runs without it."""
+    fleet = running(plain(nodes=2, spares=2))
+    fleet.lose("n2")
+    fleet.ready("n1")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n3")
+    assert drain(fleet, "n2") == [NodeDrained(request="d-n2", by=BY, node="n2")]
+    assert fleet.job.replicas["main-0"].phase is Phase.RUNNING
 
 
 def test_spare_that_no_open_rendezvous_lacks_can_be_drained():
@@ -397,6 +421,21 @@ def test_undrain_in_the_middle_of_the_move_leaves_the_ranks_where_they_are():
     assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n2")
 
 
+def test_undrained_node_is_no_longer_one_that_the_rendezvous_replaces():
+    """Drained again as a spare it stays drained: only the drains that a rendezvous carries out are taken back."""
+    fleet = running(plain(nodes=2, spares=2))
+    drain(fleet, "n1")
+    fleet.ready("n1")
+    undrain(fleet, "n1")
+    assert drain(fleet, "n1", request="again") == [NodeDrained(request="again", by=BY, node="n1")]
+    fleet.lose("n3")
+    fleet.lose("n4")
+    fleet.ready("n2")
+    fleet.later(SHORT_S)
+    assert fleet.said(NodeUndrained) == [NodeUndrained(request="u-n1", by=BY, node="n1")]
+    assert fleet.state("n1") is NodeState.DRAINED
+
+
 def test_drain_at_the_start_of_a_job():
     """A node that has not joined yet is not waited for; it joins without ranks."""
     fleet = Fleet(plain(nodes=2, spares=1))
@@ -405,6 +444,18 @@ def test_drain_at_the_start_of_a_job():
     assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n3")
     fleet.join("n2")
     assert fleet.state("n2") is NodeState.DRAINED
+
+
+def test_start_waits_for_no_node_that_is_drained():
+    """Where the others are too few, the job stops as soon as they have come."""
+    fleet = Fleet(plain(nodes=2, spares=1))
+    fleet.join("n1")
+    drain(fleet, "n2")
+    fleet.lose("n1")
+    fleet.join("n3")
+    assert fleet.said(Shutdown) == []
+    fleet.later(SHORT_S)
+    assert [each.exit_code for each in fleet.said(Shutdown)] == [75]
 
 
 def test_drain_of_a_node_whose_ranks_are_done_moves_nothing():

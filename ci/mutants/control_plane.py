@@ -29,26 +29,22 @@ OF_STORE = ("tests/contract/test_store.py",)
 BEYOND_SIMULATION = frozenset(
     [
         "answer-before-older-orders",
-        "back-node-not-safe",
-        "cause-without-bound",
         "commit-twice",
         "commit-with-a-gap",
         "deadline-before-the-inbox",
-        "fact-counts-twice",
+        "exit-skew-ignored",
         "former-agent-joins",
         "job-budget-ignored",
         "join-twice",
         "known-nodes-not-watched",
         "late-stop-ends-the-job",
-        "never-reaped",
         "no-pause-in-a-crash-loop",
         "older-cycle-accepted",
         "older-generations-forgotten",
         "proof-of-another-agent",
         "ranks-of-a-former-incarnation",
-        "shared-restart-budget",
+        "rate-never-forgets",
         "start-out-of-touch",
-        "suspect-not-cleared",
         "time-of-reading",
     ]
 )

@@ -23,7 +23,8 @@ JOB_ID = "local-7"
 
 
 def nvrx(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XDG_CONFIG_HOME": str(cwd), "XDG_CONFIG_DIRS": str(cwd), **variables}
+    own = dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "XDG_STATE_HOME"), str(cwd))  # its own index
+    environment = {**os.environ, **own, **variables}
     return subprocess.run(
         [*CLI, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=BOUND_S
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 import pytest
 
@@ -203,19 +204,17 @@ def lacking_a_node() -> Fleet:
 
 def waiting_for_a_verdict() -> Fleet:
     """All nodes are ready, and the answer of a source may still end the job."""
-    acting = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
-    fleet = running(plain(nodes=2, spares=1, attribution=acting))
-    fleet.now += 7.0
-    fleet.fail("n2")
-    fleet.now += 1.0
-    fleet.ready("n1", "n2")
-    return fleet
+    return ready_again(attribution=AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0))
 
 
 def pausing() -> Fleet:
     """All nodes are ready, and the next cycle of a crash loop begins later."""
-    backoff = BackoffSpec(after=1, within=60.0, initial=8.0, max=8.0)
-    fleet = running(plain(nodes=2, spares=1, backoff=backoff))
+    return ready_again(backoff=BackoffSpec(after=1, within=60.0, initial=8.0, max=8.0))
+
+
+def ready_again(**bounds: Any) -> Fleet:
+    """All nodes are ready, a second after a worker has failed."""
+    fleet = running(plain(nodes=2, spares=1, **bounds))
     fleet.now += 7.0
     fleet.fail("n2")
     fleet.now += 1.0

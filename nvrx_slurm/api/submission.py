@@ -13,9 +13,8 @@ from nvrx_slurm.cluster.slurm_config import KillWaitQuestion
 from nvrx_slurm.errors import ConfigError, NvrxError, StoreUnreachable, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within
-from nvrx_slurm.journal.folder import JobFolder, set_earlier_job_aside
 from nvrx_slurm.util.clock import SystemClock
-from nvrx_slurm.util.files import ORIGINS
+from nvrx_slurm.util.files import ORIGINS, JobFiles
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
@@ -148,11 +147,14 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
         port = LocalCluster(base)
     began = SystemClock().wall()
     job_id = port.submit(prepared.script, folder=base, name=prepared.name)
-    files = JobFolder(base / folder_name(job_id))
+    files = JobFiles(base / folder_name(job_id))
     try:
-        if cluster == "slurm" and (aside := set_earlier_job_aside(files, begun_before=began)):
-            log.warning("an earlier job had the id %s; its folder is now %s", job_id, aside)
-            files.create()
+        if cluster == "slurm" and (files.path / "job.json").exists():
+            from nvrx_slurm.journal.folder import JobFolder, set_earlier_job_aside  # 30 ms, and hardly ever needed
+
+            if aside := set_earlier_job_aside(JobFolder(files.path), begun_before=began):
+                log.warning("an earlier job had the id %s; its folder is now %s", job_id, aside)
+                files.create()
         files.write_plan_json(prepared.plan_json.encode())  # so that readers know the job while it is in the queue
         if prepared.origins_json:
             files.write(ORIGINS, prepared.origins_json.encode())

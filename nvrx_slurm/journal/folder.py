@@ -168,7 +168,14 @@ class JobFolder(JobFiles):
         self.remove(self.store_path.name)
 
     def write_result(self, result: Result) -> None:
-        self.write_last("result.json", msgspec.json.encode(result))
+        data = msgspec.json.encode(result)
+        try:
+            self.write_last("result.json", data)
+        except FileNotFoundError:
+            # A user removed the folder while the job ran. It ends with its own exit code all the same, and all that
+            # wait for it look here.
+            self.create()
+            self.write_last("result.json", data)
 
     def read_result(self) -> Result | None:
         return self._read("result.json", Result)

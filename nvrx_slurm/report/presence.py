@@ -75,6 +75,7 @@ class Presence:
         self._ask_at = float("-inf")
         self._unanswered_since: float | None = None  # the first question after which neither Slurm nor the job spoke
         self._answer = OutsideState()
+        self._info: JobInfo | None = None
 
     def gone(self) -> bool:
         """Whether no process runs the job any more."""
@@ -82,13 +83,15 @@ class Presence:
 
     def heard(self) -> None:
         """The job itself has just spoken: Slurm need not be asked for a while."""
+        self._info = self._info or self._folder.read_info()
         self._ask_at, self._unanswered_since = self._clock.monotonic() + ASK_SLURM_EVERY_S, None
 
     def ask(self) -> OutsideState:
         """What is known from outside. Raises SlurmUnreachable after `gives_up_s`."""
         if self._folder.read_result() is not None:
             return OutsideState(over=self._folder.read_store() is None)
-        info = self._folder.read_info()
+        # Of a folder that was removed under its job, the last that was read says which process runs the job.
+        info = self._info = self._folder.read_info() or self._info
         if info is not None and (info.cluster == "local" or (info.allocation is not None and info.is_here)):
             return OutsideState(over=info.is_here and not info.host_lives())
         job_id = self._folder.job_id if info is None else info.slurm_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from tests.harness import wait_gone
@@ -155,6 +157,32 @@ def test_a_closed_terminal_is_told_as_such(run, gate, tmp_path):
     waited = subprocess.run([*CLI, "wait", job_id], cwd=tmp_path, capture_output=True, text=True)
     assert waited.returncode == 143
     assert "terminal was closed" in waited.stderr
+
+
+@pytest.mark.parametrize("removed", ["the job folder", "all job folders"])
+def test_a_job_whose_folder_is_removed_runs_on_and_ends(run, gate, tmp_path, removed):
+    """A folder that a user removed costs the job its records, not its work: the command ends with the job's code."""
+    process = run("--quiet")
+    gate.wait(2, cycle=0)
+    jobs = tmp_path / "nvrx-jobs"
+    [job] = jobs.glob("local-*")
+    shutil.rmtree(job if removed == "the job folder" else jobs)
+    gate.open()
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output.decode()
+    assert b"Traceback" not in output
+
+
+def test_a_killed_batch_host_ends_a_job_whose_folder_is_removed(run, gate, tmp_path):
+    """No file says which process ran the job: the command knows it from before."""
+    process = run("--quiet")
+    gate.wait(2, cycle=0)
+    [job] = (tmp_path / "nvrx-jobs").glob("local-*")
+    host = json.loads((job / "job.json").read_text())["host_pid"]
+    shutil.rmtree(job)
+    os.kill(host, signal.SIGKILL)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == EXIT_RETRY, output.decode()
 
 
 def test_nothing_outlives_a_killed_run(run, gate):

@@ -33,6 +33,9 @@ from nvrx_slurm.util.processes import boot_id, dies_with_parent, environment_of,
 HOST_LOG = "host.log"
 """What a detached job's own script prints; Slurm keeps the same in its `--output` file."""
 
+EXEC_S, EXEC_LOOK_S = 2.0, 0.01
+"""How long a process may be without an environment, because it is about to run another program."""
+
 # bash waits for one line before it becomes the job, so that `job.json` names the process before the job can run,
 # and a job whose starter dies in between never starts. exec keeps the pid: signals reach the batch host itself.
 # bash gets the script as a descriptor: another file may have its name by the time that bash starts it.
@@ -127,7 +130,7 @@ class LocalCluster:
         except ProcessLookupError:
             return
         try:
-            problem = _stranger(info)
+            problem = self._stranger(info)
             if not info.host_lives():
                 return
             if problem:
@@ -142,6 +145,21 @@ class LocalCluster:
         """See `Cluster.nodes`."""
         info = self._job(job_id).read_info()
         return info.nodes if info else ()
+
+    def _stranger(self, info: JobInfo) -> str:
+        """Why a process is not this job's batch host; empty if it is. Only its user can have set the variable."""
+        try:
+            if Path(f"/proc/{info.host_pid}").stat().st_uid != os.geteuid():
+                return "belongs to another user"
+        except FileNotFoundError:
+            return "has ended"
+        until = self._clock.monotonic() + EXEC_S
+        # In the middle of an exec a process has no environment yet, and bash becomes the batch host by one.
+        while not (environment := environment_of(info.host_pid)) and info.host_lives():
+            if self._clock.monotonic() > until:
+                break
+            self._clock.sleep(EXEC_LOOK_S)
+        return "" if environment.get("NVRX_JOB_ID") == info.job_id else "does not run this job"
 
     def _job(self, job_id: str) -> JobFolder:
         """Raises UsageError for what is no job id."""
@@ -189,17 +207,6 @@ def _read_own(path: Path) -> JobInfo | None:
                 f"{path}: belongs to user {owner}, not to you; a job is cancelled by the user who runs it"
             )
         return decode(_job_info, file.read(), str(path))
-
-
-def _stranger(info: JobInfo) -> str:
-    """Why a process is not this job's batch host; empty if it is. Its user alone can have given it the variable."""
-    try:
-        if Path(f"/proc/{info.host_pid}").stat().st_uid != os.geteuid():
-            return "belongs to another user"
-    except FileNotFoundError:
-        return "has ended"
-    runs = environment_of(info.host_pid).get("NVRX_JOB_ID")
-    return "" if runs == info.job_id else "does not run this job"
 
 
 def _write_script(job: JobFolder, script: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -18,18 +20,19 @@ from nvrx_slurm.cluster.local import LocalCluster, new_job_id
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
-from nvrx_slurm.util.processes import is_alive
 from tests.harness import wait_gone
 
 BLOCKED = "exec sleep 300\n"
+ANSWERS = 'read -r line <"$ASKED"; echo "$line" >"$ANSWERED"; exec sleep 300\n'
 SUBMITS = f"""
 import sys
 from pathlib import Path
 from nvrx_slurm.cluster.local import LocalCluster
 folder = Path(sys.argv[1])
-for detach in (True, False):
-    print(LocalCluster(folder).start({BLOCKED!r}, folder=folder, detach=detach)[1].pid)
+for script, detach in ({ANSWERS!r}, True), ({BLOCKED!r}, False):
+    print(LocalCluster(folder).start(script, folder=folder, detach=detach)[1].pid)
 """
 
 
@@ -63,13 +66,26 @@ def test_a_detached_job_has_its_own_session(started: Started) -> None:
 
 def test_a_detached_job_outlives_its_submitter(tmp_path: Path) -> None:
     """The process that has submitted it ends, and the job runs on; one that shares the terminal ends with it."""
-    done = subprocess.run([sys.executable, "-c", SUBMITS, tmp_path], check=True, stdout=subprocess.PIPE, text=True)
+    asked, answered = tmp_path / "asked", tmp_path / "answered"
+    for fifo in (asked, answered):
+        os.mkfifo(fifo)
+    done = subprocess.run(
+        [sys.executable, "-c", SUBMITS, tmp_path],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"ASKED": str(asked), "ANSWERED": str(answered)},
+    )
     detached, attached = map(int, done.stdout.split())
     try:
         wait_gone([attached])
-        assert is_alive(detached)
+        # Not whether the process is there: a signal that ends it may be on its way. It answers only if there is none.
+        with asked.open("rb+", buffering=0) as ask, answered.open("rb+", buffering=0) as answer:
+            ask.write(b"well?\n")
+            assert select.select([answer], [], [], 30.0)[0]
     finally:
-        os.kill(detached, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(detached, signal.SIGKILL)
 
 
 def test_cancel_terminates_the_batch_host(started: Started) -> None:
@@ -78,6 +94,22 @@ def test_cancel_terminates_the_batch_host(started: Started) -> None:
     cluster.cancel(job.job_id)
     assert process.wait(timeout=10) == -signal.SIGTERM
     cluster.cancel(job.job_id)
+
+
+def test_a_batch_host_is_known_while_it_becomes_another_program(tmp_path: Path) -> None:
+    """In the middle of an exec /proc shows no environment. This job does nothing else, and ignores SIGTERM."""
+    again, ready = tmp_path / "again", tmp_path / "ready"
+    again.write_text(f"trap '' TERM; : >'{ready}'; exec bash \"$0\"\n")
+    cluster = LocalCluster(tmp_path)
+    job_id, process = cluster.start(f"exec bash '{again}'\n", folder=tmp_path, detach=True)
+    try:
+        wait_until(ready.exists, timeout_s=30.0, what="the job ignores SIGTERM", clock=SystemClock())
+        for _ in range(300):
+            cluster.cancel(job_id)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_host_that_went_without_a_result_is_a_lost_node(started: Started) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from nvrx_slurm.lab.simulation.history_result import HistoryResult
 from nvrx_slurm.lab.simulation.inprocess.history import run_group
 from nvrx_slurm.lab.simulation.many_seeds import Say, first_broken
+from nvrx_slurm.lab.simulation.threads import HistoryResult
 from nvrx_slurm.lab.simulation.transport.history import run_payloads
 
 HistoryRunner = Callable[[int, tuple[Any, ...] | None], HistoryResult]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.records import NodeJoined, Record, Signalled, WorkerFailed, WorkersStarted
-from nvrx_slurm.lab.simulation.sockets import ConnectionEnd
+from nvrx_slurm.lab.simulation.sockets import HandshakeStream
 from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.store.client import Store
 
@@ -63,7 +63,7 @@ def forge_connection(run: SimulationRun, number: int) -> None:
 async def _connect(run: SimulationRun, agent: NodeJoined, port: int) -> None:
     with contextlib.suppress(OSError):  # the controller, which is not convinced, closes the connection
         async with asyncio.timeout(liveness.HANDSHAKE_S):
-            stream = _Stream(await run.sockets.connect(agent.node, run.HOST, port))
+            stream = HandshakeStream(await run.sockets.connect(agent.node, run.HOST, port))
             try:
                 await liveness.introduce(
                     stream, token=ITS_KEY, node=agent.node, incarnation=agent.incarnation, port=port
@@ -72,20 +72,3 @@ async def _connect(run: SimulationRun, agent: NodeJoined, port: int) -> None:
                 await asyncio.sleep(CONNECTED_S)
             finally:
                 stream.end.close()
-
-
-class _Stream:
-    """Its end of the connection."""
-
-    def __init__(self, end: ConnectionEnd) -> None:
-        self.end = end
-        self._unread = b""
-
-    async def receive(self, most: int) -> bytes:
-        if not self._unread:
-            self._unread = await self.end.receive()
-        data, self._unread = self._unread[:most], self._unread[most:]
-        return data
-
-    async def send(self, data: bytes) -> None:
-        self.end.send(data)

@@ -17,7 +17,7 @@ from nvrx_slurm.journal.records import AnyOrder, Assignment, ControllerUp
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.lab.simulation.aims import AimedActs
 from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
-from nvrx_slurm.lab.simulation.sockets import ConnectionEnd, SimulatedFenceSocket
+from nvrx_slurm.lab.simulation.sockets import ConnectionEnd, HandshakeStream, SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.supervisor import SupervisedWorkers
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 from nvrx_slurm.liveness import connection as liveness
@@ -137,13 +137,13 @@ class SimulatedMachine:
         self._node.loop.add_signal_handler(number, callback, number.name)
 
 
-class AgentConnection(Held):
+class AgentConnection(Held, HandshakeStream):
     """The agent's end. The supervisor holds it too; it closes when both have let go of it or have died."""
 
     def __init__(self, end: ConnectionEnd, agent: SimulatedProcess) -> None:
-        super().__init__(end.close)
-        self.end, self._agent = end, agent
-        self._unread = b""
+        Held.__init__(self, end.close)
+        HandshakeStream.__init__(self, end)
+        self._agent = agent
         self.session: liveness.Session | None = None  # once both ends have proven themselves
         self.held_by(agent)
 
@@ -166,15 +166,6 @@ class AgentConnection(Held):
 
     def silence_s(self) -> float:
         return self.end.silence_s()
-
-    async def receive(self, most: int) -> bytes:
-        if not self._unread:
-            self._unread = await self.end.receive()
-        data, self._unread = self._unread[:most], self._unread[most:]
-        return data
-
-    async def send(self, data: bytes) -> None:
-        self.end.send(data)
 
 
 class SimulatedBoard:

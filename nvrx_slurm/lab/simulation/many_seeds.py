@@ -6,16 +6,18 @@ import dataclasses
 import gc
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from nvrx_slurm.lab.simulation.history_result import HistoryResult
 from nvrx_slurm.lab.simulation.loop import unawaited, uncollected, unlogged
 from nvrx_slurm.lab.simulation.monitors import Promise
 from nvrx_slurm.lab.simulation.run import RunResult
 from nvrx_slurm.util.clock import SystemClock
 
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.threads import HistoryResult
+
 Say = Callable[[str], None]
-R = TypeVar("R", RunResult, HistoryResult)
+R = TypeVar("R", RunResult, "HistoryResult")
 SAY_EVERY_S = 5.0
 CHUNK = 64
 """Seeds that are run before garbage is collected, or that a process is given at a time."""

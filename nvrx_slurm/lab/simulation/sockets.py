@@ -194,6 +194,23 @@ class ConnectionEnd:
             settle(self._waiter, None)
 
 
+class HandshakeStream:
+    """One end of a connection, read a few bytes at a time: what `liveness.introduce` asks for."""
+
+    def __init__(self, end: ConnectionEnd) -> None:
+        self.end = end
+        self._unread = b""
+
+    async def receive(self, most: int) -> bytes:
+        if not self._unread:
+            self._unread = await self.end.receive()
+        data, self._unread = self._unread[:most], self._unread[most:]
+        return data
+
+    async def send(self, data: bytes) -> None:
+        self.end.send(data)
+
+
 class Listener:
     """A port where connections are accepted. While its process is frozen, its kernel accepts them. After `close` no
     more are; those that were go on."""

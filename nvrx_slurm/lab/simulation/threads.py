@@ -8,12 +8,16 @@ and `select` while a history runs: the product itself is unchanged, and pays not
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from random import Random
 from types import ModuleType, SimpleNamespace
@@ -22,9 +26,11 @@ from typing import Any, Generic, NoReturn, TypeVar
 from greenlet import getcurrent, greenlet
 
 from nvrx_slurm.errors import SimulationStuck
-from nvrx_slurm.lab.simulation.loop import BEGIN_S
+from nvrx_slurm.lab.simulation.loop import BEGIN_S, unlogged
 
 T = TypeVar("T")
+ShapeT = TypeVar("ShapeT")
+ActT = TypeVar("ActT")
 
 MOST_STEPS = 300_000
 """Of one history: twenty times what the longest take. One that takes more goes in circles."""
@@ -662,3 +668,89 @@ class Substitution:
         finally:
             for module, name, value in before:
                 setattr(module, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryResult:
+    """What a history came to. `what`: its shape; `lines`: what happened; `broken`: the first promise that was, in a
+    sentence; `digest`: of all that happened."""
+
+    seed: int
+    what: str
+    acts: tuple[Any, ...]
+    lines: tuple[str, ...]
+    promise: str | None
+    broken: str | None
+    digest: str
+
+
+class HistoryPromises:
+    """Notes what happens in one history, and keeps the first promise that is broken."""
+
+    def __init__(self, scheduler: ThreadScheduler) -> None:
+        self._scheduler = scheduler
+        self.promise: StrEnum | None = None
+        self.broken: str | None = None
+        self.lines: list[str] = []
+
+    def broke(self, promise: StrEnum, sentence: str) -> None:
+        if self.broken is None:
+            at_s = self._scheduler.now_s - BEGIN_S
+            self.promise, self.broken = promise, f"{promise}: {sentence} (at {at_s:.3f} s)"
+
+    def note(self, what: str) -> None:
+        self.lines.append(f"{self._scheduler.now_s - BEGIN_S:10.4f} s: {what}")
+
+
+class VirtualHistory(ABC, Generic[ShapeT, ActT]):
+    """The history of one seed. `run` once. It ends at the first broken promise: `stuck` is the one that is broken
+    where threads wait for ever, `sound` where one of them fails."""
+
+    promises: HistoryPromises
+    names: Substitution
+    stuck: StrEnum
+    sound: StrEnum
+
+    def __init__(self, seed: int, shape: ShapeT, acts: tuple[ActT, ...]) -> None:
+        self.seed, self.shape, self.acts = seed, shape, acts
+        self.chance = Random(f"{seed}/work")
+        self.scheduler = ThreadScheduler(Random(f"{seed}/turns"), self._on_trouble)
+
+    @abstractmethod
+    def begin(self) -> float:
+        """Start the processes and the faults. Returns how long the history may take, in virtual seconds."""
+
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether every process that ends by itself has ended."""
+
+    def check_the_end(self) -> None:
+        """Check what only a whole history shows."""
+
+    def run(self) -> HistoryResult:
+        found, scheduler = self.promises, self.scheduler
+        with unlogged(), self.names.installed():
+            try:
+                until_s = self.begin()
+                scheduler.run(lambda: found.broken is not None or self.is_over(), until_s)
+            except SimulationStuck as error:
+                found.broke(self.stuck, str(error))
+            if found.broken is None:
+                self.check_the_end()
+            # Before the threads are closed: what they do in their `finally`s does not count.
+            end = f"{scheduler.steps} {scheduler.now_s!r}"
+            scheduler.close()
+        digest = hashlib.sha256("\n".join(found.lines).encode())
+        digest.update(f"{found.broken} {end}".encode())
+        return HistoryResult(
+            seed=self.seed,
+            what=str(self.shape),
+            acts=self.acts,
+            lines=tuple(found.lines),
+            promise=found.promise,
+            broken=found.broken,
+            digest=digest.hexdigest(),
+        )
+
+    def _on_trouble(self, thread: VirtualThread, error: BaseException) -> None:
+        self.promises.broke(self.sound, f"{thread.process.name}, {thread.name}: {error!r}")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from datetime import timedelta
 from functools import partial
 from random import Random
 from typing import Any
 
-from nvrx_slurm.errors import SimulationStuck
 from nvrx_slurm.inprocess.abort import Abort
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.barriers import MemberProcess
@@ -22,7 +20,6 @@ from nvrx_slurm.inprocess.ledger import Interrupted, Lost, encode
 from nvrx_slurm.inprocess.options import WrapperOptions
 from nvrx_slurm.inprocess.rank_assignment import MaxActiveWorldSize, ShiftRanks
 from nvrx_slurm.inprocess.state import FrozenState
-from nvrx_slurm.lab.simulation.history_result import HistoryResult, result_of
 from nvrx_slurm.lab.simulation.inprocess.kernel import RankKernel
 from nvrx_slurm.lab.simulation.inprocess.promises import CallOutcome, GroupPromise, GroupPromises
 from nvrx_slurm.lab.simulation.inprocess.shape import (
@@ -35,8 +32,8 @@ from nvrx_slurm.lab.simulation.inprocess.shape import (
     draw_shape,
 )
 from nvrx_slurm.lab.simulation.inprocess.store import SimulatedGroupStore, StoreServer
-from nvrx_slurm.lab.simulation.loop import BEGIN_S, unlogged
-from nvrx_slurm.lab.simulation.threads import ThreadScheduler, Ticket, VirtualProcess, VirtualThread
+from nvrx_slurm.lab.simulation.loop import BEGIN_S
+from nvrx_slurm.lab.simulation.threads import HistoryResult, Ticket, VirtualHistory, VirtualProcess
 
 GROUP = "group"
 EXIT_S = 0.5
@@ -99,16 +96,17 @@ class SimulatedMember:
         return 0 if outcome.returned else 1
 
 
-class GroupHistory:
-    """The history of one seed. `run` once."""
+class GroupHistory(VirtualHistory[GroupShape, GroupAct]):
+    """One history of a group."""
+
+    stuck, sound = GroupPromise.BOUND, GroupPromise.SOUND
+    promises: GroupPromises
 
     def __init__(self, seed: int, acts: tuple[GroupAct, ...] | None = None) -> None:
-        self.seed = seed
-        self.shape: GroupShape = draw_shape(Random(f"{seed}/shape"))
-        self.acts = draw_acts(Random(f"{seed}/adversary"), self.shape) if acts is None else acts
-        self.chance = Random(f"{seed}/work")
-        self.scheduler = ThreadScheduler(Random(f"{seed}/turns"), self._on_trouble)
+        shape = draw_shape(Random(f"{seed}/shape"))
+        super().__init__(seed, shape, draw_acts(Random(f"{seed}/adversary"), shape) if acts is None else acts)
         self.kernel = RankKernel(self.scheduler)
+        self.names = self.kernel.substituted()
         self.promises = GroupPromises(self)
         self.server = StoreServer(self.scheduler, Random(f"{seed}/store"), self.promises.appended)
         self.members: list[SimulatedMember] = []
@@ -330,32 +328,18 @@ class GroupHistory:
 
     # ---- running it
 
-    def run(self) -> HistoryResult:
-        names = self.kernel.substituted()
-        with unlogged(), names.installed():
-            try:
-                self.members.extend(SimulatedMember(self, member) for member in range(self.shape.members))
-                for act in self.acts:
-                    wait = self._aimed.append if act.on else self._perform
-                    self.scheduler.call_later(act.at_s, partial(wait, act))
-                with contextlib.suppress(StopIteration):
-                    self.scheduler.run(self._is_over, self.promises.bound_s())
-            except SimulationStuck as error:
-                self.promises.broke(GroupPromise.BOUND, str(error))
-            if self.promises.broken is None:
-                self.promises.at_the_end()
-            end = f"{self.scheduler.steps} {self.scheduler.now_s!r}"
-            self.scheduler.close()
-        found = self.promises
-        return result_of(self.seed, str(self.shape), self.acts, found.lines, found.promise, found.broken, end)
+    def begin(self) -> float:
+        self.members.extend(SimulatedMember(self, member) for member in range(self.shape.members))
+        for act in self.acts:
+            wait = self._aimed.append if act.on else self._perform
+            self.scheduler.call_later(act.at_s, partial(wait, act))
+        return self.promises.bound_s()
 
-    def _is_over(self) -> bool:
-        return self.promises.broken is not None or not any(
-            process.alive for process in self.kernel.processes.values()
-        )
+    def is_over(self) -> bool:
+        return not any(process.alive for process in self.kernel.processes.values())
 
-    def _on_trouble(self, thread: VirtualThread, error: BaseException) -> None:
-        self.promises.broke(GroupPromise.SOUND, f"{thread.process.name}, {thread.name}: {error!r}")
+    def check_the_end(self) -> None:
+        self.promises.at_the_end()
 
 
 def run_group(seed: int, acts: tuple[GroupAct, ...] | None = None) -> HistoryResult:

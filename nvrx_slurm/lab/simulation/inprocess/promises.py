@@ -12,6 +12,7 @@ from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.exception import TimeoutError
 from nvrx_slurm.lab.simulation.inprocess.shape import GroupFault
 from nvrx_slurm.lab.simulation.loop import BEGIN_S
+from nvrx_slurm.lab.simulation.threads import HistoryPromises
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.inprocess.history import GroupHistory, SimulatedMember
@@ -118,26 +119,16 @@ class _CallHistory:
     outcomes: dict[int, str] = field(default_factory=dict)
 
 
-class GroupPromises:
-    """Watches one history. The first broken promise is kept, and ends it."""
+class GroupPromises(HistoryPromises):
+    """Watches one history of a group."""
 
     def __init__(self, history: GroupHistory) -> None:
+        super().__init__(history.scheduler)
         self._history = history
-        self.promise: GroupPromise | None = None
-        self.broken: str | None = None
-        self.lines: list[str] = []
         self._calls: dict[int, _CallHistory] = {}
         self._inside: dict[int, tuple[int, int]] = {}  # member → the call and the iteration whose function it runs
         self._returned: set[tuple[int, int, int]] = set()  # call, iteration, member
         self._outcomes: list[CallOutcome] = []
-
-    def broke(self, promise: GroupPromise, sentence: str) -> None:
-        if self.broken is None:
-            at_s = self._history.scheduler.now_s - BEGIN_S
-            self.promise, self.broken = promise, f"{promise}: {sentence} (at {at_s:.3f} s)"
-
-    def _note(self, what: str) -> None:
-        self.lines.append(f"{self._history.scheduler.now_s - BEGIN_S:8.3f} s: {what}")
 
     def _call(self, number: int) -> _CallHistory:
         if number not in self._calls:
@@ -155,7 +146,7 @@ class GroupPromises:
         call, entry = self._call(number), _entry(data)
         before = after = call.models[-1]
         is_counted = bool(entry) and before.counts(entry)
-        self._note(f"call {number}: {'' if is_counted else '(means nothing) '}{data.decode(errors='replace')[:200]}")
+        self.note(f"call {number}: {'' if is_counted else '(means nothing) '}{data.decode(errors='replace')[:200]}")
         if is_counted:
             after = before.after(entry)
             self._check_entry(number, before, entry)
@@ -230,7 +221,7 @@ class GroupPromises:
                 self.broke(promise, f"after {ledger.length} entries member {member.member} has {has}, not {should}")
 
     def function_begins(self, member: SimulatedMember, call: int, iteration: int) -> None:
-        self._note(f"member {member.member} begins the function, call {call}, iteration {iteration}")
+        self.note(f"member {member.member} begins the function, call {call}, iteration {iteration}")
         for other, inside in self._inside.items():
             if inside != (call, iteration):
                 sentence = f"member {member.member} begins iteration {iteration}, and {other} is in {inside[1]}"
@@ -250,7 +241,7 @@ class GroupPromises:
 
     def call_ended(self, outcome: CallOutcome) -> None:
         said = f"returns {outcome.value}" if outcome.returned else f"raises {outcome.error!r}"
-        self._note(f"member {outcome.member}: call {outcome.call} {said}")
+        self.note(f"member {outcome.member}: call {outcome.call} {said}")
         self._outcomes.append(outcome)
         self._check_ledgers()
         model = self._call(outcome.call).models[-1]

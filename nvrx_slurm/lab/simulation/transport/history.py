@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from nvrx_slurm.errors import SimulationStuck
-from nvrx_slurm.lab.simulation.history_result import HistoryResult, result_of
-from nvrx_slurm.lab.simulation.loop import unlogged
 from nvrx_slurm.lab.simulation.threads import (
-    ThreadScheduler,
+    HistoryResult,
     VirtualFuture,
+    VirtualHistory,
     VirtualProcess,
     VirtualQueue,
     VirtualThread,
@@ -72,7 +69,6 @@ class SimulatedProducer:
             self.left -= 1
             history.scheduler.sleep(history.chance.random() * shape.every_s)
             self.write()
-        history.producer_wrote_all(self)
         history.over.wait()
         self.server.close()
         ring.close()
@@ -211,15 +207,15 @@ class SimulatedReader:
         return True
 
 
-class PayloadHistory:
-    """The history of one seed. `run` once."""
+class PayloadHistory(VirtualHistory[PayloadShape, PayloadAct]):
+    """One history of payloads."""
+
+    stuck, sound = PayloadPromise.DEADLINE, PayloadPromise.SOUND
+    promises: PayloadPromises
 
     def __init__(self, seed: int, acts: tuple[PayloadAct, ...] | None = None) -> None:
-        self.seed = seed
-        self.shape: PayloadShape = draw_payload_shape(Random(f"{seed}/shape"))
-        self.acts = draw_payload_acts(Random(f"{seed}/adversary"), self.shape) if acts is None else acts
-        self.chance = Random(f"{seed}/work")
-        self.scheduler = ThreadScheduler(Random(f"{seed}/turns"), self._on_trouble)
+        shape = draw_payload_shape(Random(f"{seed}/shape"))
+        super().__init__(seed, shape, draw_payload_acts(Random(f"{seed}/adversary"), shape) if acts is None else acts)
         self.network = PayloadNetwork(self.scheduler, Random(f"{seed}/network"))
         self.kernel = RingKernel(self.scheduler, self.network, Random(f"{seed}/kernel"))
         self.names = self.kernel.substituted()
@@ -230,7 +226,6 @@ class PayloadHistory:
         self.is_last_phase = False
         self.may_repeat = bool(self.acts)
         self._payloads = 0
-        self._wrote = 0
         self._is_done = False
 
     def payload(self) -> bytes:
@@ -238,9 +233,6 @@ class PayloadHistory:
         self._payloads += 1
         size = self.shape.bytes - (self._payloads % 3)
         return (self._payloads.to_bytes(4, "little") * (size // 4 + 1))[:size]
-
-    def producer_wrote_all(self, _: SimulatedProducer) -> None:
-        self._wrote += 1
 
     # ---- faults
 
@@ -288,16 +280,18 @@ class PayloadHistory:
 
                 later(power_on)
             case PayloadFault.CUT_OFF:
-                self._count(producer.host, act.lasts_s)
+                network.cut_off[producer.host] += 1
+                later(partial(network.cut_off.subtract, [producer.host]))
             case PayloadFault.PORT_DOWN if producer.ports:
-                port = producer.ports[act.which % len(producer.ports)]
-                self._count(f"tcp://{producer.host}:{port}", act.lasts_s)
+                address = f"tcp://{producer.host}:{producer.ports[act.which % len(producer.ports)]}"
+                network.cut_off[address] += 1
+                later(partial(network.cut_off.subtract, [address]))
             case PayloadFault.RESETS:
-                network.resets += 1
-                later(partial(self._end_resets, 1))
+                network.faults["resets"] += 1
+                later(partial(network.faults.subtract, ["resets"]))
             case PayloadFault.CORRUPT:
-                network.corrupts += 1
-                later(partial(self._end_corruption, 1))
+                network.faults["corrupts"] += 1
+                later(partial(network.faults.subtract, ["corrupts"]))
             case PayloadFault.OTHER_JOB:
                 producer.process.kill()
                 stranger = self.kernel.process(f"other job on {producer.host}", producer.host)
@@ -320,16 +314,6 @@ class PayloadHistory:
     def _back(self, of: SimulatedProducer | SimulatedReader) -> None:
         if not of.process.alive:
             of.start()
-
-    def _count(self, place: str, seconds: float) -> None:
-        self.network.cut_off[place] += 1
-        self.scheduler.call_later(seconds, lambda: self.network.cut_off.subtract([place]))
-
-    def _end_resets(self, by: int) -> None:
-        self.network.resets -= by
-
-    def _end_corruption(self, by: int) -> None:
-        self.network.corrupts -= by
 
     # ---- the last phase
 
@@ -355,12 +339,17 @@ class PayloadHistory:
             self._ask_all("after the longest quarantine")
         if self.promises.broken is None and shape.ports > 1:
             # One more fault, of one port: the first since a success, so that its quarantine is the shortest.
-            with self._port_down():
-                until = scheduler.now_s + QUARANTINE_S * (1 - JITTER)
-                self._ask_all("with one port down", all_ports=False)
+            down = {f"tcp://{each.host}:{each.ports[0]}" for each in self.producers}
+            servers = {address: self.network.listeners.pop(address) for address in down}
+            scheduler.sleep(40.0)  # idle connections to it are closed by then: they would hide that it is down
+            until = scheduler.now_s + QUARANTINE_S * (1 - JITTER)
+            self._ask_all("with one port down", all_ports=False)
+            self.network.listeners.update(servers)
             asked = len(self.network.asked)
             self._ask_all("while one port is in quarantine", all_ports=False)
-            self._check_left_alone(self.network.asked[asked:], until)
+            for at_s, who, address in self.network.asked[asked:]:
+                if address in down and at_s < until:
+                    self.promises.broke(PayloadPromise.QUARANTINE, f"{who} asked {address} in its quarantine")
             scheduler.sleep(QUARANTINE_S * (1 + JITTER) + 1.0)
             self._ask_all("after the first quarantine")
         # The last acknowledgements are on their way.
@@ -370,22 +359,6 @@ class PayloadHistory:
         self._is_done = True
         self.over.set()
         return 0
-
-    @contextmanager
-    def _port_down(self) -> Iterator[None]:
-        self._down = {f"tcp://{each.host}:{each.ports[0]}" for each in self.producers}
-        servers = {port: self.network.listeners.pop(port) for port in self._down}
-        # What is idle would not see it: connections are closed too.
-        self.scheduler.sleep(40.0)
-        try:
-            yield
-        finally:
-            self.network.listeners.update(servers)
-
-    def _check_left_alone(self, asked: list[tuple[float, str, str]], until: float) -> None:
-        for at_s, who, address in asked:
-            if address in self._down and at_s < until:
-                self.promises.broke(PayloadPromise.QUARANTINE, f"{who} asked {address} in its quarantine")
 
     def _ask_all(self, when: str, *, all_ports: bool = True) -> None:
         """Each reader reads payloads of each producer; over the network it asks every port of it."""
@@ -437,29 +410,16 @@ class PayloadHistory:
 
     # ---- running it
 
-    def run(self) -> HistoryResult:
-        with unlogged(), self.names.installed():
-            try:
-                self.readers.extend(SimulatedReader(self, number) for number in range(self.shape.readers))
-                self.producers.extend(SimulatedProducer(self, number) for number in range(self.shape.producers))
-                for act in self.acts:
-                    self.scheduler.call_later(act.at_s, partial(self._perform, act))
-                self.kernel.process("world", "world").start(self._finish)
-                self.scheduler.run(self._is_over, HISTORY_S)
-            except SimulationStuck as error:
-                self.promises.broke(PayloadPromise.DEADLINE, str(error))
-            end = f"{self.scheduler.steps} {self.scheduler.now_s!r}"
-            self.scheduler.close()
-        found = self.promises
-        return result_of(self.seed, str(self.shape), self.acts, found.lines, found.promise, found.broken, end)
+    def begin(self) -> float:
+        self.readers.extend(SimulatedReader(self, number) for number in range(self.shape.readers))
+        self.producers.extend(SimulatedProducer(self, number) for number in range(self.shape.producers))
+        for act in self.acts:
+            self.scheduler.call_later(act.at_s, partial(self._perform, act))
+        self.kernel.process("world", "world").start(self._finish)
+        return HISTORY_S
 
-    def _is_over(self) -> bool:
-        if self.promises.broken is not None:
-            return True
+    def is_over(self) -> bool:
         return self._is_done and not any(process.alive for process in self.kernel.processes.values())
-
-    def _on_trouble(self, thread: VirtualThread, error: BaseException) -> None:
-        self.promises.broke(PayloadPromise.SOUND, f"{thread.process.name}, {thread.name}: {error!r}")
 
 
 def run_payloads(seed: int, acts: tuple[PayloadAct, ...] | None = None) -> HistoryResult:

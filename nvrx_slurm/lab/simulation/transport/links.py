@@ -33,7 +33,7 @@ class PayloadNetwork:
         self.scheduler, self.chance = scheduler, chance
         self.listeners: dict[str, SimulatedListener] = {}
         self.cut_off: Counter[str] = Counter()  # host, or address → how many faults keep all bytes from it
-        self.resets = self.corrupts = 0  # how many faults do so
+        self.faults: Counter[str] = Counter()  # "resets", "corrupts" → how many faults do so
         self.asked: list[tuple[float, str, str]] = []  # when, which process, which address
         self.ports = iter(range(20_000, 30_000))
 
@@ -67,7 +67,7 @@ class SimulatedLink:
         self._scheduler.maybe_switch()
         self._check()
         network = self._network
-        if network.resets and network.chance.random() < 0.2:
+        if network.faults["resets"] and network.chance.random() < 0.2:
             # The connection breaks: before the message, in the middle of it, or behind it.
             match network.chance.randrange(3):
                 case 1 if payload is not None:
@@ -85,7 +85,7 @@ class SimulatedLink:
             first = bytes(payload[:half])
             self._scheduler.sleep(network.latency_s())
             data = first + bytes(payload[half:])
-            if network.corrupts and network.chance.random() < 0.3 and data:
+            if network.faults["corrupts"] and network.chance.random() < 0.3 and data:
                 spot = network.chance.randrange(len(data))
                 data = data[:spot] + bytes([data[spot] ^ 1]) + data[spot + 1 :]
             self._check()

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.lab.simulation.loop import BEGIN_S
+from nvrx_slurm.lab.simulation.threads import HistoryPromises
 from nvrx_slurm.transport.slots import State
 
 if TYPE_CHECKING:
@@ -47,26 +47,16 @@ class _Written:
     producer: VirtualProcess
 
 
-class PayloadPromises:
-    """Watches one history. The first broken promise is kept, and ends it."""
+class PayloadPromises(HistoryPromises):
+    """Watches one history of payloads."""
 
     def __init__(self, history: PayloadHistory) -> None:
+        super().__init__(history.scheduler)
         self._history = history
-        self.promise: PayloadPromise | None = None
-        self.broken: str | None = None
-        self.lines: list[str] = []
         self._written: dict[Key, _Written] = {}
         self.delivered: Counter[Key] = Counter()
         self._readers: dict[Key, str] = {}  # who has read it last
         self._lost_with: set[Key] = set()  # what a reader had asked for when it was killed
-
-    def broke(self, promise: PayloadPromise, sentence: str) -> None:
-        if self.broken is None:
-            at_s = self._history.scheduler.now_s - BEGIN_S
-            self.promise, self.broken = promise, f"{promise}: {sentence} (at {at_s:.3f} s)"
-
-    def note(self, what: str) -> None:
-        self.lines.append(f"{self._history.scheduler.now_s - BEGIN_S:10.4f} s: {what}")
 
     def written(self, ref: PayloadRef, data: bytes, producer: VirtualProcess) -> None:
         key = key_of(ref)

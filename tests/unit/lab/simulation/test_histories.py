@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from nvrx_slurm.lab.simulation.histories import RUNNERS, fewest_acts, replay_history, run_histories
-from nvrx_slurm.lab.simulation.history_result import HistoryResult
+from nvrx_slurm.lab.simulation.threads import HistoryResult
 
 SEEDS = 40
 DIGESTS = """

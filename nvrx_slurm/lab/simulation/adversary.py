@@ -174,30 +174,27 @@ def draw_acts(chance: Random, shape: Shape) -> tuple[Act, ...]:
 
 
 def draw_requests(chance: Random, shape: Shape) -> tuple[Act, ...]:
-    """What users ask for in a run: mostly nothing. Drawn apart, so that a seed's other acts are what they were."""
-    drawn: list[Act] = []
-    if chance.random() >= ASKING:
+    """What users ask for in a run: mostly nothing."""
+    return _draw_apart(chance, shape, Trait.ASKED, chance.randint(*FEW)) if chance.random() < ASKING else ()
+
+
+def draw_requeues(chance: Random, shape: Shape) -> tuple[Act, ...]:
+    """How often Slurm requeues the job, and when: mostly never."""
+    if shape.cluster != "slurm" or chance.random() >= REQUEUED:
         return ()
-    kinds = [name for name, kind in KINDS.items() if kind.traits & Trait.ASKED]
-    for _ in range(chance.randint(*FEW)):
+    return _draw_apart(chance, shape, Trait.REQUEUES, chance.choice((1, 1, 2)))
+
+
+def _draw_apart(chance: Random, shape: Shape, trait: Trait, many: int) -> tuple[Act, ...]:
+    """So many acts of kinds with this trait, by a `chance` of their own: a seed's other acts stay what they were."""
+    kinds = [name for name, kind in KINDS.items() if kind.traits & trait]
+    drawn: list[Act] = []
+    for _ in range(many):
         kind = chance.choice(kinds)
         aim = draw_aim(chance, may_follow=False) if chance.random() < 0.5 else None
         at_s = chance.uniform(0.0, shape.work_s) * (0.5 if aim else 1.0)
         node = chance.choice(shape.nodes) if KINDS[kind].traits & Trait.NODE else ""
         drawn.append(Act(at_s=round(at_s, 3), kind=kind, node=node, number=chance.randrange(1000), aim=aim))
-    return tuple(drawn)
-
-
-def draw_requeues(chance: Random, shape: Shape) -> tuple[Act, ...]:
-    """How often Slurm requeues the job, and when: mostly never. Drawn apart, as what users ask for."""
-    drawn: list[Act] = []
-    if shape.cluster != "slurm" or chance.random() >= REQUEUED:
-        return ()
-    for _ in range(chance.choice((1, 1, 2))):
-        kind = chance.choice(("requeue", "requeue_lost"))
-        aim = draw_aim(chance, may_follow=False) if chance.random() < 0.5 else None
-        at_s = chance.uniform(0.0, shape.work_s) * (0.5 if aim else 1.0)
-        drawn.append(Act(at_s=round(at_s, 3), kind=kind, number=chance.randrange(1000), aim=aim))
     return tuple(drawn)
 
 
@@ -248,8 +245,7 @@ def _freeze(run: SimulationRun, act: Act, target: Target | None) -> None:
 def _overtake(run: SimulationRun, act: Act) -> None:
     """The controller freezes at one of its next awaits, and the batch host starts another one at once."""
     if run.controller is not None:
-        run.controller.freeze_after(act.number % AWAITS)
-        run.loop.call_outside(act.lasts_s, run.controller.thaw)
+        _freeze_controller(run, act)
         run.batch.start_another_controller()
 
 

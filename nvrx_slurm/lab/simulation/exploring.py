@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import importlib
+import pkgutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -17,11 +20,11 @@ from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
+from types import CodeType, FunctionType
+from typing import Any
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.records import Entry
-from nvrx_slurm.lab.simulation import coverage
-from nvrx_slurm.lab.simulation.coverage import Coverage
 from nvrx_slurm.lab.simulation.loop import uncollected, unlogged
 from nvrx_slurm.lab.simulation.many_seeds import Say
 from nvrx_slurm.lab.simulation.run import RunResult, run_scenario
@@ -37,6 +40,78 @@ FRESH = 0.4
 
 PARENTS = 16
 SAY_EVERY_S = 30.0
+
+
+PACKAGES = ("nvrx_slurm.core", "nvrx_slurm.controller", "nvrx_slurm.agent")
+TOOL = 4
+"""Of the six ids of tools: the one that no debugger, profiler or coverage tool takes by convention."""
+
+_monitoring: Any = getattr(sys, "monitoring", None)
+HAS_MONITORING = _monitoring is not None
+"""Python 3.11 has no `sys.monitoring`: nothing is measured there."""
+
+
+class Coverage:
+    """Places of `PACKAGES` that this process has executed: `core/job.py:120`, or `core/job.py:120 3>7` for one way of
+    a branch. One a process."""
+
+    def __init__(self) -> None:
+        self.lines: set[str] = set()  # all that there are
+        self._new: list[str] = []
+        self._ways: dict[tuple[CodeType, int], int] = {}
+        events = _monitoring.events
+        _monitoring.use_tool_id(TOOL, "nvrx-slurm simulation")
+        _monitoring.register_callback(TOOL, events.LINE, self._line)
+        _monitoring.register_callback(TOOL, events.BRANCH, self._branch)
+        for code in _codes():
+            self.lines.update(f"{_path(code)}:{line}" for _, _, line in code.co_lines() if line)
+            _monitoring.set_local_events(TOOL, code, events.LINE | events.BRANCH)
+
+    def take_new(self) -> list[str]:
+        """The places reached for the first time since the last call."""
+        new, self._new = self._new, []
+        return new
+
+    def close(self) -> None:
+        _monitoring.free_tool_id(TOOL)
+
+    def _line(self, code: CodeType, line: int) -> Any:
+        self._new.append(f"{_path(code)}:{line}")
+        # Once is enough: after some hundred runs hardly an event is left, and runs are as fast as without coverage.
+        return _monitoring.DISABLE
+
+    def _branch(self, code: CodeType, at: int, to: int) -> Any:
+        before = self._ways.get((code, at))
+        if before == to:
+            return None
+        self._ways[code, at] = to
+        line = next((line for begin, end, line in code.co_lines() if begin <= at < end), None)
+        self._new.append(f"{_path(code)}:{line} {at}>{to}")
+        return None if before is None else _monitoring.DISABLE  # the other way may still be taken
+
+
+def _path(code: CodeType) -> str:
+    return code.co_filename.rpartition("nvrx_slurm/")[2]
+
+
+def _codes() -> Iterator[CodeType]:
+    """Of every function of the packages, those inside others included."""
+    for package in PACKAGES:
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    found = [
+        each.__code__
+        for each in gc.get_objects()
+        if isinstance(each, FunctionType) and str(each.__module__).startswith(PACKAGES)
+    ]
+    seen: set[CodeType] = set()
+    while found:
+        code = found.pop()
+        if code not in seen and "nvrx_slurm/" in code.co_filename:
+            seen.add(code)
+            yield code
+            found += [each for each in code.co_consts if isinstance(each, CodeType)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +214,7 @@ def explore(
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder of scenarios")
-    if not coverage.IS_THERE:
+    if not HAS_MONITORING:
         say("guidance by coverage needs Python 3.12 or newer: these runs have fresh seeds, and changes of the corpus")
     clock, chance, corpus = SystemClock(), Random(first), Corpus(folders, keep)
     began = said = clock.monotonic()
@@ -162,7 +237,7 @@ def explore(
         reached = f", {len(corpus.reached):,} places reached, {corpus.added} new in the corpus" if guided else ""
         return f"{runs:,} runs in {took_s:.0f} s, {runs / took_s:.1f} a second{reached}, {broken.total()} broken"
 
-    guided = coverage.IS_THERE
+    guided = HAS_MONITORING
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin, initargs=(guided,))
     left = tasks()
     with pool:
@@ -191,7 +266,7 @@ def explore(
     say(report())
     if guided:
         measured = Coverage()
-        for package in coverage.PACKAGES:
+        for package in PACKAGES:
             name = package.rpartition(".")[2] + "/"
             there = {line for line in measured.lines if line.startswith(name)}
             say(f"{name}: {len(there & corpus.reached):,} of {len(there):,} lines")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.lab.simulation import coverage
-from nvrx_slurm.lab.simulation.exploring import Corpus, explore, pairs
+from nvrx_slurm.lab.simulation.exploring import HAS_MONITORING, Corpus, Coverage, explore, pairs
 from nvrx_slurm.lab.simulation.run import run_scenario
 from nvrx_slurm.lab.simulation.scenario import draw_scenario, scenario_from_json, scenario_to_json
 from nvrx_slurm.lab.simulation.seeds import replay_file
@@ -61,10 +60,10 @@ def test_scenario_of_a_broken_promise_is_no_corpus(tmp_path):
     assert Corpus([tmp_path], None).scenarios == []
 
 
-@pytest.mark.skipif(not coverage.IS_THERE, reason="sys.monitoring is new in Python 3.12")
+@pytest.mark.skipif(not HAS_MONITORING, reason="sys.monitoring is new in Python 3.12")
 def test_coverage_names_lines_and_branches():
     """What a run has reached is reported once."""
-    measured = coverage.Coverage()
+    measured = Coverage()
     try:
         run_scenario(draw_scenario(3, 4))
         places = measured.take_new()

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
 
 from nvrx_slurm.lab.simulation.inprocess.history import run_group
 from nvrx_slurm.lab.simulation.many_seeds import Say, first_broken
 from nvrx_slurm.lab.simulation.threads import HistoryResult
 from nvrx_slurm.lab.simulation.transport.history import run_payloads
 
-HistoryRunner = Callable[[int, tuple[Any, ...] | None], HistoryResult]
-"""One seed, with its own faults or with these."""
+HistoryRunner = Callable[..., HistoryResult]
+"""Of a seed, and of the faults in place of its own."""
 
 RUNNERS: Mapping[str, HistoryRunner] = {"inprocess": run_group, "transport": run_payloads}
 
 
 def run_histories(of: str, seeds: Sequence[int], jobs: int, say: Say) -> int:
     """Run every seed; exit code 0, or 1 with a report of the first broken promise."""
-    result = first_broken(partial(_run_history, of), seeds, jobs, say, of=f"histories of {of}")
+    result = first_broken(RUNNERS[of], seeds, jobs, say, of=f"histories of {of}")
     if result is None:
         return 0
     shortest = fewest_acts(RUNNERS[of], result)
@@ -29,13 +27,9 @@ def run_histories(of: str, seeds: Sequence[int], jobs: int, say: Say) -> int:
     return 1
 
 
-def _run_history(of: str, seed: int) -> HistoryResult:
-    return RUNNERS[of](seed, None)
-
-
 def replay_history(of: str, seed: int, say: Say) -> int:
     """One seed again, whole."""
-    result = RUNNERS[of](seed, None)
+    result = RUNNERS[of](seed)
     _show(result, say)
     say(f"digest {result.digest}")
     say(f"seed {seed}: {result.broken or 'no promise broken'}")

@@ -79,12 +79,17 @@ class VirtualProcess:
 
     def kill(self) -> None:
         """As SIGKILL: none of its threads takes another step, and no `finally` of it runs."""
-        self._die(-9)
-        self.scheduler.leave_if_dead(self)
+        self.exit(-9)
 
     def exit(self, code: int) -> None:
-        """As os._exit, by one of its own threads."""
-        self._die(code)
+        """As os._exit."""
+        if self.alive:
+            self.alive, self.exit_code = False, code
+            self.held.clear()
+            watchers, self._when_dead = self._when_dead, []
+            for watcher in watchers:
+                watcher()
+        # Where one of its own threads has ended it, that thread goes no further.
         self.scheduler.leave_if_dead(self)
 
     def freeze(self) -> None:
@@ -95,19 +100,8 @@ class VirtualProcess:
         """As SIGCONT."""
         if self.frozen:
             self.frozen = False
-            held, self.held = self.held, []
-            for thread in held:
-                self.scheduler.runnable.append(thread)
-
-    def _die(self, code: int) -> None:
-        if not self.alive:
-            return
-        self.alive = False
-        self.exit_code = code
-        self.held.clear()
-        watchers, self._when_dead = self._when_dead, []
-        for watcher in watchers:
-            watcher()
+            self.scheduler.runnable += self.held
+            self.held.clear()
 
 
 class VirtualThread:
@@ -182,14 +176,11 @@ class ThreadScheduler:
         """The current thread waits until it is woken, or until then. Returns whether it was woken."""
         thread = self.current
         assert thread is not None, "only a virtual thread can wait"
-        if self.is_closing:
-            raise HistoryClosed
-        if thread.pending is not None and thread.is_interruptible:
-            self._interrupted(thread)
+        self._check(thread)
         thread.waits += 1
         thread.is_waiting, thread.is_woken = True, False
         if until < math.inf:
-            self.call_at(until, partial(self._time_is_over, thread, thread.waits))
+            self.call_at(until, partial(self.wake, (thread, thread.waits), in_time=False))
         self._away(thread)
         return thread.is_woken
 
@@ -198,11 +189,11 @@ class ThreadScheduler:
         assert self.current is not None, "only a virtual thread can wait"
         return self.current, self.current.waits + 1
 
-    def wake(self, ticket: Ticket) -> None:
+    def wake(self, ticket: Ticket, *, in_time: bool = True) -> None:
         """That wait is over. Nothing happens where it has ended before."""
         thread, number = ticket
         if thread.is_waiting and thread.waits == number:
-            thread.is_waiting, thread.is_woken = False, True
+            thread.is_waiting, thread.is_woken = False, in_time
             self.runnable.append(thread)
 
     def maybe_switch(self) -> None:
@@ -246,20 +237,15 @@ class ThreadScheduler:
 
     def _away(self, thread: VirtualThread) -> None:
         self.hub.switch()
+        self._check(thread)
+
+    def _check(self, thread: VirtualThread) -> None:
+        """Raise what waits for this thread."""
         if self.is_closing:
             raise HistoryClosed
         if thread.pending is not None and thread.is_interruptible:
-            self._interrupted(thread)
-
-    def _interrupted(self, thread: VirtualThread) -> NoReturn:
-        error, thread.pending = thread.pending, None
-        assert error is not None
-        raise error
-
-    def _time_is_over(self, thread: VirtualThread, number: int) -> None:
-        if thread.is_waiting and thread.waits == number:
-            thread.is_waiting = False
-            self.runnable.append(thread)
+            error, thread.pending = thread.pending, None
+            raise error
 
     # ---- for the world
 
@@ -287,6 +273,7 @@ class ThreadScheduler:
             self.steps += 1
             if self.steps > MOST_STEPS:
                 self._give_up(f"took more than {MOST_STEPS:,} steps")
+            # The last one takes the place of the chosen one: the order of the list means nothing.
             chosen = int(random() * len(runnable))
             thread, last = runnable[chosen], runnable.pop()
             if thread is not last:
@@ -362,9 +349,6 @@ class VirtualLock:
         # All: one that was taken away by an exception, or whose time was over, does not wake the next.
         while self._waiting:
             self._scheduler.wake(self._waiting.popleft())
-
-    def locked(self) -> bool:
-        return self._is_locked
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -569,8 +553,6 @@ class VirtualPoller:
 class VirtualDescriptors:
     """The open files of all processes of a history, by number, and the calls of `os` that make and use them."""
 
-    EFD_NONBLOCK = EFD_CLOEXEC = 0
-
     def __init__(self, scheduler: ThreadScheduler) -> None:
         self._scheduler = scheduler
         self._open: dict[int, VirtualDescriptor] = {}
@@ -701,6 +683,9 @@ class HistoryPromises:
     def note(self, what: str) -> None:
         self.lines.append(f"{self._scheduler.now_s - BEGIN_S:10.4f} s: {what}")
 
+    def check_the_end(self) -> None:
+        """Check what only a whole history shows."""
+
 
 class VirtualHistory(ABC, Generic[ShapeT, ActT]):
     """The history of one seed. `run` once. It ends at the first broken promise: `stuck` is the one that is broken
@@ -724,9 +709,6 @@ class VirtualHistory(ABC, Generic[ShapeT, ActT]):
     def is_over(self) -> bool:
         """Whether every process that ends by itself has ended."""
 
-    def check_the_end(self) -> None:
-        """Check what only a whole history shows."""
-
     def run(self) -> HistoryResult:
         found, scheduler = self.promises, self.scheduler
         with unlogged(), self.names.installed():
@@ -736,7 +718,7 @@ class VirtualHistory(ABC, Generic[ShapeT, ActT]):
             except SimulationStuck as error:
                 found.broke(self.stuck, str(error))
             if found.broken is None:
-                self.check_the_end()
+                found.check_the_end()
             # Before the threads are closed: what they do in their `finally`s does not count.
             end = f"{scheduler.steps} {scheduler.now_s!r}"
             scheduler.close()

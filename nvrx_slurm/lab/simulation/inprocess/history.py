@@ -23,6 +23,7 @@ from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.lab.simulation.inprocess.kernel import RankKernel
 from nvrx_slurm.lab.simulation.inprocess.promises import CallOutcome, GroupPromise, GroupPromises
 from nvrx_slurm.lab.simulation.inprocess.shape import (
+    GROUP,
     IN_FUNCTION,
     LASTING,
     GroupAct,
@@ -35,7 +36,6 @@ from nvrx_slurm.lab.simulation.inprocess.store import SimulatedGroupStore, Store
 from nvrx_slurm.lab.simulation.loop import BEGIN_S
 from nvrx_slurm.lab.simulation.threads import HistoryResult, Ticket, VirtualHistory, VirtualProcess
 
-GROUP = "group"
 EXIT_S = 0.5
 """How long a process may go on after its call: it ends by itself."""
 
@@ -285,8 +285,16 @@ class GroupHistory(VirtualHistory[GroupShape, GroupAct]):
             case GroupFault.GARBAGE:
                 connection = self.server.memory.connect(GROUP, 0)
                 log = connection.read(0, 0.0)
+                # What a monitor may still send that has not read the log since the iteration, which is over.
+                model = self.promises.model(0)
+                late = Interrupted(
+                    iteration=model.iteration - (model.stage != "completed"),
+                    member=act.member,
+                    rank=None,
+                    interruption=Interruption.SOFT_TIMEOUT,
+                )
                 # An entry of a dead process, of one that was slow to send it, or of no process at all.
-                entry = self.chance.choice([b"", b'{"entry":"rumour"}', *log, *2 * [self._late_interruption(act)]])
+                entry = self.chance.choice([b"", b'{"entry":"rumour"}', *log, *2 * [encode(late)]])
                 connection.append(entry, len(log))
                 self.promises.appended(0, entry)
                 self.server.wake_readers(0)
@@ -294,17 +302,6 @@ class GroupHistory(VirtualHistory[GroupShape, GroupAct]):
             process.freeze()
         if fault in LASTING:
             self.scheduler.call_later(act.lasts_s, lambda: self._heal(act, stopped))
-
-    def _late_interruption(self, act: GroupAct) -> bytes:
-        """What a monitor may still send: it has not read the log since the iteration, which is over."""
-        model = self.promises.model(0)
-        late = Interrupted(
-            iteration=model.iteration - (model.stage != "completed"),
-            member=act.member,
-            rank=None,
-            interruption=Interruption.SOFT_TIMEOUT,
-        )
-        return encode(late)
 
     def _heal(self, act: GroupAct, stopped: list[VirtualProcess]) -> None:
         match act.fault:
@@ -337,9 +334,6 @@ class GroupHistory(VirtualHistory[GroupShape, GroupAct]):
 
     def is_over(self) -> bool:
         return not any(process.alive for process in self.kernel.processes.values())
-
-    def check_the_end(self) -> None:
-        self.promises.at_the_end()
 
 
 def run_group(seed: int, acts: tuple[GroupAct, ...] | None = None) -> HistoryResult:

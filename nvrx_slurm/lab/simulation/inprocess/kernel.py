@@ -6,8 +6,6 @@ The product's monitor loop, its log writer, its guard, the group, the interrupte
 from __future__ import annotations
 
 import contextlib
-import itertools
-import math
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -357,7 +355,8 @@ class SimulatedMonitor:
         self.pid = self.process.pid
         start = Start(options=options, pid=self._rank.pid, pidfd=kernel.ended[self._rank.pid], stamps=stamps.fd)
         self.process.on_death(theirs.close)
-        self.process.on_death(self._monitor_died)
+        # The kernel kills the rank when the monitor's end of their pipe closes.
+        self.process.on_death(lambda: self._rank.kill() if self._is_linked else None)
         self._rank.on_death(self._control.close)
 
         def main() -> int:
@@ -373,11 +372,6 @@ class SimulatedMonitor:
             return 0
 
         self.process.start(main)
-
-    def _monitor_died(self) -> None:
-        """The kernel kills the rank when the monitor's end of their pipe closes."""
-        if self._is_linked:
-            self._rank.kill()
 
     def wait_ready(self, timeout_s: float) -> None:
         poller = VirtualPoller(self._kernel.scheduler, self._kernel.descriptors)
@@ -437,17 +431,11 @@ class SimulatedSelfFence:
 
     def __init__(self, scheduler: ThreadScheduler, process: VirtualProcess) -> None:
         self._scheduler, self._process = scheduler, process
-        self._ends_at = math.inf
-        self._numbers = itertools.count()
-        self._armed = -1
+        self._armed = 0  # how often: only the newest timer counts
 
     def arm(self, seconds: float) -> None:
-        self._armed = number = next(self._numbers)
-        self._scheduler.call_later(max(0.0, seconds), lambda: self._expire(number))
-
-    def _expire(self, number: int) -> None:
-        if number == self._armed:
-            self._process.kill()
+        self._armed = number = self._armed + 1
+        self._scheduler.call_later(max(0.0, seconds), lambda: self._process.kill() if number == self._armed else None)
 
 
 class _UnsetVariables:

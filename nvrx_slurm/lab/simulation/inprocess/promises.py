@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.exception import TimeoutError
-from nvrx_slurm.lab.simulation.inprocess.shape import GroupFault
+from nvrx_slurm.lab.simulation.inprocess.shape import GROUP, GroupFault
 from nvrx_slurm.lab.simulation.loop import BEGIN_S
 from nvrx_slurm.lab.simulation.threads import HistoryPromises
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.inprocess.history import GroupHistory, SimulatedMember
 
-GROUP = "group"
 _DEATHS = ("hard_timeout", "terminated", "unresponsive", "monitor_process_exception", "unhealthy")
 _STORE_FAULTS = (GroupFault.CUT_OFF, GroupFault.STORE_DOWN, GroupFault.LOSSY)
 
@@ -253,7 +252,7 @@ class GroupPromises(HistoryPromises):
             sentence = f"member {outcome.member} returns {outcome.value}, where iteration {model.iteration} completed"
             self.broke(GroupPromise.ONE_OUTCOME, sentence)
 
-    # ---- at the end
+    # ---- a whole history
 
     def bound_s(self) -> float:
         """How long the history may take: after the last fault each wait has its bound, and no fault brings more than
@@ -263,7 +262,7 @@ class GroupPromises(HistoryPromises):
         work_s = 2 * shape.steps * shape.step_s + 5.0
         return history.faults_over_s - BEGIN_S + shape.calls * (2 * len(history.acts) + 2) * (restart_s + work_s)
 
-    def at_the_end(self) -> None:
+    def check_the_end(self) -> None:
         """Who was harmed by no fault has completed, unless the store was away for too long."""
         history, shape = self._history, self._history.shape
         away_s = sum(act.lasts_s for act in history.acts if act.fault in _STORE_FAULTS)

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from random import Random
 
+GROUP = "group"
+
 
 class GroupFault(enum.StrEnum):
     """What the adversary does to a rank, its host, or the store."""

@@ -50,7 +50,6 @@ class SimulatedProducer:
         self.ports: tuple[int, ...] = ()
         self.server: PayloadServer | None = None
         self.left = history.shape.payloads
-        self.is_stopped_by = 0
         self.start()
 
     def start(self) -> None:

@@ -76,7 +76,8 @@ class SimulatedLink:
                 case 2:
                     self._deliver(frame)
                     self._deliver(bytes(payload) if payload is not None else None)
-            self._break()
+            self._arrived.append(_RESET)
+            self._deliver_end(_RESET)
             raise PeerReset("the connection broke while sending")
         self._deliver(frame)
         if payload is not None:
@@ -145,10 +146,6 @@ class SimulatedLink:
     def _check(self) -> None:
         if self._is_cut or self._is_closed or (self._arrived and self._arrived[-1] is _RESET):
             raise PeerReset("the connection broke")
-
-    def _break(self) -> None:
-        self._arrived.append(_RESET)
-        self._deliver_end(_RESET)
 
     def _deliver(self, data: bytes | None) -> None:
         if data:

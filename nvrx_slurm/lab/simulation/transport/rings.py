@@ -59,7 +59,14 @@ class RingKernel:
     def process(self, name: str, host: str) -> VirtualProcess:
         process = VirtualProcess(self.scheduler, name, host)
         self.processes[process.pid, process.began] = process
-        process.on_death(lambda: self._unlink_rings_of(process))
+
+        def unlink() -> None:
+            """The ring's file goes with its creator."""
+            for ring_name, (_, _, header) in list(self._rings.items()):
+                if header.creator[:2] == (process.pid, process.began):
+                    del self._rings[ring_name]
+
+        process.on_death(unlink)
         return process
 
     def current(self) -> VirtualProcess:
@@ -86,11 +93,6 @@ class RingKernel:
 
     def is_gone(self, name: str) -> bool:
         return name not in self._rings
-
-    def _unlink_rings_of(self, process: VirtualProcess) -> None:
-        for name, (_, _, header) in list(self._rings.items()):
-            if header.creator[:2] == (process.pid, process.began):
-                del self._rings[name]
 
     # ---- the calls of `ring_locks`
 

@@ -63,9 +63,10 @@ class Contact:
 
     def entered(self, entry: Entry) -> None:
         """The journal has this."""
+        run = self._run
         match entry.record:
             case ControllerStarted(pid=pid):
-                self._controller_began_at = self._began.get(pid, self._run.loop.now_s)
+                self._controller_began_at = self._began.get(pid, run.loop.now_s)
             case NodeJoined(node=name, incarnation=incarnation):
                 self._agents[incarnation] = name
                 self._granted.discard(name)
@@ -77,7 +78,8 @@ class Contact:
             case NodeLeft(incarnation=incarnation):
                 self._gone.add(incarnation)
             case NodeLost(incarnation=incarnation):
-                self._check_loss(entry.record, self._decided_at(entry.t))
+                # The moment of the entry's time: the commit has been on its way since.
+                self._check_loss(entry.record, run.loop.now_s - max(0.0, run.store_clock.wall() - entry.t))
                 self._gone.add(incarnation)
             case NodeFenced(node=name, incarnation=incarnation):
                 if self._may_live(name, incarnation):
@@ -95,10 +97,6 @@ class Contact:
             why = f"{node.name} was cut off for {silent_s:.3f} s, and renewed its workers' lease for {seconds:.3f} s"
             self._broken(Promise.TOUCH, why)
 
-    def _decided_at(self, t: float) -> float:
-        """The moment of a journal entry's time."""
-        return self._run.loop.now_s - max(0.0, self._run.store_clock.wall() - t)
-
     def _may_live(self, node: str, incarnation: str) -> bool:
         return self._run.nodes[node].is_trapped_by(fence.key_of(self._run.address.token, incarnation))
 
@@ -109,7 +107,10 @@ class Contact:
             return  # which moment the entry's time was is not known then
         beats, what = self._bounds.heartbeat, f"{lost.node} was given up ({lost.cause})"
         signs = [sign for sign in self._signs.get(lost.incarnation, ()) if sign <= at]
-        silent_s = self._silence_s(signs, at)
+        silent_s = at - signs[-1] if signs else at
+        if silent_s < ERROR_S and len(signs) > 1:
+            # The silence that has just ended counts too: its end may have been on its way.
+            silent_s = max(silent_s, signs[-1] - signs[-2])
         # A closed connection without a wait is a proof, however long the controller stood still before.
         is_proof = lost.cause == "connection_closed" or silent_s < self._bounds.gives_away_after_s - ERROR_S
         if not lost.safe_after_s and is_proof:
@@ -136,12 +137,3 @@ class Contact:
         """The last sign of any node until then, or the moment at which the controller began to listen."""
         signs = (sign for who, each in self._signs.items() if who not in gone for sign in each if sign <= at)
         return max((*signs, self._controller_began_at))
-
-    def _silence_s(self, signs: list[float], at: float) -> float:
-        """The silence that has just ended counts too: its end may have been on its way."""
-        if not signs:
-            return at
-        silent_s = at - signs[-1]
-        if silent_s < ERROR_S and len(signs) > 1:
-            silent_s = max(silent_s, signs[-1] - signs[-2])
-        return silent_s

@@ -81,8 +81,7 @@ class SimulatedMirror:
     def add(self, entries: Sequence[Entry]) -> None:
         self._entries += entries
 
-    def close(self, timeout_s: float) -> None:
-        pass
+    def close(self, timeout_s: float) -> None: ...
 
 
 class SimulatedEnvironment:
@@ -155,13 +154,17 @@ class ControllerConnections:
 
 
 class SimulatedBroker:
-    """The broker of one controller process; nothing of it outlives that."""
+    """The broker of one controller process; nothing of it outlives that. Its sources read no logs, and no service is
+    notified."""
 
     def __init__(self, run: SimulationRun, process: SimulatedProcess, answered: Answered) -> None:
         self._run, self._process, self._answered = run, process, answered
 
-    def open(self) -> None:
-        """It is always there."""
+    def open(self) -> None: ...
+    def settled(self, key: FailureKey) -> None: ...
+    def found(self, findings: AgentFindings) -> None: ...
+    def judged(self, judged: VerdictRecord) -> None: ...
+    async def close(self, within_s: float) -> None: ...
 
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
         """Every source draws what it says, of which node, and when, from the key: asked again it says the same."""
@@ -190,18 +193,6 @@ class SimulatedBroker:
                 self._say(
                     other, replace(attribution, verdict=Verdict.STOP), chance.uniform(AT_LEAST_S, sources.slow_s)
                 )
-
-    def settled(self, key: FailureKey) -> None:
-        """None of them looks at logs."""
-
-    def found(self, findings: AgentFindings) -> None:
-        """Simulated agents read no logs."""
-
-    def judged(self, judged: VerdictRecord) -> None:
-        """No service is notified."""
-
-    async def close(self, within_s: float) -> None:
-        """There is nothing to end."""
 
     def _say(self, key: FailureKey, attribution: Attribution, after_s: float) -> None:
         def say() -> None:

@@ -7,7 +7,6 @@ imports none of `nvrx_slurm.core`. What the two must agree on is compared by the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
@@ -51,10 +50,9 @@ from nvrx_slurm.journal.records import (
     WorkersDone,
     WorkersStarted,
 )
-from nvrx_slurm.journal.verdicts import Attribution, Scope
+from nvrx_slurm.journal.verdicts import Attribution
 
 RESTARTS = ("restart_replica", "restart_job")
-SURE = 0.5
 CAUSED_WITHIN_S = 10.0
 """What began so long after a symptom did not cause it."""
 
@@ -225,7 +223,7 @@ class JobHistory:
             self._apply_fact(record)
             if isinstance(record, FromAgent) and (node := self.nodes.get(record.node)) is not None:
                 node.seq = max(node.seq, record.seq)
-            self._end_exit_skew()
+            self._end_exit_skew()  # the time of any fact may be past that deadline
         else:
             self.step.decisions.append(record)
             self._apply_decision(record)
@@ -611,9 +609,3 @@ class JobHistory:
         if replica.new_steps > 0 or failure.noticed - replica.closed_at > self.bounds.backoff.within:
             return 0
         return replica.crashes + (failure.kind == "worker")
-
-    def blamed_by(self, failure: FailureHistory) -> Iterable[str]:
-        """The nodes that the answers so far blame."""
-        for answer in failure.answers.values():
-            if answer.scope is Scope.NODE and answer.confidence >= SURE:
-                yield from answer.nodes

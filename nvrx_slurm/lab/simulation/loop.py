@@ -108,8 +108,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     `run_in_executor` (and so `asyncio.to_thread`) calls at once: a thread's work takes no virtual time. An exception
     in a callback or an unheard task of a process is kept in `troubles`, with the process's name; one in a callback of
-    the world itself is a mistake of the simulation, and ends the run. Close it: it keeps every unfinished task, so
-    that nothing of a killed process is ever finalised while a run lasts.
+    the world itself is a mistake of the simulation, and ends the run. Close it: it keeps every unfinished task.
     """
 
     def __init__(self) -> None:
@@ -177,6 +176,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> Task[_T]:
         owner = OWNER.get(None) if context is None else context.get(OWNER)
         task: Task[_T] = Task(next(self._numbers), owner, coro, self, str(name or "task"), context)
+        # asyncio itself holds tasks weakly: this list keeps those of a killed process from being finalised in a run.
         self._tasks.append(task)
         # Not while it closes: `close` walks this list, and closes the tasks that a `finally` starts there, too.
         if len(self._tasks) > self._most_tasks and self._open:
@@ -239,6 +239,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         task = self.create_task(main) if asyncio.iscoroutine(main) else main
         assert isinstance(task, asyncio.Future)
         self._until_s, self._ended = self.now_s + until_s, task.done()
+        # In no process's context: a frozen owner would hold this step back.
         task.add_done_callback(self._end, context=Context())
         # The cycle collector is off: when it runs depends on all that ran before, so what it finalises would act at a
         # moment that no seed decides.
@@ -281,10 +282,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._give_up("has nothing left to do, and waits for ever")
         now_s, _, handle = heappop(timers)  # later than now: what is due earlier is ready at once
         if now_s > self._until_s:
-            heappush(timers, (now_s, 0, handle))
+            heappush(timers, (now_s, 0, handle))  # back: a caller may go on with a later bound
             self._give_up("did not end in its virtual time")
         self.now_s = now_s
         ready.append(handle)
+        # All that is due at this moment, in the order in which it was scheduled.
         while timers and timers[0][0] <= now_s:
             ready.append(heappop(timers)[2])
 
@@ -340,26 +342,22 @@ class VirtualClock:
     the monotonic one."""
 
     def __init__(self, loop: VirtualLoop, *, rate: float = 1.0, ahead_s: float = 1_700_000_000.0 - BEGIN_S) -> None:
-        self._loop, self._rate, self._ahead_s = loop, rate, ahead_s
-
-    @property
-    def rate(self) -> float:
-        return self._rate
+        self._loop, self.rate, self._ahead_s = loop, rate, ahead_s
 
     @property
     def pace(self) -> float:
         """Virtual seconds in one of its own."""
-        return 1.0 / self._rate
+        return 1.0 / self.rate
 
     def at(self, moment: float) -> float:
         """What the monotonic clock says at a moment of virtual time."""
-        return moment * self._rate
+        return moment * self.rate
 
     def monotonic(self) -> float:
-        return self._loop.now_s * self._rate
+        return self._loop.now_s * self.rate
 
     def wall(self) -> float:
-        return self._loop.now_s * self._rate + self._ahead_s
+        return self._loop.now_s * self.rate + self._ahead_s
 
     def sleep(self, seconds: float) -> None:
         raise RuntimeError(f"a simulated process would block its event loop for {seconds:g} s")

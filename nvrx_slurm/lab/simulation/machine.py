@@ -84,7 +84,7 @@ class SimulatedMachine:
     def __init__(self, node: SimulatedNode, process: SimulatedProcess, pid: int) -> None:
         self._node, self._process, self.pid = node, process, pid
         self._token = node.run.address.token  # of its generation
-        self.output, self.stacks = SimulatedOutput(node), SimulatedStacks()
+        self.output, self.stacks = SimulatedOutput(), SimulatedStacks()
         self.health, self.step_files = SimulatedHealth(), SimulatedStepFiles()
         self.log_reader = SimulatedLogReader()
 
@@ -244,22 +244,16 @@ class SimulatedLogReader:
 
 
 class SimulatedOutput:
-    """Workers that print a line at each step."""
-
-    def __init__(self, node: SimulatedNode) -> None:
-        self._node = node
+    """Simulated workers print nothing."""
 
     def capture(self, path: Path, prefix: str, rank: int = 0) -> int:
         return 0
 
-    def last_at(self, rank: int) -> float | None:
-        return None
+    def last_at(self, rank: int) -> None: ...
+    def close(self, timeout_s: float) -> None: ...
 
     def last_lines(self, rank: int) -> str:
         return ""
-
-    def close(self, timeout_s: float) -> None:
-        pass
 
 
 class SimulatedStacks:
@@ -268,8 +262,7 @@ class SimulatedStacks:
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:
         return {}
 
-    def clear(self) -> None:
-        pass
+    def clear(self) -> None: ...
 
     async def dump(
         self,
@@ -287,17 +280,10 @@ class SimulatedStacks:
 class SimulatedHealth:
     """A simulated node has no health records."""
 
-    def begin(self) -> None:
-        pass
-
-    def look(self, out: Path, why: str) -> None:
-        pass
-
-    def look_for_news(self, out: Path) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
+    def begin(self) -> None: ...
+    def look(self, out: Path, why: str) -> None: ...
+    def look_for_news(self, out: Path) -> None: ...
+    async def close(self) -> None: ...
 
 
 class SimulatedStepFiles:
@@ -315,5 +301,4 @@ class SimulatedPort:
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def release(self) -> None:
-        pass
+    def release(self) -> None: ...

@@ -621,25 +621,6 @@ def is_settled(history: JobHistory, failure: FailureHistory, now: float) -> bool
     return Verdict.STOP in said if history.bounds.attribution.aggregation == "any" else bool(said - {Verdict.STOP})
 
 
-MONITORS: tuple[type[JournalMonitor], ...] = (
-    FreshFacts,
-    FailuresAnswered,
-    RestartsDecided,
-    CausesSettled,
-    UserRequests,
-    Preemptions,
-    Verdicts,
-    LateNodes,
-    RanksGivenAway,
-    Sizes,
-    ClosesAtOnce,
-    QuarantinedNodes,
-    RendezvousBounds,
-    RecoveriesRecorded,
-    Endings,
-)
-
-
 class JournalMonitors:
     """All monitors, over one journal. `broken` gets each promise that is broken, with a sentence."""
 
@@ -648,7 +629,8 @@ class JournalMonitors:
     ) -> None:
         self.history = JobHistory(plan)
         self._broken = broken
-        self.monitors = [kind(self.history) for kind in MONITORS]
+        # In the order in which they are defined: of several that see one defect the first is named.
+        self.monitors = [kind(self.history) for kind in JournalMonitor.__subclasses__()]
         for monitor in self.monitors:
             if isinstance(monitor, RendezvousBounds):
                 monitor.outage_s = outage_s
@@ -662,6 +644,7 @@ class JournalMonitors:
 
     def enter(self, entry: Entry) -> None:
         """The next entry of the journal. After a broken promise none is looked at: the model is off."""
+        # A fact ends the decisions on the one before. The last fact of a commit is completed by the caller.
         if isinstance(entry.record, Fact):
             self.complete()
             self._begun = True
@@ -671,7 +654,7 @@ class JournalMonitors:
             for monitor in self._of_records.get(type(entry.record), ()):
                 self._report(monitor, monitor.check(entry))
             self.history.apply(entry)
-        except KeyError as error:
+        except KeyError as error:  # of a node, replica or failure that the model does not have
             self._is_broken = True
             self._broken(Promise.JOURNAL, f"{error} is unknown, and this names it: {entry.record}")
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.agent.supervisor import SAY_EVERY_S, SELF_FENCE_S
@@ -61,6 +61,7 @@ class SimulatedSupervisor(SimulatedProcess):
             self.call_later(0.0, self._serve, order, args)
 
     def _serve(self, order: Callable[..., None], args: tuple[Any, ...]) -> None:
+        # The lease first: after a freeze it may be over, and no order starts a worker then.
         self._check_lease()
         order(self, *args)
         self._advance()
@@ -119,7 +120,7 @@ class SimulatedSupervisor(SimulatedProcess):
         """The agent has closed its end, or is dead: end the workers, and this process."""
         self._closed = True  # so no SupervisorDied is sent
         self._kill_all()
-        self.node.loop.call_outside(0.0, self.kill)
+        self.node.loop.call_outside(0.0, self.kill)  # not here: it is in a step of its own
 
     # ---- the lease
 
@@ -236,39 +237,12 @@ class SupervisedWorkers:
     def start(self) -> None:
         self._supervisor = self._node.supervisor = SimulatedSupervisor(self._node, self._agent, self._post)
 
-    def run_command(
-        self,
-        request: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        beside: int,
-        out: int,
-        err: int,
-        without: Collection[str] = (),
-    ) -> None:
-        raise NotImplementedError("no user of a simulated job runs commands")
+    def never_called(self, *_: object, **__: object) -> None:
+        raise NotImplementedError("simulated jobs have no `prewarm`, and no user of theirs runs commands")
 
-    def signal_command(self, request: str, number: int) -> None:
-        raise NotImplementedError("no user of a simulated job runs commands")
+    run_command = signal_command = warm = cool = never_called
 
-    def warm(
-        self, role: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, spec: Sequence[str], ahead: int = 0
-    ) -> None:
-        """Simulated jobs have no `prewarm`."""
-
-    def cool(self, role: str) -> None:
-        """As above."""
-
-    def spawn(
-        self,
-        rank: int,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
-        out: int,
-        err: int,
-        warm: str | None = None,
-    ) -> None:
+    def spawn(self, rank: int, argv: object, env: Mapping[str, str], *_: object, **__: object) -> None:
         self._node.run.promises.worker_wanted(self._node.name, rank, self._lease_until - self._node.loop.now_s)
         self._ask(SimulatedSupervisor.spawn, rank, env)
 

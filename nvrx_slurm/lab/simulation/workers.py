@@ -10,7 +10,6 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from nvrx_slurm.lab.simulation.loop import Handle, VirtualLoop
 from nvrx_slurm.lab.simulation.shapes import WorkerBehaviour
@@ -25,10 +24,8 @@ PEER_LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:589] Read error [n]: Conn
 """With which a worker ends when a peer of it is gone."""
 
 
-class Exit(Protocol):
-    """Called by the kernel at a worker's end: with its exit code, or the signal that ended it."""
-
-    def __call__(self, worker: SimulatedWorker, code: int | None, number: int | None) -> None: ...
+Exit = Callable[["SimulatedWorker", int | None, int | None], None]
+"""Called by the kernel at a worker's end: with its exit code, or the signal that ended it."""
 
 
 @dataclass(slots=True)
@@ -52,7 +49,6 @@ class SimulatedWorker:
     ) -> None:
         self.node, self.pid, self.world, self.rank = node, pid, world, rank
         self.alive, self.frozen, self.hangs = True, False, False
-        self.started_at = world.loop.now_s
         self.saved = 0
         self._exited, self._raised = exited, raised
         self._pending: list[int] = []

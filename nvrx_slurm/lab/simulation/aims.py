@@ -128,12 +128,13 @@ class AimedActs:
 
     def _bound(self, armed: _Armed) -> None:
         if self._done_at is not None and armed.aim.event not in ENDINGS:
+            # From the act's number, not drawn here: another draw would change all that the run draws later.
             share = 0.2 + 0.7 * (armed.act.number % 100) / 100
             left_s = max(0.0, self._done_at - self._loop.now_s)
             self._loop.call_outside(share * left_s, self._expire, armed, self._done_at)
 
     def _expire(self, armed: _Armed, done_at: float) -> None:
-        if armed in self.armed and self._done_at == done_at:
+        if armed in self.armed and self._done_at == done_at:  # else the work has stopped since, or ends later
             self.armed.remove(armed)
             armed.perform(self._with_node(armed.act, ()))
 

@@ -63,7 +63,7 @@ class BatchHost:
         exit_code = await self.ended
         cut_off = self.gave_up
         if cut_off:
-            self._hurry()
+            self._hurry()  # it no longer waits: agents skip to the kill
         await self._agents_end(AGENTS_LEAVE_S if cut_off else AGENTS_EXIT_S)
         for task in tasks:
             task.cancel()

@@ -112,7 +112,7 @@ class SimulatedNetwork:
 
     def _apply(self) -> None:
         newly_cut = [link for link in self._links.values() if self._set(link)]
-        if newly_cut:
+        if newly_cut:  # only now: a callback asks for the silence of links that are all set
             for callback in list(self._when_cut):
                 callback()
 
@@ -129,7 +129,7 @@ class SimulatedNetwork:
             link.cut_at = None
             parked, link.parked = link.parked, []
             for go in parked:
-                go(self.delay_s(link))
+                go(self.delay_s(link))  # each its own: what was sent first need not arrive first
         return is_cut and not was_cut
 
     # ---- ways

@@ -124,7 +124,7 @@ class SimulatedNode:
         parent.child_ended(worker, code, number)
 
     def _worker_raised(self, worker: SimulatedWorker, what: str) -> None:
-        """Its interpreter tells the agent before the process ends."""
+        """Its interpreter sends this to the agent before the process ends."""
         agent, board = self.agent, self.board
         if agent is not None and board is not None:
             agent.call_later(0.0, board.failing, worker, what, self.clock.monotonic())
@@ -148,7 +148,8 @@ class SimulatedNode:
     # ---- what is done to it
 
     def kill(self) -> None:
-        """Every process at once, so that none sees another die. The kernel lives."""
+        """Every process at once. The kernel lives."""
+        # Workers first: a supervisor that is killed would leave them to its kernel, which kills them a moment later.
         for worker in list(self.workers):
             worker.kill()
         for process in self._processes():

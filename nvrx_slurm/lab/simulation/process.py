@@ -108,7 +108,7 @@ class SimulatedProcess:
         if self._steps_left:
             self._steps_left -= 1
             return False
-        self._steps_left = None
+        self._steps_left = None  # from now on it counts as frozen
         if self.alive:
             self._held.append(handle)
         return True
@@ -151,6 +151,7 @@ class SimulatedProcess:
         self.exit_code, self._steps_left = code, None
         self._held.clear()
         self._handlers.clear()
+        # Each in a context of its own: what it schedules is a step of no process, and not of the one that killed.
         watchers, self._when_dead = self._when_dead, []
         for watcher in watchers:
             Context().run(watcher)

@@ -74,6 +74,7 @@ class RequeuedJob:
         ended_by_itself = code is not None and code >= 0
         run.store.go_down(keeps_data=not ended_by_itself)
         run.signal_agents(signal.SIGTERM)
+        # A batch host that has ended by itself has waited for the agents; else Slurm may give them KillWait.
         kill_s = 0.0 if ended_by_itself else self._chance.choice((0.0, run.shape.kill_wait_s or 0.0))
         run.loop.call_outside(
             kill_s, self._end_processes, run.loop.now_s + kill_s + self.down_after_s, ended_by_itself

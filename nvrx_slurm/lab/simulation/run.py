@@ -147,6 +147,7 @@ class SimulationRun:
             for promise, sentence in broken_at_the_end(self):
                 self._break(promise, sentence)
         journal = tuple(self.promises.journal)
+        # Only now: the `finally`s of the tasks that are closed here may still change what the checks above look at.
         with unawaited() as left:
             self.loop.close()
         for what in (*forgotten, *left):
@@ -338,7 +339,7 @@ class SimulationRun:
         must have left."""
         for process in (*self.controllers, self.store.process):
             process.kill()
-        if self.requeue.is_asked:
+        if self.requeue.is_asked:  # the run goes on with the next generation
             self.requeue.leave()
             return
         self.exit_code = self.batch.process.exit_code

@@ -72,6 +72,7 @@ class Sockets:
         end = await future
         if timeout_s is not None:
             end.timeout_s = timeout_s
+            # Those that have ended go here: agents connect again and again.
             self._impatient = [each for each in self._impatient if not (each.closed or each.is_over)]
             self._impatient.append(end)
         return end
@@ -106,7 +107,7 @@ class ConnectionEnd:
         self.over_by: OSError | None = None
         self.woken: Callable[[], object] = self._wake
         self._network, self._link = network, link
-        self._arrives_at = 0.0  # bytes keep their order
+        self._arrives_at = 0.0
         self._unread: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
@@ -165,13 +166,14 @@ class ConnectionEnd:
 
     def _give_up(self, since_s: float) -> None:
         loop, silence_s = self._network.loop, self._network.silence_s(self._link.source, self._link.target)
-        if silence_s and loop.now_s - silence_s <= since_s:
+        if silence_s and loop.now_s - silence_s <= since_s:  # else another cut, which has a timer of its own
             self._end(TimeoutError("Connection timed out"))
 
     def _transmit(self, event: Callable[[ConnectionEnd], object]) -> None:
         loop, peer = self._network.loop, self.peer
 
         def go(delay_s: float) -> None:
+            # Not before what was sent earlier: TCP keeps the order, whatever each packet takes.
             self._arrives_at = max(self._arrives_at, loop.now_s + delay_s)
             loop.call_at(self._arrives_at, event, peer, context=Context())
 
@@ -378,9 +380,10 @@ class ServiceLink:
         network, there = self._network, self._there
         call = Call(self._service, request, self._back)
         if there.breaks and network.chance.random() < there.breaks:
+            # Half of these are carried out and lose their reply, half never arrive.
             call.is_broken = True
             if network.chance.random() < 0.5:
-                call.answer(None)  # before it has arrived
+                call.answer(None)
                 return call.future
         if there.cut_at is None:  # as `carry`, without the call: there are hundreds of these in a run
             call.leave(network.delay_s(there))

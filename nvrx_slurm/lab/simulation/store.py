@@ -141,7 +141,7 @@ class WatchedStore(MemoryServer):
             self._late.append(_LateCommit(partial(super().handle, password, commands, answer), fault.late_by))
         elif fault.moment == BEFORE:
             answer(ConnectionResetError(RESET))
-        elif fault.moment == UNANSWERED:
+        elif fault.moment == UNANSWERED:  # taken, and the sender does not know
             super().handle(password, commands, lambda reply: answer(ConnectionResetError(RESET)))
         else:
             super().handle(password, commands, answer)
@@ -156,6 +156,7 @@ class WatchedStore(MemoryServer):
             pass
         elif _is_script(command, "acquire"):
             self._promises.acquired(int(reply[0]))
+            # What is on its way was sent by the controller before: from now on commits of the next one are counted.
             for late in self._late:
                 late.is_overtaken = True
             self._deliver_late()

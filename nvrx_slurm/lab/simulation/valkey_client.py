@@ -163,6 +163,7 @@ class _RequestDeadlines:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         calls, now = self._calls, loop.time()
+        # Those that are answered go as well, so that the timer is set for one that still waits.
         while calls and (calls[0][0] <= now or calls[0][1].done()):
             settle(calls.popleft()[1], TimeoutError())
         self._armed = False

@@ -122,7 +122,7 @@ class LuaScripts:
         """The reply. Raises ResponseError where the script fails; what it has written by then stays, as in the
         server."""
         self._data = data
-        data.stand_still()
+        data.stand_still()  # as in the server: TIME and expiry do not move within a script
         try:
             done = self._run(script, self._table_from(keys), self._table_from(args))
         finally:

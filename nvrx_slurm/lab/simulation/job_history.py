@@ -173,7 +173,7 @@ class HistoryStep:
     fact: Fact
     t: float
     failures: list[FailureHistory] = field(default_factory=list)
-    """Which failures the fact tells of, or makes due."""
+    """Which failures the fact reports, or makes due."""
     decisions: list[Decision] = field(default_factory=list)
     request: UserRequestHistory | None = None
 

@@ -77,19 +77,20 @@ class Task(asyncio.Task[_T]):
         return self.number
 
     @property
-    def is_unheard(self) -> bool:
+    def has_unread_error(self) -> bool:
         """Whether it failed, and no code has read its exception."""
         return self.done() and self._log_traceback
 
 
 def close(task: Task[Any]) -> None:
-    """Leave an unfinished task through all its `finally`s, unheard; one that awaits in them is pushed on."""
+    """Leave an unfinished task through all its `finally`s; one that awaits in them is pushed on. What it raises is
+    ignored."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     coroutine: Any = task.get_coro()
     for _ in range(MOST_AWAITS_WHILE_CLOSING):
         try:
             coroutine.close()
-        except BaseException as error:  # what it raises while it closes: no caller is left
+        except BaseException as error:
             if isinstance(error, RuntimeError) and "ignored GeneratorExit" in str(error):
                 continue
         return
@@ -107,8 +108,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop whose `time` is virtual.
 
     `run_in_executor` (and so `asyncio.to_thread`) calls at once: a thread's work takes no virtual time. An exception
-    in a callback or an unheard task of a process is kept in `troubles`, with the process's name; one in a callback of
-    the world itself is a mistake of the simulation, and ends the run. Close it: it keeps every unfinished task.
+    in a callback of a process, or in a task of it that no code awaits, is kept in `troubles`, with the process's
+    name; one in a callback of the world itself is a mistake of the simulation, and ends the run. Close it: it keeps
+    every unfinished task.
     """
 
     def __init__(self) -> None:
@@ -180,7 +182,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._tasks.append(task)
         # Not while it closes: `close` walks this list, and closes the tasks that a `finally` starts there, too.
         if len(self._tasks) > self._most_tasks and self._open:
-            self._tasks = [task for task in self._tasks if not task.done() or task.is_unheard]
+            self._tasks = [task for task in self._tasks if not task.done() or task.has_unread_error]
             self._most_tasks = 2 * len(self._tasks) + 256
         return task
 
@@ -297,7 +299,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             f" What waits:{waiting}"
         )
 
-    def take_up(self, held: Iterable[Handle]) -> None:
+    def resume_steps(self, held: Iterable[Handle]) -> None:
         """Steps that were held back are due now."""
         self._ready.extend(held)
 
@@ -305,11 +307,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """The unfinished tasks of a process, oldest first."""
         return [task for task in self._tasks if task.owner is owner and not task.done()]
 
-    def hear_out(self, owner: Owner) -> None:
+    def report_errors_of(self, owner: Owner) -> None:
         """A process ends in good order: an exception of its tasks that no code has read is a trouble."""
         for task in self._tasks:
-            if task.owner is owner and task.is_unheard:
-                self.call_exception_handler({"message": "unheard", "exception": task.exception(), "task": task})
+            if task.owner is owner and task.has_unread_error:
+                self.call_exception_handler({"message": "never read", "exception": task.exception(), "task": task})
 
     def waiting(self) -> Iterator[str]:
         """Where each unfinished task of a living process, or of the world itself, stands."""

@@ -493,11 +493,11 @@ class QuarantinedNodes(JournalMonitor):
     promise = Promise.QUARANTINE
 
     def step_over(self, step: HistoryStep) -> Iterator[str]:
-        told = {record.node for record in step.decisions if isinstance(record, Quarantined)}
+        decided = {record.node for record in step.decisions if isinstance(record, Quarantined)}
         joined = step.fact.node if isinstance(step.fact, NodeJoined) else ""
         due = {joined} if joined and self.history.nodes[joined].place == "quarantined" else set()
-        if told != due:
-            yield f"{sorted(due)} had to be quarantined, and {sorted(told)} was, after {step.fact}"
+        if decided != due:
+            yield f"{sorted(due)} had to be quarantined, and {sorted(decided)} was, after {step.fact}"
 
 
 class RendezvousBounds(JournalMonitor):

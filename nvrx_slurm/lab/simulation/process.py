@@ -85,7 +85,7 @@ class SimulatedProcess:
         """As SIGCONT: what was held back runs now, in its order."""
         if self.alive and not self.running:
             self.running, self._steps_left = True, None
-            self._loop.take_up(self._held)
+            self._loop.resume_steps(self._held)
             self._held.clear()
 
     def signal(self, number: int) -> None:
@@ -134,7 +134,7 @@ class SimulatedProcess:
             task.cancel()
         if rest:
             await asyncio.wait(rest)
-        self._loop.hear_out(self)
+        self._loop.report_errors_of(self)
         self._die(code)
 
     def _deliver(self, number: int) -> None:

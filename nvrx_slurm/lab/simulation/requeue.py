@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LOOK_S = 0.5
 SHORTEST_QUEUE_S, LONGEST_QUEUE_S = 0.2, 5.0
 SLURMD_KILLS_S = 10.0
-"""A node that is back registers, is told which jobs run there, and kills the others within this time."""
+"""A node that is back registers, learns which jobs run there, and kills the others within this time."""
 
 LEASE_LAPSES_S = 2.0
 """SlurmdTimeout (300 s by default) is so much longer than the lease of a node's workers, at least."""

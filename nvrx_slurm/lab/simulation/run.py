@@ -237,7 +237,7 @@ class SimulationRun:
         if process.error is not None:
             self._break(Promise.SOUND, f"the {process.name} crashed: {process.error!r}")
         if self.loop.troubles:
-            self._break(Promise.SOUND, f"a task failed unheard: {self.loop.troubles[0]}")
+            self._break(Promise.SOUND, f"a task failed, and no code has read its exception: {self.loop.troubles[0]}")
 
     def agent_ended(self, node: SimulatedNode, agent: SimulatedProcess, generation: int) -> None:
         """It has left, or died: srun knows when all have."""

@@ -74,7 +74,7 @@ class SimulatedProducer:
         return 0
 
     def write(self) -> PayloadRef | None:
-        """One payload, told to its readers."""
+        """One payload, offered to its readers."""
         history, shape = self.history, self.history.shape
         assert self.server is not None
         data = history.payload()

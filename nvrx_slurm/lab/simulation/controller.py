@@ -20,7 +20,6 @@ from nvrx_slurm.journal.folder import Result
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, FailureKey, Inquiry, Scope, Verdict, VerdictRecord
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
-from nvrx_slurm.lab.simulation.sockets import Listener, Sockets
 from nvrx_slurm.liveness.connection import LivenessServer
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.heartbeat_reader import READ_S, HeartbeatReader
@@ -99,14 +98,13 @@ class SimulatedEnvironment:
     def write_result(self, result: Result) -> None:
         self._run.result = result
 
-    def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> ControllerConnections:
+    def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> SimulatedLivenessServer:
         def heard(node: str, incarnation: str) -> None:
             if self._run.controller is self._process:  # one that was frozen and overtaken reads what is long past
                 self._run.contact.heard(incarnation)
             alive(node, incarnation)
 
-        server = LivenessServer(token, heard, lost)
-        return ControllerConnections(server, self._run.sockets, self.host, self._process)
+        return SimulatedLivenessServer(self._run, self._process, token, heard, lost)
 
     def attribution_broker(self, answered: Answered) -> SimulatedBroker:
         return SimulatedBroker(self._run, self._process, answered)
@@ -132,25 +130,24 @@ class SimulatedEnvironment:
         """Only the batch host of a Slurm would start an agent: here the adversary brings nodes back."""
 
 
-class ControllerConnections:
-    """The controller's end of every agent's liveness connection."""
+class SimulatedLivenessServer(LivenessServer):
+    """The product's, on simulated sockets."""
 
-    def __init__(self, server: LivenessServer, sockets: Sockets, host: str, controller: SimulatedProcess) -> None:
-        self._server, self._sockets, self._host, self._controller = server, sockets, host, controller
-        self._listener: Listener | None = None
+    def __init__(
+        self, run: SimulationRun, process: SimulatedProcess, token: str, alive: NodeCallback, lost: NodeCallback
+    ) -> None:
+        super().__init__(token, alive, lost)
+        self._run, self._process = run, process
+        self._stop_listening: Callable[[], object] = lambda: None
 
     async def start(self, bind: str) -> int:
-        self._listener = self._sockets.listen(self._host, self._controller, self._server.protocol)
-        self._server.port = self._listener.port
-        return self._listener.port
-
-    def fence(self, node: str, incarnation: str) -> None:
-        self._server.fence(node, incarnation)
+        listener = self._run.sockets.listen(self._run.HOST, self._process, self.protocol)
+        self.port, self._stop_listening = listener.port, listener.close
+        return self.port
 
     async def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        await self._server.close()
+        self._stop_listening()
+        await super().close()
 
 
 class SimulatedBroker:

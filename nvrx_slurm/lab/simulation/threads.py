@@ -172,6 +172,12 @@ class ThreadScheduler:
 
     # ---- for threads
 
+    @property
+    def process(self) -> VirtualProcess:
+        """That of the current thread."""
+        assert self.current is not None, "only a virtual thread has a process"
+        return self.current.process
+
     def park(self, until: float = math.inf) -> bool:
         """The current thread waits until it is woken, or until then. Returns whether it was woken."""
         thread = self.current
@@ -288,7 +294,7 @@ class ThreadScheduler:
             self.current = None
 
     def close(self) -> None:
-        """Leave every thread through its `finally`s, unheard. What it raises at that is ignored."""
+        """Leave every thread through its `finally`s. What it raises at that is ignored."""
         self.is_closing = True
         for thread in self.threads:
             self.current = thread
@@ -597,8 +603,7 @@ class Substitution:
             name: str = "thread",
             daemon: bool = True,
         ) -> VirtualThread:
-            assert scheduler.current is not None
-            return VirtualThread(scheduler, scheduler.current.process, partial(target, *args, **(kwargs or {})), name)
+            return VirtualThread(scheduler, scheduler.process, partial(target, *args, **(kwargs or {})), name)
 
         def now() -> float:
             scheduler.maybe_switch()

@@ -199,16 +199,15 @@ class GroupHistory(VirtualHistory[GroupShape, GroupAct]):
             for ticket in self._at_collective.pop(key, ()):
                 self.scheduler.wake(ticket)
             return
-        thread = self.scheduler.current
-        assert thread is not None
+        pid = self.scheduler.process.pid
         if self.shape.in_c:
-            self.kernel.quiet.add(thread.process.pid)
+            self.kernel.quiet.add(pid)
         try:
             while self.collectives[key] < size:
                 self._at_collective.setdefault(key, []).append(self.scheduler.ticket())
                 self.scheduler.park()
         finally:
-            self.kernel.quiet.discard(thread.process.pid)
+            self.kernel.quiet.discard(pid)
 
     def _suffer(self, member: SimulatedMember) -> None:
         while member.due:

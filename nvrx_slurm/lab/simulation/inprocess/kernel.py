@@ -72,10 +72,6 @@ class RankKernel:
         process.on_death(descriptor.becomes_readable)
         return process
 
-    def current(self) -> VirtualProcess:
-        assert self.scheduler.current is not None
-        return self.scheduler.current.process
-
     # ---- the calls of `os`, `mmap`, …
 
     def memfd_create(self, _: str) -> int:
@@ -98,9 +94,6 @@ class RankKernel:
         process.on_death(descriptor.becomes_readable)
         return number
 
-    def exit(self, code: int) -> None:
-        self.current().exit(code)
-
     def kill(self, pid: int, _: int) -> None:
         self.processes[pid].kill()
 
@@ -116,13 +109,13 @@ class RankKernel:
             eventfd_read=self.descriptors.eventfd_read,
             eventfd_write=self.descriptors.eventfd_write,
             ftruncate=lambda *_: None,
-            getpid=lambda: self.current().pid,
+            getpid=lambda: self.scheduler.process.pid,
             kill=self.kill,
             memfd_create=self.memfd_create,
             pidfd_open=self.pidfd_open,
             pipe2=lambda _: (0, 0),
-            uname=lambda: SimpleNamespace(nodename=self.current().host),
-            _exit=self.exit,
+            uname=lambda: SimpleNamespace(nodename=self.scheduler.process.host),
+            _exit=lambda code: self.scheduler.process.exit(code),
         )
         poll = SimpleNamespace(poll=lambda: VirtualPoller(self.scheduler, self.descriptors), POLLIN=1)
         watched_by_kernel = {"select": poll, "os": os_calls, "time": names.time}
@@ -164,14 +157,14 @@ class RankKernel:
             monitor_heartbeats,
             **watched_by_kernel,
             Future=names.future,
-            SelfFenceTimer=lambda: SimulatedSelfFence(self.scheduler, self.current()),
+            SelfFenceTimer=lambda: SimulatedSelfFence(self.scheduler, self.scheduler.process),
             started_ticks=self.started_ticks,
         )
         return names
 
     def _log_writer(self, *args: object) -> ThreadedLogWriter:
         writer = ThreadedLogWriter(*args)  # type: ignore[arg-type]
-        writer.virtual = VirtualThread(self.scheduler, self.current(), writer.run, "log writer")
+        writer.virtual = VirtualThread(self.scheduler, self.scheduler.process, writer.run, "log writer")
         return writer
 
     def _ended_within(self, number: int, seconds: float) -> bool:
@@ -212,7 +205,7 @@ class SimulatedRegion:
         self._is_wanted = False
         self._delivered = False
         self.is_in_function = False
-        kernel.regions[kernel.current().pid] = self
+        kernel.regions[kernel.scheduler.process.pid] = self
 
     def __enter__(self) -> SimulatedRegion:
         return self
@@ -291,7 +284,7 @@ class SimulatedWatchdog:
     def __init__(self, kernel: RankKernel, stamps: ProgressStamps, interval_s: float) -> None:
         self._kernel, self._stamps, self._interval_s = kernel, stamps, interval_s
         self._stopped = VirtualEvent(kernel.scheduler)
-        self._thread = VirtualThread(kernel.scheduler, kernel.current(), self._watch, "watchdog")
+        self._thread = VirtualThread(kernel.scheduler, kernel.scheduler.process, self._watch, "watchdog")
 
     def start(self) -> None:
         self._thread.start()
@@ -347,7 +340,7 @@ class SimulatedMonitor:
     """The rank's side, `MonitorProcess`: the monitor is the product's loop in a process of its own."""
 
     def __init__(self, kernel: RankKernel, options: MonitorOptions, stamps: ProgressStamps) -> None:
-        self._kernel, self._rank = kernel, kernel.current()
+        self._kernel, self._rank = kernel, kernel.scheduler.process
         self._control, theirs = ControlSocket(kernel), ControlSocket(kernel)
         self._control.peer, theirs.peer = theirs, self._control
         self._is_linked = False

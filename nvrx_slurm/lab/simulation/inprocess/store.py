@@ -175,12 +175,10 @@ class SimulatedConnection(Connection):
 
 
 class SimulatedGroupStore(Store):
-    """The store as the product's options name it. `process_of` names the process that connects."""
+    """The store as the product's options name it."""
 
     server: StoreServer
     patience_s: float = math.inf
 
     def connect(self, group: str, call: int) -> SimulatedConnection:
-        scheduler = self.server.scheduler
-        assert scheduler.current is not None
-        return SimulatedConnection(self.server, scheduler.current.process, group, call, self.patience_s)
+        return SimulatedConnection(self.server, self.server.scheduler.process, group, call, self.patience_s)

@@ -230,8 +230,7 @@ class SimulatedBackend(Backend):
 
     def connect(self, address: str, deadline: float) -> PeerLink:
         network, scheduler = self._network, self._network.scheduler
-        assert scheduler.current is not None
-        process = scheduler.current.process
+        process = scheduler.process
         network.asked.append((scheduler.now_s, process.name, address))
         host = host_and_port(address)[0]
         scheduler.sleep(network.latency_s())
@@ -252,8 +251,7 @@ class SimulatedBackend(Backend):
         self, host: str, port: int, serve: Callable[[PeerLink], None], entry: AdmissionCheck | None = None
     ) -> PortListener:
         network = self._network
-        assert network.scheduler.current is not None
         address = f"tcp://{host}:{port or next(network.ports)}"
-        listener = SimulatedListener(network, network.scheduler.current.process, address, serve, entry)
+        listener = SimulatedListener(network, network.scheduler.process, address, serve, entry)
         network.listeners[address] = listener
         return listener

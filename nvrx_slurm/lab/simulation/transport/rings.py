@@ -69,15 +69,11 @@ class RingKernel:
         process.on_death(unlink)
         return process
 
-    def current(self) -> VirtualProcess:
-        assert self.scheduler.current is not None
-        return self.scheduler.current.process
-
     # ---- rings
 
     def create(self, shape: RingShape) -> SharedRing:
         """As `SharedRing.create`, without the file."""
-        process = self.current()
+        process = self.scheduler.process
         name = f"nvrx-ring-{process.pid}-{process.began}-{len(self._rings):x}"
         layout = Layout(shape.slots, shape.slot_bytes)
         header = Header(Creator(process.pid, process.began, 1), shape)
@@ -86,7 +82,7 @@ class RingKernel:
 
     def attach(self, name: str, **_: object) -> SharedRing:
         host, data, header = self._rings.get(name, ("", bytearray(), None))
-        if header is None or host != self.current().host:
+        if header is None or host != self.scheduler.process.host:
             raise RingError(f"there is no {name} on this host")
         memory = Memory(data, Layout(header.shape.slots, header.shape.slot_bytes), name)  # type: ignore[arg-type]  # a buffer
         return SharedRing(memory, name, header, Path("/dev/shm"), allow_pickle=False)
@@ -97,7 +93,7 @@ class RingKernel:
     # ---- the calls of `ring_locks`
 
     def this_process(self) -> tuple[int, int]:
-        process = self.current() if self.scheduler.current is not None else None
+        process = self.scheduler.process if self.scheduler.current is not None else None
         return (0, 0) if process is None else (process.pid, process.began)
 
     def is_running(self, pid: int, ticks: int) -> bool:
@@ -152,8 +148,8 @@ class RingKernel:
             threading=threading,
             time=time,
             by_scheme=backend,
-            node_name=lambda: self.current().host,
-            default_host=lambda: self.current().host,
+            node_name=lambda: self.scheduler.process.host,
+            default_host=lambda: self.scheduler.process.host,
         )
         dice = SimpleNamespace(random=self.chance.random, randrange=self.chance.randrange)
         names.over(fetching, threading=threading, time=time, random=dice, by_scheme=backend, is_gone=self.is_gone)

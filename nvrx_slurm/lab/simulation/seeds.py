@@ -26,7 +26,8 @@ def run_seeds(seeds: Sequence[int], nodes: int | None, jobs: int, say: Say, runn
     if result is None:
         return 0
     show_broken(result, say, runner)
-    say(f"\nthe whole run again: {replay_line(result.scenario, nodes)}")
+    at_most = f" --nodes {nodes}" if nodes else ""
+    say(f"\nthe whole run again: nvrx-slurm ci simulate --seed {result.seed}{at_most}")
     return 1
 
 
@@ -46,10 +47,6 @@ def show_broken(result: RunResult, say: Say, runner: Runner = run_scenario) -> R
     show_run(simple, say)
     say(f"\nas a file for `nvrx-slurm ci simulate --scenario FILE`:\n\n{scenario_to_json(simple.scenario)}")
     return simple
-
-
-def replay_line(scenario: Scenario, nodes: int | None) -> str:
-    return f"nvrx-slurm ci simulate --seed {scenario.seed}{f' --nodes {nodes}' if nodes else ''}"
 
 
 def replay_seed(seed: int, nodes: int | None, say: Say) -> int:

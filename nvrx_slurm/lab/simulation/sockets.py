@@ -385,10 +385,7 @@ class ServiceLink:
             if network.chance.random() < 0.5:
                 call.answer(None)
                 return call.future
-        if there.cut_at is None:  # as `carry`, without the call: there are hundreds of these in a run
-            call.leave(network.delay_s(there))
-        else:
-            there.parked.append(call.leave)
+        network.carry(there, call.leave)
         return call.future
 
 
@@ -415,8 +412,4 @@ class Call:
     def answer(self, reply: Any) -> None:
         """Send the reply, or the exception that stands for one."""
         self._service.open.pop(self, None)
-        sent, network, back = ConnectionResetError(RESET) if self.is_broken else reply, self._network, self._back
-        if back.cut_at is None:
-            network.loop.call_outside(network.delay_s(back), settle, self.future, sent)
-        else:
-            network.send(back, settle, self.future, sent)
+        self._network.send(self._back, settle, self.future, ConnectionResetError(RESET) if self.is_broken else reply)

@@ -86,7 +86,7 @@ class HangWatch:
         now_ns, readings = self._now_ns(), self._board.readings()
         if self._paused:
             return readings, []
-        bounds = learned(merge(self._known, seen_by(readings.values())), self._limits)
+        bounds = learned(merge(self._known, seen_by(readings.values())), self._limits) if self._limits.learn else {}
         watched = []
         for rank, started_ns in self._started.items():
             output_s = self._output.last_at(rank)

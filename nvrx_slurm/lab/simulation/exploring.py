@@ -26,7 +26,7 @@ from typing import Any
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.lab.simulation.loop import uncollected, unlogged
-from nvrx_slurm.lab.simulation.many_seeds import Say
+from nvrx_slurm.lab.simulation.many_seeds import Say, run_and_collect
 from nvrx_slurm.lab.simulation.run import RunResult, run_scenario
 from nvrx_slurm.lab.simulation.scenario import Scenario, draw_scenario, mutate, scenario_to_json
 from nvrx_slurm.lab.simulation.seeds import read_scenario, show_broken
@@ -147,7 +147,7 @@ def _explore(task: ExploringTask) -> Explored:
     explored = Explored()
     with uncollected(), unlogged():
         for scenario in task.parents if task.as_they_are else _scenarios(task):
-            result = run_scenario(scenario)
+            result = run_and_collect(run_scenario, scenario)
             explored.runs += 1
             if result.broken:
                 explored.broken.append(result)
@@ -157,7 +157,6 @@ def _explore(task: ExploringTask) -> Explored:
                 _known.update(new)
                 if new and not result.broken:
                     explored.new.append((scenario, new))
-        gc.collect()
     return explored
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from nvrx_slurm.lab.simulation.loop import unawaited, uncollected, unlogged
+from nvrx_slurm.lab.simulation.loop import collect_garbage, uncollected, unlogged
 from nvrx_slurm.lab.simulation.monitors import Promise
 from nvrx_slurm.lab.simulation.run import RunResult
 from nvrx_slurm.util.clock import SystemClock
@@ -17,10 +16,11 @@ if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.threads import HistoryResult
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 R = TypeVar("R", RunResult, "HistoryResult")
 SAY_EVERY_S = 5.0
 CHUNK = 64
-"""Seeds that are run before garbage is collected, or that a process is given at a time."""
+"""Seeds that a process is given at a time."""
 
 
 def first_broken(run: Callable[[int], R], seeds: Sequence[int], jobs: int, say: Say, *, of: str) -> R | None:
@@ -57,27 +57,21 @@ def _results(run: Callable[[int], R], seeds: Sequence[int], jobs: int) -> Iterat
 
 
 def _run_chunk(chunk: tuple[Callable[[int], R], Sequence[int]]) -> list[R]:
-    """Run some, and collect their garbage together: what outlives them is then not scanned each time."""
     run, seeds = chunk
     results: list[R] = []
     with uncollected(), unlogged():
         for seed in seeds:
-            results.append(run(seed))
+            results.append(run_and_collect(run, seed))
             if results[-1].broken:
                 break
-        with unawaited() as forgotten:
-            gc.collect()
-        if forgotten:  # by one of these: one by one they show by which
-            results = [_collected(run, result) for result in results]
-        gc.freeze()
     return results
 
 
-def _collected(run: Callable[[int], R], result: R) -> R:
-    """The same run again, broken if its garbage holds a coroutine that was never awaited."""
-    again = run(result.seed)
-    with unawaited() as forgotten:
-        gc.collect()
-    if again.broken or not forgotten:
-        return again
-    return dataclasses.replace(again, promise=Promise.SOUND, broken=f"{Promise.SOUND}: {forgotten[0]}")
+def run_and_collect(run: Callable[[T], R], of: T) -> R:
+    """One run, and the collection of what it has left. A coroutine that was never awaited is in that garbage, and
+    breaks a promise."""
+    result = run(of)
+    forgotten = collect_garbage()
+    if result.broken or not forgotten:
+        return result
+    return dataclasses.replace(result, promise=Promise.SOUND, broken=f"{Promise.SOUND}: {forgotten[0]}")

@@ -73,7 +73,7 @@ def forgetful(scenario):
 
 
 def test_coroutine_that_was_never_awaited_fails_its_run():
-    """Garbage is collected for many runs at once; the seed that left it is named."""
+    """The seed that left it is named."""
     said: list[str] = []
     assert seeds.run_seeds(range(4), NODES, 1, said.append, forgetful) == 1
     found = [line for line in said if line.startswith("seed 2: ")]  # a slow machine reports its progress before

@@ -49,7 +49,8 @@ def doctor(
     """
     from nvrx_slurm.cluster import accounting_limits as limits
     from nvrx_slurm.cluster.commands import PATIENCE_S, SlurmPrograms, SystemRunner
-    from nvrx_slurm.cluster.site_checks import Site, check_site, partitions_of, settings_of
+    from nvrx_slurm.cluster.site_checks import Site, check_site, partitions_of
+    from nvrx_slurm.cluster.slurm_text import settings_of
     from nvrx_slurm.jobspec.load import parse_assignment
 
     file = job_yaml or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)

@@ -23,8 +23,8 @@ from msgspec.structs import replace
 from nvrx_slurm.cluster.base import prepare_folder
 from nvrx_slurm.cluster.commands import PATIENCE_S, Runner, SlurmPrograms, SystemRunner, child_environment_for
 from nvrx_slurm.cluster.local import LocalCluster
-from nvrx_slurm.cluster.slurm_nodes import ANSWER_S, IN_UTC, JobNodes, said, slurmd_timeout_s
-from nvrx_slurm.cluster.slurm_text import UNKNOWN_JOB
+from nvrx_slurm.cluster.slurm_nodes import ANSWER_S, IN_UTC, JobNodes, said, slurm_settings
+from nvrx_slurm.cluster.slurm_text import UNKNOWN_JOB, fields_of, number_of
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.plan import Plan, plan
@@ -40,8 +40,6 @@ RUN = "-run"
 LOCK_S = 30.0
 LOCK_NAME = ".allocation.lock"
 """Held in the base folder while a run chooses its nodes, so that two that start at one moment never share any."""
-
-_FIELD = re.compile(r"(\w+)=(\S+)")
 
 LAYOUT = re.compile(
     r"S(LURM|RUN)_(NTASKS\w*|NPROCS|TASKS_PER_NODE|NNODES|CPUS_PER_\w+|CPU_BIND\w*|GPUS|GPUS_PER_TASK|GPUS_PER_SOCKET"
@@ -86,7 +84,7 @@ def current_allocation(runner: Runner | None = None) -> Allocation | None:
         )
     programs = SlurmPrograms(runner or SystemRunner(IN_UTC), PATIENCE_S)
     shown = programs.ask("scontrol", "--oneliner", "show", "job", job_id)
-    job = dict(_FIELD.findall(shown.stdout))
+    job = fields_of(shown.stdout)
     if not shown.ok or job.get("JobState") != "RUNNING":
         stands = "Slurm knows no such job" if UNKNOWN_JOB in shown.stderr else job.get("JobState", shown.reason)
         raise UsageError(
@@ -112,15 +110,15 @@ class HeldAllocation(JobNodes):
         """How long it is until the time limit; inf: there is none; None: Slurm does not answer."""
         environment = child_environment_for("scontrol", IN_UTC)
         shown = await said(["scontrol", "--oneliner", "show", "job", self.job_id], environment, ANSWER_S)
-        job = dict(_FIELD.findall(shown))
+        job = fields_of(shown)
         if "JobState" not in job:
             return None
         ends_at = end_time(job)
         return math.inf if ends_at is None else ends_at - SystemClock().wall()
 
     async def slurmd_timeout_s(self) -> float | None:
-        """See `slurm_nodes.slurmd_timeout_s`."""
-        return await slurmd_timeout_s()
+        """How long a node may be silent until Slurm declares it down; None: it never does, or does not say."""
+        return number_of(await slurm_settings(), "SlurmdTimeout") or None
 
     async def shrink_to(self, nodes: Sequence[str]) -> None:
         """Give up all other nodes of the job, for good."""

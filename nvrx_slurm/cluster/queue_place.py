@@ -8,7 +8,7 @@ from datetime import datetime
 import msgspec
 
 from nvrx_slurm.cluster.commands import Runner, SlurmPrograms, SystemRunner
-from nvrx_slurm.cluster.slurm_text import split_job_id
+from nvrx_slurm.cluster.slurm_text import by_cluster, on_cluster
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.durations import words
@@ -75,17 +75,18 @@ class QueuePlace(msgspec.Struct, frozen=True, kw_only=True):
 def queue_places(job_ids: Sequence[str], runner: Runner | None = None) -> dict[str, QueuePlace]:
     """Of each of these jobs that is pending. One attempt; nothing where Slurm does not answer."""
     found: dict[str, QueuePlace] = {}
-    by_cluster: dict[str | None, dict[str, str]] = {}
-    for job_id in job_ids:
-        number, cluster = split_job_id(job_id)
-        by_cluster.setdefault(cluster, {})[number] = job_id
     programs = SlurmPrograms(runner or SystemRunner({"SLURM_TIME_FORMAT": "%s"}), patience_s=0.0)
-    for cluster, numbers in by_cluster.items():
-        on = [f"--clusters={cluster}"] if cluster else []
+    for cluster, numbers in by_cluster(job_ids).items():
         jobs = f"--jobs={','.join(numbers)}"
         try:
             listing = programs.ask(
-                "squeue", *on, "--noheader", "--array", "--states=PENDING", jobs, "--format=%i|%V|%S|%r"
+                "squeue",
+                *on_cluster(cluster),
+                "--noheader",
+                "--array",
+                "--states=PENDING",
+                jobs,
+                "--format=%i|%V|%S|%r",
             )
         except NvrxError:
             continue

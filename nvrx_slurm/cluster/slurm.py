@@ -14,8 +14,11 @@ from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name, prepare_folder
 from nvrx_slurm.cluster.commands import PATIENCE_S, Runner, SlurmPrograms, SystemRunner
 from nvrx_slurm.cluster.slurm_text import (
     NO_ACCOUNTING,
+    RELIABLE_SINCE,
     UNKNOWN_JOB,
+    by_cluster,
     listed_states,
+    on_cluster,
     split_job_id,
     states_of,
     submitted_by_script,
@@ -38,9 +41,6 @@ from nvrx_slurm.util.ids import new_incarnation
 from nvrx_slurm.util.log import get_logger
 
 log = get_logger("slurm")
-
-RELIABLE_SINCE = (23, 2, 3)
-"""The first Slurm whose later steps are reliable after a node of the allocation was lost."""
 
 
 class SlurmCluster:
@@ -99,14 +99,10 @@ class SlurmCluster:
     def states(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
         """See `Cluster.states`: what squeue knows, else what sacct knows. Raises UsageError for what is no job id."""
         found = dict.fromkeys(job_ids, JobState.UNKNOWN)
-        by_cluster: dict[str | None, dict[str, str]] = {}  # cluster → number → job id: one call for each cluster
-        for job_id in job_ids:
-            number, cluster = split_job_id(job_id)
-            by_cluster.setdefault(cluster, {})[number] = job_id
-        for cluster, numbers in by_cluster.items():
+        for cluster, numbers in by_cluster(job_ids).items():
             jobs = f"--jobs={','.join(numbers)}"
             listing = self._programs.ask(
-                "squeue", *_on(cluster), "--noheader", "--array", "--states=all", jobs, "--format=%i|%T"
+                "squeue", *on_cluster(cluster), "--noheader", "--array", "--states=all", jobs, "--format=%i|%T"
             )
             if not listing.ok and UNKNOWN_JOB not in listing.stderr:  # so it fails where it knows none of the jobs
                 raise NvrxError(f"squeue does not know the state of {', '.join(numbers)}: {listing.reason}")
@@ -132,7 +128,7 @@ class SlurmCluster:
         if state.terminal:
             return
         number, cluster = split_job_id(job_id)
-        output = self._programs.ask("scancel", *_on(cluster), number)
+        output = self._programs.ask("scancel", *on_cluster(cluster), number)
         if not output.ok:
             raise NvrxError(f"job {job_id} was not cancelled: {output.reason}")
 
@@ -149,7 +145,7 @@ class SlurmCluster:
     def _batch_host_and_nodes(self, job_id: str) -> tuple[str, tuple[str, ...]]:
         number, cluster = split_job_id(job_id)
         listing = self._programs.ask(
-            "squeue", *_on(cluster), "--noheader", "--states=all", f"--jobs={number}", "--format=|%B|%N"
+            "squeue", *on_cluster(cluster), "--noheader", "--states=all", f"--jobs={number}", "--format=|%B|%N"
         )
         found = (line.split("|") for line in listing.stdout.splitlines() if line.startswith("|"))
         _, host, compressed = next(found, ("", "", ""))
@@ -162,7 +158,13 @@ class SlurmCluster:
         jobs = f"--jobs={','.join(numbers)}"
         try:
             listing = self._programs.ask(
-                "sacct", *_on(cluster), "--noheader", "--parsable2", "--allocations", jobs, "--format=JobID,State"
+                "sacct",
+                *on_cluster(cluster),
+                "--noheader",
+                "--parsable2",
+                "--allocations",
+                jobs,
+                "--format=JobID,State",
             )
         except (SlurmUnreachable, MissingProgramError) as error:
             log.warning("%s", error)
@@ -190,7 +192,3 @@ def _written(script: str) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
             folder.rmdir()
-
-
-def _on(cluster: str | None) -> list[str]:
-    return [f"--clusters={cluster}"] if cluster else []

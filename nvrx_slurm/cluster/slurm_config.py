@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import subprocess
 from typing import Self
 
 from nvrx_slurm.cluster.commands import Runner, SystemRunner, child_environment_for, is_set_up
+from nvrx_slurm.cluster.slurm_text import number_of, settings_of
 from nvrx_slurm.jobspec import env
 
 NAME_ANSWER_S = 10.0
 _REAPED_S = 1.0
-_CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
-_KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
 
 
 def named_cluster(run: Runner | None = None) -> str | None:
@@ -24,19 +22,7 @@ def named_cluster(run: Runner | None = None) -> str | None:
         output = (run or SystemRunner())(["scontrol", "show", "config"], timeout_s=NAME_ANSWER_S)
     except FileNotFoundError:
         return None
-    return cluster_name_of(output.stdout) if output.ok else None
-
-
-def cluster_name_of(stdout: str) -> str | None:
-    """What `scontrol show config` says: `ClusterName             = alpha`."""
-    found = _CLUSTER_NAME.search(stdout)
-    return found[1] if found else None
-
-
-def kill_wait_of(stdout: str) -> float | None:
-    """The seconds that `scontrol show config` says: `KillWait                = 30 sec`."""
-    found = _KILL_WAIT.search(stdout)
-    return float(found[1]) if found else None
+    return settings_of(output.stdout).get("ClusterName") if output.ok else None
 
 
 class KillWaitQuestion:
@@ -70,7 +56,7 @@ class KillWaitQuestion:
             stdout, _ = self._process.communicate(timeout=timeout_s)
         except (subprocess.TimeoutExpired, OSError, ValueError):
             return None
-        return kill_wait_of(stdout)
+        return number_of(settings_of(stdout), "KillWait")
 
     def __exit__(self, *_: object) -> None:
         if self._process is None:

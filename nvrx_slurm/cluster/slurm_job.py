@@ -7,12 +7,12 @@ taken down at once: it counts one restart more, or its state is PREEMPTED (slurm
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
 from nvrx_slurm.cluster.commands import child_environment_for, is_set_up
 from nvrx_slurm.cluster.slurm_nodes import said
+from nvrx_slurm.cluster.slurm_text import fields_of
 
 ANSWER_S = 2.0
 """The job's end waits for the answer: with KillWait at 20 s and more it can."""
@@ -23,7 +23,6 @@ _TAKEN: dict[str, Literal["time_limit", "agents_gone"]] = {
     "NODE_FAIL": "agents_gone",
     "NodeDown": "agents_gone",
 }
-_FIELD = re.compile(r"(\w+)=(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ async def signalled_job(job_id: str, generation: int) -> SlurmJob | None:
 def job_of(stdout: str, generation: int) -> SlurmJob | None:
     """The job in what `scontrol --oneliner show job` prints. One that was requeued has a restart more than its
     processes know of."""
-    shown = dict(_FIELD.findall(stdout))
+    shown = fields_of(stdout)
     if "JobState" not in shown:
         return None
     has_grace = shown.get("PreemptTime", "None") not in ("None", "Unknown", "N/A")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from nvrx_slurm.cluster.commands import child_environment_for, is_set_up
+from nvrx_slurm.cluster.slurm_text import number_of, settings_of
 
 ANSWER_S, REAPED_S = 5.0, 1.0
 CLOCK_SKEW_S = 300.0
@@ -30,8 +31,6 @@ _REASON = re.compile(r" Reason=(.*?)(?: \[[^\s@\]]+@\S+\])?(?:\s+(?:Comment|Extr
 _BOOT_TIME = re.compile(r" BootTime=(\S+)")
 _ADDR, _PORT = re.compile(r" NodeAddr=(\S+)"), re.compile(r" Port=(\d+)")
 _OUT_OF_USE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILED", "FAILING", "NOT_RESPONDING", "POWERED_DOWN"}
-_SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*(\d+)", re.MULTILINE)
-_SLURMD_TIMEOUT = re.compile(r"^SlurmdTimeout\s*=\s*(\d+)", re.MULTILINE)
 SLURMD_PORT = 6818  # Slurm's default
 SLURMD_ANSWERS_S = 3.0
 # Times as Slurm prints them carry no zone: it is that of the program which prints them.
@@ -92,65 +91,46 @@ class JobNodes:
         self._port: int | None = None
 
     async def allocated(self) -> tuple[str, ...] | None:
-        """See `allocated_nodes`."""
-        return await allocated_nodes(self.job_id)
+        """The nodes that the job holds now; None where Slurm does not answer. A node that Slurm has given up is not
+        among them, whether it is back or not."""
+        environment = child_environment_for("scontrol")
+        if not is_set_up(environment):
+            return None
+        listed = await said(["squeue", "--noheader", "--format=%N", f"--jobs={self.job_id}"], environment, ANSWER_S)
+        if not listed.strip():
+            return None
+        return tuple((await said(["scontrol", "show", "hostnames", listed.strip()], environment, ANSWER_S)).split())
 
     async def nodes(self, names: Sequence[str]) -> dict[str, SlurmNode]:
         """See `node_states`."""
         found = await node_states(names)
+        # Slurm names the port of a node only where it differs from that of most nodes.
         if self._port is None and any(node.port is None for node in found.values()):
-            self._port = await slurmd_port()
+            self._port = int(number_of(await slurm_settings(), "SlurmdPort") or SLURMD_PORT)
         return {name: replace(node, port=node.port or self._port) for name, node in found.items()}
 
     async def answers(self, node: SlurmNode) -> bool:
-        """See `slurmd_answers`."""
-        return await slurmd_answers(node.addr, node.port or SLURMD_PORT)
+        """Whether a slurmd that works listens on the node. It costs slurmctld nothing, slurmd a line in its log."""
+        try:
+            async with asyncio.timeout(SLURMD_ANSWERS_S):
+                reader, writer = await asyncio.open_connection(node.addr, node.port or SLURMD_PORT)
+                try:
+                    # The kernel connects for a frozen slurmd too. One that works closes when it reads the end of the
+                    # stream.
+                    writer.write_eof()
+                    await reader.read()
+                finally:
+                    writer.transport.abort()
+        except ConnectionResetError:
+            return True  # a slurmd may close with a reset, too
+        except OSError:  # a TimeoutError too
+            return False
+        return True
 
 
-async def allocated_nodes(job_id: str) -> tuple[str, ...] | None:
-    """The nodes that the job holds now; None where Slurm does not answer. A node that Slurm has given up is not among
-    them, whether it is back or not."""
-    environment = child_environment_for("scontrol")
-    if not is_set_up(environment):
-        return None
-    listed = await said(["squeue", "--noheader", "--format=%N", f"--jobs={job_id}"], environment, ANSWER_S)
-    if not listed.strip():
-        return None
-    return tuple((await said(["scontrol", "show", "hostnames", listed.strip()], environment, ANSWER_S)).split())
-
-
-async def slurmd_port() -> int:
-    """Where slurmd listens on nodes of which Slurm names no port."""
-    environment = child_environment_for("scontrol")
-    found = _SLURMD_PORT.search(await said(["scontrol", "show", "config"], environment, ANSWER_S))
-    return int(found[1]) if found else SLURMD_PORT
-
-
-async def slurmd_timeout_s() -> float | None:
-    """How long a node may be silent until Slurm declares it down; None: it never does, or does not say."""
-    environment = child_environment_for("scontrol")
-    found = _SLURMD_TIMEOUT.search(await said(["scontrol", "show", "config"], environment, ANSWER_S))
-    return float(found[1]) or None if found else None
-
-
-async def slurmd_answers(addr: str, port: int, *, within_s: float = SLURMD_ANSWERS_S) -> bool:
-    """Whether a slurmd that works listens there. It costs slurmctld nothing, and slurmd a line in its log.
-
-    The kernel connects for a frozen slurmd too. So send the end of the stream: a slurmd that reads it closes.
-    """
-    try:
-        async with asyncio.timeout(within_s):
-            reader, writer = await asyncio.open_connection(addr, port)
-            try:
-                writer.write_eof()
-                await reader.read()
-            finally:
-                writer.transport.abort()
-    except ConnectionResetError:
-        return True  # it closes so, too
-    except OSError:  # TimeoutError among them
-        return False
-    return True
+async def slurm_settings() -> dict[str, str]:
+    """The settings of slurm.conf(5); none where Slurm does not answer."""
+    return settings_of(await said(["scontrol", "show", "config"], child_environment_for("scontrol"), ANSWER_S))
 
 
 def nodes_of(stdout: str) -> Iterator[SlurmNode]:
@@ -160,23 +140,18 @@ def nodes_of(stdout: str) -> Iterator[SlurmNode]:
         if name and state:
             reason = _REASON.search(line)
             addr, port = _ADDR.search(line), _PORT.search(line)
+            booted_at = None
+            with contextlib.suppress(ValueError):  # `None`, of a node that has never registered
+                if found := _BOOT_TIME.search(line):
+                    booted_at = datetime.fromisoformat(found[1]).replace(tzinfo=UTC).timestamp()
             yield SlurmNode(
                 name[1],
                 state[1],
                 reason[1] if reason else None,
-                _boot_time(line),
+                booted_at,
                 addr[1] if addr else name[1],
                 int(port[1]) if port else None,
             )
-
-
-def _boot_time(line: str) -> float | None:
-    """None for a node that has never registered."""
-    found = _BOOT_TIME.search(line)
-    try:
-        return datetime.fromisoformat(found[1]).replace(tzinfo=UTC).timestamp() if found else None
-    except ValueError:
-        return None
 
 
 async def said(

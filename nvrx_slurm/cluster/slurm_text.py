@@ -7,17 +7,21 @@ between releases.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from nvrx_slurm.cluster.states import JobState, state_of_array, state_of_word
 from nvrx_slurm.errors import UsageError
 
 UNKNOWN_JOB = "Invalid job id"
 NO_ACCOUNTING = "accounting storage is disabled"
+RELIABLE_SINCE = (23, 2, 3)
+"""The first Slurm whose later steps are reliable after a node of the allocation was lost."""
 
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?(;[A-Za-z0-9_.-]+)?")
 _SUBMITTED = re.compile(r"^(\d+(?:;\S+)?)$", re.MULTILINE)
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+_SETTING = re.compile(r"^(\w+)(?:\[0\])?\s*=\s?(.*)$", re.MULTILINE)
+_FIELD = re.compile(r"(\w+)=(\S+)")
 
 
 def split_job_id(job_id: str) -> tuple[str, str | None]:
@@ -26,6 +30,20 @@ def split_job_id(job_id: str) -> tuple[str, str | None]:
         raise UsageError(f"{job_id!r} is no Slurm job id: 123, 123_4 (an array's element), 123+0, or 123;cluster")
     number, _, cluster = job_id.partition(";")
     return number, cluster or None
+
+
+def by_cluster(job_ids: Iterable[str]) -> dict[str | None, dict[str, str]]:
+    """Cluster → number → job id: each cluster is asked about all of its jobs in one call. Raises UsageError."""
+    found: dict[str | None, dict[str, str]] = {}
+    for job_id in job_ids:
+        number, cluster = split_job_id(job_id)
+        found.setdefault(cluster, {})[number] = job_id
+    return found
+
+
+def on_cluster(cluster: str | None) -> list[str]:
+    """The flag of Slurm's programs that names the cluster, if it is not the machine's own."""
+    return [f"--clusters={cluster}"] if cluster else []
 
 
 def submitted_id(stdout: str) -> str | None:
@@ -62,6 +80,22 @@ def states_of(stdout: str, job_ids: Iterable[str]) -> dict[str, JobState]:
         elif job_id in elements:
             found[job_id] = state_of_array(elements[job_id])
     return found
+
+
+def settings_of(stdout: str) -> dict[str, str]:
+    """What `scontrol show config` prints, cgroup.conf's settings at its end included."""
+    return {name: value.strip() for name, value in _SETTING.findall(stdout)}
+
+
+def number_of(settings: Mapping[str, str], name: str) -> float | None:
+    """The number of a setting such as `30 sec`; None where it is not shown."""
+    found = re.match(r"\d+", settings.get(name, ""))
+    return float(found[0]) if found else None
+
+
+def fields_of(line: str) -> dict[str, str]:
+    """The `Name=value` pairs of a line of `scontrol --oneliner show`; of a value with spaces the first word."""
+    return dict(_FIELD.findall(line))
 
 
 def version_of(stdout: str) -> tuple[int, int, int] | None:

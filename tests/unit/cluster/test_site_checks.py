@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.cluster.site_checks import Site, SiteCheck, check_site, partitions_of, settings_of
+from nvrx_slurm.cluster.site_checks import Site, SiteCheck, check_site, partitions_of
+from nvrx_slurm.cluster.slurm_text import settings_of
 from nvrx_slurm.jobspec.plan import plan
 from tests.unit.jobspec.specs import job_spec
 

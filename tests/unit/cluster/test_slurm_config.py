@@ -12,7 +12,8 @@ import pytest
 
 from nvrx_slurm.attribution.ledger import cluster_of
 from nvrx_slurm.cluster.commands import CommandOutput
-from nvrx_slurm.cluster.slurm_config import KillWaitQuestion, cluster_name_of, kill_wait_of, named_cluster
+from nvrx_slurm.cluster.slurm_config import KillWaitQuestion, named_cluster
+from nvrx_slurm.cluster.slurm_text import number_of, settings_of
 from nvrx_slurm.journal.folder import JobInfo
 
 SAID = """\
@@ -25,8 +26,8 @@ CompleteWait            = 0 sec
 
 def test_the_name_is_read_from_the_configuration_that_slurm_prints() -> None:
     """Without one there is none."""
-    assert cluster_name_of(SAID) == "alpha-2"
-    assert cluster_name_of("slurmctld is DOWN") is None
+    assert settings_of(SAID)["ClusterName"] == "alpha-2"
+    assert "ClusterName" not in settings_of("slurmctld is DOWN")
 
 
 @pytest.mark.parametrize(
@@ -86,8 +87,8 @@ def program(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kill_wait_is_read_from_what_scontrol_prints() -> None:
     """KillOnBadExit is another key; without the line there is no answer."""
-    assert kill_wait_of(KILL_WAIT_SAID) == 30.0
-    assert kill_wait_of("KillOnBadExit = 0\n") is None
+    assert number_of(settings_of(KILL_WAIT_SAID), "KillWait") == 30.0
+    assert number_of(settings_of("KillOnBadExit = 0\n"), "KillWait") is None
 
 
 @pytest.mark.parametrize("body", ["exit 1", "echo Unable to contact slurm controller >&2; exit 1", "exec sleep 1000"])

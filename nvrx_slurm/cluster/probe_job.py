@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from nvrx_slurm.cluster.base import folder_name
 from nvrx_slurm.cluster.node_probe import SEEN_S, NodeFacts
 from nvrx_slurm.cluster.queue_place import QueueReporter
-from nvrx_slurm.cluster.site_checks import SiteCheck
+from nvrx_slurm.cluster.site_checks import SiteCheck, judged
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.errors import SubmissionRefused
 from nvrx_slurm.jobspec.model import JobSpec
@@ -107,18 +107,17 @@ def check_nodes(
     facts: Sequence[NodeFacts], plan: Plan, spec: JobSpec, *, nodes: int, problem: str
 ) -> list[SiteCheck]:
     """What the nodes' facts mean for the job."""
-    if len(facts) < nodes:
-        start = SiteCheck(
-            part="probe", level="fail", seen=f"{len(facts)} of {nodes} nodes have reported: {problem}", by="you",
-            effect="a job of the same settings would not start there, or not be seen from here",
-            todo="mend what Slurm says; the folder of the jobs must be shared, and this Python be on every node",
-        )  # fmt: skip
-    else:
-        start = SiteCheck(part="probe", seen=f"{nodes} nodes: {', '.join(each.node for each in facts)}")
-    return [
-        start,
-        *(check for subject in (_network, _files, _software, _limits) for check in subject(facts, plan, spec)),
-    ]
+    some = f"{len(facts)} of {nodes} nodes have reported: {problem}"
+    start = judged(
+        "probe", is_well=len(facts) >= nodes, by="you", level="fail",
+        seen=some if len(facts) < nodes else f"{nodes} nodes: {', '.join(each.node for each in facts)}",
+        effect="a job of the same settings would not start there, or not be seen from here",
+        todo="mend what Slurm says; the folder of the jobs must be shared, and this Python be on every node",
+    )  # fmt: skip
+    if not facts:
+        return [start]
+    subjects = (_network, _files, _software, _limits)
+    return [start, *(check for subject in subjects for check in subject(facts, plan, spec))]
 
 
 def _network(facts: Sequence[NodeFacts], plan: Plan, spec: JobSpec) -> Iterator[SiteCheck]:
@@ -126,60 +125,52 @@ def _network(facts: Sequence[NodeFacts], plan: Plan, spec: JobSpec) -> Iterator[
     if not pairs:
         return
     closed = [f"{node} → {peer.peer} ({peer.error})" for node, peer in pairs if peer.tcp_s is None]
-    if closed:
-        yield SiteCheck(
-            part="TCP", level="fail", seen=f"refused or lost: {', '.join(closed[:4])}", by="site",
-            effect="agents do not reach the store and the controller: the job does not start",
-            todo="let the nodes of a job reach each other on all ports above 1024",
-        )  # fmt: skip
-    else:
-        slowest_s = max(peer.tcp_s or 0.0 for _, peer in pairs)
-        yield SiteCheck(part="TCP", seen=f"{len(pairs)} connections, within {slowest_s * 1e3:.1f} ms")
+    slowest_s = max(peer.tcp_s or 0.0 for _, peer in pairs)
+    within = f"{len(pairs)} connections, within {slowest_s * 1e3:.1f} ms"
+    yield judged(
+        "TCP", is_well=not closed, by="site", level="fail",
+        seen=f"refused or lost: {', '.join(closed[:4])}" if closed else within,
+        effect="agents do not reach the store and the controller: the job does not start",
+        todo="let the nodes of a job reach each other on all ports above 1024",
+    )  # fmt: skip
     lost = [f"{node} → {peer.peer}" for node, peer in pairs if not peer.udp]
-    if lost:
-        yield SiteCheck(
-            part="UDP", level="warn", seen=f"lost: {', '.join(lost[:4])}", by="site",
-            effect="the kernel of a lost node gets no fence datagram: its ranks run elsewhere only after"
-            f" {words(plan.fault_tolerance.gives_away_after_s)}",
-            todo="let datagrams pass between the nodes",
-        )  # fmt: skip
-    else:
-        yield SiteCheck(part="UDP", seen="all datagrams came back")
+    yield judged(
+        "UDP", is_well=not lost, by="site",
+        seen=f"lost: {', '.join(lost[:4])}" if lost else "all datagrams came back",
+        effect="the kernel of a lost node gets no fence datagram: its ranks run elsewhere only after"
+        f" {words(plan.fault_tolerance.gives_away_after_s)}",
+        todo="let datagrams pass between the nodes",
+    )  # fmt: skip
     skew_s = max((abs(peer.skew_s) for _, peer in pairs if peer.skew_s is not None), default=0.0)
-    if skew_s > LONGEST_SKEW_S:
-        yield SiteCheck(
-            part="clocks", level="warn", seen=f"up to {skew_s:.1f} s apart", by="site",
-            effect="lines of the merged log, and steps of ranks, are in a wrong order; munge refuses 300 s",
-            todo="run chronyd on the nodes",
-        )  # fmt: skip
-    else:
-        yield SiteCheck(part="clocks", seen=f"at most {skew_s * 1e3:.0f} ms apart")
+    is_late = skew_s > LONGEST_SKEW_S
+    yield judged(
+        "clocks", is_well=not is_late, by="site",
+        seen=f"up to {skew_s:.1f} s apart" if is_late else f"at most {skew_s * 1e3:.0f} ms apart",
+        effect="lines of the merged log, and steps of ranks, are in a wrong order; munge refuses 300 s",
+        todo="run chronyd on the nodes",
+    )  # fmt: skip
     loopback = [each.node for each in facts if each.names and all(name.startswith("127.") for name in each.names)]
-    nameless = [each.node for each in facts if not each.names]
-    if loopback or nameless:
-        yield SiteCheck(
-            part="host names", level="warn", by="site",
-            seen=f"no address, or the loopback: {', '.join((*loopback, *nameless)[:4])}",
-            effect="servers listen at the address of the default route, which may be the slower network",
-            todo="give each node's name its address, in DNS or /etc/hosts",
-        )  # fmt: skip
-    else:
-        yield SiteCheck(part="host names", seen=", ".join(f"{each.node} is {each.names[0]}" for each in facts[:4]))
+    unreachable = [*loopback, *(each.node for each in facts if not each.names)]
+    named = ", ".join(f"{each.node} is {each.names[0]}" for each in facts[:4] if each.names)
+    yield judged(
+        "host names", is_well=not unreachable, by="site",
+        seen=f"no address, or the loopback: {', '.join(unreachable[:4])}" if unreachable else named,
+        effect="servers listen at the address of the default route, which may be the slower network",
+        todo="give each node's name its address, in DNS or /etc/hosts",
+    )  # fmt: skip
 
 
 def _files(facts: Sequence[NodeFacts], plan: Plan, spec: JobSpec) -> Iterator[SiteCheck]:
-    if not facts:
-        return
     peers = [peer for each in facts for peer in each.peers if peer.tcp_s is not None]
     write_s = statistics.median(each.write_s for each in facts)
-    if write_s > LONGEST_WRITE_S:
-        yield SiteCheck(
-            part="shared folder", level="warn", seen=f"a small file takes {write_s * 1e3:.0f} ms", by="you",
-            effect="the journal's copy and the logs lag behind; decisions do not wait for them",
-            todo="put the folder of the jobs on a faster file system: --folder",
-        )  # fmt: skip
-    else:
-        yield SiteCheck(part="shared folder", seen=f"create, sync and rename take {write_s * 1e3:.1f} ms")
+    is_slow = write_s > LONGEST_WRITE_S
+    taken = f"create, sync and rename take {write_s * 1e3:.1f} ms"
+    yield judged(
+        "shared folder", is_well=not is_slow, by="you",
+        seen=f"a small file takes {write_s * 1e3:.0f} ms" if is_slow else taken,
+        effect="the journal's copy and the logs lag behind; decisions do not wait for them",
+        todo="put the folder of the jobs on a faster file system: --folder",
+    )  # fmt: skip
     late_s = max((SEEN_S if peer.seen_after_s is None else peer.seen_after_s for peer in peers), default=0.0)
     if late_s > LONGEST_SEEN_S:
         yield SiteCheck(
@@ -195,7 +186,7 @@ def _files(facts: Sequence[NodeFacts], plan: Plan, spec: JobSpec) -> Iterator[Si
             effect="the ledger of suspect nodes and in-process file stores do without: two writers may meet",
             todo="mount Lustre with -o flock",
         )  # fmt: skip
-    elif any(peer.lock_is_seen is False for peer in peers):
+    elif any(peer.lock_is_seen is False for peer in peers):  # the lock works on one node only
         yield SiteCheck(
             part="flock", level="warn", seen="a lock is not seen by other nodes", by="site",
             effect="the ledger of suspect nodes and in-process file stores of several nodes: two writers may meet",
@@ -208,18 +199,14 @@ def _files(facts: Sequence[NodeFacts], plan: Plan, spec: JobSpec) -> Iterator[Si
         ("/tmp", [each.tmp for each in facts], LEAST_TMP_BYTES, "the runtime folders of agents, and your own files"),
     ):
         free = min(room.free for room in rooms)
-        if free < least:
-            yield SiteCheck(
-                part=part, level="warn", seen=f"{free / 2**30:.2f} GiB free", by="site",
-                effect=f"{what} may run out of room", todo=f"make it larger, or clear {part}",
-            )  # fmt: skip
-        else:
-            yield SiteCheck(part=part, seen=f"{free / 2**30:.1f} GiB free")
+        digits = 2 if free < least else 1
+        yield judged(
+            part, is_well=free >= least, seen=f"{free / 2**30:.{digits}f} GiB free", by="site",
+            effect=f"{what} may run out of room", todo=f"make it larger, or clear {part}",
+        )  # fmt: skip
 
 
 def _software(facts: Sequence[NodeFacts], plan: Plan, spec: JobSpec) -> Iterator[SiteCheck]:
-    if not facts:
-        return
     versions: dict[str, dict[str, list[str]]] = {}
     for each in facts:
         found = {"Python": each.python, "kernel": each.kernel, **each.packages}
@@ -232,11 +219,10 @@ def _software(facts: Sequence[NodeFacts], plan: Plan, spec: JobSpec) -> Iterator
             version + (f" on {', '.join(nodes[:3])}" if len(by_version) > 1 else "")
             for version, nodes in by_version.items()
         )
-        differs = len(by_version) > 1 and what != "kernel"
-        yield SiteCheck(
-            part=what, level="warn" if differs else "ok", seen=seen, by="you" if differs else "",
-            effect="nodes of one job run different versions" if differs else "",
-            todo="install into one environment that all nodes share" if differs else "",
+        yield judged(
+            what, is_well=len(by_version) == 1 or what == "kernel", seen=seen, by="you",
+            effect="nodes of one job run different versions",
+            todo="install into one environment that all nodes share",
         )  # fmt: skip
     allowed = [each.node for each in facts if each.user_namespaces]
     yield SiteCheck(
@@ -248,26 +234,20 @@ def _software(facts: Sequence[NodeFacts], plan: Plan, spec: JobSpec) -> Iterator
         lacking = [
             f"{each.node}: {each.gpus}" for each in facts if each.gpus is not None and each.gpus != int(number)
         ]
-        yield SiteCheck(
-            part="GPUs", level="fail" if lacking else "ok", by="site" if lacking else "",
+        yield judged(
+            "GPUs", is_well=not lacking, by="site", level="fail",
             seen=", ".join(lacking) or f"{number} a node" if any(each.gpus for each in facts) else "no nvidia-smi",
-            effect="a worker finds no GPU of its own" if lacking else "",
-            todo="see gres.conf and nvidia-smi on that node" if lacking else "",
+            effect="a worker finds no GPU of its own", todo="see gres.conf and nvidia-smi on that node",
         )  # fmt: skip
 
 
 def _limits(facts: Sequence[NodeFacts], plan: Plan, spec: JobSpec) -> Iterator[SiteCheck]:
-    if not facts:
-        return
     most_workers = max(role.workers_per_node for role in plan.roles)
     cpus = min(each.cpus for each in facts)
-    if cpus <= most_workers:
-        yield SiteCheck(
-            part="CPUs", level="warn", seen=f"{cpus} for {most_workers} workers and an agent", by="you",
-            effect="workers wait for each other's CPU, and for the agent's", todo="set slurm.cpus_per_task",
-        )  # fmt: skip
-    else:
-        yield SiteCheck(part="CPUs", seen=f"{cpus} for {most_workers} workers and an agent")
+    yield judged(
+        "CPUs", is_well=cpus > most_workers, seen=f"{cpus} for {most_workers} workers and an agent", by="you",
+        effect="workers wait for each other's CPU, and for the agent's", todo="set slurm.cpus_per_task",
+    )  # fmt: skip
     if memory := next((each.memory for each in facts if each.memory), ""):
         yield SiteCheck(part="cgroup", seen=memory)
     for name, least, effect, setting in (
@@ -277,11 +257,9 @@ def _limits(facts: Sequence[NodeFacts], plan: Plan, spec: JobSpec) -> Iterator[S
         value = min((each.limits.get(name, -1) for each in facts), key=lambda found: found if found >= 0 else 1 << 62)
         seen = "unlimited" if value < 0 else str(value)
         needs_it = name != "memlock" or spec.slurm.gpus_per_node is not None
-        if needs_it and value >= 0 and (least is None or value < least):
-            todo = f"{setting} (PropagateResourceLimitsExcept={name.upper()})"
-            yield SiteCheck(part=f"ulimit {name}", level="warn", seen=seen, effect=effect, todo=todo, by="site")
-        else:
-            yield SiteCheck(part=f"ulimit {name}", seen=seen)
+        is_low = needs_it and value >= 0 and (least is None or value < least)
+        todo = f"{setting} (PropagateResourceLimitsExcept={name.upper()})"
+        yield judged(f"ulimit {name}", is_well=not is_low, seen=seen, effect=effect, todo=todo, by="site")
 
 
 def default_nodes(plan: Plan) -> int:

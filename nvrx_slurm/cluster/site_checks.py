@@ -6,25 +6,22 @@ what to change, and who can. The settings are those of slurm.conf(5).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
-from nvrx_slurm.cluster.slurm_text import version_of
+from nvrx_slurm.cluster.slurm_text import RELIABLE_SINCE, fields_of, number_of, version_of
 from nvrx_slurm.errors import EXIT_NO_RESTART, EXIT_RETRY
 from nvrx_slurm.jobspec import budgets
 from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.util.durations import parse_time_limit, words
 
-OLDEST, RELIABLE_SINCE, NEWEST = (22, 5, 0), (23, 2, 3), (26, 5, 99)
-"""Tried, the oldest and the newest; and the first whose later steps are reliable after a node loss."""
+OLDEST, NEWEST = (22, 5, 0), (26, 5, 99)
+"""With which nvrx-slurm was tried."""
 
 LEAST_UNKILLABLE_S = 60.0
-_SETTING = re.compile(r"^(\w+)(?:\[0\])?\s*=\s?(.*)$", re.MULTILINE)
-_FIELD = re.compile(r"(\w+)=(\S+)")
 _UNSET = ("", "(null)", "none", "N/A", "NONE")
 
 Settings = Mapping[str, str]
@@ -42,14 +39,25 @@ class SiteCheck(msgspec.Struct, frozen=True, kw_only=True):
     by: Literal["", "you", "site"] = ""
 
 
-def settings_of(stdout: str) -> dict[str, str]:
-    """What `scontrol show config` prints, cgroup.conf's settings at its end included."""
-    return {name: value.strip() for name, value in _SETTING.findall(stdout)}
+def judged(
+    part: str,
+    *,
+    is_well: bool,
+    seen: str,
+    effect: str,
+    todo: str,
+    by: Literal["you", "site"],
+    level: Literal["warn", "fail"] = "warn",
+) -> SiteCheck:
+    """The one line of a part: what was seen, and where that is not well all the rest."""
+    if is_well:
+        return SiteCheck(part=part, seen=seen)
+    return SiteCheck(part=part, level=level, seen=seen, effect=effect, todo=todo, by=by)
 
 
 def partitions_of(stdout: str) -> dict[str, dict[str, str]]:
     """What `scontrol --oneliner show partition` prints, by name."""
-    return {fields["PartitionName"]: fields for line in stdout.splitlines() if (fields := dict(_FIELD.findall(line)))}
+    return {fields["PartitionName"]: fields for line in stdout.splitlines() if (fields := fields_of(line))}
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +70,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     def seconds(self, setting: str) -> float:
         """Of a setting such as `30 sec`; 0 where it is not shown."""
-        found = re.match(r"\d+", self.config.get(setting, ""))
-        return float(found[0]) if found else 0.0
+        return number_of(self.config, setting) or 0.0
 
 
 def check_site(site: Site) -> list[SiteCheck]:
@@ -101,13 +108,10 @@ def _partition(site: Site) -> Iterator[SiteCheck]:
         )  # fmt: skip
         return
     state = partition.get("State", "UP")
-    if state == "UP":
-        yield SiteCheck(part="partition", seen=f"{name} is UP")
-    else:
-        yield SiteCheck(
-            part="partition", level="fail", seen=f"{name} is {state}", by="you",
-            effect="the job stays pending, or is refused", todo="choose another: slurm.partition",
-        )  # fmt: skip
+    yield judged(
+        "partition", is_well=state == "UP", seen=f"{name} is {state}", by="you", level="fail",
+        effect="the job stays pending, or is refused", todo="choose another: slurm.partition",
+    )  # fmt: skip
     for setting in ("MaxNodes", "TotalNodes"):
         most = partition.get(setting, "UNLIMITED")
         if most.isdecimal() and plan.least_nodes > int(most):
@@ -149,38 +153,29 @@ def _time(site: Site) -> Iterator[SiteCheck]:
 def _ends(site: Site) -> Iterator[SiteCheck]:
     teardown, kill_wait_s = site.plan.fault_tolerance.teardown, site.seconds("KillWait")
     left_s = budgets.grace_within(kill_wait_s)
-    if teardown.grace <= left_s:
-        yield SiteCheck(part="KillWait", seen=f"{kill_wait_s:g} s; teardown.grace is {words(teardown.grace)}")
-    else:
-        yield SiteCheck(
-            part="KillWait", level="warn", by="site",
-            seen=f"{kill_wait_s:g} s; teardown.grace is {words(teardown.grace)}",
-            effect=f"when the job is cancelled or preempted, workers get {words(left_s)} from the signal to SIGKILL",
-            todo=f"set KillWait={teardown.grace + budgets.AFTER_GRACE_S:g}, or a shorter teardown.grace yourself",
-        )  # fmt: skip
+    yield judged(
+        "KillWait", is_well=teardown.grace <= left_s, by="site",
+        seen=f"{kill_wait_s:g} s; teardown.grace is {words(teardown.grace)}",
+        effect=f"when the job is cancelled or preempted, workers get {words(left_s)} from the signal to SIGKILL",
+        todo=f"set KillWait={teardown.grace + budgets.AFTER_GRACE_S:g}, or a shorter teardown.grace yourself",
+    )  # fmt: skip
     seen = site.config.get("KillOnBadExit", "0")
     yield SiteCheck(part="KillOnBadExit", seen=f"{seen}; the srun of the agents says 0 itself")
     unkillable_s = site.seconds("UnkillableStepTimeout")
-    if unkillable_s >= LEAST_UNKILLABLE_S:
-        yield SiteCheck(part="UnkillableStepTimeout", seen=f"{unkillable_s:g} s")
-    else:
-        yield SiteCheck(
-            part="UnkillableStepTimeout", level="warn", seen=f"{unkillable_s:g} s", by="site",
-            effect="Slurm drains a node whose processes take longer to die, which a GPU driver or a dead file system"
-            " brings about; the job then has a node less",
-            todo="set UnkillableStepTimeout=180",
-        )  # fmt: skip
+    yield judged(
+        "UnkillableStepTimeout", is_well=unkillable_s >= LEAST_UNKILLABLE_S, seen=f"{unkillable_s:g} s", by="site",
+        effect="Slurm drains a node whose processes take longer to die, which a GPU driver or a dead file system"
+        " brings about; the job then has a node less",
+        todo="set UnkillableStepTimeout=180",
+    )  # fmt: skip
     yield from _requeue(site)
     tracking = site.config.get("ProctrackType", "")
-    if tracking == "proctrack/cgroup":
-        yield SiteCheck(part="ProctrackType", seen=tracking)
-    else:
-        yield SiteCheck(
-            part="ProctrackType", level="warn", seen=tracking, by="site",
-            effect="a process that detaches itself in a `setup` line outlives the job; those of workers do not, their"
-            " agents kill them",
-            todo="set ProctrackType=proctrack/cgroup",
-        )  # fmt: skip
+    yield judged(
+        "ProctrackType", is_well=tracking == "proctrack/cgroup", seen=tracking, by="site",
+        effect="a process that detaches itself in a `setup` line outlives the job; those of workers do not, their"
+        " agents kill them",
+        todo="set ProctrackType=proctrack/cgroup",
+    )  # fmt: skip
 
 
 def _requeue(site: Site) -> Iterator[SiteCheck]:
@@ -277,10 +272,9 @@ def _resources(site: Site) -> Iterator[SiteCheck]:
         )  # fmt: skip
     if slurm.gpus_per_node is not None:
         has_gpus = "gpu" in config.get("GresTypes", "")
-        yield SiteCheck(
-            part="GresTypes", level="ok" if has_gpus else "fail", seen=config.get("GresTypes", "(null)"),
-            effect="" if has_gpus else "Slurm refuses slurm.gpus_per_node",
-            todo="" if has_gpus else "leave slurm.gpus_per_node out", by="" if has_gpus else "you",
+        yield judged(
+            "GresTypes", is_well=has_gpus, seen=config.get("GresTypes", "(null)"), by="you", level="fail",
+            effect="Slurm refuses slurm.gpus_per_node", todo="leave slurm.gpus_per_node out",
         )  # fmt: skip
         if has_gpus and config.get("ConstrainDevices", "no") != "yes" and not is_whole:
             yield SiteCheck(
@@ -318,15 +312,14 @@ def _watching(site: Site) -> Iterator[SiteCheck]:
             effect="Slurm never marks a dead node down: after the loss of the batch host the job waits for its limit",
             todo="set SlurmdTimeout=300",
         )  # fmt: skip
-    if config.get("AccountingStorageType", "") in ("accounting_storage/none", *_UNSET):
-        yield SiteCheck(
-            part="accounting", level="warn", seen="accounting_storage/none", by="site",
-            effect=f"Slurm forgets a job {words(site.seconds('MinJobAge'))} after its end: where it left no result of"
-            " its own, `wait` cannot say how it ended",
-            todo="run slurmdbd",
-        )  # fmt: skip
-    else:
-        yield SiteCheck(part="accounting", seen=config["AccountingStorageType"])
+    accounting = config.get("AccountingStorageType", "")
+    accounting = "accounting_storage/none" if accounting in _UNSET else accounting
+    yield judged(
+        "accounting", is_well=accounting != "accounting_storage/none", seen=accounting, by="site",
+        effect=f"Slurm forgets a job {words(site.seconds('MinJobAge'))} after its end: where it left no result of"
+        " its own, `wait` cannot say how it ended",
+        todo="run slurmdbd",
+    )  # fmt: skip
     ports = config.get("SrunPortRange", "0-0")
     if ports not in ("0-0", *_UNSET):
         yield SiteCheck(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
-from statistics import quantiles
+from statistics import fmean, quantiles
 
 import msgspec
 
-from bench.tables import Target, print_rows, print_target, print_targets
+from bench.errors import PeerFailed
+from bench.processes import temporary_folder, wait_until
+from bench.tables import Target, in_turns, print_rows, print_target, print_targets
 from nvrx_slurm.attribution.service.wire import id_of
 from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
 
@@ -33,19 +35,18 @@ ModuleNotFoundError: No module named 'flash_attn_3'
 
 def attrsvc(runs: int, _: Path) -> None:
     """In turns, one client on one connection."""
-    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as made:
-        room = Path(made)
+    with temporary_folder() as room:
         (room / "logs").mkdir()
         (room / "logs" / "rank-0.err").write_text(CRASH)
-        with _service(room) as ours:
+        options = ("--bind", "127.0.0.1:0", "--root", str(room / "logs"), "--workers", "1", "--rate", "1000000")
+        program = (sys.executable, "-P", "-m", "nvrx_slurm", "attrsvc", *options)
+        with _started(room, *program, "--port-file", str(room / "port-ours")) as ours:
             path, body = _asked(ours, room / "logs" / "rank-0.err")
             (room / "body").write_bytes(body)
             script = Path(__file__).with_name("bare_app.py")
             with _started(room, sys.executable, str(script), str(room / "port-bare"), str(room / "body")) as bare:
-                samples: dict[str, list[float]] = {OURS: [], BARE: []}
-                for _ in range(runs):
-                    for name, connection in ((OURS, ours), (BARE, bare)):
-                        samples[name] += [sum(taken := _timed(connection, path)) / len(taken)]
+                servers = {OURS: ours, BARE: bare}
+                samples = in_turns(runs, {name: partial(_mean_s, each, path) for name, each in servers.items()})
             print_rows(f"one request of {REQUESTS}", samples, unit="ms", first=BARE)
             for name, taken in samples.items():
                 print(f"  {name}: {1.0 / min(taken):.0f} requests/s at best")
@@ -68,10 +69,14 @@ def _health(connection: HTTPConnection, room: Path) -> None:
     slowest, most = max(taken) * 1000.0, quantiles(taken, n=100)[98] * 1000.0
     print(f"\nhealth while {LOG_BYTES >> 20} MiB are analysed in {time.monotonic() - began:.1f} s")
     print(f"  99 of 100 of {len(taken)} requests within {most:.1f} ms, the slowest {slowest:.1f} ms")
-    print_target("health within 100 ms", slowest, met=slowest <= 100.0)
+    print_target("health within 100 ms", slowest, at_most=100.0)
 
 
-def _timed(connection: HTTPConnection, path: str, count: int = REQUESTS) -> list[float]:
+def _mean_s(connection: HTTPConnection, path: str) -> float:
+    return fmean(_timed(connection, path, REQUESTS))
+
+
+def _timed(connection: HTTPConnection, path: str, count: int) -> list[float]:
     taken = []
     for _ in range(count):
         began = time.perf_counter()
@@ -99,30 +104,20 @@ def _inquiry(log: Path, *, cycle: int) -> Inquiry:
 
 
 @contextmanager
-def _service(room: Path) -> Iterator[HTTPConnection]:
-    options = ("--bind", "127.0.0.1:0", "--root", str(room / "logs"), "--workers", "1", "--rate", "1000000")
-    program = (sys.executable, "-P", "-m", "nvrx_slurm", "attrsvc", *options)
-    with _started(room, *program, "--port-file", str(room / "port-ours")) as connection:
-        yield connection
-
-
-@contextmanager
 def _started(room: Path, *argv: str) -> Iterator[HTTPConnection]:
     """A connection to a server that writes its port into the first file named `port-…` of its arguments."""
     port_file = next(Path(each) for each in argv if Path(each).name.startswith("port-"))
+
+    def has_port() -> bool:
+        if server.poll() is not None:
+            raise PeerFailed((room / "log").read_text())
+        return port_file.exists() and port_file.read_text().endswith("\n")
+
     with (room / "log").open("a") as log, subprocess.Popen(argv, stdout=log, stderr=log) as server:
         try:
-            connection = HTTPConnection("127.0.0.1", _port(port_file, server, room), timeout=WITHIN_S)
+            wait_until(has_port, WITHIN_S, f"the port of {argv[-2:]}")
+            connection = HTTPConnection("127.0.0.1", int(port_file.read_text()), timeout=WITHIN_S)
             yield connection
             connection.close()
         finally:
             server.kill()
-
-
-def _port(file: Path, server: subprocess.Popen[bytes], room: Path) -> int:
-    deadline = time.monotonic() + WITHIN_S
-    while not (file.exists() and file.read_text().endswith("\n")):
-        if server.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError((room / "log").read_text())
-        time.sleep(0.01)
-    return int(file.read_text())

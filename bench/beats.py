@@ -8,12 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
-import subprocess
-import sys
-import tempfile
-from asyncio.subprocess import Process
-from collections.abc import Sequence
+from asyncio.subprocess import PIPE
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,14 +16,25 @@ from urllib.parse import urlsplit
 
 from bench import usage
 from bench.errors import BenchTimeout
-from bench.stage import STEP_S, Stage, kill, line, say, set_up, start_controller, start_fleet, until_ordered
+from bench.processes import temporary_folder
+from bench.stage import (
+    STEP_S,
+    Stage,
+    kill,
+    line,
+    say,
+    set_up,
+    start_controller,
+    start_fleet,
+    start_python,
+    until_ordered,
+)
 from bench.tables import print_target
 from nvrx_slurm.journal.records import NodeLost, RendezvousClosed
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.util.clock import SystemClock
-from nvrx_slurm.util.processes import dies_with_parent
 
 SIZES = (100, 1000, 10_000)
 FLEETS = 2
@@ -74,20 +80,13 @@ def beats(runs: int, peers: Path) -> None:
         print(_row(setting, cost), flush=True)
         if setting == Setting(SIZES[-1]):
             largest = cost
-    print_target(
-        f"controller ≤ {CONTROLLER_SHARE:.0%} of a core at {SIZES[-1]}, in %",
-        100 * largest.controller,
-        met=largest.controller <= CONTROLLER_SHARE,
-    )
-    print_target(
-        f"store ≤ {STORE_SHARE:.0%} of a core at {SIZES[-1]}, in %",
-        100 * largest.store,
-        met=largest.store <= STORE_SHARE,
-    )
-    slowest = max(largest.reaps_s)
-    print_target(
-        f"every reap ≤ {REAP_S:.1f} s after the last heartbeat at {SIZES[-1]}", slowest, met=slowest <= REAP_S
-    )
+    for name, share, most in (
+        ("controller", largest.controller, CONTROLLER_SHARE),
+        ("store", largest.store, STORE_SHARE),
+    ):
+        print_target(f"{name} ≤ {most:.0%} of a core at {SIZES[-1]}, in %", 100 * share, at_most=100 * most)
+    what = f"every reap ≤ {REAP_S:.1f} s after the last heartbeat at {SIZES[-1]}"
+    print_target(what, max(largest.reaps_s), at_most=REAP_S)
 
 
 def _row(setting: Setting, cost: Cost) -> str:
@@ -103,11 +102,15 @@ async def measure(setting: Setting, silent: int) -> Cost:
     """One size: join, settle, watch for `WINDOW_S`, watch the bare loop beside it, then silence `silent` nodes."""
     clock = SystemClock()
     bounds = plain_bounds(heartbeat__timeout=TIMEOUT_S)
-    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room:
+    with temporary_folder() as room:
         async with contextlib.AsyncExitStack() as stack:
-            stage = await set_up(stack, Path(room), size=setting.size, bounds=bounds, spares=silent)
+            stage = await set_up(stack, room, size=setting.size, bounds=bounds, spares=silent)
             controller = await start_controller(stack, stage)
-            fleets = [await _start_chorus(stack, stage, part, setting) for part in range(FLEETS)]
+            fleets = []
+            for part in range(FLEETS):
+                count = setting.size // FLEETS
+                numbers = map(str, (1 + part * count, count, setting.connections))
+                fleets.append(await start_fleet(stack, "bench.fleet.chorus", str(stage.folder.path), *numbers))
             for fleet in fleets:
                 say(fleet, "begin")
             await until_ordered(stage, RendezvousClosed, "the first round's end")
@@ -117,28 +120,21 @@ async def measure(setting: Setting, silent: int) -> Cost:
             await asyncio.sleep(WINDOW_S)
             after = [usage.of(pid, clock) for pid in pids]
             bare = await _bare_share(stack, stage)
-            last_beats = await _silence(fleets, [f"n{1 + index}" for index in range(silent)])
-            reaps_s = await _reaps(stage, last_beats)
+            names = [f"n{1 + index}" for index in range(silent)]
+            say(fleets[0], f"silence {' '.join(names)}")
+            said = [(await line(fleets[0])).split() for _ in names]  # when each sent its last heartbeat
+            reaps_s = await _reaps(stage, {name: float(at) for name, at in said})
             shares = [late.share_since(early) for early, late in zip(before, after, strict=True)]
             ends = [usage.of(pid, clock).resident_bytes for pid in pids]
             sizes = [(early.resident_bytes, end) for early, end in zip(before, ends, strict=True)]
             return Cost(shares[0], shares[1], bare, sizes[0], sizes[1], reaps_s)
 
 
-async def _start_chorus(stack: contextlib.AsyncExitStack, stage: Stage, part: int, setting: Setting) -> Process:
-    count = setting.size // FLEETS
-    numbers = (1 + part * count, count, setting.connections)
-    return await start_fleet(stack, "bench.fleet.chorus", str(stage.folder.path), *map(str, numbers))
-
-
 async def _bare_share(stack: contextlib.AsyncExitStack, stage: Stage) -> float:
     """The share of a core of a loop that reads the same heartbeats, and only counts them."""
     clock, where = SystemClock(), urlsplit(stage.address.url)
-    argv = [sys.executable, str(BARE), str(where.hostname), str(where.port), Keys(stage.address.job).beats]
-    bare = await asyncio.create_subprocess_exec(
-        *argv, stdin=subprocess.PIPE, preexec_fn=dies_with_parent(signal.SIGKILL)
-    )
-    stack.push_async_callback(kill, bare)
+    words = (str(where.hostname), str(where.port), Keys(stage.address.job).beats)
+    bare = await start_python(stack, str(BARE), *words, stdin=PIPE)
     assert bare.stdin is not None
     bare.stdin.write((stage.address.password or "").encode())
     bare.stdin.close()
@@ -148,13 +144,6 @@ async def _bare_share(stack: contextlib.AsyncExitStack, stage: Stage) -> float:
     share = usage.of(bare.pid, clock).share_since(before)
     await kill(bare)
     return share
-
-
-async def _silence(fleets: Sequence[Process], names: Sequence[str]) -> dict[str, float]:
-    """Have nodes of the first fleet fall silent; returns when each sent its last heartbeat."""
-    say(fleets[0], f"silence {' '.join(names)}")
-    said = [(await line(fleets[0])).split() for _ in names]
-    return {name: float(at) for name, at in said}
 
 
 async def _reaps(stage: Stage, last_beats: dict[str, float]) -> tuple[float, ...]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from bench.errors import PeerFailed
+from bench.tables import in_turns
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.util.clock import SystemClock
 
@@ -13,14 +15,10 @@ COMMAND_S = 30.0
 
 
 def time_all(commands: Mapping[str, Sequence[str]], runs: int, given: Mapping[str, str]) -> dict[str, list[float]]:
-    """Seconds of each run by name; taken in turns, so that noise meets all of them alike. Raises PeerFailed."""
+    """Seconds of each run by name, in turns. Raises PeerFailed."""
     for argv in commands.values():
         time_one(argv, given)  # what is read for the first time is read from the disk
-    taken: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(runs):
-        for name, argv in commands.items():
-            taken[name].append(time_one(argv, given))
-    return taken
+    return in_turns(runs, {name: partial(time_one, argv, given) for name, argv in commands.items()})
 
 
 def time_one(argv: Sequence[str], given: Mapping[str, str]) -> float:

@@ -3,11 +3,12 @@ no source is asked."""
 
 from __future__ import annotations
 
-import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
-from bench.tables import Target, print_rows, print_targets
+from bench.processes import temporary_folder
+from bench.tables import Target, in_turns, print_rows, print_targets
 from nvrx_slurm.api.submission import submit
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import new_job
@@ -30,11 +31,12 @@ NODES, FAILURES = 64, 200
 def decision(runs: int, peers: Path) -> None:
     """A worker fails; its peer ignores SIGTERM, so that the teardown takes its whole grace; the service takes its
     time. From the failure until all workers run again."""
-    samples: dict[str, list[float]] = {TOGETHER: [], ATTRIBUTION: [], RENDEZVOUS: []}
-    for _ in range(runs):
-        samples[ATTRIBUTION].append(_recovery_s(asks=True, deaf=False))
-        samples[RENDEZVOUS].append(_recovery_s(asks=False, deaf=True))
-        samples[TOGETHER].append(_recovery_s(asks=True, deaf=True))
+    ways = {
+        TOGETHER: partial(_recovery_s, asks=True, deaf=True),
+        ATTRIBUTION: partial(_recovery_s, asks=True, deaf=False),
+        RENDEZVOUS: partial(_recovery_s, asks=False, deaf=True),
+    }
+    samples = in_turns(runs, ways)
     print_rows("a failure, until all run again", samples, unit="s", first=RENDEZVOUS)
     print_targets(samples, [Target("≤ 9 s, of 8 s each", RENDEZVOUS, (TOGETHER,), at_most=MOST)])
     unasked_ms = [_core_ms() for _ in range(runs)]
@@ -45,7 +47,7 @@ def _recovery_s(*, asks: bool, deaf: bool) -> float:
     """How long the recovery took, by the job's own journal."""
     server = AttributionServer(slow(LONG_S, Verdict.RESTART))
     try:
-        with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room:
+        with temporary_folder() as room:
             spec = load_job(
                 CI / "jobs" / "attributed.yaml",
                 workdir=str(CI / "workloads"),

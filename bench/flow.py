@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 from bench.commands import time_all
+from bench.processes import temporary_folder
 from bench.tables import Target, print_rows, print_targets
 
 CI = Path(__file__).parent.parent / "ci"
@@ -26,19 +26,11 @@ eval "$("$0" cluster env --name "$1")"
 def flow(runs: int, peers: Path) -> None:
     """Run it in turns, each time on a Slurm that is started for it and taken down after it."""
     program = str(Path(sys.executable).with_name("nvrx-slurm"))
-    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room:
-        by_hand = (program, f"bench-{os.getpid()}", room, str(CI / "jobs" / "plain.yaml"))
+    with temporary_folder() as room:
+        by_hand = (program, f"bench-{os.getpid()}", str(room), str(CI / "jobs" / "plain.yaml"))
+        options = ("--on", "dev", "--artifacts", f"{room}/ci")
         commands = {
-            OURS: (
-                program,
-                "ci",
-                "run",
-                str(CI / "flows" / "happy-path.yaml"),
-                "--on",
-                "dev",
-                "--artifacts",
-                f"{room}/ci",
-            ),
+            OURS: (program, "ci", "run", str(CI / "flows" / "happy-path.yaml"), *options),
             BY_HAND: ("bash", "-c", SCRIPT, *by_hand),
         }
         samples = time_all(commands, runs, {})

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-from bench.inprocess_group import NVRX, OURS, SIDES, Group, Options, Valkey, group, interpreter, valkey
+from bench.inprocess_group import NEEDS, NVRX, OURS, SIDES, Group, Options, group, valkey
+from bench.processes import interpreter, temporary_folder
 from bench.tables import Target, print_rows, print_targets
 from nvrx_slurm.util.clock import SystemClock
 
@@ -28,7 +28,7 @@ Samples = dict[str, dict[str, list[float]]]  # what → who → seconds
 def inprocess(runs: int, peers: Path) -> None:
     """Both sides in turn; with each group as many exceptions as runs, and with tight options a SIGKILL at its end."""
     samples: Samples = defaultdict(lambda: defaultdict(list))
-    asyncio.run(_measure(samples, runs, interpreter(peers)))
+    asyncio.run(_measure(samples, runs, interpreter(NEEDS, peers)))
     for what, rows in samples.items():
         print_rows(f"{what}, {SIZE} ranks", rows, unit="ms", first=OURS)
         faster = f"≥ {TARGETS[what]:.0f} × faster than {NVRX}"
@@ -36,30 +36,21 @@ def inprocess(runs: int, peers: Path) -> None:
 
 
 async def _measure(samples: Samples, runs: int, python: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as name:
-        room = Path(name)
+    with temporary_folder() as room:
         async with valkey(room) as store:
             for side in SIDES:
-                await _defaults(samples, side, runs, python, store, room)
+                async with group(python, side, SIZE, DEFAULTS, store, room) as ranks:
+                    for iteration in range(1, runs + 1):
+                        samples[RAISED][side].append(await _raise(ranks, iteration))
+                    await ranks.finish()
             for _ in range(runs):  # a rank that was killed is gone: the next SIGKILL needs another group
                 for side in SIDES:
-                    await _tight(samples, side, python, store, room)
-
-
-async def _defaults(samples: Samples, side: str, runs: int, python: Path, store: Valkey, room: Path) -> None:
-    async with group(python, side, SIZE, DEFAULTS, store, room) as ranks:
-        for iteration in range(1, runs + 1):
-            samples[RAISED][side].append(await _raise(ranks, iteration))
-        await ranks.finish()
-
-
-async def _tight(samples: Samples, side: str, python: Path, store: Valkey, room: Path) -> None:
-    async with group(python, side, SIZE, TIGHT, store, room) as ranks:
-        samples[RAISED_TIGHT][side].append(await _raise(ranks, 1))
-        killed = SystemClock().monotonic()
-        ranks.kill(VICTIM)
-        samples[KILLED_TIGHT][side].append(await ranks.until_entered(2, SIZE - 1) - killed)
-        await ranks.finish()
+                    async with group(python, side, SIZE, TIGHT, store, room) as ranks:
+                        samples[RAISED_TIGHT][side].append(await _raise(ranks, 1))
+                        killed = SystemClock().monotonic()
+                        ranks.kill(VICTIM)
+                        samples[KILLED_TIGHT][side].append(await ranks.until_entered(2, SIZE - 1) - killed)
+                        await ranks.finish()
 
 
 async def _raise(ranks: Group, iteration: int) -> float:

@@ -11,9 +11,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
-from bench.errors import BenchTimeout, PeerFailed, PeerMissing
+from bench.errors import BenchTimeout, PeerFailed
 from bench.stage import kill
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.store.embedded import EmbeddedStore, free_port
@@ -26,6 +25,9 @@ START_S = 240.0
 STEP_S = 120.0
 OURS, NVRX = "nvrx-slurm", "NVRx"
 SIDES = {OURS: "ours", NVRX: "nvrx"}
+NEEDS = ("torch", "nvidia_resiliency_ext", "hiredis")
+"""Of the one interpreter that runs both sides, with the same torch."""
+
 ENDED = ["ended"]
 
 Options = Mapping[str, object]
@@ -53,16 +55,6 @@ async def valkey(room: Path) -> AsyncIterator[Valkey]:
         yield Valkey(f"redis://127.0.0.1:{server.port}", file, process)
     finally:
         await kill(process)
-
-
-def interpreter(peers: Path) -> Path:
-    """The peers' Python: it has torch, and runs both sides. Raises PeerMissing."""
-    if not (python := peers / "python").exists():
-        raise PeerMissing(
-            f"there is no {python}, which runs both sides with the same torch: make a virtual environment there, and"
-            " `pip install '.[bench]'` into it (bench/README.md)"
-        )
-    return python
 
 
 @dataclass
@@ -129,9 +121,7 @@ class Group:
         async with asyncio.timeout(STEP_S):
             codes = {rank: await process.wait() for rank, process in living.items()}
         if any(codes.values()):
-            raise PeerFailed(
-                f"exit codes by rank: {codes}; their log: {self.log.read_text(errors='replace')[-2000:]}"
-            )
+            raise PeerFailed(f"exit codes by rank: {codes}; their log: {self._said}")
 
 
 @contextlib.asynccontextmanager
@@ -147,7 +137,14 @@ async def group(
     with log.open("ab") as output:
         for rank in range(size):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(ROOT)}
-            started.processes[rank] = await _rank(argv, env.child_environment({**shared, **own}), output)
+            started.processes[rank] = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=output,
+                env=env.child_environment({**shared, **own}),
+                preexec_fn=dies_with_parent(signal.SIGKILL),
+            )
     hearing = [asyncio.create_task(started.hear(rank)) for rank in started.processes]
     try:
         async with asyncio.timeout(START_S):
@@ -157,9 +154,3 @@ async def group(
         for process in started.processes.values():
             await kill(process)
         await asyncio.gather(*hearing)
-
-
-async def _rank(argv: list[str], environment: Mapping[str, str], output: IO[bytes]) -> Process:
-    return await asyncio.create_subprocess_exec(
-        *argv, stdin=PIPE, stdout=PIPE, stderr=output, env=environment, preexec_fn=dies_with_parent(signal.SIGKILL)
-    )

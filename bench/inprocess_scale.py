@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from asyncio.subprocess import Process
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import valkey.asyncio as client
 
 from bench import usage
 from bench.inprocess_group import Valkey, valkey
+from bench.processes import temporary_folder
 from bench.stage import line, say, start_fleet
 from bench.tables import growth_exponent, print_target
 from nvrx_slurm.util.clock import SystemClock
@@ -62,7 +62,7 @@ def scale(runs: int, peers: Path) -> None:
         for what in GROWING:
             values = [_median(costs, what) for costs in by_size.values()]
             exponent = growth_exponent(list(by_size), values)
-            print_target(f"growth of {what}: exponent ≤ {TARGET_EXPONENT}", exponent, met=exponent <= TARGET_EXPONENT)
+            print_target(f"growth of {what}: exponent ≤ {TARGET_EXPONENT}", exponent, at_most=TARGET_EXPONENT)
 
 
 def _row(size: int, costs: Sequence[Cost]) -> str:
@@ -79,9 +79,9 @@ def _median(costs: Sequence[Cost], what: str) -> float:
 
 async def measure(size: int) -> dict[str, Cost]:
     """One call of so many ranks, step by step."""
-    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as name:
+    with temporary_folder() as room:
         async with contextlib.AsyncExitStack() as stack:
-            store = await stack.enter_async_context(valkey(Path(name)))
+            store = await stack.enter_async_context(valkey(room))
             share = size // FLEETS
             arguments = (store.url, str(store.password_file), str(size))
             fleets = [

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 
 from bench import usage
 from bench.errors import PeerFailed
-from bench.inprocess_group import OURS, SIDES, Group, group, interpreter, valkey
+from bench.inprocess_group import NEEDS, OURS, SIDES, Group, group, valkey
+from bench.processes import interpreter, temporary_folder
 from bench.tables import Target, print_rows, print_targets
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.util.clock import SystemClock
@@ -25,7 +25,7 @@ Samples = dict[str, dict[str, list[float]]]  # ping or share → who → what wa
 def steady(runs: int, peers: Path) -> None:
     """Both sides in turn, with default options; as many times a million pings as runs."""
     samples: Samples = defaultdict(lambda: defaultdict(list))
-    asyncio.run(_measure(samples, runs, interpreter(peers)))
+    asyncio.run(_measure(samples, runs, interpreter(NEEDS, peers)))
     print_rows("a million pings, so the ns of one", samples[PING], unit="ms", first=OURS)
     print_targets(samples[PING], [Target("≤ 1 s a million, so 1 µs each", None, (OURS,), at_most=1.0)])
     title = f"watchdog and monitor over {MEASURED_S:.0f} s, in thousandths of a core a rank"
@@ -34,8 +34,7 @@ def steady(runs: int, peers: Path) -> None:
 
 
 async def _measure(samples: Samples, runs: int, python: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as name:
-        room = Path(name)
+    with temporary_folder() as room:
         async with valkey(room) as store:
             for side in SIDES:
                 before = set(descendants(os.getpid()))

@@ -17,11 +17,12 @@ import json
 import os
 import resource
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from bench.errors import PeerFailed
+from bench.processes import temporary_folder
+from bench.usage import spent_s
 from nvrx_slurm.agent.starting import RANK_VARIABLES
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, WarmSaid, WorkerEvent, Workers
@@ -96,11 +97,11 @@ class Node:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room:
-        asyncio.run(Node(sys.argv[1:], Path(room)).serve())
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    with temporary_folder() as room:
+        asyncio.run(Node(sys.argv[1:], room).serve())
+    cpu_s = sum(map(spent_s, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
     with contextlib.suppress(BrokenPipeError):  # an input that just ended has no reader
-        print(json.dumps({"cpu_s": sum(each.ru_utime + each.ru_stime for each in used)}), flush=True)
+        print(json.dumps({"cpu_s": cpu_s}), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,22 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bench.errors import BenchTimeout, PeerMissing
 from nvrx_slurm.agent.supervisor import become_subreaper, descendants, send_all
 from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.plan import Plan, plan_to_json
+from nvrx_slurm.util.processes import parent_of
 
+LOOK_AGAIN_S = 0.01
+_HAS_ALL = (
+    "import sys; from importlib.util import find_spec; sys.exit(not all(find_spec(name) for name in sys.argv[1:]))"
+)
 ESTABLISHED = "01"
 """The state's number in /proc/net/tcp (linux/include/net/tcp_states.h)."""
 
@@ -29,17 +39,36 @@ def nothing_left() -> Iterator[None]:
     finally:
         while left := descendants(os.getpid()):
             send_all(left, signal.SIGKILL)
-            reap()
+            with contextlib.suppress(ChildProcessError):  # one orphan's exit, or there is none
+                os.waitpid(-1, 0)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for one measurement, removed after it."""
+    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as folder:
+        yield Path(folder)
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    """Raises BenchTimeout where `what` has not happened in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BenchTimeout(f"{what} did not come in {timeout_s:.0f} s")
+        time.sleep(LOOK_AGAIN_S)
 
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def reap() -> None:
-    """Take one orphan's exit, or find that there is none."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(-1, 0)
+def interpreter(needs: Sequence[str], peers: Path) -> Path:
+    """The peers' Python, else this one: the first that can import all that is needed. Raises PeerMissing."""
+    for python in ((peers / "python").absolute(), Path(sys.executable)):
+        if python.exists() and subprocess.run([python, "-c", _HAS_ALL, *needs], check=False).returncode == 0:
+            return python
+    raise PeerMissing(f"no {' and '.join(needs)} in {peers} nor in {sys.prefix} (bench/README.md)")
 
 
 def start(
@@ -62,6 +91,12 @@ def start(
     return process
 
 
+def start_job(plan: Plan, job_id: str, log: Path) -> subprocess.Popen[bytes]:
+    """Start a local job, as `nvrx-slurm run` does. Returns its batch host."""
+    argv = [sys.executable, "-m", "nvrx_slurm.batch", "--cluster", "local"]
+    return start(argv, log=log, extra={"NVRX_JOB_ID": job_id}, given=plan_to_json(plan))
+
+
 def end(process: subprocess.Popen[bytes], *, polite_s: float = 0.0) -> None:
     """End a child and all below it, and take its exit. With `polite_s` it is asked first, so that it can clear up."""
     if polite_s:
@@ -80,20 +115,12 @@ def kill_tree(root: int) -> None:
         send_all(everybody, number)
 
 
-def parent_of(pid: int) -> int:
-    """The process's parent. Raises ProcessLookupError when it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except FileNotFoundError:
-        raise ProcessLookupError(f"no process {pid}") from None
-
-
 def ancestor_below(pid: int, top: int) -> int:
     """The ancestor of `pid` (or itself) whose parent is `top`. Raises ProcessLookupError when there is none."""
     while (parent := parent_of(pid)) != top:
+        if parent is None or parent <= 1:
+            raise ProcessLookupError(f"process {top} is no ancestor of {pid}, or it is gone")
         pid = parent
-        if pid <= 1:
-            raise ProcessLookupError(f"process {top} is no ancestor")
     return pid
 
 
@@ -105,9 +132,6 @@ def is_connected(pid: int, port: int) -> bool:
         for table in ("tcp", "tcp6"):
             rows = [line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
             inodes |= {row[9] for row in rows if row[2].endswith(remote) and row[3] == ESTABLISHED}
-        return any(link.readlink().name in {f"socket:[{i}]" for i in inodes} for link in _descriptors(pid))
+        sockets = {f"socket:[{inode}]" for inode in inodes}
+        return any(link.readlink().name in sockets for link in Path(f"/proc/{pid}/fd").iterdir())
     return False
-
-
-def _descriptors(pid: int) -> list[Path]:
-    return list(Path(f"/proc/{pid}/fd").iterdir())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -114,12 +114,13 @@ def _measure_into(
         found.put((launcher.name, taken))
 
 
-def _only_report(rollcall: RollCall, room: Path) -> tuple[str, ...]:
-    return rollcall.command
-
-
 def measured(
-    launcher: Launcher, runs: int, *, spares: int, kill: Kill, command: Command = _only_report
+    launcher: Launcher,
+    runs: int,
+    *,
+    spares: int,
+    kill: Kill,
+    command: Command = lambda rollcall, room: rollcall.command,
 ) -> list[Recovery]:
     """A peer that is missing or fails is said, and gives an empty list. Where we fail ourselves, that is an error."""
     try:
@@ -134,10 +135,12 @@ def measured(
 def measure(launcher: Launcher, runs: int, *, spares: int, kill: Kill, command: Command) -> list[Recovery]:
     """One fleet, killed `runs` times."""
     with (
-        tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room,
+        processes.temporary_folder() as room,
         closing(RollCall()) as rollcall,
-        _running(launcher, Task(command(rollcall, Path(room)), spares, Path(room))) as fleet,
+        contextlib.ExitStack() as stack,
     ):
+        fleet = launcher.start(Task(command(rollcall, room), spares, room))
+        stack.callback(fleet.stop)
         try:
             taken = list(_recoveries(fleet, rollcall, runs, kill))
         except BenchTimeout as error:
@@ -148,15 +151,6 @@ def measure(launcher: Launcher, runs: int, *, spares: int, kill: Kill, command: 
             if len(journal) == len(taken):
                 taken = [replace(each, phases=own.phases) for each, own in zip(taken, journal, strict=True)]
         return taken
-
-
-@contextmanager
-def _running(launcher: Launcher, task: Task) -> Iterator[Fleet]:
-    fleet = launcher.start(task)
-    try:
-        yield fleet
-    finally:
-        fleet.stop()
 
 
 def _recoveries(fleet: Fleet, rollcall: RollCall, runs: int, kill: Kill) -> Iterator[Recovery]:

@@ -3,13 +3,15 @@ reading of the same journal."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench.errors import PeerFailed
+from bench.processes import temporary_folder
 from bench.tables import print_rows, print_target
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import new_job
@@ -56,13 +58,13 @@ print(time.process_time() - began)
 
 def report(runs: int, peers: Path) -> None:
     """Print what each costs, and the targets."""
-    with tempfile.TemporaryDirectory() as temporary:
-        large, fleet = Path(temporary) / "large", Path(temporary) / "fleet"
+    with temporary_folder() as room:
+        large, fleet = room / "large", room / "fleet"
         job = write_job(large, "1", nodes=NODES, spares=8, events=EVENTS)
-        page = Path(temporary) / "page.html"
+        page = room / "page.html"
         commands = {
             "report": ["report", "1", "-o", str(page)],
-            "trace": ["trace", "1", "-o", str(Path(temporary) / "trace.json")],
+            "trace": ["trace", "1", "-o", str(room / "trace.json")],
             "metrics": ["metrics", "1"],
         }
         taken: dict[str, list[float]] = {"journal read alone": []}
@@ -74,26 +76,23 @@ def report(runs: int, peers: Path) -> None:
         print_rows(f"{NODES} nodes, {EVENTS} events, processor time", taken, unit="s", first="journal read alone")
         for name, mib in memory.items():
             print(f"  {name}: {mib:.0f} MiB at most")
-        size = page.stat().st_size / 1e6
-        print_target(f"report in {MOST_S} s at most", min(taken["report"]), met=min(taken["report"]) <= MOST_S)
-        print_target(f"report in {MOST_MIB:.0f} MiB at most", memory["report"], met=memory["report"] <= MOST_MIB)
-        print_target(f"page of {MOST_PAGE_MB} MB at most", size, met=size <= MOST_PAGE_MB)
+        print_target(f"report in {MOST_S} s at most", min(taken["report"]), at_most=MOST_S)
+        print_target(f"report in {MOST_MIB:.0f} MiB at most", memory["report"], at_most=MOST_MIB)
+        print_target(f"page of {MOST_PAGE_MB} MB at most", page.stat().st_size / 1e6, at_most=MOST_PAGE_MB)
 
         for number in range(JOBS):
             write_job(fleet, str(number + 1), nodes=8, spares=1, events=EVENTS_OF_ONE)
         all_jobs: dict[str, list[float]] = {}
         words = ["report", "--since", "100000d", "-o", str(page), "--folder", str(fleet)]
         for name in ("first time", "again"):
-            given = _python(RUN, *words, cache=Path(temporary) / "cache")
+            given = _python(RUN, *words, cache=room / "cache")
             _note(name, given, all_jobs, memory)
         print_rows(f"{JOBS} jobs of {EVENTS_OF_ONE} events, processor time", all_jobs, unit="s", first="first time")
-        met = max(all_jobs["first time"]) <= MOST_FLEET_S
-        print_target(f"all jobs in {MOST_FLEET_S} s at most", max(all_jobs["first time"]), met=met)
+        slowest_s = max(all_jobs["first time"])
+        print_target(f"all jobs in {MOST_FLEET_S} s at most", slowest_s, at_most=MOST_FLEET_S)
 
 
 def _python(program: str, *arguments: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
-    import os
-
     env = {**os.environ, **({"XDG_CACHE_HOME": str(cache)} if cache else {})}
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, env=env
@@ -106,8 +105,6 @@ def _python(program: str, *arguments: str, cache: Path | None = None) -> subproc
 def _note(
     name: str, done: subprocess.CompletedProcess[str], taken: dict[str, list[float]], memory: dict[str, float]
 ) -> None:
-    import json
-
     took, mib = json.loads(done.stderr.splitlines()[-1])
     taken.setdefault(name, []).append(took)
     memory[name] = max(mib, memory.get(name, 0.0))

@@ -97,14 +97,20 @@ async def _orders(store: Store) -> AsyncGenerator[AnyOrder, None]:
             yield order
 
 
+async def start_python(stack: contextlib.AsyncExitStack, *arguments: str, **streams: int) -> Process:
+    """A process of this Python, which is killed when the stack is left, or this process dies."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, **streams, preexec_fn=dies_with_parent(signal.SIGKILL)
+    )
+    stack.push_async_callback(kill, process)
+    return process
+
+
 async def start_fleet(
     stack: contextlib.AsyncExitStack, module: str, *arguments: str, first: str | None = None
 ) -> Process:
     """Start a process of simulated nodes, and wait until it is connected. `first` is the first line of its input."""
-    fleet = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *arguments, stdin=PIPE, stdout=PIPE, preexec_fn=dies_with_parent(signal.SIGKILL)
-    )
-    stack.push_async_callback(kill, fleet)
+    fleet = await start_python(stack, "-m", module, *arguments, stdin=PIPE, stdout=PIPE)
     if first is not None:
         say(fleet, first)
     await line(fleet)

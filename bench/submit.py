@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 from bench.commands import time_all
+from bench.processes import temporary_folder
 from bench.tables import Target, print_rows, print_targets
 from nvrx_slurm.lab.devcluster import DevCluster
 
@@ -34,11 +34,7 @@ print(executor.submit(os.getpid).job_id)
 
 def submit(runs: int, peers: Path) -> None:
     """Submit in turns; nothing of the cluster or its jobs is left."""
-    with (
-        tempfile.TemporaryDirectory(prefix="nvrx-bench-") as made,
-        DevCluster.up(name=f"bench-{os.getpid()}", nodes=2) as cluster,
-    ):
-        room = Path(made)
+    with temporary_folder() as room, DevCluster.up(name=f"bench-{os.getpid()}", nodes=2) as cluster:
         (room / "job.yaml").write_text(JOB_YAML)
         (room / "bare.py").write_text(BARE_SUBMITIT)
         program = Path(sys.executable).with_name("nvrx-slurm")

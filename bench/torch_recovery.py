@@ -10,10 +10,10 @@ from bench.launchers.bare import Bare
 from bench.launchers.base import Launcher
 from bench.launchers.ours import Ours
 from bench.launchers.torchelastic import ft_launcher, torchrun, torchrun_tuned
+from bench.processes import interpreter
 from bench.recovery import Kill, Recovery, Samples
 from bench.rollcall import RollCall
 from bench.tables import Target, print_rows, print_targets
-from bench.torch_python import torch_python
 from bench.warm import COLD, MODULES, WARM
 from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 
@@ -45,7 +45,7 @@ def _ours() -> list[Ours]:
 def _measure_in_turns(
     launchers: Sequence[Launcher], runs: int, peers: Path, kill: Kill, *, spares: bool
 ) -> dict[str, list[Recovery]]:
-    python = torch_python(peers)
+    python = str(interpreter(["torch"], peers))
 
     def command(rollcall: RollCall, room: Path) -> tuple[str, ...]:
         return (python, str(WORKER), str(room / "checkpoint.pt"), *rollcall.address)

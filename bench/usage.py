@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,12 @@ class Usage:
     def share_since(self, earlier: Usage) -> float:
         """The share of one core between two moments."""
         return (self.cpu_s - earlier.cpu_s) / (self.at_s - earlier.at_s)
+
+
+def spent_s(who: int) -> float:
+    """CPU seconds so far of this process (RUSAGE_SELF), or of its children that have ended (RUSAGE_CHILDREN)."""
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
 
 
 def of(pid: int, clock: Clock, *, main_thread: bool = True) -> Usage:

@@ -9,7 +9,6 @@ import select
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import BenchTimeout, PeerFailed, PeerMissing
-from bench.processes import kill_tree
+from bench.processes import interpreter, kill_tree, temporary_folder
 from bench.rollcall import RollCall
 from bench.tables import Target, print_rows, print_target, print_targets
-from bench.torch_python import torch_python
 from nvrx_slurm.agent.warm import AHEAD_AFTER_S
 from nvrx_slurm.util.clock import SystemClock
 
@@ -40,7 +38,7 @@ _ROW = re.compile(r"^\s*[\d.]+\s+[\d.]+\s+\d+\s+(?P<calls>\d+)\s+(?:\d+\s+)?(?P<
 
 def warm_start(runs: int, peers: Path) -> None:
     """One worker, and 8 at once."""
-    python, clock = torch_python(peers), SystemClock()
+    python, clock = str(interpreter(["torch"], peers)), SystemClock()
     for count, most_s in ((1, 0.025), (WORKERS, 0.060)):
         samples: dict[str, list[float]] = {WARM: [], FLOOR: [], COLD: []}
         with closing(RollCall()) as rollcall:
@@ -62,11 +60,11 @@ def metadata(runs: int, peers: Path) -> None:
     """8 workers of a training start: calls that a shared file system answers, and CPU seconds."""
     if shutil.which("strace") is None:
         raise PeerMissing("strace is not there; install it with: apt-get install strace")
-    python = torch_python(peers)
+    python = str(interpreter(["torch"], peers))
     counted, used = {}, {}
     for name in (COLD, WARM):
-        with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room:
-            report = Path(room) / "strace"
+        with temporary_folder() as room:
+            report = room / "strace"
             _first_start(python, name, ("strace", "-f", "-c", "-o", str(report), "-e", f"trace={','.join(CALLS)}"))
             counted[name] = {row["name"]: int(row["calls"]) for row in _ROW.finditer(report.read_text())}
         used[name] = [_first_start(python, name).cpu_s for _ in range(runs)]
@@ -74,14 +72,14 @@ def metadata(runs: int, peers: Path) -> None:
         each = ", ".join(f"{call} {calls[call]:,}" for call in CALLS if call in calls)
         print(f"{name}: {sum(calls[call] for call in CALLS if call in calls):,} calls ({each})", flush=True)
     cold, warm = (sum(counted[name][call] for call in CALLS if call in counted[name]) for name in (COLD, WARM))
-    print_target("≥ 6 × fewer calls", cold / warm, met=cold >= 6 * warm)
+    print_target("≥ 6 × fewer calls", cold / warm, at_least=6.0)
     print_rows(f"CPU seconds until the first step of {WORKERS} workers", used, unit="s", first=COLD)
     print_targets(used, [Target("≥ 3 × less", WARM, (COLD,), at_least=3.0)])
 
 
 def warm_memory(runs: int, peers: Path) -> None:
     """8 workers of a training, at their first step: their share of the memory, and the warm process's."""
-    python = torch_python(peers)
+    python = str(interpreter(["torch"], peers))
     starts = {name: [_first_start(python, name) for _ in range(runs)] for name in (COLD, WARM)}
     for name, each in starts.items():
         workers = sorted(start.pss_bytes for start in each)[runs // 2] / 1e6
@@ -91,8 +89,7 @@ def warm_memory(runs: int, peers: Path) -> None:
         name: sorted(start.pss_bytes + start.warm_process_bytes for start in each)[runs // 2]
         for name, each in starts.items()
     }
-    ratio = total[WARM] / total[COLD]
-    print_target("≤ 0.5 ×, the warm process included", ratio, met=ratio <= 0.5)
+    print_target("≤ 0.5 ×, the warm process included", total[WARM] / total[COLD], at_most=0.5)
 
 
 # ----------------------------------------------------------------------------------------------------- one node
@@ -168,7 +165,7 @@ def _start(node: OneNode, rollcall: RollCall, count: int) -> float:
 def _first_start(python: str, name: str, prefix: Sequence[str] = ()) -> FirstStart:
     """Start a node and 8 workers of a training on it, look at them at their first step, and end it all."""
     start = FirstStart()
-    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room, closing(RollCall()) as rollcall:
+    with temporary_folder() as room, closing(RollCall()) as rollcall:
         command = (python, str(TRAINING), f"{room}/checkpoint.pt", *rollcall.address)
         with _one_node(command, prefix) as node:
             process = node.ask("warm", [WORKERS, *MODULES])["process"] if name == WARM else None

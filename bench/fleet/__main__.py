@@ -20,7 +20,6 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count as count_from
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from bench.fleet.connection import SimulatedConnection
 from bench.fleet.node import Link, SimulatedNode
@@ -56,7 +55,7 @@ class SimulatedFleet:
                 self._connect,
                 keep_beats=keep_beats,
                 assigned=self._has_assignment,
-                tether=self._tie_later if tethered else _stay_untied,
+                tether=self._tie_later if tethered else lambda node, packed: None,
             )
             for index in range(first, first + count)
         ]
@@ -69,12 +68,15 @@ class SimulatedFleet:
         self._poller.register(sys.stdin.fileno(), select.EPOLLIN)
         print("ready", flush=True)
         while True:
-            for descriptor, _ in self._poller.poll(self._until_due()):
+            wait_s = max(0.0, self._later[0][0] - self._clock.monotonic()) if self._later else -1
+            for descriptor, _ in self._poller.poll(wait_s):
                 if descriptor != sys.stdin.fileno():
                     self._serve(descriptor)
                 elif not self._obey(sys.stdin.readline()):
                     return
-            self._do_what_is_due()
+            now = self._clock.monotonic()
+            while self._later and self._later[0][0] <= now:
+                heappop(self._later)[2]()
 
     def _serve(self, descriptor: int) -> None:
         try:
@@ -106,14 +108,6 @@ class SimulatedFleet:
     def _do_later(self, delay_s: float, work: Callable[[], None]) -> None:
         heappush(self._later, (self._clock.monotonic() + delay_s, next(self._count), work))
 
-    def _until_due(self) -> float:
-        return max(0.0, self._later[0][0] - self._clock.monotonic()) if self._later else -1
-
-    def _do_what_is_due(self) -> None:
-        now = self._clock.monotonic()
-        while self._later and self._later[0][0] <= now:
-            heappop(self._later)[2]()
-
     def _has_assignment(self, cycle: int) -> None:
         self._assigned[cycle] += 1
         if self._assigned[cycle] == len(self._nodes):
@@ -121,8 +115,7 @@ class SimulatedFleet:
             self._began = 0.0
 
     def _connect(self) -> Link:
-        where = urlsplit(self._store.url)
-        link = Link((where.hostname or "", where.port or 0), self._store.password or "")
+        link = Link(self._store)
         self._add(link)
         return link
 
@@ -137,10 +130,6 @@ class SimulatedFleet:
     def _add(self, link: Link | SimulatedConnection) -> None:
         self._links[link.socket.fileno()] = link
         self._poller.register(link.socket, select.EPOLLIN)
-
-
-def _stay_untied(node: SimulatedNode, packed: bytes) -> None:
-    pass
 
 
 if __name__ == "__main__":

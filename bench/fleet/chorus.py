@@ -16,12 +16,11 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from bench.fleet import wire
 from bench.fleet.node import PORT, Link
 from nvrx_slurm.agent.heartbeat import TRIM_EVERY
-from nvrx_slurm.journal.folder import JobFolder, StoreAddress
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Heartbeat, NodeJoined, pack
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.sealing import seal_heartbeat
@@ -75,7 +74,10 @@ class Chorus:
         keys, keep = Keys(address.job), 2 * plan.total_nodes + 16
         key = JobKey(address.token)
         self._nodes = [Singer(index, keys, key, keep) for index in range(first, first + count)]
-        self._links = [_link(address) for _ in range(connections)]
+        self._links = [Link(address) for _ in range(connections)]
+        for link in self._links:
+            link.socket.setblocking(True)  # a store that is behind holds everybody up, as it should
+            link.heard = _complain
         self._by_descriptor = {link.socket.fileno(): link for link in self._links}
         self._per_second = count / plan.fault_tolerance.heartbeat.interval
         self._clock = SystemClock()
@@ -102,7 +104,7 @@ class Chorus:
     def _obey(self, words: list[str]) -> bool:
         if words == ["begin"]:
             for index, node in enumerate(self._nodes):
-                self._link_of(index).send(node.join())
+                self._links[index % len(self._links)].send(node.join())
             self._began = self._clock.monotonic()
         elif words[:1] == ["silence"]:
             for node in self._nodes:
@@ -124,17 +126,6 @@ class Chorus:
         for link, beats in outgoing.items():
             self._links[link].send(b"".join(beats))
         self._sent = due
-
-    def _link_of(self, index: int) -> Link:
-        return self._links[index % len(self._links)]
-
-
-def _link(address: StoreAddress) -> Link:
-    where = urlsplit(address.url)
-    link = Link((where.hostname or "", where.port or 0), address.password or "")
-    link.socket.setblocking(True)  # a store that is behind holds everybody up, as it should
-    link.heard = _complain
-    return link
 
 
 def _complain(reply: Any) -> None:

@@ -6,10 +6,12 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import hiredis
 
 from bench.fleet import wire
+from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import (
     FromAgent,
     Heartbeat,
@@ -35,12 +37,13 @@ Send = Callable[[bytes], None]
 class Link:
     """One connection to the store: commands go out, replies reach `heard` in order."""
 
-    def __init__(self, address: tuple[str, int], password: str) -> None:
-        self.socket = socket.create_connection(address)
+    def __init__(self, store: StoreAddress) -> None:
+        where = urlsplit(store.url)
+        self.socket = socket.create_connection((where.hostname or "", where.port or 0))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._replies = hiredis.Reader()
-        self._ask(wire.auth(password))
-        self._ask(wire.load_join())
+        self._ask(wire.command("AUTH", store.password or ""))
+        self._ask(wire.command("SCRIPT", "LOAD", wire.JOIN_SCRIPT))
         self.socket.setblocking(False)
         self.send: Send = self.socket.sendall
         self.heard: Callable[[Any], None]

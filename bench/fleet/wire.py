@@ -19,14 +19,6 @@ def command(*parts: bytes | str) -> bytes:
     return b"*%d\r\n" % len(raw) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in raw)
 
 
-def auth(password: str) -> bytes:
-    return command("AUTH", password)
-
-
-def load_join() -> bytes:
-    return command("SCRIPT", "LOAD", JOIN_SCRIPT)
-
-
 def join(keys: Keys, incarnation: str, packed: bytes) -> bytes:
     """`Store.join`."""
     names = (keys.inbox, keys.orders, keys.shutdown(0), keys.controller, keys.joins)
@@ -34,12 +26,12 @@ def join(keys: Keys, incarnation: str, packed: bytes) -> bytes:
 
 
 def tell(keys: Keys, packed: bytes) -> bytes:
-    """`Store.tell`."""
+    """`Store.post`."""
     return command("XADD", keys.inbox, "*", "m", packed)
 
 
 def beat(keys: Keys, incarnation: str, packed: bytes, keep: int | None = None) -> bytes:
-    """`Store.beat`."""
+    """`Store.send_heartbeat`."""
     trimmed = ("MAXLEN", "~", str(keep)) if keep is not None else ()
     return command("XADD", keys.beats, *trimmed, "*", "who", incarnation, "m", packed)
 

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import processes
-from bench.errors import BenchTimeout
 from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
-from nvrx_slurm.util.clock import SystemClock
 
 LOOP = Path(__file__).parent.parent / "bare_loop.py"
-LOOK_AGAIN_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -39,12 +36,9 @@ class BareFleet:
 
     def wait_spares(self, timeout_s: float) -> None:
         """The hub starts no workers before all its nodes have joined."""
-        clock = SystemClock()
-        deadline = clock.monotonic() + timeout_s
-        while "all nodes are here" not in self._log.read_text(errors="replace"):
-            if clock.monotonic() > deadline:
-                raise BenchTimeout(f"not all of {self._nodes} nodes came in {timeout_s:.0f} s")
-            clock.sleep(LOOK_AGAIN_S)
+        processes.wait_until(
+            lambda: "all nodes are here" in self._log.read_text(errors="replace"), timeout_s, f"{self._nodes} nodes"
+        )
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]

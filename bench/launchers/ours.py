@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 
 from bench import processes
 from bench.errors import BenchTimeout
 from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
-from nvrx_slurm.jobspec.plan import Plan, RolePlan, plan_to_json
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, NodeJoined, Prewarmed, Recovered
@@ -46,12 +45,7 @@ class Ours:
             folder=str(task.room / "jobs"),
             fault_tolerance=plain_bounds(max_restarts=1000),
         )
-        host = processes.start(
-            [sys.executable, "-m", "nvrx_slurm.batch", "--cluster", "local"],
-            log=task.room / "host.log",
-            extra={"NVRX_JOB_ID": JOB_ID},
-            given=plan_to_json(plan),
-        )
+        host = processes.start_job(plan, JOB_ID, task.room / "host.log")
         # With `auto` a node's first warm process has imported nothing yet.
         prewarmed = 0 if self.prewarm is None else 2 if self.prewarm.imports == "auto" else 1
         return OurFleet(host, JobFolder(task.room / "jobs" / JOB_ID), NODES + task.spares, prewarmed)

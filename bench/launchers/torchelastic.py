@@ -10,15 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from bench import processes
-from bench.errors import BenchTimeout, PeerMissing
+from bench.errors import PeerMissing
 from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
 from nvrx_slurm.store.embedded import free_port
-from nvrx_slurm.util.clock import SystemClock
 
 Agent = subprocess.Popen[bytes]
 TORCH = "--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu"
 NVRX = "nvidia-resiliency-ext==0.4.1"
-LOOK_AGAIN_S = 0.05
 ENVIRONMENT = {
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # without it a restart finds the port of the cycle before in use
     "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -112,14 +110,15 @@ class ElasticFleet:
 
         Only one, and only once the world is complete: with several, torch 2.13 restarts for ever after a death.
         """
-        clock = SystemClock()
         if self._task.spares:
             self.add()
-        deadline = clock.monotonic() + timeout_s
-        while missing := [agent.pid for agent in self._agents if not self._has_joined(agent)]:
-            if clock.monotonic() > deadline:
-                raise BenchTimeout(f"agents {missing} did not connect to their store in {timeout_s:.0f} s")
-            clock.sleep(LOOK_AGAIN_S)
+
+        def all_have_joined() -> bool:
+            return all(
+                agent.poll() is not None or processes.is_connected(agent.pid, self._port) for agent in self._agents
+            )
+
+        processes.wait_until(all_have_joined, timeout_s, "the connection of each agent to their store")
 
     def log(self) -> str:
         texts = [path.read_text(errors="replace")[-800:] for path in sorted(self._task.room.glob("agent-*.log"))]
@@ -128,6 +127,3 @@ class ElasticFleet:
     def stop(self) -> None:
         for agent in self._agents:
             processes.end(agent)
-
-    def _has_joined(self, agent: Agent) -> bool:
-        return agent.poll() is not None or processes.is_connected(agent.pid, self._port)

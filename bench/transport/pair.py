@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,15 +12,12 @@ from pathlib import Path
 from select import select
 from typing import IO, Any
 
-from bench.errors import BenchTimeout, PeerFailed, PeerMissing
+from bench.errors import BenchTimeout, PeerFailed
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.util.processes import dies_with_parent
 
 ROOT = Path(__file__).parent.parent.parent
 STEP_S = 120.0
-_HAS_ALL = (
-    "import sys; from importlib.util import find_spec; sys.exit(not all(find_spec(name) for name in sys.argv[1:]))"
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,18 +111,6 @@ class Pair:
         process = Process(f"{self._name}, {role}", *self._arguments, role, **self._more)
         self._processes.append(process)
         return process, process.ask(given)
-
-
-def interpreter(needs: tuple[str, ...], peers: Path) -> Path:
-    """The peers' Python, else this one: the first that can import all that is needed. Raises PeerMissing."""
-    for python in (peers / "python", Path(sys.executable)):
-        if python.exists() and _has(python, needs):
-            return python
-    raise PeerMissing(f"no {' and '.join(needs)} in {peers} nor in {sys.prefix} (bench/README.md)")
-
-
-def _has(python: Path, needs: tuple[str, ...]) -> bool:
-    return subprocess.run([python, "-c", _HAS_ALL, *needs], check=False).returncode == 0
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.processes import temporary_folder
 from bench.tables import print_target
 from bench.transport.pair import Process
 
@@ -28,11 +28,11 @@ AT_LEAST = 0.9
 
 def transport_sick(runs: int, peers: Path) -> None:
     """Each fault in turn. First every reader meets the sick port; then they read in turns, from 3 ports and 4."""
-    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as name, contextlib.ExitStack() as stack:
+    with temporary_folder() as room, contextlib.ExitStack() as stack:
 
         def start(role: str, given: Any) -> tuple[Process, Any]:
             process = Process(
-                role, Path(sys.executable), "bench.transport.sick_side", role, log=Path(name) / role, environment={}
+                role, Path(sys.executable), "bench.transport.sick_side", role, log=room / role, environment={}
             )
             stack.callback(process.end)
             return process, process.ask(given)
@@ -62,7 +62,7 @@ def _measure(readers: Sequence[Process], fault: str, healthy: list[str], sick: s
     print(f"  the read that met the sick port took up to {max(each['slowest_s'] for each in met):.2f} s")
     share = median(one / other for one, other in zip(pace[four], pace[three], strict=True))
     what = f"{four}: after the first quarantine ≥ {AT_LEAST:g} of the pace on {three}"
-    print_target(what, share, met=share >= AT_LEAST)
+    print_target(what, share, at_least=AT_LEAST)
 
 
 def _read(readers: Sequence[Process], order: list[Any]) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from pathlib import Path
 from statistics import median
 
 from bench.errors import PeerMissing
+from bench.processes import interpreter, temporary_folder
 from bench.tables import print_target
-from bench.transport.pair import Contestant, Pair, interpreter
+from bench.transport.pair import Contestant, Pair
 
 KIB, MIB = 1 << 10, 1 << 20
 LARGE = MIB
@@ -145,10 +145,10 @@ def _measure(there: Mapping[Contestant, Path], size: int, load: Load, runs: int)
 
 @contextlib.contextmanager
 def _pairs(there: Mapping[Contestant, Path], size: int, count: int) -> Iterator[dict[str, Pair]]:
-    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room, contextlib.ExitStack() as stack:
+    with temporary_folder() as room, contextlib.ExitStack() as stack:
         pairs: dict[str, Pair] = {}
         for contestant, python in there.items():
-            pairs[contestant.name] = pair = Pair(contestant, python, size, count, Path(room))
+            pairs[contestant.name] = pair = Pair(contestant, python, size, count, room)
             stack.callback(pair.end)
         yield pairs
 
@@ -166,14 +166,14 @@ def _print_promises(size: int, taken: Taken) -> None:
     for promise in PROMISES:
         if size in promise.sizes and {promise.who, promise.over} <= taken.keys():
             pace = _ratio(taken, promise.over, promise.who)
-            print_target(f"{promise.who}, {_text(size)}: {promise.what}", pace, met=pace >= promise.at_least)
+            print_target(f"{promise.who}, {_text(size)}: {promise.what}", pace, at_least=promise.at_least)
 
 
 def _print_view(by_size: Mapping[int, list[float]]) -> None:
     if by_size:
         small, large = median(by_size[min(by_size)]), median(by_size[max(by_size)])
         what = f"{OURS_VIEW}: {_text(max(by_size))} takes ≤ {FLAT:g} × the time of {_text(min(by_size))}"
-        print_target(what, large / small, met=large <= FLAT * small)
+        print_target(what, large / small, at_most=FLAT)
 
 
 def _print_overview(reads: Mapping[int, Taken]) -> None:

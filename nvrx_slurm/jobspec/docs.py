@@ -5,31 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
-from nvrx_slurm.jobspec.container import ContainerSpec
 from nvrx_slurm.jobspec.deprecated import KEPT_UNTIL, SINCE
-from nvrx_slurm.jobspec.model import (
-    AttributionSpec,
-    BackoffSpec,
-    DataflowSpec,
-    FaultToleranceSpec,
-    HangSpec,
-    HeartbeatSpec,
-    JobSpec,
-    LeaseSpec,
-    LlmSpec,
-    ProgressSpec,
-    RendezvousSpec,
-    RetentionSpec,
-    RoleSpec,
-    SlackSpec,
-    SlurmSpec,
-    StoreSpec,
-    TeardownSpec,
-)
-from nvrx_slurm.jobspec.prewarm import PrewarmSpec
+from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.reading import Block, Key, ValueRule, as_written, block_in, keys_of
 from nvrx_slurm.jobspec.schema import block_schema
 from nvrx_slurm.jobspec.values import (
@@ -42,29 +23,6 @@ from nvrx_slurm.jobspec.values import (
     size_words,
 )
 from nvrx_slurm.util.durations import words
-
-# section title → its block, and where in job.yaml that stands
-SECTIONS: dict[str, type[Block]] = {
-    "The top level": JobSpec,
-    "`roles.<name>`": RoleSpec,
-    "`container`": ContainerSpec,
-    "`prewarm`": PrewarmSpec,
-    "`slurm`": SlurmSpec,
-    "`fault_tolerance`": FaultToleranceSpec,
-    "`fault_tolerance.heartbeat`": HeartbeatSpec,
-    "`fault_tolerance.rendezvous`": RendezvousSpec,
-    "`fault_tolerance.teardown`": TeardownSpec,
-    "`fault_tolerance.hang`": HangSpec,
-    "`fault_tolerance.backoff`": BackoffSpec,
-    "`fault_tolerance.progress`": ProgressSpec,
-    "`fault_tolerance.attribution`": AttributionSpec,
-    "`fault_tolerance.attribution.llm`": LlmSpec,
-    "`fault_tolerance.attribution.slack`": SlackSpec,
-    "`fault_tolerance.attribution.dataflow`": DataflowSpec,
-    "`store`": StoreSpec,
-    "`lease`": LeaseSpec,
-    "`retention`": RetentionSpec,
-}
 
 INTRODUCTION = """\
 # job.yaml
@@ -143,6 +101,16 @@ A value of a flag or a variable is named by it: `$NVRX_SLURM_SPARES: spares: mus
 """
 
 
+def sections(block: type[Block] = JobSpec, path: str = "") -> Iterator[tuple[str, type[Block]]]:
+    """Each block of job.yaml behind the path of its keys: itself, and then those in it."""
+    yield path, block
+    for name, key in keys_of(block).items():
+        inner = block_in(key.rule)
+        # What a role shares with the job (`container`, `prewarm`) has its section at the job.
+        if inner is not None and not path.startswith("roles"):
+            yield from sections(inner, f"{path}.{name}".lstrip(".") + (".<name>" if key.rule.kind is dict else ""))
+
+
 def job_yaml_page() -> str:
     """The whole of docs/job-yaml.md."""
     reserved = ", ".join(f"`{name}`" for name in sorted(RESERVED_VARIABLES))
@@ -155,8 +123,8 @@ def job_yaml_page() -> str:
         signals=", ".join(f"`{name}`" for name in SIGNALS),
     )
     examples = [_example("The plain form", "plain.yaml"), _example("The form with roles", "roles.yaml")]
-    sections = []
-    for title, block in SECTIONS.items():
+    parts = []
+    for path, block in sections():
         properties = block_schema(block, {})["properties"]
         rows = [
             f"| `{name}` | {_kind(key.rule, properties[name])} | {_default(key)} | {key.rule.about or 'See below.'} |"
@@ -164,8 +132,9 @@ def job_yaml_page() -> str:
         ]
         head = ["| key | value | default | |", "|---|---|---|---|"]
         about = inspect.cleandoc(block.__doc__ or "")
-        sections.append("\n".join([f"## {title}", "", about, "", *head, *rows, ""]))
-    return "\n".join([INTRODUCTION, *examples, *sections, values, LAYERS, DEPRECATED_NAMES, ERRORS])
+        title = f"`{path}`" if path else "The top level"
+        parts.append("\n".join([f"## {title}", "", about, "", *head, *rows, ""]))
+    return "\n".join([INTRODUCTION, *examples, *parts, values, LAYERS, DEPRECATED_NAMES, ERRORS])
 
 
 def _example(title: str, template: str) -> str:

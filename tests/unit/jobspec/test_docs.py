@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nvrx_slurm.jobspec.container import ContainerSpec
-from nvrx_slurm.jobspec.docs import SECTIONS, job_yaml_page
+from nvrx_slurm.jobspec.docs import job_yaml_page, sections
 from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.jobspec.reading import Block
@@ -20,13 +20,14 @@ def test_the_page_is_current() -> None:
 
 def test_every_key_is_on_the_page() -> None:
     """Each block of the model is a section, and each of its keys a row."""
-    assert set(SECTIONS.values()) == {
+    assert {block for _, block in sections()} == {
         block
         for block in Block.__subclasses__()
         if block.__module__ in (JobSpec.__module__, ContainerSpec.__module__, PrewarmSpec.__module__)
     }
     page = job_yaml_page()
-    for title, block in SECTIONS.items():
+    for path, block in sections():
+        title = f"`{path}`" if path else "The top level"
         section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
         for key in block.__struct_fields__:
             assert f"| `{key}` |" in section, f"{title}: {key}"

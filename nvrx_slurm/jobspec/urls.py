@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qsl, urlsplit
 
-from nvrx_slurm.util.redis_url import PASSWORD_IN_URL, bad_option
+from nvrx_slurm.util.redis_url import LOOKS_LIKE, parse_redis_url
 
 _PORTS = {"http": 80, "https": 443}
 _SECRET_QUERY = re.compile(r"(?i)token|key|secret|password|auth|sig")
@@ -43,16 +43,7 @@ def is_redis(text: str | None) -> bool:
 def check_redis_url(text: str, *, password_goes_to: str) -> str:
     """The URL, if it is one of a Redis, and holds no password and no option that is not known. Raises ValueError,
     which does not repeat it."""
-    try:
-        parts = urlsplit(text)
-        usable = is_redis(text) and parts.hostname and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ValueError("must look like redis://host:6379/0 or rediss://host:6380/0")
-    fault = bad_option(parts.query, is_tls=parts.scheme == "rediss")
-    if parts.password is not None or fault == PASSWORD_IN_URL:
-        raise ValueError(f"{PASSWORD_IN_URL}, since the job script would show it; {password_goes_to}")
-    if fault is not None:
-        raise ValueError(fault)
+    if not is_redis(text):  # no unix socket: each node would have its own
+        raise ValueError(LOOKS_LIKE)
+    parse_redis_url(text, why=f"since the job script would show it; {password_goes_to}")
     return text

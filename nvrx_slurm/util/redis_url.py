@@ -9,7 +9,7 @@ URL_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 """What a `rediss://` URL of a site's store may end in: `?ssl_ca_certs=/path`. redis-py takes any attribute of
 a connection there. An option that would turn a check off, holds a secret, or has no meaning is refused."""
 
-PASSWORD_IN_URL = "must not hold a password"
+LOOKS_LIKE = "must look like redis://host:6379/0 or rediss://host:6380/0"
 DEFAULT_PORT = 6379
 
 _SECRETS = ("password", "ssl_password", "credential_provider")
@@ -32,23 +32,33 @@ class RedisUrl:
     tls: dict[str, str] | None
 
 
-def parse_redis_url(text: str, *, password_goes_to: str = "name a password_file") -> RedisUrl:
-    """Raises ValueError, in words that follow the URL's name, and without the URL: it may hold a password."""
+def parse_redis_url(text: str, *, why: str = "since messages show it; name a password_file") -> RedisUrl:
+    """Raises ValueError, in words that follow the URL's name, and without the URL: it may hold a password. `why`: it
+    must not hold one, and where the password belongs."""
     try:
         parts = urlsplit(text)
         is_unix = parts.scheme == "unix"
         database = 0 if is_unix else int(parts.path.strip("/") or 0)
         port = parts.port or DEFAULT_PORT
     except ValueError:
-        raise ValueError("must look like redis://host:6379/0 or rediss://host:6379/0") from None
-    if parts.scheme not in ("redis", "rediss", "unix") or not (parts.path if is_unix else parts.hostname):
-        raise ValueError("must look like redis://host:6379/0 or rediss://host:6379/0")
+        raise ValueError(LOOKS_LIKE) from None
+    is_known = parts.scheme in ("redis", "rediss", "unix") and parts.port != 0
+    if not is_known or not (parts.path if is_unix else parts.hostname):
+        raise ValueError(LOOKS_LIKE)
     is_tls = parts.scheme == "rediss"
-    fault = bad_option(parts.query, is_tls=is_tls)
-    if parts.password is not None or fault == PASSWORD_IN_URL:
-        raise ValueError(f"{PASSWORD_IN_URL}, since messages show it; {password_goes_to}")
-    if fault is not None:
-        raise ValueError(fault)
+    # Nothing of the options is repeated in a message: they may hold a secret.
+    names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    known = ", ".join(URL_OPTIONS)
+    if parts.password is not None or not set(names).isdisjoint(_SECRETS):
+        raise ValueError(f"must not hold a password, {why}")
+    if not set(names).isdisjoint(_UNCHECKED):
+        raise ValueError(
+            f"must not say how its certificate is checked: with rediss:// it always is, its host name too ({known})"
+        )
+    if len(set(names)) < len(names) or not set(names) <= set(URL_OPTIONS):
+        raise ValueError(f"has an option that is not known, or one twice; known are {known}")
+    if names and not is_tls:
+        raise ValueError(f"has options of TLS, which only rediss:// takes: {known}")
     return RedisUrl(
         text,
         parts.hostname or "",
@@ -58,23 +68,3 @@ def parse_redis_url(text: str, *, password_goes_to: str = "name a password_file"
         unquote(parts.username) if parts.username else None,
         dict(parse_qsl(parts.query)) if is_tls else None,
     )
-
-
-def bad_option(query: str, *, is_tls: bool) -> str | None:
-    """What is wrong with the options of a `redis://` or `rediss://` URL, in words that follow its name; else None.
-
-    Nothing of the query is repeated: it may hold a secret.
-    """
-    names = [name for name, _ in parse_qsl(query, keep_blank_values=True)]
-    known = ", ".join(URL_OPTIONS)
-    if any(name in _SECRETS for name in names):
-        return PASSWORD_IN_URL
-    if any(name in _UNCHECKED for name in names):
-        return (
-            f"must not say how its certificate is checked: with rediss:// it always is, its host name too ({known})"
-        )
-    if len(set(names)) < len(names) or not set(names) <= set(URL_OPTIONS):
-        return f"has an option that is not known, or one twice; known are {known}"
-    if names and not is_tls:
-        return f"has options of TLS, which only rediss:// takes: {known}"
-    return None

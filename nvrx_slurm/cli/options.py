@@ -68,7 +68,7 @@ class JobChoice:
     def saved(self, path: Path) -> JobChoice:
         """Write the file and the flags of this choice as one file, and choose that. Raises UsageError, also where
         the file exists or would mean another job, since its paths count from another folder."""
-        from nvrx_slurm.jobspec.saving import write_job
+        from nvrx_slurm.jobspec.load import write_job
 
         loaded = self.load()
         write_job(path, loaded)

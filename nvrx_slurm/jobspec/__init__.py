@@ -4,9 +4,8 @@
     values.py       what each kind of value accepts: durations, sizes, budgets, commands
     reading.py      plain values → a block of the model, or all complaints about them
     prewarm.py      `prewarm`, and which commands can be started warm
-    load.py         read, merge, validate: flag > environment > job.yaml > site file > default
+    load.py         read, merge, validate: flag > environment > job.yaml > site file > default; and write
     flags.py        the flags that have a name of their own
-    saving.py       a job of the command line as a job.yaml
     deprecated.py   deprecated keys and flags, translated to the new ones
     yamlfile.py     YAML with the line of every key
     urls.py         URLs of services, without credentials

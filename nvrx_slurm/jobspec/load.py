@@ -7,13 +7,16 @@ machine's site file > default. Mappings merge key by key; anything else is repla
 from __future__ import annotations
 
 import functools
+import io
 import json
+import shlex
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from ruamel.yaml import YAML
 
 from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import env
@@ -82,6 +85,7 @@ class Loaded(Struct, frozen=True):
         for layer in self.layers:
             if layer.has(path):
                 return layer.origin(path)
+        # A default may have been moved by another key: name that one.
         relation, leaders = FOLLOWS.get(path, ("", ()))
         leader = next((leader for leader in leaders if self._value(leader) == self._value(path)), None)
         return Origin("default" if leader is None else f"default, not {relation} than {dotted(leader)}")
@@ -133,6 +137,7 @@ def load(
         ConfigLayer(COMMAND_LINE, dict(instead or {}), {}, {}) if path is None else _of_file(read_yaml(path)),
         *map(_of_file, site),
     ]
+    # Before the merge: a deprecated name keeps the strength of the layer that it stands in.
     layers, deprecated = translate_deprecated(layers)
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
@@ -163,6 +168,41 @@ def parse_assignment(text: str) -> tuple[str, str, Any]:
     if not equals or not key or not all(key.split(".")):
         raise UsageError(f"--set {text}: write it as key=value, such as --set slurm.partition=gpu")
     return key, f"--set {key}", read_value(value, f"--set {key}")
+
+
+def write_job(path: Path, loaded: Loaded) -> None:
+    """A file with what the flags and the job's own file say. The environment and the site files stay where they are:
+    they apply again when the file is read. Raises UsageError where the file exists or cannot be written."""
+    said: dict[str, Any] = {}
+    whole = written(loaded.spec)
+    flags, _environment, job_file, *_site = loaded.layers
+    for layer in (job_file, flags):  # the flags last: they are the stronger ones
+        _pick(said, layer.data, whole)
+    document = {key: said[key] for key in whole if key in said}  # in the order of the model
+    for block in (document, *document.get("roles", {}).values()):
+        if "command" in block:
+            block["command"] = shlex.join(block["command"])
+    yaml = YAML()
+    yaml.width = 1_000_000  # no value is folded
+    text = io.StringIO()
+    yaml.dump(document, text)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text.getvalue())
+    except FileExistsError:
+        raise UsageError(f"--save {path}: the file exists; name another one") from None
+    except OSError as error:
+        raise UsageError(f"--save {path}: cannot be written: {error.strerror}") from None
+
+
+def _pick(into: dict[str, Any], layer: dict[str, Any], whole: dict[str, Any]) -> None:
+    """The values of the keys that a layer has, as job.yaml holds them."""
+    for key, value in layer.items():
+        inner = whole[key]
+        if isinstance(value, dict) and isinstance(inner, dict):
+            _pick(into.setdefault(key, {}), value, inner)
+        else:
+            into[key] = inner
 
 
 def _of_file(file: YamlFile) -> ConfigLayer:
@@ -205,7 +245,7 @@ def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             _merge(into[key], value)
         elif isinstance(value, dict):
-            into[key] = {}
+            into[key] = {}  # a copy: a stronger layer must not change this one's data
             _merge(into[key], value)
         else:
             into[key] = value
@@ -225,6 +265,7 @@ def _said(data: dict[str, Any], below: tuple[str, ...] = ()) -> dict[str, Any]:
 def _config_error(complaints: Mapping[KeyPath, str], layers: list[ConfigLayer], job: str) -> ConfigError:
     found = []
     for key, sentence in complaints.items():
+        # The strongest layer that has the key; of a key that is missing, one that has its block.
         layer = next((layer for layer in layers if key and layer.has(key[:1])), None)
         layer = next((layer for layer in layers if key and layer.has(key)), layer)
         origin = layer.origin(key) if layer else Origin(job)

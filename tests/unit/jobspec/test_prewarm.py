@@ -11,12 +11,11 @@ import msgspec
 import pytest
 
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.jobspec.load import load, parse_assignment
+from nvrx_slurm.jobspec.load import load, parse_assignment, write_job
 from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import plan, plan_from_json, plan_to_json
 from nvrx_slurm.jobspec.prewarm import PrewarmSpec, probe_command, why_cold
 from nvrx_slurm.jobspec.reading import read, written
-from nvrx_slurm.jobspec.saving import write_job
 
 PLAIN = {"name": "train", "command": "python train.py"}
 

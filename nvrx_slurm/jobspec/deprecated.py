@@ -94,6 +94,7 @@ def _mixed(uses: Sequence[_Use], layers: Sequence[ConfigLayer]) -> Iterator[Conf
 
 
 def _translated(layer: ConfigLayer, uses: Sequence[_Use]) -> ConfigLayer:
+    # A deprecated key sets the new ones in its own layer, with its own line or flag as their origin.
     own = [use for use in uses if use.layer is layer]
     if not own:
         return layer

@@ -63,6 +63,7 @@ def take_secrets() -> bool:
             file.seek(0)  # where it stands is shared with the process that has written it
             handed = json.load(file)
             _taken.update({name: value for name in SECRETS if isinstance(value := handed.get(name), str)})
+    # Last: what stands in the environment itself is newer than what was handed on.
     _taken.update(found)
     return bool(found)
 
@@ -127,6 +128,7 @@ def _take_descriptor(name: str) -> int | None:
     value = os.environ.pop(name, "")
     if not value.isdecimal():
         return None
+    # It was inherited from the parent, and would be by every child: a worker could then use it.
     os.set_inheritable(int(value), False)
     return int(value)
 

@@ -112,6 +112,7 @@ def unwrapped(command: Sequence[str], *, allocated: int | None, gpus: str | None
             ignored.append(flag)
     if not words:
         raise UsageError(f"the command of {name} names no script")
+    # torchrun starts its script by the Python that it runs on, unbuffered.
     if "--no-python" not in switches:
         python = command[0] if count > 1 else str(PurePath(command[0]).with_name("python"))
         words = [python, "-u", *(["-m"] if "--module" in switches else []), *words]

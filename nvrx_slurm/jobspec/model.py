@@ -15,10 +15,12 @@ from msgspec.structs import force_setattr, replace
 from nvrx_slurm.jobspec.budgets import AFTER_GRACE_S, least_notice_s, most_notice_s
 from nvrx_slurm.jobspec.container import ContainerSpec
 from nvrx_slurm.jobspec.prewarm import PrewarmSpec
-from nvrx_slurm.jobspec.reading import After, Before, Block, Misfit, Schema, checked, keys_of
+from nvrx_slurm.jobspec.reading import After, Block, Misfit, Schema, checked, keys_of
 from nvrx_slurm.jobspec.urls import check_redis_url, is_redis, parse_url
 from nvrx_slurm.jobspec.values import (
+    AS_LIST,
     MOST_NODES,
+    TEXT_OR_LIST,
     Allowance,
     Command,
     CountOrRate,
@@ -92,7 +94,6 @@ def _check_min_nodes(min_nodes: int | None, nodes: int, key: str) -> None:
 
 
 _HERE = "fault_tolerance.attribution"
-_SEVERAL = Schema({"type": ["string", "array"], "items": {"type": "string"}})
 _IS_URL = Schema({"type": "string", "format": "uri", "pattern": "^https?://", "examples": ["https://host:8443"]})
 
 
@@ -100,11 +101,6 @@ def _url(key: str, variable: str) -> After:
     """`key` and `variable`: where the token of such a service belongs."""
     place = f"put the token into a file (mode 0600) named by {_HERE}.{key}, or into {variable}"
     return After(lambda text: parse_url(text, token_goes_to=place))
-
-
-def _several(value: object) -> object:
-    """One alone needs no list around it."""
-    return [value] if isinstance(value, str) else value
 
 
 def _ledger(text: str) -> str:
@@ -167,7 +163,7 @@ class AttributionSpec(Block, frozen=True, kw_only=True):
     enable_mcp: Annotated[Switch, "Ask an MCP server, which the batch host starts."] = False
     mcp_command: Annotated[Command | None, "The command of that server, if it is not `nvrx-slurm mcp`."] = None
     http_urls: Annotated[
-        Annotated[tuple[ServiceUrl, ...], Before(_several), _SEVERAL],
+        Annotated[tuple[ServiceUrl, ...], AS_LIST, TEXT_OR_LIST],
         "Ask these services too; they have the API of `nvrx-slurm attrsvc`.",
     ] = ()
     token_file: Annotated[
@@ -189,7 +185,7 @@ class AttributionSpec(Block, frozen=True, kw_only=True):
         "How many sources must answer STOP: one, or every one. With `all`, a failed or late source prevents it.",
     ] = "any"
     rules: Annotated[
-        Annotated[tuple[Line, ...], Before(_several), _SEVERAL],
+        Annotated[tuple[Line, ...], AS_LIST, TEXT_OR_LIST],
         "Rule files of your own, beside those that come with this tool.",
     ] = ()
     llm: Annotated[LlmSpec | None, "A second opinion; see below."] = None

@@ -95,6 +95,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
                 workers_per_node=spec.workers_per_node,
             )
         }
+    # What a role does not set it takes from the job.
     own = {}
     for name, role in roles.items():
         container = _found(role.container or spec.container, find)

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from nvrx_slurm.jobspec.reading import After, Before, Block, Written, shown
 from nvrx_slurm.jobspec.values import AS_LIST, TEXT_OR_LIST, Duration, Line, Size
@@ -34,10 +34,6 @@ def _modules(value: object) -> object:
     return tuple(value)
 
 
-def _written_modules(value: str | tuple[str, ...]) -> str | list[str]:
-    return value if isinstance(value, str) else list(value)
-
-
 def _function(text: str) -> str:
     module, colon, function = text.partition(":")
     if not (colon and _is_module(module) and _is_module(function)):
@@ -60,7 +56,7 @@ class PrewarmSpec(Block, frozen=True, kw_only=True):
     imports: Annotated[
         tuple[str, ...] | Literal["auto"],
         Before(_modules),
-        Written(_written_modules),
+        Written(lambda value: value if isinstance(value, str) else list(value)),
         TEXT_OR_LIST,
         "The modules to import. `auto`: those that the workers of the first cycle had imported by their first step.",
     ] = "auto"
@@ -88,7 +84,9 @@ class PrewarmSpec(Block, frozen=True, kw_only=True):
             return {"imports": []}
         if word in ("auto", "on", "true"):
             return {"imports": "auto"}
-        return {"imports": list(value) if isinstance(value, tuple) else value} if _is_short(value) else value
+        if not isinstance(value, (str, list, tuple)):
+            return value
+        return {"imports": list(value) if isinstance(value, tuple) else value}
 
     @property
     def is_off(self) -> bool:
@@ -101,19 +99,7 @@ class PrewarmSpec(Block, frozen=True, kw_only=True):
         return bool(self.imports or self.setup)
 
 
-def _is_short(value: object) -> bool:
-    return isinstance(value, (str, list, tuple))
-
-
 # ------------------------------------------------------------------------------- which commands can be started warm
-
-
-class _PythonCall(NamedTuple):
-    """A command that runs a Python program. `starts`: the interpreter, with `env` before it where a script says so;
-    `options`: those of the interpreter."""
-
-    starts: tuple[str, ...]
-    options: tuple[str, ...]
 
 
 _INTERPRETER = re.compile(r"(?:python|pypy)(?:[23](?:\.\d+)*)?[dt]*")
@@ -152,20 +138,22 @@ def probe_command(command: Sequence[str], find: Callable[[str], str | None]) -> 
 
     Raises ValueError with `why_cold`.
     """
-    call = _python_call(command, find)
-    return (*call.starts, *call.options, "-c")
+    return (*_python_call(command, find), "-c")
 
 
-def _python_call(command: Sequence[str], find: Callable[[str], str | None]) -> _PythonCall:
-    """Raises ValueError with the reason."""
+def _python_call(command: Sequence[str], find: Callable[[str], str | None]) -> tuple[str, ...]:
+    """The interpreter that a command starts (with `env` before it where a script says so), and its options.
+
+    Raises ValueError with the reason to start cold.
+    """
     program, *words = command
     path = find(program)
     if path is None:
         raise ValueError(f"the command was not found: {program}")
     if _is_interpreter(program):
-        return _PythonCall((program,), _options(words, PurePath(program).name))
+        return (program, *_options(words, PurePath(program).name))
     starts, options = _first_line(path, program)
-    return _PythonCall(starts, _options([*options, path], PurePath(starts[-1]).name))
+    return (*starts, *_options([*options, path], PurePath(starts[-1]).name))
 
 
 def _is_interpreter(word: str) -> bool:

@@ -112,9 +112,7 @@ def read(block: type[_B], value: object) -> tuple[_B | None, Mapping[KeyPath, st
     """The block that the value describes, or None and key path → what is wrong there."""
     found: dict[KeyPath, str] = {}
     made = _read(ValueRule(block), value, (), found)
-    if not found:
-        return made, {}
-    return None, {path: _hint(text, path, block) if text is _UNKNOWN else text for path, text in found.items()}
+    return (None, _hinted(found, block)) if found else (made, {})
 
 
 def checked(block: type[Block], raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,8 +120,7 @@ def checked(block: type[Block], raw: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[KeyPath, str] = {}
     values = {name: _read(keys_of(block)[name].rule, value, (name,), found) for name, value in raw.items()}
     if found:
-        hinted = {path: _hint(text, path, block) if text is _UNKNOWN else text for path, text in found.items()}
-        raise ValueError("; ".join(f"{dotted(path)}: {text}" for path, text in hinted.items()))
+        raise ValueError("; ".join(f"{dotted(path)}: {text}" for path, text in _hinted(found, block).items()))
     return values
 
 
@@ -231,6 +228,7 @@ def _block(block: type[Block], raw: Any, at: KeyPath, found: dict[KeyPath, str])
         for path, text in below.items():  # a key that the short form stands for is not in the file
             found.setdefault(at if path and path[0] in long else (*at, *path), text)
         return made
+    # A mapping may hold short forms of single keys, too.
     raw = block.long_form(raw)
     assert isinstance(raw, dict)
     keys = keys_of(block)
@@ -258,6 +256,7 @@ def _scalar(rule: ValueRule, raw: Any) -> Any:
         if not isinstance(raw, bool):
             raise ValueError(f"must be true or false, not {shown(raw)}")
     elif rule.kind is int:
+        # `3.0` is a whole number; True is an int of Python, and none of job.yaml.
         if isinstance(raw, (int, float)) and not isinstance(raw, bool) and raw == raw // 1:
             value = int(raw)
         else:
@@ -319,20 +318,28 @@ def shown(value: object) -> str:
     return repr(value[:MOST_SHOWN] + "…" if isinstance(value, str) and len(value) > MOST_SHOWN else value)
 
 
-def _hint(text: str, path: KeyPath, root: type[Block]) -> str:
-    """The complaint about an unknown key with the key that was meant: one that begins like it, is spelled alike, or
-    stands in another block."""
+def _hinted(found: Mapping[KeyPath, str], root: type[Block]) -> dict[KeyPath, str]:
+    """The complaints; those about an unknown key name the key that was meant."""
     import difflib  # only where something is wrong
 
-    key, block = str(path[-1]), root
-    for part in path[:-1]:  # a role's name is no key of a block, and leads nowhere else
-        known = keys_of(block).get(str(part))
-        block = (known and block_in(known.rule)) or block
-    valid = list(keys_of(block))
-    near = [name for name in valid if name.startswith(f"{key}_")] or difflib.get_close_matches(key, valid, cutoff=0.7)
-    near = near or [dotted(home) for name, home in _homes(root) if name == key]
-    near = near or difflib.get_close_matches(key, valid, cutoff=0.5)
-    return f"{text}; " + (f"did you mean `{near[0]}`?" if near else f"valid here: {', '.join(valid) or 'nothing'}")
+    hinted = dict(found)
+    for path, text in found.items():
+        if text is not _UNKNOWN:
+            continue
+        key, block = str(path[-1]), root
+        for part in path[:-1]:  # a role's name is no key of a block, and leads nowhere else
+            known = keys_of(block).get(str(part))
+            block = (known and block_in(known.rule)) or block
+        valid = list(keys_of(block))
+        # Meant is one that begins like it, or is spelled much alike; else one of another block; else one that is
+        # spelled somewhat alike.
+        near = [name for name in valid if name.startswith(f"{key}_")]
+        near = near or difflib.get_close_matches(key, valid, cutoff=0.7)
+        near = near or [dotted(home) for name, home in _homes(root) if name == key]
+        near = near or difflib.get_close_matches(key, valid, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"valid here: {', '.join(valid) or 'nothing'}"
+        hinted[path] = f"{text}; {hint}"
+    return hinted
 
 
 def _homes(block: type[Block], at: KeyPath = ()) -> Iterator[tuple[str, KeyPath]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from string import Template
 from typing import Literal
@@ -156,11 +155,6 @@ def notice_s(plan: Plan) -> int:
     return budgets.notice_s(teardown.grace, teardown.checkpoint_s, plan.time_limit_s)
 
 
-def sbatch_flags(spec: JobSpec, plan: Plan) -> list[str]:
-    """Every flag of the job, quoted. Raises ConfigError."""
-    return [flag if value is None else f"{flag}={sbatch_quote(value)}" for flag, value in _flags(spec, plan)]
-
-
 def step_flags(spec: JobSpec) -> list[str]:
     """Flags that srun needs again: not every Slurm lets it inherit them."""
     slurm = spec.slurm
@@ -168,37 +162,36 @@ def step_flags(spec: JobSpec) -> list[str]:
     return [f"{flag}={value}" for flag, value in again.items() if value is not None]
 
 
-def _flags(spec: JobSpec, plan: Plan) -> Iterator[tuple[str, str | None]]:
-    slurm = spec.slurm
-    yield "--job-name", plan.name
-    least, most = plan.least_nodes, plan.total_nodes
-    yield "--nodes", str(most) if least == most else f"{least}-{most}"
-    if least == most:
-        yield (
-            "--ntasks-per-node",
-            "1",
-        )  # of a range of nodes Slurm would take the least, one task on each (seen on 22.05)
-    yield "--no-kill", None
+def sbatch_flags(spec: JobSpec, plan: Plan) -> list[str]:
+    """Every flag of the job, quoted. Raises ConfigError."""
+    slurm, least, most = spec.slurm, plan.least_nodes, plan.total_nodes
+    flags: list[tuple[str, str | None]] = [
+        ("--job-name", plan.name),
+        ("--nodes", str(most) if least == most else f"{least}-{most}"),
+    ]
+    if least == most:  # of a range of nodes Slurm would take the least, one task on each (seen on 22.05)
+        flags.append(("--ntasks-per-node", "1"))
+    flags.append(("--no-kill", None))
     if "no-requeue" not in slurm.extra and "requeue" not in slurm.extra:
-        yield "--requeue", None
-    yield "--open-mode", "append"
-    yield "--signal", f"B:USR1@{notice_s(plan)}"
+        flags.append(("--requeue", None))
+    flags += [("--open-mode", "append"), ("--signal", f"B:USR1@{notice_s(plan)}")]
     if "\\" in plan.folder:  # Slurm takes it for "replace nothing from here on", and drops it
         raise ConfigError(
             f"the folder {plan.folder!r} holds a backslash, which no Slurm log path can; choose another"
         )
     own = "%A_%a" if slurm.array else "%j"  # sbatch(1), "filename pattern"
-    yield "--output", f"{plan.folder.replace('%', '%%')}/slurm-{own}.out"
+    flags.append(("--output", f"{plan.folder.replace('%', '%%')}/slurm-{own}.out"))
     if slurm.time is not None:
-        yield "--time", slurm_time(slurm.time)
+        flags.append(("--time", slurm_time(slurm.time)))
     for key in ("partition", "account", "qos", "gpus_per_node", "cpus_per_task", "mem", "constraint", "exclude",
                 "reservation", "segment", "dependency", "array"):  # fmt: skip
         value = getattr(slurm, key)
         if value is not None:
-            yield "--" + key.replace("_", "-"), str(value)
+            flags.append(("--" + key.replace("_", "-"), str(value)))
     if slurm.extra.get("exclusive", False) is not False and slurm.mem is None and not _MEMORY & set(slurm.extra):
-        yield "--mem", "0"  # an exclusive node without it comes with the partition's default share of memory
+        flags.append(("--mem", "0"))  # an exclusive node without it comes with the partition's default share
     # those without a value last: sbatch refuses one that wanted a value, where it would take the next flag for it
     for flag, value in sorted(slurm.extra.items(), key=lambda item: item[1] is True):
         if value is not False:
-            yield f"--{flag}", None if value is True else value
+            flags.append((f"--{flag}", None if value is True else value))
+    return [flag if value is None else f"{flag}={sbatch_quote(value)}" for flag, value in flags]

@@ -13,17 +13,15 @@ LONGEST_BYTES = 8193
 
 
 def secret_in(file: str, *, key: str) -> str:
-    """The content of `file`, which the configuration key `key` names.
-
-    As ssh has it with a private key: a file of this user's own must be for its owner alone; one of root's, as a site
-    may provide for a group, must be writable for root alone. Raises ConfigError, whose message never holds what the
-    file does.
-    """
+    """The content of `file`, which the configuration key `key` names. Raises ConfigError, whose message never holds
+    what the file does."""
     try:
         # O_NONBLOCK: a pipe to which nothing writes is opened too, and then refused
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
             status = os.fstat(opened.fileno())  # of the open file: another may have its name by now
             mode = f"(mode {stat.S_IMODE(status.st_mode):04o})"
+            # As ssh has it with a private key: a file of this user's own must be for its owner alone; one of root's,
+            # as a site may provide for a group, must be writable for root alone.
             problem = ""
             if not stat.S_ISREG(status.st_mode):
                 problem = "is no plain file; name one with the secret in it"

@@ -106,6 +106,7 @@ class _Values:
                 return None if node.tag == _TAG + "null" else text
             # JSON's two escapes for one character beyond U+FFFF are that one character again.
             return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        # While it is open, an alias to it would be a value inside itself, without end.
         self._open.add(id(node))
         value: Any
         if isinstance(node, SequenceNode):

@@ -25,18 +25,22 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 def rule(user: str, pattern: str) -> str:
     """The command that makes an ACL user: `pattern` for keys, no channel, and `COMMANDS`. It replaces what the user
     may do now, and keeps no password: `PASSWORD` stands for the new one. Raises UsageError."""
-    if not _WORD.fullmatch(user):
-        raise UsageError(f"user {user!r} must be 1 to 64 letters, digits, '.', '_' or '-', no sign at its beginning")
+    _check_word("user", user)
     return f"ACL SETUSER {user} reset on >PASSWORD ~{pattern} {' '.join(f'+{name}' for name in COMMANDS)}"
 
 
 def pattern_of_namespace(namespace: str) -> str:
     """The keys of all jobs with this `store.namespace`. Raises UsageError."""
-    if not _WORD.fullmatch(namespace):
-        raise UsageError(
-            f"namespace {namespace!r} must be 1 to 64 letters, digits, '.', '_' or '-', no sign at its beginning"
-        )
+    _check_word("namespace", namespace)
     return f"nvrx:{{{namespace}/*"
+
+
+def _check_word(what: str, word: str) -> None:
+    # Anything else could end the word of the ACL command, or be a pattern that covers more keys.
+    if not _WORD.fullmatch(word):
+        raise UsageError(
+            f"{what} {word!r} must be 1 to 64 letters, digits, '.', '_' or '-', no sign at its beginning"
+        )
 
 
 def pattern_of_job(name: str) -> str:

@@ -167,8 +167,7 @@ class Store:
 
     async def newest_order(self) -> str:
         """The id of the newest order."""
-        newest = await self._patiently(lambda: self._redis.xrevrange(self.keys.orders, count=1))
-        return newest[0][0].decode() if newest else "0-0"
+        return await self._newest(self.keys.orders)
 
     async def assignment(
         self, replica: str, cycle: int, node: str, incarnation: str = ""
@@ -192,7 +191,7 @@ class Store:
             )
         if assignment is not None and incarnation and assignment.incarnation not in ("", incarnation):
             assignment = None
-        return assignment, newest[0][0].decode() if newest else "0-0"
+        return assignment, _newest_id(newest)
 
     async def say_of_command(self, request: str, word: CommandWord, number: int) -> None:
         """Post what a user's command has printed, or how it ended. `number` grows from word to word."""
@@ -207,8 +206,7 @@ class Store:
 
     async def newest_asker_word(self, request: str) -> str:
         """The id of the last word of a command's user so far."""
-        newest = await self._patiently(lambda: self._redis.xrevrange(self.keys.command_in(request), count=1))
-        return newest[0][0].decode() if newest else "0-0"
+        return await self._newest(self.keys.command_in(request))
 
     async def asker_words(self, request: str, after: str, passed: int) -> tuple[str, int, list[AskerWord]]:
         """The words of a command's user after an id, whose numbers are above `passed`; none after `BLOCK_MS` without
@@ -327,10 +325,14 @@ class Store:
 
     # ---- how
 
+    async def _newest(self, stream: str) -> str:
+        return _newest_id(await self._patiently(lambda: self._redis.xrevrange(stream, count=1)))
+
     async def _read(self, key: str, after: str, count: int = 1024) -> list[tuple[str, dict[bytes, bytes]]]:
         reply = await self._patiently(lambda: self._redis.xread({key: after}, count=count, block=BLOCK_MS))
         if not reply:
             return []
+        # redis-py returns a list of pairs for RESP2, and a dict for RESP3.
         streams = reply.values() if isinstance(reply, dict) else (items for _, items in reply)
         return [(identity.decode(), fields) for items in streams for identity, fields in items]
 
@@ -364,10 +366,12 @@ class Store:
             try:
                 answer = await call()
             except (failures.RedisError, OSError) as error:
-                if retry is None:
+                if retry is None:  # only now: nearly every call is answered at once
                     retry = StoreRetry(self._where, self._patience_s, embedded=self._embedded, began=began)
                 if self._hurried_at is not None:
                     retry.hurry(self._patience_s, self._hurried_at)
+                # Another task's call may have been answered while this one's login was refused: then this one waits
+                # for that connection.
                 now = self._clock.monotonic()
                 decision = retry.failed(error, now, served=now - self._answered_at <= SERVED_S)
                 if isinstance(decision, GiveUp):
@@ -387,6 +391,11 @@ class Store:
                 if retry is not None and (message := retry.answered(self._answered_at)):
                     log.info("%s", message)
                 return answer
+
+
+def _newest_id(reply: list[Any]) -> str:
+    """Of XREVRANGE with COUNT 1; `0-0`, which is before all items, of an empty stream."""
+    return reply[0][0].decode() if reply else "0-0"
 
 
 @cache

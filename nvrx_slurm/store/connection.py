@@ -142,6 +142,7 @@ class RedisSocket:
             context = ssl.create_default_context(cafile=url.tls.get("ssl_ca_certs"))
             if url.tls.get("ssl_certfile"):
                 context.load_cert_chain(url.tls["ssl_certfile"], url.tls.get("ssl_keyfile"))
+            # The socket is adopted before its handshake: `cut` must be able to end one that hangs.
             secured = context.wrap_socket(connection, server_hostname=url.host, do_handshake_on_connect=False)
             self._adopt(secured)
             try:
@@ -162,6 +163,7 @@ class RedisSocket:
                 raise AccessRefused(f"{reply}; check its password, and what its user may do")
 
     def _adopt(self, connection: socket.socket) -> None:
+        # Under the guard: a `cut` either finds this socket, or is found here.
         with self._guard:
             self._socket = connection
             if self._is_cut:
@@ -234,6 +236,7 @@ class RetryingRedis:
         """
         retry, self.asked_again = retry or self.retry(), False
         while not self._closed.is_set():
+            # The server may let a blocking command wait for `wait_s`; its answer is late only after that.
             due = time.monotonic() + wait_s
             answer_s = ANSWER_S if self._answer_s is None else self._answer_s
             deadline = min(due + answer_s, max(due, until) + LATE_S)
@@ -259,6 +262,7 @@ class RetryingRedis:
                 if self._closed.is_set():  # by `cancel`, which cut this connection
                     break
                 self._wait(retry.failed(error, time.monotonic()), until)
+                # The server may have carried the commands out before the connection broke.
                 self.asked_again = True
             else:
                 if message := retry.answered(time.monotonic()):
@@ -311,6 +315,7 @@ class RetryingRedis:
         finally:
             self._busy.discard(connection)
         self._idle.append(connection)
+        # `close` may have emptied `_idle` just before this connection came back to it.
         if self._closed.is_set():
             self.close()
         return replies

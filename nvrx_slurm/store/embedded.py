@@ -103,8 +103,8 @@ class EmbeddedStore:
     append-only file (the kernel's page cache) before its answer is sent.
 
     It listens on a unix socket `name` in its folder, else on a free port of `bind`, with TLS where there is
-    a `certificate`. It
-    answers a client that asks as `link.MARK` does with `mark`. `binary`: the server (default: the bundled one).
+    a `certificate`. It answers a client that asks as `link.MARK` does with `mark`. `binary`: the server (default: the
+    bundled one).
     """
 
     def __init__(
@@ -162,7 +162,8 @@ class EmbeddedStore:
             umask=0o077,
         )
         assert server.stdin is not None and server.stdout is not None
-        server.stdin.write(self._config().encode())  # by its standard input: the password is in no file and no argv
+        # By its standard input: the password is in no file and no argv.
+        server.stdin.write(self._config().encode())
         server.stdin.close()
         lines: list[bytes] = []
         while line := await server.stdout.readline():

@@ -101,6 +101,8 @@ class HeartbeatReader:
             what = str(error) or f"no answer in {READ_S:.0f} s"
             raise StoreUnreachable(f"the heartbeats in the store at {self._where} cannot be read: {what}") from None
         first = self._asked_s is None
+        # The clock of the store may be set while it runs. An age longer than the time since the last read cannot be
+        # right: that read would have brought the beat.
         longest_s = math.inf if self._asked_s is None else self._clock.monotonic() - self._asked_s
         batch = HeartbeatBatch(now_s, self._opened(items, now_s, longest_s), first)
         self._last = items[-1][0] if items else self._last
@@ -134,6 +136,7 @@ class HeartbeatReader:
             except UntrustedRecord as error:
                 self.refused.add(stream, identity, error)
                 continue
+            # A copy of an older beat, or one that another overtook: it says nothing about now.
             if number <= numbers.get(who, b""):
                 continue
             numbers[who] = number

@@ -33,6 +33,7 @@ _decoder = msgspec.json.Decoder(JobStore)
 def read_job_store(path: Path, error: type[Exception]) -> JobStore:
     """Raises `error` where it cannot be read, or another user could have written it."""
     try:
+        # The folder first, then the file relative to it: another user cannot exchange the folder in between.
         folder = open_private_folder(path.parent)
         try:
             return decode(_decoder.decode, read_owned(path, dir_fd=folder), path.name)

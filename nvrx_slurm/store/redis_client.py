@@ -123,6 +123,7 @@ class _AsyncStoreConnection(AsyncConnection):
                 found = await asyncio.wrap_future(in_thread(self._look, "store.json"))
             except (NvrxError, msgspec.MsgspecError, ValueError) as error:
                 raise failures.ConnectionError(f"store.json cannot be read: {error}") from None
+            # Where there is no file, the address that this client was made with holds.
             self._where = found or self._where
             self.password = self._where.password
             if (path := link.socket_path(self._where)) is not None:

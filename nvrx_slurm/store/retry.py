@@ -172,9 +172,11 @@ class StoreRetry:
             return refusal
         if self._since is None:
             self._since = now if self._began is None else self._began
+        # This process may have stood still since the failure before: that time is no patience spent.
         if self._failed_at is not None:
             self._since += max(0.0, now - self._failed_at - LONGEST_ATTEMPT_S)
         self._failed_at = now
+        # An embedded store whose disk is full goes on in memory: the job's own server, which no other job uses.
         if code == "MISCONF" and self._embedded and not self._has_reconfigured:
             self._has_reconfigured = True
             message = "the store cannot write its file (is the disk full?): it goes on in memory alone"
@@ -197,6 +199,7 @@ class StoreRetry:
         pause_s = min(self._pause_s, left_s)
         longest_s = FULL_PAUSE_S if answer is _Answer.WRITES_REFUSED else AWAY_PAUSE_S
         self._pause_s = min(2 * self._pause_s, longest_s)
+        # After a failover the server's name leads to another one: only a new connection finds it.
         return Retry(pause_s, warning, reconnect=code == "READONLY")
 
     def answered(self, now: float) -> str:

@@ -35,6 +35,7 @@ class RefusedRecords:
         where = identity.decode(errors="replace") if isinstance(identity, bytes) else identity
         line = f"{stream}: {where} was set aside: {error}; does another user of the store hold its password?"
         self._log.say(line, self._clock.monotonic())
+        # One record for each stream and period: a flood of forged records must not fill the journal.
         before = self._since.get(stream) or RecordsRefused(stream=stream, count=0, why=str(error)[:LONGEST_WHY])
         self._since[stream] = msgspec.structs.replace(before, count=before.count + 1)
 

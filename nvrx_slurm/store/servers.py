@@ -75,6 +75,7 @@ def find_server(asked: str, *, with_tls: bool, path: str | None = None) -> Serve
         # Versions compare within one product only: Redis and Valkey number theirs each for itself.
         newer = [server for server in found if server.name == bundled.name and server.version > bundled.version]
         candidates = [*newer, bundled, *(server for server in found if server not in newer)]
+    # TLS matters more than the version: without it the store's traffic can be read on the job's network.
     first_with_tls = next((server for server in candidates if server.has_tls), candidates[0])
     return first_with_tls if with_tls else candidates[0]
 

@@ -61,7 +61,8 @@ class KernelLog:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno != errno.EPIPE:  # that one: some were overwritten before we came; the rest follows
+                # EPIPE: the kernel has overwritten messages before they were read; the rest follows.
+                if error.errno != errno.EPIPE:
                     return
                 continue
             if not record:

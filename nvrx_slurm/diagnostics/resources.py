@@ -119,7 +119,8 @@ def memory_cgroup(root: Path = ROOT, own: Path = SELF) -> MemoryCgroup | None:
         lines = own.read_text().splitlines()
     except OSError:
         return None
-    for line in lines:  # v2 says `0::/path`, and comes last: a hybrid has its memory in v1
+    # v2 says `0::/path`, and comes last. A hybrid has its memory controller in v1, so the first match counts.
+    for line in lines:
         hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         below = path.lstrip("/")

@@ -36,12 +36,8 @@ class Admission(Generic[_Id]):
         return len(self._since)
 
     def admit(self, connection: _Id, now: float, source: str = "") -> _Id | None:
-        """Count a new connection. Returns the one to drop for it, which is counted no longer; None while there is
-        room.
-
-        `source`: the peer's address. The oldest connection of the address with the most of them is dropped, so a
-        flood from one host does not push out the peers on others.
-        """
+        """Count a new connection from the address `source`. Returns the one to drop for it, which is counted no
+        longer; None while there is room."""
         dropped = self._next_to_drop() if len(self._since) >= self.most else None
         if dropped is not None:
             self.gone(dropped)
@@ -88,6 +84,7 @@ class Admission(Generic[_Id]):
         self._sources.pop(connection, None)
 
     def _next_to_drop(self) -> _Id:
+        # The oldest connection of the address that has the most: a flood from one host drops its own connections.
         counts = Counter(self._sources.values())
         most = max(counts.values())
         return next(each for each, source in self._sources.items() if counts[source] == most)

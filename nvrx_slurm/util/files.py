@@ -102,6 +102,7 @@ class JobFiles:
         finally:
             os.close(base)
         try:
+            # The folder may have been there already, with another mode.
             os.fchmod(folder, 0o700)
             with contextlib.suppress(FileExistsError):
                 os.mkdir("nodes", 0o700, dir_fd=folder)
@@ -133,15 +134,13 @@ class JobFiles:
 
     def write_last(self, name: str, data: bytes) -> None:
         """The same where the disk may be full: the reserve, if it is there, becomes the file. Raises OSError,
-        UnsafePath.
-
-        It is overwritten in place and renamed. Removed first, its space might be taken before we have it.
-        """
+        UnsafePath."""
         with self.opened() as folder:
             if len(data) > RESERVE_BYTES or not _exists(self.reserve_path.name, folder):
                 write_private(self.path / name, data, dir_fd=folder)
                 return
             reserve = os.open(self.reserve_path.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            # Overwritten in place and renamed. Were it removed first, another process could take its space.
             with os.fdopen(reserve, "rb+") as file:
                 file.write(data)
                 file.truncate()
@@ -196,10 +195,9 @@ def make_base(folder: Path) -> list[Path]:
 
 
 def make_folders(folder: Path, mode: int = 0o700) -> None:
-    """Make a folder and all that are missing above it, each with this mode, which a umask can only narrow.
-
-    `Path.mkdir(parents=True)` gives those above 0777 less the umask. Raises OSError.
-    """
+    """Make a folder and all that are missing above it, each with this mode, which a umask can only narrow. Raises
+    OSError."""
+    # One by one: `Path.mkdir(parents=True)` gives those above 0777 less the umask.
     missing = []
     while not folder.is_dir():
         missing.append(folder)

@@ -138,13 +138,14 @@ def _writable(path: Path, status: os.stat_result, remedy: str) -> UnsafePath:
 
 def _group_writes(status: os.stat_result) -> bool:
     """Whether others can write by way of the group. A sticky folder does not let them; nor does a group that is the
-    owner's alone: Debian and Red Hat give each user such a group, of the same name, and umask 002 with it."""
+    owner's alone."""
     if not status.st_mode & stat.S_IWGRP or status.st_mode & stat.S_ISVTX:
         return False
     try:
         owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
     except KeyError:
         return True
+    # Debian and Red Hat give each user a group of the same name, and umask 002 with it.
     private = owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name and set(group.gr_mem) <= {owner.pw_name}
     return not private or status.st_uid not in (0, os.geteuid())
 

@@ -68,7 +68,8 @@ def dies_with_parent(number: signal.Signals) -> Callable[[], None]:
 def die_with(parent: int, number: signal.Signals) -> None:
     """The same, said by the child itself: the kernel sends it `number` when `parent`, its parent, dies."""
     _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent:  # it died before the call above
+    # A parent that died before the call above sends nothing any more.
+    if os.getppid() != parent:
         os.kill(os.getpid(), number)
 
 

@@ -12,14 +12,12 @@ AGAIN_S = 0.1
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until all of them have ended; what they raise is dropped.
-
-    Once is not enough: when a connection is closed in the same moment, redis-py makes an error of the connection out
-    of a cancellation, and a loop that is patient with such errors goes on. `asyncio.run` cancels once more, and then
-    waits for ever.
-    """
+    """Cancel tasks until all of them have ended; what they raise is dropped."""
     running = {task for task in tasks if task is not asyncio.current_task()}
     left = running
+    # Once is not enough: when a connection is closed in the same moment, redis-py makes an error of the connection
+    # out of a cancellation, and a loop that is patient with such errors goes on. `asyncio.run` cancels once more, and
+    # then waits for ever.
     while left:
         for task in left:
             task.cancel()

@@ -60,11 +60,10 @@ def awaitable_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
 
 
 class SignalSafeEvent:
-    """A `threading.Event` for a main thread whose signal handlers raise.
+    """A `threading.Event` for a main thread whose signal handlers raise."""
 
-    To set it, and to wait for it, is one call into C. `threading.Event` takes a lock in Python code: a handler that
-    raises there may leave that lock taken, for all other threads too.
-    """
+    # To set it, and to wait for it, is one call into C. `threading.Event` takes a lock in Python code: a handler that
+    # raises there may leave that lock taken, for all other threads too.
 
     def __init__(self) -> None:
         self._is_set = False
@@ -112,6 +111,7 @@ class ThreadPool:
         """The future has its result or its exception."""
         future: Future[T] = Future()
         with self._guard:
+            # An idle thread is reserved under the guard, so two callers never count on the same one.
             is_more_than_idle = self._idle == 0
             self._idle -= not is_more_than_idle
         if is_more_than_idle:
@@ -137,6 +137,7 @@ class ThreadPool:
                 self._idle += 1
 
     def _forget(self) -> None:
+        # In a forked child the threads do not exist, and one of them may have held the guard at the fork.
         self._idle = 0
         self._guard = threading.Lock()
         self._waiting = queue.SimpleQueue()

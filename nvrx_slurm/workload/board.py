@@ -48,6 +48,8 @@ class Board:
         row = self.rows.get(name)
         if row is not None:
             return row
+        # No lock: another thread may look for the same name meanwhile. Each writes a row of its own, `setdefault`
+        # lets one of them win, and the other gives its row back.
         try:
             fresh = self.free_rows.pop()
         except IndexError:
@@ -103,7 +105,8 @@ class Opened:
         words[at + TIMEOUT] = timeout_ns
         words[at + WHAT] = what
         words[at + SEAL] = self.started ^ timeout_ns ^ what ^ words[OWNER]
-        words[at + STARTED] = self.started  # last: from here on it is open
+        # Last: from here on the entry is open. The worker may be killed between any two of these stores.
+        words[at + STARTED] = self.started
 
     def end(self, *, succeeded: bool) -> None:
         """Free the entry. How long it took is kept only of one that ended well."""
@@ -111,7 +114,8 @@ class Opened:
             return  # the latter: in a child that was forked inside of it
         words, now, at = self.board.words, monotonic_ns(), self.entry
         if self.main:
-            words[SIGN] = now  # first: a reader that finds the entry free finds the sign
+            # The sign first: a reader that finds the entry free then finds the sign too, and sees no long silence.
+            words[SIGN] = now
             in_main_section.discard(self.started)
             words[MAIN_OPEN] = len(in_main_section)
         if at >= 0:
@@ -139,7 +143,8 @@ def board() -> Board | None:
 
 
 def _claim() -> Board | None:
-    """Only the first process of a worker that opens a section writes them: two would overwrite each other's."""
+    """This process's table, if it is the first of its worker that opens a section."""
+    # Two processes would overwrite each other's entries, so one of them locks the file for as long as it lives.
     # The mapping before the lock: a record lock ends when its process closes any other descriptor of the slot.
     words, path = shared_words(), slot_path()
     if words is None or path is None:

@@ -101,11 +101,9 @@ class Slot:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Slot:
-        """A fresh slot at `path`, readable by its owner only.
-
-        It takes the place of an older file rather than its content: a worker that is still about keeps writing into
-        the old one, which no reader maps, and gets no SIGBUS as after a truncation. Raises OSError.
-        """
+        """A fresh slot at `path`, readable by its owner only. Raises OSError."""
+        # Not the old file's content but a new file: a worker that still runs keeps writing into the old one, which no
+        # reader maps, and gets no SIGBUS as after a truncation.
         fresh = f"{os.fspath(path)}.{os.getpid()}"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -119,7 +117,9 @@ class Slot:
         """What the worker has reported by now. A caller that compares it with the clock reads the clock first."""
         main_open, entries = self._entries()
         sections = self._open_sections(entries)
-        words = self._words  # the sign only now: see above
+        # The sign only now, after the entries: the end of a section stores the sign first, and then frees its entry.
+        # Read in the other order, a section that has just ended would look like a silence as long as it was open.
+        words = self._words
         restarted = words[RESTARTED]
         seen = {}
         for row in range(ROW_COUNT):

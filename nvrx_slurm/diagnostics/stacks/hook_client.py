@@ -90,14 +90,12 @@ async def _pause(pause_s: float) -> float:
 
 
 def pose(pid: int, signum: int, dump_dir: Path) -> PendingAnswer | Unasked:
-    """Send the signal, if this process will answer it.
-
-    Two conditions prove that it will: it catches the signal, and it holds its own answer file open. A child between
-    fork and exec has inherited the handler, but has no file of its own; exec removes both.
-    """
+    """Send the signal, if this process will answer it."""
     threads = [task for tid in thread_ids(pid) if (task := read_task(pid, tid))]
     if not threads or threads[0].has_ended:
         return Unasked.GONE
+    # Two conditions prove that the process will answer: it catches the signal, and it holds its own answer file open.
+    # A child between fork and exec has inherited the handler, but has no file of its own; exec removes both.
     path = dump_dir.resolve() / str(pid)
     descriptors = sorted(open_descriptors(pid), key=lambda number: (number < FIRST_HIGH_DESCRIPTOR, number))
     holds_open = any(descriptor_target(pid, number) == str(path) for number in descriptors)
@@ -124,11 +122,9 @@ def pose(pid: int, signum: int, dump_dir: Path) -> PendingAnswer | Unasked:
 
 
 def is_answered(asked: PendingAnswer) -> bool:
-    """Whether the handler has run to its end.
-
-    While it runs, its thread blocks the signal (faulthandler does not set SA_NODEFER). The size is read first: once
-    the file has grown the handler has begun, so if no thread blocks the signal after that, it has ended.
-    """
+    """Whether the handler has run to its end."""
+    # The size first: once the file has grown the handler has begun. While it runs, its thread blocks the signal
+    # (faulthandler does not set SA_NODEFER). So if no thread blocks the signal after that, it has ended.
     if _size(asked.path) <= asked.offset:
         return False
     tids = (tid for tid in thread_ids(asked.pid) if tid not in asked.deaf)

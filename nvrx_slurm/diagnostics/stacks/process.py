@@ -100,7 +100,8 @@ def describe(pid: int) -> ProcessState | None:
         caught=main.caught,
         open_files=tuple(_open_files(pid)),
         kernel_stack=_read(f"{folder}/stack"),
-        cmdline=_cmdline(folder),  # last: the one that waits for the lock of the memory map
+        # Last: it is the one that waits for the lock of the memory map.
+        cmdline=_cmdline(folder),
     )
 
 

@@ -7,7 +7,6 @@ import contextlib
 import shutil
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from nvrx_slurm.util.threads import awaitable_thread
@@ -26,25 +25,26 @@ class ProgramOutput:
 
 async def find(name: str, timeout_s: float) -> str | None:
     """Where the program is (beside this Python, or on PATH); None if nowhere, or its disk does not answer in time."""
-    looking = awaitable_thread(partial(_look_for, name), f"find {name}")
+
+    def look() -> str | None:
+        beside = Path(sys.executable).with_name(name)
+        path = str(beside) if beside.is_file() else shutil.which(name)
+        if path is None:
+            return None
+        # Read a byte: where the program's disk does not answer, exec would hang, and hold up this whole process.
+        try:
+            with Path(path).open("rb") as file:
+                file.read(1)
+        except OSError:
+            return None
+        return path
+
+    looking = awaitable_thread(look, f"find {name}")
     await asyncio.wait([looking], timeout=max(0.0, timeout_s))
     if not looking.done():
         looking.cancel()
         return None
     return looking.result()
-
-
-def _look_for(name: str) -> str | None:
-    beside = Path(sys.executable).with_name(name)
-    path = str(beside) if beside.is_file() else shutil.which(name)
-    if path is None:
-        return None
-    try:
-        with Path(path).open("rb") as file:
-            file.read(1)  # its disk answers: else exec, which holds up this whole process, would hang on it
-    except OSError:
-        return None
-    return path
 
 
 async def run(*argv: str, timeout_s: float) -> ProgramOutput:

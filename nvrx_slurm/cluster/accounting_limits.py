@@ -42,6 +42,7 @@ class Accounting(msgspec.Struct, frozen=True, kw_only=True):
         """The one that the job runs under: one for its partition comes first."""
         account = spec.slurm.account or self.account
         own = [each for each in self.associations if each.get("Account") == account]
+        # An association without a partition holds for all of them.
         fitting = [each for each in own if each.get("Partition") in (partition, "")]
         return max(fitting, key=lambda each: bool(each.get("Partition")), default=None)
 

@@ -133,17 +133,16 @@ def child_environment_for(program: str, extra: Mapping[str, str] | None = None) 
 
 
 def environment_for(program: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What the program may see of an environment.
-
-    A query must not depend on the user's settings: SQUEUE_PARTITION would hide jobs, SACCT_FORMAT would
-    change the answer. sbatch hands its environment on to the job: there the user's variables stay, but of an outer
-    job, that this process may run in, nothing is left, since srun would take its numbers for the new job's.
-    """
+    """What the program may see of an environment."""
     if program != "sbatch":
+        # A query must not depend on the user's settings: SQUEUE_PARTITION would hide jobs, SACCT_FORMAT would change
+        # the answer.
         own = f"{program.upper()}_"
         return {name: value for name, value in environment.items() if not name.startswith(own)} | {"LC_ALL": "C"}
     if "SLURM_JOB_ID" not in environment:
         return dict(environment)
+    # sbatch hands its environment on to the job. Of an outer job, which this process runs in, nothing may be left:
+    # srun would take its numbers for the new job's.
     return {
         name: value
         for name, value in environment.items()
@@ -202,7 +201,8 @@ class SlurmPrograms:
         )
         for attempt in attempts:
             with attempt:
-                if attempt.num == 1:  # has been made already: what counts it also pauses after it
+                # The first attempt has been made above. stamina pauses after each failure, so it is given that one.
+                if attempt.num == 1:
                     raise first_error
                 return (again or first)()
         raise AssertionError("the last attempt returns or raises")

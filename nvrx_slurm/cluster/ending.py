@@ -44,7 +44,8 @@ OnState = Callable[[JobState], None]
 
 
 def read_result(job: JobFolder) -> Result | None:
-    """The result, if there is one. Opening the folder first makes NFS forget that there was no such file."""
+    """The result, if there is one."""
+    # Opening the folder first makes an NFS client forget that there was no such file.
     with contextlib.suppress(OSError):
         os.scandir(job.path).close()
     return job.read_result()
@@ -137,7 +138,8 @@ class EndWatch:
         try:
             self._note(last_known(self._job, self._ask(), self._clock.wall()))
             self._look_at_batch_host()
-        except SlurmUnreachable as error:  # a job does not end because slurmctld is away
+        except SlurmUnreachable as error:
+            # A job does not end because slurmctld is away: wait on, and say so once.
             if not self._unanswered:
                 log.warning("%s; still waiting for job %s", error, self._job.job_id)
             self._unanswered = True
@@ -148,7 +150,8 @@ class EndWatch:
             self._on_pending()
         if self._state.terminal:
             state = self._state
-            result = read_result(self._job)  # written between the first look and the question
+            # The job may have written its result between the first look and the question.
+            result = read_result(self._job)
             if result is not None:
                 return result.exit_code
             # A state that the folder has kept is no news: that job's result would be there.
@@ -162,8 +165,9 @@ class EndWatch:
         return None
 
     def _look_at_batch_host(self) -> None:
-        """Its node may be lost in the moment in which Slurm starts the job: then no agent of it ever runs, and
-        `--no-kill` keeps the job RUNNING until its time limit. An agent that runs has Slurm requeue such a job."""
+        """Raises BatchHostLost where the job will never begin."""
+        # The node of the batch host may be lost in the moment in which Slurm starts the job: then no agent of it ever
+        # runs, and `--no-kill` keeps the job RUNNING until its time limit. An agent that runs has Slurm requeue it.
         if self._lost_batch_host is None or self._state is not JobState.RUNNING:
             return
         if self._lasted_s() < self._ask_for_host_after_s or self._has_agents():

@@ -103,6 +103,7 @@ class LocalCluster:
 
     def states(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
         """See `Cluster.states`."""
+        # poll() reaps those that have ended.
         _detached[:] = [process for process in _detached if process.poll() is None]
         return {job_id: _state(self._job(job_id)) for job_id in job_ids}
 
@@ -118,11 +119,8 @@ class LocalCluster:
         if not info.is_here:
             whole = f", or end its whole allocation: scancel {info.allocation}" if info.allocation else ""
             raise UsageError(f"{job_id} runs on {info.host}: cancel it there{whole}")
-        # SIGTERM to the job's batch host, if it still runs. Raises UsageError where another process has its
-        # number.
-        #
-        # The process is held by a descriptor before it is looked at: between the look and the signal its
-        # number cannot pass to another process.
+        # The process is held by a descriptor before it is looked at: between the look and the signal its number
+        # cannot pass to another process.
         if info.host_pid <= 0:
             return
         try:
@@ -178,7 +176,9 @@ def _state(job: JobFolder) -> JobState:
     """
     info = job.read_info()
     lives = info is not None and info.host_lives()
-    result = job.read_result()  # after the look at the host, which writes it last thing
+    # After the look at the batch host, which writes the result as its last act: one that has gone in between has left
+    # it by now.
+    result = job.read_result()
     if result is not None:
         return JobState.COMPLETING if lives else state_of_result(result.exit_code)
     if info is not None and info.allocation is not None and not info.is_here:

@@ -108,12 +108,14 @@ def main(folder: Path, nodes: int) -> None:
         others = {path.stem: msgspec.json.decode(path.read_bytes(), type=Here) for path in folder.glob("*.here")}
         ring = sorted(others)
         after = ring.index(node) + 1
+        # The next ones in the ring of names: each node is tried by as many others as it tries.
         peers = (ring[after:] + ring[: after - 1])[:MOST_PEERS]
         facts = _own_facts(folder, node, address, flock)
         facts = msgspec.structs.replace(
             facts, peers=tuple(_try(folder, node, name, others[name]) for name in peers), missing=nodes - len(others)
         )
         write(folder / f"{node}.facts", msgspec.json.encode(facts))
+        # Its threads go on serving: a node that began later may still try this one.
         _await(lambda: len(list(folder.glob("*.facts"))) >= len(others), ALL_DONE_S)
 
 
@@ -184,6 +186,7 @@ def _try(folder: Path, node: str, peer: str, there: Here) -> PeerFacts:
     except (OSError, ValueError) as error:
         return PeerFacts(peer=peer, udp=udp, error=str(error) or type(error).__name__)
     written_at = time.monotonic()
+    # From the peer's word that it has written the file: what is measured is the shared file system alone.
     file = folder / f"{peer}-for-{node}"
     seen = _await(file.exists, SEEN_S)
     with contextlib.suppress(OSError), (folder / f"{peer}.lock").open("r") as lock:

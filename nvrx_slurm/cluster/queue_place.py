@@ -142,6 +142,7 @@ class QueueReporter:
         place = self._ask([self._job_id]).get(self._job_id)
         self._look_at = self._clock.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
+        # `None` is Slurm's reason in the first moment: it has not looked at the job yet.
         if place is None or place.reason == "None" or (self.place and self.place.reason == place.reason):
             return
         self.place = place

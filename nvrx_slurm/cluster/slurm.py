@@ -78,14 +78,15 @@ class SlurmCluster:
                 with contextlib.suppress(OSError):  # another submission uses it by now
                     folder.rmdir()
             raise
+        # From here on the job is submitted: too late for an error.
         job = JobFiles(folder / folder_name(job_id))
         try:
             job.create()
             job.write(SCRIPT_NAME, script.encode())
-        except (OSError, UnsafePath) as error:  # the job is submitted: too late for an error
+        except (OSError, UnsafePath) as error:
             log.warning("%s: the script could not be kept there (%s)", job.path, error)
         record_job(job.path)
-        with contextlib.suppress(SlurmUnreachable):  # the job is submitted: too late for an error
+        with contextlib.suppress(SlurmUnreachable):
             version = version_of(self._programs.run("sbatch", "--version").stdout)
             if version is not None and version < RELIABLE_SINCE:
                 log.warning(
@@ -108,6 +109,7 @@ class SlurmCluster:
                 raise NvrxError(f"squeue does not know the state of {', '.join(numbers)}: {listing.reason}")
             known = states_of(listing.stdout, numbers)
             absent = [number for number in numbers if known.get(number, JobState.UNKNOWN) is JobState.UNKNOWN]
+            # squeue forgets a job MinJobAge after its end; the accounting keeps it.
             if absent:
                 known |= self._sacct_states(cluster, absent)
             found |= {job_id: known[number] for number, job_id in numbers.items() if number in known}
@@ -121,7 +123,8 @@ class SlurmCluster:
         return {job_id: state for job_id, state in rows.items() if job_id.startswith(f"{number}_")}
 
     def cancel(self, job_id: str) -> None:
-        """See `Cluster.cancel`. Where scancel knows no such job it succeeds without a word: squeue is asked."""
+        """See `Cluster.cancel`."""
+        # scancel succeeds without a word where it knows no such job.
         state = self.states([job_id])[job_id]
         if state is JobState.UNKNOWN:
             raise UsageError(f"Slurm knows no job {job_id}")

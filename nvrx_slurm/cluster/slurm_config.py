@@ -61,6 +61,7 @@ class KillWaitQuestion:
     def __exit__(self, *_: object) -> None:
         if self._process is None:
             return
+        # Nothing waits for the answer any more. A site's scontrol may hang for MessageTimeout.
         self._process.kill()
         if self._process.stdout:
             self._process.stdout.close()

@@ -173,7 +173,8 @@ async def said(
         process = await asyncio.shield(starting)
     except OSError:
         return ""
-    except asyncio.CancelledError:  # it may run already, and what it started would outlive what asyncio kills
+    except asyncio.CancelledError:
+        # The process may run already. asyncio would kill it alone, and what it has started would go on.
         with contextlib.suppress(OSError):
             await _end(await starting)
         raise

@@ -49,6 +49,7 @@ class StateWatcher:
         if job_id not in self._registered:
             self.register_job(job_id)
         now = self._clock.monotonic()
+        # A state seldom changes long after the submission, and each question costs slurmctld work.
         # At 0 s, 2 s, 4 s, 8 s, … after the newest job was registered, then every `delay_s`.
         pause_s = min(self._delay_s, max(_SOONEST_S, (now - self._newest_at) / 2))
         if mode != "cache" and now - self._asked_at > (_FORCED_S if mode == "force" else pause_s):

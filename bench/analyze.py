@@ -97,14 +97,15 @@ def _lines(chance: random.Random, rank: int) -> Generator[str, None, None]:
 
 
 def _scan_cpu_s(log: Path, catalogue: Catalogue) -> float:
-    """CPU seconds, not time: "on one core" holds on a busy machine too."""
+    # CPU seconds, not time: "on one core" holds on a busy machine too.
     before = spent_s(resource.RUSAGE_SELF)
     _scan(log, catalogue, jobs=1)
     return spent_s(resource.RUSAGE_SELF) - before
 
 
 def _grep_cpu_s(grep: str, literals: Path, log: Path) -> float:
-    """By bytes, not by characters: as fast as grep can be. Into a pipe: into /dev/null it stops at the first."""
+    # By bytes (LC_ALL=C), not by characters: as fast as grep can be. Into a pipe: into /dev/null grep stops at the
+    # first match.
     before = spent_s(resource.RUSAGE_CHILDREN)
     argv = [grep, "-F", "-c", "-f", str(literals), str(log)]
     done = subprocess.run(argv, capture_output=True, env=env.child_environment({"LC_ALL": "C"}), check=False)

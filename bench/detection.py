@@ -171,9 +171,8 @@ def _floor(watch: Callable[[int], None]) -> float:
     """From the SIGKILL of a bare child to the moment in which its parent knows."""
     clock = SystemClock()
     child = os.posix_spawnp("sleep", ["sleep", "100000"], {"PATH": os.defpath})
-    killer = subprocess.Popen(
-        [sys.executable, "-S", "-c", _KILLER, str(child)], stdout=subprocess.PIPE
-    )  # from a process of its own, as the parent is busy watching
+    # From a process of its own, as the parent is busy watching.
+    killer = subprocess.Popen([sys.executable, "-S", "-c", _KILLER, str(child)], stdout=subprocess.PIPE)
     watch(child)
     known = clock.monotonic()
     assert killer.stdout is not None

@@ -128,7 +128,7 @@ def _failure(folder: Path) -> Inquiry:
 
 
 def _agent_cpu_s(folder: Path, node: int) -> float:
-    """One agent's process, from its start to its end."""
+    # One agent's process, from its start to its end: the imports are a part of what it costs.
     ranks = list(range(node * WORKERS, (node + 1) * WORKERS))
     asked = msgspec.json.encode({"node": f"n{node}", "folder": str(folder), "ranks": ranks})
     before = spent_s(resource.RUSAGE_CHILDREN)

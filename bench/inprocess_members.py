@@ -142,7 +142,8 @@ class Member:
         self._arrive(barriers.notice(iteration), Noticing(), lambda _: Settled(iteration=iteration))
 
     def _arrive(self, gate: str, payload: Payload, close: Callable[[Mapping[int, bytes]], AnyEntry]) -> None:
-        """As `Group.arrive` does: once, and again when somebody was lost since."""
+        """As `Group.arrive` does."""
+        # Once, and again when a member was lost since: the barrier may be complete without it.
         ledger = self.cycle.ledger
         if self.arrived.gate == gate and self.arrived.losses == len(ledger.lost):
             return

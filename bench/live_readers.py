@@ -68,7 +68,7 @@ async def _measure(runs: int) -> dict[str, list[float]]:
 
 
 def _cpu_s(pid: int) -> float:
-    """Threads that have ended count too: the server has one for each scrape, which `usage` would miss."""
+    # Threads that have ended count too: the server has one for each scrape, which `usage.of` would miss.
     fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

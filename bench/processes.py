@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,14 +13,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from bench.errors import BenchTimeout, PeerMissing
+from bench.errors import BenchTimeout, PeerFailed, PeerMissing
 from nvrx_slurm.agent.supervisor import become_subreaper, descendants, send_all
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.plan import Plan, plan_to_json
-from nvrx_slurm.util.processes import parent_of
+from nvrx_slurm.util.processes import dies_with_parent, parent_of
 
+ROOT = Path(__file__).parent.parent
 LOOK_AGAIN_S = 0.01
+ANSWER_S = 240.0
+"""How long a child may take for one answer: it may import torch in eight workers first."""
+
 _HAS_ALL = (
     "import sys; from importlib.util import find_spec; sys.exit(not all(find_spec(name) for name in sys.argv[1:]))"
 )
@@ -28,10 +35,8 @@ ESTABLISHED = "01"
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """Kill every descendant of this process at the end, also of an interrupted benchmark.
-
-    Whoever loses its parent becomes a child of this process, so none gets away.
-    """
+    """Kill every descendant of this process at the end, also of an interrupted benchmark."""
+    # A process that loses its parent becomes a child of this one, so none gets away.
     become_subreaper()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -97,6 +102,65 @@ def start_job(plan: Plan, job_id: str, log: Path) -> subprocess.Popen[bytes]:
     return start(argv, log=log, extra={"NVRX_JOB_ID": job_id}, given=plan_to_json(plan))
 
 
+class JsonChild:
+    """A child that answers each line of JSON with one. Its errors go to `log`, or to this process's own."""
+
+    def __init__(
+        self, name: str, argv: Sequence[str], *, environment: Mapping[str, str] | None = None, log: Path | None = None
+    ) -> None:
+        self._name, self._log = name, log
+        with log.open("ab") if log else contextlib.nullcontext() as errors:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=ROOT,
+                env=env.child_environment({"PYTHONPATH": str(ROOT), **(environment or {})}),
+                preexec_fn=dies_with_parent(signal.SIGKILL),
+                bufsize=0,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    def ask(self, order: Any) -> Any:
+        self.order(order)
+        return self.answer()
+
+    def order(self, order: Any) -> None:
+        self._stdin.write(f"{json.dumps(order)}\n".encode())
+
+    def answer(self) -> Any:
+        """Raises BenchTimeout, and PeerFailed where the process has ended."""
+        said, deadline = bytearray(), time.monotonic() + ANSWER_S
+        while not said.endswith(b"\n"):
+            if not select.select([self._stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise BenchTimeout(f"{self._name}: no answer in {ANSWER_S:.0f} s; {self._said()}")
+            if not (more := self._stdout.read(1 << 16)):
+                raise PeerFailed(f"{self._name} has ended; {self._said()}")
+            said += more
+        return json.loads(said)
+
+    def _said(self) -> str:
+        return f"its log ends with:\n{self._log.read_text(errors='replace')[-2000:]}" if self._log else "see above"
+
+    def finish(self) -> Any:
+        """End its orders, and take the last line that it then answers with."""
+        self._stdin.close()
+        return self.answer()
+
+    def end(self) -> None:
+        """With the end of its orders it ends by itself, and removes what it has made."""
+        self._stdin.close()
+        try:
+            self._process.wait(ANSWER_S / 10)
+        except subprocess.TimeoutExpired:
+            kill_tree(self._process.pid)
+            self._process.wait()
+        self._stdout.close()
+
+
 def end(process: subprocess.Popen[bytes], *, polite_s: float = 0.0) -> None:
     """End a child and all below it, and take its exit. With `polite_s` it is asked first, so that it can clear up."""
     if polite_s:
@@ -109,7 +173,8 @@ def end(process: subprocess.Popen[bytes], *, polite_s: float = 0.0) -> None:
 
 
 def kill_tree(root: int) -> None:
-    """SIGKILL to a process and all its descendants; stopped first, so that none can act on another's death."""
+    """SIGKILL to a process and all its descendants."""
+    # Stopped first, so that none can act on another's death.
     everybody = [root, *descendants(root)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         send_all(everybody, number)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from statistics import median
 
 from bench import processes
@@ -24,6 +22,7 @@ from bench.rollcall import Present, RollCall
 from bench.tables import Target, print_rows, print_targets
 from nvrx_slurm.journal.records import Recovered
 from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.threads import in_thread
 
 START_S = 120.0
 RECOVER_S = 180.0
@@ -96,22 +95,12 @@ def measure_all(launchers: Sequence[Launcher], runs: int, *, spares: int, kill: 
 
 def measure_together(launchers: Sequence[Launcher], runs: int, *, spares: int, kill: Kill) -> Samples:
     """The same, all launchers at the same time."""
-    found: SimpleQueue[tuple[str, list[float]]] = SimpleQueue()
-    for launcher in launchers:
-        work = partial(_measure_into, found, launcher, runs, spares, kill)
-        threading.Thread(target=work, daemon=True).start()  # a daemon: Ctrl-C does not wait for it
-    results = dict(found.get() for _ in launchers)
-    return {launcher.name: results[launcher.name] for launcher in launchers if results[launcher.name]}
-
-
-def _measure_into(
-    found: SimpleQueue[tuple[str, list[float]]], launcher: Launcher, runs: int, spares: int, kill: Kill
-) -> None:
-    taken: list[float] = []
-    try:
-        taken = [each.took_s for each in measured(launcher, runs, spares=spares, kill=kill)]
-    finally:
-        found.put((launcher.name, taken))
+    # In daemon threads: Ctrl-C does not wait for them.
+    each_alone = [partial(measure_all, [launcher], runs, spares=spares, kill=kill) for launcher in launchers]
+    samples: Samples = {}
+    for future in [in_thread(work, "measure") for work in each_alone]:
+        samples |= future.result()
+    return samples
 
 
 def measured(

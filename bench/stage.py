@@ -136,7 +136,7 @@ async def line(fleet: Process) -> str:
 
 
 async def kill(process: Process) -> None:
-    """By the process's number: its own `send_signal` would take its exit away from who waits for it."""
+    # By the process's number: its own `send_signal` would take its exit away from the task that waits for it.
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
     await process.wait()

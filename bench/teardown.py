@@ -80,6 +80,7 @@ async def _ours(room: Path, deaf: int) -> Course:
             workers.spawn(rank, _argv(rank, deaf), hook, str(room), os.dup(told), os.dup(told))
         os.close(told)
         pids = await _all_spawned(inbox)
+        # A worker that has not set its handler yet would obey SIGTERM, deaf or not.
         await asyncio.to_thread(_all_up, ready)
         began, course = clock.monotonic(), Course()
         workers.stop(GRACE_S)

@@ -51,6 +51,7 @@ def _measure_in_turns(
         return (python, str(WORKER), str(room / "checkpoint.pt"), *rollcall.address)
 
     found: dict[str, list[Recovery]] = {launcher.name: [] for launcher in launchers}
+    # In turns of a few kills each: other load on the machine affects all launchers alike.
     for done in range(0, runs, TURN):
         count = min(TURN, runs - done)
         for launcher in launchers:

@@ -30,7 +30,8 @@ def spent_s(who: int) -> float:
 
 
 def of(pid: int, clock: Clock, *, main_thread: bool = True) -> Usage:
-    """By nanoseconds (/proc/…/schedstat): in ticks of 10 ms a share of 1 % is lost in the rounding."""
+    """What a process uses now; without `main_thread` by its other threads alone."""
+    # By nanoseconds (/proc/…/schedstat): in ticks of 10 ms a share of 1 % is lost in the rounding.
     process = Path("/proc") / str(pid)
     threads = [task for task in (process / "task").iterdir() if main_thread or task.name != str(pid)]
     run_ns = sum(int((task / "schedstat").read_text().split()[0]) for task in threads)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-import select
 import shutil
 import subprocess
 import sys
@@ -13,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bench.errors import BenchTimeout, PeerFailed, PeerMissing
-from bench.processes import interpreter, kill_tree, temporary_folder
+from bench.errors import PeerMissing
+from bench.processes import JsonChild, interpreter, temporary_folder
 from bench.rollcall import RollCall
 from bench.tables import Target, print_rows, print_target, print_targets
 from nvrx_slurm.agent.warm import AHEAD_AFTER_S
@@ -44,7 +41,8 @@ def warm_start(runs: int, peers: Path) -> None:
         with closing(RollCall()) as rollcall:
             command = (python, str(IMPORTS), *rollcall.address)
             with _one_node(command) as warm, _one_node(command) as cold, _fork_server(python) as floor:
-                warm.ask("warm", [count, *MODULES])
+                warm.ask({"warm": [count, *MODULES]})
+                # A warm start takes milliseconds, a cold one seconds: not each warm run has a cold one beside it.
                 for run in range(runs * WARM_RUNS):
                     clock.sleep(AHEAD_AFTER_S + SETTLE_S)  # until the next workers are forked
                     samples[WARM].append(_start(warm, rollcall, count))
@@ -104,61 +102,21 @@ class FirstStart:
     warm_process_bytes: int = 0
 
 
-class OneNode:
-    """A process of `one_node.py`."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def ask(self, what: str, given: object) -> dict[str, Any]:
-        """One line there, and its answer. Raises PeerFailed."""
-        assert self._process.stdin is not None
-        print(json.dumps({what: given}), file=self._process.stdin, flush=True)
-        return self._answer(what)
-
-    def end(self) -> dict[str, Any]:
-        """Close its input, and take its last line."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        return self._answer("end")
-
-    def _answer(self, what: str) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], WAIT_S)[0]:
-            raise BenchTimeout(f"{what}: no answer in {WAIT_S:.0f} s")
-        line = self._process.stdout.readline()
-        if not line:
-            raise PeerFailed(f"{what}: the node has failed; what it said is above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
 @contextlib.contextmanager
-def _one_node(command: Sequence[str], prefix: Sequence[str] = ()) -> Iterator[OneNode]:
-    argv = [*prefix, sys.executable, "-m", "bench.one_node", *command]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE.parent)
+def _one_node(command: Sequence[str], prefix: Sequence[str] = ()) -> Iterator[JsonChild]:
+    """A process of `one_node.py`."""
+    node = JsonChild("a node", [*prefix, sys.executable, "-m", "bench.one_node", *command])
     try:
-        yield OneNode(process)
+        yield node
     finally:
-        _take(process)
+        node.end()
 
 
-def _take(process: subprocess.Popen[Any]) -> None:
-    for stream in (process.stdin, process.stdout):
-        assert stream is not None
-        stream.close()
-    try:
-        process.wait(WAIT_S)
-    except subprocess.TimeoutExpired:
-        kill_tree(process.pid)
-        process.wait()
-
-
-def _start(node: OneNode, rollcall: RollCall, count: int) -> float:
+def _start(node: JsonChild, rollcall: RollCall, count: int) -> float:
     """Seconds from the first order until the last worker has imported torch."""
-    began: float = min(node.ask("spawn", count)["ordered"].values())
+    began: float = min(node.ask({"spawn": count})["ordered"].values())
     world = rollcall.wait_world(count, timeout_s=WAIT_S, after=began)
-    node.ask("stop", True)
+    node.ask({"stop": True})
     return max(worker.started for worker in world.values()) - began
 
 
@@ -168,13 +126,13 @@ def _first_start(python: str, name: str, prefix: Sequence[str] = ()) -> FirstSta
     with temporary_folder() as room, closing(RollCall()) as rollcall:
         command = (python, str(TRAINING), f"{room}/checkpoint.pt", *rollcall.address)
         with _one_node(command, prefix) as node:
-            process = node.ask("warm", [WORKERS, *MODULES])["process"] if name == WARM else None
-            node.ask("spawn", WORKERS)
+            process = node.ask({"warm": [WORKERS, *MODULES]})["process"] if name == WARM else None
+            node.ask({"spawn": WORKERS})
             world = rollcall.wait_world(WORKERS, timeout_s=WAIT_S)
             start.pss_bytes = sum(_pss_bytes(worker.pid) for worker in world.values())
             start.warm_process_bytes = _pss_bytes(process) if process is not None else 0
-            node.ask("stop", True)
-            start.cpu_s = node.end()["cpu_s"]
+            node.ask({"stop": True})
+            start.cpu_s = node.finish()["cpu_s"]
     return start
 
 
@@ -190,13 +148,13 @@ def _pss_bytes(pid: int) -> int:
 @contextlib.contextmanager
 def _fork_server(python: str) -> Iterator[subprocess.Popen[bytes]]:
     argv = [python, "-W", "ignore", str(FORKS), *MODULES]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process
-    finally:
-        _take(process)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
 
 
 def _fork(server: subprocess.Popen[bytes], count: int) -> float:

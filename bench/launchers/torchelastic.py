@@ -106,10 +106,8 @@ class ElasticFleet:
         self._agents.append(self._start(len(self._agents)))
 
     def wait_spares(self, timeout_s: float) -> None:
-        """Have one agent stand by; an agent joins as soon as it is connected to the rendezvous store.
-
-        Only one, and only once the world is complete: with several, torch 2.13 restarts for ever after a death.
-        """
+        """Have one agent stand by; an agent joins as soon as it is connected to the rendezvous store."""
+        # Only one, and only once the world is complete: with several, torch 2.13 restarts for ever after a death.
         if self._task.spares:
             self.add()
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.processes import temporary_folder
+from bench.processes import JsonChild, temporary_folder
 from bench.tables import print_target
-from bench.transport.pair import Process
 
 READERS, HEALTHY, EACH, SIZE = 8, 3, 4, 1 << 20
 FAULTS = ("silent", "resets", "truncates")
@@ -30,12 +29,10 @@ def transport_sick(runs: int, peers: Path) -> None:
     """Each fault in turn. First every reader meets the sick port; then they read in turns, from 3 ports and 4."""
     with temporary_folder() as room, contextlib.ExitStack() as stack:
 
-        def start(role: str, given: Any) -> tuple[Process, Any]:
-            process = Process(
-                role, Path(sys.executable), "bench.transport.sick_side", role, log=room / role, environment={}
-            )
-            stack.callback(process.end)
-            return process, process.ask(given)
+        def start(role: str, given: Any) -> tuple[JsonChild, Any]:
+            child = JsonChild(role, (sys.executable, "-m", "bench.transport.sick_side", role), log=room / role)
+            stack.callback(child.end)
+            return child, child.ask(given)
 
         _, server = start("producer", [READERS * EACH, SIZE, HEALTHY, FAULTS])
         readers = [
@@ -46,7 +43,7 @@ def transport_sick(runs: int, peers: Path) -> None:
             _measure(readers, fault, server["ports"], server["sick"][fault], runs)
 
 
-def _measure(readers: Sequence[Process], fault: str, healthy: list[str], sick: str, runs: int) -> None:
+def _measure(readers: Sequence[JsonChild], fault: str, healthy: list[str], sick: str, runs: int) -> None:
     turn_s = min(TURN_S, IN_QUARANTINE_S / (4 * runs))
     three, four = f"{HEALTHY} ports", f"{HEALTHY + 1} ports, one {fault}"
     ports = {three: healthy, four: [*healthy, sick]}
@@ -65,7 +62,7 @@ def _measure(readers: Sequence[Process], fault: str, healthy: list[str], sick: s
     print_target(what, share, at_least=AT_LEAST)
 
 
-def _read(readers: Sequence[Process], order: list[Any]) -> list[dict[str, Any]]:
+def _read(readers: Sequence[JsonChild], order: list[Any]) -> list[dict[str, Any]]:
     """All at once."""
     for reader in readers:
         reader.order(order)

@@ -31,15 +31,11 @@ def main() -> None:
     carrier = importlib.import_module(f"bench.transport.carriers.{sys.argv[1]}")
     orders = map(json.loads, sys.stdin)
     given = next(orders)
-    _apart(ROLES.index(sys.argv[2]))
-    (_produce, _read)[ROLES.index(sys.argv[2])](carrier, given, orders)
-
-
-def _apart(place: int) -> None:
-    """Each role on its half of the processors, as on two nodes: else the scheduler has some pairs share one, where a
-    round trip takes a fifth of the time, and others not."""
-    processors = sorted(os.sched_getaffinity(0))
+    # Each role on its half of the processors, as on two nodes: else the scheduler has some pairs share one, where a
+    # round trip takes a fifth of the time, and others not.
+    place, processors = ROLES.index(sys.argv[2]), sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, processors[place::2] or processors)
+    (_produce, _read)[place](carrier, given, orders)
 
 
 def _produce(carrier: Any, given: dict[str, Any], orders: Iterator[Any]) -> None:

@@ -123,16 +123,15 @@ def _there(peers: Path) -> Iterator[tuple[Contestant, Path]]:
 
 
 def _measure(there: Mapping[Contestant, Path], size: int, load: Load, runs: int) -> tuple[Taken, Taken]:
-    """Round by round, each one's turn in each, so that whatever else the machine does hits all alike; in each round
-    another one is the first. The first round, and the first payload of each turn, is for warming up.
-
-    In new processes for each run: which memory they get is worth a tenth of a copy, and luck.
-    """
+    """The median of each contestant's turns, writing and reading."""
     writes: Taken = defaultdict(list)
     reads: Taken = defaultdict(list)
+    # New processes for each run: which memory they get is worth a tenth of a copy, and luck.
     for _ in range(runs):
         with _pairs(there, size, load.count) as pairs:
             names = list(pairs)
+            # Each has one turn in each round, so that whatever else the machine does hits all alike, and in each
+            # round another one is the first. The first round, and the first payload of each turn, are for warming up.
             for number in range(load.turns + 1):
                 first = number % len(names)
                 for name in (*names[first:], *names[:first]):
@@ -197,7 +196,7 @@ def _medians(taken: Taken, unit: float) -> dict[str, float]:
 
 
 def _ratio(taken: Taken, name: str, over: str) -> float:
-    """The median of the rounds' own ratios: what slows a whole round down is in both."""
+    # Of the rounds' own ratios: what slows a whole round down is in both.
     return median(one / other for one, other in zip(taken[name], taken[over], strict=True))
 
 

@@ -66,12 +66,11 @@ class RingReader(_Ours):
 
 
 class ViewReader(RingReader):
-    """`SharedRing.view` without a look at the checksum: no copy. What is timed is to enter and to leave it, by a
-    process that has just done so before: a turn has few large payloads, and the first views after each of them was
-    written find cold caches."""
+    """`SharedRing.view` without a look at the checksum: no copy. What is timed is to enter and to leave it."""
 
     def timed(self, refs: Sequence[str], check: base.Check) -> list[float]:
         parsed = [self.parse(ref) for ref in refs]
+        # A turn has few large payloads, and the first views after each of them was written find cold caches.
         for number in range(WARM_UP_VIEWS):
             with self._ring.view(parsed[number % len(parsed)], keep=True, check=False):
                 pass

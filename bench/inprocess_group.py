@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.errors import BenchTimeout, PeerFailed
-from bench.stage import kill
+from bench.stage import kill, start_store
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.store.embedded import EmbeddedStore, free_port
-from nvrx_slurm.util.ids import new_secret
+from nvrx_slurm.store.embedded import free_port
 from nvrx_slurm.util.processes import dies_with_parent
 
 ROOT = Path(__file__).parent.parent
@@ -45,16 +44,12 @@ class Valkey:
 @contextlib.asynccontextmanager
 async def valkey(room: Path) -> AsyncIterator[Valkey]:
     """It runs until the block is left."""
-    password = new_secret()
-    server = EmbeddedStore(room / "store", bind="127.0.0.1", password=password)
-    process = await server.start()
-    file = room / "password"
-    file.touch(mode=0o600)
-    file.write_text(password)
-    try:
-        yield Valkey(f"redis://127.0.0.1:{server.port}", file, process)
-    finally:
-        await kill(process)
+    async with contextlib.AsyncExitStack() as stack:
+        url, password, process = await start_store(stack, room / "store")
+        file = room / "password"
+        file.touch(mode=0o600)  # before it holds the password
+        file.write_text(password)
+        yield Valkey(url, file, process)
 
 
 @dataclass

@@ -54,14 +54,19 @@ async def set_up(
     folder.write_info(
         JobInfo(job_id="bench", name="bench", cluster="local", started_at=started_at, addr=LOOPBACK, nodes=nodes)
     )
-    password = new_secret()
-    store = EmbeddedStore(folder.store_dir, bind="127.0.0.1", password=password)
-    process = await store.start()
-    stack.push_async_callback(kill, process)
-    url = f"redis://127.0.0.1:{store.port}"
+    url, password, process = await start_store(stack, folder.store_dir)
     address = StoreAddress(url=url, password=password, job="bench", token=new_secret())
     folder.write_store(address)
     return Stage(folder, address, process)
+
+
+async def start_store(stack: contextlib.AsyncExitStack, folder: Path) -> tuple[str, str, Process]:
+    """The real server, as a job's embedded store is. Returns its URL, its password, and its process."""
+    password = new_secret()
+    store = EmbeddedStore(folder, bind=LOOPBACK, password=password)
+    process = await store.start()
+    stack.push_async_callback(kill, process)
+    return store.url(LOOPBACK), password, process
 
 
 async def start_controller(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from nvrx_slurm.errors import UsageError
 
-PROGRAMS = {"torchrun": "torchrun", "ft_launcher": "ft_launcher"}
+PROGRAMS = {"torchrun", "ft_launcher"}
 MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -56,12 +56,12 @@ def launcher_in(command: Sequence[str]) -> tuple[str, int] | None:
     """
     words = [PurePath(word).name for word in command]
     if words[0] in PROGRAMS:
-        return PROGRAMS[words[0]], 1
+        return words[0], 1
     if words[0].startswith("python") and "-m" in words[1:3]:
         at = words.index("-m") + 1
         if at < len(words) and words[at] in MODULES:
             return MODULES[words[at]], at + 1
-    if words[0] in STEP_STARTERS and (found := PROGRAMS.keys() & set(words)):
+    if words[0] in STEP_STARTERS and (found := PROGRAMS & set(words)):
         program = min(found)
         raise UsageError(
             f"nvrx-slurm starts the workers on all nodes by itself: leave {words[0]} and its flags out, and write the"

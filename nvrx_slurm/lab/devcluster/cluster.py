@@ -64,21 +64,21 @@ class DevCluster:
         """
         check_request(name, nodes, cpus_per_node)
         programs = require(SLURM_PROGRAMS + (ACCOUNTING_PROGRAMS if accounting else ()))
-        request = lifecycle.ClusterRequest(
-            name=name,
-            nodes=nodes,
-            cpus_per_node=cpus_per_node,
-            accounting=accounting,
-            programs=programs,
-            settings=settings or {},
-        )
         clock = clock or SystemClock()
         tries_left = _PORT_TRIES
         while True:
             tries_left -= 1
             claimed = places.claim(name)
             try:
-                spec = lifecycle.plan_cluster(request, claimed)
+                spec = lifecycle.plan_cluster(
+                    claimed,
+                    name,
+                    nodes=nodes,
+                    cpus_per_node=cpus_per_node,
+                    accounting=accounting,
+                    slurm_version=slurm.slurm_version(programs["slurmctld"]),
+                    settings=settings or {},
+                )
                 lifecycle.launch(spec, programs, clock, say)
                 return cls(spec, clock=clock, say=say)
             except BaseException as error:  # Ctrl-C too: nothing of the attempt stays
@@ -91,7 +91,7 @@ class DevCluster:
         """The cluster of that name, running or not. Raises UsageError, which lists the names there are, or which says
         that another user could have written its records."""
         places.check(name)
-        path = places.state_folder(name) / "cluster.json"
+        path = places.clusters_folder() / name / "cluster.json"
         try:
             return cls(decode(ownership.read_owned(path)), clock=clock, say=say)
         except FileNotFoundError:
@@ -152,7 +152,7 @@ class DevCluster:
     def node_processes(self, node: str) -> list[int]:
         """The pids of the node's slurmd, its steps, and all that runs below them; empty when the node is dead."""
         self._check_node(node)
-        return sorted(members.of_node(self.spec, node, processes.read_table()))
+        return sorted(members.of_nodes(self.spec, processes.read_table())[node])
 
     def kill_node(self, node: str, *, at_the_kill: Callable[[], None] = lambda: None) -> list[int]:
         """Lose the node: all its processes are stopped, then, after a call of `at_the_kill`, SIGKILLed in one sweep.
@@ -163,14 +163,14 @@ class DevCluster:
         """
         self._check_node(node)
         killed = processes.kill(
-            lambda table: members.of_node(self.spec, node, table), self._clock, at_the_kill=at_the_kill
+            lambda table: members.of_nodes(self.spec, table)[node], self._clock, at_the_kill=at_the_kill
         )
         return sorted(killed)
 
     def stop_node(self, node: str) -> list[int]:
         """Freeze (SIGSTOP) all processes of the node: its sockets stay open and nothing answers. Returns the pids."""
         self._check_node(node)
-        return sorted(processes.freeze(lambda table: members.of_node(self.spec, node, table), self._clock))
+        return sorted(processes.freeze(lambda table: members.of_nodes(self.spec, table)[node], self._clock))
 
     def mark_down(self, node: str) -> None:
         """Mark the node as lost in slurmctld now, as a site's health check would; slurmctld would notice later."""
@@ -193,7 +193,24 @@ class DevCluster:
         lifecycle.check_alive(self.spec, ["slurmctld"])
         for node in self.nodes:
             revive(self.spec, node)
-        end_jobs(self.spec, self._clock, timeout_s)
+
+        def below_slurmds(table: processes.Table) -> set[int]:
+            on_nodes = set[int]().union(*members.of_nodes(self.spec, table).values())
+            return on_nodes - set(living(self.spec.places, table).values())
+
+        def ended() -> bool:
+            if not slurm.unfinished_jobs(self.environment()):
+                return True
+            slurm.cancel_all(self.environment(), self.spec.user)
+            table = processes.read_table()
+            below = [table[pid] for pid in below_slurmds(table)]
+            # Killed, without a grace period. Not the slurmstepds: they report how the job ended.
+            doomed = (process for process in below if process.program not in ("slurmstepd", "slurmd"))
+            processes.send(doomed, signal.SIGKILL)
+            return False
+
+        wait_until(ended, timeout_s=timeout_s, what="all jobs to end", clock=self._clock)
+        processes.kill(below_slurmds, self._clock)
         await_usable(self.spec, self.nodes, self._clock, self._say)
         lifecycle.await_idle(self.spec, self._clock, self._say, timeout_s)
 
@@ -243,7 +260,7 @@ _REFUSES_JOBS = ("down", "drained", "draining")  # and answers: the state would 
 def revive(spec: ClusterSpec, node: str) -> None:
     """Continue all that is frozen on the node, and start its slurmd if that is dead."""
     table = processes.read_table()
-    processes.send((table[pid] for pid in members.of_node(spec, node, table)), signal.SIGCONT)
+    processes.send((table[pid] for pid in members.of_nodes(spec, table)[node]), signal.SIGCONT)
     slurmd = living(spec.places, table).get(node)
     if slurmd is None:
         start(lifecycle.slurmd(spec, node, require(["slurmd"])["slurmd"]), spec.places)
@@ -272,27 +289,3 @@ def await_usable(spec: ClusterSpec, nodes: Sequence[str], clock: Clock, say: Say
     what = f"Slurm to use {', '.join(nodes)}"
     say(f"waiting for {what}")
     wait_until(usable, timeout_s=USABLE_TIMEOUT_S, what=what, clock=clock)
-
-
-def end_jobs(spec: ClusterSpec, clock: Clock, timeout_s: float) -> None:
-    """Cancel every job and wait until none is left. Its processes are killed: no grace period. Raises WaitTimeout."""
-    environment = client_environment(spec)
-
-    def ended() -> bool:
-        if not slurm.unfinished_jobs(environment):
-            return True
-        slurm.cancel_all(environment, spec.user)
-        table = processes.read_table()
-        below = [table[pid] for pid in _below_slurmds(spec, table)]
-        # Not the slurmstepds: they report how the job ended.
-        doomed = (process for process in below if process.program not in ("slurmstepd", "slurmd"))
-        processes.send(doomed, signal.SIGKILL)
-        return False
-
-    wait_until(ended, timeout_s=timeout_s, what="all jobs to end", clock=clock)
-    processes.kill(lambda table: _below_slurmds(spec, table), clock)
-
-
-def _below_slurmds(spec: ClusterSpec, table: processes.Table) -> set[int]:
-    on_nodes = set[int]().union(*members.of_nodes(spec, table).values())
-    return on_nodes - set(living(spec.places, table).values())

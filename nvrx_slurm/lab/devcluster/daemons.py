@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.lab.devcluster.places import Places
 from nvrx_slurm.lab.devcluster.processes import Identity, Table, identify, lives
+from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.ownership import read_owned
 
 # Set in every daemon's environment, so that one is found even if the command died before it wrote the record.
@@ -22,12 +24,6 @@ MARK = "NVRX_DEV_CLUSTER"
 _TAIL_LINES = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
-
-
-class DaemonRecord(Identity, frozen=True, kw_only=True):
-    """`daemons/<name>.json`: the process that is (or was) this daemon."""
-
-    name: str
 
 
 @dataclass(frozen=True)
@@ -57,29 +53,21 @@ def start(daemon: Daemon, places: Places) -> None:
                 stdout=errors,
                 stderr=errors,
                 start_new_session=True,
-                preexec_fn=_adopt_orphans,  # one system call, no lock: safe between fork and exec
+                # One system call, no lock: safe between fork and exec.
+                preexec_fn=partial(_prctl, _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0),
             )
     except OSError as error:
         raise NvrxError(f"{daemon.command[0]} could not be started: {error.strerror}") from error
     process.returncode = 0  # no parent waits for it: keeps Popen from warning when it is collected
     identity = identify(process.pid)
     assert identity is not None  # our own child: at worst a zombie, which still has its start time
-    record = DaemonRecord(name=daemon.name, pid=process.pid, started=identity.started, boot=identity.boot)
-    # Written aside and renamed: a reader sees the whole record or none.
-    temporary = places.daemons / f".{daemon.name}.json"
-    temporary.write_bytes(msgspec.json.encode(record))
-    temporary.replace(places.daemons / f"{daemon.name}.json")
+    write_private(places.daemons / f"{daemon.name}.json", msgspec.json.encode(identity))
 
 
-def _adopt_orphans() -> None:
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def recorded(places: Places) -> dict[str, DaemonRecord]:
-    """Every daemon that was started, by name, whether or not it still lives."""
+def recorded(places: Places) -> dict[str, Identity]:
+    """Daemon name → the process that is or was this daemon."""
     files = sorted(places.daemons.glob("[!.]*.json"))
-    records = (msgspec.json.decode(read_owned(file), type=DaemonRecord) for file in files)
-    return {record.name: record for record in records}
+    return {file.stem: msgspec.json.decode(read_owned(file), type=Identity) for file in files}
 
 
 def living(places: Places, table: Table) -> dict[str, int]:

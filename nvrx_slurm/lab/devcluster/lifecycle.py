@@ -9,7 +9,6 @@ import random
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -20,7 +19,6 @@ from nvrx_slurm.lab.devcluster import programs as slurm
 from nvrx_slurm.lab.devcluster.daemons import Daemon, last_words, living, start
 from nvrx_slurm.lab.devcluster.places import PRIVATE, Places, clusters_folder
 from nvrx_slurm.lab.devcluster.processes import read_table, wait_until
-from nvrx_slurm.lab.devcluster.programs import slurm_version
 from nvrx_slurm.lab.devcluster.spec import ClusterSpec, decode, encode
 from nvrx_slurm.util.clock import Clock
 
@@ -41,19 +39,16 @@ class DaemonDied(NvrxError):
         return _PORT_TAKEN in str(self)
 
 
-@dataclass(frozen=True)
-class ClusterRequest:
-    """What was asked for. `programs`: name → full path."""
-
-    name: str
-    nodes: int
-    cpus_per_node: int
-    accounting: bool
-    programs: Mapping[str, str]
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-
-def plan_cluster(request: ClusterRequest, places: Places) -> ClusterSpec:
+def plan_cluster(
+    places: Places,
+    name: str,
+    *,
+    nodes: int,
+    cpus_per_node: int,
+    accounting: bool,
+    slurm_version: tuple[int, int],
+    settings: Mapping[str, str],
+) -> ClusterSpec:
     """Settle everything about the cluster, ports included, and write it down before anything is started."""
     # Other clusters may want their ports again later: a killed node's slurmd does not listen now.
     taken: set[int] = set()
@@ -61,19 +56,19 @@ def plan_cluster(request: ClusterRequest, places: Places) -> ClusterSpec:
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):  # going down just now, or damaged
             other = decode(file.read_bytes())
             taken |= {other.controller_port, other.database_port or 0, *other.node_ports}
-    ports = free_ports(request.nodes + 2, taken)
+    ports = free_ports(nodes + 2, taken)
     spec = ClusterSpec(
-        name=request.name,
+        name=name,
         user=pwd.getpwuid(os.getuid()).pw_name,
         hostname=socket.gethostname().split(".")[0],
-        slurm_version=slurm_version(request.programs["slurmctld"]),
-        cpus_per_node=request.cpus_per_node,
+        slurm_version=slurm_version,
+        cpus_per_node=cpus_per_node,
         controller_port=ports[0],
-        database_port=ports[1] if request.accounting else None,
+        database_port=ports[1] if accounting else None,
         node_ports=tuple(ports[2:]),
         state=os.fspath(places.state),
         runtime=os.fspath(places.runtime),
-        settings=dict(request.settings),
+        settings=dict(settings),
     )
     (places.state / "cluster.json").write_bytes(encode(spec))
     return spec

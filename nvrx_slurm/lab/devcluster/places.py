@@ -3,7 +3,7 @@
 <state>/<name>/            0700   `$XDG_STATE_HOME/nvrx-slurm/clusters`
   cluster.json                    what the cluster is (spec.ClusterSpec)
   slurm.conf, cgroup.conf         and slurmdbd.conf (0600) with accounting
-  daemons/<daemon>.json           which process each daemon is (daemons.DaemonRecord)
+  daemons/<daemon>.json           which process each daemon is (processes.Identity)
   logs/<daemon>.log               and <daemon>.err: what it printed before it had a log
   controller/, database/          slurmctld's state, MariaDB's data
   runtime                         link to the other folder:
@@ -69,21 +69,17 @@ def clusters_folder() -> Path:
     return site.state_folder() / "clusters"
 
 
-def state_folder(name: str) -> Path:
-    return clusters_folder() / name
-
-
 def check(name: str) -> None:
     """Refuse a cluster whose records another user could have written: they name processes to kill and folders to
     delete. A cluster that is not there is fine. Raises UnsafePath, OSError."""
     with contextlib.suppress(FileNotFoundError):
         ownership.check_base(clusters_folder(), "XDG_STATE_HOME")
-        os.close(ownership.open_private_folder(state_folder(name)))
+        os.close(ownership.open_private_folder(clusters_folder() / name))
 
 
 def claim(name: str) -> Places:
     """Make the cluster's folders; the name is then taken. Raises UsageError when it already is."""
-    state = state_folder(name)
+    state = clusters_folder() / name
     state.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     check(name)
     try:
@@ -106,6 +102,7 @@ def claim(name: str) -> Places:
 def existing(name: str) -> Places:
     """The folders of a cluster of which nothing else may be known. Raises UnsafePath."""
     check(name)
-    state = state_folder(name)
+    state = clusters_folder() / name
+    # The link is missing where `up` was killed between its two folders.
     link = state / _RUNTIME_LINK
     return Places(state=state, runtime=link.readlink() if link.is_symlink() else state)

@@ -7,7 +7,6 @@ signalled in its place. A zombie counts as dead: PID 1 of a container may never 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +17,9 @@ from pathlib import Path
 from nvrx_slurm.errors import NvrxError, WaitTimeout
 from nvrx_slurm.journal.records import Record
 from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.processes import boot_id, hold
 from nvrx_slurm.util.processes import environment_of as environment_of
+from nvrx_slurm.util.processes import send as send_to_held
 
 _PROC = Path("/proc")
 _FREEZE_ROUNDS = 50
@@ -100,10 +101,6 @@ def lives(identity: Identity, table: Table | None = None) -> bool:
     return (
         process is not None and process.alive and process.started == identity.started and identity.boot == boot_id()
     )
-
-
-def boot_id() -> str:
-    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def is_own(pid: int) -> bool:
@@ -209,20 +206,11 @@ def send(processes: Iterable[Process | Identity], number: signal.Signals) -> Non
         with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as stack:
             # The descriptor is opened before the start time is read: so the start time is that of the descriptor's
             # process, or that process has ended and gets no signal.
-            handle: int | None = None
-            try:
-                handle = os.pidfd_open(process.pid)
-                stack.callback(os.close, handle)
-            except OSError as error:
-                if error.errno != errno.ENOSYS:  # a kernel before 5.3
-                    raise
+            if (held := hold(process.pid)) is not None:
+                stack.callback(os.close, held)
             now = _read_process(process.pid)
-            if now is None or now.started != process.started:
-                continue
-            if handle is None:
-                os.kill(process.pid, number)
-            else:
-                signal.pidfd_send_signal(handle, number)
+            if now is not None and now.started == process.started:
+                send_to_held(held, process.pid, number)
 
 
 _SHORTEST_PAUSE_S = 0.002

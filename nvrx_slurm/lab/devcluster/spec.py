@@ -46,11 +46,6 @@ def of_nodes(spec: ClusterSpec, table: Table) -> dict[str, set[int]]:
     }
 
 
-def of_node(spec: ClusterSpec, node: str, table: Table) -> set[int]:
-    """What `of_nodes` says of one node."""
-    return of_nodes(spec, table)[node]
-
-
 def of_cluster(spec: ClusterSpec, table: Table) -> set[int]:
     """Every daemon of the cluster and all that runs below them."""
     return of_daemons(spec.places, table).union(*of_nodes(spec, table).values())
@@ -87,13 +82,9 @@ class ClusterSpec(Record, frozen=True, kw_only=True):
         return tuple(f"n{index}" for index in range(1, len(self.node_ports) + 1))
 
     @property
-    def accounting(self) -> bool:
-        return self.database_port is not None
-
-    @property
     def daemons(self) -> tuple[str, ...]:
         """Every daemon of the cluster, in the order in which they are started."""
-        database = ("mariadb", "slurmdbd") if self.accounting else ()
+        database = () if self.database_port is None else ("mariadb", "slurmdbd")
         return ("munged", *database, "slurmctld", *self.nodes)
 
     @property

@@ -103,18 +103,18 @@ ifdef SLURM
 	exec $(BIN)/python -m ci.debian_root $(SLURM) $(if $(LOCKED),--requirements $(VENV)/flows.txt) -- \
 	  nvrx-slurm ci run ci/flows --on dev --jobs 3 $(ARGS)
 else
-	command -v sbatch >/dev/null || $(BIN)/python -m ci.slurm_packages
+	command -v sbatch >/dev/null || $(BIN)/python -m ci.programs slurm
 	$(BIN)/nvrx-slurm ci run ci/flows --jobs 3 $(ARGS)
 endif
 
 slurm-packages: $(TESTS)
-	$(BIN)/python -m ci.slurm_packages
+	$(BIN)/python -m ci.programs slurm
 
 browser: $(TESTS)
-	$(BIN)/python -m ci.browser
+	$(BIN)/python -m ci.programs browser
 
 prometheus: $(TESTS)
-	$(BIN)/python -m ci.prometheus
+	$(BIN)/python -m ci.programs prometheus
 
 ucxx: $(TESTS)
 	$(BIN)/python -c 'import ucxx' 2>/dev/null || $(PIP) --no-deps $(UCXX)

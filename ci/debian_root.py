@@ -32,7 +32,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.slurm_packages import install
+from ci.programs import install
 
 TREE = Path(__file__).resolve().parent.parent
 MIRROR = "http://deb.debian.org/debian"

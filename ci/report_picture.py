@@ -14,7 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from ci import browser
+from ci import programs
 
 WIDTH, HEIGHT = 1200, 930
 
@@ -25,9 +25,9 @@ def main() -> int:
     parser.add_argument("picture", type=Path)
     parser.add_argument("--page", type=Path, help="take the picture of this page, and run no demo")
     options = parser.parse_args()
-    program = browser.find()
+    program = programs.browser()
     if program is None:
-        print(f"no browser: none of {', '.join(browser.PROGRAMS)} is on PATH", file=sys.stderr)
+        print(f"no browser: none of {', '.join(programs.BROWSERS)} is on PATH", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="nvrx-picture-") as folder:
         page = options.page

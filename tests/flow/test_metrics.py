@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ci import prometheus as programs
+from ci import programs
 from nvrx_slurm.report.prometheus import __file__ as shipped
 from tests.jobs import HOSTILE, write_eventful
 from tests.unit.report.recorder import JOB, with_one_recovery, write
@@ -29,9 +29,9 @@ DEADLINE_S = 60.0
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
     """In CI they must be here."""
-    if lacking := programs.missing():
+    if lacking := programs.missing(programs.PROMETHEUS):
         refuse = pytest.fail if os.environ.get("CI") else pytest.skip
-        refuse(f"{', '.join(lacking)}: not on PATH; `python -m ci.prometheus` installs them")
+        refuse(f"{', '.join(lacking)}: not on PATH; `python -m ci.programs prometheus` installs them")
 
 
 def until(found: Callable[[], Any], what: str) -> Any:

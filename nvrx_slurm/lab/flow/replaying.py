@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -16,16 +16,9 @@ from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import new_job
 from nvrx_slurm.errors import ConfigError, MalformedRecord
 from nvrx_slurm.jobspec.plan import Plan, plan_from_json
-from nvrx_slurm.journal.records import (
-    AnyRecord,
-    ControllerStarted,
-    Decision,
-    Entry,
-    FirstStepReached,
-    entry_from_json,
-)
+from nvrx_slurm.journal.records import ControllerStarted, Decision, Entry, FirstStepReached, entry_from_json
+from nvrx_slurm.lab.flow.patterns import EVENTS
 from nvrx_slurm.report.sentences import Lines
-from nvrx_slurm.report.words import event_name
 from nvrx_slurm.util.files import journal_parts
 
 CLOSE_S = 1e-4
@@ -73,7 +66,7 @@ def replay(plan: Plan, journal: Iterable[Entry]) -> Replayed:
             decisions += 1
             has_first_steps = has_first_steps or isinstance(record, FirstStepReached)
             decided = due.pop(0) if due else None
-            if decided is None or not same(record, decided):
+            if decided is None or type(record) is not type(decided) or differences(record, decided):
                 return Replayed(entries, decisions, unwritten, Parting(entry, recorded=record, decided=decided))
             continue
         if isinstance(record, ControllerStarted):
@@ -94,22 +87,17 @@ def replay(plan: Plan, journal: Iterable[Entry]) -> Replayed:
     return Replayed(entries, decisions, unwritten + len(due))
 
 
-def same(recorded: Decision, decided: Decision) -> bool:
-    """Whether two decisions are one, durations compared to a tenth of a millisecond."""
-    return type(recorded) is type(decided) and not differences(recorded, decided)
-
-
 def differences(recorded: Decision, decided: Decision) -> list[str]:
-    """The fields in which two decisions of one kind differ: `action: stop in the journal, restart_replica now`."""
-    return [
-        f"{name}: {old!r} in the journal, {new!r} now"
-        for name in recorded.__struct_fields__
-        if not _equal(old := _plain(getattr(recorded, name)), new := _plain(getattr(decided, name, None)))
-    ]
+    """The fields in which two decisions of one kind differ: `action: stop in the journal, restart_replica now`.
 
-
-def _plain(value: object) -> Any:
-    return msgspec.to_builtins(value, str_keys=True)
+    Durations are compared to a tenth of a millisecond.
+    """
+    found = []
+    for name in recorded.__struct_fields__:
+        old, new = (msgspec.to_builtins(getattr(one, name), str_keys=True) for one in (recorded, decided))
+        if not _equal(old, new):
+            found.append(f"{name}: {old!r} in the journal, {new!r} now")
+    return found
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -139,7 +127,6 @@ def explain(parting: Parting, journal: Sequence[Entry]) -> list[str]:
 
 
 NAME = "events.jsonl"
-_EVENTS = frozenset(map(event_name, get_args(AnyRecord)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +158,23 @@ def read_journal(path: Path) -> JournalText:
             try:
                 entry = entry_from_json(line)
             except MalformedRecord as error:
-                if _is_json(line):
-                    raise ConfigError(_why_no_entry(line, str(error)), file=str(part), line=number) from None
-                # A controller that dies may leave part of a line; its successor writes that entry again, or never.
-                notes.append(f"{part}:{number}: this line is torn; left out")
-            else:
-                found[entry.n] = entry
+                try:
+                    value = msgspec.json.decode(line)
+                except (msgspec.DecodeError, ValueError, RecursionError):
+                    # A controller that dies may leave part of a line; its successor writes the entry again, or never.
+                    notes.append(f"{part}:{number}: this line is torn; left out")
+                    continue
+                event = value.get("event") if isinstance(value, dict) else None
+                if event is None:
+                    why = "is no entry of a journal (no `event`); name an events.jsonl, or a job's folder"
+                elif event in EVENTS:
+                    why = f"`{event}`: {error}"
+                else:
+                    newer = "which this version does not know; replay it with a newer nvrx-slurm"
+                    why = f"holds the event `{event}`, {newer}"
+                raise ConfigError(why, file=str(part), line=number) from None
+            # A later line of the same number wins: it is the one that the successor wrote again.
+            found[entry.n] = entry
 
     numbers = sorted(found)
     if not numbers:
@@ -190,24 +188,6 @@ def read_journal(path: Path) -> JournalText:
             torn = "".join(f" ({note})" for note in notes)
             raise ConfigError(f"{lost} missing{torn}; a replay needs all from 1 on", file=str(file))
     return JournalText(tuple(found[n] for n in numbers), tuple(notes))
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        msgspec.json.decode(line)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return False
-    return True
-
-
-def _why_no_entry(line: bytes, error: str) -> str:
-    value = msgspec.json.decode(line)
-    event = value.get("event") if isinstance(value, dict) else None
-    if event is None:
-        return "is no entry of a journal (no `event`); name an events.jsonl, or a job's folder"
-    if event in _EVENTS:
-        return f"`{event}`: {error}"
-    return f"holds the event `{event}`, which this version does not know; replay it with a newer nvrx-slurm"
 
 
 def read_plan(path: Path) -> Plan:

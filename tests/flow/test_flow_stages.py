@@ -156,7 +156,7 @@ def runs(played, gate, *, cycle, count=2, generation=0):
 
 
 def fault(action, line, **arguments):
-    return Fault(number=1, line=line, when=OnState(line=line, state="running"), action=action, arguments=arguments)
+    return Fault(number=1, line=line, when=OnState("running"), action=action, arguments=arguments)
 
 
 def store_runs(played):

@@ -18,7 +18,7 @@ from nvrx_slurm.lab.flow.outcome import FlowFinding, InjectedFault
 from nvrx_slurm.lab.flow.stages.base import Stage
 from nvrx_slurm.lab.flow.stages.faults import Scene
 from nvrx_slurm.lab.flow.topology import JobTopology
-from nvrx_slurm.lab.flow.triggers import DueFault, FaultScheduler, RankProgress, StateIs
+from nvrx_slurm.lab.flow.triggers import DueFault, FaultScheduler, RankProgress
 from nvrx_slurm.report.model import ReceivedHeartbeat
 from nvrx_slurm.report.presence import ask_slurm
 from nvrx_slurm.util.clock import Clock
@@ -59,7 +59,7 @@ class FlowRun:
         """Follow the job until all is decided, or it is `until` on the monotonic clock."""
         self._take(self._journal.poll())
         if not self.entries:
-            self.scheduler.feed(StateIs(self._now(), "pending"))
+            self.scheduler.in_state(self._now(), "pending")
         while (end := self._end(until)) is None:
             moments = [until + self._ahead_s, self.matcher.next_deadline(), self.scheduler.next_at()]
             # The next entry may come at any time; so poll returns with it, or when something is due without one.

@@ -7,25 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from nvrx_slurm.lab.flow.patterns import Bindings, EventPattern, Pattern, shown
+from nvrx_slurm.lab.flow.patterns import Bindings, Described, EventPattern, Pattern, shown
 from nvrx_slurm.util.durations import words
 
 
-class _Described:
-    """An expectation whose text is what `describe` says where no capture is bound."""
-
-    __slots__ = ()
-
-    def describe(self, known: Bindings) -> str:
-        """As text, with what is known of the captures."""
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        return self.describe({})
-
-
 @dataclass(frozen=True, slots=True)
-class Happens(_Described):
+class Happens(Described):
     """The event comes; what follows in the list comes after it."""
 
     line: int
@@ -46,7 +33,7 @@ class Eventually(Happens):
 
 
 @dataclass(frozen=True, slots=True)
-class Never(_Described):
+class Never(Described):
     """The event does not come from here until `until`, or to the end."""
 
     line: int
@@ -59,7 +46,7 @@ class Never(_Described):
 
 
 @dataclass(frozen=True, slots=True)
-class Count(_Described):
+class Count(Described):
     """From here until `until`, or to the end, the event comes as often as `wanted` says."""
 
     line: int
@@ -105,7 +92,6 @@ class OnEvent:
 class OnState:
     """The job's first moment in this state."""
 
-    line: int
     state: JobStateName
     after_s: float = 0.0
 
@@ -114,35 +100,25 @@ class OnState:
 class OnFault:
     """The moment in which another fault of the same file has happened."""
 
-    line: int
     number: int
     after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class OnAll:
-    """The last of several."""
+class OnSeveral:
+    """The last of several triggers if it `needs_all`, else the first."""
 
-    line: int
     of: tuple[Trigger, ...]
+    needs_all: bool
     after_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class OnAny:
-    """The first of several."""
-
-    line: int
-    of: tuple[Trigger, ...]
-    after_s: float = 0.0
-
-
-Trigger = OnEvent | OnState | OnFault | OnAll | OnAny
+Trigger = OnEvent | OnState | OnFault | OnSeveral
 
 
 def leaves(trigger: Trigger) -> Iterator[OnEvent | OnState | OnFault]:
     """The triggers that others are made of, in the order of the file."""
-    if isinstance(trigger, (OnAll, OnAny)):
+    if isinstance(trigger, OnSeveral):
         for part in trigger.of:
             yield from leaves(part)
     else:

@@ -30,10 +30,9 @@ from nvrx_slurm.lab.flow.model import (
     Happens,
     JobStateName,
     Never,
-    OnAll,
-    OnAny,
     OnEvent,
     OnFault,
+    OnSeveral,
     OnState,
     Trigger,
 )
@@ -185,7 +184,7 @@ def _fault(problems: Problems, raw: Any, number: int, count: int, at: KeyPath) -
 
 def read_trigger(problems: Problems, raw: Any, at: KeyPath, count: int) -> Trigger:
     """The trigger that stands at the key path `at`. `count`: how many faults the file has. Raises Misfit."""
-    said, line = _mapping(raw, TRIGGER_EXAMPLE), problems.line(at)
+    said = _mapping(raw, TRIGGER_EXAMPLE)
     heads = [head for head in _TRIGGERS if head in said]
     if len(heads) != 1:
         seen = " and ".join(f"`{head}`" for head in heads) or "none"
@@ -194,22 +193,22 @@ def read_trigger(problems: Problems, raw: Any, at: KeyPath, count: int) -> Trigg
     if head == "event":
         return _on_event(problems, said, at)
     _check_keys(said.keys() - {head}, ("after",), beside=head)
-    value = said[head]
+    value, after_s = said[head], _duration(said, "after") or 0.0
     if head == "state":
         if value not in STATES:
             raise Misfit(f"{value!r} is no state; {nearest(str(value), STATES)}", head)
-        return OnState(line, value, _duration(said, "after") or 0.0)
+        return OnState(value, after_s)
     if head == "fault":
         if not str(value).isdecimal() or not 1 <= int(value) <= count:
             raise Misfit(f"must be the number of a fault of this file, 1 to {count}, not {str(value)!r}", head)
-        return OnFault(line, int(value), _duration(said, "after") or 0.0)
+        return OnFault(int(value), after_s)
     if not isinstance(value, list) or not value:
         raise Misfit("must be a list of triggers", head)
     parts: list[Trigger] = []
     for index, part in enumerate(value):
         with problems.caught(*at, head, index):
             parts.append(read_trigger(problems, part, (*at, head, index), count))
-    return (OnAll if head == "all" else OnAny)(line, tuple(parts), _duration(said, "after") or 0.0)
+    return OnSeveral(tuple(parts), head == "all", after_s)
 
 
 def _on_event(problems: Problems, said: Mapping[str, Any], at: KeyPath) -> OnEvent:

@@ -30,10 +30,6 @@ RENAMED = {"tether_lost": "connection_closed"}
 """Values in flows and journals of older versions → what the journal says today."""
 
 
-def _current(value: Any) -> Any:
-    return RENAMED.get(value, value) if isinstance(value, str) else value
-
-
 def fields_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """A record's fields, each with its type; without the bounds that hold for its values."""
     types = get_type_hints(kind)
@@ -66,8 +62,21 @@ class Trial:
         return True
 
 
-class Pattern(ABC):
-    """`str(pattern)` is how the flow file says it."""
+class Described(ABC):
+    """A part of a flow file. `str(part)` is how the file says it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def describe(self, known: Bindings) -> str:
+        """As text, with the values of the captures that are known: `node_lost {node: n2 ($dead)}`."""
+
+    def __str__(self) -> str:
+        return self.describe({})
+
+
+class Pattern(Described):
+    """What a value must be."""
 
     __slots__ = ()
 
@@ -75,16 +84,9 @@ class Pattern(ABC):
     def fits(self, value: Any, trial: Trial) -> bool:
         """Whether `value` is meant; captures on the way are bound in the trial."""
 
-    @abstractmethod
-    def describe(self, known: Bindings) -> str:
-        """The pattern as text, with the values of its captures: `n2 ($dead)`."""
-
     def parts(self) -> Iterator[Pattern]:
         """The patterns that it is made of."""
         return iter(())
-
-    def __str__(self) -> str:
-        return self.describe({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,9 @@ class Equals(Pattern):
     value: Any
 
     def fits(self, value: Any, trial: Trial) -> bool:
-        return bool(_current(value) == _current(self.value))
+        # Both may be of an older version: the journal's value, and the flow's.
+        here, there = (RENAMED.get(one, one) if isinstance(one, str) else one for one in (value, self.value))
+        return bool(here == there)
 
     def describe(self, known: Bindings) -> str:
         return shown(self.value)
@@ -125,6 +129,7 @@ class Compares(Pattern):
             return False
         if isinstance(self.operand, Equals):
             return OPERATORS[self.sign](value, self.operand.value)
+        # Not `trial.agrees`: a comparison binds nothing, so a capture without a value does not fit.
         bound = {**trial.known, **trial.new}
         return self.operand.name in bound and OPERATORS[self.sign](value, bound[self.operand.name])
 
@@ -241,15 +246,12 @@ def _mapping(said: Mapping[Any, str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class EventPattern:
+class EventPattern(Described):
     """An event of the journal, and what its fields must be. `line`: where the flow file says so."""
 
     line: int
     event: str
     fields: tuple[tuple[str, Pattern], ...] = ()
-
-    def __str__(self) -> str:
-        return self.describe({})
 
     def fits(self, record: AnyRecord, trial: Trial) -> bool:
         """Whether the record is meant; the trial then holds the values of its captures."""
@@ -265,7 +267,6 @@ class EventPattern:
                 yield f"{name}: {shown(value)}, not {pattern.describe(trial.known)}"
 
     def describe(self, known: Bindings) -> str:
-        """As the flow file says it, with the values of its captures: `node_lost {node: n2 ($dead)}`."""
         said = ", ".join(f"{name}: {pattern.describe(known)}" for name, pattern in self.fields)
         return f"{self.event} {{{said}}}" if said else self.event
 

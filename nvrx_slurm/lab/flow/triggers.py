@@ -21,10 +21,9 @@ from nvrx_slurm.lab.flow.model import (
     PROGRESS,
     Fault,
     JobStateName,
-    OnAll,
-    OnAny,
     OnEvent,
     OnFault,
+    OnSeveral,
     OnState,
     Trigger,
     leaves,
@@ -43,17 +42,6 @@ class RankProgress:
     node: str
     step: int
     cycle: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateIs:
-    """The job is in this state, which its journal cannot say: it is pending."""
-
-    t: float
-    state: JobStateName
-
-
-Observation = Entry | RankProgress | StateIs
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +78,17 @@ class _PendingFault:
 
     def at(self, trigger: Trigger) -> float | None:
         """When the trigger is met; None: that is not known yet."""
-        if not isinstance(trigger, (OnAll, OnAny)):
+        if not isinstance(trigger, OnSeveral):
             return self.leaves[id(trigger)].met_at
         times = [self.at(part) for part in trigger.of]
         known = [time for time in times if time is not None]
-        if not known or (isinstance(trigger, OnAll) and len(known) < len(times)):
+        if not known or (trigger.needs_all and len(known) < len(times)):
             return None
-        return trigger.after_s + (max(known) if isinstance(trigger, OnAll) else min(known))
+        return trigger.after_s + (max(known) if trigger.needs_all else min(known))
 
     def lacks(self, trigger: Trigger) -> str:
         """What has not come, in words."""
-        if isinstance(trigger, (OnAll, OnAny)):
+        if isinstance(trigger, OnSeveral):
             return "; ".join(self.lacks(part) for part in trigger.of if self.at(part) is None)
         if isinstance(trigger, OnState):
             return f"the job was never {trigger.state.replace('_', ' ')}"
@@ -128,18 +116,16 @@ class FaultScheduler:
         self._states = JobStates()
         self._bindings: dict[str, Any] = {}
 
-    def feed(self, seen: Observation, known: Bindings | None = None) -> None:
+    def feed(self, seen: Entry | RankProgress, known: Bindings | None = None) -> None:
         """Something was seen. `known`: the values of the expectations' captures by now."""
         # The first value of a capture stays: expectations that are matched again after a fault may bind another.
         self._bindings = {**(known or {}), **self._bindings}
-        if isinstance(seen, StateIs):
-            self._in_state(seen.t, seen.state)
-        elif isinstance(seen, RankProgress):
+        if isinstance(seen, RankProgress):
             self._event(seen.t, PROGRESS, seen)
         else:
             before, state = self._states.state, self._states.feed(seen.record)
             if state is not None and state != before:
-                self._in_state(seen.t, state)
+                self.in_state(seen.t, state)
             self._event(seen.t, event_name(seen.record), seen.record)
 
     def fault_happened(self, fault: Fault, t: float, bindings: Bindings | None = None) -> None:
@@ -184,7 +170,8 @@ class FaultScheduler:
                 if at is not None:
                     yield at, number
 
-    def _in_state(self, t: float, state: JobStateName) -> None:
+    def in_state(self, t: float, state: JobStateName) -> None:
+        """The job is in this state from `t` on. That it is pending its journal cannot say."""
         for leaf in self._leaves():
             if isinstance(leaf.on, OnState) and leaf.on.state == state:
                 leaf.count(t)

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from nvrx_slurm.errors import EXIT_USAGE, ConfigError, UsageError
 from nvrx_slurm.lab.flow.faults import FAULTS
 from nvrx_slurm.lab.flow.load import load_flow, load_flows
-from nvrx_slurm.lab.flow.model import STAGES, Happens, Needs, OnAll, OnEvent
+from nvrx_slurm.lab.flow.model import STAGES, Happens, Needs, OnEvent, OnSeveral
 from nvrx_slurm.lab.flow.patterns import EVENTS, FIELDS
 from nvrx_slurm.lab.flow.schema import flow_schema
 
@@ -229,7 +229,7 @@ def test_a_whole_file(write: Write) -> None:
     assert flow.overrides == (("spares", "1"), ("slurm.time", "2m"), ("fault_tolerance.max_restarts", "1"))
     assert flow.needs == Needs(nodes=6, settings={"KillWait": "10"}, disk_bytes=4 << 20, own_network=True)
     kill, slow = flow.faults
-    assert isinstance(kill.when, OnAll)
+    assert isinstance(kill.when, OnSeveral) and kill.when.needs_all
     assert (kill.line, kill.action, kill.arguments, kill.binds) == (7, "kill_node", {"of_rank": 2}, "dead")
     assert kill.describe() == "kill_node of rank 2"
     assert slow.arguments == {"node": "$dead", "delay": 0.2, "loss": 0.1}

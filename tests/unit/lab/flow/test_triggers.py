@@ -12,7 +12,7 @@ from nvrx_slurm.journal.records import Entry, JobStarted
 from nvrx_slurm.lab.flow.load import load_flow
 from nvrx_slurm.lab.flow.model import Fault
 from nvrx_slurm.lab.flow.topology import resolved
-from nvrx_slurm.lab.flow.triggers import FaultScheduler, JobStates, RankProgress, StateIs
+from nvrx_slurm.lab.flow.triggers import FaultScheduler, JobStates, RankProgress
 from tests.unit.report.recorder import BEGIN, Recorder, ended, roles_plan, to_first_cycle
 
 Write = Callable[[str], Path]
@@ -193,7 +193,7 @@ def test_what_has_not_come_is_told(write: Write) -> None:
 def test_a_pending_job(write: Write) -> None:
     """What no journal says yet is told from outside."""
     directs = director(write, "{when: {state: pending, after: 1s}, do: scancel}")
-    directs.feed(StateIs(BEGIN, "pending"))
+    directs.in_state(BEGIN, "pending")
     assert directs.next_at() == BEGIN + 1
 
 

@@ -5,6 +5,7 @@ A fault either happened, and a `FaultResult` says how that is known, or `inject`
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,8 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages import diagnosis
-from nvrx_slurm.lab.flow.stages.faults import FaultResult, Injector, Scene, ScriptedService, disk_faults
+from nvrx_slurm.lab.flow.stages.faults import Injector, Scene, ScriptedService, disk_faults
+from nvrx_slurm.lab.flow.stages.processes import FaultResult
 from nvrx_slurm.lab.flow.topology import resolved
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.util.clock import Clock
@@ -61,16 +63,18 @@ class Stage:
         self._ledger = folder.absolute() / "suspects.json"
         self.injectors: dict[str, Injector] = {}
         self.killed: set[str] = set()
-        self._disk: SmallDisk | None = None
+        self.started = contextlib.ExitStack()  # what `close` ends, the last one first
         if flow.needs.disk_bytes is not None:
             # A process holds the disk: when it ends, the disk is gone.
-            self._disk = SmallDisk(f"size={flow.needs.disk_bytes}")
-            cleanup.process(self._disk.pid)
-            self.jobs = self._disk.path / "jobs"
-            self.injectors |= disk_faults(self._disk, clock)
+            disk = SmallDisk(f"size={flow.needs.disk_bytes}")
+            self.started.callback(disk.close)
+            cleanup.process(disk.pid)
+            self.jobs = disk.path / "jobs"
+            self.injectors |= disk_faults(disk, clock)
         self._service: ScriptedService | None = None
         if flow.needs.attribution is not None:
             self._service = ScriptedService(flow.needs.attribution)
+            self.started.callback(self._service.close)
             cleanup.process(self._service.pid)
             self.injectors |= self._service.injectors(clock)
 
@@ -159,10 +163,7 @@ class Stage:
 
     def close(self) -> None:
         """End all that the stage started."""
-        if self._disk is not None:
-            self._disk.close()
-        if self._service is not None:
-            self._service.close()
+        self.started.close()
 
     def __enter__(self) -> Self:
         return self

@@ -12,8 +12,8 @@ from nvrx_slurm.api.handle import Job
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.flow.model import Flow, StageName
-from nvrx_slurm.lab.flow.stages.faults import FaultResult, Scene
-from nvrx_slurm.lab.flow.stages.processes import is_stopped
+from nvrx_slurm.lab.flow.stages.faults import Scene
+from nvrx_slurm.lab.flow.stages.processes import FaultResult, is_stopped
 from nvrx_slurm.lab.flow.stages.remote import Reach, here
 from nvrx_slurm.lab.flow.stages.slurm import SETTINGS, SlurmStage
 from nvrx_slurm.lab.flow.topology import Arguments, node_of

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.faults.disk import SmallDisk
-from nvrx_slurm.lab.flow.stages.processes import Act, FaultAction, Part
+from nvrx_slurm.lab.flow.stages.processes import Act, FaultAction, FaultResult, Part
 from nvrx_slurm.lab.flow.stages.remote import Reach, Revocation
 from nvrx_slurm.lab.flow.topology import Arguments, JobTopology, node_of, worker_of
 from nvrx_slurm.util.clock import Clock
@@ -23,16 +25,6 @@ from nvrx_slurm.util.processes import dies_with_parent, stat_fields
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import Job
-
-
-@dataclass(frozen=True, slots=True)
-class FaultResult:
-    """A fault that happened. `at`: seconds since the epoch, right before the fault; `proof`: how that is known, in
-    words; `bound`: the node's name, or the rank, that was hit: what `as:` binds."""
-
-    at: float
-    proof: str
-    bound: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +90,13 @@ def inject_signal(
         node, who = info.nodes[0] if info.nodes else "", f"the {target.replace('_', ' ')}"
         pids = [scene.topology.controller if target == "controller" else info.host_pid]
     action = FaultAction(act=act, who=who, pids=tuple(pids), folder=str(scene.folder.path), part=part, signal=signal)
-    proof = reach(action, node)
-    return FaultResult(at=proof.at, proof=proof.text, bound=bound)
+    return msgspec.structs.replace(reach(action, node), bound=bound)
 
 
 def revoke_password(scene: Scene, reach: Reach) -> FaultResult:
     """The store takes another password from now on. Raises FaultFailed."""
     nodes = _info(scene).nodes
-    proof = reach(Revocation(folder=str(scene.folder.path)), nodes[0] if nodes else "")
-    return FaultResult(at=proof.at, proof=proof.text)
+    return reach(Revocation(folder=str(scene.folder.path)), nodes[0] if nodes else "")
 
 
 def _info(scene: Scene) -> JobInfo:
@@ -119,26 +109,20 @@ def _info(scene: Scene) -> JobInfo:
 def disk_faults(disk: SmallDisk, clock: Clock) -> dict[str, Injector]:
     """`fill_disk` and `free_disk`, proven by statvfs(3)."""
 
-    def fill(arguments: Arguments, scene: Scene) -> FaultResult:
+    def change(is_full: bool, change_it: Callable[[], object]) -> FaultResult:
         at = clock.wall()
-        disk.fill()
-        return FaultResult(at=at, proof=f"statvfs says that {_free(disk, wanted=False)} bytes are free")
-
-    def free(arguments: Arguments, scene: Scene) -> FaultResult:
-        at = clock.wall()
-        if not disk.ballast.exists():
+        if not is_full and not disk.ballast.exists():
             raise FaultFailed("the disk was not filled: there is nothing to free")
-        disk.free()
-        return FaultResult(at=at, proof=f"statvfs says that {_free(disk, wanted=True)} bytes are free")
+        change_it()
+        free_bytes = disk.free_bytes
+        if is_full is bool(free_bytes):
+            raise FaultFailed(f"statvfs says that {free_bytes} bytes are free on {disk.path}")
+        return FaultResult(at=at, proof=f"statvfs says that {free_bytes} bytes are free")
 
-    return {"fill_disk": fill, "free_disk": free}
-
-
-def _free(disk: SmallDisk, *, wanted: bool) -> int:
-    free_bytes = disk.free_bytes
-    if bool(free_bytes) is not wanted:
-        raise FaultFailed(f"statvfs says that {free_bytes} bytes are free on {disk.path}")
-    return free_bytes
+    return {
+        "fill_disk": lambda arguments, scene: change(True, disk.fill),
+        "free_disk": lambda arguments, scene: change(False, disk.free),
+    }
 
 
 PROVEN_WITHIN_S = 5.0

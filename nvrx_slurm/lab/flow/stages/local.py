@@ -18,14 +18,8 @@ from nvrx_slurm.lab.faults.network import BATCH, HostNetwork
 from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages.base import Diagnoses, Stage
 from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts
-from nvrx_slurm.lab.flow.stages.faults import (
-    FaultResult,
-    Injector,
-    Scene,
-    inject_signal,
-    revoke_password,
-    signal_faults,
-)
+from nvrx_slurm.lab.flow.stages.faults import Injector, Scene, inject_signal, revoke_password, signal_faults
+from nvrx_slurm.lab.flow.stages.processes import FaultResult
 from nvrx_slurm.lab.flow.stages.remote import by_command, here
 from nvrx_slurm.lab.flow.stages.remote_journal import RemoteJournal
 from nvrx_slurm.lab.flow.topology import Arguments, node_of
@@ -69,8 +63,8 @@ class OwnNetworkStage(LocalStage):
     def __init__(self, flow: Flow, folder: Path, cleanup: CleanupList, clock: Clock) -> None:
         super().__init__(flow, folder, cleanup, clock)
         self._network = HostNetwork([f"n{index}" for index in range(1, flow.needs.nodes + 1)])
+        self.started.callback(self._network.close)
         cleanup.process(self._network.pid)
-        self._readers: list[RemoteJournal] = []
         self.injectors |= Links(self._network, clock).table()
         reach = by_command(lambda _: self._network.inside(BATCH), self.environment)
         self.injectors["revoke_store_password"] = lambda arguments, scene: revoke_password(scene, reach)
@@ -90,14 +84,9 @@ class OwnNetworkStage(LocalStage):
         return job_id
 
     def journal(self, folder: JobFolder) -> Journal | RemoteJournal:
-        self._readers.append(RemoteJournal(self._network.inside(BATCH), folder, self.clock))
-        return self._readers[-1]
-
-    def close(self) -> None:
-        for reader in self._readers:
-            reader.close()
-        self._network.close()
-        super().close()
+        reader = RemoteJournal(self._network.inside(BATCH), folder, self.clock)
+        self.started.callback(reader.close)
+        return reader
 
 
 CUT, SLOW, HEALED = "cuts off", "slows", "carries all of"

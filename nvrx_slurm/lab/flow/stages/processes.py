@@ -1,6 +1,6 @@
 """The processes of a job on one machine: which they are, signals to them, and the proof that a signal had its effect.
 
-An order runs on the machine of its processes (`remote.py`), so it is a record, and so is its proof. No process is
+An order runs on the machine of its processes (`remote.py`), so it is a record, and so is its result. No process is
 signalled by its number alone: the number may belong to another process by now, so each is proven to be the job's.
 """
 
@@ -47,17 +47,19 @@ class FaultAction(Record, frozen=True, kw_only=True, tag="fault_action"):
     signal: str = "SIGTERM"
 
 
-class Proof(Record, frozen=True, kw_only=True):
-    """It happened. `at`: seconds since the epoch, right before it began; `text`: how that is known."""
+class FaultResult(Record, frozen=True, kw_only=True):
+    """A fault that happened. `at`: seconds since the epoch, right before the fault; `proof`: how that is known, in
+    words; `bound`: the node's name, or the rank, that was hit: what `as:` binds."""
 
     at: float
-    text: str
+    proof: str
+    bound: str | int | None = None
 
 
 Members = Callable[[processes.Table], set[int]]
 
 
-def apply(action: FaultAction, clock: Clock) -> Proof:
+def apply(action: FaultAction, clock: Clock) -> FaultResult:
     """Do it, and return once it is proven. Raises FaultFailed; nothing was signalled then, or all in vain."""
     table = read_table()
     for pid in action.pids:  # the journal has pids, and one may have been given to another process since
@@ -91,9 +93,10 @@ def _proves_to_be_of_job(pid: int, folder: str, clock: Clock) -> bool:
 
     def is_settled() -> bool:
         nonlocal is_of_it
+        # Within execve, for as long as its program is loaded, a process has neither arguments nor environment. It may
+        # be there at one reading and away at the next: so what was read here is compared as well, and settles it.
         environment = environment_of(pid)
         is_of_it = environment.get("NVRX_JOB_FOLDER") == folder or is_of_job(pid, folder)
-        # Within execve, for as long as its program is loaded, a process has neither arguments nor environment.
         return is_of_it or bool(environment) or pid not in read_table()
 
     with contextlib.suppress(WaitTimeout):
@@ -126,7 +129,7 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def _kill(action: FaultAction, members: Members, clock: Clock) -> Proof:
+def _kill(action: FaultAction, members: Members, clock: Clock) -> FaultResult:
     # A node dies at once: all of it is stopped first, and children die before parents, so that no process sees
     # another one die and reports it.
     doomed = processes.freeze(members, clock) if action.part == "tree" else members(read_table())
@@ -152,17 +155,17 @@ def _kill(action: FaultAction, members: Members, clock: Clock) -> Proof:
     finally:
         for handle in handles:
             os.close(handle)
-    return Proof(at=at, text=f"SIGKILL ended {action.who}: {_named(doomed)} gone")
+    return FaultResult(at=at, proof=f"SIGKILL ended {action.who}: {_named(doomed)} gone")
 
 
-def _stop(action: FaultAction, members: Members, clock: Clock) -> Proof:
+def _stop(action: FaultAction, members: Members, clock: Clock) -> FaultResult:
     at = clock.wall()
     stopped = processes.freeze(members, clock)
     wait_until(lambda: all(map(is_stopped, stopped)), timeout_s=PROOF_S, what=f"{action.who} to stop", clock=clock)
-    return Proof(at=at, text=f"SIGSTOP froze {action.who}: {_named(stopped)} in state T")
+    return FaultResult(at=at, proof=f"SIGSTOP froze {action.who}: {_named(stopped)} in state T")
 
 
-def _continue(action: FaultAction, members: Members, clock: Clock) -> Proof:
+def _continue(action: FaultAction, members: Members, clock: Clock) -> FaultResult:
     table = read_table()
     frozen = set(filter(is_stopped, members(table)))
     if not frozen:
@@ -170,10 +173,10 @@ def _continue(action: FaultAction, members: Members, clock: Clock) -> Proof:
     in_order, at = children_first(frozen, table)[::-1], clock.wall()
     processes.send((table[pid] for pid in in_order), signal.SIGCONT)
     wait_until(lambda: not any(map(is_stopped, frozen)), timeout_s=PROOF_S, what=f"{action.who} to run", clock=clock)
-    return Proof(at=at, text=f"SIGCONT woke {action.who}: {_named(frozen)} out of state T")
+    return FaultResult(at=at, proof=f"SIGCONT woke {action.who}: {_named(frozen)} out of state T")
 
 
-def _signal(action: FaultAction, members: Members, clock: Clock) -> Proof:
+def _signal(action: FaultAction, members: Members, clock: Clock) -> FaultResult:
     table = read_table()
     number, receivers, at = signal.Signals[action.signal], members(table), clock.wall()
     processes.send((table[pid] for pid in receivers), number)
@@ -183,7 +186,7 @@ def _signal(action: FaultAction, members: Members, clock: Clock) -> Proof:
         return not any(task and not task.has_ended and has_signal(task.pending, number) for task in tasks)
 
     wait_until(was_taken, timeout_s=PROOF_S, what=f"{action.who} to take {action.signal}", clock=clock)
-    return Proof(at=at, text=f"{action.who} took {action.signal}: it is not pending there any more")
+    return FaultResult(at=at, proof=f"{action.who} took {action.signal}: it is not pending there any more")
 
 
 def is_stopped(pid: int) -> bool:
@@ -192,7 +195,7 @@ def is_stopped(pid: int) -> bool:
     return bool(tasks) and all(task is not None and task.state == "T" for task in tasks)
 
 
-_ACTS: dict[Act, Callable[[FaultAction, Members, Clock], Proof]] = {
+_ACTS: dict[Act, Callable[[FaultAction, Members, Clock], FaultResult]] = {
     "kill": _kill,
     "stop": _stop,
     "continue": _continue,

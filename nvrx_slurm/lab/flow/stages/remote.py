@@ -1,6 +1,6 @@
 """Orders to the machine, or the network, in which a job's processes run.
 
-`python -m nvrx_slurm.lab.flow.stages.remote` reads one order from stdin and writes its proof to stdout, as JSON. It
+`python -m nvrx_slurm.lab.flow.stages.remote` reads one order from stdin and writes its result to stdout, as JSON. It
 runs beside the job's processes: in a step of the job (`srun --overlap`), or in the network of its batch host.
 """
 
@@ -18,7 +18,7 @@ from nvrx_slurm.cluster.commands import child_environment_for
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Record
-from nvrx_slurm.lab.flow.stages.processes import FaultAction, Proof, apply, write_accounts
+from nvrx_slurm.lab.flow.stages.processes import FaultAction, FaultResult, apply, write_accounts
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.ids import new_secret
 
@@ -31,7 +31,7 @@ class Revocation(Record, frozen=True, kw_only=True, tag="revocation"):
     folder: str
 
 
-def revoke(order: Revocation, clock: Clock) -> Proof:
+def revoke(order: Revocation, clock: Clock) -> FaultResult:
     """Give the store a new random password.
 
     Raises FaultFailed, also where a new connection with the old password is let in all the same.
@@ -57,7 +57,7 @@ def revoke(order: Revocation, clock: Clock) -> Proof:
         with client(address, connect_s=ANSWER_S, answer_s=ANSWER_S) as store:
             store.ping()
     except AuthenticationError as error:
-        return Proof(at=at, text=f"the store refuses the old password ({error})")
+        return FaultResult(at=at, proof=f"the store refuses the old password ({error})")
     raise FaultFailed(f"the store at {address.url} still takes the password that was revoked")
 
 
@@ -74,13 +74,13 @@ Order = FaultAction | Revocation | AccountOrder
 
 
 class OrderResult(Record, frozen=True, kw_only=True):
-    """The evidence, or why there is none."""
+    """The result, or why there is none."""
 
-    evidence: Proof | None = None
+    result: FaultResult | None = None
     error: str | None = None
 
 
-def carry_out(order: Order, clock: Clock) -> Proof:
+def carry_out(order: Order, clock: Clock) -> FaultResult:
     """Carry out an order on this machine. Raises FaultFailed."""
     match order:
         case FaultAction():
@@ -89,7 +89,7 @@ def carry_out(order: Order, clock: Clock) -> Proof:
             return revoke(order, clock)
         case AccountOrder(folder=folder, out=out, timeout_s=timeout_s, node=node):
             files = asyncio.run(write_accounts(Path(folder), Path(out), timeout_s, node))
-            return Proof(at=clock.wall(), text=f"written: {', '.join(map(str, files)) or 'nothing'}")
+            return FaultResult(at=clock.wall(), proof=f"written: {', '.join(map(str, files)) or 'nothing'}")
 
 
 REMOTE_S = 20.0
@@ -98,8 +98,8 @@ REMOTE_S = 20.0
 PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.stages.remote")
 
 
-Reach = Callable[[Order, str], Proof]
-"""Has an order carried out on a node, and brings back the evidence. Raises FaultFailed."""
+Reach = Callable[[Order, str], FaultResult]
+"""Has an order carried out on a node, and brings back the result. Raises FaultFailed."""
 
 
 def here(clock: Clock) -> Reach:
@@ -110,7 +110,7 @@ def here(clock: Clock) -> Reach:
 def by_command(prefix: Callable[[str], Sequence[str]], environment: Mapping[str, str]) -> Reach:
     """By a command that runs what follows it on the node, such as `srun --overlap …`."""
 
-    def reach(order: Order, node: str) -> Proof:
+    def reach(order: Order, node: str) -> FaultResult:
         command = [*prefix(node), *PROGRAM]
         try:
             done = subprocess.run(
@@ -128,9 +128,9 @@ def by_command(prefix: Callable[[str], Sequence[str]], environment: Mapping[str,
         except msgspec.DecodeError:
             said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
             raise FaultFailed(f"{node} could not be reached: {said}") from None
-        if answer.evidence is None:
+        if answer.result is None:
             raise FaultFailed(f"on {node}: {answer.error}")
-        return answer.evidence
+        return answer.result
 
     return reach
 
@@ -145,7 +145,7 @@ def main() -> None:
     """Carry out the order on stdin."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     try:
-        answer = OrderResult(evidence=carry_out(order, SystemClock()))
+        answer = OrderResult(result=carry_out(order, SystemClock()))
     except NvrxError as error:
         answer = OrderResult(error=str(error))
     sys.stdout.buffer.write(msgspec.json.encode(answer))

@@ -4,7 +4,7 @@ preemption. Only what a user may do there; each fault is proven by Slurm's own a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,8 @@ from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.base import Diagnoses, Stage
 from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts, slurm_answers
-from nvrx_slurm.lab.flow.stages.faults import FaultResult, Injector, Scene, signal_faults
+from nvrx_slurm.lab.flow.stages.faults import Injector, Scene, signal_faults
+from nvrx_slurm.lab.flow.stages.processes import FaultResult
 from nvrx_slurm.lab.flow.stages.remote import Reach, by_command, overlapping_step
 from nvrx_slurm.lab.flow.topology import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
@@ -198,18 +199,23 @@ class SlurmFaults:
 
         return FaultResult(at=at, proof=self._seen(running, f"job {job} to run again", SCHEDULING_S))
 
+    def _submit_rival(self, job: str, settings: Sequence[str], wrap: str, *of_partition: str) -> str:
+        """Submit a job to a partition of higher priority, for as many nodes as `job` has; returns its id. `settings`:
+        of the job's own partition; `of_partition`: of the other one."""
+        shown = self._show(job)
+        self._ask("scontrol", "update", f"PartitionName={shown['Partition']}", *settings)
+        # Not `_ask`: the partition may be there, from an earlier fault of the flow.
+        made = ("scontrol", "create", f"PartitionName={PREEMPTING}", "Nodes=ALL", "PriorityTier=10", *of_partition)
+        self._programs.ask(*made)
+        nodes = shown.get("NumNodes", "1").partition("-")[0]
+        where = (f"--partition={PREEMPTING}", f"--nodes={nodes}", "--exclusive", "--output=/dev/null")
+        return self._ask("sbatch", "--parsable", *where, f"--wrap={wrap}").strip()
+
     def preempt(self, arguments: Arguments, scene: Scene) -> FaultResult:
         """A job that ends at once takes every node of the flow's job, from a partition of higher priority."""
-        job, at = scene.job.job_id, self._clock.wall()
-        shown, grace_s = self._show(job), round(float(arguments.get("grace", 0.0)))
-        nodes, own = shown.get("NumNodes", "1"), f"PartitionName={shown['Partition']}"
-        self._ask(
-            "scontrol", "update", own, f"GraceTime={grace_s}", f"PreemptMode={arguments.get('mode', 'REQUEUE')}"
-        )
-        partition = f"PartitionName={PREEMPTING}"
-        self._programs.ask("scontrol", "create", partition, "Nodes=ALL", "PriorityTier=10")  # it may be there
-        where = (f"--partition={PREEMPTING}", f"--nodes={nodes.partition('-')[0]}", "--exclusive")
-        rival = self._ask("sbatch", "--parsable", *where, "--output=/dev/null", "--wrap=true").strip()
+        job, at, grace_s = scene.job.job_id, self._clock.wall(), round(float(arguments.get("grace", 0.0)))
+        settings = (f"GraceTime={grace_s}", f"PreemptMode={arguments.get('mode', 'REQUEUE')}")
+        rival = self._submit_rival(job, settings, "true")
 
         def preempted() -> str | None:
             now = self._show(job)
@@ -221,36 +227,18 @@ class SlurmFaults:
     def preempt_by_suspending(self, arguments: Arguments, scene: Scene) -> FaultResult:
         """A job from a partition of higher priority takes the nodes for a while, and the flow's job stands still."""
         job, at, lasts_s = scene.job.job_id, self._clock.wall(), round(float(arguments["lasts"]))
-        shown = self._show(job)
-        self._ask("scontrol", "update", f"PartitionName={shown['Partition']}", "PreemptMode=SUSPEND")
-        partition = f"PartitionName={PREEMPTING}"
-        self._programs.ask("scontrol", "create", partition, "Nodes=ALL", "PriorityTier=10", "PreemptMode=OFF")
-        where = (
-            f"--partition={PREEMPTING}",
-            f"--nodes={shown.get('NumNodes', '1').partition('-')[0]}",
-            "--exclusive",
-        )
-        rival = self._ask("sbatch", "--parsable", *where, "--output=/dev/null", f"--wrap=sleep {lasts_s}").strip()
-
-        def is_in(state: str) -> str | None:
-            now = self._show(job)["JobState"]
-            return f"job {rival} came first: job {job} was {state}" if now == state else None
-
-        proof = self._seen(lambda: is_in("SUSPENDED"), f"job {rival} to take the nodes", SCHEDULING_S)
-        self._seen(lambda: is_in("RUNNING"), f"job {job} to run again", lasts_s + SCHEDULING_S)
-        return FaultResult(at=at, proof=proof)
+        rival = self._submit_rival(job, ["PreemptMode=SUSPEND"], f"sleep {lasts_s}", "PreemptMode=OFF")
+        proof = self._reached(job, "SUSPENDED", f"job {rival} to take the nodes", SCHEDULING_S)
+        self._reached(job, "RUNNING", f"job {job} to run again", lasts_s + SCHEDULING_S)
+        return FaultResult(at=at, proof=f"job {rival} came first: {proof}")
 
     def suspend(self, arguments: Arguments, scene: Scene) -> FaultResult:
         job, at = scene.job.job_id, self._clock.wall()
-
-        def is_in(state: str) -> str | None:
-            return f"Slurm says that job {job} is {state}" if self._show(job)["JobState"] == state else None
-
         self._ask("scontrol", "suspend", job)
-        proof = self._seen(lambda: is_in("SUSPENDED"), f"job {job} to be suspended", PROOF_S)
+        proof = self._reached(job, "SUSPENDED", f"job {job} to be suspended", PROOF_S)
         self._clock.sleep(float(arguments["lasts"]))
         self._ask("scontrol", "resume", job)
-        self._seen(lambda: is_in("RUNNING"), f"job {job} to run again", PROOF_S)
+        self._reached(job, "RUNNING", f"job {job} to run again", PROOF_S)
         return FaultResult(at=at, proof=proof)
 
     # ---- nodes
@@ -279,6 +267,14 @@ class SlurmFaults:
         if not output.ok:
             raise FaultFailed(f"`{' '.join(command)}`: {output.reason}")
         return output.stdout
+
+    def _reached(self, job: str, state: str, what: str, within_s: float) -> str:
+        """The proof that Slurm holds the job for being in this state. Raises FaultFailed."""
+
+        def look() -> str | None:
+            return f"Slurm says that job {job} is {state}" if self._show(job)["JobState"] == state else None
+
+        return self._seen(look, what, within_s)
 
     def _seen(self, look: Callable[[], str | None], what: str, within_s: float) -> str:
         """What `look` returns, as soon as that is not None. Raises FaultFailed."""

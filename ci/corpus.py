@@ -26,7 +26,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ci.cases import PARTS, Case, Label, Part, read_folder, read_part, write_part
+from ci.cases import PARTS, Case, Part, read_folder, read_part, write_part
 from nvrx_slurm.attribution.analyze.analyzer import Analyzer
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
@@ -94,19 +94,44 @@ COLUMNS: dict[str, Callable[[Judged], bool | None]] = {
 }
 
 
-def precision(judged: Sequence[Judged]) -> float | None:
-    """How many of the STOPs are true; None where none was said."""
-    return _share(Verdict.STOP in each.case.label.verdict for each in judged if each.said_stop)
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """So many answers of so many were right, with the Wilson score interval of 95 % (Wilson 1927)."""
+
+    right: int
+    of: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.of if self.of else 1.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        if not self.of:
+            return 0.0, 1.0
+        z, n, share = 1.959964, self.of, self.share
+        middle, width = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+        return max(0.0, (middle - width) / (1 + z * z / n)), min(1.0, (middle + width) / (1 + z * z / n))
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.share:.1%} ({self.right} of {self.of}; {low:.1%} to {high:.1%})"
 
 
-def recall(judged: Sequence[Judged]) -> float | None:
-    """How many of the true STOPs were said; None where there is none."""
-    return _share(each.said_stop for each in judged if each.case.must_stop)
-
-
-def _share(answers: Iterable[bool | None]) -> float | None:
+def count_right(answers: Iterable[bool | None]) -> Measured:
+    """None: the label does not say, so the answer does not count."""
     known = [each for each in answers if each is not None]
-    return sum(known) / len(known) if known else None
+    return Measured(sum(known), len(known))
+
+
+def precision(judged: Sequence[Judged]) -> Measured:
+    """How many of the STOPs are true."""
+    return count_right(Verdict.STOP in each.case.label.verdict for each in judged if each.said_stop)
+
+
+def recall(judged: Sequence[Judged]) -> Measured:
+    """How many of the true STOPs were said."""
+    return count_right(each.said_stop for each in judged if each.case.must_stop)
 
 
 async def judge(cases: Sequence[Case], root: Path) -> list[Judged]:
@@ -150,14 +175,11 @@ def table(part: Part, judged: Sequence[Judged], by: str) -> Table:
     for name, group in classes(judged, by):
         if name == "look-alikes":
             shown.add_section()
-        shares = (precision(group), recall(group), *(_share(map(right, group)) for right in COLUMNS.values()))
+        counts = (precision(group), recall(group), *(count_right(map(right, group)) for right in COLUMNS.values()))
         seconds = sum(each.answer.latency_s for each in group)
-        shown.add_row(name, str(len(group)), *map(_percent, shares), f"{seconds:.2f}")
+        percents = (f"{each.share:.1%}" if each.of else "–" for each in counts)
+        shown.add_row(name, str(len(group)), *percents, f"{seconds:.2f}")
     return shown
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}"
 
 
 def misses(judged: Sequence[Judged]) -> Iterator[str]:
@@ -167,60 +189,24 @@ def misses(judged: Sequence[Judged]) -> Iterator[str]:
         if wrong:
             label, answer = each.case.label, each.answer
             yield f"{each.case.name}: {', '.join(wrong)}"
-            true = ("|".join(names) for names in (label.verdict, label.fault, label.scope))
-            yield f"  true: {' '.join(true)} {_blamed(label)}"
+            true = ["|".join(names) for names in (label.verdict, label.fault, label.scope)]
+            blamed = {"ranks": label.blamed_ranks, "nodes": label.blamed_nodes, "missing": label.missing}
+            true += [f"{name}={value}" for name, value in blamed.items() if value is not None]
+            yield f"  true: {' '.join(true)}"
             yield f"        {label.primary.file}: {' | '.join(label.primary.text)}" if label.primary else NO_LINE
             said = f"ranks={answer.ranks} nodes={answer.nodes} missing={answer.missing}"
             yield f"  said: {answer.verdict} {answer.fault} {answer.scope} {said} ({answer.confidence:.2f})"
             line = answer.primary
-            yield (
-                f"        {Path(line.file).name}:{line.line}: {line.text} [{line.rule}]"
-                if line
-                else "        (no line)"
-            )
-
-
-def _blamed(label: Label) -> str:
-    pairs = (("ranks", label.blamed_ranks), ("nodes", label.blamed_nodes), ("missing", label.missing))
-    return " ".join(f"{name}={value}" for name, value in pairs if value is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """So many answers of so many were right, with the Wilson score interval of 95 % (Wilson 1927)."""
-
-    right: int
-    of: int
-
-    @property
-    def share(self) -> float:
-        return self.right / self.of if self.of else 1.0
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        if not self.of:
-            return 0.0, 1.0
-        z, n, share = 1.959964, self.of, self.share
-        middle, width = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-        return max(0.0, (middle - width) / (1 + z * z / n)), min(1.0, (middle + width) / (1 + z * z / n))
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.share:.1%} ({self.right} of {self.of}; {low:.1%} to {high:.1%})"
+            yield f"        {Path(line.file).name}:{line.line}: {line.text} [{line.rule}]" if line else NO_LINE
 
 
 def measured(judged: Sequence[Judged]) -> dict[str, Measured]:
     """The four figures that have a target."""
-
-    def of(answers: Iterable[bool | None]) -> Measured:
-        known = [each for each in answers if each is not None]
-        return Measured(sum(known), len(known))
-
     return {
-        "STOP precision": of(Verdict.STOP in each.case.label.verdict for each in judged if each.said_stop),
-        "STOP recall": of(each.said_stop for each in judged if each.case.must_stop),
-        "class": of(each.fault for each in judged),
-        "first line": of(each.primary for each in judged),
+        "STOP precision": precision(judged),
+        "STOP recall": recall(judged),
+        "class": count_right(each.fault for each in judged),
+        "first line": count_right(each.primary for each in judged),
     }
 
 
@@ -235,7 +221,8 @@ def missed(figures: Mapping[str, Measured]) -> list[str]:
 
 def kept(judged: Sequence[Judged]) -> bool:
     """Whether the promise about the held-out part holds."""
-    return (precision(judged) or 0.0) >= LEAST_PRECISION and (recall(judged) or 0.0) >= LEAST_RECALL
+    # Without a single STOP its precision says nothing; its recall is 0 then, and fails.
+    return precision(judged).share >= LEAST_PRECISION and recall(judged).share >= LEAST_RECALL
 
 
 def run(part: Part | None, by: str, words: str, failures: bool) -> int:

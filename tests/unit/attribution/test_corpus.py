@@ -55,12 +55,12 @@ def logs(case: Case) -> Iterator[tuple[str, bytes]]:
 
 def test_precision_of_stop_on_cases_that_no_rule_was_written_by(held_out: list[Judged]) -> None:
     """Of 100 verdicts STOP at most two are false: a false one costs a night."""
-    assert (precision(held_out) or 0.0) >= LEAST_PRECISION, TOLD_BY
+    assert precision(held_out).share >= LEAST_PRECISION, TOLD_BY
 
 
 def test_recall_of_stop_on_cases_that_no_rule_was_written_by(held_out: list[Judged]) -> None:
     """Nine of ten failures that a restart cannot help are recognised as such."""
-    assert (recall(held_out) or 0.0) >= LEAST_RECALL, TOLD_BY
+    assert recall(held_out).share >= LEAST_RECALL, TOLD_BY
 
 
 def test_there_are_many_cases() -> None:
@@ -150,7 +150,7 @@ def test_an_answer_that_is_right_in_all(stop_case: Case) -> None:
     )
     judged = Judged(stop_case, answer)
     assert (judged.verdict, judged.fault, judged.scope, judged.blame, judged.primary) == (True,) * 5
-    assert (precision([judged]), recall([judged])) == (1.0, 1.0)
+    assert (precision([judged]), recall([judged])) == (Measured(1, 1), Measured(1, 1))
     assert not list(misses([judged]))
 
 
@@ -159,5 +159,5 @@ def test_an_answer_that_is_wrong_in_all(stop_case: Case) -> None:
     answer = Attribution(source="lib", verdict=Verdict.RESTART, fault="gpu_ecc", scope=Scope.NODE, nodes=("n1",))
     judged = Judged(stop_case, answer)
     assert (judged.verdict, judged.fault, judged.scope, judged.blame, judged.primary) == (False,) * 5
-    assert (precision([judged]), recall([judged])) == (None, 0.0)
+    assert (precision([judged]), recall([judged])) == (Measured(0, 0), Measured(0, 1))
     assert "verdict, fault, scope, blame, line" in "\n".join(misses([judged]))

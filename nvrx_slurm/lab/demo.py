@@ -94,12 +94,11 @@ class DemoRun(NamedTuple):
     recovery: Recovery | None
 
 
-def demo(base: Path, write: Callable[[str], None], clock: Clock | None = None, *, report: Path | None = None) -> int:
+def demo(base: Path, write: Callable[[str], None], *, report: Path | None = None) -> int:
     """Both trainings, in jobs of the folder `base`; 0 if they end with the same weights. `report`: where the page of
     the second one is written."""
-    clock = clock or SystemClock()
     write(f"A training of {STEPS} steps on 4 nodes × 2 workers, with 2 hot spares; here a node is a process.\n")
-    with Narrator(write, clock) as narrator:
+    with Narrator(write, SystemClock()) as narrator:
         narrator.say("Once without a fault, to compare:")
         last = calm = train(base, "calm", narrator, step_time_s=0.0, kills=False)
         if calm.exit_code == 0:

@@ -171,11 +171,10 @@ class OwnJobs:
         return output.stdout
 
 
-def clean_up(folder: Path, patience_s: float, clock: Clock | None = None) -> list[str]:
+def clean_up(folder: Path, patience_s: float) -> list[str]:
     """End what the attempt of this folder still holds; returns what could not be ended, as text. Its jobs get
     `patience_s` to end by themselves; those of a development cluster none, since the cluster is removed with them."""
-    clock = clock or SystemClock()
-    held = standing(folder)
+    clock, held = SystemClock(), standing(folder)
     jobs = [each for each in held if isinstance(each, HeldJob)]
 
     def lives(job: HeldJob) -> bool:

@@ -21,7 +21,7 @@ from nvrx_slurm.errors import ConfigError, MissingProgramError
 from nvrx_slurm.lab.devcluster.programs import SLURM_PROGRAMS, find, require
 from nvrx_slurm.lab.flow.faults import FAULTS
 from nvrx_slurm.lab.flow.model import STAGES, Flow, StageName
-from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.clock import SystemClock
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.flow.cleanup import CleanupList
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 ANSWER_S = 10.0
 
 
-def open_stage(
-    flow: Flow, stage: StageName, folder: Path, cleanup: CleanupList, *, clock: Clock | None = None
-) -> Stage:
+def open_stage(flow: Flow, stage: StageName, folder: Path, cleanup: CleanupList) -> Stage:
     """Start what the flow needs: a development cluster, a disk, a network. `folder`: the attempt's.
 
     Raises what `check` raises, and MissingProgramError, WaitTimeout, NvrxError; nothing is left behind then.
@@ -52,7 +50,7 @@ def open_stage(
         from nvrx_slurm.lab.flow.stages.local import LocalStage, OwnNetworkStage
 
         make = OwnNetworkStage if flow.needs.own_network else LocalStage
-    return make(flow, folder, cleanup, clock or SystemClock())
+    return make(flow, folder, cleanup, SystemClock())
 
 
 def check(flow: Flow, stage: StageName) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 import pytest
 
 from nvrx_slurm.api.handle import Job
@@ -31,7 +32,7 @@ from nvrx_slurm.lab.flow import report_text
 from nvrx_slurm.lab.flow.cleanup import MARK, CleanupList, clean_up
 from nvrx_slurm.lab.flow.guard import RunGuard
 from nvrx_slurm.lab.flow.model import StageName
-from nvrx_slurm.lab.flow.outcome import FlowAttempt, suite_from_json
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, SuiteOutcome
 from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.remote import here as this_machine
 from nvrx_slurm.lab.flow.writing import to_yaml
@@ -188,24 +189,23 @@ class Flows:
         command = [sys.executable, "-P", "-m", "nvrx_slurm", "ci", "run", str(path), *flags]
         process = subprocess.Popen(
             command,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             preexec_fn=dies_with_parent(signal.SIGTERM),
         )
         try:
-            out, err = process.communicate()
-        except BaseException:
+            _, errors = process.communicate()
+        except BaseException:  # a timeout of the test, or Ctrl-C: the run cancels its jobs before it ends
             process.terminate()
             process.communicate(timeout=ENDED_S)
             raise
-        done = subprocess.CompletedProcess(command, process.returncode, out, err)
-        if done.returncode == EXIT_INTERRUPTED:
+        if process.returncode == EXIT_INTERRUPTED:
             raise KeyboardInterrupt
         if not results.exists():
-            message = done.stderr.strip().removeprefix("nvrx-slurm: error: ")
-            raise UsageError(message) if done.returncode == EXIT_USAGE else RuntimeError(message)
-        (outcome,) = suite_from_json(results.read_bytes()).flows
+            message = errors.strip().removeprefix("nvrx-slurm: error: ")
+            raise UsageError(message) if process.returncode == EXIT_USAGE else RuntimeError(message)
+        (outcome,) = msgspec.json.decode(results.read_bytes(), type=SuiteOutcome).flows
         if outcome.left_out is not None:
             raise UsageError(f"{path}: {outcome.left_out}")
         if outcome.status != "passed":

@@ -26,7 +26,7 @@ import msgspec
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.records import Record
 from nvrx_slurm.lab.flow.model import StageName
-from nvrx_slurm.lab.flow.outcome import FlowAttempt, attempt_from_json, to_json
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, to_json
 from nvrx_slurm.util.files import write_private
 
 DEFAULT_BASE = Path("nvrx-ci")
@@ -71,7 +71,7 @@ class AttemptFolder:
     def read_outcome(self) -> FlowAttempt | None:
         """None: the attempt's process did not get that far."""
         try:
-            return attempt_from_json(self._outcome_path.read_bytes())
+            return msgspec.json.decode(self._outcome_path.read_bytes(), type=FlowAttempt)
         except FileNotFoundError:
             return None
 

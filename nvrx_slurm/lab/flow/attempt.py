@@ -35,7 +35,7 @@ from nvrx_slurm.lab.flow.flow_run import End, FlowRun, StatePoller
 from nvrx_slurm.lab.flow.load import load_flow
 from nvrx_slurm.lab.flow.matching import Miss
 from nvrx_slurm.lab.flow.model import Flow
-from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowFinding, InjectedFault, Kind, Verdict
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowFinding, InjectedFault, Kind, Verdict, finding_of
 from nvrx_slurm.lab.flow.replaying import explain, replay
 from nvrx_slurm.lab.flow.stages import open_stage
 from nvrx_slurm.lab.flow.stages.base import Stage
@@ -169,7 +169,7 @@ def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[F
         why = OUT_OF_TIME if end == "out_of_time" else f"limits.wall ({words(flow.wall_s)}) has passed"
         run.matcher.job_over(why)
         if run.matcher.miss is None:
-            run.findings.append(_of_flow(flow, "bound", why))
+            run.findings.append(finding_of(flow, "bound", why))
     if end not in ("met", "ended"):
         folder.diagnosis.mkdir(exist_ok=True)
         with (folder.diagnosis / "harness.txt").open("w") as file:
@@ -192,9 +192,8 @@ def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[F
     # The expectation first: it is what a report shows in its headline. But of a job that never started, why.
     found: list[FlowFinding] = []
     if not run.entries and run.queue.place is not None:
-        found.append(
-            _of_flow(flow, "bound", f"Slurm did not start the job: {run.queue.place.describe(stage.clock.wall())}")
-        )
+        why = f"Slurm did not start the job: {run.queue.place.describe(stage.clock.wall())}"
+        found.append(finding_of(flow, "bound", why))
     if (miss := run.matcher.miss) is not None:
         found.append(of_miss(flow, miss, run.entries))
     found += run.findings
@@ -203,7 +202,7 @@ def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[F
         found += of_faults(flow, run.scheduler)
     found += of_replay(flow, run.folder.read_plan(), run.entries)
     found += of_exit_code(flow, run.entries, run.folder.read_result(), state)
-    found += [_of_flow(flow, "leftover", f"left behind: {what}") for what in left]
+    found += [finding_of(flow, "leftover", f"left behind: {what}") for what in left]
     there = run.folder.path
     if found and not there.is_relative_to(folder.path):  # it may lie on a disk that goes with the stage
         try:
@@ -226,14 +225,14 @@ def of_miss(flow: Flow, miss: Miss, entries: Sequence[Entry]) -> FlowFinding:
         detail += ["nearest:", f"  {shown[miss.nearest.entry.n]}"]
         detail += [f"    {difference}" for difference in miss.nearest.differences]
     message = f"expected {miss.expected}: {miss.reason}"
-    return FlowFinding(kind="expectation", message=message, file=str(flow.file), line=miss.line, detail=tuple(detail))
+    return finding_of(flow, "expectation", message, line=miss.line, detail=detail)
 
 
 def of_faults(flow: Flow, scheduler: FaultScheduler) -> Iterator[FlowFinding]:
     """Each fault that did not happen: without it the flow has shown nothing."""
     for fault in scheduler.waiting:
         message = f"fault {fault.number} ({fault.describe()}) did not happen: {scheduler.why_not(fault)}"
-        yield FlowFinding(kind="fault", message=message, file=str(flow.file), line=fault.line)
+        yield finding_of(flow, "fault", message, line=fault.line)
 
 
 def of_replay(flow: Flow, plan: Plan, entries: Sequence[Entry]) -> Iterator[FlowFinding]:
@@ -241,7 +240,7 @@ def of_replay(flow: Flow, plan: Plan, entries: Sequence[Entry]) -> Iterator[Flow
     parting = replay(plan, entries).parting
     if parting is not None:
         message = f"the journal does not replay: entry {parting.entry.n} is not what the core decides"
-        yield _of_flow(flow, "replay", message, explain(parting, entries))
+        yield finding_of(flow, "replay", message, detail=explain(parting, entries))
 
 
 def of_exit_code(
@@ -253,17 +252,13 @@ def of_exit_code(
         return
     if result is not None and result.exit_code != code:
         message = f"the journal ends with exit code {code}, result.json with {result.exit_code}: {result.reason}"
-        yield _of_flow(flow, "exit_code", message)
+        yield finding_of(flow, "exit_code", message)
     # Slurm after 22.05 takes each later end of a job that has once left in its GraceTime for the preemption's.
     signals = [entry.record.reason for entry in entries if isinstance(entry.record, Signalled)]
     if state is JobState.PREEMPTED and "preempted" in signals:
         return
     if state is not None and state.terminal and (state is JobState.COMPLETED) != (code == 0):
-        yield _of_flow(flow, "exit_code", f"the journal ends with exit code {code}, and Slurm says {state}")
-
-
-def _of_flow(flow: Flow, kind: Kind, message: str, detail: Iterable[str] = ()) -> FlowFinding:
-    return FlowFinding(kind=kind, message=message, file=str(flow.file), line=flow.line, detail=tuple(detail))
+        yield finding_of(flow, "exit_code", f"the journal ends with exit code {code}, and Slurm says {state}")
 
 
 # --------------------------------------------------------------------------------------- from the journal
@@ -289,7 +284,7 @@ def excerpt(entries: Sequence[Entry], struck: Iterable[InjectedFault]) -> tuple[
 
 
 def _formatted(entries: Sequence[Entry]) -> dict[int, str]:
-    lines = Lines()
+    lines = Lines()  # it shows times since the first entry, so all of them go through one
     return {entry.n: lines.in_words(entry) for entry in entries}
 
 

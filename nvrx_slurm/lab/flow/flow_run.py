@@ -14,7 +14,7 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.lab.flow.matching import FlowMatcher
 from nvrx_slurm.lab.flow.model import Flow
-from nvrx_slurm.lab.flow.outcome import FlowFinding, InjectedFault
+from nvrx_slurm.lab.flow.outcome import FlowFinding, InjectedFault, finding_of
 from nvrx_slurm.lab.flow.stages.base import Stage
 from nvrx_slurm.lab.flow.stages.faults import Scene
 from nvrx_slurm.lab.flow.topology import JobTopology
@@ -110,8 +110,7 @@ class FlowRun:
         try:
             result = self._stage.inject(fault.action, fault.arguments, scene)
         except FaultFailed as error:
-            message = f"{what} did not happen: {error}"
-            finding = FlowFinding(kind="fault", message=message, file=str(self.flow.file), line=fault.line)
+            finding = finding_of(self.flow, "fault", f"{what} did not happen: {error}", line=fault.line)
             self.findings.append(finding)
             return
         log.info("%s happened: %s", what, result.proof)

@@ -68,12 +68,11 @@ def clean(folder: Path, patience_s: float = PATIENCE_S) -> list[str]:
     """End all that the attempts of this run still hold, and say what could not be ended. A folder that is not there
     holds nothing."""
     found = glob.glob(f"*/*/{HELD}", root_dir=folder)  # noqa: PTH207  Path.glob trips over a folder that goes meanwhile
-    attempts = (folder / held for held in sorted(found))
     held: list[Path] = []
     problems: list[str] = []
-    for path in attempts:
+    for attempt in (Path(folder, name).parent for name in sorted(found)):
         try:
-            held += [path.parent] if standing(path.parent) else []
+            held += [attempt] if standing(attempt) else []
         except UnsafePath as error:  # the others are ended all the same
             problems.append(str(error))
     if not held:

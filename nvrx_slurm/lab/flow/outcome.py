@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from nvrx_slurm.journal.records import Record
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.flow.model import Flow
 
 Verdict = Literal["passed", "failed", "broken", "out_of_time", "interrupted"]
 """`failed`: the product did not do what the flow says. `broken`: the flow could not be run (no Slurm, say)."""
@@ -25,6 +29,14 @@ class FlowFinding(Record, frozen=True, kw_only=True):
     file: str
     line: int
     detail: tuple[str, ...] = ()
+
+
+def finding_of(
+    flow: Flow, kind: Kind, message: str, *, line: int | None = None, detail: Iterable[str] = ()
+) -> FlowFinding:
+    """What went wrong with a flow. `line`: of its file; None: of the flow itself."""
+    line = flow.line if line is None else line
+    return FlowFinding(kind=kind, message=message, file=str(flow.file), line=line, detail=tuple(detail))
 
 
 class InjectedFault(Record, frozen=True, kw_only=True):
@@ -96,13 +108,3 @@ def to_json(outcome: FlowAttempt | SuiteOutcome) -> bytes:
         for shown, flow in zip(data["flows"], outcome.flows, strict=True):
             shown["status"] = flow.status
     return msgspec.json.format(msgspec.json.encode(data), indent=2)
-
-
-def attempt_from_json(text: bytes) -> FlowAttempt:
-    """The other way. Raises `msgspec.DecodeError`."""
-    return msgspec.json.decode(text, type=FlowAttempt)
-
-
-def suite_from_json(text: bytes) -> SuiteOutcome:
-    """The same for a whole run. Raises `msgspec.DecodeError`."""
-    return msgspec.json.decode(text, type=SuiteOutcome)

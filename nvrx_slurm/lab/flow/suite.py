@@ -32,7 +32,7 @@ from nvrx_slurm.lab.flow.artifacts import Artifacts, AttemptFolder, AttemptSpec
 from nvrx_slurm.lab.flow.cleanup import MARK, clean_up, standing
 from nvrx_slurm.lab.flow.guard import RunGuard
 from nvrx_slurm.lab.flow.model import Flow, StageName
-from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowFinding, FlowOutcome, Kind, SuiteOutcome, Verdict
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, Kind, SuiteOutcome, Verdict, finding_of
 from nvrx_slurm.lab.flow.stages import check
 from nvrx_slurm.report.job_report import job_report
 from nvrx_slurm.report.jobs import find_job
@@ -70,9 +70,6 @@ def write_job_page(folder: AttemptFolder, attempt: FlowAttempt, path: Path) -> P
         return None
 
 
-OnOutcome = Callable[[FlowOutcome], None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteOptions:
     """How flows are run. `jobs`: how many at once; `retries`: how often one that did not pass is run again. `pages`:
@@ -87,10 +84,7 @@ class SuiteOptions:
 
 
 def run_suite(
-    flows: Sequence[Flow],
-    options: SuiteOptions,
-    on_outcome: OnOutcome = lambda flow: None,
-    clock: Clock | None = None,
+    flows: Sequence[Flow], options: SuiteOptions, on_outcome: Callable[[FlowOutcome], None]
 ) -> SuiteOutcome:
     """Run the flows that the stage is for; `on_outcome` gets each as it ends. SIGINT and SIGTERM end the run.
 
@@ -104,7 +98,7 @@ def run_suite(
     artifacts.create()
     # Before the first attempt: from here on nothing outlives this process, however it ends.
     guard = RunGuard(artifacts.path)
-    outcome = asyncio.run(_Suite(options, artifacts, on_outcome, clock or SystemClock()).run(flows))
+    outcome = asyncio.run(_Suite(options, artifacts, on_outcome, SystemClock()).run(flows))
     guard.dismiss()
     artifacts.sweep()
     return outcome
@@ -113,7 +107,9 @@ def run_suite(
 class _Suite:
     """One run, on its event loop."""
 
-    def __init__(self, options: SuiteOptions, artifacts: Artifacts, on_outcome: OnOutcome, clock: Clock) -> None:
+    def __init__(
+        self, options: SuiteOptions, artifacts: Artifacts, on_outcome: Callable[[FlowOutcome], None], clock: Clock
+    ) -> None:
         self._options, self._artifacts, self._on_outcome, self._clock = options, artifacts, on_outcome, clock
         self._places = asyncio.Semaphore(options.jobs)
         self._running: set[AttemptProcess] = set()
@@ -129,7 +125,9 @@ class _Suite:
         with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: its caller gets the signals
             for number, ending in INTERRUPTIONS.items():
                 loop.add_signal_handler(number, self._end, ending)
-        loop.call_later(self._options.timeout_s, self._end, out_of_time(self._options.timeout_s))
+        why = f"out of time: --timeout {words(self._options.timeout_s)}"
+        out_of_time = EarlyEnd(why, EXIT_TIMEOUT, "out_of_time", "bound", signal.SIGALRM, DIAGNOSIS_S)
+        loop.call_later(self._options.timeout_s, self._end, out_of_time)
         lease = asyncio.create_task(self._keep_lease())
         longest_first = sorted(flows, key=lambda flow: -flow.wall_s)  # so that none is left to run alone
         ended = await asyncio.gather(*map(self._flow, longest_first))
@@ -204,10 +202,10 @@ class _Suite:
         attempt = folder.read_outcome() or self._unreported(flow, number, process.why_unreported, process)
         if standing(folder.path):  # an attempt that was killed could not clean up
             left = await asyncio.to_thread(clean_up, folder.path, 0.0 if self._ending else CLEANUP_S)
-            found = [FlowFinding(kind="leftover", message=each, file=str(flow.file), line=flow.line) for each in left]
-            if found:
+            if left:
+                found = (*attempt.findings, *(finding_of(flow, "leftover", each) for each in left))
                 verdict: Verdict = "failed" if attempt.verdict == "passed" else attempt.verdict
-                attempt = msgspec.structs.replace(attempt, verdict=verdict, findings=(*attempt.findings, *found))
+                attempt = msgspec.structs.replace(attempt, verdict=verdict, findings=found)
         if self._options.pages is not None:
             name = f"{flow.name}-{number}.html"
             page = await asyncio.to_thread(write_job_page, folder, attempt, self._options.pages / name)
@@ -221,20 +219,20 @@ class _Suite:
     def _unreported(self, flow: Flow, number: int, why: str, process: AttemptProcess | None = None) -> FlowAttempt:
         """What is known of an attempt that did not begin, or wrote no outcome."""
         ending = self._ending
-        finding = FlowFinding(
-            kind=ending.kind if ending else "error",
-            message=ending.why if process and ending else why,
-            file=str(flow.file),
-            line=flow.line,
-            detail=process.folder.log_tail() if process else (),
-        )
+        kind, verdict = (ending.kind, ending.verdict) if ending else ("error", "broken")
+        if process is None:
+            finding = finding_of(flow, kind, why)
+            return FlowAttempt(
+                number=number, verdict=verdict, began_at=self._clock.wall(), took_s=0.0, findings=(finding,)
+            )
+        finding = finding_of(flow, kind, ending.why if ending else why, detail=process.folder.log_tail())
         return FlowAttempt(
             number=number,
-            verdict=ending.verdict if ending else "broken",
-            began_at=process.began_at if process else self._clock.wall(),
-            took_s=process.took_s if process else 0.0,
+            verdict=verdict,
+            began_at=process.began_at,
+            took_s=process.took_s,
             findings=(finding,),
-            artifacts=str(process.folder.path) if process else None,
+            artifacts=str(process.folder.path),
         )
 
     # ---- the run
@@ -331,24 +329,14 @@ class EarlyEnd:
     """`signal`: what attempts get; `patience_s`: how long they may take then, before they are killed."""
 
     why: str
-    verdict: Verdict
-    kind: Kind
     exit_code: int
-    signal: signal.Signals
-    patience_s: float
-
-
-def _interruption(why: str, exit_code: int) -> EarlyEnd:
-    return EarlyEnd(why, "interrupted", "error", exit_code, signal.SIGTERM, INTERRUPTED_S)
+    verdict: Verdict = "interrupted"
+    kind: Kind = "error"
+    signal: signal.Signals = signal.SIGTERM
+    patience_s: float = INTERRUPTED_S
 
 
 INTERRUPTIONS = {
-    signal.SIGINT: _interruption("interrupted", EXIT_INTERRUPTED),
-    signal.SIGTERM: _interruption("terminated", EXIT_TERMINATED),
+    signal.SIGINT: EarlyEnd("interrupted", EXIT_INTERRUPTED),
+    signal.SIGTERM: EarlyEnd("terminated", EXIT_TERMINATED),
 }
-
-
-def out_of_time(timeout_s: float) -> EarlyEnd:
-    """The whole run has reached its bound."""
-    why = f"out of time: --timeout {words(timeout_s)}"
-    return EarlyEnd(why, "out_of_time", "bound", EXIT_TIMEOUT, signal.SIGALRM, DIAGNOSIS_S)

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from nvrx_slurm.journal.records import (
-    AnyRecord,
-    Entry,
-    JobEnded,
-    JobStarted,
-    RendezvousClosed,
-    RendezvousOpened,
-    ReplicaEnded,
-    Shutdown,
-    WorkersStarted,
-)
+from nvrx_slurm.journal.records import AnyRecord, Entry
 from nvrx_slurm.lab.flow.model import (
     PROGRESS,
     Fault,
@@ -29,6 +19,7 @@ from nvrx_slurm.lab.flow.model import (
     leaves,
 )
 from nvrx_slurm.lab.flow.patterns import Bindings, Trial
+from nvrx_slurm.report.view import ENDED, JobView, fold
 from nvrx_slurm.report.words import event_name, plural
 
 
@@ -113,7 +104,8 @@ class FaultScheduler:
             fault.number: _PendingFault(fault, {id(leaf): _Leaf(leaf) for leaf in leaves(fault.when)})
             for fault in faults
         }
-        self._states = JobStates()
+        self._view = JobView()
+        self._state: JobStateName | None = None
         self._bindings: dict[str, Any] = {}
 
     def feed(self, seen: Entry | RankProgress, known: Bindings | None = None) -> None:
@@ -123,9 +115,9 @@ class FaultScheduler:
         if isinstance(seen, RankProgress):
             self._event(seen.t, PROGRESS, seen)
         else:
-            before, state = self._states.state, self._states.feed(seen.record)
-            if state is not None and state != before:
-                self.in_state(seen.t, state)
+            before, self._state = self._state, state_of(fold(self._view, seen))
+            if self._state is not None and self._state != before:
+                self.in_state(seen.t, self._state)
             self._event(seen.t, event_name(seen.record), seen.record)
 
     def fault_happened(self, fault: Fault, t: float, bindings: Bindings | None = None) -> None:
@@ -194,46 +186,14 @@ class FaultScheduler:
         return (leaf for pending in self._pending.values() for leaf in pending.leaves.values())
 
 
-@dataclass(slots=True)
-class _Replica:
-    """`missing`: the nodes of the closed rendezvous whose workers do not run yet; None: the rendezvous is open."""
-
-    cycle: int
-    missing: set[str] | None = None
-
-
-@dataclass(slots=True)
-class JobStates:
-    """Takes in a journal. None: none of the states that have a name, such as cycle 0 coming together."""
-
-    state: JobStateName | None = None
-    _replicas: dict[str, _Replica] = field(default_factory=dict)
-
-    def feed(self, record: AnyRecord) -> JobStateName | None:
-        """The state after this record, the journal's next."""
-        match record:
-            case JobStarted():
-                self._replicas, self.state = {}, None
-            case Shutdown():
-                self.state = "shutting_down"
-            case JobEnded():
-                self.state = "ended"
-            case RendezvousOpened():
-                self._replicas[record.replica] = _Replica(record.cycle)
-            case RendezvousClosed():
-                self._replicas[record.replica] = _Replica(record.cycle, set(record.nodes))
-            case ReplicaEnded():
-                self._replicas.pop(record.replica, None)
-            case WorkersStarted():
-                replica = self._replicas.get(record.replica)
-                if replica is not None and replica.cycle == record.cycle and replica.missing is not None:
-                    replica.missing.discard(record.node)
-        if self.state not in ("shutting_down", "ended"):
-            replicas = self._replicas.values()
-            # An open rendezvous of cycle 0 is the job's start; of a later cycle, a recovery.
-            if any(replica.missing is None and replica.cycle > 0 for replica in replicas):
-                self.state = "recovering"
-            else:
-                runs = bool(replicas) and all(replica.missing == set() for replica in replicas)
-                self.state = "running" if runs else None
-        return self.state
+def state_of(view: JobView) -> JobStateName | None:
+    """The state that a flow file can name. None: none of them, such as cycle 0 coming together."""
+    if view.ended_at is not None:
+        return "ended"
+    if view.shutdown is not None:
+        return "shutting_down"
+    replicas = [replica for replica in view.replicas.values() if replica.phase not in ENDED]
+    # An open rendezvous of cycle 0 is the job's start; of a later cycle, a recovery.
+    if any(replica.phase in ("joining", "stopping") and replica.cycle > 0 for replica in replicas):
+        return "recovering"
+    return "running" if replicas and all(replica.phase == "running" for replica in replicas) else None

@@ -12,7 +12,8 @@ from nvrx_slurm.journal.records import Entry, JobStarted
 from nvrx_slurm.lab.flow.load import load_flow
 from nvrx_slurm.lab.flow.model import Fault
 from nvrx_slurm.lab.flow.topology import resolved
-from nvrx_slurm.lab.flow.triggers import FaultScheduler, JobStates, RankProgress
+from nvrx_slurm.lab.flow.triggers import FaultScheduler, RankProgress, state_of
+from nvrx_slurm.report.view import JobView, fold
 from tests.unit.report.recorder import BEGIN, Recorder, ended, roles_plan, to_first_cycle
 
 Write = Callable[[str], Path]
@@ -202,8 +203,8 @@ def test_a_pending_job(write: Write) -> None:
 
 def states(entries: Sequence[Entry]) -> list[str | None]:
     """The states that a journal goes through."""
-    reached = JobStates()
-    told = [reached.feed(entry.record) for entry in entries]
+    view = JobView()
+    told = [state_of(fold(view, entry)) for entry in entries]
     return [state for index, state in enumerate(told) if index == 0 or state != told[index - 1]]
 
 

@@ -224,6 +224,7 @@ class Children:
         """The exit code of the command; `output`: where its stdout and stderr go."""
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, stdout=output, stderr=output)
         self._handle = os.pidfd_open(process.pid)
+        # `wait` takes any child: orphans of the namespace end here too, since PID 1 is their parent.
         while (ended := os.wait())[0] != process.pid:
             pass
         os.close(self._handle)

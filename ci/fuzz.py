@@ -161,6 +161,7 @@ TARGETS: dict[str, Target] = {
 def inputs(samples: tuple[bytes, ...], count: int, seed: int) -> Iterator[bytes]:
     """Samples that were changed, cut, repeated and mixed; the same ones for the same seed."""
     chance = random.Random(seed)
+    # Deep nesting, at which a recursive decoder would overflow its stack, and lengths without their items.
     yield from (b"", b"\xff" * 64, b"[" * 100_000, b'{"a":' * 50_000, b"\x91" * 100_000, b"\x81\xa1a" * 50_000)
     yield from samples
     for _ in range(max(0, count - 6 - len(samples))):

@@ -171,6 +171,7 @@ def circles_of(graph: dict[str, set[str]]) -> list[list[str]]:
                 path.pop()
                 if path:
                     low[path[-1][0]] = min(low[path[-1][0]], low[node])
+                # The walk leaves the first node of a component: all that was found since is the rest of it.
                 if low[node] == number[node]:
                     component = stack[stack.index(node) :]
                     del stack[stack.index(node) :]

@@ -184,6 +184,7 @@ class Recorder:
 
 def record(folder: Path) -> list[Frame]:
     """Run the session on a Slurm cluster of its own, which is removed afterwards."""
+    # Neither a job nor a runner that this process runs in may show in the recording.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NVRX_", "SLURM_", "GITHUB_"))}
     environment = {
         **kept,

@@ -45,6 +45,7 @@ def main() -> int:
             corpus = ["--corpus", str(CORPUS), "--keep", str(chosen.keep), "--minutes", str(minutes)]
             code = simulate(of, first, chosen.jobs, *corpus)
         else:
+            # These are not guided, so time is kept here: fresh seeds in calls of SEEDS until it is over.
             until, seed, code = clock.monotonic() + 60.0 * minutes, first, 0
             while clock.monotonic() < until and not code:
                 code = simulate(of, seed, chosen.jobs, "--seeds", str(SEEDS))

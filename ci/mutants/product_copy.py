@@ -51,6 +51,7 @@ class ProductCopy:
                 text = path.read_text()
                 if text.count(edit.old) != 1:
                     sys.exit(f"ci.mutants: {edit.file} has this {text.count(edit.old)} times, not once: {edit.old!r}")
+                # Two edits of one file: the text before the first of them is the original.
                 originals.setdefault(path, text)
                 _write(path, text.replace(edit.old, edit.new))
             yield

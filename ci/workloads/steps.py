@@ -216,6 +216,7 @@ class Checkpoint:
 
     def save_and_end(self, *_: object) -> NoReturn:
         self._save()
+        # Not sys.exit: the signal may have come within anything, and nothing else must run now.
         os._exit(0)
 
     def _save(self) -> None:

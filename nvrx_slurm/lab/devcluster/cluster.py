@@ -191,6 +191,7 @@ class DevCluster:
         """End every job and restore every node: afterwards all are idle and run nothing. Raises WaitTimeout, and
         NvrxError where slurmctld has died."""
         lifecycle.check_alive(self.spec, ["slurmctld"])
+        # Nodes before jobs: a frozen slurmd would never report that a job of its node has ended.
         for node in self.nodes:
             revive(self.spec, node)
 

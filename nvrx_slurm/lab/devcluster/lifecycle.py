@@ -85,6 +85,7 @@ def launch(spec: ClusterSpec, programs: Mapping[str, str], clock: Clock, say: Sa
     for node in spec.nodes:
         places.spool(node).mkdir(mode=PRIVATE, exist_ok=True)
 
+    # munged first: every other daemon asks it for credentials. slurmdbd before slurmctld, which registers there.
     options = {
         "socket": places.munge_socket,
         "key-file": places.munge_key,

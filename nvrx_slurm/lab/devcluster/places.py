@@ -83,6 +83,7 @@ def claim(name: str) -> Places:
     state.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     check(name)
     try:
+        # The folder is the claim: of two commands that bring up one name at once, one fails here.
         state.mkdir(mode=PRIVATE)
     except FileExistsError:
         raise UsageError(

@@ -168,7 +168,7 @@ def kill(
     Raises WaitTimeout when the kernel does not let one go (it hangs in a system call).
     """
     doomed = freeze(members, clock)
-    table = read_table()
+    table = read_table()  # again: one of them may have been killed by others meanwhile
     in_order = children_first(doomed, table)
     at_the_kill()
     send((table[pid] for pid in in_order if pid in table), signal.SIGKILL)

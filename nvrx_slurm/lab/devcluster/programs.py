@@ -86,6 +86,7 @@ def ask(environment: Mapping[str, str], *command: str) -> str:
     try:
         result = subprocess.run(
             [program, *command[1:]],
+            # Nothing of this process's environment: SQUEUE_PARTITION, for one, would change the answer.
             env={"PATH": os.defpath, **environment},
             capture_output=True,
             text=True,

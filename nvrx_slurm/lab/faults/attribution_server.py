@@ -228,6 +228,7 @@ class AttributionServer:
                     return None
                 before = self._submitted[identity]
                 inquiry, intent, settled = before.inquiry, before.intent, before.settled
+            # A second submission does not start the clock again: the service works on the inquiry since the first.
             since = self._submitted[identity].since if identity in self._submitted else time.monotonic()
             times = sum(one.inquiry.key == inquiry.key for one in self.asked)
             asked = Asked(method, path, headers, inquiry, intent, settled, since, times)
@@ -302,6 +303,7 @@ def main() -> None:
     options = parser.parse_args()
     token = options.token_file.read_text().strip() if options.token_file else None
     signals = {signal.SIGTERM, signal.SIGINT}
+    # Before the server's threads begin, which inherit the mask: else one of them would take the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     server = AttributionServer(options.behaviour, token=token, port=options.port)
     print(f"listening on {server.url}", flush=True)

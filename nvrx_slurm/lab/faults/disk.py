@@ -63,6 +63,7 @@ class SmallDisk:
 
     def close(self) -> None:
         assert self._holder.stdin is not None and self._holder.stdout is not None
+        # The holder's `read` ends with the pipe, and the mount with the holder: also when this process is killed.
         self._holder.stdin.close()
         self._holder.stdout.close()
         self._holder.wait()

@@ -48,6 +48,7 @@ class HostNetwork:
                 pass_fds=[theirs.fileno()],
             )
         data, doors, _, _ = socket.recv_fds(self._control, 65536, 1 + len(nodes))
+        # The switch has ended before it could report: `unshare` or `ip` said why on stderr.
         if not data:
             self.close()
             raise NvrxError(NO_NAMESPACES)

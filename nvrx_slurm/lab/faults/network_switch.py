@@ -165,6 +165,7 @@ class Switch:
         for descriptor in (self.control.fileno(), *self.by_descriptor):
             poller.register(descriptor, select.POLLIN)
         while True:
+            # poll takes whole milliseconds: one more, or it would return too early and be called in vain.
             left_ms = max(0, int((self.later[0][0] - time.monotonic()) * 1000) + 1) if self.later else None
             for descriptor, _ in poller.poll(left_ms):
                 if descriptor == self.control.fileno():
@@ -215,6 +216,7 @@ class Switch:
     def _carry(self, source: str, frame: bytes) -> None:
         if frame[12:14] not in (ARP, IPV4):
             return
+        # An address of no host is the broadcast of an ARP request: the frame goes to all.
         known = self.by_mac.get(frame[:6])
         for target in [known] if known else self.ports:
             if target == source:
@@ -299,6 +301,7 @@ def make_host(index: int, door: int) -> tuple[int, list[int]]:
     child = os.fork()
     if child == 0:
         here.close()
+        # The namespace lives on by the descriptor that is sent: no process needs to stay in it.
         _become_host(index, door, there)
         os._exit(0)
     there.close()
@@ -326,6 +329,7 @@ def main() -> None:
     ready = {"pid": os.getpid(), "namespaces": {host: namespace for host, (namespace, _) in made.items()}}
     listeners = [listener for _, opened in made.values() for listener in opened]
     socket.send_fds(control, [json.dumps(ready).encode()], listeners)
+    # The receiver has them now. One that stayed open here would listen after the receiver has closed it.
     for listener in listeners:
         os.close(listener)
     Switch(control, ports).run()

@@ -245,6 +245,7 @@ class SickPort:
             with self._guard:
                 self._sockets.add(connection)
             try:
+                # `go_down` may have come between `accept` and here: it has not seen this socket.
                 if self._over.is_set():
                     raise _Ended
                 yield connection
@@ -280,6 +281,7 @@ class _Conversation:
         if size is not None:
             self._server.sendall(_take(self._client, size))
             return
+        # After the greeting a client sends requests and acks, of different lengths: the first bytes say which.
         mark = _take(self._client, len(_ACK_MARK))
         if mark != _ACK_MARK:
             self._server.sendall(mark + _take(self._client, protocol.REQUEST_BYTES - len(mark)))
@@ -325,6 +327,7 @@ class _Conversation:
                     to.sendall(bytes([byte]))
                     _pause(self._client, self._port.pace_s)
             case PortAction.HOLD | PortAction.CLOSE | PortAction.RESET:
+                # Of a message the first half is healthy: the fault comes in its middle. Of an ack nothing is sent.
                 if stage is not FaultStage.ACK:
                     to.sendall(message[: len(message) // 2])
                 _end(self._client, fault.action)

@@ -81,6 +81,7 @@ class AttemptRun:
 
     def run(self) -> int:
         """Run the flow, clean up, write the outcome; returns the exit code of this process."""
+        # The first process of the list must be this one: the guard ends it before it ends anything else.
         self._cleanup.process(os.getpid())
         verdict: Verdict
         exit_code = EXIT_DONE
@@ -92,6 +93,7 @@ class AttemptRun:
         except OutOfTime:
             verdict = "out_of_time"
             self._find("bound", OUT_OF_TIME)
+        # The flow could not be run. That says nothing about the product, so the flow has not failed.
         except NvrxError as error:
             verdict, exit_code = "broken", error.exit_code
             self._find("error", str(error))
@@ -130,8 +132,11 @@ class AttemptRun:
         flow = dataclasses.replace(flow, overrides=(*flow.overrides, *lease))
         with open_stage(flow, spec.stage, self._folder.path, self._cleanup) as stage:
             log.info("the stage %s is open", stage.name)
+            # From here on Slurm's programs, and readers of the job, find the stage's cluster by the environment.
             env.adopt(stage.environment)
             if stage.name == "slurm":
+                # Before the submission: Slurm may take the job and never answer with its id. On the stage `dev` the
+                # whole cluster is removed, so its queue needs no line.
                 self._cleanup.queue(env.slurm_configuration())
             job = stage.submit(flow)
             log.info("job %s, in %s", job.job_id, job.folder)
@@ -174,6 +179,7 @@ def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[F
         folder.diagnosis.mkdir(exist_ok=True)
         with (folder.diagnosis / "harness.txt").open("w") as file:
             faulthandler.dump_traceback(file)
+        # While the job still runs: later there are no stacks.
         stage.diagnose(folder.diagnosis)
 
     # A job whose journal has its end is about to go, unless it is back in the queue.
@@ -292,6 +298,7 @@ def main(path: Path) -> int:
     """Run the attempt whose specification lies in this folder."""
     folder = AttemptFolder(path)
     spec = folder.read_spec()
+    # Before the handlers below: nothing has been started yet, so SIGTERM may end this process at once.
     die_with(spec.parent, signal.SIGTERM)
     set_up("attempt")
 

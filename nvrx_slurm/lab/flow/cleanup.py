@@ -123,6 +123,7 @@ def standing(folder: Path) -> list[Held]:
         for line in read_owned(folder / HELD).splitlines():
             with contextlib.suppress(msgspec.DecodeError):
                 held = _decoder.decode(line)
+                # The list only grows: a line may be torn, and is never changed.
                 found = [] if isinstance(held, HeldNothing) else [*found, held]
     return found
 
@@ -152,6 +153,7 @@ class OwnJobs:
     def end(self, patience_s: float) -> None:
         """Cancel them; kill those that have not ended in time. Raises WaitTimeout, SlurmUnreachable."""
         for flags, timeout_s in (((), patience_s), (("--full", "--signal=KILL"), KILLED_S)):
+            # At first they are asked; the second time `--full` signals the batch script and every step.
             if left := self.unfinished():
                 log.info("scancel %s", " ".join([*flags, *left]))
                 self._ask("scancel", *flags, *left)
@@ -193,6 +195,8 @@ def clean_up(folder: Path, patience_s: float) -> list[str]:
 
     def members(table: Table) -> set[int]:
         """All of the attempt that runs on this machine, this process aside."""
+        # By environment, since what a job detaches has other parents; and by descent, since a process may clear its
+        # environment. Any user can write such an environment, so only own processes count.
         said = (pid for pid in table if processes.environment_of(pid).get(MARK) == str(folder))
         roots = {pid for pid in said if processes.is_own(pid)}
         started = [each.process for each in held if isinstance(each, HeldProcess)]

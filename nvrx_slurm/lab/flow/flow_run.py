@@ -58,6 +58,7 @@ class FlowRun:
     def run(self, until: float) -> End:
         """Follow the job until all is decided, or it is `until` on the monotonic clock."""
         self._take(self._journal.poll())
+        # A job that starts at once has entries by now, and was never seen pending.
         if not self.entries:
             self.scheduler.in_state(self._now(), "pending")
         while (end := self._end(until)) is None:
@@ -67,6 +68,7 @@ class FlowRun:
             self._take(self._journal.poll(max(0.0, min(wait_s, self.poller.pause_s(), LONGEST_WAIT_S))))
             if self.poller.state is JobState.PENDING:
                 self.queue.look()
+            # Before `look`: a fault that is injected now is what a `within` may count from.
             for due in self.scheduler.due(self._now()):
                 self._inject(due)
             self.matcher.look(self._now())
@@ -79,6 +81,7 @@ class FlowRun:
         self.matcher.job_over()
 
     def _end(self, until: float) -> End | None:
+        # First: a miss ends the flow also where its job has just ended.
         if self.matcher.miss is not None or self.findings:
             return "missed"
         if self.matcher.settled:

@@ -218,6 +218,7 @@ def load_flows(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Flow]:
 
     Raises ConfigError with the problems of all files; UsageError if no flow is left.
     """
+    # A dict keeps the order, and a file that is named twice, by itself and by its folder, is one flow.
     files: dict[Path, None] = {}
     for path in paths:
         inside = sorted(file for file in path.glob("*.yaml") if not file.name.endswith(".job.yaml"))

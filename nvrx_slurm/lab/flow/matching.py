@@ -179,6 +179,7 @@ class Evaluation:
 
     def close(self, why: str) -> None:
         """Nothing comes any more: pending expectations are not met, and counts are final."""
+        # A job without any entry: its expectations are opened only now, and the first of them is not met.
         self._begin(0.0)
         unmet = [watch for watch in self._watches if isinstance(watch.item, Count) and not self._is_right(watch)]
         left: list[PendingExpectation | OpenWatch] = [*self._index, *unmet]
@@ -261,6 +262,7 @@ class Evaluation:
     def _met(self, waiting: PendingExpectation, entry: Entry, bound: Mapping[str, Any]) -> None:
         within_s = waiting.item.within_s
         base, of = self._base(waiting, entry.t)
+        # `look` does not see a late entry that comes while faults are pending: until then nothing was overdue.
         if within_s is not None and entry.t - base > within_s:
             self._fail(waiting, f"it came {seconds(entry.t - base)} after {of}, not within {words(within_s)}")
             return
@@ -391,6 +393,7 @@ class FlowMatcher:
         evaluation, history, unmet = self._evaluation, self._history, self._evaluation.unmet
         if unmet is None:
             return None
+        # The search reads the whole history: it is repeated only when there is more of it.
         if self._nearest is None or self._nearest[:2] != (unmet, len(history)):
             self._nearest = (unmet, len(history), _nearest_entry(evaluation, unmet, history))
         last = unmet.moment - 1
@@ -419,6 +422,7 @@ class FlowMatcher:
 def _nearest_entry(evaluation: Evaluation, unmet: UnmetExpectation, history: Sequence[Entry]) -> Nearest | None:
     """The entry that is most like what was expected: the same event first, then the fewest fields that differ, then
     the latest. None where nothing is like it, or where an entry too many is the fault."""
+    # Of equally near entries the latest wins, so the search goes backwards and replaces by a smaller distance only.
     event, since = unmet.item.event, unmet.since
     if isinstance(unmet.item, Never):
         return None

@@ -92,6 +92,7 @@ def read_expectations(problems: Problems, raw: Sequence[Any], at: KeyPath) -> tu
 
 
 def _expectation(problems: Problems, raw: Any, at: KeyPath) -> Expectation:
+    # The short form: an event by its name alone.
     item, line = {raw: None} if isinstance(raw, str) else _mapping(raw, ITEM_EXAMPLE), problems.line(at)
     heads = [key for key in item if key not in ("within", "until", "is")]
     if len(heads) != 1:

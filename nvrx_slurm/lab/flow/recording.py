@@ -102,6 +102,7 @@ class _Story:
     def take(self, entry: Entry) -> None:
         self.began, self.ended = self.began or entry.t, entry.t
         record = entry.record
+        # Before the core takes the entry: what it means depends on what was true until then.
         self.inference.see(entry)
         # Once the job is ending, what else comes depends on which node leaves first.
         if not self.ending or isinstance(record, JobEnded | JobStarted):

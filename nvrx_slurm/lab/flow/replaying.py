@@ -83,6 +83,7 @@ def replay(plan: Plan, journal: Iterable[Entry]) -> Replayed:
             made, refused = None, f"it cannot be: {type(error).__name__}: {error}"
         if made is None:
             return Replayed(entries, decisions, unwritten, Parting(entry, refused=refused))
+        # What the core decides now must stand next in the journal, before any other fact.
         due = made
     return Replayed(entries, decisions, unwritten + len(due))
 

@@ -54,6 +54,7 @@ def flow_schema() -> Schema:
     }
     several: Schema = {**_SEVERAL, "items": _TRIGGER}
     triggers: dict[str, Schema] = {
+        # The fields of events come first: a key of the trigger itself replaces a field of its name, such as `times`.
         **{name: {} for event in EVENTS for name in FIELDS[event]},
         "event": {"enum": list(EVENTS), "description": "An entry of the journal; its fields stand beside it."},
         "times": {"type": "integer", "minimum": 1, "description": "Which of such entries, counted from 1."},

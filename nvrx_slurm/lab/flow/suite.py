@@ -99,6 +99,7 @@ def run_suite(
     # Before the first attempt: from here on nothing outlives this process, however it ends.
     guard = RunGuard(artifacts.path)
     outcome = asyncio.run(_Suite(options, artifacts, on_outcome, SystemClock()).run(flows))
+    # Every attempt has ended, and what it left was cleaned up: the guard has nothing to do.
     guard.dismiss()
     artifacts.sweep()
     return outcome
@@ -128,6 +129,7 @@ class _Suite:
         why = f"out of time: --timeout {words(self._options.timeout_s)}"
         out_of_time = EarlyEnd(why, EXIT_TIMEOUT, "out_of_time", "bound", signal.SIGALRM, DIAGNOSIS_S)
         loop.call_later(self._options.timeout_s, self._end, out_of_time)
+        # Before the first attempt: no agent of a job starts until its lease has changed once.
         lease = asyncio.create_task(self._keep_lease())
         longest_first = sorted(flows, key=lambda flow: -flow.wall_s)  # so that none is left to run alone
         ended = await asyncio.gather(*map(self._flow, longest_first))

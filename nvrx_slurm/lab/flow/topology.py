@@ -29,11 +29,13 @@ class JobTopology:
     def feed(self, entry: Entry) -> None:
         """Take in the next entry of the journal."""
         record = entry.record
+        # The core makes its decisions again from the facts alone; those of the journal are the same.
         if isinstance(record, Fact):
             step(self._job, record, entry.t)
         match record:
             case JobStarted(expected=expected):
                 self._batch_host = expected[0]
+                # The processes of the generation before have ended: their numbers may belong to others by now.
                 self._agents, self._workers = {}, {}
             case ControllerStarted(pid=pid):
                 self._controller = pid

@@ -88,12 +88,14 @@ class Stage:
     def submit(self, flow: Flow) -> Job:
         """Submit the flow's job with its overrides. Raises what `api.submit` raises."""
         service = {} if self._service is None else {SERVICE_KEY: [self._service.url]}
+        # The flow's overrides come last, and win.
         spec = load(flow.job, {LEDGER_KEY: str(self._ledger), **service, **dict(flow.overrides)}).spec
         made = plan(spec, folder=self.jobs, job_file=flow.job)
         # The plan names the base folder as it is given: the path to a small disk must not be resolved.
         made = msgspec.structs.replace(made, folder=str(self.jobs))
         job_id = self._hand_over(spec, made)
         self.job = just_submitted(job_id, folder=self.jobs, cluster=self.kind, clock=self.clock)
+        # At once: from now on the job must not outlive the attempt.
         self.cleanup.job(self.job, self.environment)
         return self.job
 

@@ -77,9 +77,12 @@ class OwnNetworkStage(LocalStage):
             *self._network.agents(),
         ]
         end, text = "NVRX_PLAN", plan_to_json(made)
+        # The plan goes to the batch host by its stdin, as in every job script. The quotes keep the shell from
+        # expanding anything in it.
         script = ["#!/bin/bash", *spec.setup, f"exec {shlex.join(command)} <<'{end}'", text.decode(), end, ""]
         cluster = LocalCluster(self.jobs, clock=self.clock)
         job_id = cluster.submit("\n".join(script), folder=self.jobs, name=made.name)
+        # For readers of the folder, this process among them.
         JobFiles(self.jobs / job_id).write_plan_json(text)
         return job_id
 
@@ -120,6 +123,7 @@ class Links:
                 raise FaultFailed(f"the link of {host} is well: there is nothing to heal")
             self._cut.discard(host)
             self._slow.pop(host, None)
+        # The switch gets the whole state each time, and answers with what it holds now.
         cut, slow = set(self._network.cut(self._cut)), self._network.slow(self._slow)
         holds = CUT if host in cut and what == CUT else SLOW if host in slow and what == SLOW else HEALED
         if holds != what:

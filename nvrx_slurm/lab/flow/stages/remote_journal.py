@@ -54,6 +54,7 @@ class RemoteJournal:
             preexec_fn=dies_with_parent(signal.SIGKILL),
         )
         assert self._process.stdout is not None
+        # The descriptor is read, not the file: `select` knows nothing of lines that a buffer already holds.
         self._out, self._rest = self._process.stdout.fileno(), b""
         self._clock = clock
         self.n = 0
@@ -72,6 +73,7 @@ class RemoteJournal:
         if not select.select([self._out], [], [], wait_s)[0]:
             return []
         data = os.read(self._out, CHUNK_BYTES)
+        # A read may end within a line: its rest waits for the next one.
         *lines, self._rest = (self._rest + data).split(b"\n")
         found: list[Entry | ReceivedHeartbeat] = []
         for text in lines:

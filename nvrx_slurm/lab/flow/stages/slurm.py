@@ -156,6 +156,7 @@ class SlurmFaults:
         return FaultResult(at=at, proof=self._seen(ending, what, PROOF_S))
 
     def requeue(self, arguments: Arguments, scene: Scene) -> FaultResult:
+        # How often it was restarted before: a job may be back in the queue, or even run again, before Slurm is asked.
         job, at, before = scene.job.job_id, self._clock.wall(), int(self._show(scene.job.job_id).get("Restarts", 0))
         self._ask("scontrol", "requeue", job)
 
@@ -245,6 +246,7 @@ class SlurmFaults:
 
     def _set_node(self, arguments: Arguments, scene: Scene, state: str, wanted: tuple[str, ...]) -> FaultResult:
         node, at = node_of(arguments, scene.topology), self._clock.wall()
+        # Slurm refuses to drain or down a node without a reason.
         reason = () if state == "RESUME" else ("Reason=nvrx-slurm",)
         self._ask("scontrol", "update", f"NodeName={node}", f"State={state}", *reason)
 

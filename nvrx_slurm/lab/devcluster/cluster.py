@@ -6,7 +6,6 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 
 import msgspec
 
@@ -223,9 +222,7 @@ class DevCluster:
     def __enter__(self) -> DevCluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.down()
 
     def _check_node(self, node: str) -> None:

@@ -16,16 +16,17 @@ import msgspec
 from nvrx_slurm.api.handle import Job, just_submitted
 from nvrx_slurm.api.submission import hand_over, prepare
 from nvrx_slurm.cluster.base import ClusterName
-from nvrx_slurm.errors import FaultFailed, NvrxError
+from nvrx_slurm.errors import FaultFailed, NvrxError, WaitTimeout
 from nvrx_slurm.jobspec.load import load
 from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import Plan, plan
 from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.faults import Injector, Scene, ScriptedService, disk_faults
-from nvrx_slurm.lab.flow.stages.processes import FaultResult
+from nvrx_slurm.lab.flow.stages.processes import FaultResult, described, processes_of
 from nvrx_slurm.lab.flow.topology import resolved
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.util.clock import Clock
@@ -134,10 +135,15 @@ class Stage:
 
     def gone(self, job: Job, within_s: float) -> list[str]:
         """What is left of an ended job after so long, in words, with pids and command lines. Empty: nothing."""
-        return diagnosis.after(partial(self._left, job), within_s, self.clock)
+        with contextlib.suppress(WaitTimeout):
+            wait_until(lambda: not self._left(job), timeout_s=within_s, what="nothing to be left", clock=self.clock)
+            return []
+        return self._left(job)
 
     def _left(self, job: Job) -> list[str]:
-        return diagnosis.processes_left(job, self._marks(job)) or diagnosis.folders_left(job, self.killed)
+        processes = [f"{described(pid)} still runs" for pid in processes_of(job.folder, self._marks(job))]
+        # The folders only once no process is left, which may be about to clear them away.
+        return processes or diagnosis.folders_left(job, self.killed)
 
     def _marks(self, job: Job) -> Mapping[str, str] | None:
         """Variables that only processes of the job have on this machine, and all of them do; None: it has none."""

@@ -3,7 +3,6 @@ fails does not stop the others."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,14 +11,8 @@ from pathlib import Path
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.api.stack_request import StackRequest
 from nvrx_slurm.cluster.commands import Runner
-from nvrx_slurm.cluster.slurm import SlurmCluster
-from nvrx_slurm.cluster.states import JobState
-from nvrx_slurm.errors import WaitTimeout
 from nvrx_slurm.journal.folder import JobFolder, clear_runtime_folders
-from nvrx_slurm.lab.devcluster.processes import wait_until
-from nvrx_slurm.lab.flow.stages.processes import described, processes_of
 from nvrx_slurm.lab.flow.stages.remote import AccountOrder, Reach
-from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.log import get_logger
 
@@ -102,25 +95,6 @@ def logs_of(job: Job) -> list[Path]:
 
 
 log = get_logger("ci")
-
-
-def after(look: Callable[[], list[str]], within_s: float, clock: Clock) -> list[str]:
-    """What `look` still finds after so long; empty as soon as it finds nothing."""
-    with contextlib.suppress(WaitTimeout):
-        wait_until(lambda: not look(), timeout_s=within_s, what="nothing to be left", clock=clock)
-        return []
-    return look()
-
-
-def processes_left(job: Job, marks: Mapping[str, str] | None) -> list[str]:
-    """The job's processes on this machine. `marks`: variables that mark them, beside the job folder."""
-    return [f"{described(pid)} still runs" for pid in processes_of(job.folder, marks)]
-
-
-def queue_left(job: Job, slurm: SlurmCluster) -> list[str]:
-    """The job, if Slurm does not hold it for ended. Raises SlurmUnreachable."""
-    state = slurm.states([job.job_id])[job.job_id]
-    return [] if state.terminal or state is JobState.UNKNOWN else [f"squeue still lists job {job.job_id}: {state}"]
 
 
 def folders_left(job: Job, killed: Collection[str]) -> list[str]:

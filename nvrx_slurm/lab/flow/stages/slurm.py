@@ -13,12 +13,12 @@ from nvrx_slurm.api.handle import Job
 from nvrx_slurm.cluster.base import ClusterName
 from nvrx_slurm.cluster.commands import Runner, SlurmPrograms, SystemRunner
 from nvrx_slurm.cluster.slurm import SlurmCluster
+from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import FaultFailed, SlurmUnreachable, UnreachableError, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.flow.model import Flow, StageName
-from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.base import Diagnoses, Stage
 from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts, slurm_answers
 from nvrx_slurm.lab.flow.stages.faults import Injector, Scene, signal_faults
@@ -57,10 +57,12 @@ class SlurmStage(Stage):
 
     def _left(self, job: Job) -> list[str]:
         try:
-            queued = diagnosis.queue_left(job, SlurmCluster(self._runner, patience_s=0))
+            state = SlurmCluster(self._runner, patience_s=0).states([job.job_id])[job.job_id]
         except SlurmUnreachable as error:
-            queued = [f"whether job {job.job_id} is still in the queue is not known: {error}"]
-        return queued or super()._left(job)
+            return [f"whether job {job.job_id} is still in the queue is not known: {error}"]
+        if not state.terminal and state is not JobState.UNKNOWN:
+            return [f"squeue still lists job {job.job_id}: {state}"]
+        return super()._left(job)
 
     def _marks(self, job: Job) -> Mapping[str, str] | None:
         """Several clusters on one machine each have a job 1; SLURM_CONF distinguishes them."""

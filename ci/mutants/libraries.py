@@ -14,20 +14,27 @@ SLOTS, RETRYING, SERVER, PROTOCOL, FETCHING, POOL, RING_ACCESS = (
     for name in ("slots", "retrying", "server", "protocol", "fetching", "pool", "ring_access")
 )
 
-OF_LEDGER = ("tests/unit/inprocess/test_ledger.py",)
-OF_BARRIERS = ("tests/unit/inprocess/test_barriers.py",)
-OF_GUARD = ("tests/unit/inprocess/test_monitor_guard.py",)
-OF_GROUP = ("tests/unit/inprocess/test_group.py",)
 OF_HEARTBEATS = ("tests/unit/inprocess/test_monitor_heartbeats.py",)
 OF_HISTORIES = ("tests/unit/lab/simulation/test_histories.py",)
 OF_QUARANTINE = ("tests/unit/transport/test_quarantine.py",)
-OF_POOL = ("tests/unit/transport/test_pool.py",)
-OF_SLOTS = ("tests/unit/transport/test_slots.py",)
-OF_RETRYING = ("tests/unit/transport/test_retrying.py", "tests/unit/transport/test_retrying_ports.py")
+
+TESTS_OF = {
+    LEDGER: ("tests/unit/inprocess/test_ledger.py",),
+    BARRIERS: ("tests/unit/inprocess/test_barriers.py",),
+    GUARD: ("tests/unit/inprocess/test_monitor_guard.py",),
+    GROUP: ("tests/unit/inprocess/test_group.py",),
+    SLOTS: ("tests/unit/transport/test_slots.py",),
+    RETRYING: ("tests/unit/transport/test_retrying.py", "tests/unit/transport/test_retrying_ports.py"),
+    POOL: ("tests/unit/transport/test_pool.py",),
+}
 
 
-def library(name: str, promise: str, *edits: Edit, tests: tuple[str, ...]) -> Mutant:
-    return Mutant(name, promise, edits, tests, "inprocess" if edits[0].file.startswith(INPROCESS) else "transport")
+def library(name: str, promise: str, *edits: Edit, tests: tuple[str, ...] = ()) -> Mutant:
+    """`tests`: by default those of the edited file."""
+    file = edits[0].file
+    return Mutant(
+        name, promise, edits, tests or TESTS_OF[file], "inprocess" if file.startswith(INPROCESS) else "transport"
+    )
 
 
 LIBRARIES = (
@@ -35,7 +42,6 @@ LIBRARIES = (
         "member-lost-twice",
         "a member is lost once",
         Edit(LEDGER, "return entry.member not in ledger.lost and 0", "return 0"),
-        tests=OF_LEDGER,
     ),
     library(
         "completed-iteration-is-lost",
@@ -45,7 +51,6 @@ LIBRARIES = (
             "takes_part = starts_with_it or ledger.stage is IterationStage.RUNNING",
             "takes_part = starts_with_it or ledger.stage in (IterationStage.RUNNING, IterationStage.COMPLETED)",
         ),
-        tests=OF_LEDGER,
     ),
     library(
         "seal-that-counts-a-lost-member",
@@ -55,7 +60,6 @@ LIBRARIES = (
             "stage is IterationStage.GATHERING and there\n",
             "stage is IterationStage.GATHERING and (there or True)\n",
         ),
-        tests=OF_LEDGER,
     ),
     library(
         "late-completion-counts",
@@ -65,7 +69,6 @@ LIBRARIES = (
             "        case Completed():\n            return entry.iteration == ledger.iteration and",
             "        case Completed():\n            return",
         ),
-        tests=OF_LEDGER,
     ),
     library(
         "interrupted-after-completion",
@@ -75,7 +78,6 @@ LIBRARIES = (
             "return is_current and stage in (IterationStage.STARTING, IterationStage.RUNNING)",
             "return is_current and stage is not IterationStage.GATHERING",
         ),
-        tests=OF_LEDGER,
     ),
     library(
         "late-interruption-counts",
@@ -85,7 +87,6 @@ LIBRARIES = (
             "is_current = entry.iteration == ledger.iteration and entry.member not in ledger.lost",
             "is_current = entry.member not in ledger.lost",
         ),
-        tests=OF_LEDGER,
     ),
     library(
         "discarded-rank-interrupts",
@@ -95,7 +96,6 @@ LIBRARIES = (
             "ledger.stage is IterationStage.STARTING and not discarded",
             "ledger.stage is IterationStage.STARTING",
         ),
-        tests=OF_LEDGER,
     ),
     library(
         "next-member-is-lost",
@@ -105,25 +105,21 @@ LIBRARIES = (
             "if (other := (member + step) % self.members) not in self.lost:",
             "if (other := (member + step) % self.members) is not None:",
         ),
-        tests=OF_LEDGER,
     ),
     library(
         "two-ranks-of-one-number",
         "ranks that disagree about their world do not start",
         Edit(BARRIERS, "if {place.rank for place in places.values()} != set(range(len(places))):", "if False:"),
-        tests=OF_BARRIERS,
     ),
     library(
         "lowest-member-does-not-read",
         "a barrier closes when the member that arrived last is lost",
         Edit(BARRIERS, "return was_last or all(lower in seen.lost for lower in range(member))", "return was_last"),
-        tests=OF_BARRIERS,
     ),
     library(
         "hard-timeout-ignored",
         "a rank without progress for the hard timeout is killed",
         Edit(GUARD, "    if silent_s >= bounds.hard_s:\n", "    if silent_s >= 1000 * bounds.hard_s:\n"),
-        tests=OF_GUARD,
     ),
     library(
         "soft-timeout-again-and-again",
@@ -133,26 +129,22 @@ LIBRARIES = (
             "if silent_s >= bounds.soft_s and guard.recorded != watched.iteration:",
             "if silent_s >= bounds.soft_s:",
         ),
-        tests=OF_GUARD,
     ),
     # ---- transport
     library(
         "writer-takes-a-slot-that-is-read",
         "a slot that is read is not overwritten",
         Edit(SLOTS, "    if slot.state in (WRITING, READING):\n", "    if slot.state is WRITING:\n"),
-        tests=OF_SLOTS,
     ),
     library(
         "unread-payload-overwritten",
         "an unread payload is overwritten only where that is allowed",
         Edit(SLOTS, "    if slot.state is READY and not overwrite:\n", "    if False:\n"),
-        tests=OF_SLOTS,
     ),
     library(
         "another-payload-claimed",
         "a ref never brings another payload's bytes",
         Edit(SLOTS, "    if generation is not None and generation != slot.generation:\n", "    if False:\n"),
-        tests=OF_SLOTS,
     ),
     library(
         "two-readers-of-one-slot",
@@ -162,7 +154,6 @@ LIBRARIES = (
             "    if slot.state is READY:\n        return replace(slot, state=READING,",
             "    if slot.state in (READY, READING):\n        return replace(slot, state=READING,",
         ),
-        tests=OF_SLOTS,
     ),
     library(
         "any-owner-ends-a-read",
@@ -172,25 +163,21 @@ LIBRARIES = (
             "return slot.state is state and slot.generation == generation and slot.owner == owner",
             "return slot.state is state and slot.generation == generation",
         ),
-        tests=OF_SLOTS,
     ),
     library(
         "lapsed-read-loses-the-payload",
         "a read that lapsed leaves its payload to others",
         Edit(SLOTS, "    state = FREE if slot.state is WRITING else READY\n", "    state = FREE\n"),
-        tests=OF_SLOTS,
     ),
     library(
         "lease-never-lapses",
         "every slot is freed: a reader's lease lapses",
         Edit(SLOTS, "return owner_is_dead or now_ns >= slot.lease_ns", "return owner_is_dead"),
-        tests=OF_SLOTS,
     ),
     library(
         "living-writer-loses-its-slot",
         "a writer that stands still keeps its slot",
         Edit(SLOTS, "    return slot.state is WRITING and owner_is_dead\n", "    return slot.state is WRITING\n"),
-        tests=OF_SLOTS,
     ),
     library(
         "copied-payload-of-another-size",
@@ -200,44 +187,37 @@ LIBRARIES = (
             "if slot.state is not READY or slot.generation != generation or slot.size != size:",
             "if slot.state is not READY:",
         ),
-        tests=OF_SLOTS,
     ),
     library(
         "deadline-ignored",
         "a read ends at its deadline",
         Edit(RETRYING, "        if now >= self._deadline:\n            return EndRead(None)\n", ""),
-        tests=OF_RETRYING,
     ),
     library(
         "stale-ref-asked-again",
         "a stale ref ends the read",
         Edit(RETRYING, "        if outcome is AttemptOutcome.STALE:\n", "        if False:\n"),
-        tests=OF_RETRYING,
     ),
     library(
         "calls-without-end",
         "a read gives up after its calls",
         Edit(RETRYING, "if self._calls >= self._limits.calls or not self._tried:", "if not self._tried:"),
-        tests=OF_RETRYING,
     ),
     library(
         "quarantine-never-ends",
         "a port's quarantine ends",
         Edit(RETRYING, "        return now < self.sick_until\n", "        return self.failures > 0\n"),
-        tests=OF_RETRYING,
     ),
     library(
         "quarantine-does-not-grow",
         "each fault of a port lengthens its quarantine",
         Edit(RETRYING, "    failures = health.failures + 1\n", "    failures = 1\n"),
-        tests=OF_RETRYING,
     ),
     # ---- what the libraries' simulations are for: whole calls and reads, with their threads
     library(
         "late-interruption-of-another-iteration",
         "no interruption counts after its cycle has closed",
         Edit(LEDGER, "is_current = entry.iteration == ledger.iteration and entry.m", "is_current = entry.m"),
-        tests=OF_LEDGER,
     ),
     library(
         "barrier-counts-lost-members",
@@ -247,7 +227,6 @@ LIBRARIES = (
             "present = {member: data for member, data in here.items() if member not in seen.lost}",
             "present = dict(here)",
         ),
-        tests=OF_GROUP,
     ),
     library(
         "completed-without-one",
@@ -263,7 +242,6 @@ LIBRARIES = (
             "takes_part = starts_with_it or ledger.stage is IterationStage.RUNNING",
             "takes_part = ledger.stage is IterationStage.RUNNING",
         ),
-        tests=OF_LEDGER,
     ),
     library(
         "lease-counts-from-the-reply",
@@ -305,7 +283,6 @@ LIBRARIES = (
         "barrier-without-bound",
         "every rank that waits leaves within its bound",
         Edit(GROUP, "if not self._wait_until(has_news, until):", "if not self._wait_until(has_news, math.inf):"),
-        tests=OF_GROUP,
     ),
     library(
         "function-is-not-interrupted",
@@ -359,19 +336,16 @@ LIBRARIES = (
             "until = min(self._deadline, now + self._limits.answer_s + payload_s)",
             "until = now + self._limits.answer_s + payload_s",
         ),
-        tests=OF_RETRYING,
     ),
     library(
         "dead-reader-keeps-its-slot",
         "no slot stays blocked",
         Edit(SLOTS, "return owner_is_dead or now_ns >= slot.lease_ns", "return False"),
-        tests=OF_SLOTS,
     ),
     library(
         "drop-is-not-counted",
         "every payload is counted once",
         Edit(SLOTS, 'counts = _add(slot, "dropped") if slot.state is READY else slot.counts', "counts = slot.counts"),
-        tests=OF_SLOTS,
     ),
     library(
         "quarantine-without-end",
@@ -395,6 +369,5 @@ LIBRARIES = (
             "        if connection.unconfirmed is not None:\n            self._unc",
             "        if False:\n            self._unc",
         ),
-        tests=OF_POOL,
     ),
 )

@@ -290,6 +290,7 @@ def extract(name: str, folder: Path) -> int:
     """Write a part, or one case, as folders below `folder`. Returns how many. Raises UsageError, and changes nothing,
     where one of them exists already."""
     cases = read_part(name) if name in PARTS else [find(name)]
+    # Before the first is written: all are, or none.
     if there := [case.title for case in cases if (folder / case.title).exists()]:
         raise UsageError(f"{folder / there[0]} exists already; choose another folder")
     for case in cases:

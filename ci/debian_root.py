@@ -169,6 +169,7 @@ def bootstrap(children: Children, suite: str, root: Path, mirror: str) -> int:
         return code
     for archive in (part / "var/cache/apt/archives").glob("*.deb"):
         archive.unlink()
+    # Whole or not at all: a root that is there is complete.
     part.rename(root)
     os.utime(root)
     return 0

@@ -236,6 +236,7 @@ def thin(frames: list[Frame]) -> list[Frame]:
         if kept and (frame.rows, frame.title) == (kept[-1].rows, kept[-1].title):
             continue
         if kept and frame.at_s - kept[-1].at_s < FRAME_S and len(frame.rows) == len(kept[-1].rows) > 1:
+            # The newer picture at the older time: a live screen that stops is shown in its last state.
             kept[-1] = Frame(kept[-1].at_s, frame.rows, frame.title)
             continue
         kept.append(frame)

@@ -68,6 +68,7 @@ def _run(copy: ProductCopy, *words: str, timeout_s: float) -> tuple[int | None, 
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired as error:
+        # What was read by then is bytes here, although `text` is set.
         output = error.stdout or b""
         return None, output.decode(errors="replace") if isinstance(output, bytes) else output
     return done.returncode, done.stdout

@@ -151,6 +151,7 @@ def meet_peers() -> None:
         while not _is_let_in(place):
             time.sleep(0.01)
         return
+    # Rank 0 answers when all have come, so that no rank begins its first step alone.
     with socket.create_server(place, backlog=WORLD_SIZE) as door:
         peers = [door.accept()[0] for _ in range(WORLD_SIZE - 1)]
     for peer in peers:

@@ -196,6 +196,7 @@ def free_ports(count: int, taken: Iterable[int] = ()) -> list[int]:
     for _ in range(count * _TRIES_PER_PORT):
         if len(ports) == count:
             return ports
+        # At random: of two clusters that are brought up at once each would take the first free ports.
         port = random.randrange(_LOWEST, highest)
         if port not in refused:
             with contextlib.suppress(OSError), socket.socket() as probe:

@@ -274,6 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._respond(PlannedResponse(404, b'{"error": "no such inquiry"}'))
         response = service.behaviour(asked, service)
         if response is None:
+            # Open and silent until the service ends, and then of no use for another request.
             service.over.wait()
             self.close_connection = True
             return None

@@ -44,11 +44,13 @@ class MemoryConnection(Connection):
 
     def append(self, entry: bytes, after: int) -> bool:
         with self._using() as call:
+            # The caller knows of entries that are not there: they were lost with the store.
             if after > len(call.log):
                 raise StoreError(f"the log has lost its first {after} entries")
             if after == len(call.log):
                 call.log.append(entry)
                 call.changed.notify_all()
+            # An earlier try of the same entry may have got through: that is no conflict.
             return call.log[after] == entry
 
     def read(self, after: int, wait_s: float) -> list[bytes]:

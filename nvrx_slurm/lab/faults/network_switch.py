@@ -128,6 +128,7 @@ def ipv4(source: bytes, target: bytes, protocol: int, payload: bytes) -> bytes:
 
 def refusal(packet: Packet) -> bytes:
     """The frame by which the packet's target says that nothing listens there."""
+    # The header and the first 8 bytes of what is refused: by these its sender finds the socket.
     body = struct.pack("!BBHI", *PORT_UNREACHABLE, 0, 0) + packet.ip[:28]
     body = body[:2] + struct.pack("!H", checksum(body)) + body[4:]
     answer = ipv4(packet.ip[16:20], packet.ip[12:16], socket.IPPROTO_ICMP, body)

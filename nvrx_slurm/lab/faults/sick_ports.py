@@ -234,6 +234,7 @@ class SickPort:
             if (fault := self.fault_at(FaultStage.CONNECT)) is not None or self.server is None:
                 _end(client, fault.action if fault else PortAction.HOLD)
                 return
+            # Only now: a port with a fault at the connect leaves its server alone.
             with self._kept(socket.create_connection(host_and_port(self.server), CONNECT_S)) as server:
                 server.settimeout(None)
                 _Conversation(self, client, server).run()

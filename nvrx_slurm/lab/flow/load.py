@@ -256,6 +256,7 @@ def _check_captures(problems: Problems, faults: Sequence[Fault], expect: Sequenc
     for fault in faults:
         if fault.binds is not None and (other := first.setdefault(fault.binds, fault)) is not fault:
             problems.add_at(f"fault {other.number} (line {other.line}) binds it too", fault.line, f"${fault.binds}")
+    # Expectations bind for faults, and triggers for expectations: which comes first is known only when the job runs.
     by_triggers = {name for event in _trigger_events(faults) for name in event.binds()}
     by_events = by_triggers | {name for event in _events(expect) for name in event.binds()}
     for fault in faults:
@@ -305,6 +306,7 @@ def _check_job(problems: Problems, faults: Sequence[Fault], expect: Sequence[Exp
         if replica is not None and replica not in sizes:
             found.append(f"the job has no replica {replica}; {nearest(str(replica), sizes)}")
         elif isinstance(rank, int):
+            # Without a replica the largest world counts. That it must be named is a problem of its own, below.
             largest = sizes[replica] if replica is not None else max(sizes.values())
             if rank >= largest:
                 found.append(f"the job has no rank {rank}: its last is {largest - 1}")

@@ -324,6 +324,7 @@ def _spare_dies(job: RoleShape) -> Cases:
         return
     faults = (
         {"when": job.at_work(), "do": {"kill_node": {"spare": 1}}, "as": "$dead"},
+        # Nothing recovers from that. So the job is cancelled, or the flow would last as long as the job.
         {"when": {"event": "node_lost", "after": words(SETTLED_S)}, "do": {"scancel": {}}},
     )
     unmoved: Item = {"never": {"restart_decided": {}}}

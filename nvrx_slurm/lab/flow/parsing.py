@@ -330,6 +330,7 @@ def parse_pattern(raw: Any, kind: Any) -> Pattern:
     if (a_tuple := _option(kind, tuple)) is None:
         raise Misfit(f"must be {_describe(kind)}, not a list")
     inner = get_args(a_tuple)
+    # `tuple[str, ...]` takes any length, `tuple[int, float]` its own only.
     kinds = [inner[0]] * len(raw) if inner[-1] is Ellipsis else list(inner)
     if len(raw) != len(kinds):
         raise Misfit(f"has {len(kinds)} items, not {len(raw)}")
@@ -365,6 +366,7 @@ def _parse_mapping(raw: Mapping[str, Any], kind: Any) -> Pattern:
     """Of a list or mapping: `contains` and `length`; of a record: its fields; of a mapping: its keys."""
     of_dict, record = _option(kind, dict), _record(kind)
     found: dict[Any, Pattern] = {}
+    # First: of a mapping these two words are never keys of its own.
     if (many := _option(kind, tuple) or of_dict) is not None and raw and raw.keys() <= {"contains", "length"}:
         for key, of in (("contains", get_args(many)[0]), ("length", int)):
             if key in raw:

@@ -53,6 +53,7 @@ class Trial:
 
     def agrees(self, name: str, value: Any) -> bool:
         """Whether the capture has this value, or may have it from now on."""
+        # What the entry itself has bound counts for its other fields: `[$a, $a]` fits only two equal items.
         for bindings in (self.known, self.new):
             if name in bindings:
                 return bool(bindings[name] == value)
@@ -200,6 +201,7 @@ class MappingEntries(Pattern):
     def fits(self, value: Any, trial: Trial) -> bool:
         if isinstance(value, Mapping):
             return all(key in value and pattern.fits(value[key], trial) for key, pattern in self.entries)
+        # A record within a record has its fields as attributes.
         return value is not None and all(pattern.fits(getattr(value, name), trial) for name, pattern in self.entries)
 
     def parts(self) -> Iterator[Pattern]:

@@ -230,6 +230,7 @@ class _Story:
         if not episode.lost:
             chain += episode.exact
             return
+        # Whether the loss of a node is noticed before the decision differs from run to run.
         lost: list[Item] = [{"node_lost": {"node": capture}} for capture in episode.lost]
         decided = [{"restart_decided": self._of(each) | {"action": each.action}} for each in episode.decided[-1:]]
         chain += in_any_order([[item] for item in lost + decided])

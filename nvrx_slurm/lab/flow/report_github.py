@@ -85,6 +85,7 @@ def annotate(outcome: SuiteOutcome, workspace: Path | None) -> list[str]:
             "line": str(first.line if first else flow.line),
             "title": f"{flow.name} {STATUS_WORDS[flow.status]} on {flow.stage}",
         }
+        # Of a property also `:` and `,` are escaped, which would end it.
         escaped = [
             f"{name}={_as_data(plain(value)).replace(':', '%3A').replace(',', '%2C')}"
             for name, value in properties.items()

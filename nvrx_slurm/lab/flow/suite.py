@@ -159,6 +159,7 @@ class _Suite:
         attempts: list[FlowAttempt] = []
         left_out = None
         if self._options.stage in flow.on:
+            # One place for all attempts of a flow: a retry does not wait behind all other flows.
             async with self._places:
                 attempts.append(await self._attempt(flow, 1))
                 while (
@@ -203,6 +204,7 @@ class _Suite:
         self._running.discard(process)
         attempt = folder.read_outcome() or self._unreported(flow, number, process.why_unreported, process)
         if standing(folder.path):  # an attempt that was killed could not clean up
+            # In a thread: Slurm may take seconds to answer, and the lease must be touched meanwhile.
             left = await asyncio.to_thread(clean_up, folder.path, 0.0 if self._ending else CLEANUP_S)
             if left:
                 found = (*attempt.findings, *(finding_of(flow, "leftover", each) for each in left))
@@ -214,6 +216,7 @@ class _Suite:
             attempt = msgspec.structs.replace(attempt, page=None if page is None else str(page))
         if attempt.verdict == "broken":
             self._exit_codes[flow.name] = process.exit_code
+        # Only now: the page of the job was written from this folder.
         if attempt.verdict == "passed":
             folder.remove()
         return attempt

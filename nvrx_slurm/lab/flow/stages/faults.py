@@ -88,6 +88,8 @@ def inject_signal(
             part = "store"
         info = _info(scene)
         node, who = info.nodes[0] if info.nodes else "", f"the {target.replace('_', ' ')}"
+        # The store is found as a child of the batch host. Of controllers, of which the batch host may have started
+        # several, the journal has the newest.
         pids = [scene.topology.controller if target == "controller" else info.host_pid]
     action = FaultAction(act=act, who=who, pids=tuple(pids), folder=str(scene.folder.path), part=part, signal=signal)
     return msgspec.structs.replace(reach(action, node), bound=bound)
@@ -146,6 +148,7 @@ class ScriptedService:
             preexec_fn=dies_with_parent(signal.SIGKILL),
         )
         assert self._process.stdout is not None
+        # The service prints its address once it listens.
         said = self._process.stdout.readline()
         if not said:
             self.close()

@@ -182,6 +182,7 @@ def _signal(action: FaultAction, members: Members, clock: Clock) -> FaultResult:
     processes.send((table[pid] for pid in receivers), number)
 
     def was_taken() -> bool:
+        # What is no longer pending was delivered, or its process has ended.
         tasks = [read_task(pid, pid) for pid in receivers]
         return not any(task and not task.has_ended and has_signal(task.pending, number) for task in tasks)
 
@@ -228,6 +229,7 @@ def processes_of(folder: Path, marks: Mapping[str, str] | None = None, node: str
     for pid in read_table():
         environment = environment_of(pid)
         marked = marks is not None and marks.items() <= environment.items()
+        # A process that names no node, such as the store, counts for every node.
         elsewhere = node and environment.get("SLURMD_NODENAME", node) != node
         if not elsewhere and (marked or is_of_job(pid, str(folder))):
             found.append(pid)

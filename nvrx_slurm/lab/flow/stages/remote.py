@@ -122,6 +122,7 @@ def by_command(prefix: Callable[[str], Sequence[str]], environment: Mapping[str,
                 check=False,
             )
         except subprocess.TimeoutExpired:
+            # The words without PROGRAM: how the node was to be reached.
             raise FaultFailed(f"`{' '.join(command[:-4])}` gave no answer in {REMOTE_S:g} s") from None
         try:
             answer = msgspec.json.decode(done.stdout, type=OrderResult)

@@ -103,4 +103,4 @@ def _table(found: Sequence[Suspect], now: float) -> str:
         clear_in, jobs = seconds(suspect.until - now), ",".join(suspect.jobs) or "-"
         rows.append(Row((suspect.node, f"{suspect.score:.2f}", clear_in, last, jobs, why + more)))
     columns = ("NODE", "SCORE", "CLEAR IN", "LAST", "JOBS", "WHY")
-    return table(Table("suspect nodes", columns, tuple(rows), frozenset({"SCORE"})))
+    return table(Table(columns, tuple(rows), frozenset({"SCORE"})))

@@ -44,7 +44,7 @@ def doctor(as_json: bool) -> int:
     rows = [
         Row((each.part, each.level.value, each.seen, each.todo or "-"), _MOODS[each.level.value]) for each in findings
     ]
-    table = Table("payload transport", ("PART", "LEVEL", "SEEN", "WHAT TO DO"), tuple(rows))
+    table = Table(("PART", "LEVEL", "SEEN", "WHAT TO DO"), tuple(rows))
     if sys.stdout.isatty():
         from rich.console import Console
 

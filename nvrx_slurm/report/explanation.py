@@ -190,7 +190,7 @@ def verdicts(failure: Explanation) -> Table:
         )
         rows.append(Row(cells, MOODS[answer.verdict]))
     columns = ("SOURCE", "VERDICT", "SURE", "FAULT", "SCOPE", "TOOK", "WHY")
-    return Table("verdicts", columns, tuple(rows), frozenset({"SURE", "TOOK"}))
+    return Table(columns, tuple(rows), frozenset({"SURE", "TOOK"}))
 
 
 def _evidence(failure: Explanation, folder: str) -> Iterator[Row]:

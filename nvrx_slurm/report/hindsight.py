@@ -141,4 +141,4 @@ def table(result: Hindsight) -> Table:
         ran = f"{seconds(each.rank_s)} × ranks" if each.rank_s else "0 seconds"
         cells = (each.job, each.replica, str(each.cycle), each.fault, each.outcome, ran, each.why)
         rows.append(Row(cells, MOODS[each.outcome]))
-    return Table("would-be stops", columns, tuple(rows), frozenset({"CYCLE", "THEN RAN"}))
+    return Table(columns, tuple(rows), frozenset({"CYCLE", "THEN RAN"}))

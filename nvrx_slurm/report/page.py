@@ -110,7 +110,7 @@ def replicas(view: JobView) -> Table:
         cells = (each.id, each.phase, str(each.cycle), str(len(each.nodes)), size, number(each.step), waits)
         rows.append(Row(cells, mood(each.phase)))
     columns = ("REPLICA", "PHASE", "CYCLE", "NODES", "RANKS", "STEP", "WAITS FOR")
-    return Table("replicas", columns, tuple(rows), frozenset({"CYCLE", "NODES", "RANKS", "STEP"}))
+    return Table(columns, tuple(rows), frozenset({"CYCLE", "NODES", "RANKS", "STEP"}))
 
 
 def recoveries(view: JobView) -> Table:
@@ -126,7 +126,7 @@ def recoveries(view: JobView) -> Table:
         promoted = f" → {names(each.promoted)}" if each.promoted else ""
         counts = map(number, (each.step_before, each.first_step, each.steps_lost))
         rows.append(Row((each.replica, str(each.cycle), *map(_duration, took), *counts, f"{each.why}{promoted}")))
-    return Table("recoveries", tuple(columns), tuple(rows), frozenset(columns[1:-1]))
+    return Table(tuple(columns), tuple(rows), frozenset(columns[1:-1]))
 
 
 def cycles(view: JobView, now: float) -> Table:
@@ -143,7 +143,7 @@ def cycles(view: JobView, now: float) -> Table:
             kind = "good" if each.started_at else "busy"
         rows.append(Row(cells, kind))
     columns = ("REPLICA", "CYCLE", "OPENED", "RENDEZVOUS", "RAN", "RANKS", "NODES", "ENDED")
-    return Table("cycles", columns, tuple(rows), frozenset({"CYCLE", "OPENED", "RENDEZVOUS", "RAN", "RANKS"}))
+    return Table(columns, tuple(rows), frozenset({"CYCLE", "OPENED", "RENDEZVOUS", "RAN", "RANKS"}))
 
 
 def array_facts(shot: Snapshot) -> list[Row]:
@@ -159,7 +159,7 @@ def job_table(lines: Sequence[JobLine]) -> Table:
         counts = (number(line.cycle), str(line.restarts), number(line.step), _duration(line.age_s))
         rows.append(Row((*cells, *counts), mood(line.state)))
     columns = ("JOB", "NAME", "CLUSTER", "STATE", "NODES", "CYCLE", "RESTARTS", "STEP", "AGE")
-    return Table("jobs", columns, tuple(rows), frozenset(columns[4:]))
+    return Table(columns, tuple(rows), frozenset(columns[4:]))
 
 
 def my_job_table(lines: Sequence[JobLine]) -> Table:
@@ -170,7 +170,7 @@ def my_job_table(lines: Sequence[JobLine]) -> Table:
         counts = (number(line.step), str(line.restarts), _duration(line.age_s))
         rows.append(Row((*cells, *counts, line.pending or "-", str(Path(line.folder).parent)), mood(line.state)))
     columns = ("JOB", "STATE", "NAME", "CLUSTER", "NODES", "STEP", "RESTARTS", "AGE", "WAITS FOR", "FOLDER")
-    return Table("jobs", columns, tuple(rows), frozenset(columns[4:8]))
+    return Table(columns, tuple(rows), frozenset(columns[4:8]))
 
 
 def waiting(view: JobView) -> str | None:
@@ -215,7 +215,7 @@ def nodes(shot: Snapshot, only: Collection[str] | None = None) -> Table:
         cells = (node.name, node.state, replica or "-", numbers(node.ranks), number(node.step), standing)
         rows.append(Row((*cells, _duration(node.beat_age_s), _note(node, shot.moment)), mood(node.state)))
     columns = ("NODE", "STATE", "REPLICA", "RANKS", "STEP", "FOR", "BEAT", "NOTE")
-    return Table("nodes", columns, tuple(rows), frozenset({"STEP", "FOR", "BEAT"}))
+    return Table(columns, tuple(rows), frozenset({"STEP", "FOR", "BEAT"}))
 
 
 def _note(node: NodeStatus, now: float) -> str:
@@ -246,7 +246,7 @@ def ranks(shot: Snapshot, most: int) -> tuple[Table, str | None]:
         progress = (number(rank.step), number(rank.lag), _duration(rank.quiet_s))
         rows.append(Row((rank.replica, str(rank.rank), rank.node, *progress, sections)))
     columns = ("REPLICA", "RANK", "NODE", "STEP", "LAG", "QUIET", "SECTIONS")
-    table = Table("ranks", columns, tuple(rows), frozenset({"RANK", "STEP", "LAG", "QUIET"}))
+    table = Table(columns, tuple(rows), frozenset({"RANK", "STEP", "LAG", "QUIET"}))
     places = {(rank.replica, rank.rank) for rank in shown}
     others = [rank for rank in every if (rank.replica, rank.rank) not in places]
     if not others:

@@ -1,4 +1,4 @@
-"""Titled tables of text, which the plain page and the coloured one draw alike. Pure."""
+"""Tables of text, which the plain page and the coloured one draw alike. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ class Row:
 class Table:
     """`right` names the columns whose cells are numbers."""
 
-    title: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     right: frozenset[str] = field(default_factory=frozenset)

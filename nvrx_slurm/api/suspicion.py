@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from string import digits
 from typing import TYPE_CHECKING, Any
@@ -57,21 +57,20 @@ def suspects_of(spec: JobSpec, where: str | None) -> list[Suspect]:
     return ledger_for(where, elsewhere if isinstance(elsewhere, str) and "," not in elsewhere else None).suspects()
 
 
+def worst_of(suspect: Suspect) -> str:
+    """What speaks against the node most, in words."""
+    worst = suspect.blames[0]
+    return ": ".join(part for part in (worst.fault or worst.kind, worst.evidence) if part)
+
+
 def avoiding(spec: JobSpec, where: str | None, say: Callable[[str], None]) -> JobSpec:
-    """The same job without the nodes that are suspect now; `say` gets a line for each. Raises as `suspects_of`."""
+    """The same job without the nodes that are suspect now: `slurm.exclude` holds these too. `say` gets a line for
+    each. Raises as `suspects_of`, and ConfigError."""
     suspects = suspects_of(spec, where)
     for suspect in suspects:
-        worst = suspect.blames[0]
-        why = ": ".join(part for part in (worst.fault or worst.kind, worst.evidence) if part)
-        say(f"excluding suspect node {suspect.node} ({why})")
+        say(f"excluding suspect node {suspect.node} ({worst_of(suspect)})")
     if not suspects:
         say("no node is suspect: none is excluded")
-    return without(spec, suspects)
-
-
-def without(spec: JobSpec, suspects: Sequence[Suspect]) -> JobSpec:
-    """The same job on other nodes: `slurm.exclude` holds these too. Raises ConfigError."""
-    if not suspects:
         return spec
     from msgspec.structs import replace
 

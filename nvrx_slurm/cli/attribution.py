@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from nvrx_slurm.cli.completion import complete_jobs
-from nvrx_slurm.cli.job_argument import chosen_job, folder_of_user
+from nvrx_slurm.cli.job_argument import folder_of_user, found_jobs, jobs_argument
 from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.cli.output import print_facts, print_json
 from nvrx_slurm.errors import EXIT_UNREACHABLE
@@ -26,7 +25,7 @@ def attribution() -> None:
 
 
 @attribution.command(short_help="Would it have been right to stop?")
-@click.argument("job_ids", metavar="[JOB]…", nargs=-1, shell_complete=complete_jobs)
+@jobs_argument
 @click.option("--json", "as_json", is_flag=True, help="One object: each would-be STOP and the sums.")
 @folder_option
 def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
@@ -48,7 +47,7 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
 
 
 @attribution.command(short_help="Send the notices that are left.")
-@click.argument("job_ids", metavar="[JOB]…", nargs=-1, shell_complete=complete_jobs)
+@jobs_argument
 @folder_option
 def flush(job_ids: tuple[str, ...], folder: Path) -> int:
     """Send what jobs could not deliver to Slack or the index while those were down. Without JOB: of all jobs of the
@@ -77,10 +76,9 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
 
 def _jobs(folder: Path, job_ids: tuple[str, ...]) -> list[JobFolder]:
     """These jobs, or all of the folder. Raises UsageError."""
-    from nvrx_slurm.report.jobs import find_job, known_jobs
+    from nvrx_slurm.report.jobs import known_jobs
 
-    chosen = [chosen_job(job_id, folder) for job_id in job_ids]
-    return [find_job(base, job_id) for job_id, base in chosen] if job_ids else known_jobs(folder)
+    return found_jobs(job_ids, folder) if job_ids else known_jobs(folder)
 
 
 @click.command()
@@ -116,17 +114,19 @@ def _explain(base: Path | None, job_id: str) -> dict[str, Any]:
     import msgspec
 
     from nvrx_slurm.report import snapshot
-    from nvrx_slurm.report.explanation import explanation
+    from nvrx_slurm.report.explanation import Explanation, explanation
     from nvrx_slurm.report.failure_replay import FailureReplay
     from nvrx_slurm.report.jobs import base_of, find_job, read_plan
 
     job = find_job(base_of(job_id) if base is None else base, job_id)
     plan = read_plan(job)
+    found: list[Explanation] = []
     if plan is None:
-        return {"status": msgspec.json.decode(snapshot.as_json(snapshot.take(job))), "failures": []}
-    replay = FailureReplay(plan, job)
-    shot = snapshot.take(job, replay)
-    status = msgspec.json.decode(snapshot.as_json(shot))
-    newest = replay.failures[: -MOST_FAILURES - 1 : -1]
-    found = [explanation(failure, shot.view, job=job_id, name=plan.name) for failure in newest]
-    return {"status": status, "failures": msgspec.json.decode(msgspec.json.encode(found))}
+        shot = snapshot.take(job)
+    else:
+        replay = FailureReplay(plan, job)
+        shot = snapshot.take(job, replay)
+        newest = replay.failures[: -MOST_FAILURES - 1 : -1]
+        found = [explanation(failure, shot.view, job=job_id, name=plan.name) for failure in newest]
+    answer = {"status": snapshot.as_status(shot), "failures": found}
+    return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(answer)))

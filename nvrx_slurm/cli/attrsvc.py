@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.cli.options import seconds_of
+from nvrx_slurm.cli.options import duration_option
 from nvrx_slurm.errors import MissingProgramError, UsageError
 
 _PATH = click.Path(path_type=Path)
@@ -32,13 +32,13 @@ _MEBIBYTE = 1 << 20
 @click.option("--workers", type=click.IntRange(1, 64), help="Processes that analyse. Default: the CPUs, 4 at most.")
 @click.option("--worker-memory", type=click.IntRange(128), default=2048, show_default=True, help="MiB for each.")
 @click.option("--rules", type=_PATH, multiple=True, help="A file of your own rules; repeatable.")
-@click.option("--timeout", metavar="DURATION", default="60s", show_default=True, help="Bound of one analysis.")
-@click.option("--drain", metavar="DURATION", default="30s", show_default=True, help="Bound of finishing, at SIGTERM.")
-@click.option("--longest-wait", metavar="DURATION", default="60s", show_default=True, help="Bound of a long poll.")
+@duration_option("--timeout", "Bound of one analysis.", "60s")
+@duration_option("--drain", "Bound of finishing, at SIGTERM.", "30s")
+@duration_option("--longest-wait", "Bound of a long poll.", "60s")
 @click.option("--rate", type=click.FloatRange(0.1), default=100.0, show_default=True, help="Requests/s and client.")
 @click.option("--max-queued", type=click.IntRange(1), default=256, show_default=True, help="Analyses that wait.")
 @click.option("--keep", type=click.IntRange(1), default=10_000, show_default=True, help="Results that are kept.")
-@click.option("--keep-for", metavar="DURATION", default="7d", show_default=True, help="How long they are kept.")
+@duration_option("--keep-for", "How long they are kept.", "7d")
 @click.option("--port-file", type=_PATH, help="Write the port here as soon as it listens.")
 @click.option("--managed", is_flag=True, help="Die with the process that started this.")
 def attrsvc(**options: Any) -> int:
@@ -64,7 +64,7 @@ def attrsvc(**options: Any) -> int:
         raise UsageError("--tls-cert and --tls-key go together: name both")
     address = parse_bind(options["bind"])
     token = read_token(options["token_file"], address, without=options["no_token"])
-    kept_for_s = seconds_of("--keep-for", options["keep_for"])
+    bounds = RetentionLimits(queued=options["max_queued"], kept=options["keep"], kept_for_s=options["keep_for"])
     settings = ServiceSettings(
         bind=address,
         roots=options["roots"],
@@ -76,12 +76,12 @@ def attrsvc(**options: Any) -> int:
         port_file=options["port_file"],
         tls_cert=options["tls_cert"],
         tls_key=options["tls_key"],
-        timeout_s=seconds_of("--timeout", options["timeout"]),
-        drain_s=seconds_of("--drain", options["drain"]),
-        longest_wait_s=seconds_of("--longest-wait", options["longest_wait"]),
+        timeout_s=options["timeout"],
+        drain_s=options["drain"],
+        longest_wait_s=options["longest_wait"],
         requests_per_s=options["rate"],
         worker_memory_bytes=options["worker_memory"] * _MEBIBYTE,
-        bounds=RetentionLimits(queued=options["max_queued"], kept=options["keep"], kept_for_s=kept_for_s),
+        bounds=bounds,
         managed=options["managed"],
     )
     return run(settings, click.echo)

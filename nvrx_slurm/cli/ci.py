@@ -12,7 +12,8 @@ import click
 
 from nvrx_slurm.cli import LazyGroup
 from nvrx_slurm.cli.completion import complete_flows
-from nvrx_slurm.cli.options import seconds_of
+from nvrx_slurm.cli.options import duration_option
+from nvrx_slurm.cli.output import note
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, MissingProgramError, UsageError
 from nvrx_slurm.util.sanitize import one_line
 
@@ -31,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-@click.group(cls=LazyGroup, commands_in=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, commands_in=COMMANDS)
 def ci() -> None:
     """Process flows, faults included, replayed on a real Slurm.
 
@@ -66,7 +67,7 @@ _RUN_OPTIONS = (
     click.option(
         "--retries", type=click.IntRange(0, 10), default=0, help="How often to run again what did not pass."
     ),
-    click.option("--timeout", metavar="DURATION", default="20m", show_default=True, help="Bound of the whole run."),
+    duration_option("--timeout", "Bound of the whole run.", "20m"),
     click.option("--artifacts", type=click.Path(path_type=Path), help="Default: nvrx-ci/<time>."),
     click.option("--junit", type=_FILE, help="Write JUnit XML."),
     click.option("--html", type=_FILE, help="Write a page, and beside it one for each job, which it links."),
@@ -104,7 +105,7 @@ def run_and_report(
     stage: StageName | None,
     jobs: int,
     retries: int,
-    timeout: str,
+    timeout: float,
     artifacts: Path | None,
     junit: Path | None,
     html: Path | None,
@@ -127,7 +128,7 @@ def run_and_report(
         artifacts=artifacts or default_folder(SystemClock().wall()),
         jobs=jobs,
         retries=retries,
-        timeout_s=seconds_of("--timeout", timeout),
+        timeout_s=timeout,
         pages=html.absolute().parent / f"{html.stem}-jobs" if html else None,
     )
     outcome = run_suite(flows, options, on_outcome=lambda flow: click.echo(report_text.flow_line(flow)))
@@ -207,7 +208,7 @@ def clean(artifacts: tuple[Path, ...]) -> int:
         check_over(folder)
     problems = [problem for folder in artifacts for problem in clean_up(folder.absolute())]
     for problem in problems:
-        click.echo(one_line(problem), err=True)
+        note(problem)
     return EXIT_FAILED if problems else EXIT_DONE
 
 

@@ -13,7 +13,8 @@ import click
 from nvrx_slurm.cli.ci import run_and_report, suite_options
 from nvrx_slurm.cli.completion import complete_jobs
 from nvrx_slurm.cli.job_argument import chosen_job
-from nvrx_slurm.cli.options import JobChoice, JobCommand, folder_option, job_options, seconds_of
+from nvrx_slurm.cli.options import JobChoice, JobCommand, duration_option, folder_option, job_options
+from nvrx_slurm.cli.output import note
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from nvrx_slurm.util.sanitize import one_line
 from nvrx_slurm.util.terminal import write_exactly
@@ -44,14 +45,14 @@ def replay(job: str | None, plan_file: Path | None, folder: Path) -> None:
 
     path = _journal_of(job, folder)
     text = read_journal(path)
-    for note in text.notes:
-        click.echo(one_line(f"note: {note}"), err=True)
+    for each in text.notes:
+        note(f"note: {each}")
     done = replaying.replay(read_plan(plan_file or path.parent / "plan.json"), text.entries)
     if done.parting is not None:
         click.echo("\n".join(map(one_line, replaying.explain(done.parting, text.entries))))
         sys.exit(EXIT_FAILED)
     if done.unwritten:
-        click.echo(f"note: {done.unwritten} decisions were made and never written down", err=True)
+        note(f"note: {done.unwritten} decisions were made and never written down")
     click.echo(f"{done.entries} entries, {done.decisions} decisions among them: the core decides the same today")
 
 
@@ -85,10 +86,8 @@ def record(job: str | None, plan_file: Path | None, job_file: Path | None, outpu
     if job_file is None:
         from nvrx_slurm.lab.flow.writing import job_yaml
 
-        note = (
-            f"Made from the plan of job {path.parent.name}. A plan does not hold the keys below `slurm` and `setup`."
-        )
-        _write(named, job_yaml(plan, note))
+        made = f"Made from the plan of job {path.parent.name}."
+        _write(named, job_yaml(plan, f"{made} A plan does not hold the keys below `slurm` and `setup`."))
         click.echo(f"wrote {named}", err=True)
     if output is None:
         write_exactly(to_yaml(flow))
@@ -101,14 +100,14 @@ def record(job: str | None, plan_file: Path | None, job_file: Path | None, outpu
 @click.option("--flow", "only", multiple=True, metavar="GLOB", help="Only faults with such a name; repeatable.")
 @click.option("--list", "only_list", is_flag=True, help="Say what would be run, and why the rest is left out.")
 @click.option("--write", "into", type=click.Path(path_type=Path), help="Write the flows into this folder; run none.")
-@click.option("--starts-within", metavar="DURATION", default="2m", show_default=True, help="Until all workers run.")
+@duration_option("--starts-within", "Until all workers run.", "2m")
 @suite_options
 def matrix(
     choice: JobChoice,
     only: tuple[str, ...],
     only_list: bool,
     into: Path | None,
-    starts_within: str,
+    starts_within: float,
     stage: StageName | None,
     **options: Any,
 ) -> int:
@@ -122,7 +121,7 @@ def matrix(
     from nvrx_slurm.lab.flow.stages import choose_stage
 
     stage = stage or choose_stage()
-    start_s = seconds_of("--starts-within", starts_within)
+
     cases, left_out = _chosen(choice.plan(choice.load()), stage, only)
     if only_list:
         width = max(len(name) for name in [each.name for each in cases] + [each.name for each in left_out])
@@ -132,10 +131,10 @@ def matrix(
             click.echo(f"{each.name:<{width}}  left out: {each.why}")
         return EXIT_DONE
     if into is not None:
-        _write_flows(cases, choice, into, start_s)
+        _write_flows(cases, choice, into, starts_within)
         return EXIT_DONE
     with tempfile.TemporaryDirectory(prefix="nvrx-matrix-") as folder:
-        _write_flows(cases, choice, Path(folder), start_s)
+        _write_flows(cases, choice, Path(folder), starts_within)
         return run_and_report(load_flows([Path(folder)]), stage=stage, **options)
 
 
@@ -175,6 +174,7 @@ def _journal_of(job: str | None, folder: Path) -> Path:
     path = None if job is None else Path(job)
     if path is not None and path.is_file():
         return path
+    # No file, and no folder here: then it is a job's id.
     if path is None or not path.is_dir():
         from nvrx_slurm.report.jobs import find_job
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.output import print_json
+from nvrx_slurm.cli.output import note, print_json
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.sanitize import one_line
 
@@ -19,7 +19,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _node = click.argument("node")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def cluster() -> None:
     """A real Slurm on this machine, without root, and real faults for it.
 
@@ -43,7 +43,7 @@ def up(name: str, nodes: int, cpus_per_node: int, accounting: bool) -> None:
 
     clock = SystemClock()
     started = clock.monotonic()
-    DevCluster.up(name=name, nodes=nodes, cpus_per_node=cpus_per_node, accounting=accounting, say=_say)
+    DevCluster.up(name=name, nodes=nodes, cpus_per_node=cpus_per_node, accounting=accounting, say=note)
     option = "" if name == "dev" else f" --name {name}"
     click.echo(f"cluster {name!r}: {nodes} nodes are idle after {clock.monotonic() - started:.2f} s")
     click.echo(f'point Slurm\'s commands at it: eval "$(nvrx-slurm cluster env{option})"')
@@ -119,11 +119,7 @@ def restore_node(node: str, name: str) -> None:
 def _load(name: str) -> DevCluster:
     from nvrx_slurm.lab.devcluster import DevCluster
 
-    return DevCluster.load(name, say=_say)
-
-
-def _say(message: str) -> None:
-    click.echo(message, err=True)
+    return DevCluster.load(name, say=note)
 
 
 def _count(pids: list[int]) -> str:

@@ -14,7 +14,8 @@ import click
 
 from nvrx_slurm.cli.completion import complete_job_or_node, complete_ranks, complete_replicas
 from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job, job_argument
-from nvrx_slurm.cli.options import folder_option, seconds_of
+from nvrx_slurm.cli.options import duration_option, folder_option
+from nvrx_slurm.cli.output import note
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.util.sanitize import one_line
 
@@ -24,13 +25,7 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-timeout_option = click.option(
-    "--timeout",
-    metavar="DURATION",
-    default="30s",
-    show_default=True,
-    help="Give up waiting (exit code 124) after this long.",
-)
+timeout_option = duration_option("--timeout", "Give up waiting (exit code 124) after this long.", "30s")
 wait_option = click.option("--wait", is_flag=True, help="Return once the workers run again.")
 
 
@@ -58,15 +53,14 @@ def node_argument(command: _F) -> _F:
 )
 @wait_option
 @timeout_option
-def restart(job_id: str, replica: str | None, wait: bool, timeout: str, folder: Path) -> None:
+def restart(job_id: str, replica: str | None, wait: bool, timeout: float, folder: Path) -> None:
     """Start the workers of a running job again, on the same nodes.
 
     They are stopped as after a failure (SIGTERM, the grace, SIGKILL) and begin at their newest checkpoint. No budget
     counts it, and no source of attribution is asked.
     """
-    bound_s = seconds_of("--timeout", timeout)
     with closing(_request(folder, job_id)) as request:
-        _go_on(request, request.restart(replica, bound_s, _note), bound_s if wait else None)
+        _go_on(request, request.restart(replica, timeout, note), timeout if wait else None)
 
 
 @click.command()
@@ -74,31 +68,28 @@ def restart(job_id: str, replica: str | None, wait: bool, timeout: str, folder: 
 @click.option("--force", is_flag=True, help="Go on with fewer nodes, down to min_nodes, where no spare is left.")
 @wait_option
 @timeout_option
-def drain(job_id: str, node: str, force: bool, wait: bool, timeout: str, folder: Path) -> None:
+def drain(job_id: str, node: str, force: bool, wait: bool, timeout: float, folder: Path) -> None:
     """Move the ranks of NODE to a hot spare by a restart, and give NODE none any more.
 
     The node stays in the allocation, until the job ends or `undrain`. Without a spare the job refuses. A drain is
     taken back if the spare is lost before it has the ranks.
     """
-    from nvrx_slurm.report.jobs import find_job
-
-    bound_s = seconds_of("--timeout", timeout)
     with closing(_request(folder, job_id)) as request:
-        ordered = request.drain(node, bound_s, _note, force=force)
+        ordered = request.drain(node, timeout, note, force=force)
         click.echo(f"{node} is drained" + ("" if ordered else ": it has no ranks to move"))
-        info = find_job(folder, job_id).read_info()
+        info = request.folder.read_info()
         if info is not None and info.cluster == "slurm" and info.nodes[:1] == (node,):
-            _note(f"the job's batch host runs on {node} too: the job ends if that node goes away")
-        _go_on(request, ordered, bound_s if wait else None)
+            note(f"the job's batch host runs on {node} too: the job ends if that node goes away")
+        _go_on(request, ordered, timeout if wait else None)
 
 
 @click.command()
 @node_argument
 @timeout_option
-def undrain(job_id: str, node: str, timeout: str, folder: Path) -> None:
+def undrain(job_id: str, node: str, timeout: float, folder: Path) -> None:
     """Let NODE have ranks again: it becomes a hot spare. One that is lost does when it is back."""
     with closing(_request(folder, job_id)) as request:
-        request.undrain(node, seconds_of("--timeout", timeout), _note)
+        request.undrain(node, timeout, note)
         click.echo(f"{node} may get ranks again")
 
 
@@ -130,7 +121,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @timeout_option
 @click.pass_context
 def run_beside(
-    ctx: click.Context, job_id: str, rank: int, replica: str | None, timeout: str, folder: Path
+    ctx: click.Context, job_id: str, rank: int, replica: str | None, timeout: float, folder: Path
 ) -> int | None:
     """Run a command on the node of a rank, in the environment, the folder and the container of its worker.
 
@@ -147,12 +138,12 @@ def run_beside(
     argv = ctx.meta["argv"]
     if not argv:
         raise UsageError("name the command after --: nvrx-slurm exec --rank 3 -- nvidia-smi")
-    bound_s = seconds_of("--timeout", timeout)
     with closing(CommandRequest(find_job(folder, job_id))) as request:
         seen: list[int] = []
 
         def on_signal(number: int, _: object) -> None:
             seen.append(number)
+            # The first Ctrl-C is the command's. Before it has begun there is none to pass it on to.
             if number == signal.SIGINT and len(seen) == 1 and request.has_begun:
                 request.signals.append(number)
             else:
@@ -166,7 +157,7 @@ def run_beside(
         # From here on: before the request is posted a signal ends this command as any other.
         before = {number: signal.signal(number, on_signal) for number in SIGNALS}
         try:
-            end = request.run(argv, rank, replica, out, bound_s, _note)
+            end = request.run(argv, rank, replica, out, timeout, note)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -188,11 +179,7 @@ def _go_on(request: UserRequest, ordered: list[RestartOrdered], bound_s: float |
         click.echo(one_line(f"{each.replica} restarts: cycle {each.cycle} ends, cycle {each.cycle + 1} follows"))
     if bound_s is None:
         return
-    request.wait(ordered, bound_s, _note)
+    request.wait(ordered, bound_s, note)
     for each in ordered:
         replica = request.view.replicas[each.replica]
         click.echo(one_line(f"{replica.id} is {replica.phase} in cycle {replica.cycle}"))
-
-
-def _note(text: str) -> None:
-    click.echo(one_line(text), err=True)

@@ -35,13 +35,9 @@ def demo(keep: Path | None) -> int:
             descriptor, path = tempfile.mkstemp(prefix="nvrx-demo-", suffix=".html")
             os.close(descriptor)
             report = Path(path)
-            stack.callback(remove_if_empty, report)  # of a demo that did not get so far
+            # A demo that does not get so far leaves no empty file.
+            stack.callback(lambda: None if report.stat().st_size else report.unlink())
         exit_code = demo(base.resolve(), click.echo, report=report)
         if keep:
             click.echo(f"\nlogs, journals, checkpoints: {keep}; nvrx-slurm explain --folder {keep}")
     return exit_code
-
-
-def remove_if_empty(path: Path) -> None:
-    if not path.stat().st_size:
-        path.unlink()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.options import DEFAULT_FILE, JobChoice, folder_option, make_base, seconds_of
-from nvrx_slurm.cli.output import print_json
+from nvrx_slurm.cli.options import DEFAULT_FILE, JobChoice, duration_option, folder_option, make_base
+from nvrx_slurm.cli.output import note, print_json
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, MissingProgramError, SlurmUnreachable
 from nvrx_slurm.util.sanitize import one_line
 
@@ -28,9 +28,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key: --set slurm.partition=gpu")
 @click.option("--probe", is_flag=True, help="Also submit a short job, which tries the nodes and the network.")
 @click.option("--nodes", type=click.IntRange(1), help="Nodes that the probe takes. Default: 2.")
-@click.option(
-    "--timeout", default="5m", metavar="DURATION", show_default=True, help="Bound of the probe, its wait too."
-)
+@duration_option("--timeout", "Bound of the probe, its wait too.", "5m")
 @click.option("--json", "as_json", is_flag=True, help="One object, with each check.")
 @folder_option
 def doctor(
@@ -38,7 +36,7 @@ def doctor(
     assignments: tuple[str, ...],
     probe: bool,
     nodes: int | None,
-    timeout: str,
+    timeout: float,
     as_json: bool,
     folder: Path,
 ) -> int:
@@ -58,7 +56,7 @@ def doctor(
     choice = JobChoice(file, folder, flags=tuple(map(parse_assignment, assignments)), command=command)
     loaded = choice.load()
     spec, plan = loaded.spec, choice.plan(loaded)
-    timeout_s = seconds_of("--timeout", timeout)
+
     programs = SlurmPrograms(SystemRunner(), PATIENCE_S)
     config = programs.ask("scontrol", "show", "config")
     if not config.ok:
@@ -80,13 +78,7 @@ def doctor(
         nodes = nodes or default_nodes(plan)
         make_base(folder)
         script = probe_script(spec, nodes=nodes, folder=folder, python=sys.executable)
-        facts, problem = run_probe(
-            script,
-            nodes=nodes,
-            folder=folder,
-            timeout_s=timeout_s,
-            say=lambda line: click.echo(one_line(line), err=True),
-        )
+        facts, problem = run_probe(script, nodes=nodes, folder=folder, timeout_s=timeout, say=note)
         checks += check_nodes(facts, plan, spec, nodes=nodes, problem=problem)
     is_fit = all(check.level != "fail" for check in checks)
     if as_json:

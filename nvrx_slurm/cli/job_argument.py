@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from nvrx_slurm.cli.completion import complete_jobs
 from nvrx_slurm.cli.options import folder_option
-from nvrx_slurm.util.sanitize import one_line
+from nvrx_slurm.cli.output import note
+
+if TYPE_CHECKING:
+    from nvrx_slurm.journal.folder import JobFolder
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 FIND_JOB = "JOB is found from any folder. Without it, or as `last`: the newest."
+
+jobs_argument = click.argument("job_ids", metavar="[JOB]…", nargs=-1, shell_complete=complete_jobs)
+"""Several jobs, or none: see `found_jobs`."""
 
 
 def job_argument(command: _F) -> _F:
@@ -50,21 +56,28 @@ def chosen_job(job_id: str | None, folder: Path) -> tuple[str, Path]:
     base = folder_of_user(folder)
     if job_id is not None and (job_id != jobs.NEWEST or (folder / job_id).is_dir()):
         where = jobs.base_of(job_id) if base is None else folder
+        # A number that has no folder may be an allocation, or an array.
         if not job_id.isdecimal() or (where / job_id).is_dir():
             return job_id, where
         for run in jobs.my_jobs(base):  # the user's own job, in whose allocation this job ran; or a whole array
             if run.job_id.startswith(f"{job_id}_"):
                 return job_id, run.path.parent
             if run.job_id.startswith(f"{job_id}-run"):
-                click.echo(
-                    one_line(f"nvrx-slurm: job {run.job_id}, the newest run in the allocation {job_id}"), err=True
-                )
+                note(f"nvrx-slurm: job {run.job_id}, the newest run in the allocation {job_id}")
                 return run.job_id, run.path.parent
         return job_id, where
     newest = jobs.newest_job(base)
     where = newest.path.parent
-    click.echo(one_line(f"nvrx-slurm: job {newest.job_id}, the newest, in {where}"), err=True)
+    note(f"nvrx-slurm: job {newest.job_id}, the newest, in {where}")
     return newest.job_id, folder if where == folder.absolute() else where
+
+
+def found_jobs(job_ids: Iterable[str], folder: Path) -> list[JobFolder]:
+    """The folders of these jobs, each once; see `chosen_job`. Raises UsageError where one is not there."""
+    from nvrx_slurm.report.jobs import find_job
+
+    chosen = [chosen_job(job_id, folder) for job_id in dict.fromkeys(job_ids)]
+    return [find_job(base, job_id) for job_id, base in chosen]
 
 
 def folder_of_user(folder: Path) -> Path | None:

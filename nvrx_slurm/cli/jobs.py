@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import islice
 from pathlib import Path
 
 import click
 
-from nvrx_slurm.cli.completion import complete_jobs
-from nvrx_slurm.cli.job_argument import chosen_job, folder_of_user
+from nvrx_slurm.cli.job_argument import folder_of_user, found_jobs, jobs_argument
 from nvrx_slurm.cli.options import folder_option
-from nvrx_slurm.cli.output import print_json
+from nvrx_slurm.cli.output import note, print_json, print_table
 from nvrx_slurm.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from nvrx_slurm.util.sanitize import one_line
 
@@ -42,21 +40,15 @@ def ls(most: int, is_all: bool, live: bool, as_json: bool, folder: Path) -> None
     elif not lines:
         click.echo("no jobs", err=True)
     else:
-        from nvrx_slurm.report import page, plain
+        from nvrx_slurm.report import page
 
-        table = page.my_job_table(lines)
-        if sys.stdout.isatty():
-            from nvrx_slurm.report import screen
-
-            screen.show_table(table)
-        else:
-            click.echo(plain.table(table))
+        print_table(page.my_job_table(lines))
     if not is_all and next(iter(found), None) is not None:
         click.echo(f"older jobs are left out: --all, or --last N with more than {most}", err=True)
 
 
 @click.command()
-@click.argument("job_ids", metavar="[JOB]…", nargs=-1, shell_complete=complete_jobs)
+@jobs_argument
 @click.option("--expired", "is_expired", is_flag=True, help="Those that the retention of the site file lets go.")
 @click.option("--days", type=click.IntRange(min=1), help="With --expired: ended longer ago than this.")
 @click.option("--keep", type=click.IntRange(min=1), help="With --expired: but never the newest so many.")
@@ -79,7 +71,7 @@ def rm(
     without this command; a line for cron: `0 4 * * * nvrx-slurm rm --expired`.
     """
     from nvrx_slurm.report import removal
-    from nvrx_slurm.report.jobs import find_job, my_jobs
+    from nvrx_slurm.report.jobs import my_jobs
     from nvrx_slurm.report.words import plural
     from nvrx_slurm.util.clock import SystemClock
 
@@ -98,13 +90,12 @@ def rm(
             )
         jobs = list(removal.expired(my_jobs(folder_of_user(folder)), days=days, keep=keep, clock=SystemClock()))
     else:
-        chosen = (chosen_job(job_id, folder) for job_id in dict.fromkeys(job_ids))
-        jobs = [find_job(base, job_id) for job_id, base in chosen]  # before the first is removed
+        jobs = found_jobs(job_ids, folder)  # before the first is removed
     exit_code, freed = EXIT_DONE, 0
     for job in jobs:
         kept = removal.why_kept(job)
         if kept is not None and (kept.lives or is_expired or not force):
-            click.echo(one_line(f"nvrx-slurm: job {job.job_id} is kept: {kept.why}"), err=True)
+            note(f"nvrx-slurm: job {job.job_id} is kept: {kept.why}")
             exit_code = EXIT_USAGE
             continue
         size = removal.size_of(job.path)

@@ -17,10 +17,10 @@ import click
 
 from nvrx_slurm.cli.completion import complete_events, complete_ranks, complete_replicas
 from nvrx_slurm.cli.job_argument import job_argument
+from nvrx_slurm.cli.options import since_option
 from nvrx_slurm.cli.output import only_reads
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.sanitize import TerminalOutput, json_text, not_command_bytes
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("--replica", shell_complete=complete_replicas, help="One replica's output, such as main-0.")
 @click.option("--stdout/--stderr", "stdout", default=None, help="One of the two only.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Of what there is so far, the last N lines.")
-@click.option("--since", metavar="WHEN", help="Lines since then: 10m, 14:30, 2026-11-23T14:30.")
+@since_option("Lines since then: 10m, 14:30, 2026-11-23T14:30.")
 @click.option("--grep", "pattern", metavar="REGEX", help="Lines that match; (?i) in front ignores case.")
 @click.option(
     "--raw",
@@ -53,7 +53,7 @@ def logs(
     replica: str | None,
     stdout: bool | None,
     tail: int | None,
-    since: str | None,
+    since: float | None,
     pattern: str | None,
     raw: bool,
     folder: Path,
@@ -72,22 +72,27 @@ def logs(
     job = find_job(folder, job_id)
     streams = {None: ("out", "err"), True: ("out",), False: ("err",)}[stdout]
     selection = Selection(replica=replica, rank=rank, cycle=cycle, streams=streams)
-    moment, matching = None if since is None else moment_of("--since", since), _pattern(pattern)
-    if selection.whole_job and moment is None:
+    try:
+        matching = None if pattern is None else re.compile(pattern.encode())
+    except re.error as error:
+        raise UsageError(f"--grep {pattern}: is no regular expression: {error}") from None
+    if selection.whole_job and since is None:
         reader: Reader = MergedReader(job)
     else:
         reader = Reader(job, choose(selection, read_plan(job), job, may_come=follow))
-    if tail is not None and moment is None and matching is None:
+    if tail is not None and since is None and matching is None:
+        # Before anything is read: of long files only the ends are read then.
         reader.skip_to_last(tail)
         tail = None
-    marked = set() if moment is None else reader.skip_to(moment)
+    marked = set() if since is None else reader.skip_to(since)
     so_far, later = reader.read(), follow_logs(job, reader) if follow else reader.rest()
     chunks: Iterator[Chunk] = chain(so_far, later)
-    if tail is not None or moment is not None or matching is not None:
+    if tail is not None or since is not None or matching is not None:
         from nvrx_slurm.report.line_filter import LineFilter
 
-        lines = LineFilter(pattern=matching, since=moment, marked=marked)
+        lines = LineFilter(pattern=matching, since=since, marked=marked)
         chunks = _filtered(lines, so_far, later, tail, follow)
+    # A terminal obeys escape sequences and a runner of GitHub Actions obeys commands; a file obeys nothing.
     if raw:
         output: _Exact | _OnTerminal = _Exact()
     elif sys.stdout.isatty():
@@ -132,24 +137,6 @@ def _filtered(
 def _rest(lines: LineFilter) -> Iterator[Chunk]:
     """Not before it is asked for: by then all else has been fed."""
     yield from lines.rest()
-
-
-def _pattern(text: str | None) -> re.Pattern[bytes] | None:
-    """Raises UsageError."""
-    try:
-        return None if text is None else re.compile(text.encode())
-    except re.error as error:
-        raise UsageError(f"--grep {text}: is no regular expression: {error}") from None
-
-
-def moment_of(flag: str, text: str) -> float:
-    """The moment that a flag names, in seconds since the epoch. Raises UsageError."""
-    from nvrx_slurm.util.durations import parse_moment
-
-    try:
-        return parse_moment(text, SystemClock().wall())
-    except ValueError as error:
-        raise UsageError(f"{flag}: {error}") from None
 
 
 class _Exact:
@@ -203,11 +190,11 @@ class _ToRunner(_Exact):
     shell_complete=complete_events,
     help="These events only, such as node_lost or 'node_*'; repeatable, and a list with commas.",
 )
-@click.option("--since", metavar="WHEN", help="Events since then: 10m, 14:30, 2026-11-23T14:30.")
+@since_option("Events since then: 10m, 14:30, 2026-11-23T14:30.")
 @click.option("--utc", is_flag=True, help="Times in UTC instead of local time.")
 @click.option("--json", "as_json", is_flag=True, help="The journal's own lines, JSON objects, one an event.")
 def events(
-    job_id: str, follow: bool, types: tuple[str, ...], since: str | None, utc: bool, as_json: bool, folder: Path
+    job_id: str, follow: bool, types: tuple[str, ...], since: float | None, utc: bool, as_json: bool, folder: Path
 ) -> None:
     """The journal of a job: what happened, what was decided, and why.
 
@@ -221,13 +208,13 @@ def events(
     from nvrx_slurm.report.sentences import Lines
     from nvrx_slurm.report.words import chosen_events, event_name
 
-    moment, wanted = None if since is None else moment_of("--since", since), chosen_events(types)
+    wanted = chosen_events(types)
     job = find_job(folder, job_id)
     entries = source.follow(job) if follow else source.so_far(job)
     lines = Lines()
     with only_reads(job_id, folder):
         for entry in entries:
-            if (wanted and event_name(entry.record) not in wanted) or (moment is not None and entry.t < moment):
+            if (wanted and event_name(entry.record) not in wanted) or (since is not None and entry.t < since):
                 lines.pass_over(entry)  # times count from the first
                 continue
             if as_json:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -19,20 +19,14 @@ if TYPE_CHECKING:
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerChoice:
-    """What the user named; opened when a command needs it, not for `--help`."""
+def _open(where: str | None, cluster: str | None) -> Ledger:
+    """The ledger that the user named, or else the configured one."""
+    from nvrx_slurm.api.suspicion import configured_ledger, ledger_for
 
-    where: str | None
-    cluster: str | None
-
-    def open(self) -> Ledger:
-        from nvrx_slurm.api.suspicion import configured_ledger, ledger_for
-
-        return ledger_for(self.where or configured_ledger(), self.cluster)
+    return ledger_for(where or configured_ledger(), cluster)
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="One object, with all that speaks against each node.")
 @click.option("--ledger", "where", metavar="FILE|URL", help="Another ledger than the configured one.")
 @click.option("--cluster", metavar="NAME", help="Another cluster than the one that Slurm's commands speak to.")
@@ -43,11 +37,11 @@ def nodes(context: click.Context, as_json: bool, where: str | None, cluster: str
     Evidence loses half of its weight each day. Jobs give suspect nodes no ranks while they have others, and
     `nvrx-slurm submit --exclude-suspects` does not ask for them.
     """
-    context.obj = choice = LedgerChoice(where, cluster)
+    context.obj = partial(_open, where, cluster)  # opened when a command needs it, not for `--help`
     if context.invoked_subcommand is None:
         from nvrx_slurm.util.clock import SystemClock
 
-        ledger = choice.open()
+        ledger = _open(where, cluster)
         found = ledger.suspects()
         if as_json:
             print_json({"cluster": ledger.cluster, "ledger": ledger.where, "suspects": found})
@@ -61,7 +55,7 @@ def nodes(context: click.Context, as_json: bool, where: str | None, cluster: str
 @click.argument("names", metavar="NODE…", nargs=-1, required=True)
 @click.option("--why", required=True, help="What is wrong with it: `nodes suspects` shows it.")
 @click.pass_obj
-def suspect(choice: LedgerChoice, names: tuple[str, ...], why: str) -> None:
+def suspect(opened: Callable[[], Ledger], names: tuple[str, ...], why: str) -> None:
     """Have nodes count as suspect for about three days."""
     from nvrx_slurm.attribution.ledger import Blame, BlameKind
     from nvrx_slurm.util.clock import SystemClock
@@ -69,7 +63,7 @@ def suspect(choice: LedgerChoice, names: tuple[str, ...], why: str) -> None:
     for name in names:
         if not _NODE.fullmatch(name):
             raise UsageError(f"{name!r} is no node's name: name them one by one, such as n1 n2")
-    ledger, now, text = choice.open(), SystemClock().wall(), " ".join(why.split())
+    ledger, now, text = opened(), SystemClock().wall(), " ".join(why.split())
     ledger.blame(
         Blame(cluster=ledger.cluster, node=name, kind=BlameKind.SAID, failure="said", at=now, evidence=text)
         for name in names
@@ -81,23 +75,23 @@ def suspect(choice: LedgerChoice, names: tuple[str, ...], why: str) -> None:
 @click.argument("name", metavar="[NODE]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every node of the cluster.")
 @click.pass_obj
-def clear(choice: LedgerChoice, name: str | None, everything: bool) -> None:
+def clear(opened: Callable[[], Ledger], name: str | None, everything: bool) -> None:
     """Forget what speaks against a node, or against all."""
     if (name is None) != everything:
         raise UsageError("name one node, or say --all")
-    cleared = choice.open().clear(name)
+    cleared = opened().clear(name)
     click.echo(one_line(f"{', '.join(cleared)}: cleared") if cleared else "nothing spoke against it", err=not cleared)
 
 
 def _table(found: Sequence[Suspect], now: float) -> str:
+    from nvrx_slurm.api.suspicion import worst_of
     from nvrx_slurm.report.plain import table
     from nvrx_slurm.report.tables import Row, Table
     from nvrx_slurm.report.words import seconds
 
     rows = []
     for suspect in found:
-        worst = suspect.blames[0]
-        why = ": ".join(part for part in (worst.fault or worst.kind, worst.evidence) if part)
+        why = worst_of(suspect)
         more = f" (+{len(suspect.blames) - 1})" if len(suspect.blames) > 1 else ""
         last = f"{seconds(now - max(blame.at for blame in suspect.blames))} ago"
         clear_in, jobs = seconds(suspect.until - now), ",".join(suspect.jobs) or "-"

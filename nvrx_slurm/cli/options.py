@@ -110,14 +110,42 @@ folder_option = click.option(
 )
 
 
-def seconds_of(flag: str, text: str) -> float:
-    """The seconds of a duration given on the command line. Raises UsageError that names the flag."""
+def _in_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     from nvrx_slurm.util.durations import parse_duration
 
     try:
-        return parse_duration(text)
+        return None if value is None else parse_duration(value)
     except ValueError as error:
-        raise UsageError(f"{flag} {text}: {error}") from None
+        raise UsageError(f"{param.opts[0]} {value}: {error}") from None
+
+
+def duration_option(flag: str, about: str, default: str | None = None) -> Callable[[_F], _F]:
+    """Give a command an option such as `--timeout 10m`; it is called with seconds."""
+    return click.option(
+        flag, metavar="DURATION", callback=_in_seconds, default=default, show_default=default is not None, help=about
+    )
+
+
+def _as_moment(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    from nvrx_slurm.util.clock import SystemClock
+    from nvrx_slurm.util.durations import parse_moment
+
+    try:
+        return None if value is None else parse_moment(value, SystemClock().wall())
+    except ValueError as error:
+        raise UsageError(f"{param.opts[0]}: {error}") from None
+
+
+def since_option(about: str) -> Callable[[_F], _F]:
+    """Give a command the option --since; it is called with `since: float | None`, in seconds since the epoch."""
+    return click.option("--since", metavar="WHEN", callback=_as_moment, help=about)
+
+
+def output_option(what: str, default: str) -> Callable[[_F], _F]:
+    """Give a command the option --output, the file that it writes."""
+    about = f"Where to write the {what} [default: {default}]; - is standard output."
+    path = click.Path(path_type=Path, dir_okay=False)
+    return click.option("-o", "--output", type=path, metavar="FILE", help=about)
 
 
 def make_base(folder: Path) -> None:
@@ -279,7 +307,7 @@ def _without_launcher(args: list[str], typed: list[str], *, is_run: bool) -> tup
 
 
 _URL, _TIME, _FILE = {"metavar": "URL"}, {"metavar": "DURATION"}, {"type": click.Path(), "metavar": "FILE"}
-_SWITCH: dict[str, Any] = {"default": None}
+_SWITCH: dict[str, Any] = {"default": None}  # `--flag/--no-flag`, which sets nothing where it is not given
 _OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "attrsvc_url": (_URL, "Ask the attribution service there why a job failed."),
     "manage_attrsvc": (_SWITCH, "Ask one that the job starts for itself."),
@@ -305,13 +333,11 @@ _OLDER: dict[str, dict[str, Any]] = {
 
 def attribution_options(command: _F) -> _F:
     """Give a command all of these flags; `--help` does not list deprecated ones."""
-    for key, about in reversed(_OLDER.items()):
-        command = _option(f"{BLOCK}.{key}", DEPRECATED_FLAGS[key], about, hidden=True)(command)
-    for key, (about, text) in reversed(_OPTIONS.items()):
-        command = _option(f"{ATTRIBUTION}.{key}", FLAGS[key], about, help=text)(command)
+    options = [
+        (f"{ATTRIBUTION}.{key}", FLAGS[key], {**about, "help": text}) for key, (about, text) in _OPTIONS.items()
+    ]
+    options += [(f"{BLOCK}.{key}", DEPRECATED_FLAGS[key], {**about, "hidden": True}) for key, about in _OLDER.items()]
+    for key, flag, about in reversed(options):
+        spelled = f"{flag}/{flag.replace('--', '--no-', 1)}" if "default" in about else flag
+        command = click.option(spelled, cls=KeyOption, key=key, title=FAILURE_ATTRIBUTION, **about)(command)
     return command
-
-
-def _option(key: str, flag: str, about: dict[str, Any], **shown: Any) -> Callable[[_F], _F]:
-    spelled = f"{flag}/{flag.replace('--', '--no-', 1)}" if about is _SWITCH else flag
-    return click.option(spelled, cls=KeyOption, key=key, title=FAILURE_ATTRIBUTION, **about, **shown)

@@ -1,4 +1,4 @@
-"""What several commands print alike: JSON, and facts with a table. Nothing is loaded before it is printed."""
+"""What several commands print alike: notes, JSON, and facts with a table. Nothing is loaded before it is printed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.report.tables import Row, Table
+
+
+def note(text: str) -> None:
+    """A line on standard error."""
+    click.echo(one_line(text), err=True)
 
 
 def print_json(value: Any) -> None:
@@ -39,8 +44,20 @@ def only_reads(job_id: str, folder: Path) -> Iterator[None]:
         if job.read_result() is None and job.read_slurm_end() is None:
             here = f"; its logs: {job.path}" if job.path.is_dir() else ""
             click.echo(nl=sys.stderr.isatty(), err=True)  # the terminal has shown ^C
-            click.echo(one_line(f"job {job_id} goes on{here}; to end it: nvrx-slurm cancel {job_id}"), err=True)
+            note(f"job {job_id} goes on{here}; to end it: nvrx-slurm cancel {job_id}")
         raise click.Abort from None
+
+
+def print_table(table: Table) -> None:
+    """In colour on a terminal."""
+    if sys.stdout.isatty():
+        from nvrx_slurm.report import screen
+
+        screen.show_table(table)
+    else:
+        from nvrx_slurm.report import plain
+
+        click.echo(plain.table(table))
 
 
 def print_facts(rows: Sequence[Row], table: Table) -> None:

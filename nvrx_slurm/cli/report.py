@@ -9,26 +9,18 @@ import click
 
 from nvrx_slurm.cli.completion import complete_jobs
 from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job, folder_of_user, job_argument
-from nvrx_slurm.cli.options import folder_option
+from nvrx_slurm.cli.options import folder_option, output_option, since_option
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.util.sanitize import one_line
 
 
 @click.command()
 @click.argument("job_id", metavar="[JOB]", required=False, shell_complete=complete_jobs)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Where to write the page [default: report-JOB.html, or report.html]; - is standard output.",
-)
-@click.option(
-    "--since", metavar="WHEN", help="All jobs that were active since then, on one page: 30d, 2026-11-01T00:00."
-)
+@output_option("page", "report-JOB.html, or report.html")
+@since_option("All jobs that were active since then, on one page: 30d, 2026-11-01T00:00.")
 @click.option("--open", "opens", is_flag=True, help="Show the page in the browser.")
 @folder_option
-def report(job_id: str | None, output: Path | None, since: str | None, opens: bool, folder: Path) -> None:
+def report(job_id: str | None, output: Path | None, since: float | None, opens: bool, folder: Path) -> None:
     """One HTML file that opens offline: the timeline of each node, goodput, failures, recoveries, the journal.
 
     The page loads nothing, and nothing runs in it that a job has written. Of a job that runs, it shows how the job
@@ -37,7 +29,7 @@ def report(job_id: str | None, output: Path | None, since: str | None, opens: bo
     """
     import gc
 
-    from nvrx_slurm.report.job_report import job_report, write_page
+    from nvrx_slurm.report.job_report import job_report
     from nvrx_slurm.report.jobs import find_job
 
     gc.disable()  # a journal of 100,000 entries has no cycle in it, and to look for one takes a fifth of the time
@@ -48,14 +40,16 @@ def report(job_id: str | None, output: Path | None, since: str | None, opens: bo
     elif job_id is not None:
         raise UsageError("--since shows all jobs: leave JOB out")
     else:
-        page, name = _of_all(since, folder), "report.html"
-    if output == Path("-"):
-        if opens:
-            raise UsageError("--open shows a file: leave out -o -")
-        sys.stdout.buffer.write(page)
-        return
-    path = write_page(output or Path(name), page)
-    click.echo(one_line(str(path)))
+        from nvrx_slurm.report.fleet import read_fleet
+        from nvrx_slurm.report.jobs import my_jobs
+        from nvrx_slurm.report.web.fleet_page import fleet_page
+        from nvrx_slurm.util.clock import SystemClock
+
+        fleet = read_fleet(my_jobs(folder_of_user(folder)), since=since)
+        page, name = fleet_page(fleet, since=since, now=SystemClock().wall()), "report.html"
+    if output == Path("-") and opens:
+        raise UsageError("--open shows a file: leave out -o -")
+    path = _written(page, output or Path(name))
     if opens:
         show(path)
 
@@ -63,17 +57,15 @@ def report(job_id: str | None, output: Path | None, since: str | None, opens: bo
 report.help = f"{(report.help or '').rstrip()}\n\n{FIND_JOB}"
 
 
-def _of_all(since: str, folder: Path) -> bytes:
-    from nvrx_slurm.cli.logs import moment_of
-    from nvrx_slurm.report.fleet import read_fleet
-    from nvrx_slurm.report.jobs import my_jobs
-    from nvrx_slurm.report.web.fleet_page import fleet_page
-    from nvrx_slurm.util.clock import SystemClock
+def _written(data: bytes, path: Path) -> Path:
+    """Write a file, and print where; `-` is standard output. Raises UsageError."""
+    from nvrx_slurm.report.job_report import write_page
 
-    moment = moment_of("--since", since)
-    return fleet_page(
-        read_fleet(my_jobs(folder_of_user(folder)), since=moment), since=moment, now=SystemClock().wall()
-    )
+    if path == Path("-"):
+        sys.stdout.buffer.write(data)
+    else:
+        click.echo(one_line(str(write_page(path, data))))
+    return path
 
 
 def show(path: Path) -> None:
@@ -86,13 +78,7 @@ def show(path: Path) -> None:
 
 @click.command()
 @job_argument
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Where to write the trace [default: trace-JOB.json]; - is standard output.",
-)
+@output_option("trace", "trace-JOB.json")
 def trace(job_id: str, output: Path | None, folder: Path) -> None:
     """A trace for Perfetto: a track for each node and rank, slices for what they did, flows from failure to recovery.
 
@@ -102,7 +88,7 @@ def trace(job_id: str, output: Path | None, folder: Path) -> None:
 
     from nvrx_slurm.report import snapshot
     from nvrx_slurm.report.history import JobTimeline
-    from nvrx_slurm.report.job_report import until_of, write_page
+    from nvrx_slurm.report.job_report import until_of
     from nvrx_slurm.report.jobs import find_job
     from nvrx_slurm.report.trace import WorkerStarts
     from nvrx_slurm.report.trace import trace as trace_of
@@ -113,7 +99,4 @@ def trace(job_id: str, output: Path | None, folder: Path) -> None:
     shot = snapshot.take(job, history, workers)
     history.finish(shot.view, until_of(shot))
     data = trace_of(shot.view, history, workers, until_of(shot) or shot.view.t)
-    if output == Path("-"):
-        sys.stdout.buffer.write(data)
-        return
-    click.echo(one_line(str(write_page(output or Path(f"trace-{job.job_id}.json"), data))))
+    _written(data, output or Path(f"trace-{job.job_id}.json"))

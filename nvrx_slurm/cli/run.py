@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 import click
 
 from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options, make_base
+from nvrx_slurm.cli.output import note
 from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, NvrxError
 from nvrx_slurm.jobspec import env
 
@@ -82,8 +83,8 @@ def run(choice: JobChoice, here: bool, quiet: bool) -> int:
             # The reader of the pipe has what it wanted (`| head`), or the terminal is closed, and SIGHUP says so.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if signals.first is None:
-                note = f"nvrx-slurm: nothing reads the output any more; job {job_id} goes on, Ctrl-C ends it"
-                _print_while_read(note)
+                with contextlib.suppress(OSError):
+                    note(f"nvrx-slurm: nothing reads the output any more; job {job_id} goes on, Ctrl-C ends it")
             host.wait()
         try:
             exit_code = host.wait(ENDING_S)
@@ -94,11 +95,6 @@ def run(choice: JobChoice, here: bool, quiet: bool) -> int:
         with contextlib.suppress(OSError):  # the terminal is closed
             print_end(folder, exit_code)
         return exit_code
-
-
-def _print_while_read(note: str) -> None:
-    with contextlib.suppress(OSError):
-        click.echo(note, err=True)
 
 
 def _settled(folder: JobFolder, exit_code: int, ended_by: signal.Signals | None) -> int:

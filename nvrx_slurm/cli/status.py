@@ -10,10 +10,10 @@ import click
 
 from nvrx_slurm.cli.completion import complete_jobs, complete_ranks, complete_replicas
 from nvrx_slurm.cli.job_argument import chosen_job, job_argument
-from nvrx_slurm.cli.options import folder_option, seconds_of
-from nvrx_slurm.cli.output import only_reads, print_json
+from nvrx_slurm.cli.options import duration_option, folder_option
+from nvrx_slurm.cli.output import note, only_reads, print_facts, print_json, print_table
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.util.sanitize import json_text, one_line, shown
+from nvrx_slurm.util.sanitize import one_line, shown
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.stack_request import NodeStacks
@@ -48,34 +48,35 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
             exit_code = live.watch(folder, job_id)
         print_end(JobFolder(folder / folder_name(job_id)), exit_code)
         return exit_code
-    from nvrx_slurm.report import snapshot
+    from nvrx_slurm.report import page, snapshot
+
+    if job_id is None:
+        lines = snapshot.list_jobs(folder)
+        if as_json:
+            print_json({"jobs": lines})
+        elif not lines:
+            click.echo(f"no jobs in {folder}", err=True)
+        else:
+            print_table(page.job_table(lines))
+        return 0
     from nvrx_slurm.report.array_tasks import take_with_tasks
 
-    shot = None
-    if job_id is not None:
-        job_id, folder = chosen_job(job_id, folder)
-        shot = take_with_tasks(folder, job_id)
-    lines = snapshot.list_jobs(folder) if shot is None else []
-    if as_json and shot is not None:
-        click.echo(json_text(snapshot.as_json(shot)))
-    elif as_json:
-        print_json({"jobs": lines})
-    elif shot is None and not lines:
-        click.echo(f"no jobs in {folder}", err=True)
+    job_id, folder = chosen_job(job_id, folder)
+    shot = take_with_tasks(folder, job_id)
+    if as_json:
+        print_json(snapshot.as_status(shot))
+        return 0
+    if shot.tasks:
+        print_facts(page.array_facts(shot), page.job_table(shot.tasks))
     elif sys.stdout.isatty():
-        from nvrx_slurm.report import page, screen
+        from nvrx_slurm.report import screen
 
-        if shot is None:
-            screen.show_jobs(lines)
-        elif shot.tasks:
-            screen.show_facts(page.array_facts(shot), page.job_table(shot.tasks))
-        else:
-            screen.show(shot)
+        screen.show(shot)
     else:
         from nvrx_slurm.report import plain
 
-        click.echo(plain.jobs(lines) if shot is None else plain.page(shot))
-    if shot is not None and shot.exit_code is not None and not as_json:
+        click.echo(plain.page(shot))
+    if shot.exit_code is not None:
         print_end(shot.folder, shot.exit_code, slurm_says=shot.slurm_state)
     return 0
 
@@ -91,15 +92,11 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
     help="One rank; may be given repeatedly.",
 )
 @click.option("--replica", shell_complete=complete_replicas, help="One replica's ranks, such as main-0.")
-@click.option(
-    "--timeout",
-    metavar="DURATION",
-    default="30s",
-    show_default=True,
-    help="Give up (exit code 124) after this long.",
-)
+@duration_option("--timeout", "Give up (exit code 124) after this long.", "30s")
 @click.option("--json", "as_json", is_flag=True, help="One object, when all have answered.")
-def dump(job_id: str, ranks: tuple[int, ...], replica: str | None, timeout: str, as_json: bool, folder: Path) -> None:
+def dump(
+    job_id: str, ranks: tuple[int, ...], replica: str | None, timeout: float, as_json: bool, folder: Path
+) -> None:
     """Stacks of live workers now, without stopping them.
 
     Prints each rank's stacks, its children's included. They stay in files below the job folder.
@@ -108,13 +105,12 @@ def dump(job_id: str, ranks: tuple[int, ...], replica: str | None, timeout: str,
     from nvrx_slurm.report.jobs import find_job
     from nvrx_slurm.report.words import ranks_of
 
-    bound_s = seconds_of("--timeout", timeout)
     request = StackRequest(find_job(folder, job_id), ranks=ranks, replica=replica)
     if request.without_worker:
-        _note(f"{ranks_of(request.without_worker)}: no worker now")
+        note(f"{ranks_of(request.without_worker)}: no worker now")
     arrived: list[NodeStacks] = []
     try:
-        arrived.extend(request.answers(bound_s, _note))
+        arrived.extend(request.answers(timeout, note))
     finally:  # also what arrived before an error, which is shown afterwards
         if as_json:
             print_json({"nodes": arrived})
@@ -129,8 +125,4 @@ def dump(job_id: str, ranks: tuple[int, ...], replica: str | None, timeout: str,
                 click.echo(shown(stacks.text.rstrip("\n")) + "\n")
             for node in arrived:
                 for problem in node.problems:
-                    _note(f"{node.node}: {problem}")
-
-
-def _note(text: str) -> None:
-    click.echo(one_line(text), err=True)
+                    note(f"{node.node}: {problem}")

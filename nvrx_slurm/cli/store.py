@@ -12,7 +12,7 @@ from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.errors import UsageError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def store() -> None:
     """The site's own Redis or Valkey, where jobs of several users share it."""
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Self
 import click
 
 from nvrx_slurm.cli.job_argument import job_argument
-from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options, seconds_of
-from nvrx_slurm.cli.output import only_reads
+from nvrx_slurm.cli.options import JobChoice, JobCommand, duration_option, job_options
+from nvrx_slurm.cli.output import note, only_reads
 from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, NvrxError, UsageError
-from nvrx_slurm.util.sanitize import one_line, shown
+from nvrx_slurm.util.sanitize import shown
 from nvrx_slurm.util.terminal import write_exactly
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def submit(
     if exclude_suspects:
         from nvrx_slurm.api.suspicion import avoiding
 
-        spec = avoiding(spec, plan.fault_tolerance.attribution.ledger, lambda text: click.echo(text, err=True))
+        spec = avoiding(spec, plan.fault_tolerance.attribution.ledger, note)
     prepared = prepare(spec, plan, cluster=cluster, origins=loaded.origins())
     if dry_run:
         write_exactly(prepared.script)
@@ -110,6 +110,7 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> st
 def _wait(job: Job, interruption: RecordedSignals) -> int | None:
     """The job's exit code; None: a signal ended the wait before the job had ended."""
     watch = job.end_watch(None, *state_reports(job))
+    # `job.wait()` would sleep through a signal, which is only recorded here.
     try:
         while (exit_code := watch.look()) is None and not interruption.wait(watch.pause_s()):
             pass
@@ -140,7 +141,7 @@ def state_reports(job: Job) -> tuple[Callable[[JobState], None], Callable[[], No
     """What tells each state of the job on stderr, and why Slurm keeps it in its queue."""
 
     def report(text: object) -> None:
-        click.echo(one_line(f"job {job.job_id}: {text}"), err=True)
+        note(f"job {job.job_id}: {text}")
 
     if job.cluster == "local":
         return report, None
@@ -183,16 +184,15 @@ class RecordedSignals:
 
 @click.command()
 @job_argument
-@click.option("--timeout", metavar="DURATION", help="Give up (exit code 124) after this long: 90s, 10m, 2h.")
-def wait(job_id: str, timeout: str | None, folder: Path) -> int:
+@duration_option("--timeout", "Give up (exit code 124) after this long: 90s, 10m, 2h.")
+def wait(job_id: str, timeout: float | None, folder: Path) -> int:
     """Wait for a job's end, and exit with its exit code. Ctrl-C ends the wait, not the job."""
     from nvrx_slurm.api.handle import job
 
-    bound_s = None if timeout is None else seconds_of("--timeout", timeout)
     handle = job(job_id, folder=folder)
     on_state, on_pending = state_reports(handle)
     with only_reads(job_id, handle.folder.parent):
-        code = handle.wait(bound_s, on_state=on_state, on_pending=on_pending)
+        code = handle.wait(timeout, on_state=on_state, on_pending=on_pending)
     _say_if_slurm_has_it(handle)
     _print_end(handle, code)
     return code

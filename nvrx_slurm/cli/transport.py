@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.output import print_json
+from nvrx_slurm.cli.output import print_json, print_table
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED
 from nvrx_slurm.util.sanitize import one_line
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 _MOODS: dict[str, Mood] = {"ok": "good", "warn": "busy", "fail": "bad", "absent": "dim"}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def transport() -> None:
     """Payloads between the processes of a job, on one node and across nodes (docs/transport.md)."""
 
@@ -44,17 +43,7 @@ def doctor(as_json: bool) -> int:
     rows = [
         Row((each.part, each.level.value, each.seen, each.todo or "-"), _MOODS[each.level.value]) for each in findings
     ]
-    table = Table(("PART", "LEVEL", "SEEN", "WHAT TO DO"), tuple(rows))
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        from nvrx_slurm.report.screen import grid
-
-        Console(highlight=False).print(grid(table))
-    else:
-        from nvrx_slurm.report import plain
-
-        click.echo(plain.table(table))
+    print_table(Table(("PART", "LEVEL", "SEEN", "WHAT TO DO"), tuple(rows)))
     return EXIT_DONE if is_fit(findings) else EXIT_FAILED
 
 

@@ -16,7 +16,7 @@ import click
 
 from nvrx_slurm.cli.completion import complete_replicas
 from nvrx_slurm.cli.job_argument import job_argument
-from nvrx_slurm.cli.output import print_facts, print_json
+from nvrx_slurm.cli.output import note, print_facts, print_json
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.util.sanitize import one_line
 
@@ -80,7 +80,7 @@ def analyze(
             results = examine_cycles(readable, last, rules=rules, ranks=ranks)
         answers = [_renamed(each.attribution, names) for each in results]
         for problem in (problem for each in results for problem in each.problems):
-            click.echo(one_line(f"nvrx-slurm: {_with_names(problem, names)}"), err=True)
+            note(f"nvrx-slurm: {_with_names(problem, names)}")
         if as_json:
             said = [structs.replace(each, meaning=meaning(each)) for each in answers]
             print_json(said[0] if last is None else said)
@@ -110,19 +110,13 @@ def _spooled(paths: Sequence[Path]) -> Iterator[tuple[list[Path], dict[str, str]
             if str(path) != "-" and not path.is_fifo():
                 readable.append(path)
                 continue
-            copy = (
-                Path(folder) / f"stdin-{len(names)}.log"
-                if str(path) == "-"
-                else Path(folder) / f"pipe-{len(names)}.log"
-            )
-            with copy.open("wb") as file:
-                if str(path) == "-":
-                    shutil.copyfileobj(sys.stdin.buffer, file)
-                else:
-                    with path.open("rb") as pipe:
-                        shutil.copyfileobj(pipe, file)
+            is_stdin = str(path) == "-"
+            copy = Path(folder) / f"{'stdin' if is_stdin else 'pipe'}-{len(names)}.log"
+            source = contextlib.nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb")
+            with source as pipe, copy.open("wb") as file:
+                shutil.copyfileobj(pipe, file)
             readable.append(copy)
-            names[str(copy)] = "stdin" if str(path) == "-" else str(path)
+            names[str(copy)] = "stdin" if is_stdin else str(path)
         yield readable, names
 
 
@@ -182,8 +176,10 @@ def page(answer: Attribution, width: int | None = None, names: Mapping[str, str]
         yield from (_fitted(line, width) for line in _in_context(first))
         yield ""
     if answer.secondary:
+        from nvrx_slurm.report.words import by_consequence
+
         yield click.style("then", bold=True)
-        for each, more in _by_class(answer.secondary):
+        for each, more in by_consequence(answer.secondary):
             rank = "" if each.rank is None else f" rank {each.rank}"
             others = f"  (and {more} more)" if more else ""
             yield _fitted(one_line(f"  {_place(each, names)}{rank}: {each.text.strip()}"), width, others)
@@ -205,30 +201,22 @@ def page(answer: Attribution, width: int | None = None, names: Mapping[str, str]
             yield from _labelled(label, text or "", width)
 
 
-def _by_class(lines: Sequence[Evidence]) -> Iterator[tuple[Evidence, int]]:
-    """The first line of each class of consequence, by the first part of its rule's name, and how many more there
-    are."""
-    classes: dict[str, list[Evidence]] = {}
-    for each in lines:
-        classes.setdefault(each.rule.partition(".")[0], []).append(each)
-    return ((each[0], len(each) - 1) for each in classes.values())
-
-
 def _read(answer: Attribution) -> str:
     """`12 files, 8 ranks; no log of ranks 6, 7; 1 file is not whole`."""
+    from nvrx_slurm.report.words import plural
+
     read = answer.read
     if read is None:
         return ""
-    parts = [f"{read.files} file{'s'[: read.files != 1]}, {read.size_bytes:,} bytes"]
-    if read.agents:
-        parts.append(f"of {read.agents} node{'s'[: read.agents != 1]} by their agents")
-    if read.ranks:
-        parts.append(f"{read.ranks} rank{'s'[: read.ranks != 1]}")
-    if read.silent:
-        parts.append(f"no log of rank{'s'[: len(read.silent) != 1]} {', '.join(map(str, read.silent))}")
-    if read.problems:
-        parts.append(f"{len(read.problems)} not read to the end")
-    return "; ".join(parts)
+    silent = f"rank{'s'[: len(read.silent) != 1]} {', '.join(map(str, read.silent))}"
+    parts = (
+        f"{plural(read.files, 'file')}, {read.size_bytes:,} bytes",
+        read.agents and f"of {plural(read.agents, 'node')} by their agents",
+        read.ranks and plural(read.ranks, "rank"),
+        read.silent and f"no log of {silent}",
+        read.problems and f"{len(read.problems)} not read to the end",
+    )
+    return "; ".join(part for part in parts if part)
 
 
 def _fitted(line: str, width: int | None, end: str = "") -> str:

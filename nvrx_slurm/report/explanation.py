@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from msgspec.structs import replace
-
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.journal.records import (
     AttributionJudged,
@@ -17,11 +15,21 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Verdict
 from nvrx_slurm.report.failure_replay import ReplayedFailure
-from nvrx_slurm.report.failures import RecordedAnswer
+from nvrx_slurm.report.failures import FailureTimeline, RecordedAnswer
 from nvrx_slurm.report.model import JobView, Value
 from nvrx_slurm.report.sentences import action_of, describe, gets_ranks_last, pause_of
 from nvrx_slurm.report.tables import Mood, Row, Table
-from nvrx_slurm.report.words import asked_for, at_step, names, others_lost_it, plural, ranks_of, seconds
+from nvrx_slurm.report.words import (
+    asked_for,
+    at_step,
+    by_consequence,
+    names,
+    others_lost_it,
+    phases_in_words,
+    plural,
+    ranks_of,
+    seconds,
+)
 
 MOODS: dict[Verdict, Mood] = {
     Verdict.STOP: "bad",
@@ -74,10 +82,10 @@ def explanation(
     key, timeline = failure.inquiry.key, failure.timeline
     ended = view.cycles.get((key.replica, key.generation, key.cycle))
     after = timeline.next_cycle(view)
-    answers = list(timeline.answers)
-    if now is not None:
-        answers.append(RecordedAnswer(attribution=now, now=True))
-    found = Explanation(
+    answers = (*timeline.answers, *([RecordedAnswer(attribution=now, now=True)] if now is not None else []))
+    best = max((each.attribution for each in answers), key=lambda each: each.confidence, default=None)
+    verdict = timeline.judged.verdict if timeline.judged is not None else best.verdict if best is not None else None
+    return Explanation(
         job=job,
         name=name,
         generation=key.generation,
@@ -85,7 +93,7 @@ def explanation(
         cycle=key.cycle,
         failed_at=failure.failed_at,
         inquiry=failure.inquiry,
-        answers=tuple(answers),
+        answers=answers,
         judged=timeline.judged,
         decided=timeline.decided,
         decided_at=timeline.decided_at,
@@ -100,11 +108,9 @@ def explanation(
         first_step=timeline.stepped,
         restarts_asked=view.restarts_asked,
         peers_lost=tuple(sorted(rank for rank in failure.peers_lost if rank != key.rank)),
+        verdict=verdict,
+        meaning="" if verdict is None else _meaning(timeline, verdict),
     )
-    best = max((each.attribution for each in answers), key=lambda each: each.confidence, default=None)
-    judged = found.judged
-    verdict = judged.verdict if judged is not None else best.verdict if best is not None else None
-    return found if verdict is None else replace(found, verdict=verdict, meaning=_meaning(found, verdict))
 
 
 # --------------------------------------------------------------------------------------------- screen
@@ -155,22 +161,20 @@ _MEANINGS = {
 }
 
 
-def _meaning(failure: Explanation, verdict: Verdict) -> str:
+def _meaning(failure: FailureTimeline, verdict: Verdict) -> str:
     """What the verdict means for this job, and what was done: `it need not happen again; restarted without n5`."""
-    judged, done = failure.judged, "nothing was decided yet"
+    judged, decided, done = failure.judged, failure.decided, "nothing was decided yet"
     if failure.shutdown is not None:
         done = "the job ended"
-    elif failure.decided is not None:
-        done = _DONE.get(failure.decided.action, action_of(failure.decided))
-        blamed = judged.blamed if judged is not None else ()
-        if done == _DONE["restart_replica"] and blamed:
-            done = f"{done} without {names(blamed)}, unless no other node was left"
+    elif decided is not None and decided.action in ("restart_replica", "restart_job"):
+        done = "restarted"
+        if judged is not None and judged.blamed:
+            done = f"restarted without {names(judged.blamed)}, unless no other node was left"
+    elif decided is not None:
+        done = "went on without the replica" if decided.action == "ignore" else action_of(decided)
     if verdict is Verdict.STOP and failure.shutdown is None and judged is not None and not judged.acted:
         done = f"{done} all the same, in a dry run"
     return f"{_MEANINGS[verdict]}; {done}"
-
-
-_DONE = {"restart_replica": "restarted", "restart_job": "restarted", "ignore": "went on without the replica"}
 
 
 def verdicts(failure: Explanation) -> Table:
@@ -217,13 +221,9 @@ def _evidence(failure: Explanation, folder: str) -> Iterator[Row]:
     for label, text in (("hint", best.hint), ("see", best.reference)):
         if text:
             yield Row((label, text))
-    classes: dict[str, list[Evidence]] = {}
-    for line in best.secondary:
-        classes.setdefault(line.rule.partition(".")[0], []).append(line)
-    for index, lines in enumerate([*classes.values()][:MOST_FOLLOWING]):
-        more = f"  (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        text = f"{_place(lines[0], folder)}  {lines[0].text.strip()}"
-        yield Row(("" if index else "then", text), mood="dim", cut=True, end=more)
+    for index, (line, more) in enumerate(by_consequence(best.secondary)[:MOST_FOLLOWING]):
+        text = f"{_place(line, folder)}  {line.text.strip()}"
+        yield Row(("" if index else "then", text), mood="dim", cut=True, end=f"  (and {more} more)" if more else "")
     if (other := best.runner_up) is not None:
         text = f"{_place(other, folder)}  {other.text.strip()}"
         yield Row(("or else", text), mood="dim", cut=True, end=f"  (rule {other.rule})")
@@ -281,10 +281,8 @@ def _decision(failure: Explanation) -> Iterator[Row]:
             steps = f"; the workers resumed from step {failure.resumed_from}, {plural(lost, 'step')} lost"
         yield Row(("then", f"the next rendezvous closed {took} after the failure{steps}"))
         if (reached := failure.first_step) is not None:
-            phases = ", ".join(
-                f"{name.replace('_', ' ')} {seconds(each_s)}" for name, each_s in reached.phases.items()
-            )
-            yield Row(("", f"every node had stepped {seconds(reached.total_s)} after the failure: {phases}"))
+            took = f"{seconds(reached.total_s)} after the failure: {phases_in_words(reached.phases)}"
+            yield Row(("", f"every node had stepped {took}"))
 
 
 def _place(line: Evidence, folder: str) -> str:

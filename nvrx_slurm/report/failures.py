@@ -102,12 +102,13 @@ class Failures:
         return self._by_cycle.get((replica, generation, cycle))
 
     def take(self, entry: Entry, view: JobView) -> None:
-        """One entry, after the view has taken it."""
         record = entry.record
+        # The view has taken the entry: where its last failure is another one now, the entry has reported a failure.
         noted, self._noted = self._noted, view.last_failure
         if type(record) in _OF_EVERY_NODE:  # nearly all are, and nothing here follows from them
             self._reported = None
             return
+        # The decisions about a fact follow it in the journal. The next fact ends them.
         if isinstance(record, records.Fact):
             self._reported = None
         if isinstance(record, _REPORTS):
@@ -122,6 +123,7 @@ class Failures:
             case records.RestartOrdered():
                 self._is_asked = True
             case records.RendezvousOpened():
+                # Cycle 0 ends none, and a restart that a user asked for is no failure.
                 if record.cycle and not self._is_asked:
                     self._end((record.replica, view.generation, record.cycle - 1), entry.t)
                 self._is_asked = False
@@ -142,9 +144,11 @@ class Failures:
                 key = (record.replica, view.generation, record.cycle - 1)
                 if (failure := self._by_cycle.get(key)) and failure.key == key:  # not: was restarted with another
                     failure.stepped = record
+            # A failure that the job has recovered from did not end it.
             case records.Shutdown() if (failure := self._ending) and failure.running_again_at(view) is None:
                 failure.shutdown = record
             case records.StacksDumped(request=None):
+                # Stacks that no user asked for: the newest failure made its nodes write them.
                 node = view.nodes.get(record.node)
                 if node is not None and node.replica is not None and self.timelines:
                     self.timelines[-1].stacks.update(record.files)

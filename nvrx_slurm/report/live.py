@@ -16,11 +16,12 @@ from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.jobs import find_job, read_plan
 from nvrx_slurm.report.logs import MergedReader
+from nvrx_slurm.report.model import JobView
 from nvrx_slurm.report.presence import OutsideState, Presence, still_in_slurm
 from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
-from nvrx_slurm.report.view import JobFold, JobView, new_view
+from nvrx_slurm.report.view import JobFold, new_view
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.sanitize import one_line, shown
 from nvrx_slurm.util.terminal import as_is, is_unread
@@ -142,6 +143,7 @@ def _read_on(
     look_at = float("-inf")
     while True:
         _check_is_read()
+        # Nothing more is waited for once no process runs the job.
         items = journal.poll(0.0 if outside.over else REDRAW_S)
         if fold is None and items:  # the plan is in the folder before the journal is
             fold = JobFold(read_plan(folder), [face])

@@ -39,6 +39,7 @@ def complete(
     failed_at = outage.step if outage else None
     noticed_at = at - record.total_s
     before = 0.0 if outage is None else noticed_at - outage.at
+    # Both are differences of rounded times: so close to each other they are the same moment.
     if before <= SAME_MOMENT_S:
         before = 0.0
     recovery = Recovery(

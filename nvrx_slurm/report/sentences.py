@@ -17,6 +17,7 @@ from nvrx_slurm.report.words import (
     isolation,
     names,
     numbers,
+    phases_in_words,
     plural,
     ranks_of,
     ranks_wait,
@@ -24,6 +25,7 @@ from nvrx_slurm.report.words import (
     signal_name,
     size,
     slurm_state,
+    to_move,
     worker_end,
     worker_hang,
 )
@@ -116,11 +118,11 @@ def describe(record: AnyRecord) -> str:
         case records.Suspending():
             return f"Slurm announced to {record.node} that it suspends the job"
         case records.NodeResumed():
-            return f"{record.node} was resumed{_stood_still(record)}"
+            return f"{record.node} was resumed after {seconds(record.stood_still_s)}"
+        case records.JobResumed(stood_still_s=0):
+            return "the job was not suspended"
         case records.JobResumed():
-            return (
-                f"the job was resumed{_stood_still(record)}" if record.stood_still_s else "the job was not suspended"
-            )
+            return f"the job was resumed after {seconds(record.stood_still_s)}"
         case records.Attributed(attribution=answer):
             fault = "" if answer.fault == "unknown" else f" ({answer.fault}, {answer.confidence:.0%} sure)"
             because = answer.problem or answer.explanation
@@ -130,21 +132,6 @@ def describe(record: AnyRecord) -> str:
             return f"the controller set aside {plural(record.count, 'record')} in {record.stream}: {record.why}"
         case records.Tick():
             return "a deadline passed"
-        case _:
-            return _describe_workers(record)
-
-
-def _describe_workers(
-    record: records.Prewarmed
-    | records.PrewarmFailed
-    | records.RestartedInProcess
-    | records.WorkerFailed
-    | records.WorkerHung
-    | records.WorkersDone
-    | records.Learned
-    | records.StacksDumped,
-) -> str:
-    match record:
         case records.Prewarmed():
             skipped = "".join(f"; without {name}: {why}" for name, why in sorted(record.skipped.items()))
             has = f"{plural(record.modules, 'module')}, {size(record.memory_bytes)}"
@@ -155,8 +142,8 @@ def _describe_workers(
             return f"workers of {record.role} start cold on {record.node}: {record.why}"
         case records.RestartedInProcess(restart=restart):
             phases = sorted(restart.phases.items(), key=lambda phase: phase[1], reverse=True)[:MOST_PHASES]
-            slowest = ", ".join(f"{phase.replace('_', ' ')} {seconds(took)}" for phase, took in phases)
-            took = f"{seconds(restart.total_s)} ({slowest})" if slowest else seconds(restart.total_s)
+            slowest = f" ({phases_in_words(dict(phases))})" if phases else ""
+            took = f"{seconds(restart.total_s)}{slowest}"
             often = f" {record.times} times, the last time" if record.times > 1 else ""
             out = f" without {ranks_of(restart.missing)}" if restart.missing else ""
             world = f"world size {restart.world_size}{out}"
@@ -218,12 +205,12 @@ def _describe_decision(record: AnyDecision) -> str:
             cycle = f"cycle {record.cycle}" if record.replica in action else _cycle(record)
             return f"the controller {action} after {cycle}: {record.cause} ({left} left){pause}"
         case records.Recovered():
-            parts = ", ".join(f"{name.replace('_', ' ')} {seconds(took)}" for name, took in record.phases.items())
-            return f"{_cycle(record)} runs after a recovery of {seconds(record.total_s)} ({parts})"
+            took = f"{seconds(record.total_s)} ({phases_in_words(record.phases)})"
+            return f"{_cycle(record)} runs after a recovery of {took}"
         case records.FirstStepReached():
-            parts = ", ".join(f"{name.replace('_', ' ')} {seconds(took)}" for name, took in record.phases.items())
             reached = f"every node of {_cycle(record)} has stepped, from step {record.step} on"
-            return f"{reached}, {seconds(record.total_s)} after the failure ({parts}); {record.node} was the last"
+            after = f"{seconds(record.total_s)} after the failure ({phases_in_words(record.phases)})"
+            return f"{reached}, {after}; {record.node} was the last"
         case records.ReplicaEnded():
             return f"{record.replica} {'failed' if record.outcome == 'failed' else 'is done'} in cycle {record.cycle}"
         case records.Shutdown():
@@ -242,8 +229,7 @@ def _describe_decision(record: AnyDecision) -> str:
         case records.RequestRefused():
             return f"the controller refuses request {record.request}: {record.why}"
         case records.RestartOrdered():
-            moved = "" if record.node is None else f" to move the ranks of {record.node}"
-            return f"{_cycle(record)} ends for a restart{moved}, as {record.by} asked; no budget counts it"
+            return f"{_cycle(record)} ends for a restart{to_move(record)}, as {record.by} asked; no budget counts it"
         case records.NodeDrained():
             return f"{record.node} is drained, as {record.by} asked: it gets no ranks any more"
         case records.NodeUndrained():
@@ -278,10 +264,6 @@ def pause_of(record: records.RestartDecided) -> str:
 def gets_ranks_last(blamed: tuple[str, ...]) -> str:
     """`n2 gets ranks only where no other node is left`."""
     return f"{names(blamed)} {'gets' if len(blamed) == 1 else 'get'} ranks only where no other node is left"
-
-
-def _stood_still(record: records.NodeResumed | records.JobResumed) -> str:
-    return f" after {seconds(record.stood_still_s)}"
 
 
 def _cycle(record: Any) -> str:

@@ -14,14 +14,14 @@ controller of another version wrote. What the core knew at a failure is another 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal import records
-from nvrx_slurm.journal.records import AnyRecord, Entry
+from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report import recovery, words
 from nvrx_slurm.report.model import (
@@ -40,9 +40,16 @@ from nvrx_slurm.report.model import (
 from nvrx_slurm.report.sentences import describe
 from nvrx_slurm.util.ids import replica_id
 
-__all__ = ["JobFold", "JobView", "Subscriber", "fold", "new_view", "with_heartbeat"]
-
 ENDED = ("done", "failed", "stopped")
+SHOWN_DECISIONS = (
+    records.Shutdown,
+    records.Quarantined,
+    records.RestartDecided,
+    records.RestartOrdered,
+    records.NodeDrained,
+    records.NodeUndrained,
+)
+"""Kinds of which the last one is shown as the last decision, with the verdicts that decided."""
 
 
 class Subscriber(Protocol):
@@ -83,163 +90,44 @@ def fold(view: JobView, entry: Entry) -> JobView:
     if entry.n <= view.n:
         return view
     view.n, view.t = entry.n, entry.t
-    part = _PARTS.get(type(entry.record))
-    if part is not None:
-        part(view, entry.record, entry.t)
-    return view
-
-
-def with_heartbeat(view: JobView, heard: ReceivedHeartbeat) -> JobView:
-    """The view with a heartbeat. One of an older agent changes nothing; one of an older cycle changes no step."""
-    beat = heard.heartbeat
-    node = view.nodes.get(beat.node)
-    if node is None or node.incarnation not in ("", beat.incarnation) or beat.generation != view.generation:
-        return view
-    before = view.heard.get(beat.node)
-    if before is not None and _same_cycle(before.heartbeat, beat):
-        view.heard_before[beat.node] = before
-    else:
-        view.heard_before.pop(beat.node, None)
-    view.heard[beat.node] = heard
-    if beat.steps and view.is_current(node, beat):
-        report_step(view, node.name, max(beat.steps.values()))
-    return view
-
-
-def _same_cycle(one: records.Heartbeat, other: records.Heartbeat) -> bool:
-    return (one.incarnation, one.replica, one.cycle) == (other.incarnation, other.replica, other.cycle)
-
-
-# ------------------------------------------------------------------------------------------ the parts
-
-
-def _fold_job(view: JobView, record: AnyRecord, t: float) -> None:
-    """The job as a whole: its generations, its controllers, its end."""
-    match record:
-        case records.JobStarted(expected=expected):
-            view.job, view.name, view.generation = record.job, record.name, record.generation
-            view.started_at = t if view.started_at is None else view.started_at
-            view.shutdown = view.unused_spares = view.exit_code = view.ended_at = None
-            view.nodes = {name: NodeView(name=name, since=t) for name in expected}
-            view.replicas, view.waiting, view.outages, view.heard, view.missing = {}, {}, {}, {}, ()
-            view.heard_before = {}
-            view.reported, view.peers_lost, view.asked, view.drained = {}, {}, {}, {}
-            # Each replica's share of the allocation, in its order: the nodes that the first rendezvous prefers.
-            view.preferred, first = {}, 0
-            for role in view.plan.roles if view.plan else ():
-                for index in range(role.replicas):
-                    view.preferred[replica_id(role.name, index)] = expected[first : first + role.nodes_per_replica]
-                    first += role.nodes_per_replica
-        case records.ControllerStarted():
-            view.controllers += 1
-        case records.Shutdown():
-            if view.shutdown is None:
-                view.unused_spares = view.spares
-            view.shutdown = record
-            view.last_decision = Decided(at=t, what=describe(record))
-            for replica in list(view.replicas.values()):
-                if replica.phase not in ENDED:
-                    of_it = {name for name in view.present if view.nodes[name].replica == replica.id}
-                    view.waiting[replica.id] = of_it
-                    change_replica(view, replica.id, phase="stopping", since=t)
-        case records.JobEnded():
-            view.exit_code, view.ended_at, view.missing = record.exit_code, t, record.missing
-            for key, cycle in view.cycles.items():
-                if cycle.generation == view.generation and cycle.ended_at is None:
-                    view.cycles[key] = replace(cycle, ended_at=t, outcome=record.reason)
-            for replica in list(view.replicas.values()):
-                if replica.phase not in ENDED:
-                    change_replica(view, replica.id, phase="stopped", since=t)
-
-
-def _fold_node(view: JobView, record: AnyRecord, t: float) -> None:
-    """The nodes: they join, get ready, leave, are lost, fenced and quarantined."""
-    match record:
-        case records.NodeJoined():
-            before = view.nodes.get(record.node)
-            works_for = (
-                None if before is None or before.state != "active" else view.replicas.get(before.replica or "")
-            )
-            if (
-                works_for is not None and works_for.phase not in ENDED
-            ):  # no other record says that its workers are gone
-                note_failure(view, record.node, "node_lost", f"{record.node} lost: its agent was replaced", t)
-            view.nodes[record.node] = NodeView(name=record.node, since=t, incarnation=record.incarnation)
-            arrive(view, record.node, t)
-        case records.NodeReady():
-            if record.step is not None:
-                report_step(view, record.node, record.step)
-            arrive(view, record.node, t)
-            if record.peers_lost:
-                lose_peers(view, record.replica, record.cycle - 1, record.peers_lost)
-        case records.NodeIsolated():
-            note_failure(view, record.node, "node_isolated", words.isolation(record), t)
-        case records.NodeLeft():
-            if record.step is not None:
-                report_step(view, record.node, record.step)
-            note_failure(view, record.node, "node_left", f"{record.node} left: {record.reason}", t)
-            depart(view, record.node, "left", record.reason, t)
-        case records.NodeLost():
-            if record.step is not None:
-                report_step(view, record.node, record.step)
-            kind: FailureKind = "node_silent" if record.cause == "heartbeat_timeout" else "node_lost"
-            note_failure(view, record.node, kind, words.node_loss(record), t - record.ago_s, record.step)
-            had_ranks = record.node in view.nodes and view.nodes[record.node].state == "active"
-            depart(view, record.node, "lost", record.why, t)
-            if had_ranks and record.safe_after_s > 0.0:
-                change_node(view, record.node, held_until=t + record.safe_after_s)
-        case records.NodeFenced():
-            node = view.nodes.get(record.node)
-            if node is not None and node.incarnation == record.incarnation:
-                change_node(view, record.node, held_until=None)
-        case records.SlurmNodeState():
-            node = view.nodes.get(record.node)
-            if node is not None and node.state == "lost":
-                change_node(view, record.node, slurm_says=words.slurm_state(record))
-        case records.Fence():
-            node = view.nodes.get(record.node)
-            # A lost node is fenced too: what it was lost for says more.
-            if node and node.state not in ("lost", "left") and node.incarnation == record.incarnation:
-                depart(view, node.name, "lost", "fenced: too late for its rendezvous", t)
-                if view.plan is not None:  # it may still be killing its workers
-                    change_node(view, node.name, held_until=t + view.plan.fault_tolerance.gives_away_after_s)
-        case records.Quarantined():
-            depart(view, record.node, "quarantined", record.reason, t)
-            view.last_decision = Decided(at=t, what=describe(record))
-
-
-def _fold_workers(view: JobView, record: AnyRecord, t: float) -> None:
-    """The workers: they start, step, restart in process, hang, fail and finish."""
-    match record:
+    t = entry.t
+    match record := entry.record:
+        # ---- workers. The first two come from every node in every cycle, as `NodeReady` does: nearly all entries
+        # are of these three kinds.
         case records.WorkersStarted():
             known = view.nodes.get(record.node)
             if known is None or known.ranks != tuple(record.pids):  # else they are those that the close has given
                 change_node(view, record.node, ranks=tuple(sorted(record.pids)))
-            if record.warm or record.cold:
-                started = view.cycles.get((record.replica, view.generation, record.cycle))
-                if started is not None:
-                    warm, cold = started.warm + record.warm, started.cold or record.cold
-                    change_cycle(view, record.replica, record.cycle, warm=warm, cold=cold)
-            current, waiting = view.replicas[record.replica], view.waiting[record.replica]
-            if current.phase != "starting" or current.cycle != record.cycle:
-                return
-            waiting.discard(record.node)
-            if not waiting:
-                change_replica(view, current.id, phase="running", since=t)
-                change_cycle(view, current.id, current.cycle, started_at=t)
-        case records.Prewarmed() | records.PrewarmFailed():
-            why = record.why if isinstance(record, records.PrewarmFailed) else None
-            before = view.nodes.get(record.node) or NodeView(name=record.node)
-            change_node(view, record.node, prewarm={**before.prewarm, record.role: why})
+            started = view.cycles.get((record.replica, view.generation, record.cycle))
+            if started is not None and (record.warm or record.cold):
+                warm, cold = started.warm + record.warm, started.cold or record.cold
+                change_cycle(view, record.replica, record.cycle, warm=warm, cold=cold)
+            current = view.replicas[record.replica]
+            # A late report of an older cycle does not make the replica run.
+            if current.phase == "starting" and current.cycle == record.cycle:
+                waiting = view.waiting[record.replica]
+                waiting.discard(record.node)
+                if not waiting:
+                    change_replica(view, current.id, phase="running", since=t)
+                    change_cycle(view, current.id, current.cycle, started_at=t)
         case records.Progress():
             report_step(view, record.node, record.step)
             key = (record.replica, view.generation, record.cycle)
-            cycle = view.cycles.get(key)
-            if cycle is None or cycle.first_step_at is not None:
-                return
-            view.cycles[key] = replace(cycle, first_step_at=t, first_step=record.step)
-            if key in view.recoveries:
-                view.recoveries[key] = recovery.with_first_step(view.recoveries[key], t, record.step)
+            stepping = view.cycles.get(key)
+            # The first rank of the first node: `first_step_reached` reports the last node's, and comes later.
+            if stepping is not None and stepping.first_step_at is None:
+                view.cycles[key] = replace(stepping, first_step_at=t, first_step=record.step)
+                if key in view.recoveries:
+                    view.recoveries[key] = recovery.with_first_step(view.recoveries[key], t, record.step)
+        case records.NodeReady():
+            report_step(view, record.node, record.step)
+            arrive(view, record.node, t)
+            if record.peers_lost:
+                lose_peers(view, record.replica, record.cycle - 1, record.peers_lost)
+        case records.Prewarmed() | records.PrewarmFailed():
+            why_cold = record.why if isinstance(record, records.PrewarmFailed) else None
+            node = view.nodes.get(record.node) or NodeView(name=record.node)
+            change_node(view, record.node, prewarm={**node.prewarm, record.role: why_cold})
         case records.RestartedInProcess(restart=restart):
             view.restarts_in_process += record.times
             cycle = view.cycles.get((record.replica, view.generation, record.cycle))
@@ -256,31 +144,76 @@ def _fold_workers(view: JobView, record: AnyRecord, t: float) -> None:
                 total_s=restart.total_s,
             )
         case records.WorkerFailed() | records.WorkerHung():
-            if record.step is not None:
-                report_step(view, record.node, record.step)
+            report_step(view, record.node, record.step)
             place: dict[str, Any] = {"replica": record.replica, "cycle": record.cycle, "rank": record.rank}
+            kind: FailureKind
             if isinstance(record, records.WorkerFailed):
-                why, stacks, kind = words.worker_end(record), None, _kind_of(record)
-                place["peer_lost"] = record.peer_lost
+                why, place["peer_lost"] = words.worker_end(record), record.peer_lost
+                kind = "worker_exit" if record.signal is None else "worker_signal"
+                if record.error is not None:
+                    kind = "worker_error"
             else:
-                why, stacks, kind = words.worker_hang(record), record.stacks, "worker_hung"
-            note_failure(view, record.node, kind, why, t - record.ago_s, record.step, **place, stacks=stacks)
+                why, kind, place["stacks"] = words.worker_hang(record), "worker_hung", record.stacks
+            note_failure(view, record.node, kind, why, t - record.ago_s, record.step, **place)
             if isinstance(record, records.WorkerFailed) and record.peer_lost:
                 lose_peers(view, record.replica, record.cycle, [record.rank])
             if isinstance(record, records.WorkerHung) and record.stacks is not None:
                 files = {record.rank: record.stacks}
                 view.last_stacks = StacksView(at=t, why=record.why, node=record.node, files=files)
         case records.WorkersDone():
-            if record.step is not None:
-                report_step(view, record.node, record.step)
+            report_step(view, record.node, record.step)
             change_node(view, record.node, done=True)
         case records.StacksDumped() if record.files:
             view.last_stacks = StacksView(at=t, why=record.why, node=record.node, files=record.files)
 
+        # ---- nodes: they join, leave, are lost, fenced and quarantined
+        case records.NodeJoined():
+            before = view.nodes.get(record.node)
+            if before is not None and before.state == "active":
+                works_for = view.replicas.get(before.replica or "")
+                # No other record says that the workers of the agent before are gone.
+                if works_for is not None and works_for.phase not in ENDED:
+                    note_failure(view, record.node, "node_lost", f"{record.node} lost: its agent was replaced", t)
+            # All that is known of the node's agent before goes: the new one has no ranks, and no warm process yet.
+            view.nodes[record.node] = NodeView(name=record.node, since=t, incarnation=record.incarnation)
+            arrive(view, record.node, t)
+        case records.NodeIsolated():
+            note_failure(view, record.node, "node_isolated", words.isolation(record), t)
+        case records.NodeLeft():
+            report_step(view, record.node, record.step)
+            # Before `depart`, which takes the ranks from the node.
+            note_failure(view, record.node, "node_left", f"{record.node} left: {record.reason}", t)
+            depart(view, record.node, "left", record.reason, t)
+        case records.NodeLost():
+            report_step(view, record.node, record.step)
+            kind = "node_silent" if record.cause == "heartbeat_timeout" else "node_lost"
+            loss = f"{record.node} lost: {record.why}"
+            note_failure(view, record.node, kind, loss, t - record.ago_s, record.step)
+            had_ranks = record.node in view.nodes and view.nodes[record.node].state == "active"
+            depart(view, record.node, "lost", record.why, t)
+            # The ranks of a spare, which has none, need not wait for proof of its death.
+            if had_ranks and record.safe_after_s > 0.0:
+                change_node(view, record.node, held_until=t + record.safe_after_s)
+        case records.NodeFenced():
+            fenced = view.nodes.get(record.node)
+            # The proof is about one agent: a newer one of the node may have been lost since.
+            if fenced is not None and fenced.incarnation == record.incarnation:
+                change_node(view, record.node, held_until=None)
+        case records.SlurmNodeState():
+            lost = view.nodes.get(record.node)
+            if lost is not None and lost.state == "lost":
+                change_node(view, record.node, slurm_says=words.slurm_state(record))
+        case records.Fence():
+            late = view.nodes.get(record.node)
+            # A lost node is fenced too: what it was lost for says more.
+            if late and late.state not in ("lost", "left") and late.incarnation == record.incarnation:
+                depart(view, late.name, "lost", "fenced: too late for its rendezvous", t)
+                if view.plan is not None:  # it may still be killing its workers
+                    change_node(view, late.name, held_until=t + view.plan.fault_tolerance.gives_away_after_s)
+        case records.Quarantined():
+            depart(view, record.node, "quarantined", record.reason, t)
 
-def _fold_replica(view: JobView, record: AnyRecord, t: float) -> None:
-    """The replicas: their rendezvous, and what was decided about their failures."""
-    match record:
+        # ---- replicas: their rendezvous, and what was decided about their failures
         case records.RendezvousOpened():
             _open_rendezvous(view, record, t)
         case records.RendezvousClosed():
@@ -303,13 +236,14 @@ def _fold_replica(view: JobView, record: AnyRecord, t: float) -> None:
                 peers_lost=tuple(sorted(rank for rank in others if rank is not None)),
                 kind=noticed.kind if noticed else "unknown",
             )
+            # An outage that began with a consequence gets the words of the cause, and keeps its own moment: from then
+            # on the replica has stood still.
             for name, noted in view.outages.items():
                 if noted.peer_lost and (name == record.replica or record.action == "restart_job"):
                     view.outages[name] = replace(failure, at=noted.at)
                     change_cycle(view, name, view.replicas[name].cycle - 1, outcome=failure.why)
             view.restarts += record.action in ("restart_replica", "restart_job")
             view.restarts_left = record.restarts_left
-            view.last_decision = Decided(at=t, what=describe(record))
         case records.AttributionJudged():
             judged = Decided(at=t, what=describe(record))
             if record.acted:
@@ -319,8 +253,9 @@ def _fold_replica(view: JobView, record: AnyRecord, t: float) -> None:
         case records.Recovered():
             key = (record.replica, view.generation, record.cycle)
             outage = view.outages.pop(record.replica, None)
-            before = view.cycles.get((record.replica, view.generation, record.cycle - 1))
-            reached = None if before is None else before.last_step
+            # The replica's own step is of the new cycle by now.
+            failed = view.cycles.get((record.replica, view.generation, record.cycle - 1))
+            reached = None if failed is None else failed.last_step
             view.recoveries[key] = recovery.complete(record, t, outage, view.cycles[key], reached)
         case records.FirstStepReached():
             key = (record.replica, view.generation, record.cycle)
@@ -331,80 +266,89 @@ def _fold_replica(view: JobView, record: AnyRecord, t: float) -> None:
             change_replica(view, record.replica, phase=record.outcome, since=t)
             change_cycle(view, record.replica, record.cycle, ended_at=t, outcome=record.outcome)
 
-
-def _fold_request(view: JobView, record: AnyRecord, t: float) -> None:
-    """What users have asked for, and what came of it."""
-    match record:
+        # ---- what users have asked for
         case records.RestartOrdered():
-            moved = "" if record.node is None else f" to move the ranks of {record.node}"
-            step = view.replicas[record.replica].step
             view.asked[record.replica] = FailureView(
                 at=t,
-                why=f"{record.by} asked for a restart{moved}",
+                why=f"{record.by} asked for a restart{words.to_move(record)}",
                 node=record.node or "",
                 replica=record.replica,
                 cycle=record.cycle,
-                step=step,
+                step=view.replicas[record.replica].step,
                 kind="user",
             )
             view.restarts_asked += 1
         case records.NodeDrained():
             view.drained[record.node] = record.by
-            node = view.nodes[record.node]
-            if node.state in ("ready", "standby"):
-                arrive(view, node.name, t)
-            elif node.state == "joining":
+            drained = view.nodes[record.node]
+            if drained.state in ("ready", "standby"):
+                arrive(view, drained.name, t)
+            elif drained.state == "joining":
                 for replica in view.replicas.values():
-                    stop_waiting(view, replica.id, node.name)
+                    stop_waiting(view, replica.id, drained.name)
         case records.NodeUndrained():
             view.drained.pop(record.node, None)
             if view.nodes[record.node].state == "drained":
                 arrive(view, record.node, t)
-        case _:
-            return
-    view.last_decision = Decided(at=t, what=describe(record))
+
+        # ---- the job as a whole: its generations, its controllers, its end
+        case records.JobStarted(expected=expected):
+            view.job, view.name, view.generation = record.job, record.name, record.generation
+            # A requeued job goes on with the same journal: its start is that of the first generation.
+            view.started_at = t if view.started_at is None else view.started_at
+            view.shutdown = view.unused_spares = view.exit_code = view.ended_at = None
+            view.nodes = {name: NodeView(name=name, since=t) for name in expected}
+            view.replicas, view.waiting, view.outages, view.heard, view.missing = {}, {}, {}, {}, ()
+            view.heard_before = {}
+            view.reported, view.peers_lost, view.asked, view.drained = {}, {}, {}, {}
+            # Each replica's share of the allocation, in its order: the nodes that the first rendezvous prefers.
+            view.preferred, first = {}, 0
+            for role in view.plan.roles if view.plan else ():
+                for index in range(role.replicas):
+                    view.preferred[replica_id(role.name, index)] = expected[first : first + role.nodes_per_replica]
+                    first += role.nodes_per_replica
+        case records.ControllerStarted():
+            view.controllers += 1
+        case records.Shutdown():
+            if view.shutdown is None:
+                # Before any of them leaves: a job that has ended shows how many it had not used.
+                view.unused_spares = view.spares
+            view.shutdown = record
+            for replica in list(view.replicas.values()):
+                if replica.phase not in ENDED:
+                    present = {each for each in view.present if view.nodes[each].replica == replica.id}
+                    view.waiting[replica.id] = present
+                    change_replica(view, replica.id, phase="stopping", since=t)
+        case records.JobEnded():
+            view.exit_code, view.ended_at, view.missing = record.exit_code, t, record.missing
+            # Cycles of a generation that left no end keep none: nothing says when they ended.
+            for key, cycle in view.cycles.items():
+                if cycle.generation == view.generation and cycle.ended_at is None:
+                    view.cycles[key] = replace(cycle, ended_at=t, outcome=record.reason)
+            for replica in list(view.replicas.values()):
+                if replica.phase not in ENDED:
+                    change_replica(view, replica.id, phase="stopped", since=t)
+    if isinstance(record, SHOWN_DECISIONS):
+        view.last_decision = Decided(at=t, what=describe(record))
+    return view
 
 
-_PARTS: dict[type, Callable[[JobView, AnyRecord, float], None]] = {
-    kind: part
-    for part, kinds in {
-        _fold_job: (records.JobStarted, records.ControllerStarted, records.Shutdown, records.JobEnded),
-        _fold_node: (
-            records.NodeJoined,
-            records.NodeReady,
-            records.NodeIsolated,
-            records.NodeLeft,
-            records.NodeLost,
-            records.NodeFenced,
-            records.SlurmNodeState,
-            records.Fence,
-            records.Quarantined,
-        ),
-        _fold_workers: (
-            records.WorkersStarted,
-            records.Prewarmed,
-            records.PrewarmFailed,
-            records.Progress,
-            records.RestartedInProcess,
-            records.WorkerFailed,
-            records.WorkerHung,
-            records.WorkersDone,
-            records.StacksDumped,
-        ),
-        _fold_replica: (
-            records.RendezvousOpened,
-            records.RendezvousClosed,
-            records.RestartDecided,
-            records.AttributionJudged,
-            records.Recovered,
-            records.FirstStepReached,
-            records.ReplicaEnded,
-        ),
-        _fold_request: (records.RestartOrdered, records.NodeDrained, records.NodeUndrained),
-    }.items()
-    for kind in kinds
-}
-"""A record is of one part. Any other changes nothing: a journal of 100,000 entries asks once for each."""
+def with_heartbeat(view: JobView, heard: ReceivedHeartbeat) -> JobView:
+    """The view with a heartbeat. One of an older agent changes nothing; one of an older cycle changes no step."""
+    beat = heard.heartbeat
+    node = view.nodes.get(beat.node)
+    if node is None or node.incarnation not in ("", beat.incarnation) or beat.generation != view.generation:
+        return view
+    before = view.heard.get(beat.node)
+    same = before and (before.heartbeat.incarnation, before.heartbeat.replica, before.heartbeat.cycle)
+    if before is not None and same == (beat.incarnation, beat.replica, beat.cycle):
+        view.heard_before[beat.node] = before  # lag goes by two heartbeats of one cycle
+    else:
+        view.heard_before.pop(beat.node, None)
+    view.heard[beat.node] = heard
+    if beat.steps and view.is_current(node, beat):
+        report_step(view, node.name, max(beat.steps.values()))
+    return view
 
 
 def _open_rendezvous(view: JobView, record: records.RendezvousOpened, t: float) -> None:
@@ -429,6 +373,7 @@ def _open_rendezvous(view: JobView, record: records.RendezvousOpened, t: float) 
     )
     opened = CycleView(replica=name, generation=view.generation, cycle=cycle, opened_at=t)
     view.cycles[name, view.generation, cycle] = opened
+    # What a user asked for is not the fault of the last failure.
     why = view.asked.pop(name, view.last_failure)
     if cycle and why:
         change_cycle(view, name, cycle - 1, ended_at=t, outcome=why.why)
@@ -461,6 +406,7 @@ def _close_rendezvous(view: JobView, record: records.RendezvousClosed, t: float)
             done=False,
         )
     view.waiting[name] = set(nodes)
+    # Before the replica's step is reset: by now all nodes have said how far the cycle before had come.
     change_cycle(view, name, record.cycle - 1, last_step=replica.step)
     change_replica(view, name, phase="starting", nodes=nodes, world_size=world, step=None, since=t)
     change_cycle(view, name, record.cycle, closed_at=t, nodes=nodes, promoted=promoted, world_size=world)
@@ -486,8 +432,10 @@ def change_cycle(view: JobView, replica: str, cycle: int, **changes: Any) -> Non
         view.cycles[key] = replace(view.cycles[key], **changes)
 
 
-def report_step(view: JobView, name: str, step: int) -> None:
-    """A rank of the node reported a step."""
+def report_step(view: JobView, name: str, step: int | None) -> None:
+    """A rank of the node reported a step; None: the record names none."""
+    if step is None:
+        return
     node = view.nodes[name] = replace(view.nodes.get(name) or NodeView(name=name), step=step)
     replica = view.replicas.get(node.replica or "")
     if replica is not None and (replica.step is None or step > replica.step):
@@ -506,12 +454,6 @@ def note_failure(
     known = node.step if step is None and node else step
     view.last_failure = FailureView(at=at, why=why, node=name, step=known, kind=kind, **place)
     view.reported[name, place.get("rank")] = view.last_failure
-
-
-def _kind_of(record: records.WorkerFailed) -> FailureKind:
-    if record.error is not None:
-        return "worker_error"
-    return "worker_exit" if record.signal is None else "worker_signal"
 
 
 def lose_peers(view: JobView, replica: str, cycle: int, ranks: Iterable[int]) -> None:

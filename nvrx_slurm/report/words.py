@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import re
 import signal
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import get_args
 
@@ -15,6 +15,7 @@ import msgspec
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import AnyRecord
+from nvrx_slurm.journal.verdicts import Evidence
 
 MOST_DIGITS = 18
 """Of a number in a node's name that is folded. Python refuses to read one of more than 4,300 digits."""
@@ -57,6 +58,11 @@ def seconds(duration_s: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h {whole % 3600 // 60:02}m"
     return f"{whole // 86400}d {whole % 86400 // 3600:02}h"
+
+
+def percent(share: float | None) -> str:
+    """`97.3%`; `–` where it is not known."""
+    return "–" if share is None else f"{share:.1%}"
 
 
 def size(count_bytes: int) -> str:
@@ -145,11 +151,6 @@ def slurm_state(record: records.SlurmNodeState) -> str:
     return f"{record.state} ({record.reason})" if record.reason else record.state
 
 
-def node_loss(record: records.NodeLost) -> str:
-    """How a node was lost: `n2 lost: connection to its agent closed`."""
-    return f"{record.node} lost: {record.why}"
-
-
 def how_started(warm: int, cold: str | None, count: int | None = None) -> str:
     """`8 workers warm`; `6 workers warm, 2 cold: …`; `cold: …`, or `cold` without a reason; nothing where no warm
     process was asked for."""
@@ -160,9 +161,28 @@ def how_started(warm: int, cold: str | None, count: int | None = None) -> str:
     return ", ".join(parts)
 
 
+def phases_in_words(phases: Mapping[str, float]) -> str:
+    """`torn down 180 ms, closed 20.0 ms`."""
+    return ", ".join(f"{name.replace('_', ' ')} {seconds(took_s)}" for name, took_s in phases.items())
+
+
+def to_move(record: records.RestartOrdered) -> str:
+    """Why a user's restart takes place, if it is for a drain."""
+    return "" if record.node is None else f" to move the ranks of {record.node}"
+
+
 def asked_for(restarts: int) -> str:
     """`users asked for 2 restarts, which no budget counts`."""
     return f"users asked for {plural(restarts, 'restart')}, which no budget counts"
+
+
+def by_consequence(lines: Iterable[Evidence]) -> list[tuple[Evidence, int]]:
+    """The first line of each class of consequence, by the first part of its rule's name, and how many more there
+    are."""
+    classes: dict[str, list[Evidence]] = {}
+    for each in lines:
+        classes.setdefault(each.rule.partition(".")[0], []).append(each)
+    return [(found[0], len(found) - 1) for found in classes.values()]
 
 
 def shares(parts: Sequence[int]) -> list[int]:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.completion import complete_jobs
-from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job
+from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job, found_jobs, jobs_argument
 from nvrx_slurm.cli.options import folder_option
+from nvrx_slurm.cli.output import note
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.journal.folder import JobFolder
@@ -22,7 +21,7 @@ PORT = 9464
 
 
 @click.command()
-@click.argument("job_ids", metavar="[JOB]…", nargs=-1, shell_complete=complete_jobs)
+@jobs_argument
 @click.option(
     "--listen", metavar="HOST:PORT", help=f"Serve /metrics there until Ctrl-C; :{PORT} is 127.0.0.1:{PORT}."
 )
@@ -57,8 +56,10 @@ def metrics(
 
     if listen is not None and textfile is not None:
         raise UsageError("--listen serves metrics and --textfile writes them once: choose one")
-    chosen = [chosen_job(job_id, folder) for job_id in dict.fromkeys(job_ids)] or [chosen_job(None, folder)]
-    jobs = [find_job(base, job_id) for job_id, base in chosen]
+    jobs = found_jobs(job_ids, folder)
+    if not job_ids:
+        job_id, folder = chosen_job(None, folder)
+        jobs = [find_job(folder, job_id)]
     if listen is not None:
         serve(jobs, *address_of(listen))
         return
@@ -71,13 +72,14 @@ def metrics(
     from nvrx_slurm.report.metrics import registry_of
 
     gc.disable()  # as `report` does; a server that stays collects
+    if textfile is not None and textfile.suffix != ".prom":
+        raise UsageError(f"--textfile {textfile}: node_exporter reads files whose names end in .prom only")
     with FollowedJobs(jobs) as followed:
-        registry = registry_of(followed.look())
+        readings = followed.look()
+    registry = registry_of(lambda: readings)
     if textfile is None:
         click.echo(openmetrics.generate_latest(registry), nl=False)  # type: ignore[no-untyped-call]
         return
-    if textfile.suffix != ".prom":
-        raise UsageError(f"--textfile {textfile}: node_exporter reads files whose names end in .prom only")
     try:
         exposition.write_to_textfile(str(textfile), registry)
     except OSError as error:
@@ -100,29 +102,16 @@ def serve(jobs: list[JobFolder], host: str, port: int) -> None:
     import threading
 
     from prometheus_client import start_http_server
-    from prometheus_client.core import CollectorRegistry
-    from prometheus_client.registry import Collector
 
     from nvrx_slurm.report.live_jobs import FollowedJobs
-    from nvrx_slurm.report.metrics import JobCollector
+    from nvrx_slurm.report.metrics import registry_of
 
     with FollowedJobs(jobs) as followed:
-        one_at_a_time = threading.Lock()
-
-        class Scrape(Collector):
-            """Reads on, then collects; two scrapes at once wait for each other."""
-
-            def collect(self):  # type: ignore[no-untyped-def]
-                with one_at_a_time:
-                    return list(JobCollector(followed.look()).collect())
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(Scrape())
         try:
-            server, thread = start_http_server(port, addr=host, registry=registry)
+            server, thread = start_http_server(port, addr=host, registry=registry_of(followed.look))
         except OSError as error:
             raise UsageError(f"--listen {host}:{port}: cannot listen there: {error.strerror}") from None
-        click.echo(one_line(f"nvrx-slurm: metrics at http://{host}:{server.server_port}/metrics"), err=True)
+        note(f"nvrx-slurm: metrics at http://{host}:{server.server_port}/metrics")
         ended = threading.Event()
         signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
         try:

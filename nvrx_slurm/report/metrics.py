@@ -8,9 +8,10 @@ phase. No label holds a rank, a node, a path, an argument or a message.
 from __future__ import annotations
 
 import statistics
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -27,7 +28,7 @@ from nvrx_slurm.report import ranks
 from nvrx_slurm.report.goodput import PARTS
 from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.job_report import until_of
-from nvrx_slurm.report.model import FailureKind, NodeState, Recovery
+from nvrx_slurm.report.model import FailureKind, NodeState
 from nvrx_slurm.report.recovery import PHASES, STARTUP
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.util.sanitize import one_line
@@ -43,22 +44,26 @@ BUCKETS_S = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 18
 Values = Mapping[Any, float]
 """The values of the labels, in order → the value."""
 Reading = tuple[Snapshot, JobTimeline]
+_Family = TypeVar("_Family", bound=GaugeMetricFamily | CounterMetricFamily)
 
 
 class JobCollector(Collector):
-    """What prometheus-client asks: the metrics of these jobs, as they are now. `read` is called for each scrape."""
+    """What prometheus-client asks: the metrics of jobs. `read` is called for each scrape; two scrapes at once wait
+    for each other."""
 
-    def __init__(self, readings: Iterable[Reading]) -> None:
-        self._readings = list(readings)
+    def __init__(self, read: Callable[[], Iterable[Reading]]) -> None:
+        self._read = read
+        self._one_at_a_time = threading.Lock()
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> list[Metric]:
         families: dict[str, Metric] = {}
-        for shot, history in self._readings:
-            for family in _families(shot, history):
+        with self._one_at_a_time:
+            # Every job has the same families: one exposition may name each of them once.
+            for family in (family for shot, history in self._read() for family in _families(shot, history)):
                 known = families.setdefault(family.name, family)
                 if known is not family:
                     known.samples += family.samples
-        yield from families.values()
+        return list(families.values())
 
 
 def label(text: str) -> str:
@@ -66,10 +71,10 @@ def label(text: str) -> str:
     return one_line(text).replace("##[", "# #[")
 
 
-def registry_of(readings: Iterable[Reading]) -> CollectorRegistry:
-    """One registry for one exposition."""
+def registry_of(read: Callable[[], Iterable[Reading]]) -> CollectorRegistry:
+    """A registry of what `read` finds at each exposition."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(JobCollector(readings))
+    registry.register(JobCollector(read))
     return registry
 
 
@@ -77,17 +82,16 @@ def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
     view, job = shot.view, label(shot.folder.job_id)
     goodput = history.goodput(view, until_of(shot))
 
-    def gauge(name: str, about: str, values: Values, *labels: str) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"nvrx_{name}", about, labels=("job_id", *labels))
+    def fill(family: _Family, values: Values) -> _Family:
         for key, value in values.items():
             family.add_metric((job, *key), value)
         return family
 
+    def gauge(name: str, about: str, values: Values, *labels: str) -> GaugeMetricFamily:
+        return fill(GaugeMetricFamily(f"nvrx_{name}", about, labels=("job_id", *labels)), values)
+
     def counter(name: str, about: str, values: Values, *labels: str) -> CounterMetricFamily:
-        family = CounterMetricFamily(f"nvrx_{name}", about, labels=("job_id", *labels))
-        for key, value in values.items():
-            family.add_metric((job, *key), value)
-        return family
+        return fill(CounterMetricFamily(f"nvrx_{name}", about, labels=("job_id", *labels)), values)
 
     info = InfoMetricFamily("nvrx_job", "The job's name, and where it runs.", labels=("job_id",))
     info.add_metric((job,), {"name": label(view.name), "cluster": label(shot.info.cluster) if shot.info else ""})
@@ -111,6 +115,7 @@ def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
         "job_steps", "Steps made, of all replicas, by whether an earlier cycle had made them.", steps, "kind"
     )
 
+    # Every state, cause and verdict has its series, at 0 too: a series that begins with its first event has no rate.
     states = Counter(node.state for node in view.nodes.values())
     of_states: Values = {(each,): states[each] for each in get_args(NodeState)}
     yield gauge("nodes", "Nodes of the allocation by state.", of_states, "state")
@@ -128,13 +133,21 @@ def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
     yield counter(
         "recoveries", "Recoveries by the cause of the failure.", {(k,): recovered[k] for k in kinds}, "cause"
     )
-    yield _histogram(job, view.recoveries.values())
+    # A job that had no recovery has empty distributions, so that rates begin at zero.
+    took: dict[str, list[float]] = {phase: [] for phase in (*PHASES, STARTUP)}
+    for each in view.recoveries.values():
+        for phase, took_s in [*each.phases.items(), (STARTUP, each.startup_s)]:
+            if phase in took and took_s is not None:
+                took[phase].append(took_s)
+    by_phase = HistogramMetricFamily("nvrx_recovery_seconds", "Recoveries by phase.", labels=("job_id", "phase"))
+    for phase, values in took.items():
+        _observe(by_phase, (job, phase), values)
+    yield by_phase
     whole = HistogramMetricFamily(
         "nvrx_recovery_whole_seconds", "From a failure to the first step of all nodes.", labels=("job_id",)
     )
-    _observe(
-        whole, (job,), [each.to_first_step_s for each in view.recoveries.values() if each.to_first_step_s is not None]
-    )
+    ways = (each.to_first_step_s for each in view.recoveries.values())
+    _observe(whole, (job,), [way_s for way_s in ways if way_s is not None])
     yield whole
     yield counter("restarts", "Restarts that a failure led to.", {(): view.restarts})
     yield counter("restarts_in_process", "Restarts inside the processes.", {(): view.restarts_in_process})
@@ -166,21 +179,6 @@ def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
         yield gauge("rank_lag_max_steps", "How many steps the slowest rank is behind the fastest.", {(): max(lags)})
     if quiet := [rank.quiet_s for rank in every if rank.quiet_s is not None]:
         yield gauge("rank_quiet_max_seconds", "How long ago the quietest rank made progress.", {(): max(quiet)})
-
-
-def _histogram(job: str, recoveries: Iterable[Recovery]) -> HistogramMetricFamily:
-    """Each phase's own distribution; a job that had no recovery has empty ones, so that rates begin at zero."""
-    family = HistogramMetricFamily("nvrx_recovery_seconds", "Recoveries by phase.", labels=("job_id", "phase"))
-    found: dict[str, list[float]] = {phase: [] for phase in (*PHASES, STARTUP)}
-    for each in recoveries:
-        for phase, took in each.phases.items():
-            if phase in found:
-                found[phase].append(took)
-        if each.startup_s is not None:
-            found[STARTUP].append(each.startup_s)
-    for phase, values in found.items():
-        _observe(family, (job, phase), values)
-    return family
 
 
 def _observe(family: HistogramMetricFamily, labels: tuple[str, ...], values: list[float]) -> None:

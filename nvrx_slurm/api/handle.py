@@ -63,10 +63,7 @@ class Job:
         """The job's page, for a notebook: how it stands at this moment."""
         from nvrx_slurm.report.notebook import job_html
 
-        try:
-            return job_html(self._files)
-        except (NvrxError, OSError) as error:
-            return job_html(self._files, problem=str(error))
+        return job_html(self._files)
 
     @property
     def state(self) -> JobState:
@@ -75,6 +72,7 @@ class Job:
         result = read_result(self._files)
         if result is None:
             return last_known(self._files, state, self._clock.wall())
+        # The result is of an earlier generation: Slurm has requeued the job, or may yet do so.
         if state in _NOT_STARTED or (self.cluster == "slurm" and goes_on(result, state)):
             return state
         return state_of_result(result.exit_code)
@@ -85,6 +83,7 @@ class Job:
         result = read_result(self._files)
         if result is None:
             return last_known(self._files, self._cluster_state(), self._clock.wall()).exit_code
+        # Slurm is asked only about results that a requeue may have left.
         if self.cluster == "slurm" and result.exit_code in MAY_GO_ON and goes_on(result, self._cluster_state()):
             return None
         return result.exit_code
@@ -143,10 +142,10 @@ class Job:
 
     def goodput(self) -> Goodput:
         """What the time of the job's nodes was spent on, so far: parts that add up. Raises UsageError."""
-        from nvrx_slurm.report.job_report import read_job, until_of
+        from nvrx_slurm.report.job_report import read_job
 
         shot, history = read_job(self._found())
-        return history.goodput(shot.view, until_of(shot))
+        return history.goodput(shot.view, shot.until)
 
     def recoveries(self) -> Recoveries:
         """Each recovery, oldest first: its cause, its phases, the steps that were lost. Raises UsageError."""
@@ -300,6 +299,10 @@ class Job:
         self, timeout: float | None, on_state: OnState | None, on_pending: Callable[[], None] | None = None
     ) -> EndWatch:
         """One wait, which the caller drives."""
+
+        def lost_batch_host() -> str | None:
+            return SlurmCluster(patience_s=0).lost_batch_host(self.job_id)
+
         return EndWatch(
             self._files,
             self._seldom_asked_state,
@@ -307,11 +310,8 @@ class Job:
             timeout_s=timeout,
             on_state=on_state,
             on_pending=on_pending,
-            lost_batch_host=self._lost_batch_host if self.cluster == "slurm" else None,
+            lost_batch_host=lost_batch_host if self.cluster == "slurm" else None,
         )
-
-    def _lost_batch_host(self) -> str | None:
-        return SlurmCluster(patience_s=0).lost_batch_host(self.job_id)
 
 
 class AwaitableJob:

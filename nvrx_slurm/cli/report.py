@@ -88,7 +88,6 @@ def trace(job_id: str, output: Path | None, folder: Path) -> None:
 
     from nvrx_slurm.report import snapshot
     from nvrx_slurm.report.history import JobTimeline
-    from nvrx_slurm.report.job_report import until_of
     from nvrx_slurm.report.jobs import find_job
     from nvrx_slurm.report.trace import WorkerStarts
     from nvrx_slurm.report.trace import trace as trace_of
@@ -97,6 +96,6 @@ def trace(job_id: str, output: Path | None, folder: Path) -> None:
     job = find_job(folder, job_id)
     history, workers = JobTimeline(), WorkerStarts()
     shot = snapshot.take(job, history, workers)
-    history.finish(shot.view, until_of(shot))
-    data = trace_of(shot.view, history, workers, until_of(shot) or shot.view.t)
+    history.finish(shot.view, shot.until)
+    data = trace_of(shot.view, history, workers, shot.until or shot.view.t)
     _written(data, output or Path(f"trace-{job.job_id}.json"))

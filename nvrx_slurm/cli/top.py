@@ -10,13 +10,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.completion import complete_jobs
-from nvrx_slurm.cli.job_argument import chosen_job, folder_of_user
+from nvrx_slurm.cli.job_argument import folder_of_user, found_jobs, jobs_argument
 from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.util.terminal import as_is
@@ -38,7 +38,7 @@ STYLES = {"good": "32", "busy": "33", "spare": "36", "bad": "31", "dim": "2", "p
 
 
 @click.command()
-@click.argument("job_ids", metavar="[JOB]…", nargs=-1, shell_complete=complete_jobs)
+@jobs_argument
 @folder_option
 def top(job_ids: tuple[str, ...], folder: Path) -> None:
     """Jobs on a live screen. Without JOB: your jobs that have not ended.
@@ -51,18 +51,17 @@ def top(job_ids: tuple[str, ...], folder: Path) -> None:
 
     Colours follow NO_COLOR. Works in 80 × 24, and over ssh.
     """
-    from nvrx_slurm.report.jobs import find_job, my_jobs
+    from nvrx_slurm.report.jobs import my_jobs
     from nvrx_slurm.report.live_jobs import FollowedJobs
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("top needs a terminal; `nvrx-slurm status` and `nvrx-slurm metrics` print once")
     if job_ids:
-        chosen = [chosen_job(job_id, folder) for job_id in dict.fromkeys(job_ids)]
-        jobs = [find_job(base, job_id) for job_id, base in chosen]
+        jobs = found_jobs(job_ids, folder)
     else:
         known = my_jobs(folder_of_user(folder))
         live = (job for job in known if job.read_result() is None and job.read_slurm_end() is None)
-        jobs = [job for job, _ in zip(live, range(MOST_JOBS), strict=False)]
+        jobs = list(islice(live, MOST_JOBS))
     if not jobs:
         raise UsageError("no job has not ended; name one: nvrx-slurm top JOB")
     with FollowedJobs(jobs) as followed, Terminal() as terminal:
@@ -71,7 +70,7 @@ def top(job_ids: tuple[str, ...], folder: Path) -> None:
 
 def run(followed: FollowedJobs, terminal: Terminal) -> None:
     """Look, draw, and do what the keys say, until one of them is q."""
-    from nvrx_slurm.report.job_report import until_of
+
     from nvrx_slurm.report.top import Top
     from nvrx_slurm.util.clock import SystemClock
 
@@ -80,11 +79,12 @@ def run(followed: FollowedJobs, terminal: Terminal) -> None:
     while True:
         if clock.monotonic() >= look_at:
             shots = followed.look()
-            screen.show([(shot, history.goodput(shot.view, until_of(shot))) for shot, history in shots])
+            screen.show([(shot, history.goodput(shot.view, shot.until)) for shot, history in shots])
             look_at = clock.monotonic() + REFRESH_S
             if (log := screen.refresh()) is not None:
                 terminal.ask(followed, log)
         terminal.draw(screen)
+        # Keys, answers and a change of the window's size end the wait; else the next look does.
         for key in terminal.keys(max(0.0, look_at - clock.monotonic())):
             action = screen.press(key)
             if action is not None and action.kind == "quit":
@@ -198,7 +198,7 @@ def stacks_of(folder, action: Action) -> str:  # type: ignore[no-untyped-def]  #
     from nvrx_slurm.api.stack_request import StackRequest
 
     request = StackRequest(folder, ranks=(action.rank,), replica=action.replica)
-    found = [stacks for node in request.answers(DUMP_S, lambda note: None) for stacks in node.stacks]
+    found = [stacks for node in request.answers(DUMP_S) for stacks in node.stacks]
     return "\n".join(stacks.text for stacks in found) or "no worker of it has answered"
 
 

@@ -69,20 +69,15 @@ def read_job(folder: JobFolder, *, live: bool = True, clock: Clock | None = None
     """The job as it is now, and its history. Raises OSError."""
     history = JobTimeline()
     shot = snapshot.take(folder, history, live=live, clock=clock)
-    history.finish(shot.view, until_of(shot))
+    history.finish(shot.view, shot.until)
     return shot, history
-
-
-def until_of(shot: Snapshot) -> float | None:
-    """Up to which moment a job that goes on is shown; None: to the last entry of its journal."""
-    return shot.moment if shot.exit_code is None and shot.state != "died" else None
 
 
 def job_report(folder: JobFolder, *, live: bool = True, clock: Clock | None = None) -> JobReport:
     """The page of a job: of what is there, if it runs, or if its journal is torn. Raises OSError."""
     history, journal = JobTimeline(), JournalLines()
     shot = snapshot.take(folder, history, journal, live=live, clock=clock)
-    goodput = history.finish(shot.view, until_of(shot))
+    goodput = history.finish(shot.view, shot.until)
     html = job_page(shot, history, journal, configuration=configuration(folder), stops=stops_of(folder, history))
     return JobReport(folder.job_id, html, goodput, tuple(shot.view.recoveries.values()))
 
@@ -104,7 +99,7 @@ def configuration(folder: JobFolder) -> list[tuple[str, str, str]]:
         return []
     origins = folder.read_origins()
     if origins is not None:
-        return [(key, HIDDEN if _is_variable(key) else value, origin) for key, (value, origin) in origins.items()]
+        return [(key, HIDDEN if ".env." in f".{key}" else value, origin) for key, (value, origin) in origins.items()]
     rows: list[tuple[str, str, str]] = []
     blocks: list[tuple[str, object]] = [("", _without_values(msgspec.to_builtins(plan)))]
     while blocks:
@@ -129,7 +124,3 @@ def _without_values(value: Any) -> Any:
         key: dict.fromkeys(each, HIDDEN) if key == "env" and isinstance(each, dict) else _without_values(each)
         for key, each in value.items()
     }
-
-
-def _is_variable(key: str) -> bool:
-    return ".env." in f".{key}"

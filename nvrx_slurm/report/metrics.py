@@ -27,7 +27,6 @@ from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report import ranks
 from nvrx_slurm.report.goodput import PARTS
 from nvrx_slurm.report.history import JobTimeline
-from nvrx_slurm.report.job_report import until_of
 from nvrx_slurm.report.model import FailureKind, NodeState
 from nvrx_slurm.report.recovery import PHASES, STARTUP
 from nvrx_slurm.report.snapshot import Snapshot
@@ -80,7 +79,7 @@ def registry_of(read: Callable[[], Iterable[Reading]]) -> CollectorRegistry:
 
 def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
     view, job = shot.view, label(shot.folder.job_id)
-    goodput = history.goodput(view, until_of(shot))
+    goodput = history.goodput(view, shot.until)
 
     def fill(family: _Family, values: Values) -> _Family:
         for key, value in values.items():

@@ -23,11 +23,6 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     """Base of what follows: frozen, and encodable as JSON."""
 
 
-def to_json(value: object) -> bytes:
-    """Any value of the report, indented for people, one object."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2)
-
-
 class NodeView(Value, frozen=True, kw_only=True):
     """One node. `joining`: in the allocation, not joined yet; `ready`: joined, its rendezvous still open;
     `standby`: a hot spare; `quarantined`: joined, and gets no ranks any more; `drained`: the same, because a user
@@ -264,12 +259,9 @@ class JobView:
     waiting: dict[str, set[str]] = field(default_factory=dict)  # replica → nodes that keep it in its phase
     outages: dict[str, FailureView] = field(default_factory=dict)  # replica → the failure it has yet to recover from
     preferred: dict[str, tuple[str, ...]] = field(default_factory=dict)  # replica → nodes that it prefers
-    heard: dict[str, ReceivedHeartbeat] = field(
-        default_factory=dict
-    )  # node → its last heartbeat; only the store has them
-    heard_before: dict[str, ReceivedHeartbeat] = field(
-        default_factory=dict
-    )  # node → the one before, of the same cycle
+    # Node → its last heartbeat, and the one before it of the same cycle. Only the store has them.
+    heard: dict[str, ReceivedHeartbeat] = field(default_factory=dict)
+    heard_before: dict[str, ReceivedHeartbeat] = field(default_factory=dict)
     controllers: int = 0
     restarts: int = 0
     restarts_left: int | None = None
@@ -279,12 +271,10 @@ class JobView:
     restarts_in_process: int = 0
     last_in_process: InProcess | None = None
     last_failure: FailureView | None = None
-    reported: dict[tuple[str, int | None], FailureView] = field(
-        default_factory=dict
-    )  # by node and rank; since the close
-    peers_lost: dict[tuple[str, int], set[int]] = field(
-        default_factory=dict
-    )  # replica, cycle → ranks that lost a peer
+    # Failures by node and rank, since the last rendezvous closed: the cause may be reported after its consequences.
+    reported: dict[tuple[str, int | None], FailureView] = field(default_factory=dict)
+    # Replica, cycle → ranks that lost the connection to a peer.
+    peers_lost: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     last_decision: Decided | None = None
     last_verdict: Decided | None = None  # a verdict that nothing follows from: of a dry run, or too late
     last_stacks: StacksView | None = None

@@ -26,7 +26,6 @@ from nvrx_slurm.report.model import (
     ReplicaView,
     StacksView,
     Value,
-    to_json,
 )
 from nvrx_slurm.report.presence import OutsideState, Presence, ask_queue, ask_slurm, in_slurm, still_in_slurm
 from nvrx_slurm.report.source import Journal
@@ -58,10 +57,19 @@ class Snapshot:
     tasks: tuple[JobLine, ...] = ()
 
     @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, or no process runs it any more."""
+        return self.exit_code is not None or self.state == "died"
+
+    @property
     def moment(self) -> float:
         """The moment that the page shows: now, or the end of a job that has ended."""
-        over = self.exit_code is not None or self.state == "died"
-        return (self.view.ended_at or self.view.t or self.now) if over else self.now
+        return (self.view.ended_at or self.view.t or self.now) if self.is_over else self.now
+
+    @property
+    def until(self) -> float | None:
+        """Up to which moment a job that goes on is shown; None: to the last entry of its journal."""
+        return None if self.is_over else self.now
 
     @property
     def started_at(self) -> float | None:
@@ -196,6 +204,7 @@ def snap(
 ) -> Snapshot:
     """The view with what the folder and others add to it."""
     result, info = folder.read_result(), folder.read_info()
+    # The result is surest; the journal's end stands in for one that could not be written; then Slurm's word.
     exit_code = result.exit_code if result else view.exit_code
     if exit_code is None and outside.over:
         exit_code = outside.exit_code
@@ -269,11 +278,6 @@ def as_status(shot: Snapshot) -> Status:
     )
 
 
-def as_json(shot: Snapshot) -> bytes:
-    """The documented object, indented."""
-    return to_json(as_status(shot))
-
-
 def list_jobs(base: Path) -> list[JobLine]:
     """Every job of the folder, newest first. A running job's step comes from its store, if that answers."""
     return lines_of(known_jobs(base))
@@ -286,7 +290,7 @@ def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
         for folder in folders
         if folder.read_result() is None and in_slurm(folder.job_id, folder.read_info())
     ]
-    # one call for all of them, and one for those that are pending
+    # One call for all of them, and one for those that are pending.
     states = ask_slurm(asked) if asked else {}
     waiting = [job_id for job_id, state in states.items() if state is JobState.PENDING]
     places = ask_queue(waiting) if waiting else {}

@@ -18,7 +18,7 @@ from nvrx_slurm.report.model import RankView
 from nvrx_slurm.report.ranks import ranks
 from nvrx_slurm.report.snapshot import Snapshot, line_of
 from nvrx_slurm.report.tables import Mood, mood, number
-from nvrx_slurm.report.words import seconds
+from nvrx_slurm.report.words import percent, seconds
 from nvrx_slurm.util.sanitize import one_line, shown
 
 JOBS = ("JOB", "STATE", "NODES", "STEP", "RESTARTS", "GOODPUT", "AGE", "NAME")
@@ -98,11 +98,13 @@ class Top:
         """How the jobs stand now."""
         self._shots = {shot.folder.job_id: (shot, goodput) for shot, goodput in jobs}
         self._of_ranks = {}
+        # A list of one job is no choice.
         if len(self._shots) == 1 and not self.job:
             self.mode, self.job = "job", next(iter(self._shots))
 
     def answer(self, action: Action, title: str, text: str) -> None:
         """What an action has found takes the screen until escape. A log begins at its end, and stays there."""
+        # The user has left the log meanwhile.
         if action.is_refresh and not (self.mode == "text" and self.title == title):
             return
         is_at_end = self._is_at_end if action.is_refresh else action.kind == "log"
@@ -151,7 +153,14 @@ class Top:
                 if row := self._chosen():
                     self.mode, self.job, self.filter, self.cursor = "job", row.job, "", 0
             case "esc" | "backspace":
-                self._back()
+                # One step back: out of the filter, of the text, of the job.
+                if self.filter:
+                    self.filter = ""
+                elif self.mode == "text":
+                    self.mode = "job"
+                elif self.mode == "job" and len(self._shots) > 1:
+                    self.mode, self.job = "jobs", ""
+                self.cursor = self.offset = 0
             case "d" | "l" if self.mode == "job":
                 row = self._chosen()
                 if row is None or row.rank is None:
@@ -165,7 +174,9 @@ class Top:
     def lines(self, width: int, height: int) -> list[ScreenLine]:
         """The whole screen: `height` lines, none wider than `width` characters."""
         head = self._head()
-        foot = f"/{self.filter}▏" if self.typing else self.message or self._foot()
+        said = f"   filter: {self.filter}" if self.filter else ""
+        by = "" if self.mode == "text" else f"   by {self._columns()[self._sorted_by()].lower()}"
+        foot = f"/{self.filter}▏" if self.typing else self.message or f"{KEYS[self.mode]}{by}{said}"
         room = max(1, height - len(head) - 1)
         body = self._body(room, width)
         filled = [*head, *body, *[ScreenLine("")] * (room - len(body))]
@@ -183,31 +194,17 @@ class Top:
             self.filter += key
         self.cursor = 0
 
-    def _back(self) -> None:
-        if self.filter:
-            self.filter = ""
-        elif self.mode == "text":
-            self.mode = "job"
-        elif self.mode == "job" and len(self._shots) > 1:
-            self.mode, self.job = "jobs", ""
-        self.cursor = self.offset = 0
-
     def _chosen(self) -> _Row | None:
         rows = self._rows()
         return rows[min(max(self.cursor, 0), len(rows) - 1)] if rows else None
 
     # ---- lines
 
-    def _foot(self) -> str:
-        said = f"   filter: {self.filter}" if self.filter else ""
-        by = "" if self.mode == "text" else f"   by {self._columns()[self._sorted_by()].lower()}"
-        return f"{KEYS[self.mode]}{by}{said}"
-
     def _head(self) -> list[ScreenLine]:
         if self.mode == "text":
             return [ScreenLine(one_line(self.title), is_head=True)]
         if self.mode == "jobs":
-            live = sum(shot.exit_code is None and shot.state != "died" for shot, _ in self._shots.values())
+            live = sum(not shot.is_over for shot, _ in self._shots.values())
             return [
                 ScreenLine(f"nvrx-slurm top   {len(self._shots)} jobs, {live} live", is_head=True),
                 ScreenLine(""),
@@ -217,16 +214,13 @@ class Top:
         shot, goodput = self._shots[self.job]
         view = shot.view
         spares = f"{len(view.spares)}/{view.plan.spares}" if view.plan else str(len(view.spares))
-        good = "–" if goodput.ratio is None else f"{goodput.ratio:.1%}"
         first = f"{self.job}  {shot.state}  {seconds(shot.elapsed_s)}  {view.name}"
-        second = (
-            f"step {number(view.step)}  cycle {view.cycle}  restarts {view.restarts}  spares {spares}  goodput {good}"
-        )
+        second = f"step {number(view.step)}  cycle {view.cycle}  restarts {view.restarts}  spares {spares}"
         last = f"failed last: {view.last_failure.why}" if view.last_failure else "nothing has failed"
         waits = page.waiting(view) if shot.exit_code is None else None
         return [
             ScreenLine(one_line(first), mood(shot.state), is_head=True),
-            ScreenLine(one_line(f"{second}  {page.tally(view)}")),
+            ScreenLine(one_line(f"{second}  goodput {percent(goodput.ratio)}  {page.tally(view)}")),
             ScreenLine(one_line(waits or last), "busy" if waits else "dim"),
         ]
 
@@ -276,10 +270,9 @@ class Top:
         rows = []
         for job, (shot, goodput) in self._shots.items():
             line = line_of(shot)
-            good = "–" if goodput.ratio is None else f"{goodput.ratio:.1%}"
             age = "–" if line.age_s is None else seconds(line.age_s)
             step = number(line.step)
-            cells = (job, line.state, line.nodes, step, str(line.restarts), good, age, line.name)
+            cells = (job, line.state, line.nodes, step, str(line.restarts), percent(goodput.ratio), age, line.name)
             order = (
                 job,
                 line.state,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+import msgspec
 
 from nvrx_slurm.journal.records import Entry, entry_from_json, entry_to_json
 from nvrx_slurm.report import plain, snapshot
@@ -27,7 +28,9 @@ def restarted() -> Recorder:
 
 def test_they_are_counted_apart_from_those_of_workers(tmp_path: Path) -> None:
     """By job and by cycle; a restart of the replica is none of them, and none of them costs the budget."""
-    status = json.loads(snapshot.as_json(snapshot.take(write(tmp_path, restarted()), live=False)))
+    status = msgspec.json.decode(
+        msgspec.json.encode(snapshot.as_status(snapshot.take(write(tmp_path, restarted()), live=False)))
+    )
     assert (status["restarts"], status["restarts_left"], status["restarts_in_process"]) == (1, 2, 5)
     assert [cycle["restarts_in_process"] for cycle in status["cycles"]] == [4, 1]
     last = status["last_in_process"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
@@ -96,7 +96,10 @@ def test_where_warm_processes_wait_and_where_workers_start_cold(tmp_path: Path) 
     said = "a warm process on n[0-1,4]; cold on n3: it has died; cold on n5: import of ray starts 3 threads"
     assert said in plain.page(taken)
     assert said in drawn(screen.render(taken), width=200)
-    prewarm = {node["name"]: node["prewarm"] for node in json.loads(snapshot.as_json(taken))["nodes"]}
+    prewarm = {
+        node["name"]: node["prewarm"]
+        for node in msgspec.json.decode(msgspec.json.encode(snapshot.as_status(taken)))["nodes"]
+    }
     assert (prewarm["n0"], prewarm["n3"]) == ({"main": None}, {"main": "it has died"})
 
 
@@ -110,7 +113,7 @@ def test_the_last_recovery_is_told_up_to_the_first_step(tmp_path: Path) -> None:
     taken = shot(tmp_path, recorder)
     assert "first step after 975 ms: decided 2.0 ms, torn down 90.0 ms" in plain.page(taken)
     assert "8 workers warm" in drawn(screen.render(taken), width=200)
-    (each,) = json.loads(snapshot.as_json(taken))["recoveries"]
+    (each,) = msgspec.json.decode(msgspec.json.encode(snapshot.as_status(taken)))["recoveries"]
     assert (each["warm"], each["cold"], each["last_to_step"]) == (8, None, "n3")
 
 
@@ -201,7 +204,7 @@ def test_the_object_tells_ages_and_ranks(tmp_path: Path) -> None:
     """`beat_age_s` is by the store's clock, null where no beat is known; every rank is there, in order."""
     recorder = to_first_cycle()
     taken = live_shot(tmp_path, recorder, recorder.beat("n1", 5, 4, quiet={2: 1.0}, teardown="ask"))
-    told = json.loads(snapshot.as_json(taken))
+    told = msgspec.json.decode(msgspec.json.encode(snapshot.as_status(taken)))
     nodes = {node["name"]: node for node in told["nodes"]}
     assert round(nodes["n1"]["beat_age_s"], 3) == 0.4
     assert nodes["n1"]["teardown"] == "ask"
@@ -213,7 +216,7 @@ def test_the_object_tells_ages_and_ranks(tmp_path: Path) -> None:
 
 def test_an_ended_jobs_object_has_every_key(tmp_path: Path) -> None:
     """What only a running job's store knows is null, or empty, and never left out."""
-    told = json.loads(snapshot.as_json(shot(tmp_path, ended())))
+    told = msgspec.json.decode(msgspec.json.encode(snapshot.as_status(shot(tmp_path, ended()))))
     assert {node["beat_age_s"] for node in told["nodes"]} == {None}
     assert (told["ranks"], told["last_stacks"]) == ([], None)
 

@@ -9,66 +9,54 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report.model import CycleKey, JobView, Value
 from nvrx_slurm.report.spans import NodeSpans, Span
 
-PARTS: dict[str, str] = {
-    "new_steps": "new steps",
-    "unreported": "ran, without reporting steps",
-    "repeated_steps": "steps made twice",
-    "in_process": "restarts in process",
-    "detection": "detection",
-    "decision": "decision",
-    "teardown": "teardown",
-    "rendezvous": "rendezvous",
-    "startup": "start-up",
-    "joining": "agents join",
-    "standby": "standby",
-    "excluded": "drained or quarantined",
-    "lost": "lost nodes",
-    "suspended": "suspended",
-    "ending": "ending",
-    "queue": "queue between generations",
-}
-"""Every part → in words, in the order of tables."""
 
-MEANINGS: dict[str, str] = {
-    "new_steps": "a worker made steps that no earlier cycle had made",
-    "unreported": "workers ran that report no steps, so nothing says how much of it was done twice",
-    "repeated_steps": "steps between the checkpoint and the failure, made again",
-    "in_process": "from a fault into the function again, without a new process",
-    "detection": "from the last sign of life or progress until a process noticed the failure",
-    "decision": "from there until the rendezvous opened, and while one waited for a verdict",
-    "teardown": "old workers were stopped, and what they left was removed",
-    "rendezvous": "nodes that were ready waited for the others",
-    "startup": "workers started, imported, loaded a checkpoint, up to the first step",
-    "joining": "the job had the node, and its agent had not joined",
-    "standby": "hot spares",
-    "excluded": "present nodes that get no ranks",
-    "lost": "dead nodes that Slurm still counts as the job's",
-    "suspended": "Slurm had suspended the job",
-    "ending": "the work of the node was done, or the job ended",
-    "queue": "the job had ended and waited in Slurm's queue for its next generation",
-}
+class Part(NamedTuple):
+    """A part of the time, in words; and which time it is."""
 
-OF_KIND: dict[str, str] = {
-    "queue": "queue",
-    "joining": "joining",
-    "standby": "standby",
-    "excluded": "excluded",
+    words: str
+    meaning: str
+
+
+PARTS = {
+    "new_steps": Part("new steps", "a worker made steps that no earlier cycle had made"),
+    "unreported": Part(
+        "ran, without reporting steps",
+        "workers ran that report no steps, so nothing says how much of it was done twice",
+    ),
+    "repeated_steps": Part("steps made twice", "steps between the checkpoint and the failure, made again"),
+    "in_process": Part("restarts in process", "from a fault into the function again, without a new process"),
+    "detection": Part("detection", "from the last sign of life or progress until a process noticed the failure"),
+    "decision": Part("decision", "from there until the rendezvous opened, and while one waited for a verdict"),
+    "teardown": Part("teardown", "old workers were stopped, and what they left was removed"),
+    "rendezvous": Part("rendezvous", "nodes that were ready waited for the others"),
+    "startup": Part("start-up", "workers started, imported, loaded a checkpoint, up to the first step"),
+    "joining": Part("agents join", "the job had the node, and its agent had not joined"),
+    "standby": Part("standby", "hot spares"),
+    "excluded": Part("drained or quarantined", "present nodes that get no ranks"),
+    "lost": Part("lost nodes", "dead nodes that Slurm still counts as the job's"),
+    "suspended": Part("suspended", "Slurm had suspended the job"),
+    "ending": Part("ending", "the work of the node was done, or the job ended"),
+    "queue": Part(
+        "queue between generations", "the job had ended and waited in Slurm's queue for its next generation"
+    ),
+}
+"""Every part, in the order of tables."""
+
+OF_KIND = {
     "ready": "rendezvous",
     "starting": "startup",
     "detecting": "detection",
     "deciding": "decision",
     "stopping": "teardown",
-    "lost": "lost",
-    "suspended": "suspended",
-    "ending": "ending",
 }
-"""The kind of a span → its part. Those of running workers go by the steps that they made."""
+"""The kind of a span → its part, where that has another name. Running workers go by the steps that they made."""
 
 
 class Goodput(Value, frozen=True, kw_only=True):
@@ -119,7 +107,6 @@ class GoodputMeter:
         self._cycles: defaultdict[CycleKey, _Cycle] = defaultdict(_Cycle)
 
     def take(self, entry: Entry, view: JobView) -> None:
-        """One entry, after the view has taken it."""
         self._spans.take(entry, view)
         record = entry.record
         match record:
@@ -154,13 +141,14 @@ class GoodputMeter:
         """What it all comes to so far; `at`: the moment, of a job that goes on. More entries may follow."""
         for replica in view.replicas.values():  # what heartbeats have reported since
             self._reached((replica.id, view.generation, replica.cycle), replica.step)
+        # A copy: more entries may follow, and the open spans are not over.
         spent = self._spans.spent_us.copy()
         for span in self._spans.pending(at):
             spent[span.kind, span.cycle] += span.until_us - span.since_us
         parts: dict[str, int] = dict.fromkeys(PARTS, 0)
         for (kind, at_work), took in spent.items():
             if kind not in ("stepping", "unstepped"):
-                parts[OF_KIND[kind]] += took
+                parts[OF_KIND.get(kind, kind)] += took
             elif at_work is not None:
                 self._cycles[at_work]  # the loop below reads its time
         cycles = self._cycles
@@ -168,8 +156,10 @@ class GoodputMeter:
         steps_new = steps_repeated = 0
         reports = {_role(key) for key, cycle in cycles.items() if cycle.first is not None}
         for key, cycle in sorted(cycles.items(), key=lambda item: item[0][1:]):
+            # Where other cycles of the role report steps, workers that have reported none were still starting.
             parts["startup" if _role(key) in reports else "unreported"] += spent["unstepped", key]
             stepping = spent["stepping", key]
+            # The slowest rank's way, for every node: it may be more than the nodes have had.
             in_process = min(stepping, cycle.in_process_us)
             stepping -= in_process
             parts["in_process"] += in_process

@@ -12,7 +12,7 @@ import base64
 import gzip
 import hashlib
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 
@@ -63,6 +63,7 @@ def _for_runners(markup: str) -> str:
 def document(*, title: str, body: str, data: object, scripts: Sequence[str]) -> bytes:
     """The whole file. `body` is markup that was made with `text`; `scripts`: files beside this one, run in order."""
     style, script = _asset("style.css"), "".join(map(_asset, scripts))
+    # `mtime`: the same job makes the same bytes. Base64 has no `<`, so no data can end its element.
     packed = gzip.compress(msgspec.json.encode(data), GZIP_LEVEL, mtime=0)
     return _PAGE.format(
         title=text(title),
@@ -75,32 +76,65 @@ def document(*, title: str, body: str, data: object, scripts: Sequence[str]) -> 
     ).encode()
 
 
+def section(name: str, title: str, inside: str) -> str:
+    """A section of the page: the link `#name` leads to it."""
+    heading = f'<h2 id="{name}-title">{title}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-title">\n{heading}\n{inside}</section>'
+
+
+def about(markup: str) -> str:
+    """A paragraph that explains; nothing for no text."""
+    return f'<p class="about">{markup}</p>' if markup else ""
+
+
+def contents(sections: Mapping[str, str]) -> str:
+    """Links to the sections: name → what the link says."""
+    links = "".join(f'<a href="#{name}">{label}</a>' for name, label in sections.items())
+    return f'<nav aria-label="Sections">{links}</nav>'
+
+
+def figures(shown: Iterable[tuple[str, str, str]]) -> str:
+    """The large numbers on top of a page: label, value, and what the value is."""
+    cards = "".join(
+        f'<div class="figure"><dt>{text(label)}</dt><dd><b>{text(value)}</b> <span>{text(what)}</span></dd></div>'
+        for label, value, what in shown
+    )
+    return f'<dl class="figures">{cards}</dl>'
+
+
+def bar(parts: Iterable[tuple[str, float, str]], height: int) -> str:
+    """The rectangles of one bar, which is 1000 wide. `parts`: class, share of the whole, title."""
+    x, drawn = 0.0, []
+    for kind, share, title in parts:
+        size = f'x="{x:.2f}" width="{1000 * share:.2f}" height="{height}"'
+        drawn.append(f'<rect class="{text(kind)}" {size}><title>{text(title)}</title></rect>')
+        x += 1000 * share
+    return "".join(drawn)
+
+
 def table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[int] = frozenset(), caption: str
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers: Container[int] = (),
+    caption: str,
+    nothing: str = "",
 ) -> str:
     """A table that scrolls sideways on its own; cells are markup already. `numbers`: columns that are
-    right-aligned."""
-    cells = "".join(
-        f'<th scope="col"{_number(index in numbers)}>{text(name)}</th>' for index, name in enumerate(head)
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<th scope="row">{cell}</th>' if not index else f"<td{_number(index in numbers)}>{cell}</td>"
-            for index, cell in enumerate(row)
-        )
-        + "</tr>\n"
-        for row in rows
-    )
+    right-aligned. `nothing`: what is said instead where there is no row."""
+    if not rows and nothing:
+        return about(nothing)
+    aligned = [' class="number"' if index in numbers else "" for index in range(len(head))]
+    cells = "".join(f'<th scope="col"{align}>{text(name)}</th>' for name, align in zip(head, aligned, strict=True))
+    body = ""
+    for first, *rest in rows:
+        others = "".join(f"<td{align}>{cell}</td>" for cell, align in zip(rest, aligned[1:], strict=True))
+        body += f'<tr><th scope="row">{first}</th>{others}</tr>\n'
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}: table"><table>'
         f'<caption class="unseen">{text(caption)}</caption>'
         f"<thead><tr>{cells}</tr></thead>\n<tbody>{body}</tbody></table></div>"
     )
-
-
-def _number(is_one: bool) -> str:
-    return ' class="number"' if is_one else ""
 
 
 @cache

@@ -5,12 +5,13 @@ It needs no script."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from nvrx_slurm.report.fleet import Fleet, Repair
 from nvrx_slurm.report.recovery import PHASES, STARTUP
-from nvrx_slurm.report.web.document import document, table, text
+from nvrx_slurm.report.web.document import about, contents, document, figures, section, table, text
 from nvrx_slurm.report.web.job_page import goodput_section, hours, utc
-from nvrx_slurm.report.words import plural, seconds
+from nvrx_slurm.report.words import percent, plural, seconds
 
 MOST_NODES = 50
 MOST_JOBS = 500
@@ -49,45 +50,35 @@ def fleet_page(fleet: Fleet, *, since: float, now: float) -> bytes:
 def _header(fleet: Fleet, since: float, now: float) -> str:
     goodput, every = fleet.goodput, fleet.everything
     lost = goodput.total_us - sum(goodput.parts_us[part] for part in ("new_steps", "unreported"))
-    figures = [
-        ("goodput", "–" if goodput.ratio is None else f"{goodput.ratio:.1%}", "of all node-hours made new steps"),
+    mtbf = hours(round(every.between_node_s * 1e6)) if every.count else "–"
+    shown = [
+        ("goodput", percent(goodput.ratio), "of all node-hours made new steps"),
         ("failures", str(every.count), f"in {plural(len(fleet.jobs), 'job')}"),
-        (
-            "MTBF",
-            hours(round(every.between_node_s * 1e6)) if every.count else "–",
-            "of one node at work, between failures",
-        ),
+        ("MTBF", mtbf, "of one node at work, between failures"),
         ("MTTR", "–" if every.mean_s is None else seconds(every.mean_s), "mean, until steps are made again"),
         ("not for new steps", hours(lost), f"of {hours(goodput.total_us)} of nodes"),
     ]
-    cards = "".join(
-        f'<div class="figure"><dt>{text(label)}</dt><dd><b>{text(value)}</b> <span>{text(about)}</span></dd></div>'
-        for label, value, about in figures
-    )
-    links = "".join(
-        f'<a href="#{name}">{label}</a>'
-        for name, label in (
-            ("goodput", "Goodput"),
-            ("causes", "Causes"),
-            ("hours", "Hours"),
-            ("phases", "Recoveries"),
-            ("nodes", "Nodes"),
-            ("verdicts", "Verdicts"),
-            ("jobs", "Jobs"),
-        )
+    links = contents(
+        {
+            "goodput": "Goodput",
+            "causes": "Causes",
+            "hours": "Hours",
+            "phases": "Recoveries",
+            "nodes": "Nodes",
+            "verdicts": "Verdicts",
+            "jobs": "Jobs",
+        }
     )
     return (
         '<header>\n<p class="what">nvrx-slurm report</p>\n'
         f"<h1>{plural(len(fleet.jobs), 'job')}</h1>\n"
         f'<dl class="facts"><div><dt>active since</dt><dd>{utc(since)} UTC</dd></div>'
         f"<div><dt>as of</dt><dd>{utc(now)} UTC</dd></div></dl>\n"
-        f'<dl class="figures">{cards}</dl>\n<nav aria-label="Sections">{links}</nav>\n</header>'
+        f"{figures(shown)}\n{links}\n</header>"
     )
 
 
-def _section(name: str, title: str, inside: str, about: str = "") -> str:
-    told = f'<p class="about">{about}</p>' if about else ""
-    return f'<section id="{name}" aria-labelledby="{name}-title">\n<h2 id="{name}-title">{title}</h2>\n{told}{inside}</section>'
+_NOTHING = "Nothing failed."
 
 
 def _repair(repair: Repair) -> list[str]:
@@ -102,12 +93,9 @@ def _repair(repair: Repair) -> list[str]:
 def _causes(fleet: Fleet) -> str:
     rows = [[text(KINDS.get(kind, kind)), *_repair(repair)] for kind, repair in fleet.by_kind.items()]
     head = ["cause", "failures", "MTBF", "repaired, median", "MTTR (mean)"]
-    inside = table(head, rows, numbers=frozenset(range(1, 5)), caption="Causes") if rows else _NOTHING
-    about = "MTBF: time of a node at work, of all jobs, for each failure of this cause. MTTR: from the failure to the first step of all nodes."
-    return _section("causes", "What fails, and how long repairs take", inside, about)
-
-
-_NOTHING = '<p class="about">Nothing failed.</p>'
+    inside = table(head, rows, numbers=range(1, 5), caption="Causes", nothing=_NOTHING)
+    what = "MTBF: time of a node at work, of all jobs, for each failure of this cause. MTTR: from the failure to the first step of all nodes."
+    return section("causes", "What fails, and how long repairs take", about(what) + inside)
 
 
 def _hours(fleet: Fleet) -> str:
@@ -120,7 +108,7 @@ def _hours(fleet: Fleet) -> str:
     labels = "".join(f'<text x="{hour * 40 + 4}" y="138">{hour:02}</text>' for hour in range(0, 24, 3))
     told = ", ".join(f"{hour:02} h {count}" for hour, count in enumerate(fleet.by_hour) if count) or "none"
     inside = f'<div class="columns"><svg viewBox="0 0 960 144" preserveAspectRatio="none" role="img" aria-label="Failures by hour of the day: {text(told)}">{bars}{labels}</svg></div>'
-    return _section("hours", "Failures by hour of the day (UTC)", inside)
+    return section("hours", "Failures by hour of the day (UTC)", inside)
 
 
 def _phases(fleet: Fleet) -> str:
@@ -128,38 +116,30 @@ def _phases(fleet: Fleet) -> str:
         [
             f'<i class="swatch phase-{text(phase)}"></i>{text(PHASES.get(phase, "first step" if phase == STARTUP else phase))}',
             str(len(values)),
-            *(text(seconds(_quantile(values, share))) for share in (0.5, 0.9, 0.99, 1.0)),
+            *(text(seconds(_quantile(values, percents))) for percents in (50, 90, 99, 100)),
         ]
         for phase, values in fleet.by_phase.items()
     ]
     head = ["phase", "recoveries", "median", "90 %", "99 %", "longest"]
-    inside = table(head, rows, numbers=frozenset(range(1, 6)), caption="Recoveries by phase") if rows else _NOTHING
-    return _section("phases", "Recoveries by phase", inside)
+    inside = table(head, rows, numbers=range(1, 6), caption="Recoveries by phase", nothing=_NOTHING)
+    return section("phases", "Recoveries by phase", inside)
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
-    """Of sorted values: the smallest that so large a share does not exceed."""
-    return values[min(len(values) - 1, max(0, -(-int(share * 100 * len(values)) // 100) - 1))]
+def _quantile(values: Sequence[float], percents: int) -> float:
+    """Of sorted values, the smallest that so large a part of them does not exceed (the nearest rank)."""
+    return values[ceil(percents * len(values) / 100) - 1]
 
 
 def _nodes(fleet: Fleet) -> str:
-    names = list(dict.fromkeys([*fleet.evidence, *fleet.by_node]))
-    shown = sorted(
-        names,
-        key=lambda node: -fleet.evidence.get(node, 0) - (fleet.by_node[node].count if node in fleet.by_node else 0),
-    )
-    rows = [
-        [
-            text(node),
-            str(fleet.evidence.get(node, 0)),
-            *(_repair(fleet.by_node[node]) if node in fleet.by_node else ["0", "–", "–", "–"]),
-        ]
-        for node in shown[:MOST_NODES]
-    ]
+    nothing = Repair(count=0, between_node_s=0.0, median_s=None, mean_s=None)
+    names = dict.fromkeys([*fleet.evidence, *fleet.by_node])
+    known = [(node, fleet.evidence.get(node, 0), fleet.by_node.get(node, nothing)) for node in names]
+    known.sort(key=lambda each: each[1] + each[2].count, reverse=True)
+    rows = [[text(node), str(evidence), *_repair(repair)] for node, evidence, repair in known[:MOST_NODES]]
     head = ["node", "evidence", "failures", "MTBF", "repaired, median", "MTTR (mean)"]
-    inside = table(head, rows, numbers=frozenset(range(1, 6)), caption="Nodes") if rows else _NOTHING
-    about = "Evidence: how often the node itself was lost, or a verdict blamed it. A failure counts for the node where it was seen."
-    return _section("nodes", "Nodes with the most evidence", inside, about)
+    inside = table(head, rows, numbers=range(1, 6), caption="Nodes", nothing=_NOTHING)
+    what = "Evidence: how often the node itself was lost, or a verdict blamed it. A failure counts for the node where it was seen."
+    return section("nodes", "Nodes with the most evidence", about(what) + inside)
 
 
 def _verdicts(fleet: Fleet) -> str:
@@ -175,10 +155,8 @@ def _verdicts(fleet: Fleet) -> str:
         ["rank-hours that the right ones would have saved", f"{saved:.2f}"],
         ["rank-hours that the wrong ones would have lost", f"{lost:.2f}"],
     ]
-    inside = table(
-        ["what", "value"], [[text(a), text(b)] for a, b in rows], numbers=frozenset({1}), caption="Verdicts"
-    )
-    return _section("verdicts", "What verdicts were worth", inside)
+    inside = table(["what", "value"], [[text(a), text(b)] for a, b in rows], numbers={1}, caption="Verdicts")
+    return section("verdicts", "What verdicts were worth", inside)
 
 
 def _jobs(fleet: Fleet) -> str:
@@ -193,16 +171,13 @@ def _jobs(fleet: Fleet) -> str:
                 text(seconds(max(0.0, job.ended - job.began))),
                 "–" if job.exit_code is None else str(job.exit_code),
                 hours(goodput.total_us),
-                "–" if goodput.ratio is None else f"{goodput.ratio:.1%}",
+                percent(goodput.ratio),
                 str(len(job.failures)),
                 f"<code>nvrx-slurm report {text(job.job)}</code>",
             ]
         )
     head = ["job", "name", "started (UTC)", "took", "exit code", "of nodes", "goodput", "failures", "its own page"]
     left_out = len(fleet.jobs) - len(rows)
-    inside = (
-        table(head, rows, numbers=frozenset({3, 4, 5, 6, 7}), caption="Jobs")
-        if rows
-        else '<p class="about">No job was active.</p>'
-    )
-    return _section("jobs", "Jobs", inside, f"{plural(left_out, 'older job')} left out." if left_out else "")
+    inside = table(head, rows, numbers=range(3, 8), caption="Jobs", nothing="No job was active.")
+    note = about(f"{plural(left_out, 'older job')} left out." if left_out else "")
+    return section("jobs", "Jobs", note + inside)

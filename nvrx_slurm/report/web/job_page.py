@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 
@@ -18,7 +18,7 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import page, recovery
 from nvrx_slurm.report.failures import FailureTimeline
-from nvrx_slurm.report.goodput import MEANINGS, PARTS, Goodput
+from nvrx_slurm.report.goodput import PARTS, Goodput
 from nvrx_slurm.report.hindsight import WouldBeStop
 from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.model import CycleKey, JobView, Recovery
@@ -26,8 +26,8 @@ from nvrx_slurm.report.sentences import describe
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.spans import Span
 from nvrx_slurm.report.tables import mood, number
-from nvrx_slurm.report.web.document import document, lines, table, text
-from nvrx_slurm.report.words import event_name, names, plural, ranks_of, seconds, shares
+from nvrx_slurm.report.web.document import about, bar, contents, document, figures, lines, section, table, text
+from nvrx_slurm.report.words import event_name, names, percent, plural, ranks_of, seconds, shares
 from nvrx_slurm.util.sanitize import one_line
 
 MOST_FAILURES = 200
@@ -92,7 +92,7 @@ def job_page(
     """The whole file. `configuration`: key, value, origin. `stops`: what verdicts of dry runs would have saved or
     lost. Stacks are read from the job's folder."""
     view = shot.view
-    goodput = history.finish(view, shot.moment if shot.exit_code is None and shot.state != "died" else None)
+    goodput = history.finish(view, shot.until)
     of_nodes = history.of_nodes()
     body = "\n".join(
         [
@@ -136,8 +136,8 @@ def _header(shot: Snapshot, history: JobTimeline, goodput: Goodput) -> str:
     runs = [each.total_s for each in view.recoveries.values()]
     recovered = sorted(reached or runs)
     lost_us = goodput.total_us - sum(goodput.parts_us[part] for part in ("new_steps", "unreported"))
-    figures = [
-        ("goodput", "–" if goodput.ratio is None else f"{goodput.ratio:.1%}", "of all node-hours made new steps"),
+    shown = [
+        ("goodput", percent(goodput.ratio), "of all node-hours made new steps"),
         ("step", number(view.step), f"{plural(goodput.steps_repeated, 'step')} made twice"),
         ("failures", str(len(history.failures)), f"{plural(view.restarts, 'restart')}"),
         (
@@ -147,38 +147,28 @@ def _header(shot: Snapshot, history: JobTimeline, goodput: Goodput) -> str:
         ),
         ("not for new steps", hours(lost_us), f"of {hours(goodput.total_us)} of nodes"),
     ]
+    # Without steps nothing is known to be lost.
     if goodput.ratio is None:
-        figures[-1] = ("neither run nor steps", *figures[-1][1:])
-    cards = "".join(
-        f'<div class="figure"><dt>{text(label)}</dt><dd><b>{text(value)}</b> <span>{text(about)}</span></dd></div>'
-        for label, value, about in figures
+        shown[-1] = ("neither run nor steps", *shown[-1][1:])
+    links = contents(
+        {
+            "timeline": "Timeline",
+            "goodput": "Goodput",
+            "failures": "Failures",
+            "recoveries": "Recoveries",
+            "verdicts": "Verdicts",
+            "nodes": "Nodes",
+            "configuration": "Configuration",
+            "journal": "Journal",
+        }
     )
     reason = f'<p class="reason">{text(shot.reason)}</p>' if shot.reason and shot.reason != "done" else ""
     return (
         '<header>\n<p class="what">nvrx-slurm report</p>\n'
         f'<h1>{text(view.name or shot.folder.job_id)} <span class="pill {mood(shot.state)}">{text(shot.state)}</span>'
         f"</h1>\n{reason}"
-        f'<dl class="facts">{listed}</dl>\n<dl class="figures">{cards}</dl>\n{_CONTENTS}\n</header>'
+        f'<dl class="facts">{listed}</dl>\n{figures(shown)}\n{links}\n</header>'
     )
-
-
-_CONTENTS = (
-    '<nav aria-label="Sections">'
-    + "".join(
-        f'<a href="#{name}">{label}</a>'
-        for name, label in (
-            ("timeline", "Timeline"),
-            ("goodput", "Goodput"),
-            ("failures", "Failures"),
-            ("recoveries", "Recoveries"),
-            ("verdicts", "Verdicts"),
-            ("nodes", "Nodes"),
-            ("configuration", "Configuration"),
-            ("journal", "Journal"),
-        )
-    )
-    + "</nav>"
-)
 
 
 def _problems(shot: Snapshot) -> list[str]:
@@ -186,7 +176,7 @@ def _problems(shot: Snapshot) -> list[str]:
     found = []
     if not shot.view.n:
         found.append("The journal has no entry yet: there is nothing to show but the configuration.")
-    elif shot.exit_code is None and shot.state == "died":
+    elif shot.state == "died":
         found.append("The job left no result: the page ends with the last entry that its journal has.")
     elif shot.exit_code is None:
         found.append(f"The job goes on: the page shows how it stood at {utc(shot.now)} UTC.")
@@ -235,26 +225,15 @@ spellcheck="false"> <select name="event" aria-label="Event"><option value="">all
 
 
 def goodput_section(goodput: Goodput) -> str:
-    parts = [part for part in PARTS if goodput.parts_us[part]]
-    whole = shares([goodput.parts_us[part] for part in parts])
+    parts = {part: took_us for part in PARTS if (took_us := goodput.parts_us[part])}
+    percents = [f"{share / 10:.1f} %" for share in shares([*parts.values()])]
     factor = goodput.ranks_per_node
-    x, bars = 0.0, []
-    for part in parts:
-        width = 1000 * goodput.share(part)
-        bars.append(
-            f'<rect class="{part}" x="{x:.2f}" width="{width:.2f}" height="28"><title>{text(PARTS[part])}</title></rect>'
-        )
-        x += width
     rows = []
-    for part, share in zip(parts, whole, strict=True):
-        cells = [
-            f'<i class="swatch {part}"></i>{text(PARTS[part])}',
-            f"{share / 10:.1f} %",
-            hours(goodput.parts_us[part]),
-            *([hours(goodput.parts_us[part] * factor)] if factor else []),
-            f'<span class="soft">{text(MEANINGS[part])}</span>',
-        ]
-        rows.append(cells)
+    for (part, took_us), share in zip(parts.items(), percents, strict=True):
+        swatch = f'<i class="swatch {part}"></i>{text(PARTS[part].words)}'
+        of_ranks = [hours(took_us * factor)] if factor else []
+        what = f'<span class="soft">{text(PARTS[part].meaning)}</span>'
+        rows.append([swatch, share, hours(took_us), *of_ranks, what])
     total = ["<b>all</b>", "100.0 %" if rows else "–", f"<b>{hours(goodput.total_us)}</b>"]
     total += [f"<b>{hours(goodput.total_us * factor)}</b>"] if factor else []
     rows.append(
@@ -262,29 +241,25 @@ def goodput_section(goodput: Goodput) -> str:
     )
     head = ["part", "share", "of nodes", *(["of ranks"] if factor else []), "what it is"]
     note = f" With one GPU a rank, the time of ranks is GPU time: {factor} a node." if factor else ""
-    return (
-        '<section id="goodput" aria-labelledby="goodput-title">\n<h2 id="goodput-title">Where the time went</h2>\n'
-        f'<p class="about">Every node of the job at every moment, from the first start to the end, is in one part.{note}</p>'
-        f'<svg class="bar" viewBox="0 0 1000 28" preserveAspectRatio="none" role="img" aria-label="'
-        f"{text(', '.join(f'{PARTS[part]} {share / 10:.1f} %' for part, share in zip(parts, whole, strict=True)))}"
-        f'">{"".join(bars)}</svg>\n'
-        f"{table(head, rows, numbers=frozenset(range(1, len(head) - 1)), caption='Where the time went')}</section>"
+    whole = f"Every node of the job at every moment, from the first start to the end, is in one part.{note}"
+    said = ", ".join(f"{PARTS[part].words} {share}" for part, share in zip(parts, percents, strict=True))
+    drawn = bar([(part, goodput.share(part), PARTS[part].words) for part in parts], 28)
+    inside = (
+        f'{about(whole)}<svg class="bar" viewBox="0 0 1000 28" preserveAspectRatio="none" role="img" '
+        f'aria-label="{text(said)}">{drawn}</svg>\n'
+        f"{table(head, rows, numbers=range(1, len(head) - 1), caption='Where the time went')}"
     )
+    return section("goodput", "Where the time went", inside)
 
 
 def _failures(shot: Snapshot, history: JobTimeline) -> str:
     shown = list(enumerate(history.failures))[-MOST_FAILURES:]
     left_out = len(history.failures) - len(shown)
     began = shot.view.started_at or 0.0
-    budget = [ALL_STACKS_BYTES]
+    budget = [ALL_STACKS_BYTES]  # what all failures together have left for stacks
     items = "\n".join(_failure(shot, story, index, began, budget) for index, story in shown)
-    if not shown:
-        items = '<p class="about">Nothing failed.</p>'
-    note = f'<p class="about">{plural(left_out, "earlier failure")} left out.</p>' if left_out else ""
-    return (
-        '<section id="failures" aria-labelledby="failures-title">\n'
-        f'<h2 id="failures-title">Failures</h2>\n{note}{items}</section>'
-    )
+    note = about(f"{plural(left_out, 'earlier failure')} left out." if left_out else "")
+    return section("failures", "Failures", f"{note}{items or about('Nothing failed.')}")
 
 
 def _failure(shot: Snapshot, story: FailureTimeline, index: int, began: float, budget: list[int]) -> str:
@@ -326,52 +301,36 @@ def _steps_of(each: Recovery) -> str:
     return f"; {told}" if told else ""
 
 
-def _stacks(folder: JobFolder, story: FailureTimeline, budget: list[int]) -> Iterable[str]:
+def _stacks(folder: JobFolder, story: FailureTimeline, budget: list[int]) -> Iterator[str]:
+    """The beginning of each file of stacks, as far as the budget of the page reaches."""
     for rank, path in sorted(story.stacks.items())[:MOST_STACKS]:
-        found = read_stack(folder.path / path, min(STACK_BYTES, budget[0]))
+        found = ""
+        with contextlib.suppress(OSError):
+            # A page is handed on: a link in place of the file would put another file of this user into it.
+            descriptor = os.open(folder.path / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as file:
+                found = file.read(min(STACK_BYTES, budget[0])).decode(errors="backslashreplace")
         if found:
             budget[0] -= len(found)
             yield f"<h3>Stacks of {ranks_of([rank])}: {text(path)}</h3><pre>{lines(found)}</pre>"
 
 
-def read_stack(path: Path, most: int) -> str | None:
-    """The beginning of a file of stacks; None where there is none. A link is not followed: a page is handed on."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            return file.read(most).decode(errors="backslashreplace")
-    return None
-
-
 def _recoveries(view: JobView) -> str:
-    found = list(view.recoveries.values())
-    if not found:
-        inside = '<p class="about">There was nothing to recover from.</p>'
-    else:
-        inside = "".join(_recovery_bar(each) for each in found[-MOST_FAILURES:])
-        drawn = page.recoveries(view)
-        right = frozenset(index for index, name in enumerate(drawn.columns) if name in drawn.right)
-        rows = [[text(cell) for cell in row.cells] for row in drawn.rows[-MOST_FAILURES:]]
-        head = [column.lower() for column in drawn.columns]
-        inside += table(head, rows, numbers=right, caption="Recoveries by phase")
-    return (
-        '<section id="recoveries" aria-labelledby="recoveries-title">\n'
-        f'<h2 id="recoveries-title">Recoveries</h2>\n{inside}</section>'
-    )
+    bars = "".join(_recovery_bar(each) for each in list(view.recoveries.values())[-MOST_FAILURES:])
+    drawn = page.recoveries(view)
+    right = [index for index, name in enumerate(drawn.columns) if name in drawn.right]
+    rows = [[text(cell) for cell in row.cells] for row in drawn.rows[-MOST_FAILURES:]]
+    head = [column.lower() for column in drawn.columns]
+    nothing = "There was nothing to recover from."
+    phases = table(head, rows, numbers=right, caption="Recoveries by phase", nothing=nothing)
+    return section("recoveries", "Recoveries", bars + phases)
 
 
 def _recovery_bar(each: Recovery) -> str:
     """One recovery, opened into its phases up to the first step, to its own scale."""
     parts = recovery.in_order(each)
     whole = sum(took for _, _, took in parts) or 1.0
-    x, bars = 0.0, []
-    for name, label, took in parts:
-        width = 1000 * took / whole
-        bars.append(
-            f'<rect class="phase-{text(name)}" x="{x:.2f}" width="{width:.2f}" height="14">'
-            f"<title>{text(label)} {text(seconds(took))}</title></rect>"
-        )
-        x += width
+    drawn = bar([(f"phase-{name}", took / whole, f"{label} {seconds(took)}") for name, label, took in parts], 14)
     legend = "".join(
         f'<li><i class="swatch phase-{text(name)}"></i>{text(label)} <b>{text(seconds(took))}</b></li>'
         for name, label, took in parts
@@ -382,7 +341,7 @@ def _recovery_bar(each: Recovery) -> str:
     return (
         f'<div class="recovery"><p><b>{text(seconds(took))}</b> {until} '
         f'<span class="soft">{text(each.replica)} cycle {each.cycle}: {text(each.why)}{text(promoted)}{text(_steps_of(each))}</span></p>'
-        f'<svg viewBox="0 0 1000 14" preserveAspectRatio="none" aria-hidden="true">{"".join(bars)}</svg>'
+        f'<svg viewBox="0 0 1000 14" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
         f'<ul class="legend">{legend}</ul></div>'
     )
 
@@ -423,59 +382,44 @@ def _verdicts(history: JobTimeline, stops: Sequence[WouldBeStop], began: float) 
         "looking back",
         "saved or lost",
     ]
-    inside = (
-        table(head, rows, numbers=frozenset({5, 6, 8}), caption="Verdicts")
-        if rows
-        else '<p class="about">No source of attribution was asked.</p>'
-    )
-    return (
-        '<section id="verdicts" aria-labelledby="verdicts-title">\n<h2 id="verdicts-title">Verdicts, and what they cost or '
-        f"saved</h2>\n{inside}</section>"
-    )
+    nothing = "No source of attribution was asked."
+    inside = table(head, rows, numbers={5, 6, 8}, caption="Verdicts", nothing=nothing)
+    return section("verdicts", "Verdicts, and what they cost or saved", inside)
 
 
 def _nodes(view: JobView, history: JobTimeline, of_nodes: dict[str, list[Span]]) -> str:
     """Each node's time by kind, and how often it failed."""
-    took: dict[str, dict[str, int]] = {}
+    took: dict[str, Counter[str]] = {}
     for node, spans in of_nodes.items():
-        mine = took[node] = {}
+        mine = took[node] = Counter()
         for span in spans:
-            mine[span.kind] = mine.get(span.kind, 0) + span.until_us - span.since_us
+            mine[span.kind] += span.until_us - span.since_us
     used = set[str]().union(*took.values())
-    failed: dict[str, int] = {}
-    for story in history.failures:
-        failed[story.cause.node] = failed.get(story.cause.node, 0) + 1
+    failed = Counter(story.cause.node for story in history.failures)
     kinds = [kind for kind in KINDS if kind in used]
     rows = [
         [
             text(node),
             text(view.nodes[node].state) if node in view.nodes else "–",
-            str(failed.get(node, 0)),
+            str(failed[node]),
             *(text(seconds(mine[kind] / 1e6)) if kind in mine else "–" for kind in kinds),
         ]
         for node, mine in took.items()
     ]
     head = ["node", "last state", "failures", *(KINDS[kind] for kind in kinds)]
-    inside = table(head, rows, numbers=frozenset(range(2, len(head))), caption="Nodes")
-    return (
-        '<section id="nodes" aria-labelledby="nodes-title">\n<h2 id="nodes-title">Nodes</h2>\n'
-        f"<details><summary>{plural(len(took), 'node')}, each by what it did</summary>{inside}</details></section>"
-    )
+    every = table(head, rows, numbers=range(2, len(head)), caption="Nodes")
+    summary = f"<summary>{plural(len(took), 'node')}, each by what it did</summary>"
+    return section("nodes", "Nodes", f"<details>{summary}{every}</details>")
 
 
 def _configuration(configuration: Sequence[tuple[str, str, str]]) -> str:
     rows = [[text(key), f"<code>{text(value)}</code>", text(origin)] for key, value, origin in configuration]
-    inside = (
-        f"<details><summary>{plural(len(rows), 'key')}, each with where its value came from</summary>"
-        + table(["key", "value", "origin"], rows, caption="Configuration")
-        + "</details>"
-        if rows
-        else '<p class="about">The folder of the job has no plan.</p>'
-    )
-    return (
-        '<section id="configuration" aria-labelledby="configuration-title">\n'
-        f'<h2 id="configuration-title">Configuration</h2>\n{inside}</section>'
-    )
+    inside = about("The folder of the job has no plan.")
+    if rows:
+        summary = f"<summary>{plural(len(rows), 'key')}, each with where its value came from</summary>"
+        every = table(["key", "value", "origin"], rows, caption="Configuration")
+        inside = f"<details>{summary}{every}</details>"
+    return section("configuration", "Configuration", inside)
 
 
 # --------------------------------------------------------------------------------------------- the data
@@ -498,6 +442,24 @@ def _data(
             since = until if span.since_us == until_us else (span.since_us - began_us) // 1000
             until_us, until = span.until_us, (span.until_us - began_us) // 1000
             row += (_KIND_INDEX[span.kind], since, until, cycle_index.get(span.cycle, -1))
+    cycles = []
+    for cycle in view.cycles.values():
+        running, last_step = view.replicas.get(cycle.replica), cycle.last_step
+        # The view knows the last step of a cycle once the next one has begun.
+        if last_step is None and running is not None and running.cycle == cycle.cycle:
+            last_step = running.step
+        of_generation = f" of generation {cycle.generation}" if view.generation else ""
+        moments = (cycle.opened_at, cycle.closed_at, cycle.first_step_at, cycle.ended_at)
+        cycles.append(
+            [
+                f"{cycle.replica} cycle {cycle.cycle}{of_generation}",
+                one_line(cycle.replica),
+                *(None if at is None else round((at - began) * 1000) for at in moments),
+                cycle.first_step,
+                last_step,
+                one_line(cycle.outcome or ""),
+            ]
+        )
     return {
         "began": began,
         "until": (last - began_us) // 1000,
@@ -505,36 +467,18 @@ def _data(
         "nodes": [one_line(node) for node in rows],
         "spans": list(rows.values()),
         "groups": _groups(rows),
-        "cycles": [
-            [
-                f"{cycle.replica} cycle {cycle.cycle}"
-                + (f" of generation {cycle.generation}" if view.generation else ""),
-                one_line(cycle.replica),
-                *(
-                    None if at is None else round((at - began) * 1000)
-                    for at in (cycle.opened_at, cycle.closed_at, cycle.first_step_at, cycle.ended_at)
-                ),
-                cycle.first_step,
-                cycle.last_step if cycle.last_step is not None else _running_step(view, cycle.replica, cycle.cycle),
-                one_line(cycle.outcome or ""),
-            ]
-            for cycle in view.cycles.values()
-        ],
+        "cycles": cycles,
         "failures": [
             [round((story.at - began) * 1000), one_line(story.cause.why), story.cause.kind]
             for story in history.failures
         ],
         "firstFailure": max(0, len(history.failures) - MOST_FAILURES),
         "events": list(journal.events),
-        "at": _differences(journal.at_ms),
+        # Each less the one before: that compresses to a third.
+        "at": [at - before for at, before in zip(journal.at_ms, [0, *journal.at_ms], strict=False)],
         "event": journal.event,
         "sentence": journal.sentence,
     }
-
-
-def _running_step(view: JobView, replica: str, cycle: int) -> int | None:
-    running = view.replicas.get(replica)
-    return running.step if running is not None and running.cycle == cycle else None
 
 
 def _groups(rows: dict[str, list[int]]) -> list[list[object]]:
@@ -547,17 +491,7 @@ def _groups(rows: dict[str, list[int]]) -> list[list[object]]:
     for index, row in enumerate(rows.values()):
         did = msgspec.msgpack.encode([row[0::4], row[3::4]])
         alike.setdefault(did, []).append(index)
-    return [
-        [one_line(names(nodes[index] for index in found)), found]
-        if len(found) > 1
-        else [one_line(nodes[found[0]]), found]
-        for found in alike.values()
-    ]
-
-
-def _differences(values: list[int]) -> list[int]:
-    """Each less the one before: it compresses to a third."""
-    return [value - before for value, before in zip(values, [0, *values], strict=False)]
+    return [[one_line(names(nodes[index] for index in found)), found] for found in alike.values()]
 
 
 def hours(microseconds: int) -> str:

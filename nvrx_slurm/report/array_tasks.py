@@ -54,8 +54,14 @@ def _tasks(folder: JobFolder, elements: Elements) -> tuple[JobLine, ...]:
         return ()
     base = folder.path.parent
     own = tasks_of(base, number)
-    if not own and not _asks_for_array(folder):
-        return ()
+    if not own:
+        # Whether the script that was submitted makes an array, of which no task has started.
+        try:
+            script = folder.read(SCRIPT_NAME)
+        except (OSError, NvrxError):
+            return ()
+        if not re.search(rb"^#SBATCH --array=", script, re.MULTILINE):
+            return ()
     lines = {line.job: line for line in lines_of(own)}
     unstarted = {name: state for name, state in elements(number).items() if name not in lines}
     places = ask_queue([name for name, state in unstarted.items() if state is JobState.PENDING])
@@ -73,15 +79,6 @@ def _tasks(folder: JobFolder, elements: Elements) -> tuple[JobLine, ...]:
             pending=places[name].reason if name in places else None,
         )
     return tuple(sorted(lines.values(), key=lambda line: int(line.job.rpartition("_")[2])))
-
-
-def _asks_for_array(folder: JobFolder) -> bool:
-    """Whether the script that was submitted makes an array."""
-    try:
-        script = folder.read(SCRIPT_NAME)
-    except (OSError, NvrxError):
-        return False
-    return re.search(rb"^#SBATCH --array=", script, re.MULTILINE) is not None
 
 
 def _ask_elements(number: str) -> Mapping[str, JobState]:

@@ -17,6 +17,7 @@ from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_NO_RESTART, EXIT_TERMINATED
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.report.jobs import ENDINGS, read_plan
+from nvrx_slurm.report.logs import end_of
 from nvrx_slurm.report.words import at_step, others_lost_it, ranks_of
 from nvrx_slurm.util.sanitize import one_line, uncoloured
 
@@ -64,11 +65,18 @@ def end_lines(folder: JobFolder, exit_code: int, *, slurm_says: str | None = Non
     what, _, last = reason.partition("; last: ")
     how = ENDINGS.get(exit_code, "failed")
     how = _HOW.get(how, how)
-    failure, plan, problem = None, None, ""
+    failure: ReplayedFailure | None = None
+    plan, problem = None, ""
     if exit_code not in NOT_BY_A_FAILURE:
         try:
             if (plan := read_plan(folder)) is not None:
-                failure = _last_failure(plan, folder)
+                from nvrx_slurm.report import source
+                from nvrx_slurm.report.failure_replay import read_failures
+
+                failures, _ = read_failures(plan, folder, source.so_far(folder, live=False))
+                for each in failures:  # the one that ended the job, or the last one
+                    if each.timeline.shutdown or failure is None or not failure.timeline.shutdown:
+                        failure = each
         except (NvrxError, OSError) as error:
             problem = f"  its journal cannot be read: {error}"
     why = "" if failure is not None or what == how.removeprefix("was ") else f": {what}"
@@ -93,16 +101,6 @@ def end_lines(folder: JobFolder, exit_code: int, *, slurm_says: str | None = Non
     base = folder.path.parent
     where = "" if base.absolute() == DEFAULT_FOLDER.absolute() else f" --folder {shlex.quote(_from_here(base))}"
     yield one_line(f"→ nvrx-slurm explain {job_id}{where}")
-
-
-def _last_failure(plan: Plan, folder: JobFolder) -> ReplayedFailure | None:
-    """The failure that ended the job, or its last one."""
-    from nvrx_slurm.report import source
-    from nvrx_slurm.report.failure_replay import read_failures
-
-    failures, _ = read_failures(plan, folder, source.so_far(folder, live=False))
-    ending = [each for each in failures if each.timeline.shutdown] or failures
-    return ending[-1] if ending else None
 
 
 def _failure_lines(failure: ReplayedFailure, plan: Plan, folder: JobFolder) -> Iterator[str]:
@@ -159,14 +157,8 @@ def _excerpt(path: Path, lines: list[str]) -> Iterator[str]:
 
 def _last_lines(path: Path) -> list[str]:
     """The last traceback in the file and what follows it, or its last lines; none: there is no such file."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            text = file.read().decode(errors="backslashreplace")
-    except OSError:
-        return []
-    lines = [uncoloured(line.rpartition("\r")[2]) for line in text.replace("\r\n", "\n").rstrip().split("\n")]
+    text = end_of(path, TAIL_BYTES).replace("\r\n", "\n").rstrip()
+    lines = [uncoloured(line.rpartition("\r")[2]) for line in text.split("\n")]
     begin = max((number for number, line in enumerate(lines) if TRACEBACK in line), default=None)
     if begin is not None and len(lines) - begin <= MOST_TRACEBACK_LINES:
         return lines[begin:]

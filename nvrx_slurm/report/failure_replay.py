@@ -57,6 +57,7 @@ class FailureReplay:
     def take(self, entry: Entry, view: JobView) -> None:
         record = entry.record
         self._fold.take(entry, view)
+        # As the controller does with each record: a request names what these have said of the cycle.
         self._requests.note(record, entry.t)
         if isinstance(record, Fact):
             # The step may begin the next cycle, which counts the steps of the failed one among the earlier ones.
@@ -80,6 +81,7 @@ class FailureReplay:
             return  # the entries that end its cycle follow; or it is over
         known = self._replayed.get(timeline)
         failed = None if known is None else known.inquiry.failed
+        # Until the decision a later report may turn out to be the cause; after it the cause is settled.
         if known is None or failed is None or (timeline.decided is None and failed.cause != pending.failure.cause):
             known = self._replayed[timeline] = ReplayedFailure(
                 timeline=timeline,

@@ -20,13 +20,12 @@ import msgspec
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.report.failures import FailureTimeline
 from nvrx_slurm.report.goodput import PARTS, Goodput
 from nvrx_slurm.report.hindsight import stops_of
 from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.journal_file import JournalFile
-from nvrx_slurm.report.model import FailureKind, JobView, Value
+from nvrx_slurm.report.model import FailureKind, Value
 from nvrx_slurm.report.recovery import PHASES, STARTUP
 from nvrx_slurm.report.view import JobFold
 from nvrx_slurm.util.files import journal_parts, write_private
@@ -108,8 +107,11 @@ class Fleet:
 
 def read_fleet(folders: Iterable[JobFolder], *, since: float) -> Fleet:
     """The jobs that were active since then. Those whose journal cannot be read are left out."""
-    path = cache_path()
-    known = _read_cache(path)
+    path, known = cache_path(), Cache()
+    # A cache that cannot be read, is of another version, or is torn: then all jobs are read again.
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        if (cache := msgspec.msgpack.decode(path.read_bytes(), type=Cache)).version == VERSION:
+            known = cache
     kept: dict[str, Cached] = {}
     found: list[JobSummary] = []
     for folder in folders:
@@ -118,6 +120,7 @@ def read_fleet(folders: Iterable[JobFolder], *, since: float) -> Fleet:
             continue
         key = str(folder.path.absolute())
         cached = known.jobs.get(key)
+        # A journal of the same sizes and times has the same summary; a running job's is read again each time.
         if cached is None or cached.files != files:
             cached = Cached(files=files, summary=summarise(folder))
         kept[key] = cached
@@ -125,9 +128,10 @@ def read_fleet(folders: Iterable[JobFolder], *, since: float) -> Fleet:
             found.append(cached.summary)
     if kept != known.jobs:
         # Jobs of other folders, and older ones, stay.
+        there = {key: each for key, each in {**known.jobs, **kept}.items() if Path(key).is_dir()}
         with contextlib.suppress(OSError, NvrxError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_private(path, msgspec.msgpack.encode(Cache(jobs=_still_there({**known.jobs, **kept}))))
+            write_private(path, msgspec.msgpack.encode(Cache(jobs=there)))
     return add_up(found)
 
 
@@ -145,10 +149,15 @@ def summarise(folder: JobFolder) -> JobSummary | None:
     if not view.n or view.started_at is None:
         return None
     goodput = history.finish(view)
-    busy: defaultdict[str, int] = defaultdict(int)
+    busy: Counter[str] = Counter()
     for span in history.spans:
         if span.cycle is not None:
             busy[span.node] += span.until_us - span.since_us
+    failures = []
+    for story in history.failures:
+        after, kind, node = story.recovery(view), story.cause.kind, story.cause.node
+        took_s = (None, None) if after is None else (after.total_s, after.to_first_step_s)
+        failures.append(FailureLine(at=story.at, kind=kind, node=node, recovered_s=took_s[0], first_step_s=took_s[1]))
     stops = stops_of(folder, history) if plan is not None else ()
     judged = [story.judged for story in history.failures if story.judged is not None]
     return JobSummary(
@@ -159,7 +168,7 @@ def summarise(folder: JobFolder) -> JobSummary | None:
         ended=view.t,
         exit_code=view.exit_code,
         goodput=goodput,
-        failures=tuple(_line(story, view) for story in history.failures),
+        failures=tuple(failures),
         phases=tuple(
             {**each.phases, **({STARTUP: each.startup_s} if each.startup_s is not None else {})}
             for each in view.recoveries.values()
@@ -173,13 +182,6 @@ def summarise(folder: JobFolder) -> JobSummary | None:
         lost_rank_s=sum(stop.rank_s for stop in stops if stop.outcome == "wrong"),
         acted=sum(each.acted and each.verdict == "STOP" for each in judged),
     )
-
-
-def _line(story: FailureTimeline, view: JobView) -> FailureLine:
-    line, after = FailureLine(at=story.at, kind=story.cause.kind, node=story.cause.node), story.recovery(view)
-    if after is None:
-        return line
-    return msgspec.structs.replace(line, recovered_s=after.total_s, first_step_s=after.to_first_step_s)
 
 
 def add_up(jobs: Iterable[JobSummary]) -> Fleet:
@@ -204,6 +206,7 @@ def add_up(jobs: Iterable[JobSummary]) -> Fleet:
         if failure.kind.startswith("node"):
             evidence[failure.node] += 1
     right, wrong = sum(job.right for job in every), sum(job.wrong for job in every)
+    busy_s = sum(busy.values()) / 1e6
     phases = {
         phase: tuple(sorted(each[phase] for job in every for each in job.phases if phase in each))
         for phase in (*PHASES, STARTUP)
@@ -218,10 +221,9 @@ def add_up(jobs: Iterable[JobSummary]) -> Fleet:
             steps_repeated=sum(job.goodput.steps_repeated for job in every),
             ranks_per_node=widths.pop() if len(widths) == 1 else None,
         ),
-        everything=_repair(failures, sum(busy.values()) / 1e6),
+        everything=_repair(failures, busy_s),
         by_kind={
-            kind: _repair(found, sum(busy.values()) / 1e6)
-            for kind, found in sorted(kinds.items(), key=lambda item: -len(item[1]))
+            kind: _repair(found, busy_s) for kind, found in sorted(kinds.items(), key=lambda item: -len(item[1]))
         },
         by_node={
             node: _repair(found, busy[node] / 1e6)
@@ -249,19 +251,6 @@ def cache_path() -> Path:
     """`~/.cache/nvrx-slurm/fleet.msgpack`, or below XDG_CACHE_HOME."""
     base = env.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "nvrx-slurm" / "fleet.msgpack"
-
-
-def _read_cache(path: Path) -> Cache:
-    """Nothing where it cannot be read, is of another version, or is torn: then all jobs are read again."""
-    try:
-        cache = msgspec.msgpack.decode(path.read_bytes(), type=Cache)
-    except (OSError, msgspec.DecodeError):
-        return Cache()
-    return cache if cache.version == VERSION else Cache()
-
-
-def _still_there(jobs: dict[str, Cached]) -> dict[str, Cached]:
-    return {key: cached for key, cached in jobs.items() if Path(key).is_dir()}
 
 
 def _files(folder: JobFolder) -> tuple[tuple[str, int, int, int], ...]:

@@ -66,6 +66,7 @@ def hindsight(jobs: Iterable[tuple[str, list[ReplayedFailure], JobView]]) -> Hin
                 continue
             later = (each for each in failures[index + 1 :] if each.inquiry.key.replica == key.replica)
             after = next(later, None)
+            # To the next failure, or to the end: so long the restart was worth, or was lost.
             ran_s = 0.0
             if failure.timeline.running_again_at(view) is not None:
                 ran_s = max(0.0, (after.failed_at if after else view.t) - failure.failed_at)

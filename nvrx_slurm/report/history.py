@@ -27,7 +27,6 @@ class JobTimeline:
         self._goodput: Goodput | None = None
 
     def take(self, entry: Entry, view: JobView) -> None:
-        """One entry, after the view has taken it."""
         self._meter.take(entry, view)
         self._failures.take(entry, view)
         record = entry.record

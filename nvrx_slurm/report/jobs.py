@@ -50,6 +50,7 @@ def find_job(base: Path, job_id: str) -> JobFolder:
     """The folder of a job. Raises UsageError with the jobs that there are, or for what is no job id; UnsafePath where
     it is another user's."""
     folder = base / folder_name(job_id)
+    # Before it counts as missing: the folder of another user raises UnsafePath, which says so.
     if folder.is_dir():
         with JobFolder(folder).opened():
             pass

@@ -37,6 +37,7 @@ class JournalFile:
             there = self._current.stat()
         except FileNotFoundError:  # nothing written yet, or nothing since the last rotation
             return self._read_parts()
+        # Another file, since it was rotated, or a shorter one.
         if _identity(there) != self._identity or there.st_size < self._offset:
             return self._read_parts()
         if there.st_size == self._offset:
@@ -69,6 +70,7 @@ class JournalFile:
                 found |= {entry.n: entry for entry in _entries(file)}
                 self._identity, self._offset = _identity(os.fstat(file.fileno())), file.tell()
             newer = sorted(n for n in found if n > self._last)
+            # Without a gap: no part was rotated away between the listing and its opening.
             if newer == list(range(self._last + 1, self._last + 1 + len(newer))):
                 break
         return self._new(found)

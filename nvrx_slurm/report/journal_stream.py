@@ -42,16 +42,16 @@ class JournalStream:
 
     def time(self) -> float:
         """The store's clock, by which heartbeats are stamped: seconds since the epoch."""
-        seconds, micros = self._call(self._redis.time)
+        seconds, micros = answered(self._where, self._redis.time)
         return int(seconds) + int(micros) / 1e6
 
     def read(self, wait_s: float) -> list[Entry | ReceivedHeartbeat]:
         """What is new. If nothing is, waits up to `wait_s` (at most a second) for it."""
         if not self._cursors:
-            missed = self._call(self._catch_up)
+            missed = answered(self._where, self._catch_up)
             if missed:
                 return list(missed)
-        return list(self._call(lambda: self._news(wait_s)))
+        return list(answered(self._where, lambda: self._news(wait_s)))
 
     def _catch_up(self) -> list[Entry | ReceivedHeartbeat]:
         """The entries after the number known so far, and no more.
@@ -69,16 +69,16 @@ class JournalStream:
                 break
             before = f"({items[-1][0].decode()}"
         self._cursors = {journal: cursor or _START}
-        return [*self._in_order(missed), *(self._last_beats() if self._beats else [])]
-
-    def _last_beats(self) -> list[ReceivedHeartbeat]:
+        entries = self._in_order(missed)
+        if not self._beats:
+            return [*entries]
         items = self._redis.xrange(self._keys.beats)
         self._cursors[self._keys.beats] = items[-1][0] if items else _START
         last = dict[str, list[ReceivedHeartbeat]]()
         for heard in self._heard(items):
             of_node = last.setdefault(heard.heartbeat.node, [])
             of_node[:] = [*of_node[-1:], heard]
-        return [heard for of_node in last.values() for heard in of_node]
+        return [*entries, *(heard for of_node in last.values() for heard in of_node)]
 
     def _news(self, wait_s: float) -> list[Entry | ReceivedHeartbeat]:
         block_ms = int(min(wait_s, LONGEST_WAIT_S) * 1000)
@@ -123,9 +123,6 @@ class JournalStream:
                 self._numbers[who] = number
                 found.append(ReceivedHeartbeat(t=int(identity.partition(b"-")[0]) / 1000, heartbeat=beat))
         return found
-
-    def _call(self, call: Callable[[], Any]) -> Any:
-        return answered(self._where, call)
 
 
 def post(address: StoreAddress, fact: AnyFact) -> None:

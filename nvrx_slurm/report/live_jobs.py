@@ -6,7 +6,6 @@ Each look reads what is new of each journal, and costs nothing for what is old.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
 from nvrx_slurm.journal.folder import JobFolder
@@ -37,11 +36,13 @@ class FollowedJob:
 
     def look(self) -> Snapshot:
         """The job now. Raises OSError, SlurmUnreachable."""
+        # At the first look, not before: a job in the queue has no plan yet.
         if self._fold is None:
             self._fold = JobFold(read_plan(self.folder), [self.history, *self._subscribers])
         items = self._journal.catch_up()
         for item in items:
             self._fold.take(item)
+        # A job that reports lives: Slurm need not be asked.
         if items:
             self._presence.heard()
         outside = OutsideState() if self._journal.ended else self._presence.ask()
@@ -64,9 +65,7 @@ class FollowedJobs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for job in self.jobs:
             job.close()
 

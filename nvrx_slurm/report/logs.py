@@ -142,6 +142,7 @@ class Reader:
         self._watched = [
             file
             for file in found
+            # Every file is read once from its beginning; after that, only those that may still grow are looked at.
             if file not in self._offsets or (file.generation, file.cycle) in recent[file.replica]
         ]
 
@@ -164,6 +165,7 @@ class Reader:
 
     def skip_to_last(self, lines: int) -> None:
         """Begin with the last so many lines of what there is. Of long files only their ends are read."""
+        # From the newest file back, until it has so many lines.
         for file in reversed(self._watched):
             self._offsets[file], lines = _last_lines(file.path, lines)
 
@@ -184,6 +186,16 @@ class Reader:
             if data:
                 yield Chunk(file, file.label + data + b"\n")
         self._partial.clear()
+
+
+def end_of(path: Path, most_bytes: int) -> str:
+    """The end of a file of output; nothing where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - most_bytes))
+            return file.read().decode(errors="backslashreplace")
+    except OSError:
+        return ""
 
 
 def _last_lines(path: Path, lines: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm.report import page as sections
-from nvrx_slurm.report.snapshot import JobLine, Snapshot
+from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.tables import Row, Table
 
 GAP = "  "
@@ -15,7 +15,7 @@ MOST_RANKS = 64
 def page(shot: Snapshot) -> str:
     """One job: facts, then tables, each under its column names. Of a whole array: a line for each task."""
     if shot.tasks:
-        return "\n\n".join([pairs(sections.array_facts(shot)), jobs(shot.tasks)])
+        return "\n\n".join([pairs(sections.array_facts(shot)), table(sections.job_table(shot.tasks))])
     ranks, others = sections.ranks(shot, MOST_RANKS)
     present = _tables(sections.replicas(shot.view), sections.nodes(shot), ranks)
     return "\n\n".join([pairs(sections.facts(shot)), *present, *([others] if others else []), *_history(shot)])
@@ -32,11 +32,6 @@ def _history(shot: Snapshot) -> list[str]:
 
 def _tables(*tables: Table) -> list[str]:
     return [table(each) for each in tables if each.rows]
-
-
-def jobs(lines: Sequence[JobLine]) -> str:
-    """All jobs of a folder, a line each."""
-    return table(sections.job_table(lines))
 
 
 def pairs(rows: Sequence[Row]) -> str:

@@ -5,6 +5,7 @@ A batch host that is killed, or whose node dies, journals no end. Then its own p
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -89,9 +90,11 @@ class Presence:
     def ask(self) -> OutsideState:
         """What is known from outside. Raises SlurmUnreachable after `gives_up_s`."""
         if self._folder.read_result() is not None:
+            # The batch host writes the result first and removes the store's address last: until then it clears away.
             return OutsideState(over=self._folder.read_store() is None)
         # Of a folder that was removed under its job, the last that was read says which process runs the job.
         info = self._info = self._folder.read_info() or self._info
+        # A local job, and a run in the user's own allocation, end with their batch host's process.
         if info is not None and (info.cluster == "local" or (info.allocation is not None and info.is_here)):
             return OutsideState(over=info.is_here and not info.host_lives())
         job_id = self._folder.job_id if info is None else info.slurm_id
@@ -109,7 +112,13 @@ class Presence:
                 state = JobState.NODE_FAIL  # how the user's allocation ended says nothing of a lost run
             state = last_known(self._folder, state or JobState.UNKNOWN, self._clock.wall())
             place = self._queue(job_id) if self._queue and state == "PENDING" else None
-            over = state.terminal or (state == "UNKNOWN" and self._left_the_queue(info))
+            over = state.terminal
+            if state == "UNKNOWN" and info is None:
+                # It was submitted, by its folder, and never started: it was cancelled in the queue, and no reader saw
+                # it before Slurm forgot it.
+                with contextlib.suppress(OSError):
+                    submitted_at = self._folder.plan_path.stat().st_mtime
+                    over = self._clock.wall() - submitted_at > FORGOTTEN_S
             self._answer = OutsideState(over=over, slurm_says=state.value, exit_code=state.exit_code, queue=place)
             return self._answer
         if self._unanswered_since is None:
@@ -120,15 +129,6 @@ class Presence:
                 f" nothing; it may still run: `squeue --jobs={job_id}` says so once Slurm answers"
             )
         return self._answer
-
-    def _left_the_queue(self, info: JobInfo | None) -> bool:
-        """Whether a job that Slurm does not know was submitted, by its folder, and never started: then it was
-        cancelled in the queue, and no reader saw it before Slurm forgot it."""
-        try:
-            submitted_at = self._folder.plan_path.stat().st_mtime
-        except OSError:
-            return False
-        return info is None and self._clock.wall() - submitted_at > FORGOTTEN_S
 
 
 def still_in_slurm(

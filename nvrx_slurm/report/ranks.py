@@ -30,6 +30,7 @@ def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) ->
         for node in nodes
         if (heard := view.heard.get(node.name)) and view.is_current(node, heard.heartbeat)
     }
+    # Where each node's fastest rank was, and when: heartbeats of different nodes are of different moments.
     moving = _moving(view, current)
     for node in nodes:
         heard = current.get(node.name)

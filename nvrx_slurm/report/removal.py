@@ -75,6 +75,7 @@ def remove(job: JobFolder) -> None:
     try:
         descriptor = open_private_folder(base.resolve())
         try:
+            # Renamed first: a reader that comes while files are deleted finds no job, and not half of one.
             with job.opened():  # raises UnsafePath where it is not this user's folder
                 os.rename(job.job_id, gone, src_dir_fd=descriptor, dst_dir_fd=descriptor)
             forget_job(job.path)

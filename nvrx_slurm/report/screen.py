@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -18,12 +17,12 @@ from rich.rule import Rule
 from rich.table import Table as Grid
 from rich.text import Text
 
-from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, Progress
 from nvrx_slurm.report import page, recovery
+from nvrx_slurm.report.logs import end_of
 from nvrx_slurm.report.model import JobView, Recovery
 from nvrx_slurm.report.sentences import Lines
-from nvrx_slurm.report.snapshot import JobLine, Snapshot
+from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.tables import Mood, Row, Table, mood
 from nvrx_slurm.report.words import how_started, names, seconds
 from nvrx_slurm.util.clock import Clock
@@ -60,19 +59,14 @@ RESERVED_LINES = 16
 """Lines of the terminal that are not for nodes."""
 
 
-def show(shot: Snapshot, console: Console | None = None) -> None:
+def show(shot: Snapshot) -> None:
     """Print a job's page."""
-    (console or Console(highlight=False)).print(render(shot))
+    Console(highlight=False).print(render(shot))
 
 
-def show_jobs(lines: Sequence[JobLine], console: Console | None = None) -> None:
-    """Print the table of all jobs."""
-    show_table(page.job_table(lines), console)
-
-
-def show_table(table: Table, console: Console | None = None) -> None:
+def show_table(table: Table) -> None:
     """Print a table."""
-    (console or Console(highlight=False)).print(grid(table))
+    Console(highlight=False).print(grid(table))
 
 
 def show_facts(rows: Sequence[Row], table: Table, console: Console | None = None) -> None:
@@ -202,11 +196,12 @@ def recovery_bars(view: JobView, most: int = MOST_RECOVERIES) -> RenderableType:
     if len(recoveries) > most:
         lines.append(Text(f"  {len(recoveries) - most} earlier recoveries", "dim"))
     for each in recoveries[-most:]:
-        lines += [_recovery_title(each), *_recovery_bar(each)]
+        lines += _recovery_lines(each)
     return Group(*lines)
 
 
-def _recovery_title(each: Recovery) -> Text:
+def _recovery_lines(each: Recovery) -> tuple[Text, Text, Text]:
+    """What was recovered from; a bar as long as all of the way to the first step; and its legend."""
     title = Text.assemble(
         ("↻ ", "yellow"), (one_line(f"{each.replica} cycle {each.cycle}"), "bold"), one_line(f"  {each.why}")
     )
@@ -216,11 +211,6 @@ def _recovery_title(each: Recovery) -> Text:
         title.append(f"; {steps}", "dim")
     if how := how_started(each.warm, each.cold):
         title.append(one_line(f"; {how}"), "dim")
-    return title
-
-
-def _recovery_bar(each: Recovery) -> tuple[Text, Text]:
-    """A bar as long as all of the way to the first step, and its legend."""
     bar, legend = Text("  "), Text("  ")
     parts = recovery.in_order(each)
     whole = sum(took for _, _, took in parts) or 1.0
@@ -235,7 +225,7 @@ def _recovery_bar(each: Recovery) -> tuple[Text, Text]:
     bar.append(f"  {seconds(each.total_s)}", "bold").append(" to recover", "dim")
     if each.to_first_step_s is not None:
         bar.append(f", {seconds(each.to_first_step_s)}", "bold").append(" to the first step", "dim")
-    return bar, legend
+    return title, bar, legend
 
 
 # ---------------------------------------------------------------------------------------- live screen
@@ -257,9 +247,7 @@ class Monitor:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def take(self, entry: Entry, view: JobView) -> None:
@@ -292,7 +280,8 @@ class Monitor:
         if events:
             parts += [_title("events"), *(_one_line(event, "dim") for event in events)]
             room -= len(events) + 1
-        log = _last_lines(shot.folder, min(MOST_LOG_LINES, room - 1)) if room > 1 and self._tail else []
+        end = end_of(shot.folder.job_log, TAIL_BYTES) if room > 1 and self._tail else ""
+        log = [line.rstrip("\r") for line in end.split("\n") if line][-min(MOST_LOG_LINES, room - 1) :]
         if log:
             parts += [_title("output"), *(_one_line(line) for line in log)]
         self._live.update(Group(*parts), refresh=True)
@@ -302,17 +291,6 @@ class Monitor:
         self._live.update(Text(), refresh=True)
         self._live.stop()
         self._console.print(summary(shot))
-
-
-def _last_lines(folder: JobFolder, most: int) -> list[str]:
-    """Of the job's log."""
-    if not folder.job_log.is_file():
-        return []
-    with folder.job_log.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - TAIL_BYTES))
-        text = file.read().decode(errors="backslashreplace")
-    return [line.rstrip("\r") for line in text.split("\n") if line][-most:]
 
 
 def _title(text: str) -> Rule:

@@ -54,7 +54,10 @@ class Journal:
         """Why the store is not read although it should be there; None: it is, or need not be."""
 
     def close(self) -> None:
-        self._disconnect()
+        """Close the connection to the store. A later `poll` may open another one."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
 
     def poll(self, wait_s: float = 0.0) -> list[Entry | ReceivedHeartbeat]:
         """What is new. If nothing is, waits for it, `wait_s` at most; an empty list may come sooner."""
@@ -62,10 +65,9 @@ class Journal:
             self._fresh = False
             if found := self._from_file():
                 return found
-        if self._connect():
+        if (stream := self._connect()) is not None:
             try:
-                assert self._stream is not None
-                return self._accept(self._stream.read(wait_s))
+                return self._accept(stream.read(wait_s))
             except StoreUnreachable as error:
                 self._gave_up(error)
         found = self._from_file()
@@ -94,6 +96,7 @@ class Journal:
             return None
 
     def _from_file(self) -> list[Entry | ReceivedHeartbeat]:
+        # The store may have given more than the folder has: its mirror is behind.
         self._file.skip_to(self.n)
         return self._accept(self._file.read())
 
@@ -109,31 +112,25 @@ class Journal:
             new.append(item)
         return new
 
-    def _connect(self) -> bool:
-        """Whether there is a stream to read; tries again for one once a second."""
-        if self._stream is not None or not self._live or self.ended:
-            return self._stream is not None
-        if self._clock.monotonic() < self._connect_at:
-            return False
+    def _connect(self) -> JournalStream | None:
+        """The stream to read, if there is one; tries again for one once a second."""
+        is_due = self._live and not self.ended and self._clock.monotonic() >= self._connect_at
+        if self._stream is not None or not is_due:
+            return self._stream
         self._connect_at = self._clock.monotonic() + RECONNECT_S
         address = self._folder.read_store()
         if address is None:
             self.store_error = None
-            return False
+            return None
         from nvrx_slurm.report.journal_stream import JournalStream  # a job that has ended needs no signatures
 
         self._stream = JournalStream(address, after=self.n, beats=self._beats)
-        return True
+        return self._stream
 
     def _gave_up(self, error: StoreUnreachable) -> None:
         self.store_error = str(error)
         self._connect_at = self._clock.monotonic() + RECONNECT_S
-        self._disconnect()
-
-    def _disconnect(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        self.close()
 
 
 def so_far(folder: JobFolder, *, live: bool = True) -> list[Entry]:
@@ -167,6 +164,7 @@ def follow(
             yield from (item for item in items if isinstance(item, Entry))
             if not items and (journal.ended or last_look):
                 return
+            # What the last process wrote before it ended may not have been there at the look before.
             last_look = not items and gone()
     finally:
         journal.close()

@@ -10,7 +10,6 @@ Times are whole microseconds since the epoch, as precise as the journal is: sums
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -98,12 +97,12 @@ class NodeSpans:
 
     def pending(self, at: float | None = None) -> list[Span]:
         """The spans that have not ended, up to the last entry, or up to `at`, of a job that goes on."""
-        until = self._last_us if at is None else max(self._last_us, _us(at))
+        until = self._last_us if at is None else max(self._last_us, round(at * 1e6))
         return [span for node in self._open for span in self._until(node, until)]
 
     def take(self, entry: Entry, view: JobView) -> None:
-        """One entry, after the view has taken it."""
         before, now = self._last_us, round(entry.t * 1e6)
+        # The store's clock may be set back, or another store's is behind. No span is negative.
         if now < before:
             now = before
         self._last_us = now
@@ -140,8 +139,12 @@ class NodeSpans:
                 span = self._open.get(record.node)
                 if span is not None and span.kind in AT_WORK:
                     self._change(record.node, "ending", now, span.cycle)
-            case records.AttributionJudged():
-                self._held(record.replica, now, round(record.waited_s * 1e6))
+            case records.AttributionJudged() if (waited_us := round(record.waited_s * 1e6)) > 0:
+                # A rendezvous that could close has waited so long for the verdict.
+                for node, span in self._of(record.replica):
+                    if span.kind == "ready":
+                        self._change(node, "deciding", max(span.since, now - waited_us), span.cycle)
+                        self._change(node, "ready", now, span.cycle)
             case records.RendezvousOpened():
                 busy = (*AT_WORK, "detecting", "deciding", "ending")
                 for node, span in self._of(record.replica):
@@ -162,6 +165,8 @@ class NodeSpans:
                 for node, span in list(self._open.items()):
                     was = span.kind
                     if was not in ("lost", "suspended"):
+                        # The suspension cuts the span in two. The second half is of the same kind, and its workers
+                        # have started if they had.
                         started = span.started
                         self._change(node, "suspended", now, span.cycle)
                         self._open[node].was, self._open[node].started = was, started
@@ -181,21 +186,17 @@ class NodeSpans:
             case records.JobStarted():
                 # The entry just before it is of the same generation: it names the controller that has begun it.
                 number, led_us = self._led_from
-                self._begin(record.expected, now, led_us if number == entry.n - 1 else before)
+                if self._ended_us is None and self._open:
+                    # The generation before has left no end: its last entry is its end.
+                    self._end(led_us if number == entry.n - 1 else before)
+                ended = self._ended_us
+                self._open, self._ended_us = {}, None
+                for node in record.expected:
+                    if ended is not None:
+                        self._emit(node, "queue", ended, now, None)
+                    self._open[node] = _Open("joining", now, None)
 
     # ---- what records do
-
-    def _begin(self, expected: Iterable[str], now: int, before: int) -> None:
-        """A generation begins. If the one before has left no end, its last entry is its end."""
-        ended = self._ended_us
-        if ended is None and self._open:
-            self._end(before)
-            ended = before
-        self._open, self._ended_us = {}, None
-        for node in expected:
-            if ended is not None and now > ended:
-                self._emit(node, "queue", ended, now, None)
-            self._open[node] = _Open("joining", now, None)
 
     def _end(self, at: int) -> None:
         """A generation ends; what its agents still post changes nothing."""
@@ -219,7 +220,10 @@ class NodeSpans:
         if known is None:
             self._open[node] = _Open(kind, now, None)
         elif known.kind != kind:
-            self._change(node, kind, now, _wanted_by(node, view) if kind == "ready" else None)
+            cycle: CycleKey | None = None  # of the rendezvous that a node that is ready waits for
+            if kind == "ready" and (replica := view.replicas.get(view.nodes[node].replica or "")) is not None:
+                cycle = (replica.id, view.generation, replica.cycle)
+            self._change(node, kind, now, cycle)
 
     def _fail(self, replica: str, view: JobView, now: int, ago_s: float) -> None:
         """A cycle of the replica has failed, so long ago. The first report of it counts."""
@@ -227,18 +231,12 @@ class NodeSpans:
             return
         failed = now - round(ago_s * 1e6)
         for node, span in self._of(replica):
+            # The first report has ended these spans: later ones of the same failure find none.
             if span.kind in AT_WORK:
                 at = min(max(failed, span.since), now)
                 self._close(node, at)
                 self._emit(node, "detecting", at, now, span.cycle)
                 self._open[node] = _Open("deciding", now, span.cycle)
-
-    def _held(self, replica: str, now: int, waited_us: int) -> None:
-        """A rendezvous that could close has waited so long for a verdict."""
-        for node, span in self._of(replica) if waited_us > 0 else ():
-            if span.kind == "ready":
-                self._change(node, "deciding", max(span.since, now - waited_us), span.cycle)
-                self._change(node, "ready", now, span.cycle)
 
     # ---- the spans
 
@@ -259,6 +257,7 @@ class NodeSpans:
         if known.kind != "starting":
             self._emit(node, known.kind, known.since, at, known.cycle)
             return
+        # Only now is it known from when on its workers ran, and from when on the cycle made steps.
         for span in self._until(node, at):
             self._emit(span.node, span.kind, span.since_us, span.until_us, span.cycle)
 
@@ -284,13 +283,3 @@ class NodeSpans:
             self.spent_us[kind, cycle] += until - since
             if self._spans is not None:
                 self._spans.append(Span(node, kind, since, until, cycle))
-
-
-def _wanted_by(node: str, view: JobView) -> CycleKey | None:
-    """The cycle whose rendezvous the node waits for."""
-    replica = view.replicas.get(view.nodes[node].replica or "")
-    return None if replica is None else (replica.id, view.generation, replica.cycle)
-
-
-def _us(t: float) -> int:
-    return round(t * 1e6)

@@ -10,27 +10,14 @@ from nvrx_slurm.util.sanitize import one_line
 Mood = Literal["good", "busy", "spare", "bad", "dim", "plain"]
 """What a row means, for a page with colours."""
 
-STATE_MOODS: dict[str, Mood] = {
-    "active": "good",
-    "running": "good",
-    "completed": "good",
-    "done": "good",
-    "standby": "spare",
-    "ready": "busy",
-    "joining": "busy",
-    "starting": "busy",
-    "stopping": "busy",
-    "recovering": "busy",
-    "left": "dim",
-    "drained": "dim",
-    "stopped": "dim",
-    "cancelled": "dim",
-    "lost": "bad",
-    "quarantined": "bad",
-    "failed": "bad",
-    "timeout": "bad",
-    "died": "bad",
+STATES: dict[Mood, tuple[str, ...]] = {
+    "good": ("active", "running", "completed", "done"),
+    "spare": ("standby",),
+    "busy": ("ready", "joining", "starting", "stopping", "recovering"),
+    "dim": ("left", "drained", "stopped", "cancelled"),
+    "bad": ("lost", "quarantined", "failed", "timeout", "died"),
 }
+"""Of jobs, replicas and nodes; any other is `plain`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +47,8 @@ class Table:
 
 
 def mood(state: str) -> Mood:
-    return STATE_MOODS.get(state, "plain")
+    """What a state means."""
+    return next((kind for kind, states in STATES.items() if state in states), "plain")
 
 
 def number(value: int | None) -> str:

@@ -19,7 +19,7 @@ from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.model import CycleKey, JobView
 from nvrx_slurm.report.recovery import in_order
-from nvrx_slurm.report.spans import Span
+from nvrx_slurm.report.spans import AT_WORK
 from nvrx_slurm.util.sanitize import one_line
 
 JOB_PID = 1
@@ -85,8 +85,14 @@ def _events(view: JobView, history: JobTimeline, workers: WorkerStarts, until: f
         yield from _thread(JOB_PID, FIRST_RANK_TID + index, f"cycles of {one_line(replica)}", index)
     for index, node in enumerate(nodes):
         yield from _named(pids[node], index + 1, one_line(node), {NODE_TID: "node"})
-    yield from _of_nodes(history, pids, began)
-    yield from _of_ranks(view, history, workers, pids, us, us(until))
+    for span in history.spans:
+        if span.node in pids:
+            args: dict[str, object] = {}
+            if span.cycle is not None:
+                args = {"replica": one_line(span.cycle[0]), "generation": span.cycle[1], "cycle": span.cycle[2]}
+            ts, dur = span.since_us - began, span.until_us - span.since_us
+            yield _slice(pids[span.node], NODE_TID, NAMES[span.kind], ts, dur, "node", **args)
+    yield from _of_ranks(view, history, workers, pids, began, us, us(until))
     yield from _of_cycles(view, replicas, us, us(until))
     yield from _of_failures(view, history, pids, replicas, us)
     yield from _counters(view, history, began, us, us(until))
@@ -108,30 +114,20 @@ def _slice(pid: int, tid: int, name: str, ts: int, dur: int, category: str, **ar
     return {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
 
-def _of_nodes(history: JobTimeline, pids: dict[str, int], began: int) -> Iterator[Event]:
-    for span in history.spans:
-        args: dict[str, object] = {}
-        if span.cycle is not None:
-            args = {"replica": one_line(span.cycle[0]), "generation": span.cycle[1], "cycle": span.cycle[2]}
-        if span.node in pids:
-            ts, dur = span.since_us - began, span.until_us - span.since_us
-            yield _slice(pids[span.node], NODE_TID, NAMES[span.kind], ts, dur, "node", **args)
-
-
 def _of_ranks(
     view: JobView,
     history: JobTimeline,
     workers: WorkerStarts,
     pids: dict[str, int],
+    began: int,
     us: Callable[[float], int],
     until: int,
 ) -> Iterator[Event]:
     """A slice for each worker, from its start to the end of its cycle on its node, its steps inside."""
-    ends: dict[tuple[CycleKey, str], Span] = {}
+    ends: dict[tuple[CycleKey, str], int] = {}
     for span in history.spans:
-        if span.cycle is not None and span.kind in ("starting", "unstepped", "stepping", "detecting", "deciding"):
-            ends[span.cycle, span.node] = span
-    began = round(min((at for at, _ in history.generations), default=0.0) * 1e6)
+        if span.cycle is not None and span.kind in (*AT_WORK, "detecting", "deciding"):
+            ends[span.cycle, span.node] = span.until_us - began
     known: set[tuple[int, int]] = set()
     for key, ranks in workers.started.items():
         cycle = view.cycles.get(key)
@@ -142,8 +138,7 @@ def _of_ranks(
             if (pid, tid) not in known:
                 known.add((pid, tid))
                 yield from _thread(pid, tid, f"{one_line(key[0])} rank {rank}", tid)
-            last = ends.get((key, node))
-            end = until if last is None else last.until_us - began
+            end = ends.get((key, node), until)
             args = {"replica": one_line(key[0]), "rank": rank, "generation": key[1], "cycle": key[2]}
             yield _slice(pid, tid, f"cycle {key[2]}", start, max(0, end - start), "rank", **args)
             first = None if cycle is None or cycle.first_step_at is None else us(cycle.first_step_at)
@@ -190,10 +185,8 @@ def _of_failures(
         if story.first_line:
             args["first_line"] = one_line(story.first_line)
         if cause.node in pids:
-            yield {
-                "ph": "i", "s": "p", "name": one_line(cause.why), "cat": "failure", "pid": pids[cause.node],
-                "tid": NODE_TID, "ts": at, "args": args,
-            }  # fmt: skip
+            where = {"pid": pids[cause.node], "tid": NODE_TID, "ts": at}
+            yield {"ph": "i", "s": "p", "name": one_line(cause.why), "cat": "failure", **where, "args": args}
         decided_at = None if story.decided_at is None else us(story.decided_at)
         until = at + 1 if decided_at is None else max(at + 1, decided_at)
         yield _slice(JOB_PID, MARKS_TID, "failure", at, until - at, "failure", **args, reports=1 + story.more)
@@ -211,9 +204,8 @@ def _of_failures(
         yield {"ph": "t", "pid": JOB_PID, "tid": MARKS_TID, "ts": until, **flow}
         tid = FIRST_RANK_TID + replicas.index(story.key[0])
         cycle = view.cycles[after.replica, after.generation, after.cycle]
-        end = max(
-            until, min(us(after.recovered_at), us(cycle.ended_at) if cycle.ended_at else us(after.recovered_at))
-        )
+        # A flow ends within a slice: that of the cycle, which may have ended before all its workers ran.
+        end = max(until, us(min(after.recovered_at, cycle.ended_at or after.recovered_at)))
         yield {"ph": "f", "bp": "e", "pid": JOB_PID, "tid": tid, "ts": end, **flow}
 
 
@@ -222,9 +214,8 @@ def _counters(
 ) -> Iterator[Event]:
     """How many nodes are active and how many stand by; steps a second of each replica, one value a cycle."""
     changes: dict[int, list[int]] = {}
-    working = ("starting", "unstepped", "stepping")
     for span in history.spans:
-        index = 0 if span.kind in working else 1 if span.kind == "standby" else None
+        index = 0 if span.kind in AT_WORK else 1 if span.kind == "standby" else None
         if index is not None:
             changes.setdefault(span.since_us - began, [0, 0])[index] += 1
             changes.setdefault(span.until_us - began, [0, 0])[index] -= 1

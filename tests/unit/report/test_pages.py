@@ -13,6 +13,7 @@ from nvrx_slurm.journal.records import NodeJoined, Prewarmed, PrewarmFailed, Slu
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report import plain, screen, snapshot
 from nvrx_slurm.report.model import ReceivedHeartbeat
+from nvrx_slurm.report.page import job_table
 from nvrx_slurm.report.presence import OutsideState
 from nvrx_slurm.report.snapshot import Snapshot, list_jobs
 from nvrx_slurm.report.view import JobFold
@@ -181,7 +182,7 @@ def test_the_table_of_jobs_has_a_line_for_each(tmp_path: Path) -> None:
     """All jobs of a folder, a line each, under the column names."""
     write(tmp_path, ended(), job="first")
     write(tmp_path, to_first_cycle(), job="second")
-    lines = plain.jobs(list_jobs(tmp_path)).splitlines()
+    lines = plain.table(job_table(list_jobs(tmp_path))).splitlines()
     assert lines[0].split() == ["JOB", "NAME", "CLUSTER", "STATE", "NODES", "CYCLE", "RESTARTS", "STEP", "AGE"]
     assert {line.split()[0]: line.split()[3] for line in lines[1:]} == {"first": "completed", "second": "running"}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -31,9 +32,13 @@ def analyze(
 
 def examination(paths: Sequence[Path], *, rules: Sequence[Path] = (), ranks: Collection[int] = ()) -> AnalysisResult:
     """The same, with what could not be read. `latency_s` is the time that it took."""
+    return _timed(lambda: inquiry_for(paths), rules, ranks)
+
+
+def _timed(inquiry: Callable[[], Inquiry], rules: Sequence[Path], ranks: Collection[int]) -> AnalysisResult:
     clock = SystemClock()
     began = clock.monotonic()
-    found = analyze_logs(inquiry_for(paths), load_catalogue(rules), ranks=ranks)
+    found = analyze_logs(inquiry(), load_catalogue(rules), ranks=ranks)
     return found.with_latency(clock.monotonic() - began)
 
 
@@ -42,22 +47,16 @@ def examine_cycles(
 ) -> list[AnalysisResult]:
     """The same of the last cycles whose logs lie below these folders, each on its own, oldest first. Raises
     UsageError where there are none."""
-    folders = [folder for path in paths for folder in path.absolute().rglob("cycle-*") if CYCLE.search(str(folder))]
-    if not folders:
+    folders = {folder for path in paths for folder in path.absolute().rglob("cycle-*")}
+    found = [(folder, named) for folder in folders if (named := CYCLE.search(str(folder)))]
+    if not found:
         raise UsageError(f"no cycle's folder below {', '.join(map(str, paths))}: --last takes the folder of a job")
-    folders = sorted(set(folders), key=_order)[-last:]
+    ordered = sorted(
+        (int(named["generation"]), int(named["cycle"]), named["replica"], folder) for folder, named in found
+    )
     results = []
-    for folder in folders:
+    for *_, folder in ordered[-last:]:
         job = next((str(above) for above in folder.parents if (above / "plan.json").is_file()), "")
         now = Inquiry(key=FailureKey(job=job, generation=0, replica="", cycle=0), paths=())
-        clock = SystemClock()
-        began = clock.monotonic()
-        found = analyze_logs(inquiry_about(folder, now), load_catalogue(rules), ranks=ranks)
-        results.append(found.with_latency(clock.monotonic() - began))
+        results.append(_timed(partial(inquiry_about, folder, now), rules, ranks))
     return results
-
-
-def _order(folder: Path) -> tuple[int, int, str]:
-    named = CYCLE.search(str(folder))
-    assert named is not None
-    return int(named["generation"]), int(named["cycle"]), named["replica"]

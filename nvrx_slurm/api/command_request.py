@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from nvrx_slurm.api.user_request import Say, UserRequest
-from nvrx_slurm.errors import NvrxError, RefusedByJob, StoreUnreachable, UsageError
-from nvrx_slurm.journal.commands import AskerWord, CommandEnd
-from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.api.user_request import Say, UserRequest, ranks_there_are
+from nvrx_slurm.errors import NvrxError, RefusedByJob, StoreUnreachable, UntrustedRecord, UsageError
+from nvrx_slurm.journal.commands import KEPT_S, AskerWord, CommandEnd, CommandWord, unpack_command
+from nvrx_slurm.journal.folder import JobFolder, StoreAddress
 from nvrx_slurm.journal.records import CommandAsked, CommandOrdered, NodeLeft, NodeLost
-from nvrx_slurm.report.command_stream import CommandStream
-from nvrx_slurm.report.words import numbers, seconds
-from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.report.journal_stream import answered, connect
+from nvrx_slurm.report.words import seconds
+from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.store.sealing import RefusedRecords, field_m, open_order, seal_order
+from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.job_key import JobKey
 
 Out = Callable[[bytes, bool], None]
 """Takes a piece of output; the flag: it is of standard error."""
@@ -28,6 +31,51 @@ BEGIN_S = 0.1
 AGENT_GONE_S = 15.0
 MOST_ARGUMENT_BYTES = 64 << 10
 """Every agent of the job reads the order."""
+
+
+class CommandStream:
+    """A user's end of the two streams of a command (`journal/commands.py`). Every method raises StoreUnreachable
+    where the store does not answer."""
+
+    def __init__(self, address: StoreAddress, request: str) -> None:
+        self._where, self._key = address.url, JobKey(address.token)
+        keys = Keys(address.job)
+        self._in, self._out = keys.command_in(request), keys.command_out(request)
+        self._redis = connect(address)
+        self._refused = RefusedRecords(SystemClock())
+        self._after: str | bytes = "0-0"
+        self._said = 0
+        self.passed = 0
+        """The number of the last word that was read."""
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def say(self, word: AskerWord) -> None:
+        """Post a word to the agent."""
+        self._said += 1
+        sealed = seal_order(self._key, self._in, word, self._said)
+
+        def send() -> None:
+            self._redis.xadd(self._in, {"m": sealed}, maxlen=KEPT_S)
+            self._redis.expire(self._in, KEPT_S)
+
+        answered(self._where, send)
+
+    def read(self, wait_s: float) -> list[CommandWord]:
+        """The agent's words that are new, in order; waits up to `wait_s` for one."""
+        block_ms = max(1, int(wait_s * 1000))
+        reply = answered(self._where, lambda: self._redis.xread({self._out: self._after}, block=block_ms))
+        words = []
+        for _, items in reply or ():
+            for identity, fields in items:
+                self._after = identity
+                try:
+                    self.passed, packed = open_order(self._key, self._out, field_m(fields), self.passed)
+                    words.append(unpack_command(packed))
+                except UntrustedRecord as error:
+                    self._refused.add(self._out, identity, error)
+        return words
 
 
 class CommandRequest(UserRequest):
@@ -49,24 +97,29 @@ class CommandRequest(UserRequest):
         """
         if sum(len(each.encode(errors="surrogateescape")) for each in argv) > MOST_ARGUMENT_BYTES:
             raise UsageError(f"the command is longer than {MOST_ARGUMENT_BYTES >> 10} KiB: put it into a script")
-        place = self._replica_of(rank, replica)
+        replicas = self.chosen_replicas(replica)
+        having = [each for each in replicas if 0 <= rank < each.world_size]
+        if len(having) > 1:
+            several = ", ".join(each.id for each in having)
+            raise UsageError(f"several replicas have a rank {rank}: choose one of {several} by --replica")
+        if not having:
+            raise UsageError(f"no rank {rank}: {ranks_there_are(self.view.replicas.values())}")
+        place = having[0]
         asked = CommandAsked(
             request=self.id,
             by=self.by,
             argv=tuple(argv),
-            replica=place,
+            replica=place.id,
             rank=rank,
-            cycle=self.view.replicas[place].cycle,
+            cycle=place.cycle,
             generation=self.view.generation,
         )
-        (ordered,) = (each for each in self.answers(asked, timeout_s, say) if isinstance(each, CommandOrdered))
-        address = self.folder.read_store()
-        if address is None:
-            raise UsageError(f"job {self.folder.job_id} has just ended")
-        stream = CommandStream(address, self.id)
+        (ordered,) = (each for each in self.decisions(asked, timeout_s, say) if isinstance(each, CommandOrdered))
+        stream = CommandStream(self.address(), self.id)
         try:
             return self._follow(stream, ordered, out)
         finally:
+            # Without it the agent kills the command all the same, once it has heard nothing for `ASKER_GONE_S`.
             with contextlib.suppress(StoreUnreachable):
                 stream.say(AskerWord(gone=True))
             stream.close()
@@ -75,6 +128,7 @@ class CommandRequest(UserRequest):
         heard_at, said_at, taken = self.clock.monotonic(), 0.0, 0
         while not self.leaves:
             now = self.clock.monotonic()
+            # At once for a signal, and for what was taken: the agent sends no more than `WINDOW` pieces ahead.
             if self.signals or taken or now - said_at >= (ALIVE_S if self.has_begun else BEGIN_S):
                 number = self.signals.pop(0) if self.signals else 0
                 stream.say(AskerWord(taken=stream.passed, signal=number))
@@ -93,15 +147,3 @@ class CommandRequest(UserRequest):
             if self.clock.monotonic() - heard_at > AGENT_GONE_S:
                 raise NvrxError(f"the agent of {ordered.node} has said nothing for {seconds(AGENT_GONE_S)}")
         return None
-
-    def _replica_of(self, rank: int, replica: str | None) -> str:
-        known = self.view.replicas
-        if replica is not None and replica not in known:
-            raise UsageError(f"no replica {replica!r}: the job has {', '.join(known)}")
-        having = [each.id for each in known.values() if replica in (None, each.id) and 0 <= rank < each.world_size]
-        if len(having) > 1:
-            raise UsageError(f"several replicas have a rank {rank}: choose one of {', '.join(having)} by --replica")
-        if not having:
-            there = "; ".join(f"{each.id} has ranks {numbers(range(each.world_size))}" for each in known.values())
-            raise UsageError(f"no rank {rank}: {there}")
-        return having[0]

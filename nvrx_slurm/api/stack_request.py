@@ -5,20 +5,17 @@ The workers go on meanwhile. Each node writes its ranks' stacks into files below
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Iterator
 
-from nvrx_slurm.api.user_request import LOOK_S, SAY_AFTER_S, Say, asker, running
+from nvrx_slurm.api.user_request import LOOK_S, SAY_AFTER_S, Say, UserRequest, ranks_there_are
 from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import DumpAsked, DumpOrdered, Entry, StacksDumped
+from nvrx_slurm.journal.records import DumpAsked, DumpOrdered, StacksDumped
 from nvrx_slurm.report.journal_stream import post
 from nvrx_slurm.report.model import Value
 from nvrx_slurm.report.snapshot import Snapshot
-from nvrx_slurm.report.source import Journal
-from nvrx_slurm.report.view import fold
-from nvrx_slurm.report.words import names, numbers, ranks_of, seconds
-from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.report.words import names, ranks_of, seconds
+from nvrx_slurm.util.clock import Clock
 
 WITH_WORKERS = ("starting", "running")
 
@@ -42,11 +39,11 @@ class NodeStacks(Value, frozen=True, kw_only=True):
     problems: tuple[str, ...]
 
 
-class StackRequest:
+class StackRequest(UserRequest):
     """One request for stacks. It is posted when the answers are first asked for.
 
-    `ranks` empty: of all; `replica` None: of every replica. Raises UsageError for a job that does not run, for ranks
-    or a replica that it does not have, and where none of the ranks has a worker now; StoreUnreachable.
+    `ranks` empty: of all; `replica` None: of every replica. Raises as `UserRequest`, and UsageError for ranks or a
+    replica that the job does not have, and where none of the ranks has a worker now.
     """
 
     def __init__(
@@ -57,38 +54,29 @@ class StackRequest:
         replica: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._folder, self._clock = folder, clock or SystemClock()
+        super().__init__(folder, clock=clock, otherwise=_last)
         self._ranks, self._replica = tuple(sorted(set(ranks))), replica
-        self._id = secrets.token_hex(4)
         self._ordered = False
-        shot = running(folder, clock, otherwise=_last)
-        job = shot.folder.job_id
-        self._view = shot.view
-        if replica is not None and replica not in self._view.replicas:
-            raise UsageError(f"no replica {replica!r}: the job has {', '.join(self._view.replicas)}")
-        worlds = {each.id: each.world_size for each in self._view.replicas.values() if replica in (None, each.id)}
-        unknown = [rank for rank in self._ranks if not 0 <= rank < max(worlds.values())]
-        if unknown:
-            there = "; ".join(f"{name} has ranks {numbers(range(size))}" for name, size in worlds.items())
-            raise UsageError(f"no {ranks_of(unknown)}: {there}")
+        replicas = self.chosen_replicas(replica)
+        most = max(each.world_size for each in replicas)
+        if unknown := [rank for rank in self._ranks if not 0 <= rank < most]:
+            raise UsageError(f"no {ranks_of(unknown)}: {ranks_there_are(replicas)}")
         self._asked = self._nodes()
         if not self._asked:
             whose = ranks_of(self._ranks) if self._ranks else "no replica"
             has = f"{'have' if len(self._ranks) > 1 else 'has'} {'no' if self._ranks else 'a'} worker now"
-            phases = (
-                f"{each.id} is {each.phase}" for each in self._view.replicas.values() if replica in (None, each.id)
-            )
-            raise UsageError(f"job {job}: {whose} {has} ({', '.join(phases)}); try again when they run")
+            phases = ", ".join(f"{each.id} is {each.phase}" for each in replicas)
+            raise UsageError(f"job {folder.job_id}: {whose} {has} ({phases}); try again when they run")
 
     @property
     def replicas(self) -> tuple[str, ...]:
         """The replicas whose workers are asked."""
-        return tuple(dict.fromkeys(self._view.nodes[name].replica or "" for name in self._asked))
+        return tuple(dict.fromkeys(self.view.nodes[name].replica or "" for name in self._asked))
 
     @property
     def without_worker(self) -> tuple[int, ...]:
         """Those of the ranks asked for that no replica has a worker of now."""
-        at_work = {rank for name in self._asked for rank in self._view.nodes[name].ranks}
+        at_work = {rank for name in self._asked for rank in self.view.nodes[name].ranks}
         return tuple(rank for rank in self._ranks if rank not in at_work)
 
     def answers(self, timeout_s: float, say: Say | None = None) -> Iterator[NodeStacks]:
@@ -97,43 +85,33 @@ class StackRequest:
         A node that loses its workers meanwhile is not waited for. Raises WaitTimeout that names who did not answer,
         NvrxError where none is left that could, StoreUnreachable.
         """
-        address = self._folder.read_store()
-        if address is None:
-            raise UsageError(f"job {self._folder.job_id} has just ended")
-        deadline = self._clock.monotonic() + timeout_s
-        post(address, DumpAsked(request=self._id, by=asker(), ranks=self._ranks, replica=self._replica))
-        journal = Journal(self._folder, after=self._view.n, clock=self._clock)
+        post(self.address(), DumpAsked(request=self.id, by=self.by, ranks=self._ranks, replica=self._replica))
+        deadline = self.clock.monotonic() + timeout_s
         answered: set[str] = set()
         said = ""
         try:
             while missing := [name for name in self._nodes() if name in self._asked and name not in answered]:
-                left_s = deadline - self._clock.monotonic()
+                left_s = deadline - self.clock.monotonic()
                 if left_s <= 0.0:
-                    raise self._timeout(missing, timeout_s, journal.store_error)
-                what = (
-                    f"{names(missing)} to write down stacks"
-                    if self._ordered
-                    else "the controller to pass the request on"
-                )
+                    raise self._timeout(missing, timeout_s)
+                what = "the controller to pass the request on"
+                if self._ordered:
+                    what = f"{names(missing)} to write down stacks"
                 if say is not None and timeout_s - left_s >= SAY_AFTER_S and what != said:
                     said = what
                     say(f"waiting for {what}, up to {seconds(left_s)} more")
-                for item in journal.poll(min(LOOK_S, left_s)):
-                    assert isinstance(item, Entry)  # no heartbeats were asked for
-                    fold(self._view, item)
-                    record = item.record
-                    self._ordered |= isinstance(record, DumpOrdered) and record.request == self._id
-                    if (
-                        isinstance(record, StacksDumped)
-                        and record.request == self._id
-                        and record.node not in answered
-                    ):
-                        answered.add(record.node)
-                        yield self._stacks(record)
-                if journal.ended:
+                for record in self.read(min(LOOK_S, left_s)):
+                    if isinstance(record, DumpOrdered | StacksDumped) and record.request == self.id:
+                        if isinstance(record, DumpOrdered):
+                            self._ordered = True
+                        elif record.node not in answered:
+                            answered.add(record.node)
+                            yield self._stacks_of(record)
+                if self.journal.ended:
                     break
         finally:
-            journal.close()
+            self.close()
+        # Their workers are gone: `_nodes` names them no more, and nothing will come of them.
         if silent := [name for name in self._asked if name not in answered]:
             gone = f"the workers on {names(silent)} ended before they could answer"
             if not answered:
@@ -143,9 +121,9 @@ class StackRequest:
 
     def _nodes(self) -> list[str]:
         """The nodes that have workers of the ranks asked for, as far as the journal has been read."""
-        view, found = self._view, []
-        for node in view.nodes.values():
-            replica = view.replicas.get(node.replica or "")
+        found = []
+        for node in self.view.nodes.values():
+            replica = self.view.replicas.get(node.replica or "")
             if replica is None or replica.phase not in WITH_WORKERS or self._replica not in (None, node.replica):
                 continue
             has_asked = not self._ranks or any(rank in self._ranks for rank in node.ranks)
@@ -153,18 +131,18 @@ class StackRequest:
                 found.append(node.name)
         return found
 
-    def _stacks(self, record: StacksDumped) -> NodeStacks:
+    def _stacks_of(self, record: StacksDumped) -> NodeStacks:
         stacks = []
         for rank, file in sorted(record.files.items()):
             try:
-                text = (self._folder.path / file).read_text(errors="replace")
+                text = (self.folder.path / file).read_text(errors="replace")
             except OSError as error:
                 text = f"{file} cannot be read here: {error.strerror}\n"
             # The file holds earlier dumps, too. Each section's first line says which request it was written for.
-            begins = text.rfind("\n", 0, max(0, text.find(self._id))) + 1
+            begins = text.rfind("\n", 0, max(0, text.find(self.id))) + 1
             stacks.append(
                 RankStacks(
-                    replica=self._view.nodes[record.node].replica or "",
+                    replica=self.view.nodes[record.node].replica or "",
                     rank=rank,
                     node=record.node,
                     file=file,
@@ -174,9 +152,9 @@ class StackRequest:
             )
         return NodeStacks(node=record.node, stacks=tuple(stacks), problems=record.problems)
 
-    def _timeout(self, missing: Collection[str], timeout_s: float, store_error: str | None) -> NvrxError:
-        if store_error is not None:
-            return StoreUnreachable(f"{store_error}; whether {names(missing)} wrote down stacks is not known")
+    def _timeout(self, missing: Collection[str], timeout_s: float) -> NvrxError:
+        if (error := self.journal.store_error) is not None:
+            return StoreUnreachable(f"{error}; whether {names(missing)} wrote down stacks is not known")
         within = f"within {seconds(timeout_s)}"
         if not self._ordered:
             return WaitTimeout(f"the job's controller did not take up the request {within}; `status` says how it is")

@@ -9,10 +9,10 @@ import os
 import pwd
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from nvrx_slurm.errors import RefusedByJob, StoreUnreachable, UsageError, WaitTimeout
-from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.folder import JobFolder, StoreAddress
 from nvrx_slurm.journal.records import (
     AnyFact,
     AnyRecord,
@@ -30,12 +30,12 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.journal_stream import post
-from nvrx_slurm.report.model import JobView
+from nvrx_slurm.report.model import JobView, ReplicaView
 from nvrx_slurm.report.page import waiting
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import fold
-from nvrx_slurm.report.words import names, seconds
+from nvrx_slurm.report.words import names, numbers, seconds
 from nvrx_slurm.util.clock import Clock, SystemClock
 
 SAY_AFTER_S = 2.0
@@ -45,25 +45,7 @@ Say = Callable[[str], None]
 ANSWERS = (RestartOrdered, NodeDrained, NodeUndrained, CommandOrdered)
 
 
-def running(
-    folder: JobFolder, clock: Clock | None = None, *, otherwise: Callable[[Snapshot], str] | None = None
-) -> Snapshot:
-    """The job, if it can be asked for something now. `otherwise`: what to say beside the reason if it cannot.
-
-    Raises UsageError for a job that has ended or has not begun, StoreUnreachable.
-    """
-    shot = snapshot.take(folder, clock=clock)
-    job, rest = shot.folder.job_id, "" if otherwise is None else otherwise(shot)
-    if shot.exit_code is not None or shot.state == "died":
-        raise UsageError(f"job {job} has ended ({shot.state}){rest}")
-    if shot.store_error is not None:
-        raise StoreUnreachable(f"{shot.store_error}{rest}")
-    if not shot.view.replicas or shot.folder.read_store() is None:
-        raise UsageError(f"job {job} is {shot.state}: it has no workers yet")
-    return shot
-
-
-def asker() -> str:
+def _asker() -> str:
     """Who asks, for the journal: `ada@login1`."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -72,18 +54,38 @@ def asker() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
+def ranks_there_are(replicas: Iterable[ReplicaView]) -> str:
+    """`main-0 has ranks 0-7; …`"""
+    return "; ".join(f"{each.id} has ranks {numbers(range(each.world_size))}" for each in replicas)
+
+
 class UserRequest:
-    """One request to one job. Raises UsageError for a job that does not run, StoreUnreachable.
+    """One request to one job. Raises UsageError for a job that has ended or has not begun, StoreUnreachable.
 
     `wait` follows what the request has set in motion.
     """
 
-    def __init__(self, folder: JobFolder, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        folder: JobFolder,
+        *,
+        clock: Clock | None = None,
+        otherwise: Callable[[Snapshot], str] | None = None,
+    ) -> None:
+        """`otherwise`: what to say of a job that does not run, beside that."""
         self.folder, self.clock = folder, clock or SystemClock()
-        self.view: JobView = running(folder, clock).view
+        shot = snapshot.take(folder, clock=clock)
+        job, rest = folder.job_id, "" if otherwise is None else otherwise(shot)
+        if shot.is_over:
+            raise UsageError(f"job {job} has ended ({shot.state}){rest}")
+        if shot.store_error is not None:
+            raise StoreUnreachable(f"{shot.store_error}{rest}")
+        if not shot.view.replicas or folder.read_store() is None:
+            raise UsageError(f"job {job} is {shot.state}: it has no workers yet")
+        self.view: JobView = shot.view
         self.leaves = False
         """A signal handler sets it: nothing is waited for any more."""
-        self.id, self.by = secrets.token_hex(4), asker()
+        self.id, self.by = secrets.token_hex(4), _asker()
         self.journal = Journal(folder, after=self.view.n, clock=self.clock)
 
     def close(self) -> None:
@@ -94,14 +96,12 @@ class UserRequest:
 
         Raises UsageError for a replica that there is not, RefusedByJob, WaitTimeout, StoreUnreachable.
         """
-        if replica is not None and replica not in self.view.replicas:
-            raise UsageError(f"no replica {replica!r}: the job has {', '.join(self.view.replicas)}")
-        chosen = [each for each in self.view.replicas.values() if replica in (None, each.id)]
+        chosen = self.chosen_replicas(replica)
         # Of those that are done or recover already the controller says so, unless others can restart.
         live = [each for each in chosen if each.phase in ("starting", "running")] or chosen
         cycles = {each.id: each.cycle for each in live}
         asked = RestartAsked(request=self.id, by=self.by, cycles=cycles, generation=self.view.generation)
-        return [each for each in self.answers(asked, timeout_s, say) if isinstance(each, RestartOrdered)]
+        return [each for each in self.decisions(asked, timeout_s, say) if isinstance(each, RestartOrdered)]
 
     def drain(
         self, node: str, timeout_s: float, say: Say | None = None, *, force: bool = False
@@ -110,12 +110,12 @@ class UserRequest:
         it has no ranks to move. Raises as `restart`."""
         self._check(node)
         asked = DrainAsked(request=self.id, by=self.by, node=node, force=force, generation=self.view.generation)
-        return [each for each in self.answers(asked, timeout_s, say) if isinstance(each, RestartOrdered)]
+        return [each for each in self.decisions(asked, timeout_s, say) if isinstance(each, RestartOrdered)]
 
     def undrain(self, node: str, timeout_s: float, say: Say | None = None) -> None:
         """Let a drained node have ranks again. Raises as `restart`."""
         self._check(node)
-        self.answers(
+        self.decisions(
             UndrainAsked(request=self.id, by=self.by, node=node, generation=self.view.generation), timeout_s, say
         )
 
@@ -124,8 +124,7 @@ class UserRequest:
 
         Raises WaitTimeout, StoreUnreachable.
         """
-        address = self.folder.read_store()
-        if address is not None:
+        if (address := self.folder.read_store()) is not None:
             post(address, Signalled(reason="cancel", generation=self.view.generation, by=self.by))
         deadline = self.clock.monotonic() + timeout_s
         while not self.journal.ended:
@@ -160,11 +159,22 @@ class UserRequest:
         if node not in self.view.nodes:
             raise UsageError(f"no node {node!r}: the job has {names(self.view.nodes)}")
 
-    def answers(self, asked: AnyFact, timeout_s: float, say: Say | None) -> list[AnyRecord]:
-        """Post a request, and wait for what the controller has decided about it."""
+    def chosen_replicas(self, replica: str | None) -> list[ReplicaView]:
+        """The replica of this name; None: all. Raises UsageError for one that there is not."""
+        if replica is not None and replica not in self.view.replicas:
+            raise UsageError(f"no replica {replica!r}: the job has {', '.join(self.view.replicas)}")
+        return [each for each in self.view.replicas.values() if replica in (None, each.id)]
+
+    def address(self) -> StoreAddress:
+        """Where the job's store listens now. Raises UsageError."""
         address = self.folder.read_store()
         if address is None:
             raise UsageError(f"job {self.folder.job_id} has just ended")
+        return address
+
+    def decisions(self, asked: AnyFact, timeout_s: float, say: Say | None) -> Sequence[AnyRecord]:
+        """Post a request, and wait for what the controller has decided about it."""
+        address = self.address()
         deadline, is_said = self.clock.monotonic() + timeout_s, False
         post(address, asked)
         while (left_s := deadline - self.clock.monotonic()) > 0.0:
@@ -173,7 +183,7 @@ class UserRequest:
                 if isinstance(record, RequestRefused) and record.request == self.id:
                     raise RefusedByJob(f"job {self.folder.job_id}: {record.why}")
             # One commit has all that follows from a request: none of it is still to come.
-            if answers := [each for each in records if _answers(each, self.id)]:
+            if answers := [each for each in records if isinstance(each, ANSWERS) and each.request == self.id]:
                 return answers
             if self.journal.ended:
                 raise UsageError(f"job {self.folder.job_id} has just ended")
@@ -194,7 +204,3 @@ class UserRequest:
         return [
             item.record for item in self.journal.poll(wait_s) if isinstance(item, Entry) and fold(self.view, item)
         ]
-
-
-def _answers(record: AnyRecord, request: str) -> bool:
-    return isinstance(record, ANSWERS) and record.request == request

@@ -62,20 +62,20 @@ class InProcessRestart(_Word, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(InProcessRestart)
-_encode = msgspec.json.Encoder().encode
 
 
 def encode(restart: InProcessRestart) -> bytes:
     """The datagram: JSON, which begins with a brace as nothing else does that a worker says."""
-    return _encode(restart)
+    return msgspec.json.encode(restart)
 
 
 def decode(data: bytes) -> InProcessRestart:
     """Raises MalformedRecord for what is no such datagram."""
-    return checked(_fitting, data, "a restart in process")
 
+    def fitting(data: bytes) -> InProcessRestart:
+        restart = _decoder.decode(data)
+        # The journal takes no number beyond 64 bits, and JSON has them.
+        msgspec.msgpack.encode(restart)
+        return restart
 
-def _fitting(data: bytes) -> InProcessRestart:
-    restart = _decoder.decode(data)
-    msgspec.msgpack.encode(restart)  # the journal takes no number beyond 64 bits
-    return restart
+    return checked(fitting, data, "a restart in process")

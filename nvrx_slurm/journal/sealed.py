@@ -49,7 +49,10 @@ class SealedFolder:
                 make_folders(self.path)
             with self._opened() as folder:
                 write_private(self.path / name, _seal(name, body) + b"\n" + body, dir_fd=folder)
-                self._trim(folder)
+                with os.scandir(folder) as entries:
+                    by_age = sorted(entries, key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
+                for entry in by_age[self.most :]:
+                    os.unlink(entry.name, dir_fd=folder)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
@@ -63,12 +66,6 @@ class SealedFolder:
             yield folder
         finally:
             os.close(folder)
-
-    def _trim(self, folder: int) -> None:
-        with os.scandir(folder) as entries:
-            by_age = sorted(entries, key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
-        for entry in by_age[self.most :]:
-            os.unlink(entry.name, dir_fd=folder)
 
 
 def _seal(name: str, body: bytes) -> bytes:

@@ -147,14 +147,11 @@ def unknown_keys(given: object, kind: type[msgspec.Struct]) -> list[str]:
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     found = [str(key) for key in given if key not in fields]
     for key, part in given.items():
-        inner = next((each for each in (Inquiry, FailureKey, Failed) if each in _parts(fields.get(key))), None)
+        kind_of = fields.get(key)
+        inner = next((each for each in (Inquiry, FailureKey, Failed) if each in (kind_of, *get_args(kind_of))), None)
         if inner is not None:
             found += [f"{key}.{name}" for name in unknown_keys(part, inner)]
     return found
-
-
-def _parts(kind: object) -> tuple[object, ...]:
-    return (kind, *get_args(kind))
 
 
 SHARED_FROM_BYTES = 64 << 20

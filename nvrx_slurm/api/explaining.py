@@ -13,19 +13,15 @@ from nvrx_slurm.report.model import JobView
 from nvrx_slurm.report.words import asked_for, plural
 
 
-def explain(job: JobFolder, *, cycle: int | None = None, replica: str | None = None) -> Explanation:
-    """Of the last failure that fits. Raises UsageError where there is none."""
-    return explain_job(job, cycle=cycle, replica=replica)[0]
-
-
 def explain_job(job: JobFolder, *, cycle: int | None = None, replica: str | None = None) -> tuple[Explanation, Plan]:
-    """The same, and the job's plan. Where the rules were not asked while the job ran, they are asked now."""
+    """The last failure that fits, and the job's plan. Raises UsageError where there is none."""
     plan = read_plan(job)
     if plan is None:
         raise UsageError(f"job {job.job_id} has not started yet: there is nothing to explain")
     failures, view = read_failures(plan, job, source.so_far(job))
     each = _chosen(failures, view, job.job_id, cycle, replica)
     now = None
+    # The rules were not asked while the job ran, or a source that was asked names no line: they are asked now.
     if not any(answer.attribution.primary for answer in each.timeline.answers):
         from nvrx_slurm.attribution.analyze.analyzer import analyze_sync
 

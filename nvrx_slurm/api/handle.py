@@ -129,9 +129,9 @@ class Job:
 
         Raises UsageError where nothing has failed.
         """
-        from nvrx_slurm.api.explaining import explain
+        from nvrx_slurm.api.explaining import explain_job
 
-        return explain(self._files, cycle=cycle, replica=replica)
+        return explain_job(self._files, cycle=cycle, replica=replica)[0]
 
     def report(self) -> JobReport:
         """The job's page: one HTML file that opens offline. In a notebook it shows itself; `report().write(path)`

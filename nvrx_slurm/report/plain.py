@@ -13,9 +13,7 @@ MOST_RANKS = 64
 
 
 def page(shot: Snapshot) -> str:
-    """One job: facts, then tables, each under its column names. Of a whole array: a line for each task."""
-    if shot.tasks:
-        return "\n\n".join([pairs(sections.array_facts(shot)), table(sections.job_table(shot.tasks))])
+    """One job: facts, then tables, each under its column names."""
     ranks, others = sections.ranks(shot, MOST_RANKS)
     present = _tables(sections.replicas(shot.view), sections.nodes(shot), ranks)
     return "\n\n".join([pairs(sections.facts(shot)), *present, *([others] if others else []), *_history(shot)])

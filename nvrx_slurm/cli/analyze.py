@@ -63,13 +63,15 @@ def analyze(
     PyTorch. Exits with 0 for each verdict, unless --exit-code is given.
     """
     if schema:
-        from nvrx_slurm.journal.verdicts import attribution_schema
+        import msgspec
 
-        click.echo(json.dumps(attribution_schema(), indent=2))
+        from nvrx_slurm.journal.verdicts import Attribution
+
+        click.echo(json.dumps(msgspec.json.schema(Attribution), indent=2))
         return
     if not paths:
         raise click.UsageError("name a log file, a folder of logs, or - for standard input")
-    from msgspec import structs
+    from msgspec.structs import replace
 
     from nvrx_slurm.api.analysis import examination, examine_cycles
 
@@ -82,7 +84,7 @@ def analyze(
         for problem in (problem for each in results for problem in each.problems):
             note(f"nvrx-slurm: {_with_names(problem, names)}")
         if as_json:
-            said = [structs.replace(each, meaning=meaning(each)) for each in answers]
+            said = [replace(each, meaning=meaning(each)) for each in answers]
             print_json(said[0] if last is None else said)
         else:
             width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None
@@ -128,22 +130,21 @@ def _with_names(text: str, names: Mapping[str, str]) -> str:
 
 def _renamed(answer: Attribution, names: Mapping[str, str]) -> Attribution:
     """The same, with the names that the user knows instead of those of copies."""
-    import msgspec
+    from msgspec.structs import replace
 
     if not names:
         return answer
 
     def renamed(line: Evidence) -> Evidence:
-        return msgspec.structs.replace(line, file=names.get(line.file, line.file))
+        return replace(line, file=names.get(line.file, line.file))
 
     read = answer.read
-    return msgspec.structs.replace(
+    return replace(
         answer,
         primary=answer.primary and renamed(answer.primary),
         runner_up=answer.runner_up and renamed(answer.runner_up),
         secondary=tuple(map(renamed, answer.secondary)),
-        read=read
-        and msgspec.structs.replace(read, problems=tuple(_with_names(each, names) for each in read.problems)),
+        read=read and replace(read, problems=tuple(_with_names(each, names) for each in read.problems)),
     )
 
 
@@ -163,6 +164,8 @@ def meaning(answer: Attribution) -> str:
 
 def page(answer: Attribution, width: int | None = None, names: Mapping[str, str] | None = None) -> Iterator[str]:
     """The lines that `analyze` prints; `width` None: nothing is wrapped. `names`: of copies, by their paths."""
+    from datetime import UTC, datetime
+
     names = names or {}
     verdict = click.style(answer.verdict, fg=_COLOURS[answer.verdict], bold=True)
     yield f"{verdict}  {one_line(meaning(answer))}"
@@ -171,7 +174,8 @@ def page(answer: Attribution, width: int | None = None, names: Mapping[str, str]
     yield ""
     if (first := answer.primary) is not None:
         rank = "" if first.rank is None else f"rank {first.rank}"
-        where = (rank, first.node, _time(first.t), _place(first, names), first.rule and f"rule {first.rule}")
+        at = "" if first.t is None else f"{datetime.fromtimestamp(first.t, UTC):%Y-%m-%d %H:%M:%S}Z"
+        where = (rank, first.node, at, _place(first, names), first.rule and f"rule {first.rule}")
         yield from _labelled("first", ", ".join(filter(None, where)), width)
         yield from (_fitted(line, width) for line in _in_context(first))
         yield ""
@@ -235,12 +239,6 @@ def _labelled(label: str, text: str, width: int | None) -> list[str]:
     labels = [click.style(f"{label:<{LABEL_WIDTH}}", bold=True)]
     labels += [" " * LABEL_WIDTH] * (len(lines) - 1)
     return [name + line for name, line in zip(labels, lines, strict=False)]
-
-
-def _time(seconds: float | None) -> str:
-    from datetime import UTC, datetime
-
-    return "" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
 def _place(evidence: Evidence, names: Mapping[str, str]) -> str:

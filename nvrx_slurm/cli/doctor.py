@@ -63,9 +63,8 @@ def doctor(
         raise SlurmUnreachable(f"scontrol does not show the configuration: {config.reason}")
     partitions = partitions_of(programs.ask("scontrol", "--oneliner", "show", "partition").stdout)
     wanted = spec.slurm.partition.split(",")[0] if spec.slurm.partition else None
-    chosen = next((each for name, each in partitions.items() if name == wanted), {}) if wanted else {}
-    if wanted is None:
-        chosen = next((each for each in partitions.values() if each.get("Default") == "YES"), {})
+    default = next((each for each in partitions.values() if each.get("Default") == "YES"), {})
+    chosen = partitions.get(wanted, {}) if wanted else default
     settings = settings_of(config.stdout)
     accounting = _accounting(programs, settings) if limits.is_enforced(settings) else None
     if accounting is not None:

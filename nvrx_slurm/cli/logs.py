@@ -119,7 +119,8 @@ def _filtered(
     """What the filter passes on; of what there is so far, the last lines only."""
     found: Iterator[Chunk] = (kept for chunk in so_far for kept in lines.feed(chunk))
     if not follow:  # then `later` is what ends without a newline
-        found = chain(found, (kept for chunk in later for kept in lines.feed(chunk)), _rest(lines))
+        # `rest` runs when it is asked for its first line: by then all else has been fed.
+        found = chain(found, (kept for chunk in later for kept in lines.feed(chunk)), lines.rest())
     if tail is None:
         yield from found
     else:
@@ -132,11 +133,6 @@ def _filtered(
         for chunk in later:
             yield from lines.feed(chunk)
         yield from lines.rest()
-
-
-def _rest(lines: LineFilter) -> Iterator[Chunk]:
-    """Not before it is asked for: by then all else has been fed."""
-    yield from lines.rest()
 
 
 class _Exact:

@@ -22,6 +22,7 @@ from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.util.terminal import as_is
 
 if TYPE_CHECKING:
+    from nvrx_slurm.journal.folder import JobFolder
     from nvrx_slurm.report.live_jobs import FollowedJobs
     from nvrx_slurm.report.top import Action, ScreenLine, Top
 
@@ -164,10 +165,7 @@ class Terminal:
             while True:
                 yield self._answers.get_nowait()
 
-    def _answer(self, folder: object, action: Action) -> None:
-        from nvrx_slurm.journal.folder import JobFolder
-
-        assert isinstance(folder, JobFolder)
+    def _answer(self, folder: JobFolder, action: Action) -> None:
         what = "stacks" if action.kind == "stacks" else "last lines"
         title = f"{what} of {action.replica} rank {action.rank}, job {action.job}"
         try:
@@ -193,7 +191,7 @@ class Terminal:
         self._out.flush()
 
 
-def stacks_of(folder, action: Action) -> str:  # type: ignore[no-untyped-def]  # JobFolder costs an import
+def stacks_of(folder: JobFolder, action: Action) -> str:
     """The present stacks of the rank. Raises UsageError, StoreUnreachable, WaitTimeout."""
     from nvrx_slurm.api.stack_request import StackRequest
 
@@ -202,7 +200,7 @@ def stacks_of(folder, action: Action) -> str:  # type: ignore[no-untyped-def]  #
     return "\n".join(stacks.text for stacks in found) or "no worker of it has answered"
 
 
-def log_of(folder, action: Action) -> str:  # type: ignore[no-untyped-def]  # as above
+def log_of(folder: JobFolder, action: Action) -> str:
     """The last lines that the rank has printed. Raises UsageError."""
     from nvrx_slurm.report.jobs import read_plan
     from nvrx_slurm.report.logs import Reader, Selection, choose

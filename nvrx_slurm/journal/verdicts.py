@@ -248,8 +248,3 @@ class VerdictRecord(Wire, frozen=True, kw_only=True):
     action: str = ""
     nodes_blamed: tuple[str, ...] = ()
     dry_run: bool = False
-
-
-def attribution_schema() -> dict[str, object]:
-    """The JSON Schema of an `Attribution`."""
-    return msgspec.json.schema(Attribution)

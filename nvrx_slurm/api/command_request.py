@@ -18,7 +18,7 @@ from nvrx_slurm.report.journal_stream import answered, connect
 from nvrx_slurm.report.words import seconds
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.sealing import RefusedRecords, field_m, open_order, seal_order
-from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.job_key import JobKey
 
 Out = Callable[[bytes, bool], None]
@@ -81,8 +81,8 @@ class CommandStream:
 class CommandRequest(UserRequest):
     """One command. Raises as `UserRequest`."""
 
-    def __init__(self, folder: JobFolder, *, clock: Clock | None = None) -> None:
-        super().__init__(folder, clock=clock)
+    def __init__(self, folder: JobFolder) -> None:
+        super().__init__(folder)
         self.signals: list[int] = []
         """Those that the command is to get: a signal handler may add to it."""
         self.has_begun = False

@@ -3,8 +3,9 @@ has a folder only where `submit` made one, and no journal."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +18,13 @@ from nvrx_slurm.report.presence import Presence, ask_queue
 from nvrx_slurm.report.snapshot import QUEUED, JobLine, Snapshot, lines_of, snap, take
 from nvrx_slurm.report.view import new_view
 
-Elements = Callable[[str], Mapping[str, JobState]]
 
-
-def take_with_tasks(base: Path, job_id: str, *, elements: Elements | None = None) -> Snapshot:
+def take_with_tasks(base: Path, job_id: str) -> Snapshot:
     """The job as `snapshot.take` has it; of a whole array also its tasks, from which its state follows.
 
-    A job that has no folder yet, but that Slurm knows, is pending. `elements`: the tasks that Slurm lists.
-    Raises UsageError where neither knows the job.
+    A job that has no folder yet, but that Slurm knows, is pending. Raises UsageError where neither knows the job.
     """
-    tasks = _tasks(JobFolder(base / folder_name(job_id)), elements or _ask_elements)
+    tasks = _tasks(JobFolder(base / folder_name(job_id)))
     try:
         shot = take(find_job(base, job_id))
     except UsageError:
@@ -47,7 +45,7 @@ def take_with_tasks(base: Path, job_id: str, *, elements: Elements | None = None
     return shot
 
 
-def _tasks(folder: JobFolder, elements: Elements) -> tuple[JobLine, ...]:
+def _tasks(folder: JobFolder) -> tuple[JobLine, ...]:
     """Those that have a folder, and those that only Slurm knows. None of a job that is no array."""
     number = folder.job_id
     if not number.isdecimal():
@@ -62,8 +60,13 @@ def _tasks(folder: JobFolder, elements: Elements) -> tuple[JobLine, ...]:
             return ()
         if not re.search(rb"^#SBATCH --array=", script, re.MULTILINE):
             return ()
+    from nvrx_slurm.cluster.slurm import SlurmCluster  # most jobs are no array
+
     lines = {line.job: line for line in lines_of(own)}
-    unstarted = {name: state for name, state in elements(number).items() if name not in lines}
+    elements: Mapping[str, JobState] = {}
+    with contextlib.suppress(NvrxError):  # then those that have started are all that is known
+        elements = SlurmCluster(patience_s=0).elements(number)
+    unstarted = {name: state for name, state in elements.items() if name not in lines}
     places = ask_queue([name for name, state in unstarted.items() if state is JobState.PENDING])
     for name, state in unstarted.items():
         code = state.exit_code if state.terminal else None
@@ -79,12 +82,3 @@ def _tasks(folder: JobFolder, elements: Elements) -> tuple[JobLine, ...]:
             pending=places[name].reason if name in places else None,
         )
     return tuple(sorted(lines.values(), key=lambda line: int(line.job.rpartition("_")[2])))
-
-
-def _ask_elements(number: str) -> Mapping[str, JobState]:
-    from nvrx_slurm.cluster.slurm import SlurmCluster  # most jobs are no array
-
-    try:
-        return SlurmCluster(patience_s=0).elements(number)
-    except NvrxError:
-        return {}

@@ -19,7 +19,6 @@ from nvrx_slurm.report.model import Recovery
 from nvrx_slurm.report.recovery import PHASES
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.web.job_page import JournalLines, job_page
-from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.files import write_private
 
 HIDDEN = "set, and not shown"
@@ -65,18 +64,18 @@ class JobReport:
         )
 
 
-def read_job(folder: JobFolder, *, live: bool = True, clock: Clock | None = None) -> tuple[Snapshot, JobTimeline]:
+def read_job(folder: JobFolder) -> tuple[Snapshot, JobTimeline]:
     """The job as it is now, and its history. Raises OSError."""
     history = JobTimeline()
-    shot = snapshot.take(folder, history, live=live, clock=clock)
+    shot = snapshot.take(folder, history)
     history.finish(shot.view, shot.until)
     return shot, history
 
 
-def job_report(folder: JobFolder, *, live: bool = True, clock: Clock | None = None) -> JobReport:
+def job_report(folder: JobFolder, *, live: bool = True) -> JobReport:
     """The page of a job: of what is there, if it runs, or if its journal is torn. Raises OSError."""
     history, journal = JobTimeline(), JournalLines()
-    shot = snapshot.take(folder, history, journal, live=live, clock=clock)
+    shot = snapshot.take(folder, history, journal, live=live)
     goodput = history.finish(shot.view, shot.until)
     html = job_page(shot, history, journal, configuration=configuration(folder), stops=stops_of(folder, history))
     return JobReport(folder.job_id, html, goodput, tuple(shot.view.recoveries.values()))

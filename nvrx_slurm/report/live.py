@@ -39,9 +39,7 @@ GIVE_UP_S = 300.0
 """How long a job is watched that reports nothing while Slurm answers nothing. A restart of slurmctld is shorter."""
 
 
-def watch(
-    base: Path, job_id: str, *, output: bool = False, console: Console | None = None, clock: Clock | None = None
-) -> int:
+def watch(base: Path, job_id: str, *, output: bool = False, clock: Clock | None = None) -> int:
     """Show a job until it has ended, and then how it went. Returns the job's exit code.
 
     It waits for a job in Slurm's queue. 75 if no process runs the job any more and it left no exit code.
@@ -54,11 +52,11 @@ def watch(
     """
     clock = clock or SystemClock()
     try:
-        if console is None and not sys.stdout.isatty():
+        if not sys.stdout.isatty():
             return _until_ended(base, job_id, EventPrinter(), clock, output)
         from rich.console import Console
 
-        console = console or Console(highlight=False, file=as_is(sys.stdout))  # the live screen moves the cursor
+        console = Console(highlight=False, file=as_is(sys.stdout))  # the live screen moves the cursor
         if not console.is_terminal:
             return _until_ended(base, job_id, EventPrinter(console), clock, output)
         from nvrx_slurm.report.screen import Monitor

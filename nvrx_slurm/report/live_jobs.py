@@ -15,21 +15,18 @@ from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.presence import OutsideState, Presence
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
-from nvrx_slurm.report.view import JobFold, Subscriber
-from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.report.view import JobFold
 
 
 class FollowedJob:
     """One job, read on at each look."""
 
-    def __init__(self, folder: JobFolder, *subscribers: Subscriber, clock: Clock | None = None) -> None:
+    def __init__(self, folder: JobFolder) -> None:
         self.folder = folder
         self.history = JobTimeline(keeps_spans=False)
-        self._clock = clock or SystemClock()
-        self._journal = Journal(folder, beats=True, clock=clock)
-        self._subscribers = subscribers
+        self._journal = Journal(folder, beats=True)
         self._fold: JobFold | None = None
-        self._presence = Presence(folder, clock=clock)
+        self._presence = Presence(folder)
 
     def close(self) -> None:
         self._journal.close()
@@ -38,7 +35,7 @@ class FollowedJob:
         """The job now. Raises OSError, SlurmUnreachable."""
         # At the first look, not before: a job in the queue has no plan yet.
         if self._fold is None:
-            self._fold = JobFold(read_plan(self.folder), [self.history, *self._subscribers])
+            self._fold = JobFold(read_plan(self.folder), [self.history])
         items = self._journal.catch_up()
         for item in items:
             self._fold.take(item)
@@ -50,7 +47,6 @@ class FollowedJob:
             self._fold.view,
             self.folder,
             outside=outside,
-            clock=self._clock,
             store_now=self._journal.store_time(),
             store_error=None if self._journal.ended else self._journal.store_error,
         )
@@ -59,8 +55,8 @@ class FollowedJob:
 class FollowedJobs:
     """Several of them. Leaving the context closes their connections."""
 
-    def __init__(self, folders: Iterable[JobFolder], clock: Clock | None = None) -> None:
-        self.jobs = [FollowedJob(folder, clock=clock) for folder in folders]
+    def __init__(self, folders: Iterable[JobFolder]) -> None:
+        self.jobs = [FollowedJob(folder) for folder in folders]
 
     def __enter__(self) -> Self:
         return self

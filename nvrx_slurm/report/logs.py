@@ -242,13 +242,12 @@ def follow_logs(
     folder: JobFolder,
     reader: Reader,
     *,
-    live: bool = True,
     clock: Clock | None = None,
     gone: Callable[[], bool] | None = None,
 ) -> Iterator[Chunk]:
     """The output so far and to come, through all cycles, until the job has ended and no process runs it any more."""
     clock = clock or SystemClock()
-    journal = Journal(folder, live=live, clock=clock)
+    journal = Journal(folder, clock=clock)
     gone = gone or Presence(folder, clock=clock).gone
     ended_at: float | None = None
     over, looks = False, 0

@@ -5,7 +5,7 @@ Entries are numbered without a gap, so changing the source loses none and repeat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.errors import StoreUnreachable
@@ -142,21 +142,13 @@ def so_far(folder: JobFolder, *, live: bool = True) -> list[Entry]:
         journal.close()
 
 
-def follow(
-    folder: JobFolder,
-    *,
-    after: int = 0,
-    live: bool = True,
-    clock: Clock | None = None,
-    gone: Callable[[], bool] | None = None,
-) -> Iterator[Entry]:
-    """The entries after a number, those to come included, until the job has ended.
+def follow(folder: JobFolder) -> Iterator[Entry]:
+    """All entries, those to come included, until the job has ended.
 
     Each exactly once, also when the store is lost. Also ends, after a last look, when no process runs the job any
-    more (`gone`, by default `Presence`). Each wait inside is bounded.
+    more. Each wait inside is bounded.
     """
-    journal = Journal(folder, after=after, live=live, clock=clock)
-    gone = gone or Presence(folder, clock=clock).gone
+    journal, presence = Journal(folder), Presence(folder)
     last_look = False
     try:
         while True:
@@ -165,6 +157,6 @@ def follow(
             if not items and (journal.ended or last_look):
                 return
             # What the last process wrote before it ended may not have been there at the look before.
-            last_look = not items and gone()
+            last_look = not items and presence.gone()
     finally:
         journal.close()

@@ -145,6 +145,7 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
         from nvrx_slurm.cluster.local import LocalCluster  # a Slurm job needs nothing of it
 
         port = LocalCluster(base)
+    # Before sbatch: a record in the job's folder that is older is of an earlier job.
     began = SystemClock().wall()
     job_id = port.submit(prepared.script, folder=base, name=prepared.name)
     files = JobFiles(base / folder_name(job_id))

@@ -124,6 +124,7 @@ class UserRequest:
 
         Raises WaitTimeout, StoreUnreachable.
         """
+        # Without a store the job is just ending: then its end in the journal is all that is waited for.
         if (address := self.folder.read_store()) is not None:
             post(address, Signalled(reason="cancel", generation=self.view.generation, by=self.by))
         deadline = self.clock.monotonic() + timeout_s
@@ -136,6 +137,7 @@ class UserRequest:
     def wait(self, ordered: list[RestartOrdered], timeout_s: float, say: Say | None = None) -> None:
         """Return once the replicas run again, or the job ends. Raises WaitTimeout, StoreUnreachable."""
         began, said = self.clock.monotonic(), ""
+        # A restart ends this cycle: the one after it has to run.
         cycles = {each.replica: each.cycle + 1 for each in ordered}
         while self.view.shutdown is None and not self.journal.ended:
             late = [

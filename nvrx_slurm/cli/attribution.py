@@ -126,6 +126,7 @@ def _explain(base: Path | None, job_id: str) -> dict[str, Any]:
     else:
         replay = FailureReplay(plan, job)
         shot = snapshot.take(job, replay)
+        # The last ones, backwards: an assistant reads the newest first.
         newest = replay.failures[: -MOST_FAILURES - 1 : -1]
         found = [explanation(failure, shot.view, job=job_id, name=plan.name) for failure in newest]
     answer = {"status": snapshot.as_status(shot), "failures": found}

@@ -74,6 +74,7 @@ def record(job: str | None, plan_file: Path | None, job_file: Path | None, outpu
 
     path = _journal_of(job, folder)
     text, plan = read_journal(path), read_plan(plan_file or path.parent / "plan.json")
+    # The flow names its job relative to its own file, wherever that is written.
     place = output or _file_of_stdout() or Path(f"{plan.name}.yaml")
     named = job_file or place.with_suffix(".job.yaml")
     about = f"What job {path.parent.name} ({plan.name}) did."

@@ -29,6 +29,7 @@ def ls(most: int, is_all: bool, live: bool, as_json: bool, folder: Path) -> None
     from nvrx_slurm.report.jobs import my_jobs
 
     found = my_jobs(folder_of_user(folder))
+    # A job that left its end needs no question to Slurm. Of the others only their state says whether they live.
     if live:
         found = (job for job in found if job.read_result() is None and job.read_slurm_end() is None)
     shown = list(found if is_all else islice(found, most))
@@ -43,6 +44,7 @@ def ls(most: int, is_all: bool, live: bool, as_json: bool, folder: Path) -> None
         from nvrx_slurm.report import page
 
         print_table(page.my_job_table(lines))
+    # `found` goes on behind the last one that was taken from it.
     if not is_all and next(iter(found), None) is not None:
         click.echo(f"older jobs are left out: --all, or --last N with more than {most}", err=True)
 

@@ -91,6 +91,7 @@ def logs(
         from nvrx_slurm.report.line_filter import LineFilter
 
         lines = LineFilter(pattern=matching, since=since, marked=marked)
+        # With a filter, --tail counts lines that match: which these are is known once all has been read.
         chunks = _filtered(lines, so_far, later, tail, follow)
     # A terminal obeys escape sequences and a runner of GitHub Actions obeys commands; a file obeys nothing.
     if raw:

@@ -76,6 +76,7 @@ def metrics(
         raise UsageError(f"--textfile {textfile}: node_exporter reads files whose names end in .prom only")
     with FollowedJobs(jobs) as followed:
         readings = followed.look()
+    # Read before anything is written: an error of a job is no error of the file.
     registry = registry_of(lambda: readings)
     if textfile is None:
         click.echo(openmetrics.generate_latest(registry), nl=False)  # type: ignore[no-untyped-call]

@@ -72,6 +72,7 @@ class JobChoice:
 
         loaded = self.load()
         write_job(path, loaded)
+        # Read back from its new place: relative paths in the file count from there.
         chosen = replace(self, file=path)
         if chosen.plan(chosen.load()) != self.plan(loaded):
             path.unlink()
@@ -211,6 +212,7 @@ def job_options(command: _F) -> _F:
 
         context = click.get_current_context()
         flags = [parse_assignment(text) for text in assignments]
+        # Behind those of --set: of two for one key the last one counts.
         for option in context.command.params:
             if isinstance(option, KeyOption) and option.name is not None:
                 value = rest.pop(option.name)  # the command itself takes none of them

@@ -86,6 +86,7 @@ def run(choice: JobChoice, here: bool, quiet: bool) -> int:
                 with contextlib.suppress(OSError):
                     note(f"nvrx-slurm: nothing reads the output any more; job {job_id} goes on, Ctrl-C ends it")
             host.wait()
+        # The watch ends with the job. Its batch host still has to clear away.
         try:
             exit_code = host.wait(ENDING_S)
         except subprocess.TimeoutExpired:

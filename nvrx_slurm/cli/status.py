@@ -46,6 +46,7 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
         job_id, folder = chosen_job(job_id, folder)
         with only_reads(job_id, folder):
             exit_code = live.watch(folder, job_id)
+        # Behind the screen: the last thing on the terminal says why the job ended.
         print_end(JobFolder(folder / folder_name(job_id)), exit_code)
         return exit_code
     from nvrx_slurm.report import page, snapshot

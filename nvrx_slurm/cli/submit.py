@@ -162,6 +162,7 @@ class RecordedSignals:
     def __enter__(self) -> Self:
         self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before = {number: signal.signal(number, self._record) for number in EXIT_CODES}
+        # A signal writes a byte into the pipe, which ends the `select` of `wait`, whenever it arrives.
         self._woken = signal.set_wakeup_fd(self._pipe[1])
         return self
 

@@ -151,6 +151,7 @@ class Terminal:
             yield "q"
         text = data.decode(errors="replace")
         while text:
+            # The longest first: each sequence of the arrows begins with the key `esc`.
             size = next((size for size in (4, 3, 1) if text[:size] in KEYS), 1)
             yield KEYS.get(text[:size], text[:size])
             text = text[size:]

@@ -208,8 +208,10 @@ def set_earlier_job_aside(job: JobFolder, *, begun_before: float = math.inf) -> 
     Raises UsageError where the other may still run, ConfigError where its `job.json` cannot be read, OSError.
     """
     earlier = job.read_info()
+    # What began later is the new job itself, whose batch host may have made its folder by now.
     if earlier is None or earlier.started_at >= begun_before - (0 if earlier.is_here else CLOCKS_DIFFER_S):
         return None
+    # Without a result it is over only where its process ran here, and has gone.
     if job.read_result() is None and not (earlier.is_here and not earlier.host_lives()):
         raise UsageError(
             f"{job.path} belongs to another job {job.job_id}, {earlier.name}, which has left no result and may still"

@@ -56,9 +56,11 @@ def record_job(folder: Path, *, is_new: bool = True) -> None:
     name = _name(folder)
     try:
         if not is_new:
+            # Never in the place of an entry that a submission has made: its time is that of the submission.
             with contextlib.suppress(FileExistsError):
                 os.symlink(folder, name, dir_fd=index)
             return
+        # A new link in the place of an old one: readers see one of the two.
         temporary = f".{name}.{os.urandom(4).hex()}"
         os.symlink(folder, temporary, dir_fd=index)
         os.replace(temporary, name, src_dir_fd=index, dst_dir_fd=index)

@@ -774,6 +774,7 @@ _RENAMED_IN_MSGPACK = [
 
 
 def _translate_deprecated(data: bytes, renamed: list[tuple[bytes, ...]]) -> bytes:
+    # One search in data that has no such name, as nearly all have none.
     if b"round_" in data:
         for old, new in renamed:
             data = data.replace(old, new)
@@ -829,6 +830,7 @@ def unpack_assignment(data: bytes) -> Assignment:
 
 def entry_to_json(entry: Entry) -> bytes:
     """One line of `events.jsonl`, without the newline: flat, so that `jq .event` works."""
+    # Microseconds: the store's clock has no more digits, and a float may show others.
     flat: dict[str, Any] = {"n": entry.n, "t": round(entry.t, 6)}
     flat |= msgspec.to_builtins(entry.record, str_keys=True)
     return msgspec.json.encode(flat)

@@ -36,6 +36,7 @@ class SealedFolder:
         try:
             with self._opened() as folder:
                 data = read_owned(self.path / name, dir_fd=folder)
+                # It was used now: `put` keeps the files that were used last.
                 os.utime(name, dir_fd=folder)
         except (OSError, UnsafePath):
             return None

@@ -133,6 +133,7 @@ def excess(inquiry: Inquiry) -> tuple[str, str] | None:
     for name, paths in (("paths", inquiry.paths), ("earlier", inquiry.earlier)):
         if len(paths) > MOST_PATHS:
             return f"Expected {MOST_PATHS} paths at most", name
+    # JSON from outside may hold longer integers than the wire form of records takes.
     try:
         msgspec.msgpack.encode(inquiry)
     except OverflowError:

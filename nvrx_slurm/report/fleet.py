@@ -154,12 +154,14 @@ def summarise(folder: JobFolder) -> JobSummary | None:
         if span.cycle is not None:
             busy[span.node] += span.until_us - span.since_us
     failures = []
-    for story in history.failures:
-        after, kind, node = story.recovery(view), story.cause.kind, story.cause.node
+    for failure in history.failures:
+        after, kind, node = failure.recovery(view), failure.cause.kind, failure.cause.node
         took_s = (None, None) if after is None else (after.total_s, after.to_first_step_s)
-        failures.append(FailureLine(at=story.at, kind=kind, node=node, recovered_s=took_s[0], first_step_s=took_s[1]))
+        failures.append(
+            FailureLine(at=failure.at, kind=kind, node=node, recovered_s=took_s[0], first_step_s=took_s[1])
+        )
     stops = stops_of(folder, history) if plan is not None else ()
-    judged = [story.judged for story in history.failures if story.judged is not None]
+    judged = [failure.judged for failure in history.failures if failure.judged is not None]
     return JobSummary(
         job=folder.job_id,
         name=view.name,

@@ -111,7 +111,7 @@ def _outcome(failure: ReplayedFailure, after: ReplayedFailure | None, view: JobV
 def stops_of(folder: JobFolder, history: JobTimeline) -> tuple[WouldBeStop, ...]:
     """What STOPs that were not acted on would have saved or lost. Only these need the core's replay."""
     plan = read_plan(folder)
-    judged = (story.judged for story in history.failures)
+    judged = (failure.judged for failure in history.failures)
     if plan is None or not any(each and each.verdict is Verdict.STOP and not each.acted for each in judged):
         return ()
     from nvrx_slurm.report.failure_replay import read_failures  # the core, which most reports need not load

@@ -125,7 +125,7 @@ def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
     yield gauge("step", "The last step that a rank of the role has reported.", reached, "role")
     yield gauge("cycle", "The highest cycle of a replica.", {(): view.cycle})
 
-    causes = Counter(story.cause.kind for story in history.failures)
+    causes = Counter(failure.cause.kind for failure in history.failures)
     kinds = get_args(FailureKind)
     yield counter("failures", "Failures by cause.", {(kind,): causes[kind] for kind in kinds}, "cause")
     recovered = Counter(each.kind for each in view.recoveries.values())

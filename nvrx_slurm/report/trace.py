@@ -174,35 +174,35 @@ def _of_failures(
     view: JobView, history: JobTimeline, pids: dict[str, int], replicas: list[str], us: Callable[[float], int]
 ) -> Iterator[Event]:
     """An instant and a slice for each failure; a flow from it to the decision, and on to the recovery."""
-    for number, story in enumerate(history.failures, 1):
-        at, cause = us(story.at), story.cause
+    for number, failure in enumerate(history.failures, 1):
+        at, cause = us(failure.at), failure.cause
         args = {
             "why": one_line(cause.why),
             "kind": one_line(cause.kind),
             "node": one_line(cause.node),
             "rank": cause.rank,
         }
-        if story.first_line:
-            args["first_line"] = one_line(story.first_line)
+        if failure.first_line:
+            args["first_line"] = one_line(failure.first_line)
         if cause.node in pids:
             where = {"pid": pids[cause.node], "tid": NODE_TID, "ts": at}
             yield {"ph": "i", "s": "p", "name": one_line(cause.why), "cat": "failure", **where, "args": args}
-        decided_at = None if story.decided_at is None else us(story.decided_at)
+        decided_at = None if failure.decided_at is None else us(failure.decided_at)
         until = at + 1 if decided_at is None else max(at + 1, decided_at)
-        yield _slice(JOB_PID, MARKS_TID, "failure", at, until - at, "failure", **args, reports=1 + story.more)
+        yield _slice(JOB_PID, MARKS_TID, "failure", at, until - at, "failure", **args, reports=1 + failure.more)
         flow = {"cat": "recovery", "name": "failure to recovery", "id": number}
-        after = story.recovery(view)
-        if decided_at is None or after is None or story.key is None or story.decided is None:
+        after = failure.recovery(view)
+        if decided_at is None or after is None or failure.key is None or failure.decided is None:
             continue
         action = {
-            "action": one_line(story.decided.action),
-            "by": one_line(story.decided.by),
-            "cause": one_line(story.decided.cause),
+            "action": one_line(failure.decided.action),
+            "by": one_line(failure.decided.by),
+            "cause": one_line(failure.decided.cause),
         }
         yield _slice(JOB_PID, MARKS_TID, "decision", until, 1, "failure", **action)
         yield {"ph": "s", "pid": JOB_PID, "tid": MARKS_TID, "ts": at, **flow}
         yield {"ph": "t", "pid": JOB_PID, "tid": MARKS_TID, "ts": until, **flow}
-        tid = FIRST_RANK_TID + replicas.index(story.key[0])
+        tid = FIRST_RANK_TID + replicas.index(failure.key[0])
         cycle = view.cycles[after.replica, after.generation, after.cycle]
         # A flow ends within a slice: that of the cycle, which may have ended before all its workers ran.
         end = max(until, us(min(after.recovered_at, cycle.ended_at or after.recovered_at)))

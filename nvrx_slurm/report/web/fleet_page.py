@@ -106,8 +106,8 @@ def _hours(fleet: Fleet) -> str:
         for hour, count in enumerate(fleet.by_hour)
     )
     labels = "".join(f'<text x="{hour * 40 + 4}" y="138">{hour:02}</text>' for hour in range(0, 24, 3))
-    told = ", ".join(f"{hour:02} h {count}" for hour, count in enumerate(fleet.by_hour) if count) or "none"
-    inside = f'<div class="columns"><svg viewBox="0 0 960 144" preserveAspectRatio="none" role="img" aria-label="Failures by hour of the day: {text(told)}">{bars}{labels}</svg></div>'
+    said = ", ".join(f"{hour:02} h {count}" for hour, count in enumerate(fleet.by_hour) if count) or "none"
+    inside = f'<div class="columns"><svg viewBox="0 0 960 144" preserveAspectRatio="none" role="img" aria-label="Failures by hour of the day: {text(said)}">{bars}{labels}</svg></div>'
     return section("hours", "Failures by hour of the day (UTC)", inside)
 
 

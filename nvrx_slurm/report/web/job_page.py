@@ -257,53 +257,53 @@ def _failures(shot: Snapshot, history: JobTimeline) -> str:
     left_out = len(history.failures) - len(shown)
     began = shot.view.started_at or 0.0
     budget = [ALL_STACKS_BYTES]  # what all failures together have left for stacks
-    items = "\n".join(_failure(shot, story, index, began, budget) for index, story in shown)
+    items = "\n".join(_failure(shot, failure, index, began, budget) for index, failure in shown)
     note = about(f"{plural(left_out, 'earlier failure')} left out." if left_out else "")
     return section("failures", "Failures", f"{note}{items or about('Nothing failed.')}")
 
 
-def _failure(shot: Snapshot, story: FailureTimeline, index: int, began: float, budget: list[int]) -> str:
-    cause, view = story.cause, shot.view
-    where = "a node without ranks" if story.key is None else f"{story.key[0]} cycle {story.key[2]}"
-    after = story.recovery(view)
+def _failure(shot: Snapshot, failure: FailureTimeline, index: int, began: float, budget: list[int]) -> str:
+    cause, view = failure.cause, shot.view
+    where = "a node without ranks" if failure.key is None else f"{failure.key[0]} cycle {failure.key[2]}"
+    after = failure.recovery(view)
     rows: list[tuple[str, str]] = []
-    if story.first_line:
-        rows.append(("first line", f"<code>{text(story.first_line)}</code>"))
-    for answer in (each.attribution for each in story.answers):
+    if failure.first_line:
+        rows.append(("first line", f"<code>{text(failure.first_line)}</code>"))
+    for answer in (each.attribution for each in failure.answers):
         said = answer.explanation or answer.problem or ""
         fault = "" if answer.fault == "unknown" else f" <b>{text(answer.fault)}</b>"
         hint = f' <span class="soft">{text(answer.hint)}</span>' if answer.hint else ""
         rows.append(
             (f"{answer.source}", f"{text(answer.verdict)}{fault}, {answer.confidence:.0%} sure. {text(said)}{hint}")
         )
-    if story.judged is not None:
-        acted = "acted on" if story.judged.acted else f"not acted on: {story.judged.why}"
-        rows.append(("verdict", f"{text(story.judged.verdict)}, {text(acted)}"))
-    if story.decided is not None:
-        rows.append(("decision", text(describe(story.decided))))
-    if story.more:
-        others = "".join(f"<li>{text(each)}</li>" for each in story.followed)
-        rest = story.more - len(story.followed)
+    if failure.judged is not None:
+        acted = "acted on" if failure.judged.acted else f"not acted on: {failure.judged.why}"
+        rows.append(("verdict", f"{text(failure.judged.verdict)}, {text(acted)}"))
+    if failure.decided is not None:
+        rows.append(("decision", text(describe(failure.decided))))
+    if failure.more:
+        others = "".join(f"<li>{text(each)}</li>" for each in failure.followed)
+        rest = failure.more - len(failure.followed)
         others += f"<li>and {plural(rest, 'more report')}</li>" if rest else ""
         rows.append(("then", f"<ul>{others}</ul>"))
     if after is not None:
         rows.append(("recovery", f"{text(recovery.describe(after))}{text(_steps_of(after))}"))
     facts = "".join(f"<div><dt>{text(label)}</dt><dd>{value}</dd></div>" for label, value in rows)
     return (
-        f'<details class="failure" id="failure-{index}">\n<summary><span class="when">+{text(seconds(max(0.0, story.at - began)))}</span>'
+        f'<details class="failure" id="failure-{index}">\n<summary><span class="when">+{text(seconds(max(0.0, failure.at - began)))}</span>'
         f'<span class="why">{text(cause.why)}</span><span class="soft">{text(where)}</span></summary>\n'
-        f"<dl>{facts}</dl>{''.join(_stacks(shot.folder, story, budget))}</details>"
+        f"<dl>{facts}</dl>{''.join(_stacks(shot.folder, failure, budget))}</details>"
     )
 
 
 def _steps_of(each: Recovery) -> str:
-    told = recovery.steps(each)
-    return f"; {told}" if told else ""
+    said = recovery.steps(each)
+    return f"; {said}" if said else ""
 
 
-def _stacks(folder: JobFolder, story: FailureTimeline, budget: list[int]) -> Iterator[str]:
+def _stacks(folder: JobFolder, failure: FailureTimeline, budget: list[int]) -> Iterator[str]:
     """The beginning of each file of stacks, as far as the budget of the page reaches."""
-    for rank, path in sorted(story.stacks.items())[:MOST_STACKS]:
+    for rank, path in sorted(failure.stacks.items())[:MOST_STACKS]:
         found = ""
         with contextlib.suppress(OSError):
             # A page is handed on: a link in place of the file would put another file of this user into it.
@@ -349,22 +349,22 @@ def _recovery_bar(each: Recovery) -> str:
 def _verdicts(history: JobTimeline, stops: Sequence[WouldBeStop], began: float) -> str:
     worth = {(stop.replica, stop.generation, stop.cycle): stop for stop in stops}
     rows = []
-    for story in history.failures:
-        judged = story.judged
-        if judged is None or story.key is None:
+    for failure in history.failures:
+        judged = failure.judged
+        if judged is None or failure.key is None:
             continue
-        stop = worth.get(story.key)
-        held = sum(each.attribution.latency_s for each in story.answers)
+        stop = worth.get(failure.key)
+        held = sum(each.attribution.latency_s for each in failure.answers)
         what = {"right": "right: the restart got nowhere", "wrong": "wrong: the restart made new steps"}
         came = "–" if stop is None else what.get(stop.outcome, "not known")
         cost = "–" if stop is None or not stop.rank_s else f"{stop.rank_s / 3600:.2f} rank-hours"
         rows.append(
             [
-                f"+{text(seconds(max(0.0, story.at - began)))}",
-                text(f"{story.key[0]} cycle {story.key[2]}"),
+                f"+{text(seconds(max(0.0, failure.at - began)))}",
+                text(f"{failure.key[0]} cycle {failure.key[2]}"),
                 text(judged.verdict),
                 "yes" if judged.acted else text(f"no: {judged.why}"),
-                text(", ".join(dict.fromkeys(each.attribution.fault for each in story.answers)) or "–"),
+                text(", ".join(dict.fromkeys(each.attribution.fault for each in failure.answers)) or "–"),
                 text(seconds(judged.waited_s) if judged.waited_s else "nothing"),
                 text(seconds(held)),
                 text(came),
@@ -395,7 +395,7 @@ def _nodes(view: JobView, history: JobTimeline, of_nodes: dict[str, list[Span]])
         for span in spans:
             mine[span.kind] += span.until_us - span.since_us
     used = set[str]().union(*took.values())
-    failed = Counter(story.cause.node for story in history.failures)
+    failed = Counter(failure.cause.node for failure in history.failures)
     kinds = [kind for kind in KINDS if kind in used]
     rows = [
         [
@@ -469,8 +469,8 @@ def _data(
         "groups": _groups(rows),
         "cycles": cycles,
         "failures": [
-            [round((story.at - began) * 1000), one_line(story.cause.why), story.cause.kind]
-            for story in history.failures
+            [round((failure.at - began) * 1000), one_line(failure.cause.why), failure.cause.kind]
+            for failure in history.failures
         ],
         "firstFailure": max(0, len(history.failures) - MOST_FAILURES),
         "events": list(journal.events),

@@ -50,8 +50,8 @@ def _flat(array: np.ndarray[Any, Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def build(leaf: Array, payload: memoryview, copy: bool) -> object:
-    """On `payload`, which it holds, and as writable as that is; or a copy."""
+def build(leaf: Array, payload: memoryview) -> object:
+    """On `payload`, which it holds, and as writable as that is."""
     dtype = _dtype(leaf.format)
     # Not np.ndarray(buffer=…): that looks through a memoryview at what it is of, which it neither keeps from being
     # closed nor, if this is writable, from being written to.
@@ -59,8 +59,6 @@ def build(leaf: Array, payload: memoryview, copy: bool) -> object:
     array = flat.reshape(leaf.shape)
     if leaf.axes is not None:
         array = array.transpose(leaf.axes)
-    if copy:
-        array = array.copy(order="K")
     if not leaf.is_scalar:
         return array
     try:

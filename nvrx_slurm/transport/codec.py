@@ -54,8 +54,8 @@ class Library(Protocol):
     def describe(self, array: object) -> tuple[list[object], memoryview]:
         """Its node of the schema, and its bytes: its own memory where that has no gaps. Raises Unsendable."""
 
-    def build(self, leaf: Array, payload: memoryview, copy: bool) -> object:
-        """What was described, in `payload` or as a copy. Raises PayloadCorrupt, TransportError."""
+    def build(self, leaf: Array, payload: memoryview) -> object:
+        """What was described, in `payload`. Raises PayloadCorrupt, TransportError."""
 
 
 @functools.cache
@@ -230,19 +230,19 @@ def _flat(obj: bytes | memoryview) -> memoryview:
         return memoryview(view.tobytes())
 
 
-def decode(schema: str, payload: memoryview, *, allow_pickle: bool = False, copy: bool = False) -> object:
+def decode(schema: str, payload: memoryview, *, allow_pickle: bool = False) -> object:
     """The object that `encode` was given. `payload`: all of its bytes, one dimension of them.
 
-    Without `copy`, arrays and tensors lie on `payload` and hold it; bytes, bytearrays and memoryviews come as
-    memoryviews of it. All can be written to where `payload` can be, and only there. torch knows no read-only tensors:
-    on a read-only payload they are copies. With `copy`, all is the object's own, and bytes are bytes again.
+    Arrays and tensors lie on `payload` and hold it; bytes, bytearrays and memoryviews come as memoryviews of it. All
+    can be written to where `payload` can be, and only there. torch has no read-only tensors: on a read-only payload
+    they are copies.
 
     Both may be hostile: nothing is allocated that the payload does not have the bytes for, nothing
     but numpy and torch is imported, and nothing is unpickled unless `allow_pickle` is given. Raises PayloadCorrupt
     where they do not fit each other, TransportError where this side cannot, or may not, read what they say.
     """
     if not schema:
-        return bytes(payload) if copy else payload
+        return payload
     plan = plan_of(schema)
     if plan.size != payload.nbytes:
         raise PayloadCorrupt(f"the schema is of a payload of {plan.size} bytes, this one has {payload.nbytes}")
@@ -250,21 +250,21 @@ def decode(schema: str, payload: memoryview, *, allow_pickle: bool = False, copy
         raise TransportError(
             "the payload has a pickle, which runs code of its writer; pass allow_pickle=True if you trust it"
         )
-    return _build(plan.root, payload, copy)
+    return _build(plan.root, payload)
 
 
-def _build(node: Node, payload: memoryview, copy: bool) -> object:
+def _build(node: Node, payload: memoryview) -> object:
     if isinstance(node, Array):
-        return library(node.library).build(node, payload, copy)
+        return library(node.library).build(node, payload)
     if isinstance(node, Constant):
         return node.value
     if isinstance(node, Dict):
-        return {key: _build(item, payload, copy) for key, item in node.items}
+        return {key: _build(item, payload) for key, item in node.items}
     if isinstance(node, ListOrTuple):
-        return node.kind([_build(item, payload, copy) for item in node.items])
+        return node.kind([_build(item, payload) for item in node.items])
     view = payload[node.start : node.start + node.size]
     if isinstance(node, Bytes):
-        return node.kind(view) if copy else view
+        return view
     if isinstance(node, Text):
         try:
             return str(view, "utf-8")

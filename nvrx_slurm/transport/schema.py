@@ -229,11 +229,8 @@ class ListOrTuple(NamedTuple):
 
 
 class Bytes(NamedTuple):
-    """`kind`: what a copy of them is."""
-
     start: int
     size: int
-    kind: Callable[[memoryview], object]
 
 
 class Text(NamedTuple):
@@ -339,7 +336,7 @@ class _Parser:
             if tag == "pickle":
                 self.has_pickle = True
                 return Pickle(start, size)
-            return Bytes(start, size, bytes if tag == "bytes" else bytearray)
+            return Bytes(start, size)
         if tag in ("array", "scalar", "tensor"):
             return self._array(tag, node)
         raise PayloadCorrupt(f"the schema has something that is none of {', '.join(TAGS)}")

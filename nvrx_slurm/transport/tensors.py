@@ -54,8 +54,8 @@ def _flat(tensor: Any) -> memoryview:
     return view
 
 
-def build(leaf: Array, payload: memoryview, copy: bool) -> object:
-    """On `payload`, which it holds; a copy where that is asked for, or where `payload` is read-only."""
+def build(leaf: Array, payload: memoryview) -> object:
+    """On `payload`, which it holds; a copy where `payload` is read-only."""
     dtype = getattr(torch, str(leaf.format), None)
     if dtype is None:
         raise TransportError(f"the torch that is installed here has no {leaf.format}; upgrade it")
@@ -65,7 +65,7 @@ def build(leaf: Array, payload: memoryview, copy: bool) -> object:
         source = np.frombuffer(payload, np.uint8, leaf.size, leaf.start)
         is_aligned = source.ctypes.data % TENSOR_ITEM_BYTES[str(leaf.format)] == 0
         # torch has no read-only tensors: a write would end the process, or change what others read.
-        if not copy and source.flags.writeable and is_aligned:
+        if source.flags.writeable and is_aligned:
             data = torch.from_numpy(source)
         else:
             data = torch.empty(leaf.size, dtype=torch.uint8)

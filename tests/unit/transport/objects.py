@@ -82,9 +82,9 @@ def payload_of(encoded: Encoded, *, writable: bool = False) -> memoryview:
     return view if writable else view.toreadonly()
 
 
-def built(schema: str, payload: memoryview, *, copy: bool = False) -> Any:
+def built(schema: str, payload: memoryview) -> Any:
     """What `decode` gives: whatever it is."""
-    return decode(schema, payload, copy=copy)
+    return decode(schema, payload)
 
 
 def address(memory: object) -> int:
@@ -93,7 +93,9 @@ def address(memory: object) -> int:
 
 
 def is_same(came: object, went: object) -> bool:
-    """Of the same type, and the same to the last bit."""
+    """Of the same type, and the same to the last bit. Bytes come as a view of the payload."""
+    if isinstance(went, bytes | bytearray) and type(came) is memoryview:
+        return came == went
     return type(came) is type(went) and _COMPARED.get(type(went), _is_same_value)(came, went)
 
 

@@ -83,18 +83,6 @@ def test_a_read_only_array_cannot_be_made_writable() -> None:
         array[0] = 2
 
 
-def test_a_copy_is_its_own() -> None:
-    """It can be written to, lies elsewhere, keeps its order, and does not hold the payload."""
-    encoded = encode([np.ones((2, 3)).T, b"bytes", bytearray(b"array")])
-    payload = payload_of(encoded)
-    array, data, changing = built(encoded.schema, payload, copy=True)
-    assert not np.shares_memory(array, np.frombuffer(payload, np.uint8))
-    assert array.flags.writeable
-    assert array.flags.f_contiguous
-    assert (data, type(data), changing, type(changing)) == (b"bytes", bytes, b"array", bytearray)
-    payload.release()
-
-
 def test_memory_cannot_be_unmapped_under_an_array() -> None:
     """Whoever closes it is told that somebody looks at it still; a process would end otherwise."""
     encoded = encode([np.ones(3)])

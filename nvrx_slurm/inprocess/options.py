@@ -6,6 +6,8 @@ import dataclasses
 import datetime
 import inspect
 import pickle
+import types
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -87,11 +89,12 @@ class WrapperOptions:
             yield f"store_factory must be a class of stores (RedisStore, FileStore, …), not {seen}", "store_factory"
         if not isinstance(self.store_kwargs, Mapping):
             yield f"store_kwargs must be a dictionary of {self.store_factory.__name__}'s arguments", "store_kwargs"
-        for name, kind, may_be_none in _KINDS:
-            value = getattr(self, name)
-            if not (isinstance(value, kind) or (may_be_none and value is None)):
-                none = " or None" if may_be_none else ""
-                yield f"{name} must be of type {kind.__name__}{none}, not {type(value).__name__} ({value!r})", name
+        for name, hint in typing.get_type_hints(type(self)).items():
+            value, kinds = getattr(self, name), typing.get_args(hint) or (hint,)
+            # Left out are generic types: those of the store, checked above, and `ignored`, which no user gives.
+            if typing.get_origin(hint) in (None, types.UnionType) and not isinstance(value, kinds):
+                wanted = " or ".join(kind.__name__.replace("NoneType", "None") for kind in kinds)
+                yield f"{name} must be of type {wanted}, not {type(value).__name__} ({value!r})", name
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, datetime.timedelta):
@@ -158,21 +161,3 @@ def without_host(store_factory: type[Store], store_kwargs: object) -> tuple[Any,
     accepted = set(parameters) - (set() if "host_name" in store_kwargs else {"port"})
     ignored = frozenset(_OF_A_HOST.intersection(store_kwargs) - accepted)
     return {name: value for name, value in store_kwargs.items() if name not in ignored}, ignored
-
-
-_KINDS: tuple[tuple[str, type, bool], ...] = (
-    ("initialize", Initialize, True),
-    ("abort", Abort, True),
-    ("finalize", Finalize, True),
-    ("health_check", HealthCheck, True),
-    ("rank_assignment", RankAssignment, False),
-    ("rank_filter", RankFilter, True),
-    ("completion", Completion, True),
-    ("terminate", Terminate, True),
-    ("monitor_process_logfile", str, True),
-    ("enabled", bool, False),
-    *((name, datetime.timedelta, False) for pair in _LESS for name in pair),
-    ("completion_timeout", datetime.timedelta, False),
-    ("last_call_wait", datetime.timedelta, False),
-    ("termination_grace_time", datetime.timedelta, False),
-)

@@ -1,18 +1,4 @@
-"""What the wrapper raises.
-
-RestartError (NvrxError)      this rank leaves the group; the others may go on without it
-├── OptionError               an option of the wrapper is wrong, or two of them contradict each other
-├── NestedCallError           a wrapped function was called inside of another one
-├── HealthCheckError          a health check found this rank unfit; its cause is what the check raised
-├── FaultCounterExceeded      this rank has failed more often than `FaultCounter` allows
-├── RankDiscarded             the rank assignment leaves this rank out
-├── TimeoutError              a bound passed; names the ranks that did not arrive
-├── StoreError                the store cannot be reached, or holds another run's keys
-└── InternalError             a callback that must not fail did, or the group's ranks disagree
-
-RestartAbort (BaseException)        raised by a callback or the function: this rank makes no further attempt
-RankShouldRestart (BaseException)   raised in the function when the group restarts; not to be caught for good
-"""
+"""What the wrapper raises: the tree of RestartError, and two of BaseException that the function should not catch."""
 
 from __future__ import annotations
 
@@ -20,11 +6,11 @@ from nvrx_slurm.errors import EXIT_TIMEOUT, EXIT_UNREACHABLE, EXIT_USAGE, NvrxEr
 
 
 class RestartError(NvrxError):
-    """Base of what the wrapper raises as an `Exception`."""
+    """This rank leaves the group; the others may go on without it. Base of all that is an `Exception`."""
 
 
 class OptionError(RestartError, ValueError):
-    """An option of the wrapper is wrong; the message names it, and what is valid.
+    """An option of the wrapper is wrong, or two of them conflict; the message names them, and what is valid.
 
     `options`: the options, arguments or environment variables that are wrong, as far as known.
     """
@@ -43,7 +29,7 @@ class NestedCallError(RestartError):
 
 
 class HealthCheckError(RestartError):
-    """A health check found this rank unfit to go on."""
+    """A health check found this rank unfit to go on; the cause is what the check raised."""
 
 
 class FaultCounterExceeded(RestartError):

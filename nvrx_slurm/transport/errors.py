@@ -1,17 +1,4 @@
-"""What a read or a write of payloads raises, in one tree. Each has its ref and the attempts made.
-
-TransportError            (an NvrxError)
-├── StaleSlotError        the slot has another payload by now, or this one was consumed, or its ring is gone:
-│                         it is gone for every reader, so this is never tried again
-├── PeerReset             the connection broke, or none could be made
-├── PayloadTruncated      the peer closed it in the middle of an answer, or a message was longer than announced
-├── PayloadTimeout        the deadline has passed
-├── PayloadCorrupt        wrong checksum, wrong size, or an answer that is none of the protocol's
-├── PeerRefused           it has another token or another version; nothing was read
-├── RingFull              no slot is free, and none may be overwritten
-└── RingError             a ring that cannot be made, attached to, or used
-    └── ForeignRing       a file has its name, but other users own it or can write it: it is not opened as a ring
-"""
+"""What a read or a write of payloads raises, in one tree."""
 
 from __future__ import annotations
 
@@ -67,7 +54,8 @@ class TransportError(NvrxError):
 
 
 class StaleSlotError(TransportError):
-    """What the ref names is gone for every reader; it is never asked for again."""
+    """The slot has another payload by now, or this one was consumed, or its ring is gone. So it is gone for every
+    reader, and is never asked for again."""
 
 
 class PeerReset(TransportError):

@@ -79,12 +79,6 @@ class AckVerdict(IntEnum):
     BAD = 3  # what came was not it: the slot is ready again
 
 
-_MEMBERS: dict[type[IntEnum], dict[int, IntEnum]] = {
-    kind: {member.value: member for member in kind} for kind in (RequestKind, ResponseStatus, AckVerdict)
-}
-_NOUNS: dict[type[IntEnum], str] = {RequestKind: "call", ResponseStatus: "status", AckVerdict: "verdict"}
-
-
 class ClientHello(NamedTuple):
     """The client begins."""
 
@@ -120,7 +114,7 @@ class Challenge(NamedTuple):
         magic, version, status, eviction_ms, nonce, proof = _CHALLENGE.unpack(frame)
         if magic != MAGIC:
             raise PayloadCorrupt("no server of payloads is listening there")
-        return cls(version, _member(ResponseStatus, status), eviction_ms, nonce, proof)
+        return cls(version, _member(ResponseStatus, "status", status), eviction_ms, nonce, proof)
 
 
 class PayloadRequest(NamedTuple):
@@ -144,7 +138,11 @@ class PayloadRequest(NamedTuple):
         if mark != _REQUEST_MARK:
             raise PayloadCorrupt("this is no request of this protocol")
         return cls(
-            _member(RequestKind, call), slot, budget_ms, generation, ring.rstrip(b"\0").decode("ascii", "replace")
+            _member(RequestKind, "call", call),
+            slot,
+            budget_ms,
+            generation,
+            ring.rstrip(b"\0").decode("ascii", "replace"),
         )
 
 
@@ -164,7 +162,7 @@ class Response(NamedTuple):
         mark, status, size, checksum, generation = _ANSWER.unpack(frame)
         if mark != _ANSWER_MARK:
             raise PayloadCorrupt("the peer's answer is none of this protocol")
-        return cls(_member(ResponseStatus, status), size, checksum, generation)
+        return cls(_member(ResponseStatus, "status", status), size, checksum, generation)
 
 
 class Ack(NamedTuple):
@@ -182,14 +180,14 @@ class Ack(NamedTuple):
         mark, verdict, slot, generation = _ACK.unpack(frame)
         if mark != _ACK_MARK:
             raise PayloadCorrupt("this is no ack of this protocol")
-        return cls(_member(AckVerdict, verdict), slot, generation)
+        return cls(_member(AckVerdict, "verdict", verdict), slot, generation)
 
 
-def _member(kind: type[C], number: int) -> C:
-    member = _MEMBERS[kind].get(number)
-    if member is None:
-        raise PayloadCorrupt(f"the peer sent {_NOUNS[kind]} {number}, which does not exist")
-    return member  # type: ignore[return-value]  # it is one of `kind`
+def _member(kind: type[C], noun: str, number: int) -> C:
+    try:
+        return kind(number)
+    except ValueError:
+        raise PayloadCorrupt(f"the peer sent {noun} {number}, which does not exist") from None
 
 
 Seen = Callable[[memoryview], object]

@@ -37,24 +37,10 @@ class WatchedRank:
     iteration: int = 0
 
     def lost(self, interruption: Interruption, text: str) -> Lost:
-        return Lost(
-            iteration=self.iteration,
-            member=self.member,
-            interruption=interruption,
-            rank=self.rank,
-            text=text,
-            host=self.host,
-        )
+        return Lost(**dataclasses.asdict(self), interruption=interruption, text=text)
 
     def interrupted(self, interruption: Interruption, text: str) -> Interrupted:
-        return Interrupted(
-            iteration=self.iteration,
-            member=self.member,
-            rank=self.rank,
-            interruption=interruption,
-            text=text,
-            host=self.host,
-        )
+        return Interrupted(**dataclasses.asdict(self), interruption=interruption, text=text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +71,6 @@ class RankGuard:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordTimeout:
-    """An entry for the group's log."""
-
-    entry: Interrupted
-
-
-@dataclass(frozen=True, slots=True)
 class SendSignals:
     """Signals to the process, and the reason for the log."""
 
@@ -101,8 +80,8 @@ class SendSignals:
 
 def look(
     guard: RankGuard, bounds: ProgressBounds, watched: WatchedRank, now: float, silent_s: float
-) -> tuple[RankGuard, RecordTimeout | SendSignals | None]:
-    """What to do now about a rank that has made no progress for `silent_s`."""
+) -> tuple[RankGuard, Interrupted | SendSignals | None]:
+    """What to do now about a rank that has made no progress for `silent_s`: an entry for the group's log, or signals."""
     if guard.pending_kill is not None:
         pending_kill = guard.pending_kill
         if now < pending_kill.kill_at:
@@ -121,5 +100,5 @@ def look(
         return guard.with_kill(lost, now + bounds.grace_s), SendSignals(ASK, text)
     if silent_s >= bounds.soft_s and guard.recorded != watched.iteration:
         entry = watched.interrupted(Interruption.SOFT_TIMEOUT, f"no progress for {silent_s:.3g} s: soft timeout")
-        return dataclasses.replace(guard, recorded=watched.iteration), RecordTimeout(entry)
+        return dataclasses.replace(guard, recorded=watched.iteration), entry
     return guard, None

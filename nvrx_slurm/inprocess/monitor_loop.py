@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import pickle
@@ -20,7 +21,7 @@ from typing import IO
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess import store_tcp
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.ledger import Lost
+from nvrx_slurm.inprocess.ledger import Interrupted, Lost
 from nvrx_slurm.inprocess.monitor import (
     IGNORED_SIGNALS,
     MOST_BYTES,
@@ -35,7 +36,6 @@ from nvrx_slurm.inprocess.monitor_guard import (
     KILL,
     ProgressBounds,
     RankGuard,
-    RecordTimeout,
     SendSignals,
     WatchedRank,
     look,
@@ -82,7 +82,7 @@ class MonitorLoop:
         self._process = WatchedProcess(start.pidfd, start.pid)
         self._stamps = ProgressStamps(start.stamps)
         self._watched = WatchedRank(
-            member=options.member, rank=options.rank, host=options.host or os.uname().nodename, iteration=0
+            member=options.member, rank=options.rank, host=options.host or os.uname().nodename
         )
         self._bounds = ProgressBounds(
             soft_s=options.soft_timeout_s, hard_s=options.hard_timeout_s, grace_s=options.grace_s
@@ -208,9 +208,9 @@ class MonitorLoop:
                 names = ", ".join(number.name for number in signals)
                 log.warning("%s for process %d: %s", names, self._process.pid, why)
                 self._process.send(signals)
-            case RecordTimeout(entry=entry):
-                log.warning("process %d: %s", self._process.pid, entry.text)
-                self._log_writer.record(entry)
+            case Interrupted():
+                log.warning("process %d: %s", self._process.pid, act.text)
+                self._log_writer.record(act)
 
     def _take(self, data: bytes) -> None:
         try:
@@ -220,9 +220,7 @@ class MonitorLoop:
             return
         match order:
             case NewRankOrder(iteration=iteration, rank=rank):
-                self._watched = WatchedRank(
-                    member=self._watched.member, rank=rank, host=self._watched.host, iteration=iteration
-                )
+                self._watched = dataclasses.replace(self._watched, rank=rank, iteration=iteration)
             case TerminateOrder(lost=lost, grace_s=grace_s):
                 self._order_kill(lost, grace_s)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.ledger import Interrupted
 from nvrx_slurm.inprocess.monitor_guard import (
     AGAIN_S,
     ASK,
     KILL,
     ProgressBounds,
     RankGuard,
-    RecordTimeout,
     SendSignals,
     WatchedRank,
     look,
@@ -28,12 +28,12 @@ def test_progress_is_left_alone():
 def test_soft_timeout_is_recorded_once_an_iteration():
     """The rank may restart: it is only said, to all."""
     guard, act = look(RankGuard(), BOUNDS, RANK, 100.0, 60.0)
-    assert isinstance(act, RecordTimeout)
-    assert (act.entry.interruption, act.entry.member, act.entry.rank) == (Interruption.SOFT_TIMEOUT, 3, 2)
-    assert (act.entry.iteration, act.entry.host) == (4, "n1")
+    assert isinstance(act, Interrupted)
+    assert (act.interruption, act.member, act.rank) == (Interruption.SOFT_TIMEOUT, 3, 2)
+    assert (act.iteration, act.host) == (4, "n1")
     assert look(guard, BOUNDS, RANK, 101.0, 61.0) == (guard, None)
     later = WatchedRank(member=3, rank=2, host="n1", iteration=5)
-    assert isinstance(look(guard, BOUNDS, later, 200.0, 60.0)[1], RecordTimeout)
+    assert isinstance(look(guard, BOUNDS, later, 200.0, 60.0)[1], Interrupted)
 
 
 def test_hard_timeout_asks_then_kills():

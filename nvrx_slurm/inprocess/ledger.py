@@ -112,12 +112,8 @@ AnyEntry = (
     | Void
 )
 
-_encoder = msgspec.json.Encoder()
+encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[AnyEntry] = msgspec.json.Decoder(AnyEntry)
-
-
-def encode(entry: AnyEntry) -> bytes:
-    return _encoder.encode(entry)
 
 
 def decode(data: bytes) -> AnyEntry:

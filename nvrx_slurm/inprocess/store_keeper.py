@@ -111,15 +111,7 @@ def _start(kind: str, folder: Path, lock: int) -> None:
             )
         with (folder / "keeper.log").open("wb") as log:
             subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "nvrx_slurm.inprocess.store_keeper_process",
-                    kind,
-                    str(folder),
-                    str(lock),
-                ],
+                [sys.executable, "-P", "-m", PROGRAM, kind, str(folder), str(lock)],
                 pass_fds=(lock,),
                 env=environment.of_python_child(),
                 cwd="/",

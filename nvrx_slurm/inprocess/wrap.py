@@ -228,7 +228,10 @@ def _call(
             out=tuple(dead),
         )
         history.run, history.before = admission.enter(), history.calls
-        history.lost = {rank: dead.get(rank, _died_before(rank)) for rank in history.run.out}
+        # A rank that died before this process joined: nothing more is known of it.
+        died, text = Interruption.TERMINATED, "it died in an earlier call"
+        before = {rank: Lost(iteration=0, member=rank, interruption=died, text=text) for rank in history.run.out}
+        history.lost = {rank: dead.get(rank, lost) for rank, lost in before.items()}
     history.calls += 1
     _running.append(name)
     way = None
@@ -250,10 +253,6 @@ def _call(
             with contextlib.suppress(RestartError):
                 ended = sum(each.interruption in _ENDS for each in history.lost.values())
                 admission.leave(history.run, way, ended)
-
-
-def _died_before(rank: int) -> Lost:
-    return Lost(iteration=0, member=rank, interruption=Interruption.TERMINATED, text="it died in an earlier call")
 
 
 def inject(

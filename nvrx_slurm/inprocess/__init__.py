@@ -95,6 +95,7 @@ __all__ = [
     "rank_assignment", "rank_filter", "state", "store", "terminate",
 ]
 
+# The names of each module. A module is loaded when a name of it is used: the monitor process needs few of them.
 _HOMES = {
     "abort": ("Abort", "AbortTorchDistributed"),
     "attribution": ("Interruption", "InterruptionRecord"),
@@ -118,7 +119,6 @@ _HOMES = {
     "timeline": ("Restart",),
     "wrap": ("Wrapper",),
 }
-"""The names of each module. A module is loaded when a name of it is used: the monitor process needs few of them."""
 # fmt: on
 
 

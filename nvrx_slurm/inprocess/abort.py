@@ -82,8 +82,7 @@ class AbortTorchDistributed(Abort):
         return state
 
 
-_aborted: list[Any] = []
-"""The process groups of an iteration that has failed."""
+_aborted: list[Any] = []  # the process groups of an iteration that has failed
 
 
 def drop_aborted_groups() -> None:
@@ -140,8 +139,8 @@ def _abort(group: Any) -> None:
 # gloo/transport/tcp/{loop,pair,listener}.cc, proc_pid_syscall(5), proc_pid_fdinfo(5).
 
 _LOOP = "gloo_tcp_loop"
+# How often a loop is looked at: one that handles an event is back in epoll_wait after some microseconds.
 _LOOKS = 1000
-"""How often a loop is looked at: one that handles an event is back in epoll_wait after some microseconds."""
 
 
 def cut_gloo_connections() -> int | None:

@@ -36,27 +36,16 @@ from nvrx_slurm.inprocess.store import Connection, Store
 from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.processes import process_space, runs
 
-REGISTRY = 0
-"""The registry's call; the calls of runs have higher numbers."""
-
-CALL_BITS = 12
-"""So many bits of a call's number count the calls of one run; those above them are the run's own."""
-
+REGISTRY = 0  # the registry's call; the calls of runs have higher numbers
+CALL_BITS = 12  # so many bits of a call's number count the calls of one run; those above them are the run's own
 RUN_BITS = 40
 
-LEFT, COMPLETED = b"left", b"completed"
-"""How a process has left the first call of its run."""
-
-OLDER_S = 10.0
-"""The longest wait for an older start of this rank to claim its place."""
-
-ENDING_S = 2.0
-"""How long a process of the run before may still take to end: it may have been killed just now."""
-
+LEFT, COMPLETED = b"left", b"completed"  # how a process has left the first call of its run
+OLDER_S = 10.0  # the longest wait for an older start of this rank to claim its place
+ENDING_S = 2.0  # how long a process of the run before may still take to end: it may have been killed just now
 LOOK_S = 0.1
 
-SAMPLED = 16
-"""The heartbeats of so many ranks on other hosts are looked at: as long as one beats, the run is alive."""
+SAMPLED = 16  # the heartbeats of so many ranks on other hosts are looked at: as long as one beats, the run is alive
 
 
 class RunStarted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="entry", tag="run"):

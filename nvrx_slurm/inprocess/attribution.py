@@ -22,6 +22,7 @@ class Interruption(enum.Enum):
     DISCARDED = "discarded"  # the rank assignment left it out
 
 
+# After these the process is gone: the launcher can put another one in its place.
 DEATHS = frozenset(
     {
         Interruption.HARD_TIMEOUT,
@@ -30,7 +31,6 @@ DEATHS = frozenset(
         Interruption.MONITOR_PROCESS_EXCEPTION,
     }
 )
-"""After these the process is gone: the launcher can put another one in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,7 @@ def format_interruption_records(records: Iterable[InterruptionRecord]) -> str:
 
 
 TEXT_CHARS = 2000
-STACK_CHARS = 4000
-"""How much of a stack goes into a record: its end."""
+STACK_CHARS = 4000  # how much of a stack goes into a record: its end
 
 
 def in_words(error: BaseException) -> str:

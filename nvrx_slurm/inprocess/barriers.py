@@ -17,11 +17,8 @@ from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.ledger import GroupLedger, Interrupted
 from nvrx_slurm.util.decoding import decode
 
-JOIN = "join"
-"""Each member's process: a run that finds another run's keys sees that they are not its own."""
-
-LEFT = "left"
-"""The members that have completed the call and read nothing of it any more."""
+JOIN = "join"  # each member's process: a run that finds another run's keys sees that they are not its own
+LEFT = "left"  # the members that have completed the call and read nothing of it any more
 
 
 def ready(iteration: int) -> str:
@@ -124,8 +121,7 @@ def unpacked(payloads: Mapping[int, bytes], kind: type[P]) -> dict[int, P]:
     return found
 
 
-NAMED = 8
-"""How many ranks a message names at most."""
+NAMED = 8  # how many ranks a message names at most
 
 
 def missing_ranks(missing: Sequence[int]) -> str:

@@ -34,9 +34,9 @@ from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess")
 
-KEPT_RANKS = 20_000
-"""How many timelines of ranks are kept, over all restarts of a call: each takes a kilobyte."""
+KEPT_RANKS = 20_000  # how many timelines of ranks are kept, over all restarts of a call: each takes a kilobyte
 
+# Which part of a restart has ended when a phase begins.
 _ENDS: Mapping[CyclePhase, RestartPart] = {
     CyclePhase.INTERRUPTED: RestartPart.DETECTED,
     CyclePhase.ABORTING: RestartPart.LAST_CALL,
@@ -46,7 +46,6 @@ _ENDS: Mapping[CyclePhase, RestartPart] = {
     CyclePhase.RE_ENTERING: RestartPart.REASSIGNED,
     CyclePhase.RUNNING: RestartPart.RE_ENTERED,
 }
-"""Which part of a restart has ended when a phase begins."""
 
 
 class CallWrapper:

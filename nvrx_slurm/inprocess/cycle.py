@@ -75,12 +75,12 @@ _ON: Mapping[tuple[CyclePhase, Event], CyclePhase] = {
     (CyclePhase.SYNCHRONISING, Event.SEALED): CyclePhase.REASSIGNING,
 }
 
+# These hold in every phase but LEAVING.
 _FROM_ANYWHERE: Mapping[Event, CyclePhase] = {
     Event.DIED: CyclePhase.STANDING_ASIDE,
     Event.BROKE: CyclePhase.LEAVING,
     Event.LEAVES: CyclePhase.LEAVING,
 }
-"""These hold in every phase but LEAVING."""
 
 
 def after(phase: CyclePhase, event: Event) -> CyclePhase:

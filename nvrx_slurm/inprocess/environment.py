@@ -95,6 +95,7 @@ def all_on_this_host(launch: RankIdentity) -> bool:
     return master == "localhost" or (master or "127.").startswith("127.") or master == "::1"
 
 
+# The variables that a group's name is made of.
 _NAMING = (
     "NVRX_INPROCESS_GROUP",
     "NVRX_JOB_ID",
@@ -112,7 +113,6 @@ _NAMING = (
     "PMIX_NAMESPACE",
     "OMPI_MCA_ess_base_jobid",
 )
-"""The variables that a group's name is made of."""
 
 
 def older_starts() -> set[tuple[int, int]]:

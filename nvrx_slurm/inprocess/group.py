@@ -42,9 +42,7 @@ from nvrx_slurm.util.threads import SignalSafeEvent
 
 log = get_logger("inprocess")
 
-LISTEN_S = 600.0
-"""How long one read of the log waits; the entry itself wakes it."""
-
+LISTEN_S = 600.0  # how long one read of the log waits; the entry itself wakes it
 P = TypeVar("P", bound=Payload)
 
 

@@ -40,19 +40,15 @@ log = get_logger("inprocess")
 
 MOST_BYTES = 64 << 10
 
+# The monitor's first message, with the rank's end of the pipe that links their lifetimes. Any other message says why
+# the monitor cannot begin.
 READY = b"ready"
-"""The monitor's first message, with the rank's end of the pipe that links their lifetimes. Any other message says why
-the monitor cannot begin."""
-
+# Slurm sends these to each process of a step. The rank acts on them; its monitor does not.
 IGNORED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
-"""Slurm sends these to each process of a step. The rank acts on them; its monitor does not."""
-
 F_SETSIG = 10
-LINGER_S = 5.0
-"""How long a killed monitor may take to end: it may hang in the store's file system."""
-
+LINGER_S = 5.0  # how long a killed monitor may take to end: it may hang in the store's file system
+# Of `sys`: by these the monitor finds its modules as the rank does.
 _INTERPRETER = ("path", "pycache_prefix", "dont_write_bytecode")
-"""Of `sys`: by these the monitor finds its modules as the rank does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

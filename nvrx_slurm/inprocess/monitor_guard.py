@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.ledger import Interrupted, Lost
 
-AGAIN_S = 5.0
-"""How often SIGKILL is repeated, and logged, for a process that hangs in the kernel."""
-
+AGAIN_S = 5.0  # how often SIGKILL is repeated, and logged, for a process that hangs in the kernel
+# In this order: a stopped process ends as it continues, before it can restart with the others.
 ASK = (signal.SIGTERM, signal.SIGCONT)
-"""In this order: a stopped process ends as it continues, before it can restart with the others."""
-
 KILL = (signal.SIGKILL,)
 
 

@@ -58,35 +58,22 @@ from nvrx_slurm.util.processes import started_ticks
 
 log = get_logger("inprocess.monitor")
 
+# Of the heartbeat timeout. A sibling waits for all of it, so that what it calls dead has died before.
 SHARE = 0.75
-"""Of the heartbeat timeout. A sibling waits for all of it, so that what it calls dead has died before."""
-
+# When the kernel kills a monitor that has not looked at its lease (it is frozen), and thereby its rank.
 SELF_FENCE_SHARE = 0.8
-"""When the kernel kills a monitor that has not looked at its lease (it is frozen), and thereby its rank."""
-
+# Of the heartbeat timeout: a gap between two answers that is longer than this (and an interval) is no contact.
 BREAK_SHARE = 0.25
-"""Of the heartbeat timeout: a gap between two answers that is longer than this (and an interval) is no contact."""
-
+# Of the heartbeat timeout: after so much silence of the sibling the members behind it are watched too.
 DOUBT_SHARE = 0.25
-"""Of the heartbeat timeout: after so much silence of the sibling the members behind it are watched too."""
-
+# After so many heartbeat intervals of silence of the last one of these, twice as many are watched.
 DOUBT_INTERVALS = 2
-"""After so many heartbeat intervals of silence of the last one of these, twice as many are watched."""
-
-READ_SHARE = 0.1
-"""Of the heartbeat timeout: how often the log is read, if nothing else is a reason to."""
-
-AGAIN_S = 0.1
-"""How soon a record is tried again that the store did not take."""
-
-STANDSTILL_S = 3.0
-"""A pause of this thread that is so much longer than a heartbeat interval: the process was stopped."""
-
+READ_SHARE = 0.1  # of the heartbeat timeout: how often the log is read, if nothing else is a reason to
+AGAIN_S = 0.1  # how soon a record is tried again that the store did not take
+STANDSTILL_S = 3.0  # a pause of this thread that is so much longer than a heartbeat interval: the process was stopped
+# How long after its announcement a suspension may begin (Slurm stops processes two seconds after it).
 SUSPENSION_S = 10.0
-"""How long after its announcement a suspension may begin (Slurm stops processes two seconds after it)."""
-
-HEAD_START_S = 0.1
-"""A process that has ended is first left to its own monitor, which knows how, and why."""
+HEAD_START_S = 0.1  # a process that has ended is first left to its own monitor, which knows how, and why
 
 
 class HeartbeatLease:

@@ -24,6 +24,7 @@ from nvrx_slurm.inprocess.rank_filter import RankFilter
 from nvrx_slurm.inprocess.store import Store
 from nvrx_slurm.inprocess.terminate import Terminate
 
+# Of each pair the first must be shorter: otherwise the second passes before the first could take effect.
 _LESS = (
     ("soft_timeout", "hard_timeout"),
     ("hard_timeout", "barrier_timeout"),
@@ -35,15 +36,12 @@ _LESS = (
     ("monitor_thread_interval", "soft_timeout"),
     ("progress_watchdog_interval", "soft_timeout"),
 )
-"""Of each pair the first must be shorter: otherwise the second passes before the first could take effect."""
 
+# The arguments of nvidia_resiliency_ext's TCPStore, which rank 0 hosts. Here no rank hosts the store.
 _OF_A_HOST = {"host_name", "port", "world_size", "timeout", "wait_for_workers", "multi_tenant", "use_libuv"}
-"""The arguments of nvidia_resiliency_ext's TCPStore, which rank 0 hosts. Here no rank hosts the store."""
-
+# Of the heartbeat timeout: the longest patience. A rank that cannot reach the store raises StoreError within one and
+# a half times its patience; its lease, after which it is killed, ends after three quarters of the timeout.
 PATIENCE_SHARE = 1 / 3
-"""Of the heartbeat timeout: the longest patience. A rank that cannot reach the store raises StoreError within one and
-a half times its patience; its lease, after which it is killed, ends after three quarters of the timeout."""
-
 _MAY_BE_ZERO = ("last_call_wait", "termination_grace_time")
 
 

@@ -123,17 +123,15 @@ class ProgressStamps:
         return max(0.0, (now_ns - min(automatic, manual or automatic, ending or automatic)) / 1e9)
 
 
-SEMAPHORE_BYTES = 32
-"""The size of `sem_t` in 64-bit glibc; musl's is no larger."""
-
+SEMAPHORE_BYTES = 32  # the size of `sem_t` in 64-bit glibc; musl's is no larger
 _libc = ctypes.CDLL(None)
 _post_address = ctypes.cast(_libc.sem_post, ctypes.c_void_p)
 _add_pending_call: Any = getattr(ctypes.pythonapi, "Py_AddPendingCall", None)  # CPython has it, others may not
 if HAS_PENDING_CALLS := _add_pending_call is not None:
     _add_pending_call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
+# One for the life of the process, since a call may still be pending after its watchdog has stopped.
 _semaphore = ctypes.create_string_buffer(SEMAPHORE_BYTES)
-"""One for the life of the process, since a call may still be pending after its watchdog has stopped."""
 _libc.sem_init(_semaphore, 0, 0)
 
 

@@ -42,6 +42,7 @@ log = get_logger("inprocess")
 _BEFORE_ABORT = (CyclePhase.RUNNING, CyclePhase.COMPLETING, CyclePhase.INTERRUPTED)
 
 
+# Where a rank goes on to another iteration.
 _ONWARD = (
     CyclePhase.RECOVERING,
     CyclePhase.SYNCHRONISING,
@@ -50,7 +51,6 @@ _ONWARD = (
     CyclePhase.RE_ENTERING,
     CyclePhase.RUNNING,
 )
-"""Where a rank goes on to another iteration."""
 
 
 class ForkedChild(BaseException):

@@ -16,8 +16,8 @@ from itertools import takewhile
 from nvrx_slurm.inprocess.exception import OptionError
 from nvrx_slurm.inprocess.state import FrozenState
 
+# The name of a rank's group, or a function that returns it. What is no text counts as its text.
 Key = Hashable | Callable[[FrozenState], Hashable]
-"""The name of a rank's group, or a function that returns it. What is no text counts as its text."""
 
 
 class LayerFlag(enum.Flag):
@@ -82,8 +82,7 @@ class Leaf:
     reserved: int = 0
 
 
-World = tuple[Leaf, ...]
-"""One leaf for each rank, in depth-first order: rank n is the n-th leaf."""
+World = tuple[Leaf, ...]  # one leaf for each rank, in depth-first order: rank n is the n-th leaf
 
 
 def planted(layers: Sequence[Layer], keys: Mapping[int, tuple[str, ...]]) -> dict[int, Leaf]:

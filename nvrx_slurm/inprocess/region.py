@@ -33,15 +33,13 @@ from nvrx_slurm.util.threads import SignalSafeEvent, in_thread
 
 T = TypeVar("T")
 
+# Next to `nvrx_slurm.diagnostics.stacks.hook_client.DUMP_SIGNAL`: other software rarely uses either.
 RESTART_SIGNAL: int = signal.SIGRTMAX - 4
-"""Next to `nvrx_slurm.diagnostics.stacks.hook_client.DUMP_SIGNAL`: other software rarely uses either."""
 FIRST_PAUSE_S = 0.0005
-GROWTH = 1.5
-"""How much longer each pause between two signals is than the one before."""
-MOMENT_S = 0.01
-"""The longest that the innermost `__enter__`, `__exit__`, `acquire` or `release` is spared."""
+GROWTH = 1.5  # how much longer each pause between two signals is than the one before
+MOMENT_S = 0.01  # the longest that the innermost `__enter__`, `__exit__`, `acquire` or `release` is spared
+# Orders to end the process, or this rank: no restart may hide them.
 ENDS = (KeyboardInterrupt, SystemExit, RestartAbort)
-"""Orders to end the process, or this rank: no restart may hide them."""
 TAKING_OR_GIVING_BACK = frozenset({"__enter__", "__exit__", "acquire", "release"})
 
 _log = get_logger("inprocess")

@@ -35,19 +35,13 @@ from nvrx_slurm.util.files import make_folders, write_all
 from nvrx_slurm.util.locks import locked
 from nvrx_slurm.util.ownership import check_base, is_own
 
-LOOK_S = 0.25
-"""How often a reader polls for what was written on another host."""
-
+LOOK_S = 0.25  # how often a reader polls for what was written on another host
+# How long the files of a group stay after its last heartbeat. The next group removes them.
 KEEP_S = 3600.0
-"""How long the files of a group stay after its last heartbeat. The next group removes them."""
-
+# How often a folder is made that others remove at that moment: the last rank of each call removes those it can.
 MOST_TRIES = 10
-"""How often a folder is made that others remove at that moment: the last rank of each call removes those it can."""
-
 LONGEST_NAME = 200
-_FILES = re.compile(r"lock|log|beats|gate\..+")
-"""What a call's folder holds."""
-
+_FILES = re.compile(r"lock|log|beats|gate\..+")  # what a call's folder holds
 T = TypeVar("T")
 
 _HEAD = struct.Struct("<I")

@@ -38,19 +38,12 @@ from nvrx_slurm.util.processes import started_ticks
 PROGRAM = "nvrx_slurm.inprocess.store_keeper_process"
 VALKEY, TORCH = "valkey", "torch"
 
-START_S = 60.0
-"""How long a keeper may take to start: on a busy machine, and with torch to import."""
-
-LOOK_S = 0.1
-"""How often a rank checks whether a keeper that starts has given up; its success is reported by inotify."""
-
+START_S = 60.0  # how long a keeper may take to start: on a busy machine, and with torch to import
+LOOK_S = 0.1  # how often a rank checks whether a keeper that starts has given up; its success is reported by inotify
 MOST_LOG_BYTES = 2000
 
-MOST_STARTS = 3
-"""How many keepers in a row may end before they have a store."""
-
-MOST_FOLDERS = 16
-"""How many names are tried for this user's folder, where other users have taken the first ones."""
+MOST_STARTS = 3  # how many keepers in a row may end before they have a store
+MOST_FOLDERS = 16  # how many names are tried for this user's folder, where other users have taken the first ones
 
 
 class HostedStore(msgspec.Struct, frozen=True, kw_only=True):

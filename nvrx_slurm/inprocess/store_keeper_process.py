@@ -28,15 +28,13 @@ from nvrx_slurm.util.processes import dies_with_parent, started_ticks
 
 LOOK_S = 1.0
 
-LINGER_LOOKS = 5
-"""After how many counts in a row without a connection it ends: ranks start late, and connect again."""
-
+LINGER_LOOKS = 5  # after how many counts in a row without a connection it ends: ranks start late, and connect again
 LOOPBACK = "127.0.0.1"
 ESTABLISHED = "01"
 # Of connections that the server has not accepted yet, and of those that it has.
 CONNECTED = ("02", "03")
+# Slurm and terminals send these to all processes of a step or a session; the store ignores them.
 _STEP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Slurm and terminals send these to all processes of a step or a session; the store ignores them."""
 
 
 class KeptStore(Protocol):

@@ -27,25 +27,20 @@ from nvrx_slurm.util.redis_url import RedisUrl, parse_redis_url
 
 log = get_logger("inprocess")
 
+# How long one read waits at the server, if a quarter of the patience is not less. A read without an entry looks then
+# whether the log is still there: so a server that came back without its data is noticed within that time.
 BLOCK_S = 10.0
-"""How long one read waits at the server, if a quarter of the patience is not less. A read without an entry looks then
-whether the log is still there: so a server that came back without its data is noticed within that time."""
-
+# Of the patience: how long a server may wait before it answers a read, and how long any answer may take.
 NOTICE_SHARE = 0.25
-"""Of the patience: how long a server may wait before it answers a read, and how long any answer may take."""
-
 LEAST_ANSWER_S = 0.5
 
-KEEP_S = 3600
-"""How long the keys of a call outlive its last heartbeat."""
-
+KEEP_S = 3600  # how long the keys of a call outlive its last heartbeat
 RENEW_S = KEEP_S / 3
 
+# How many barriers are kept, beside the first one. No member is further behind: all pass one before the next.
 KEPT_BARRIERS = 64
-"""How many barriers are kept, beside the first one. No member is further behind: all pass one before the next."""
-
+# The server's refusal of an entry whose place in the log is taken: an answer, and no failure.
 PLACE_IS_TAKEN = "ID specified in XADD is equal or smaller"
-"""The server's refusal of an entry whose place in the log is taken: an answer, and no failure."""
 
 
 class RedisStore(Store):

@@ -32,9 +32,7 @@ from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
 
 DESCRIPTORS = Path("/proc/self/fd")
 
-BLOCK_S = 5.0
-"""How long one read waits at the server."""
-
+BLOCK_S = 5.0  # how long one read waits at the server
 _connecting = threading.Lock()
 
 

@@ -161,8 +161,7 @@ class _PastCalls:
 _histories: dict[str, _PastCalls] = {}
 _running: list[str] = []
 
-_ENDS = DEATHS | {Interruption.UNHEALTHY}
-"""After these a process has ended, or will."""
+_ENDS = DEATHS | {Interruption.UNHEALTHY}  # after these a process has ended, or will
 
 
 _LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)

@@ -21,8 +21,7 @@ from nvrx_slurm.transport.schema import (
 )
 
 CACHED_TYPES = 64
-_KINDS = (np.ndarray, np.memmap)
-"""Exactly these: a masked array is more than its bytes."""
+_KINDS = (np.ndarray, np.memmap)  # exactly these: a masked array is more than its bytes
 
 
 def describe(array: object) -> tuple[list[object], memoryview]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport.protocol import Backend
 
-SCHEMES = ("tcp", "ucxx")
-"""What a server can listen with."""
+SCHEMES = ("tcp", "ucxx")  # what a server can listen with
 
 
 def by_scheme(scheme: str, token: bytes = b"") -> Backend:

@@ -231,8 +231,7 @@ def _known(on_missing: OnMissing) -> OnMissing:
 
 _AWAY = (PeerReset, PeerRefused, PayloadTimeout)
 
-Read = Callable[[PayloadRef, float, ReadCancellation], object]
-"""One read: the ref, until when, and what ends it."""
+Read = Callable[[PayloadRef, float, ReadCancellation], object]  # one read: the ref, until when, and what ends it
 
 
 class Fetched(dict[PayloadRef, Any]):

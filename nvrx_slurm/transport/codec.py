@@ -67,11 +67,8 @@ def library(name: str) -> Library:
         raise TransportError(f"this payload needs {name}, which cannot be loaded here: {error}") from error
 
 
-LONGEST_INLINE = 256
-"""A str of more characters goes into the payload: schemas stay short, as refs carry them."""
-
-MOST_INT_BITS = 4096
-"""Python itself reads no longer ones from text, by default."""
+LONGEST_INLINE = 256  # a str of more characters goes into the payload: schemas stay short, as refs carry them
+MOST_INT_BITS = 4096  # Python itself reads no longer ones from text, by default
 
 SENDABLE = (
     "what can be sent: None, bool, int, float, str, bytes, bytearray, memoryview, numpy arrays and scalars of "
@@ -79,9 +76,7 @@ SENDABLE = (
     "pickle, with allow_pickle=True on both sides"
 )
 
-SHOWN_CHARS = 64
-"""Of a key, in a message."""
-
+SHOWN_CHARS = 64  # of a key, in a message
 Path = tuple[str | int, ...]
 
 _ZEROS = memoryview(bytes(ALIGNMENT))

@@ -17,15 +17,13 @@ from nvrx_slurm.transport.ring_file import PAGE, up_to
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+# So much is copied before it is looked at: it is still in the processor's cache then. In smaller pieces memmove may
+# take four times as long (glibc's `rep movsb` on AMD, where the buffers are not aligned alike).
+#
+# Up to here a copy keeps the interpreter's lock, too: a tenth of a millisecond, which other threads hardly notice.
 PIECE_BYTES = 1 << 20
-"""So much is copied before it is looked at: it is still in the processor's cache then. In smaller pieces memmove may
-take four times as long (glibc's `rep movsb` on AMD, where the buffers are not aligned alike).
-
-Up to here a copy keeps the interpreter's lock, too: a tenth of a millisecond, which other threads hardly notice."""
-
+# From here on memory is asked for in huge pages; below, malloc gives memory that was used before.
 HUGE_BYTES = 4 << 20
-"""From here on memory is asked for in huge pages; below, malloc gives memory that was used before."""
-
 _WRITABLE = 1  # PyBUF_WRITABLE
 
 

@@ -44,12 +44,9 @@ log = get_logger("transport")
 
 TOPIC = "payloads"
 KEPT_RECORDS = 1 << 16
+# Long enough for a consumer that saves its checkpoint for hours meanwhile; a site's store has other users.
 KEEP_S = 86400
-"""Long enough for a consumer that saves its checkpoint for hours meanwhile; a site's store has other users."""
-
-SLICE_S = 1.0
-"""How long one read waits at the server: so soon `close` is seen."""
-
+SLICE_S = 1.0  # how long one read waits at the server: so soon `close` is seen
 CHUNK = 1024
 START = "0-0"
 

@@ -18,9 +18,7 @@ from nvrx_slurm.transport.errors import PayloadTimeout, PeerReset
 from nvrx_slurm.transport.protocol import Backend, PeerLink, greet
 from nvrx_slurm.transport.ref import PayloadRef
 
-YOUNGER = 0.75
-"""A connection is not used again after this share of the time in which its server would evict it."""
-
+YOUNGER = 0.75  # a connection is not used again after this share of the time in which its server would evict it
 MOST_UNCONFIRMED = 256
 
 

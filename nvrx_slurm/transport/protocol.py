@@ -190,8 +190,8 @@ def _member(kind: type[C], noun: str, number: int) -> C:
         raise PayloadCorrupt(f"the peer sent {noun} {number}, which does not exist") from None
 
 
+# Called with each piece of a payload, in order, while it is still in the processor's cache.
 Seen = Callable[[memoryview], object]
-"""Called with each piece of a payload, in order, while it is still in the processor's cache."""
 
 
 class PeerLink(Protocol):

@@ -147,9 +147,8 @@ QUARANTINE_S = 30.0
 GROWTH = 2.0
 LONGEST_S = 600.0
 HURRIED_S = 5.0
+# A quarantine is longer or shorter by up to this share: clients that saw one fault do not come back at one moment.
 JITTER = 0.2
-"""A quarantine is longer or shorter by up to this share: clients that saw one fault do not come back at one
-moment."""
 
 
 @dataclass(frozen=True, slots=True)

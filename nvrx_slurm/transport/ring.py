@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Claim", "RingHandle", "RingMetrics", "SharedRing", "Writing", "is_gone", "sweep"]
 
-WRITE_PATIENCE_S = 0.05
-"""How long a writer that finds nothing else waits for the lock of each slot."""
-
+WRITE_PATIENCE_S = 0.05  # how long a writer that finds nothing else waits for the lock of each slot
 _NOTHING = object()
 _GONE = (Refusal.STALE, Refusal.CONSUMED)
 

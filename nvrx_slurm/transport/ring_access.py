@@ -245,18 +245,12 @@ class Writing:
                 self.drop()
 
 
+# How long a claim waits for a slot's lock. A step takes microseconds, but its process may have to wait its turn.
 PATIENCE_S = 0.05
-"""How long a claim waits for a slot's lock. A step takes microseconds, but its process may have to wait its turn."""
-
+# The same for the end of a read or write: only a holder that stands still keeps a lock for so long.
 END_PATIENCE_S = 2.0
-"""The same for the end of a read or write: only a holder that stands still keeps a lock for so long."""
-
-HELD = (State.WRITING, State.READING)
-"""A slot in these has an owner."""
-
-Move = Callable[[RingSlot], RingSlot | Refusal]
-"""What the slot is afterwards, or why it stays as it is."""
-
+HELD = (State.WRITING, State.READING)  # a slot in these has an owner
+Move = Callable[[RingSlot], RingSlot | Refusal]  # what the slot is afterwards, or why it stays as it is
 _log = get_logger("transport")
 
 

@@ -35,9 +35,8 @@ from nvrx_slurm.transport.slots import FREE, READY, Counts, RingSlot, SlotOwner,
 
 SHM = Path("/dev/shm")
 _KIND = "shared_memory"
+# What was registered with the resource tracker by this process, or by the one that it was forked from.
 _tracked: set[str] = set()
-"""What was registered with the resource tracker by this process, or by the one that it was forked from."""
-
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 

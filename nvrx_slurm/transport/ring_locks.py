@@ -26,9 +26,7 @@ from nvrx_slurm.util.processes import started_ticks, stat_fields
 
 T = TypeVar("T")
 
-LOCK_SLICE_S = 0.1
-"""A wait for a mutex is cut into such pieces: in between, Python's signal handlers run."""
-
+LOCK_SLICE_S = 0.1  # a wait for a mutex is cut into such pieces: in between, Python's signal handlers run
 _PROCESS_SHARED, _ROBUST, _ERRORCHECK = 1, 1, 2  # of pthread.h
 _ATTRIBUTE_BYTES = 64
 
@@ -142,10 +140,9 @@ def _is_nested(lock: Lock) -> bool:
     return steps > 1
 
 
+# A wait is no longer than this: a process that is killed just after a change wakes no one, and neither does a lease
+# that lapses.
 SLICE_S = 1.0
-"""A wait is no longer than this: a process that is killed just after a change wakes no one, and neither does a lease
-that lapses."""
-
 _SYSCALL = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE_OP = 0, 5
 _ALL = (1 << 31) - 1
@@ -186,9 +183,7 @@ def wait(address: int, seen: int, timeout_s: float) -> None:
     _wait_syscall(_number, address, _WAIT, seen, ctypes.byref(limit), None, 0)
 
 
-SURE_S = 0.1
-"""A process that was alive so long ago is taken to be alive: /proc is not read again."""
-
+SURE_S = 0.1  # a process that was alive so long ago is taken to be alive: /proc is not read again
 _STATE, _THREADS, _STARTED = 0, 17, 19  # places in `stat_fields`
 _MOST_REMEMBERED = 1024
 

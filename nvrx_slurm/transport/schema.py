@@ -24,14 +24,11 @@ import msgspec
 from nvrx_slurm.transport.errors import PayloadCorrupt, TransportError
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA
 
-MOST_ITEM_BYTES = (1 << 31) - 1
-"""numpy takes no more for one element."""
-
+MOST_ITEM_BYTES = (1 << 31) - 1  # numpy takes no more for one element
 MOST_DIMENSIONS = 32
 MOST_BYTES = 1 << 62
 MOST_FIELDS = 256
-MOST_NESTED = 8
-"""Records within records."""
+MOST_NESTED = 8  # records within records
 
 
 class Field(NamedTuple):
@@ -65,6 +62,7 @@ _SIZES = {
 _UNITED = "mM"
 _UNIT_BYTES = {"S": 1, "U": 4, "V": 1}
 
+# Those that mean the same in each version of torch. The quantized ones need scales, which are no bytes of theirs.
 TENSOR_ITEM_BYTES = {
     "bool": 1,
     "uint8": 1,
@@ -89,7 +87,6 @@ TENSOR_ITEM_BYTES = {
     "complex64": 8,
     "complex128": 16,
 }
-"""Those that mean the same in each version of torch. The quantized ones need scales, which are no bytes of theirs."""
 
 
 def item_bytes(format: Format) -> int:
@@ -201,13 +198,10 @@ VERSION = 1
 ALIGNMENT = 64
 MOST_DEPTH = 32
 MOST_LEAVES = 4096
-MOST_VALUES = LONGEST_SCHEMA // 2
-"""No schema has place for more."""
-
+MOST_VALUES = LONGEST_SCHEMA // 2  # no schema has place for more
 CACHED_SCHEMAS = 128
+# Schemas that are longer are parsed each time: what is kept is bounded, also where every schema is a new one.
 LONGEST_CACHED = 8 << 10
-"""Schemas that are longer are parsed each time: what is kept is bounded, also where every schema is a new one."""
-
 FLOAT_BITS = struct.Struct(">d")
 
 

@@ -35,12 +35,10 @@ CLOSE_S = 0.9
 TURN_AWAY_S = 1.0
 MOST_LINKS = 1024
 LAST_PORT = 65535
-LONGEST_TEXT = 255
-LONGEST_HOST = 240
-"""What a ref takes as a node, and as a port, which is the host with a scheme before it and a number behind."""
-
+# What a ref takes as a node, and as a port, which is the host with a scheme before it and a number behind.
+LONGEST_TEXT, LONGEST_HOST = 255, 240
+# A slot's lease is longer by this than the bound on sending it: a server never sends what is not its any more.
 LEASE_MARGIN_S = 1.0
-"""A slot's lease is longer by this than the bound on sending it: a server never sends what is not its any more."""
 
 _STATUS = {
     Refusal.BUSY: protocol.ResponseStatus.BUSY,

@@ -26,16 +26,12 @@ from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.threads import in_thread
 
 SCHEME = "tcp"
-PIECE_BYTES = 1 << 20
-"""The most that is received at once: it is still in the cache when its checksum is made."""
-
+PIECE_BYTES = 1 << 20  # the most that is received at once: it is still in the cache when its checksum is made
+# The most that waits in the kernel for a peer on the same host: it is in the processor's cache still. What is right
+# for the network, megabytes, makes 16 MiB take half as long again there.
 NEAR_BYTES = 512 << 10
-"""The most that waits in the kernel for a peer on the same host: it is in the processor's cache still. What is right
-for the network, megabytes, makes 16 MiB take half as long again there."""
-
+# So much is received with a frame: a small payload comes with its answer, and a request with the ack before it.
 AHEAD_BYTES = 16 << 10
-"""So much is received with a frame: a small payload comes with its answer, and a request with the ack before it."""
-
 BACKLOG = 1024
 LONGEST_WAIT_S = 1e6
 EXHAUSTED_S = 0.1
@@ -415,12 +411,10 @@ def _reason(error: Exception) -> str:
 KEPT_S = 300.0
 MOST_HOSTS = 4096
 
-Address = tuple[socket.AddressFamily, tuple[Any, ...]]
-"""A family, and what its sockets connect to."""
-
+Address = tuple[socket.AddressFamily, tuple[Any, ...]]  # a family, and what its sockets connect to
 _known: dict[tuple[str, int], tuple[float, list[Address]]] = {}
+# Lookups that outlived their caller's deadline: the next caller waits for the same one.
 _asked: dict[tuple[str, int], concurrent.futures.Future[list[Any]]] = {}
-"""Lookups that outlived their caller's deadline: the next caller waits for the same one."""
 
 
 def resolve(host: str, port: int, deadline: float) -> list[Address]:

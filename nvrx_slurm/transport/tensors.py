@@ -16,8 +16,8 @@ from nvrx_slurm.transport.schema import MOST_DIMENSIONS, TENSOR_ITEM_BYTES, Arra
 
 torch = importlib.import_module("torch")
 
+# Exactly these: other subclasses are more than their bytes, or have them elsewhere.
 _KINDS = (torch.Tensor, torch.nn.Parameter)
-"""Exactly these: other subclasses are more than their bytes, or have them elsewhere."""
 
 
 def describe(array: Any) -> tuple[list[object], memoryview]:

@@ -35,15 +35,12 @@ SCHEME = "ucxx"
 _log = get_logger("transport")
 
 
-MOST_ADDRESS_BYTES = 8 << 10
-"""Of a worker: a hundred for each transport and device that it has."""
-
+MOST_ADDRESS_BYTES = 8 << 10  # of a worker: a hundred for each transport and device that it has
 _MAGIC = b"nvrxucx2"
 _HEAD = struct.Struct("<8s32sQIH")
 _SAID = struct.Struct("<QI")
 
-REFUSAL = _HEAD.pack(_MAGIC, b"", 0, 0, 0)
-"""Instead of a hello: the other one's was not proven by the token."""
+REFUSAL = _HEAD.pack(_MAGIC, b"", 0, 0, 0)  # instead of a hello: the other one's was not proven by the token
 
 
 class WorkerHello(NamedTuple):
@@ -89,9 +86,8 @@ def _proof(token: bytes, number: int, turn: int, address: bytes) -> bytes:
     return hmac.digest(token, _SAID.pack(number, turn) + address, "sha256")
 
 
+# A sender need not wait until its peer wants a payload that is no longer: a socket would have room for that, too.
 UNTAKEN_BYTES = 4 << 20
-"""A sender need not wait until its peer wants a payload that is no longer: a socket would have room for that, too."""
-
 _CUT = "the connection was cut"
 
 

@@ -31,9 +31,7 @@ from nvrx_slurm.util.log import get_logger
 if TYPE_CHECKING:
     from nvrx_slurm.transport.ucxx import WorkerHello
 
-STOP_S = 0.5
-"""At the end of the process: so long may what was sent take to arrive."""
-
+STOP_S = 0.5  # at the end of the process: so long may what was sent take to arrive
 JOIN_S = 2.0
 
 _ENDED = "UCX has ended in this process"
@@ -295,14 +293,10 @@ atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_after_fork)
 
 
+# For one other worker. UCX counts them in sixteen bits, and joins none beyond.
 MOST_MADE = 60_000
-"""For one other worker. UCX counts them in sixteen bits, and joins none beyond."""
-
-MOST_AHEAD = 256
-"""Connections between two processes that are made at the same time."""
-
-SPARE_S = 5.0
-"""So long may the answer of one that was overtaken still be on its way; else it is lost."""
+MOST_AHEAD = 256  # connections between two processes that are made at the same time
+SPARE_S = 5.0  # so long may the answer of one that was overtaken still be on its way; else it is lost
 
 
 class UcxWorker:
@@ -358,6 +352,7 @@ class UcxWorker:
             endpoint.close_blocking()
 
 
+# Where the user has said nothing else. UCX reads its environment when it is loaded.
 SETTINGS = {
     "UCX_HANDLE_ERRORS": "none",  # SIGSEGV and its like belong to the program, and to its faulthandler
     "UCX_LOG_LEVEL": "fatal",  # a peer that goes is an exception, not a line on standard error
@@ -366,11 +361,8 @@ SETTINGS = {
     "UCX_RNDV_FRAG_MEM_TYPE": "host",  # payloads lie in host memory; the binding would say "cuda"
     "UCX_USE_MT_MUTEX": "y",  # its threads wait for each other asleep, not spinning: half of the time of a connect
 }
-"""Where the user has said nothing else. UCX reads its environment when it is loaded."""
 
-VERSION = "0.52"
-"""Of the binding: what lies below its asyncio layer may be another in the next one."""
-
+VERSION = "0.52"  # of the binding: what lies below its asyncio layer may be another in the next one
 _INSTALL = "pip install 'nvrx-slurm[ucxx-cu12]' (or ucxx-cu13)"
 
 

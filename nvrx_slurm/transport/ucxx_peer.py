@@ -53,18 +53,14 @@ class SendCompletion:
 
 
 NUMBER_BITS = 56
-LINGER_S = 5.0
-"""How long what was sent may take to arrive once its link is closed."""
-
+LINGER_S = 5.0  # how long what was sent may take to arrive once its link is closed
+# How many messages may wait to be received. The protocol needs two: an answer and its payload.
 MOST_UNREAD = 16
-"""How many messages may wait to be received. The protocol needs two: an answer and its payload."""
-
+# A message that comes at once (eager). Of a longer one comes a word first, and its bytes when they are wanted
+# (rendezvous): the engine has set UCX so.
+#
+# UCX frees a message only when it is received, so unwanted short ones are received too.
 SHORT_BYTES = 64 << 10
-"""A message that comes at once (eager). Of a longer one comes a word first, and its bytes when they are wanted
-(rendezvous): the engine has set UCX so.
-
-UCX frees a message only when it is received, so unwanted short ones are received too."""
-
 _WORD = b"\0"  # UCX has no message of no bytes that could be relied upon
 
 _CLOSED, _CUT = "the connection was closed", "the connection was cut"

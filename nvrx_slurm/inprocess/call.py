@@ -179,9 +179,7 @@ class CallWrapper:
             self._group,
             self._region,
             self._stamps,
-            options.abort,
-            last_call_s=options.last_call_wait.total_seconds(),
-            again_s=options.monitor_thread_interval.total_seconds(),
+            options,
         )
         # An Abort may outlast the function; the monitor bounds it.
         stack.callback(self._interrupter.join)

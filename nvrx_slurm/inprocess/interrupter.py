@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 
 from nvrx_slurm.inprocess import barriers
-from nvrx_slurm.inprocess.abort import Abort
 from nvrx_slurm.inprocess.cycle import CyclePhase, Event
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.ledger import Interrupted
+from nvrx_slurm.inprocess.options import WrapperOptions
 from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.inprocess.region import Region
 from nvrx_slurm.inprocess.state import FrozenState
@@ -24,18 +24,10 @@ class Interrupter:
     `own` is this rank's own fault in the iteration, if it had one. `begin` returns at once.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        region: Region,
-        stamps: ProgressStamps,
-        abort: Abort | None,
-        *,
-        last_call_s: float,
-        again_s: float,
-    ) -> None:
-        self._group, self._region, self._stamps, self._abort = group, region, stamps, abort
-        self._last_call_s, self._again_s = last_call_s, again_s
+    def __init__(self, group: Group, region: Region, stamps: ProgressStamps, options: WrapperOptions) -> None:
+        self._group, self._region, self._stamps, self._abort = group, region, stamps, options.abort
+        self._last_call_s = options.last_call_wait.total_seconds()
+        self._again_s = options.monitor_thread_interval.total_seconds()
         self._thread: threading.Thread | None = None
         self._refusal: BaseException | None = None
         self.own: Interrupted | None = None

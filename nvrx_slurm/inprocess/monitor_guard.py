@@ -78,7 +78,7 @@ class SendSignals:
 def look(
     guard: RankGuard, bounds: ProgressBounds, watched: WatchedRank, now: float, silent_s: float
 ) -> tuple[RankGuard, Interrupted | SendSignals | None]:
-    """What to do now about a rank that has made no progress for `silent_s`: an entry for the group's log, or signals."""
+    """What to do about a rank without progress for `silent_s`: put an entry into the group's log, or send signals."""
     if guard.pending_kill is not None:
         pending_kill = guard.pending_kill
         if now < pending_kill.kill_at:

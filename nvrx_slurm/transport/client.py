@@ -141,10 +141,23 @@ class PayloadClient:
     def _fetch_all(
         self, refs: Iterable[PayloadRef], deadline: float, on_missing: OnMissing, keep: bool, abort: ReadCancellation
     ) -> Fetched:
-        def read(ref: PayloadRef, until: float, end: ReadCancellation) -> object:
-            return self._fetcher.read(ref, until, end, keep=keep)
-
-        fetched = fetch_all(read, refs, deadline, self._limits, abort, crew=self._crew, concurrency=self._concurrency)
+        wanted = list(dict.fromkeys(refs))
+        got: dict[PayloadRef, object] = {}
+        missing: dict[PayloadRef, TransportError] = {}
+        for failed_rounds in range(self._limits.rounds):
+            again = [ref for ref in wanted if ref not in got and not isinstance(missing.get(ref), StaleSlotError)]
+            if failed_rounds and again:
+                abort.pause(min(deadline, time.monotonic() + pause_s(self._limits, failed_rounds)))
+            if not again or abort.is_set or (failed_rounds and time.monotonic() >= deadline):
+                break
+            round_ = _Round(partial(self._fetcher.read, keep=keep), again, deadline)
+            round_.run(abort, self._crew, self._concurrency)
+            got |= round_.got
+            missing |= round_.missing
+        # Both in the order of the refs.
+        fetched = Fetched()
+        fetched.update((ref, got[ref]) for ref in wanted if ref in got)
+        fetched.missing.update((ref, missing[ref]) for ref in wanted if ref not in got)
         if fetched.missing and on_missing == "raise":
             first = next(iter(fetched.missing.values()))
             count = len(fetched.missing) + len(fetched)
@@ -251,36 +264,6 @@ class PayloadsMissing(TransportError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(PayloadsMissing, self.said, fetched=self.fetched), ()
-
-
-def fetch_all(
-    read: Read,
-    refs: Iterable[PayloadRef],
-    deadline: float,
-    limits: Limits,
-    abort: ReadCancellation,
-    *,
-    crew: ThreadPool,
-    concurrency: int,
-) -> Fetched:
-    """All that can be had until `deadline`. Raises nothing that a peer can cause."""
-    wanted = list(dict.fromkeys(refs))
-    got: dict[PayloadRef, object] = {}
-    missing: dict[PayloadRef, TransportError] = {}
-    for failed_rounds in range(limits.rounds):
-        again = [ref for ref in wanted if ref not in got and not isinstance(missing.get(ref), StaleSlotError)]
-        if failed_rounds and again:
-            abort.pause(min(deadline, time.monotonic() + pause_s(limits, failed_rounds)))
-        if not again or abort.is_set or (failed_rounds and time.monotonic() >= deadline):
-            break
-        round_ = _Round(read, again, deadline)
-        round_.run(abort, crew, concurrency)
-        got |= round_.got
-        missing |= round_.missing
-    fetched = Fetched()
-    fetched.update((ref, got[ref]) for ref in wanted if ref in got)
-    fetched.missing.update((ref, missing[ref]) for ref in wanted if ref not in got)
-    return fetched
 
 
 class _Round:

@@ -86,15 +86,9 @@ class Directory:
         Raises TransportError for a ref that no reader would take.
         """
         key, ref = self._stream(topic), arguments.payload_ref(ref)
-        who = self._producer
+        numbers = self._numbers
         published = Published(
-            ref=ref,
-            replica=who.replica,
-            node=who.node,
-            generation=who.generation,
-            cycle=who.cycle,
-            publisher=self._numbers.publisher,
-            number=next(self._numbers.count),
+            ref=ref, **self._producer._asdict(), publisher=numbers.publisher, number=next(numbers.count)
         )
         data = pack(published)
         if self._key is not None:

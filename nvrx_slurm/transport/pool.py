@@ -10,8 +10,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerReset
@@ -122,11 +122,19 @@ class Pool:
         self._unconfirmed: deque[UnconfirmedAck] = deque(maxlen=MOST_UNCONFIRMED)
         self.is_closed = False
 
-    def connection(self, address: str, deadline: float, watch: Watch) -> Use:
-        """A context with one connection to `address`, for one read. An exception in the block breaks the connection.
-        `watch` gets its link while it is used, from before the handshake on, and None at the end. Raises what links
-        raise."""
-        return Use(self, address, deadline, watch)
+    @contextmanager
+    def connection(self, address: str, deadline: float, watch: Watch) -> Iterator[PooledConnection]:
+        """One connection to `address`, for one read. An exception in the block breaks the connection. `watch` gets
+        its link while it is used, from before the handshake on, and None at the end. Raises what links raise."""
+        connection = self._taken(address, deadline, watch)
+        try:
+            yield connection
+        except BaseException:
+            connection.is_broken = True
+            raise
+        finally:
+            watch(None)
+            self._give_back(connection)
 
     def count(self, address: str) -> int:
         """How many there are to it, idle ones included."""
@@ -175,8 +183,7 @@ class Pool:
         self._busy.clear()
         self._unconfirmed.clear()
 
-    def take(self, address: str, deadline: float, watch: Watch) -> PooledConnection:
-        """For `Use`."""
+    def _taken(self, address: str, deadline: float, watch: Watch) -> PooledConnection:
         old: list[PooledConnection] = []
         try:
             with self._guard:
@@ -192,12 +199,11 @@ class Pool:
             watch(connection.link)
         except BaseException:
             connection.is_broken = True
-            self.give_back(connection)
+            self._give_back(connection)
             raise
         return connection
 
-    def give_back(self, connection: PooledConnection) -> None:
-        """For `Use`."""
+    def _give_back(self, connection: PooledConnection) -> None:
         with self._guard:
             self._busy.discard(connection.link)
             port = self._ports[connection.place.address]
@@ -329,27 +335,6 @@ class Pool:
     def _remember(self, connection: PooledConnection) -> None:
         if connection.unconfirmed is not None:
             self._unconfirmed.append(connection.unconfirmed)
-
-
-class Use:
-    """One read's use of one connection."""
-
-    __slots__ = ("_arguments", "_connection", "_pool")
-
-    def __init__(self, pool: Pool, address: str, deadline: float, watch: Watch) -> None:
-        self._pool, self._arguments = pool, (address, deadline, watch)
-
-    def __enter__(self) -> PooledConnection:
-        self._connection = self._pool.take(*self._arguments)
-        return self._connection
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._connection.is_broken = True
-        self._arguments[2](None)
-        self._pool.give_back(self._connection)
 
 
 def _end(connections: Iterable[PooledConnection]) -> None:

@@ -12,7 +12,6 @@ from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
 from itertools import zip_longest
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nvrx_slurm.errors import UsageError
@@ -133,9 +132,7 @@ class PayloadClient:
     def __enter__(self) -> PayloadClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _fetch_all(
@@ -209,9 +206,7 @@ class AsyncPayloadClient:
     async def __aenter__(self) -> AsyncPayloadClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _run(self, work: Callable[[ReadCancellation], T]) -> T:

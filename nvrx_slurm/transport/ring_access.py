@@ -62,15 +62,7 @@ class Claim:
     @property
     def ref(self) -> PayloadRef:
         """What names this payload on its node."""
-        return PayloadRef(
-            node="",
-            ring=self._steps.name,
-            slot=self.slot,
-            generation=self.generation,
-            size=self.size,
-            checksum=checksum_text(self.checksum),
-            schema=self.schema,
-        )
+        return _ref(self._steps, self, self.checksum, self.schema)
 
     def copy_into(
         self, buffer: bytearray | memoryview, start: int = 0, seen: Callable[[memoryview], object] | None = None
@@ -211,15 +203,7 @@ class Writing:
             checksum = self._hash.intdigest() if is_hashed else copying.checksum(self._payload)
         publish = partial(slots.publish, size=self.size, checksum=checksum, schema_bytes=len(self._schema))
         is_published = self._steps.end(self.slot, self.generation, self._attempt.owner, publish)
-        ref = PayloadRef(
-            node="",
-            ring=self._steps.name,
-            slot=self.slot,
-            generation=self.generation,
-            size=self.size,
-            checksum=checksum_text(checksum),
-            schema=self._schema.decode(),
-        )
+        ref = _ref(self._steps, self, checksum, self._schema.decode())
         self._is_over = True
         if not is_published:
             raise StaleSlotError(f"{ref}: this write has ended before", ref=ref)
@@ -243,6 +227,18 @@ class Writing:
             is_writing = self._steps.memory.state(self.slot) is State.WRITING
             if is_writing and self._attempt.owner.pid == this_process()[0]:
                 self.drop()
+
+
+def _ref(steps: Steps, of: Claim | Writing, checksum: int | None, schema: str) -> PayloadRef:
+    return PayloadRef(
+        node="",
+        ring=steps.name,
+        slot=of.slot,
+        generation=of.generation,
+        size=of.size,
+        checksum=checksum_text(checksum),
+        schema=schema,
+    )
 
 
 # How long a claim waits for a slot's lock. A step takes microseconds, but its process may have to wait its turn.

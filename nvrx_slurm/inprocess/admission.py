@@ -76,24 +76,11 @@ _encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[_AnyEntry] = msgspec.json.Decoder(_AnyEntry)
 
 
-def joined(first: int) -> str:
-    """The barrier where each rank of a run claims its place."""
-    return f"joined:{first}"
-
-
-def here(first: int) -> str:
-    """The barrier of those that hold their places."""
-    return f"here:{first}"
-
-
-def answered(first: int) -> str:
-    """The barrier of those that have answered the roll call."""
-    return f"answered:{first}"
-
-
-def gone(first: int) -> str:
-    """The barrier of those that have left the run's first call, with `LEFT` or `COMPLETED`."""
-    return f"gone:{first}"
+# The barriers of a run, by the number of its first call.
+joined = "joined:{}".format  # where each rank claims its place
+here = "here:{}".format  # those that hold their places
+answered = "answered:{}".format  # those that have answered the roll call
+gone = "gone:{}".format  # those that have left the run's first call, with `LEFT` or `COMPLETED`
 
 
 class RunAdmission:

@@ -20,33 +20,14 @@ from nvrx_slurm.util.decoding import decode
 JOIN = "join"  # each member's process: a run that finds another run's keys sees that they are not its own
 LEFT = "left"  # the members that have completed the call and read nothing of it any more
 
-
-def ready(iteration: int) -> str:
-    """All are healthy and out of the iteration before: the entry `Sealed` may name the ranks that are out."""
-    return f"ready:{iteration}"
-
-
-def start(iteration: int) -> str:
-    """All have their new ranks."""
-    return f"start:{iteration}"
-
-
-def notice(iteration: int) -> str:
-    """All know that the iteration was interrupted."""
-    return f"notice:{iteration}"
-
-
-def atomic(iteration: int) -> str:
-    """Those whose restart waits for the end of an atomic part, with `OPEN`; and with nothing once it has ended."""
-    return f"atomic:{iteration}"
-
+# The barriers of an iteration, by its number.
+ready = "ready:{}".format  # all are healthy and out of the iteration before: `Sealed` may name the ranks that are out
+start = "start:{}".format  # all have their new ranks
+notice = "notice:{}".format  # all know that the iteration was interrupted
+atomic = "atomic:{}".format  # those that wait for the end of an atomic part: `OPEN`; nothing once it has ended
+complete = "complete:{}".format  # all active ranks have returned
 
 OPEN = b"open"
-
-
-def complete(iteration: int) -> str:
-    """All active ranks have returned."""
-    return f"complete:{iteration}"
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

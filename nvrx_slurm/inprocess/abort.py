@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import concurrent.futures
 import contextlib
 import datetime
@@ -18,23 +17,19 @@ from typing import Any
 
 from nvrx_slurm.inprocess.callback_support import bounded
 from nvrx_slurm.inprocess.exception import TimeoutError
-from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.inprocess.state import Callback, FrozenState
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.threads import in_thread
 
 log = get_logger("inprocess")
 
 
-class Abort(abc.ABC):
+class Abort(Callback):
     """Frees the main thread, which may wait in a collective for a rank that is gone: only then can it be restarted.
 
     Called once an iteration has failed, in another thread than the main one, while no atomic section is open. What it
     raises is logged, and the restart goes on. `Compose` makes one of several.
     """
-
-    @abc.abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Returns the state as it is."""
 
 
 @dataclass(frozen=True)

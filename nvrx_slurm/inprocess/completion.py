@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import abc
-
-from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.inprocess.state import Callback
 
 
-class Completion(abc.ABC):
+class Completion(Callback):
     """Called on every rank that is left, reserves too, once all active ranks have returned from the function.
 
     An exception of it is logged, and the function's value is returned. `Compose` makes one of several.
     """
-
-    @abc.abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Returns the state as it is."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from nvrx_slurm.inprocess.exception import OptionError
 from nvrx_slurm.inprocess.rank_assignment import RankAssignment, RankAssignmentCtx
-from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.inprocess.state import Callback, FrozenState
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Compose:
             raise OptionError("Compose needs at least one part")
         shared = set.intersection(*(set(type(part).__mro__) for part in parts))
         kind = next(each for each in type(parts[0]).__mro__ if each in shared)
-        if kind in (object, abc.ABC):
+        if kind in (object, abc.ABC, Callback):
             kinds = ", ".join(sorted({type(part).__name__ for part in parts}))
             raise OptionError(
                 f"Compose takes parts of one kind: several Abort, or several HealthCheck, …; these are {kinds}"

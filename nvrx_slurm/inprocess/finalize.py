@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,20 +9,16 @@ from typing import Any
 
 from nvrx_slurm.inprocess import callback_support
 from nvrx_slurm.inprocess.callback_support import bounded
-from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.inprocess.state import Callback, FrozenState
 
 
-class Finalize(abc.ABC):
+class Finalize(Callback):
     """Prepares this process for the next call of the function: frees memory, ends what the function has started.
 
     Called after Abort, once the function was left, and before the health check. An exception of it takes this rank
     out, and ends its process: what it could not clean up must not reach the next iteration. `Compose` makes one of
     several.
     """
-
-    @abc.abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Returns the state as it is."""
 
 
 @dataclass(frozen=True)

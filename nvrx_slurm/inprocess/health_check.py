@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import abc
 import datetime
 from dataclasses import dataclass
 
 from nvrx_slurm.inprocess import callback_support
 from nvrx_slurm.inprocess.callback_support import bounded
 from nvrx_slurm.inprocess.exception import FaultCounterExceeded, HealthCheckError, OptionError
-from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.inprocess.state import Callback, FrozenState
 
 __all__ = ["ChainedHealthCheck", "CudaHealthCheck", "FaultCounter", "FaultCounterExceeded", "HealthCheck"]
 
 
-class HealthCheck(abc.ABC):
+class HealthCheck(Callback):
     """Checks this process and its node alone: other ranks may be gone, or still in the function.
 
     Called after every fault, once Finalize has returned, and in every iteration before the function. An exception of
     it takes this rank out, and ends its process, before the others go on. `Compose` makes one of several, and
     `ChainedHealthCheck` one whose error names the check that failed.
     """
-
-    @abc.abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Returns the state as it is."""
 
 
 class ChainedHealthCheck(HealthCheck):

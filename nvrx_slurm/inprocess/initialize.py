@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import abc
 from dataclasses import dataclass
 
 from nvrx_slurm.inprocess.exception import OptionError, RestartAbort
-from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.inprocess.state import Callback, FrozenState
 
 
-class Initialize(abc.ABC):
+class Initialize(Callback):
     """Called at the start of every iteration, the first one too, before the health check and the function.
 
     An `Exception` of it interrupts the iteration for all ranks, as one of the function does; what is no `Exception`
     takes this rank out. `Compose` makes one of several.
     """
-
-    @abc.abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Returns the state as it is."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import enum
 from dataclasses import dataclass
@@ -65,3 +66,11 @@ class State(FrozenState):
     def freeze(self) -> FrozenState:
         """A copy that cannot be changed."""
         return FrozenState(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
+
+class Callback(abc.ABC):
+    """What a rank calls at some moment of an iteration: its subclasses say when, and what an exception means."""
+
+    @abc.abstractmethod
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Returns the state as it is."""

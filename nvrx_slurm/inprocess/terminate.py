@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import abc
-
-from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.inprocess.state import Callback
 
 
-class Terminate(abc.ABC):
+class Terminate(Callback):
     """Called on a rank that leaves the group before the call has completed: unfit, discarded, or by an exception.
 
     If it raises, the call raises that in place of the reason to leave, which is its cause. `Compose` makes one of
     several.
     """
-
-    @abc.abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Returns the state as it is."""

@@ -68,7 +68,8 @@ def serve(start_file: IO[bytes]) -> None:
         with suppress(ConnectionError):
             control.send(f"{type(error).__name__}: {error}".encode()[:MOST_ERROR_BYTES])
         os._exit(1)
-    signal.signal(signal.SIGTSTP, lambda *_: monitor.suspend())
+    # Slurm announces a suspension by it: see `LogWriter._follow_suspension`.
+    signal.signal(signal.SIGTSTP, lambda *_: monitor.log_writer.suspend())
     monitor.run()
     os._exit(0)  # without a wait for the store's own threads
 
@@ -97,7 +98,7 @@ class MonitorLoop:
         self._ends: queue.SimpleQueue[Lost] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         store = options.store_factory(**options.store_kwargs)
-        self._log_writer = LogWriter(
+        self.log_writer = LogWriter(
             options, self._lease, lambda call: store.connect(options.group, call), self._must_end
         )
         self._poller = select.poll()
@@ -110,8 +111,8 @@ class MonitorLoop:
         The pipe is made here: no child that the rank forks can then hold the monitor's end of it. Raises what the
         store does.
         """
-        self._log_writer.start()
-        self._log_writer.opened.result()
+        self.log_writer.start()
+        self.log_writer.opened.result()
         theirs, self._lifetime_link = os.pipe2(os.O_CLOEXEC)
         # Where the connection is gone the rank has died already: `run` sees that first.
         with suppress(ConnectionError):
@@ -120,10 +121,6 @@ class MonitorLoop:
         log.info(
             "watches process %d, member %d of %d", self._process.pid, self._options.member, self._options.members
         )
-
-    def suspend(self) -> None:
-        """SIGTSTP: see `LogWriter._follow_suspension`."""
-        self._log_writer.suspend()
 
     def run(self) -> None:
         """Watch the rank until one of the two ends."""
@@ -145,8 +142,8 @@ class MonitorLoop:
         log.info("process %d is dead: %s", self._process.pid, lost.text)
         self._log_handler.release_stderr()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._log_writer.record_last(lost)
-        self._log_writer.join(max(0.0, self._lease.left_s))
+        self.log_writer.record_last(lost)
+        self.log_writer.join(max(0.0, self._lease.left_s))
         self._log_handler.finish()
 
     def _watch(self) -> None:
@@ -193,7 +190,7 @@ class MonitorLoop:
             return
         now = time.monotonic()
         # While all processes stood still the rank could make no progress.
-        silent_s = min(self._stamps.silent_s(time.monotonic_ns()), now - self._log_writer.resumed_at)
+        silent_s = min(self._stamps.silent_s(time.monotonic_ns()), now - self.log_writer.resumed_at)
         guard, act = look(self._guard, self._bounds, self._watched, now, silent_s)
         if guard.pending_kill is not None and self._guard.pending_kill is None:
             # Before the stamps are read again: a rank that goes on stamps first, and reads this then. So either it
@@ -210,7 +207,7 @@ class MonitorLoop:
                 self._process.send(signals)
             case Interrupted():
                 log.warning("process %d: %s", self._process.pid, act.text)
-                self._log_writer.record(act)
+                self.log_writer.record(act)
 
     def _take(self, data: bytes) -> None:
         try:

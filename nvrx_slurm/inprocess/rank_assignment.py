@@ -115,11 +115,14 @@ class RankAssignment(abc.ABC):
         """The context with its new state."""
 
 
-class RankFilter(RankAssignment):
+class ActivationFilter(RankAssignment):
     """A rank assignment that leaves the numbers as they are, and decides which ranks are active.
 
     In a composition it comes after those that renumber: further left.
     """
+
+
+RankFilter = ActivationFilter  # its name for users; `rank_filter` has another one of that name
 
 
 class ShiftRanks(RankAssignment):
@@ -145,7 +148,7 @@ class FillGaps(RankAssignment):
         return ctx.renumbered(sorted(healthy, key=lambda rank: moved.get(rank, rank)))
 
 
-class ActivateAllRanks(RankFilter):
+class ActivateAllRanks(ActivationFilter):
     """All ranks call the function, also those that an earlier part of the composition left in reserve."""
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
@@ -153,7 +156,7 @@ class ActivateAllRanks(RankFilter):
         return dataclasses.replace(ctx, state=with_active(everyone, lambda size: size))
 
 
-class MaxActiveWorldSize(RankFilter):
+class MaxActiveWorldSize(ActivationFilter):
     """No more than `max_active_world_size` ranks are active (None: without a limit).
 
     Of those that earlier parts of the composition made active, else of all. Raises OptionError below 1.
@@ -166,7 +169,7 @@ class MaxActiveWorldSize(RankFilter):
         return dataclasses.replace(ctx, state=with_active(ctx.state, self._size))
 
 
-class ActiveWorldSizeDivisibleBy(RankFilter):
+class ActiveWorldSizeDivisibleBy(ActivationFilter):
     """The number of active ranks is the greatest multiple of `divisor`, and 0 if there are too few.
 
     Of those that earlier parts of the composition made active, else of all. Raises OptionError below 1.

@@ -30,7 +30,7 @@ class MaxActiveWorldSize(RankFilter):
         return with_active(state, self._size)
 
 
-class ActiveWorldSizeDivisibleBy(RankFilter):
+class WorldSizeDivisibleBy(RankFilter):
     """As `rank_assignment.ActiveWorldSizeDivisibleBy`."""
 
     def __init__(self, divisor: int = 1) -> None:
@@ -40,4 +40,4 @@ class ActiveWorldSizeDivisibleBy(RankFilter):
         return with_active(state, self._size)
 
 
-WorldSizeDivisibleBy = ActiveWorldSizeDivisibleBy
+ActiveWorldSizeDivisibleBy = WorldSizeDivisibleBy

@@ -28,7 +28,7 @@ from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef
 from nvrx_slurm.transport.ring_access import HELD, Claim, Steps, Writing
 from nvrx_slurm.transport.ring_file import Creator, Glance, Header, Layout, Memory, RingShape, checked, is_gone, sweep
 from nvrx_slurm.transport.ring_locks import OwnedAttempt, namespace, this_process
-from nvrx_slurm.transport.slots import Counts, Refusal, RingSlot, SlotOwner, State
+from nvrx_slurm.transport.slots import Counts, Refusal, RingSlot, SlotOwner, SlotState
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -60,7 +60,7 @@ class RingMetrics(NamedTuple):
     released: int
     lapsed: int
     late: int
-    states: dict[State, int]
+    states: dict[SlotState, int]
 
 
 class SharedRing:
@@ -332,7 +332,7 @@ class SharedRing:
 
     def is_full(self) -> bool:
         """Whether no slot is free."""
-        return all(glance.state is not State.FREE for glance in _reclaimed(self._steps))
+        return all(glance.state is not SlotState.FREE for glance in _reclaimed(self._steps))
 
     def slot_states(self) -> list[RingSlot]:
         """All that is known of each slot: its state, its generation, and so on."""
@@ -344,7 +344,7 @@ class SharedRing:
         slots = self.slot_states()
         totals = {name: sum(getattr(slot.counts, name) for slot in slots) for name in Counts.__struct_fields__}
         states = [slot.state for slot in slots]
-        return RingMetrics(**totals, states={state: states.count(state) for state in State})
+        return RingMetrics(**totals, states={state: states.count(state) for state in SlotState})
 
     # ---- the end
 
@@ -422,7 +422,7 @@ class SharedRing:
 
     def _held(self) -> int:
         states = [glance.state for glance in self._steps.memory.glance()]
-        return states.count(State.READY) + states.count(State.READING)
+        return states.count(SlotState.READY) + states.count(SlotState.READING)
 
     def _waited(self, attempt: Callable[[], object], ref: PayloadRef | None, timeout_s: float | None) -> object:
         """What it comes to, once that is something."""
@@ -485,7 +485,7 @@ def _lease(lease_s: float) -> float:
 
 def _ready(seen: list[Glance]) -> list[int]:
     """Slots that are ready, the oldest payload first."""
-    ready = [glance for glance in seen if glance.state is State.READY]
+    ready = [glance for glance in seen if glance.state is SlotState.READY]
     return [glance.slot for glance in sorted(ready, key=lambda glance: glance.generation)]
 
 

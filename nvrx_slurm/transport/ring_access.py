@@ -15,7 +15,7 @@ from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, RingErro
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef, checksum_text
 from nvrx_slurm.transport.ring_file import Memory
 from nvrx_slurm.transport.ring_locks import Contended, OwnedAttempt, is_dead, open_attempts, this_process
-from nvrx_slurm.transport.slots import Refusal, RingSlot, SlotOwner, State
+from nvrx_slurm.transport.slots import Refusal, RingSlot, SlotOwner, SlotState
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Claim:
     def is_ours(self) -> bool:
         """Whether the slot is still this claim's: then all that was read until now is the payload."""
         slot = self._steps.look(self.slot)
-        own = State.READING, self.generation, self._attempt.owner
+        own = SlotState.READING, self.generation, self._attempt.owner
         return (slot.state, slot.generation, slot.owner) == own
 
     def renew(self, lease_s: float) -> bool:
@@ -224,7 +224,7 @@ class Writing:
         # A constructor that was cut short has left attributes out.
         with contextlib.suppress(AttributeError):
             # At a glance, without the slot's lock. Not in a forked child: the slot is its parent's.
-            is_writing = self._steps.memory.state(self.slot) is State.WRITING
+            is_writing = self._steps.memory.state(self.slot) is SlotState.WRITING
             if is_writing and self._attempt.owner.pid == this_process()[0]:
                 self.drop()
 
@@ -245,7 +245,7 @@ def _ref(steps: Steps, of: Claim | Writing, checksum: int | None, schema: str) -
 PATIENCE_S = 0.05
 # The same for the end of a read or write: only a holder that stands still keeps a lock for so long.
 END_PATIENCE_S = 2.0
-HELD = (State.WRITING, State.READING)  # a slot in these has an owner
+HELD = (SlotState.WRITING, SlotState.READING)  # a slot in these has an owner
 Move = Callable[[RingSlot], RingSlot | Refusal]  # what the slot is afterwards, or why it stays as it is
 _log = get_logger("transport")
 
@@ -267,7 +267,7 @@ class Steps:
         self._is_closed = True
         owners = open_attempts(id(self))
         for glance in self.memory.glance():
-            if glance.state is State.READING:
+            if glance.state is SlotState.READING:
                 self._give_back(glance.slot, owners, slots.release)
 
     # ---- writers
@@ -330,7 +330,7 @@ class Steps:
         """Give back every slot of this attempt, after an error: nothing is counted as late."""
         for glance in self.memory.glance():
             if glance.state in HELD:
-                end = slots.release if glance.state is State.READING else slots.abandon
+                end = slots.release if glance.state is SlotState.READING else slots.abandon
                 self._give_back(glance.slot, {owner}, end)
 
     def end(

@@ -31,7 +31,7 @@ from nvrx_slurm.transport import arguments, ring_locks
 from nvrx_slurm.transport.errors import ForeignRing, RingError
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA, is_ring_name
 from nvrx_slurm.transport.ring_locks import Lock, holding, initialize, is_running, namespace
-from nvrx_slurm.transport.slots import FREE, READY, Counts, RingSlot, SlotOwner, State
+from nvrx_slurm.transport.slots import FREE, READY, Counts, RingSlot, SlotOwner, SlotState
 
 SHM = Path("/dev/shm")
 _KIND = "shared_memory"
@@ -187,13 +187,13 @@ _BANK = struct.Struct("=QQQQQQII6Q")  # owner (3), lease, size, checksum, whethe
 _BANK_QUADS = _BANK.size // 8
 _SIZE, _CONSUMED, _RELEASED = 4, 8, 10  # where they are in it, in steps of 8 bytes
 _STATE, _BANK_BIT, _GENERATION_SHIFT = 3, 4, 3
-_STATES = tuple(State)
+_STATES = tuple(SlotState)
 
 
 class Glance(msgspec.Struct, frozen=True, gc=False):
     """What a word says of its slot, without its lock: true a moment ago."""
 
-    state: State
+    state: SlotState
     generation: int
     slot: int
 
@@ -301,7 +301,7 @@ class Memory:
         """At a glance."""
         return self._words[index] & ~_BANK_BIT == generation << _GENERATION_SHIFT | READY
 
-    def state(self, index: int) -> State:
+    def state(self, index: int) -> SlotState:
         return _STATES[self._words[index] & _STATE]
 
     def glance(self) -> list[Glance]:

@@ -30,7 +30,7 @@ import msgspec
 from msgspec.structs import replace
 
 
-class State(IntEnum):
+class SlotState(IntEnum):
     """FREE has no payload; READY has one that waits for a reader."""
 
     FREE = 0
@@ -39,7 +39,8 @@ class State(IntEnum):
     READING = 3
 
 
-FREE, WRITING, READY, READING = State
+FREE, WRITING, READY, READING = SlotState
+State = SlotState  # its name in `nvrx_slurm.transport`
 
 
 class SlotOwner(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +69,7 @@ class RingSlot(msgspec.Struct, frozen=True, gc=False):
     """All that is known of a slot. `generation`: of its last `begin`, 0 before the first one; `lease_ns`: until when
     its reader may keep it, by the machine's monotonic clock; `size`, `checksum`, `schema_bytes`: of its payload."""
 
-    state: State = State.FREE
+    state: SlotState = SlotState.FREE
     generation: int = 0
     owner: SlotOwner = NO_OWNER
     lease_ns: int = 0
@@ -182,7 +183,7 @@ def count_late(slot: RingSlot) -> RingSlot:
     return replace(slot, counts=_add(slot, "late"))
 
 
-def _is_its(slot: RingSlot, state: State, generation: int, owner: SlotOwner) -> bool:
+def _is_its(slot: RingSlot, state: SlotState, generation: int, owner: SlotOwner) -> bool:
     return slot.state is state and slot.generation == generation and slot.owner == owner
 
 
@@ -207,9 +208,9 @@ def diagram() -> str:
         "settle": lambda slot: settle(slot, 1),
         "reclaim": lambda slot: reclaim(slot) if lapsed(slot, 0, owner_is_dead=True) else Refusal.BUSY,
     }
-    lines = ["stateDiagram-v2", f"    [*] --> {State.FREE.name}"]
-    for state in State:
-        owner = me if state in (State.WRITING, State.READING) else NO_OWNER
+    lines = ["stateDiagram-v2", f"    [*] --> {SlotState.FREE.name}"]
+    for state in SlotState:
+        owner = me if state in (SlotState.WRITING, SlotState.READING) else NO_OWNER
         for name, step in steps.items():
             after = step(RingSlot(state, 1, owner))
             if isinstance(after, RingSlot):

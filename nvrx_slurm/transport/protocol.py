@@ -249,9 +249,9 @@ class ServerHandshake(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionCheck:
-    """What a connection must do before it gets a thread: pass its own `door()`, `within_s` of its coming."""
+    """What a connection must do before it gets a thread: pass its own `handshake()`, `within_s` of its coming."""
 
-    door: Callable[[], ServerHandshake]
+    handshake: Callable[[], ServerHandshake]
     within_s: float = PROOF_S
 
 
@@ -355,15 +355,15 @@ class TokenHandshake:
         return Challenge(VERSION, ResponseStatus.OK, int(self._eviction_s * 1000), nonce, proof).pack()
 
 
-def pass_through(link: PeerLink, door: ServerHandshake, deadline: float) -> bool:
+def pass_through(link: PeerLink, handshake: ServerHandshake, deadline: float) -> bool:
     """The server's side where a thread waits for the peer: whether it has passed. Raises as `take`, and what links
     raise."""
-    while door.wants:
-        frame = bytearray(door.wants)
+    while handshake.wants:
+        frame = bytearray(handshake.wants)
         link.receive_into(memoryview(frame), deadline)
-        if answer := door.take(bytes(frame)):
+        if answer := handshake.take(bytes(frame)):
             link.send(answer, None, deadline)
-    return door.is_passed
+    return handshake.is_passed
 
 
 def refusal(status: ResponseStatus) -> bytes:

@@ -171,11 +171,11 @@ class TcpLink:
             raise PayloadTimeout(what)
 
 
-class _Guest:
+class _PendingConnection:
     """A connection in its handshake. `said`: bytes that have come, and the handshake has not taken yet."""
 
-    def __init__(self, connection: socket.socket, source: str, door: ServerHandshake) -> None:
-        self.connection, self.source, self.door = connection, source, door
+    def __init__(self, connection: socket.socket, source: str, handshake: ServerHandshake) -> None:
+        self.connection, self.source, self.handshake = connection, source, handshake
         self.said = b""
 
 
@@ -194,10 +194,10 @@ class TcpListener:
         self._socket, self._serve, self._entry = listening, serve, entry
         self.address = address
         self._is_closed = threading.Event()
-        self._guests: dict[int, _Guest] = {}
+        self._pending: dict[int, _PendingConnection] = {}
         self._admission = Admission[int](within_s=PROOF_S if entry is None else entry.within_s)
         self._paused_until = 0.0
-        self._strangers, self._exhausted = RateLimitedLog(_log.warning), RateLimitedLog(_log.warning)
+        self._rejections, self._exhausted = RateLimitedLog(_log.warning), RateLimitedLog(_log.warning)
         # Not epoll: a forked child would share its descriptor.
         self._poll = select.poll()
         self._poll.register(listening, select.POLLIN)
@@ -215,15 +215,15 @@ class TcpListener:
     def drop(self) -> None:
         self._is_closed.set()
         self._socket.close()
-        for guest in self._guests.values():
-            guest.connection.close()
+        for pending in self._pending.values():
+            pending.connection.close()
 
     def _run(self) -> None:
         try:
             while not self._is_closed.is_set():
                 now = time.monotonic()
                 for descriptor in self._admission.overdue(now):
-                    self._turn_out(descriptor, f"said nothing that proves it in {self._admission.within_s:g} s", now)
+                    self._reject(descriptor, f"said nothing that proves it in {self._admission.within_s:g} s", now)
                 # A pause where descriptors have run out, or where too many connections come.
                 pause_s = max(self._paused_until - now, self._admission.wait_s(now))
                 overdue_s = self._admission.overdue_in_s(now)
@@ -231,13 +231,13 @@ class TcpListener:
                 # The end of the listening socket is reported in any case.
                 self._poll.modify(self._socket, 0 if pause_s else select.POLLIN)
                 for descriptor, _ in self._poll.poll(math.ceil(min(waits) * 1000) if waits else None):
-                    if descriptor in self._guests:
-                        self._hear(descriptor)
+                    if descriptor in self._pending:
+                        self._go_on(descriptor)
                     elif not pause_s and not self._is_closed.is_set():
                         self._accept(time.monotonic())
         finally:
-            for descriptor in list(self._guests):
-                self._let_go(descriptor)
+            for descriptor in list(self._pending):
+                self._discard(descriptor)
 
     def _accept(self, now: float) -> None:
         try:
@@ -248,8 +248,8 @@ class TcpListener:
                 self._exhausted.say(f"{self.address} cannot take a connection: {error.strerror}", now)
                 self._paused_until = now + EXHAUSTED_S
                 # The oldest has had the longest time.
-                if self._guests:
-                    self._turn_out(next(iter(self._guests)), "had to go for want of descriptors", now)
+                if self._pending:
+                    self._reject(next(iter(self._pending)), "had to go for want of descriptors", now)
             return
         if self._entry is None:
             self._start(connection, b"", None)
@@ -258,68 +258,68 @@ class TcpListener:
         descriptor, source = connection.fileno(), str(peer[0])
         dropped = self._admission.admit(descriptor, now, source)
         if dropped is not None:
-            self._turn_out(dropped, f"was the oldest of {self._admission.most} that have proven nothing", now)
-        self._guests[descriptor] = _Guest(connection, source, self._entry.door())
+            self._reject(dropped, f"was the oldest of {self._admission.most} that have proven nothing", now)
+        self._pending[descriptor] = _PendingConnection(connection, source, self._entry.handshake())
         self._poll.register(connection, select.POLLIN)
 
-    def _hear(self, descriptor: int) -> None:
+    def _go_on(self, descriptor: int) -> None:
         """Pass on what was received to the handshake. Bytes behind the proof belong to the link."""
-        guest = self._guests[descriptor]
-        door = guest.door
+        pending = self._pending[descriptor]
+        handshake = pending.handshake
         try:
-            more = guest.connection.recv(AHEAD_BYTES - len(guest.said))
-            guest.said += more
-            while door.wants and len(guest.said) >= door.wants:
-                frame, guest.said = guest.said[: door.wants], guest.said[door.wants :]
-                answer = door.take(frame)
+            more = pending.connection.recv(AHEAD_BYTES - len(pending.said))
+            pending.said += more
+            while handshake.wants and len(pending.said) >= handshake.wants:
+                frame, pending.said = pending.said[: handshake.wants], pending.said[handshake.wants :]
+                answer = handshake.take(frame)
                 # An answer is so short that it fits into the buffer of any socket whose peer reads.
-                if guest.connection.send(answer) < len(answer):
+                if pending.connection.send(answer) < len(answer):
                     raise PeerReset("it takes no answer")
         except BlockingIOError:
             return
         except (OSError, TransportError) as error:
-            self._turn_out(descriptor, _reason(error), time.monotonic())
+            self._reject(descriptor, _reason(error), time.monotonic())
             return
-        if door.is_passed:
-            guest = self._guests.pop(descriptor)
+        if handshake.is_passed:
+            pending = self._pending.pop(descriptor)
             self._poll.unregister(descriptor)
             self._admission.proven(descriptor)
-            self._start(guest.connection, guest.said, guest.door)
-        elif not door.wants:
-            self._turn_out(descriptor, "was turned away", time.monotonic())
+            self._start(pending.connection, pending.said, pending.handshake)
+        elif not handshake.wants:
+            self._reject(descriptor, "was turned away", time.monotonic())
         elif not more:
-            self._let_go(descriptor)
+            self._discard(descriptor)
 
-    def _turn_out(self, descriptor: int, why: str, now: float) -> None:
-        guest = self._guests[descriptor]
-        self._strangers.say(f"{self.address} has closed a connection from {guest.source}: it {why}", now)
-        self._let_go(descriptor)
+    def _reject(self, descriptor: int, why: str, now: float) -> None:
+        pending = self._pending[descriptor]
+        self._rejections.say(f"{self.address} has closed a connection from {pending.source}: it {why}", now)
+        self._discard(descriptor)
 
-    def _let_go(self, descriptor: int) -> None:
-        guest = self._guests.pop(descriptor)
+    def _discard(self, descriptor: int) -> None:
+        pending = self._pending.pop(descriptor)
         self._poll.unregister(descriptor)
         self._admission.gone(descriptor)
         # A shutdown ends the connection also where a forked child still holds the socket.
         with contextlib.suppress(OSError):
-            guest.connection.shutdown(socket.SHUT_WR)
-        guest.connection.close()
+            pending.connection.shutdown(socket.SHUT_WR)
+        pending.connection.close()
 
-    def _start(self, connection: socket.socket, ahead: bytes, door: ServerHandshake | None) -> None:
+    def _start(self, connection: socket.socket, ahead: bytes, handshake: ServerHandshake | None) -> None:
         try:
             threading.Thread(
-                target=self._serve_one, args=(connection, ahead, door), name=f"serve {self.address}", daemon=True
+                target=self._serve_one, args=(connection, ahead, handshake), name=f"serve {self.address}", daemon=True
             ).start()
         except RuntimeError as error:  # no more threads
             self._exhausted.say(f"{self.address} turns a reader away: {error}", time.monotonic())
             connection.close()
 
-    def _serve_one(self, connection: socket.socket, ahead: bytes, door: ServerHandshake | None) -> None:
+    def _serve_one(self, connection: socket.socket, ahead: bytes, handshake: ServerHandshake | None) -> None:
         try:
             link = _linked(connection, ahead)
         except OSError:  # it has gone already
             return
         try:
-            self._serve(link, door)
+            self._serve(link, handshake)
         finally:
             link.close()
 

@@ -207,14 +207,14 @@ class UcxxBackend:
             # Known before its number is sent: the server's first message may come before `open`.
             running.post(partial(running.know, peer))
             socket.send(WorkerHello(peer.number, 0, peer.side.address).pack(self._token), None, deadline)
-            door = WorkerHandshake(self._token)
-            while door.wants:
-                frame = bytearray(door.wants)
+            handshake = WorkerHandshake(self._token)
+            while handshake.wants:
+                frame = bytearray(handshake.wants)
                 socket.receive_into(memoryview(frame), deadline)
-                door.take(bytes(frame))
-            if not door.is_passed:
+                handshake.take(bytes(frame))
+            if not handshake.is_passed:
                 raise PeerRefused(OTHER_TOKEN)
-            theirs = door.hello
+            theirs = handshake.hello
             _do(running, lambda: peer.open(running.call(peer.side, theirs), theirs.number, socket.detach()))
         except BaseException:
             link.cut()
@@ -226,9 +226,9 @@ class UcxxBackend:
         self, host: str, port: int, serve: Callable[[PeerLink], None], entry: AdmissionCheck | None = None
     ) -> TcpListener:
         # A connection passes two handshakes: one on its socket, and `entry` over UCX.
-        def begin(socket: TcpLink, door: ServerHandshake | None) -> None:
-            assert isinstance(door, WorkerHandshake)
-            theirs, running = door.hello, engine()
+        def begin(socket: TcpLink, handshake: ServerHandshake | None) -> None:
+            assert isinstance(handshake, WorkerHandshake)
+            theirs, running = handshake.hello, engine()
             peer = Peer(running, running.serving)
             link = UcxxLink(running, peer)
 
@@ -242,7 +242,7 @@ class UcxxBackend:
 
             try:
                 _do(running, open)
-                is_in = entry is None or pass_through(link, entry.door(), time.monotonic() + entry.within_s)
+                is_in = entry is None or pass_through(link, entry.handshake(), time.monotonic() + entry.within_s)
             except TransportError as error:
                 _log.debug("a connection came to nothing: %s", error)
             else:

@@ -211,7 +211,7 @@ class SimulatedListener:
         try:
             if self._entry is not None:
                 deadline = self.network.scheduler.now_s + self._entry.within_s
-                if not pass_through(link, self._entry.door(), deadline):
+                if not pass_through(link, self._entry.handshake(), deadline):
                     return
             self._serve(link)
         except TransportError:

@@ -94,47 +94,36 @@ __all__ = [
     "sweep",
 ]
 
-_HOME = {
-    "AsyncPayloadClient": "client",
-    "Attempt": "errors",
-    "Claim": "ring",
-    "Directory": "directory",
-    "Fetched": "client",
-    "Following": "directory",
-    "ForeignRing": "errors",
-    "Limits": "retrying",
-    "PayloadClient": "client",
-    "PayloadCorrupt": "errors",
-    "PayloadRef": "ref",
-    "PayloadServer": "server",
-    "PayloadTimeout": "errors",
-    "PayloadTruncated": "errors",
-    "PayloadsMissing": "client",
-    "PeerRefused": "errors",
-    "PeerReset": "errors",
-    "Published": "directory",
-    "Refusal": "slots",
-    "RingError": "errors",
-    "RingFull": "errors",
-    "RingHandle": "ring",
-    "RingMetrics": "ring",
-    "ServerLimits": "server",
-    "SharedRing": "ring",
-    "StaleSlotError": "errors",
-    "State": "slots",
-    "TransportError": "errors",
-    "Writing": "ring",
-    "lookup": "directory",
-    "publish": "directory",
-    "sweep": "ring",
+_HOMES = {
+    "client": ("AsyncPayloadClient", "Fetched", "PayloadClient", "PayloadsMissing"),
+    "errors": (
+        "Attempt",
+        "ForeignRing",
+        "PayloadCorrupt",
+        "PayloadTimeout",
+        "PayloadTruncated",
+        "PeerRefused",
+        "PeerReset",
+        "RingError",
+        "RingFull",
+        "StaleSlotError",
+        "TransportError",
+    ),
+    "ring": ("Claim", "RingHandle", "RingMetrics", "SharedRing", "Writing", "sweep"),
+    "directory": ("Directory", "Following", "Published", "lookup", "publish"),
+    "retrying": ("Limits",),
+    "ref": ("PayloadRef",),
+    "server": ("PayloadServer", "ServerLimits"),
+    "slots": ("Refusal", "State"),
 }
 
 
 def __getattr__(name: str) -> object:
     """Import a name when it is first used: to look up a ref does not load rings and servers."""
-    if name not in _HOME:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
 

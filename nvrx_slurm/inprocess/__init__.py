@@ -11,17 +11,7 @@ train(config)
 
 A group of ranks needs a store that is in none of them (`store.py`), and nothing else: any launcher will do.
 
-    wrap.py        `Wrapper`: options around a function          options.py     the options, checked
-    call.py        `CallWrapper`: one call, from start to end     rank.py        the main thread, phase by phase
-    cycle.py       the phases of a rank, as a table (pure)        ledger.py      the log of the group's agreements
-    group.py       listening, arriving, proposing                 barriers.py    where all members arrive (pure)
-    interrupter.py aborts, then interrupts the function           region.py      the interruption of the main thread
-    monitor.py     the process that watches a rank                progress.py    signs of progress
-    store.py       what the ranks share: the log, barriers        environment.py who this process is
-    timeline.py    one record for each restart                    rank_tree.py   the rules of the assignment `Tree`
-
-Callbacks and rank assignments are in `abort`, `completion`, `compose`, `finalize`, `health_check`, `initialize`,
-`rank_assignment`, `rank_filter` and `terminate`; what is raised in `exception`.
+The modules, and how they work together: "Restarts inside the processes" in docs/architecture.md.
 """
 
 from __future__ import annotations

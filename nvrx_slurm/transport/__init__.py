@@ -14,22 +14,7 @@ for published in transport.lookup():
 
 It never returns wrong bytes, never takes longer than its deadline, and loses no payload that was not read.
 
-    client.py       `PayloadClient`, `AsyncPayloadClient`: one read, or many under one deadline
-    fetching.py     one read through all its attempts   pool.py        the connections of a client
-    retrying.py     which port to ask, when to ask again, when to give up (pure)
-    server.py       `PayloadServer`: the requests of its connections
-    protocol.py     the link, the frames, the handshake, one read over a link
-    backends.py     the transports by name: shm.py, tcp.py, ucxx.py (ucxx_engine.py, ucxx_peer.py)
-    ring.py         `SharedRing`: slots in shared memory
-    slots.py        the life of a slot, as rules (pure) ring_access.py one read, one write: the rules under locks
-    ring_file.py    the file, and what lies where in it ring_locks.py  mutexes, the futex, which processes are alive
-    codec.py        objects as schema and bytes, and back; with schema.py, arrays.py (numpy), tensors.py (torch)
-    copying.py      copies as fast as memcpy
-    directory.py    publish and look up refs in the job's store
-    ref.py          `PayloadRef`: where one payload is  errors.py      what reads and writes raise
-    environment.py  what the agent has set for this process
-    arguments.py    checks of what callers pass (pure)
-    doctor.py       what this node can do, and how fast
+The modules, and how they work together: "Payloads between workers" in docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -31,12 +31,10 @@ from nvrx_slurm.transport.schema import (
     MOST_VALUES,
     VERSION,
     Array,
-    Bytes,
     Constant,
     Dict,
     ListOrTuple,
     Node,
-    Text,
     padding,
     plan_of,
 )
@@ -258,13 +256,13 @@ def _build(node: Node, payload: memoryview) -> object:
     if isinstance(node, ListOrTuple):
         return node.kind([_build(item, payload) for item in node.items])
     view = payload[node.start : node.start + node.size]
-    if isinstance(node, Bytes):
-        return view
-    if isinstance(node, Text):
+    if node.kind == "text":
         try:
             return str(view, "utf-8")
         except UnicodeDecodeError:
             raise PayloadCorrupt("a text in the payload is no UTF-8") from None
+    if node.kind != "pickle":
+        return view
     try:
         # `decode` has seen that the caller allows it.
         return pickle.loads(view)

@@ -222,17 +222,10 @@ class ListOrTuple(NamedTuple):
     items: tuple[Node, ...]
 
 
-class Bytes(NamedTuple):
-    start: int
-    size: int
+class ByteLeaf(NamedTuple):
+    """`kind`: as the schema names it; all but "text" and "pickle" are bytes."""
 
-
-class Text(NamedTuple):
-    start: int
-    size: int
-
-
-class Pickle(NamedTuple):
+    kind: str
     start: int
     size: int
 
@@ -249,7 +242,7 @@ class Array(NamedTuple):
     is_scalar: bool = False
 
 
-Node = Constant | Dict | ListOrTuple | Bytes | Text | Pickle | Array
+Node = Constant | Dict | ListOrTuple | ByteLeaf | Array
 
 
 class DecodePlan(NamedTuple):
@@ -323,14 +316,8 @@ class _Parser:
         if tag in ("bytes", "bytearray", "text", "pickle"):
             if len(node) != 2 or type(node[1]) is not int or not 0 <= node[1] <= MOST_BYTES:
                 raise PayloadCorrupt("a leaf in the schema has no size")
-            size = node[1]
-            start = self.place(size)
-            if tag == "text":
-                return Text(start, size)
-            if tag == "pickle":
-                self.has_pickle = True
-                return Pickle(start, size)
-            return Bytes(start, size)
+            self.has_pickle |= tag == "pickle"
+            return ByteLeaf(tag, self.place(node[1]), node[1])
         if tag in ("array", "scalar", "tensor"):
             return self._array(tag, node)
         raise PayloadCorrupt(f"the schema has something that is none of {', '.join(TAGS)}")

@@ -6,7 +6,6 @@ The one module of the transport that reads the environment. Without an agent the
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,6 @@ from nvrx_slurm.store.job_store import read_job_store
 from nvrx_slurm.util.job_key import JobKey
 
 LOOPBACK = "127.0.0.1"
-TOKEN_BYTES = 32
 LEAST_TOKEN_BYTES = 16
 
 
@@ -63,13 +61,8 @@ def producer() -> Producer:
     return Producer(os.environ.get("NVRX_REPLICA", ""), node_name(), generation, cycle)
 
 
-def token_or_own(token: bytes | None) -> bytes:
-    """A server's: what is named, else the job's, else a new one. Raises UsageError for one that is too short."""
-    return token_or_none(token) or secrets.token_bytes(TOKEN_BYTES)
-
-
 def token_or_none(token: bytes | None) -> bytes | None:
-    """A client's: what is named, else the job's, else none: it can read on its own node only."""
+    """What is named, else the job's, else none. Raises UsageError for one that is too short."""
     if token is not None:
         if not isinstance(token, bytes) or len(token) < LEAST_TOKEN_BYTES:
             raise UsageError(f"token must be at least {LEAST_TOKEN_BYTES} bytes; make one: secrets.token_bytes(32)")

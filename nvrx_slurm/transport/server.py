@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -21,7 +22,7 @@ import xxhash
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport import arguments, protocol
 from nvrx_slurm.transport.backends import SCHEMES, by_scheme
-from nvrx_slurm.transport.environment import default_host, node_name, token_or_own
+from nvrx_slurm.transport.environment import default_host, node_name, token_or_none
 from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, RingError, TransportError
 from nvrx_slurm.transport.protocol import AdmissionCheck, PeerLink, TokenHandshake
 from nvrx_slurm.transport.ref import MOST_PORTS, PayloadRef
@@ -30,6 +31,7 @@ from nvrx_slurm.transport.slots import Refusal
 from nvrx_slurm.util.admission import PROOF_S
 from nvrx_slurm.util.log import get_logger
 
+TOKEN_BYTES = 32
 CLOSE_S = 0.9
 TURN_AWAY_S = 1.0
 MOST_LINKS = 1024
@@ -103,7 +105,8 @@ class PayloadServer:
             raise UsageError(f"PayloadServer: transport and ports must make 1 to {MOST_PORTS} listeners")
         # `memory` raises RingError for a closed ring: now, and not at each reader's request.
         assert arguments.instance("ring", ring, SharedRing).memory is not None
-        self.ring, self.token = ring, token_or_own(token)
+        # Outside of a job a server makes a token of its own.
+        self.ring, self.token = ring, token_or_none(token) or secrets.token_bytes(TOKEN_BYTES)
         self.node = arguments.text("node", node_name() if node is None else node, LONGEST_TEXT)
         host = arguments.text("host", host or default_host(), LONGEST_HOST)
         self._limits = ServerLimits() if limits is None else arguments.instance("limits", limits, ServerLimits)

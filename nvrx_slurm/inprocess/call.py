@@ -104,8 +104,12 @@ class CallWrapper:
                 with self.disable_hang_protection():
                     self._monitor.wait_ready(self._options.barrier_timeout.total_seconds())
                 self._group.join(self._process, lost)
-                # After the start of all threads: what they allocated is skipped too.
-                stack.enter_context(_old_garbage_left_alone())
+                # The garbage collection that each restart needs skips what exists by now, all modules among it: that
+                # would take longer than the rest of the restart. Now, since all threads have begun: what they have
+                # allocated is skipped too. Where the user has frozen objects, only the user unfreezes.
+                if not gc.get_freeze_count():
+                    gc.freeze()
+                    stack.callback(gc.unfreeze)
                 value = self._rank.drive(function)
                 if self._options.completion is not None:
                     try:
@@ -255,18 +259,3 @@ class CallWrapper:
                 self._options.terminate(self._rank.state.freeze())
             except Exception as failure:
                 raise failure from error
-
-
-@contextlib.contextmanager
-def _old_garbage_left_alone() -> Iterator[None]:
-    """The garbage collection that each restart needs skips what exists by now, all modules among it: that would take
-    longer than the rest of the restart."""
-    # The user froze objects before: then only the user unfreezes.
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -139,7 +139,7 @@ class RankKernel:
             RankVariables=_UnsetVariables,
             Region=lambda on_signal=None: SimulatedRegion(self),
             Watchdog=lambda stamps, interval_s: SimulatedWatchdog(self, stamps, interval_s),
-            _old_garbage_left_alone=contextlib.nullcontext,
+            gc=SimpleNamespace(get_freeze_count=lambda: 1),
             watchdog_method=lambda: "pending-call",
         )
         names.over(

@@ -213,7 +213,7 @@ class Group:
         here = self._connection.arrivals(barrier)
         return any(here.get(member) == barriers.OPEN for member in missing)
 
-    def tell_atomic(self, iteration: int, payload: bytes) -> None:
+    def report_atomic(self, iteration: int, payload: bytes) -> None:
         """From the interrupter: this rank's restart waits for the end of an atomic part, or does so no longer."""
         with contextlib.suppress(RestartError), contextlib.closing(self._connect()) as connection:
             connection.arrive(barriers.atomic(iteration), self.cycle.member, payload)

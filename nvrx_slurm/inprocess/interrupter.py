@@ -55,14 +55,14 @@ class Interrupter:
                 self._group.feed(Event.LAST_CALL_OVER)
             iteration, waited = self._group.cycle.iteration, False
 
-            def tell() -> None:
+            def report_wait() -> None:
                 nonlocal waited
                 waited = True
-                self._group.tell_atomic(iteration, barriers.OPEN)
+                self._group.report_atomic(iteration, barriers.OPEN)
 
-            with self._region.held(tell):
+            with self._region.held(report_wait):
                 if waited:
-                    self._group.tell_atomic(iteration, b"")
+                    self._group.report_atomic(iteration, b"")
                 self._stamps.expect_end()
                 if self._abort is not None:
                     try:

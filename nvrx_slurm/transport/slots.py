@@ -218,17 +218,8 @@ def diagram() -> str:
     return "\n".join(lines)
 
 
-def with_diagram(page: str) -> str:
-    """The page docs/transport.md with the current diagram. Raises ValueError for a page without a place for it."""
+if __name__ == "__main__":
     # Imported here: a worker loads this module, and draws nothing.
     from nvrx_slurm.util import pages
 
-    return pages.with_diagram(page, COMMAND, diagram())
-
-
-if __name__ == "__main__":
-    import sys
-    from pathlib import Path
-
-    page = Path(sys.argv[1])
-    page.write_text(with_diagram(page.read_text()))
+    pages.draw(COMMAND, diagram())

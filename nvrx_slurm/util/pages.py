@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 END = "<!-- Until here. -->\n"
 
 
@@ -13,3 +16,9 @@ def with_diagram(page: str, command: str, diagram: str) -> str:
     if not (found and end):
         raise ValueError(f"the page needs these two lines, for the diagram to stand between:\n{beginning}{END}")
     return f"{before}{beginning}\n```mermaid\n{diagram}\n```\n\n{END}{after}"
+
+
+def draw(command: str, diagram: str) -> None:
+    """The program of `command`: put this diagram into the page that is its argument."""
+    page = Path(sys.argv[1])
+    page.write_text(with_diagram(page.read_text(), command, diagram))

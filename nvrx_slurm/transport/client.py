@@ -72,9 +72,9 @@ class PayloadClient:
             raise UsageError(f"transports must be a sequence of some of {', '.join(known)}, not {transports!r}")
         self._limits = Limits() if limits is None else arguments.instance("limits", limits, Limits)
         self._concurrency = arguments.whole("concurrency", concurrency, 1)
-        self._crew = ThreadPool("payload read")
+        self._threads = ThreadPool("payload read")
         # A client that is forgotten without `close` leaves no threads.
-        weakref.finalize(self, self._crew.close)
+        weakref.finalize(self, self._threads.close)
         self._fetcher = Fetcher(
             ClientOptions(
                 token=token_or_none(token),
@@ -127,7 +127,7 @@ class PayloadClient:
     def close(self) -> None:
         """Reads that are under way in other threads fail at once with PeerReset."""
         self._fetcher.close()
-        self._crew.close()
+        self._threads.close()
 
     def __enter__(self) -> PayloadClient:
         return self
@@ -148,7 +148,7 @@ class PayloadClient:
             if not again or abort.is_set or (failed_rounds and time.monotonic() >= deadline):
                 break
             round_ = _Round(partial(self._fetcher.read, keep=keep), again, deadline)
-            round_.run(abort, self._crew, self._concurrency)
+            round_.run(abort, self._threads, self._concurrency)
             got |= round_.got
             missing |= round_.missing
         # Both in the order of the refs.
@@ -214,7 +214,7 @@ class AsyncPayloadClient:
         places = self._places.setdefault(loop, asyncio.Semaphore(self._most_reads))
         async with places:
             abort = ReadCancellation()
-            reading = asyncio.wrap_future(self._client._crew.start(lambda: work(abort)))
+            reading = asyncio.wrap_future(self._client._threads.start(lambda: work(abort)))
             try:
                 return await asyncio.shield(reading)
             except asyncio.CancelledError:
@@ -280,13 +280,13 @@ class _Round:
             ref: PayloadTimeout(f"{ref} was not read in time", ref=ref) for ref in refs
         }
 
-    def run(self, abort: ReadCancellation, crew: ThreadPool, concurrency: int) -> None:
+    def run(self, abort: ReadCancellation, threads: ThreadPool, concurrency: int) -> None:
         """Until all have ended, or the deadline has passed. An exception in this thread cancels them all."""
         ends = [ReadCancellation(within=abort) for _ in range(min(concurrency, len(self._left)))]
         running: list[Future[None]] = []
         try:
             for end in ends:
-                running.append(crew.start(partial(self._work, end)))
+                running.append(threads.start(partial(self._work, end)))
             wait(running, self._deadline + END_S - time.monotonic())
         finally:
             for end in ends:

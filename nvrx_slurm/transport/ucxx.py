@@ -72,7 +72,7 @@ class WorkerHandshake:
             if frame == REFUSAL:
                 raise PeerRefused(REASONS[ResponseStatus.REFUSED])
             if magic != _MAGIC or not 0 < size <= MOST_ADDRESS_BYTES:
-                raise PeerReset("it speaks another protocol, or another version of this one")
+                raise PeerReset("it uses another protocol, or another version of this one")
             self._head, self.wants = frame, int(size)  # the address follows
             return b""
         self.wants = 0

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -201,17 +201,14 @@ class Group:
                 here = self._connection.arrivals(barrier.name)
                 missing = [m for m in range(self.ledger.members) if m not in here and m not in self.ledger.lost]
                 who = barriers.missing_ranks(missing)
-                if barrier.atomic and self._in_atomic(barrier.atomic, missing):
+                in_atomic = self._connection.arrivals(barrier.atomic) if barrier.atomic else {}
+                if any(in_atomic.get(member) == barriers.OPEN for member in missing):
                     # Its monitor kills it if it makes no progress there: then it is lost, and no longer missing.
                     log.info("waited %g s for %s, in an atomic part: waits on", barrier.bound_s, who)
                     until = time.monotonic() + barrier.bound_s
                     barrier.extended()
                     continue
                 raise TimeoutError(f"waited {barrier.bound_s:g} s for {who} at the barrier {barrier.name}")
-
-    def _in_atomic(self, barrier: str, missing: Collection[int]) -> bool:
-        here = self._connection.arrivals(barrier)
-        return any(here.get(member) == barriers.OPEN for member in missing)
 
     def report_atomic(self, iteration: int, payload: bytes) -> None:
         """From the interrupter: this rank's restart waits for the end of an atomic part, or does so no longer."""

@@ -23,7 +23,7 @@ _FIELD_NAME = re.compile(r":[^:]*:")
 
 
 def whole(name: str, value: object, least: int, most: int | None = None) -> int:
-    """A whole number, of numpy too."""
+    """The value as an int; numpy's whole numbers are accepted too."""
     try:
         found = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -35,7 +35,7 @@ def whole(name: str, value: object, least: int, most: int | None = None) -> int:
 
 
 def seconds(name: str, value: object, *, least: float = 0.0, most: float = LONGEST_S) -> float:
-    """A time in seconds, or a timedelta."""
+    """The value in seconds; a timedelta is accepted too."""
     if type(value) is float and least <= value <= most:
         return value
     return number(
@@ -44,42 +44,42 @@ def seconds(name: str, value: object, *, least: float = 0.0, most: float = LONGE
 
 
 def number(name: str, value: object, least: float, most: float) -> float:
-    """Any real number, of numpy too."""
+    """The value as a float; numpy's real numbers are accepted too."""
     if not isinstance(value, Real) or not least <= float(value) <= most:
         raise UsageError(f"{name} must be {least:g} to {most:g}, not {_shown(value)}")
     return float(value)
 
 
 def instance(name: str, value: object, kind: type[T]) -> T:
-    """An object of that class."""
+    """The value, which must be an object of `kind`."""
     if not isinstance(value, kind):
         raise UsageError(f"{name} must be a {kind.__name__}, not {_shown(value)}")
     return value
 
 
 def text(name: str, value: object, longest: int) -> str:
-    """A name that has a place in a ref."""
+    """The value, which must be a text of at most `longest` characters."""
     if not isinstance(value, str) or len(value) > longest:
         raise UsageError(f"{name} must be a text of {longest} characters at most, not {_shown(value)}")
     return value
 
 
 def folder(value: object) -> Path:
-    """A path. Whether it exists shows when it is used."""
+    """The value as a path. Whether it exists shows when it is used."""
     if not isinstance(value, str | Path):
         raise UsageError(f"folder must be a path, not {_shown(value)}")
     return Path(value)
 
 
 def payload_ref(value: object) -> PayloadRef:
-    """Any: a PayloadRef is sound, or it could not have been made."""
+    """The value, which must be a PayloadRef. Its fields need no check: its constructor has made it."""
     if not isinstance(value, PayloadRef):
         raise UsageError(f"a ref must be a PayloadRef, not {_shown(value)}{_hint(value)}")
     return value
 
 
 def payload_refs(values: Iterable[PayloadRef]) -> list[PayloadRef]:
-    """All of them, before any is asked for."""
+    """The values as a list. All of them are checked before any is asked for."""
     if isinstance(values, str | bytes | PayloadRef) or not isinstance(values, Iterable):
         raise UsageError(
             f"refs must be a list or another iterable of PayloadRef, not {_shown(values)}{_hint(values)}"

@@ -25,7 +25,7 @@ _KINDS = (np.ndarray, np.memmap)  # exactly these: a masked array is more than i
 
 
 def describe(array: object) -> tuple[list[object], memoryview]:
-    """Its node, and its bytes."""
+    """The array's node of the schema, and its bytes."""
     if type(array) in _KINDS:
         sent = cast("np.ndarray[Any, Any]", array)
         if sent.ndim > MOST_DIMENSIONS:
@@ -50,7 +50,7 @@ def _flat(array: np.ndarray[Any, Any]) -> memoryview:
 
 
 def build(leaf: Array, payload: memoryview) -> object:
-    """On `payload`, which it holds, and as writable as that is."""
+    """The array that a leaf describes. It lies on `payload`, holds it, and is as writable as `payload` is."""
     dtype = _dtype(leaf.format)
     # Not np.ndarray(buffer=…): that looks through a memoryview at what it is of, which it neither keeps from being
     # closed nor, if this is writable, from being written to.
@@ -101,7 +101,7 @@ def _format(dtype: np.dtype[Any]) -> Format:
 
 @functools.lru_cache(CACHED_TYPES)
 def _dtype(format: Format) -> np.dtype[Any]:
-    """Raises PayloadCorrupt where numpy knows no such type, or by another name."""
+    """numpy's type for a format. Raises PayloadCorrupt where numpy has none, or has it under another name."""
     try:
         named: Any = format
         if isinstance(format, RecordFormat):

@@ -47,18 +47,18 @@ class Unsendable(Exception):
 
 
 class Library(Protocol):
-    """One of them."""
+    """A module that describes and builds the arrays of one library."""
 
     def describe(self, array: object) -> tuple[list[object], memoryview]:
         """Its node of the schema, and its bytes: its own memory where that has no gaps. Raises Unsendable."""
 
     def build(self, leaf: Array, payload: memoryview) -> object:
-        """What was described, in `payload`. Raises PayloadCorrupt, TransportError."""
+        """The array or tensor that was described, on `payload`. Raises PayloadCorrupt, TransportError."""
 
 
 @functools.cache
 def library(name: str) -> Library:
-    """Raises TransportError where it is not installed."""
+    """The module for the library of that name. Raises TransportError where the library is not installed."""
     try:
         return cast(Library, importlib.import_module(_MODULES[name]))
     except (ImportError, OSError) as error:
@@ -114,7 +114,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Encoder:
-    """Through an object, in the order in which its leaves are laid."""
+    """Walks an object in the order in which its leaves are laid."""
 
     def __init__(self, allow_pickle: bool) -> None:
         self.buffers: list[memoryview] = []
@@ -124,7 +124,7 @@ class _Encoder:
         self._allow_pickle = allow_pickle
 
     def node(self, obj: Any, path: Path) -> object:
-        """Its part of the schema; its bytes go to the buffers."""
+        """The object's part of the schema; its bytes go to the buffers."""
         self._values += 1
         if len(path) > MOST_DEPTH:
             raise TransportError(f"{written(path)}: nested deeper than {MOST_DEPTH}, or within itself")
@@ -190,7 +190,7 @@ class _Encoder:
 
 
 def written(path: Path) -> str:
-    """As in `$.obs.image[3]`."""
+    """A path as text, such as `$.obs.image[3]`."""
     text = "$"
     for key in path:
         if isinstance(key, int):
@@ -210,7 +210,7 @@ def _check_text(text: str) -> bytes:
 
 
 def _flat(obj: bytes | memoryview) -> memoryview:
-    """Its bytes, one after the other: a copy where they do not lie so."""
+    """The object's bytes, one after the other; a copy where they do not lie in that order."""
     view = memoryview(obj)
     if view.format == "B" and view.ndim == 1 and view.c_contiguous:
         return view

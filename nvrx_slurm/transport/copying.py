@@ -61,7 +61,7 @@ _move.restype = ctypes.c_void_p
 
 
 def copy(target: memoryview, source: memoryview) -> None:
-    """All of `source` to the start of `target`; both are bytes, one after the other."""
+    """Copy all of `source` to the start of `target`. Both are contiguous bytes."""
     size = source.nbytes
     if size <= PIECE_BYTES:
         target[:size] = source
@@ -78,7 +78,7 @@ def copy(target: memoryview, source: memoryview) -> None:
 
 
 def copy_seen(target: memoryview, source: memoryview, seen: Callable[[memoryview], object]) -> None:
-    """The same; `seen` gets each piece of the target once, in order, just after it was written."""
+    """As `copy`; `seen` gets each piece of the target once, in order, just after it was written."""
     size = source.nbytes
     if size <= PIECE_BYTES:
         target[:size] = source
@@ -92,7 +92,7 @@ def copy_seen(target: memoryview, source: memoryview, seen: Callable[[memoryview
 
 
 def copy_hashed(target: memoryview, source: memoryview) -> int:
-    """The same; the checksum of what is in the target now."""
+    """As `copy`; returns the checksum of what is in the target now."""
     if source.nbytes <= PIECE_BYTES:
         copy(target, source)
         return checksum(target[: source.nbytes])
@@ -113,12 +113,12 @@ def room(size: int) -> bytearray:
 
 
 def checksum(data: memoryview) -> int:
-    """XXH3, 64 bits."""
+    """The checksum of payloads: XXH3 with 64 bits."""
     return xxhash.xxh3_64_intdigest(data)
 
 
 def as_bytes(given: Buffer) -> memoryview:
-    """Its bytes, without a copy. Raises UsageError where it has none, or they are not in one piece."""
+    """The buffer's bytes, without a copy. Raises UsageError where it has none, or they are not in one piece."""
     view = buffer("a payload's buffer", given)
     if view.format == "B" and view.ndim == 1 and view.contiguous:
         return view
@@ -131,7 +131,7 @@ def as_bytes(given: Buffer) -> memoryview:
 
 @contextmanager
 def _address(view: memoryview, flags: int) -> Iterator[int]:
-    """Where it lies, and it stays there meanwhile."""
+    """The address of the view's memory, which stays where it is inside the block."""
     buffer = _PyBuffer()
     try:
         _get_buffer(view, buffer, flags)

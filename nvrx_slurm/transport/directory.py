@@ -123,7 +123,7 @@ class Directory:
         return Following(functools.partial(self._ask, retry=retry), key, _TopicReader(key, self._key), after)
 
     def close(self) -> None:
-        """Idempotent. Who waits in `Following.next` gets a UsageError within about a second."""
+        """Any number of times. A thread that waits in `Following.next` gets a UsageError within about a second."""
         self._client.close()
 
     def __enter__(self) -> Directory:
@@ -327,7 +327,7 @@ class Duplicates:
         self._last: OrderedDict[str, int] = OrderedDict()
 
     def has_had(self, published: Published) -> bool:
-        """Whether it was there before; it has been from now on."""
+        """Whether the record was seen before. From now on it counts as seen."""
         publisher, number = published.publisher, published.number
         if not publisher:
             return False
@@ -340,14 +340,14 @@ class Duplicates:
 
 
 def pack(published: Published) -> bytes:
-    """Raises TransportError for what no reader would take."""
+    """The record as bytes. Raises TransportError for one that no reader would take."""
     data = _encode(published)
     unpack(data, "")
     return data
 
 
 def unpack(data: bytes, identity: str) -> Published:
-    """Raises TransportError for what is no record, or one of a later version."""
+    """The record of these bytes. Raises TransportError where they are none, or are of a later version."""
     if len(data) > LONGEST_RECORD_BYTES:
         raise TransportError(f"this record has {len(data)} bytes; none is longer than {LONGEST_RECORD_BYTES}")
     try:
@@ -360,7 +360,7 @@ def unpack(data: bytes, identity: str) -> Published:
 
 
 def checked_topic(topic: str) -> str:
-    """Raises UsageError for what cannot be part of a key."""
+    """The topic. Raises UsageError where it cannot be part of a key."""
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic):
         raise UsageError(
             f"topic {topic!r} must be 1 to 64 letters, digits, `.`, `_` and `-`, no sign at its beginning"
@@ -369,7 +369,7 @@ def checked_topic(topic: str) -> str:
 
 
 def checked_id(identity: str) -> str:
-    """Raises UsageError for what is no place in a topic."""
+    """The id. Raises UsageError where it is no place in a topic."""
     if not isinstance(identity, str) or not _ID.fullmatch(identity) or max(place(identity)) > LARGEST_WORD:
         raise UsageError(f"after {identity!r} must be the `id` of a Published, such as 1700000000000-0")
     return identity

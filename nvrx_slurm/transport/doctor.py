@@ -89,7 +89,7 @@ class TransportCheck(NamedTuple):
 
 
 def examine() -> list[TransportCheck]:
-    """All of them, within a minute. Removes the rings of dead processes, as `SharedRing.create` does."""
+    """Check all parts, within a minute. Removes the rings of dead processes, as `SharedRing.create` does."""
     return [finding for check in CHECKS for finding in check()]
 
 
@@ -108,7 +108,7 @@ def _shared_memory() -> Iterator[TransportCheck]:
 
 
 def room_for_rings(size: int, free: int) -> TransportCheck:
-    """Of /dev/shm, in bytes."""
+    """The finding about /dev/shm, from its size and its free space in bytes."""
     seen = f"{gibibytes(size)}, {gibibytes(free)} free"
     if size <= CONTAINER_BYTES:
         return TransportCheck("/dev/shm", Level.WARN, f"{seen}: no more than containers have by default", _LARGER_SHM)
@@ -165,7 +165,7 @@ def _host_name() -> Iterator[TransportCheck]:
 
 
 def known_as(name: str, addresses: list[str]) -> TransportCheck:
-    """A host name, and its addresses as this node sees them."""
+    """The finding about a host name, from its addresses as this node sees them."""
     seen = f"{name} is {', '.join(addresses)}"
     for address in addresses:
         # Only an address of this node can be bound to.
@@ -215,7 +215,7 @@ def _ucxx() -> Iterator[TransportCheck]:
 
 
 def rdma(devices: list[str], resources: tuple[str, ...], memlock: int) -> TransportCheck:
-    """The kernel's devices, what UCX uses, and how many bytes may be locked: RDMA pins what it sends."""
+    """The finding about RDMA: its devices, what UCX uses, and how many bytes it may lock (it pins what it sends)."""
     used = [each for each in resources if each.startswith(RDMA_TRANSPORTS)]
     if not devices:
         return TransportCheck("RDMA", Level.ABSENT, f"no device in {RDMA_DEVICES}")
@@ -276,7 +276,7 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class _Produced(msgspec.Struct, frozen=True):
-    """One payload of each size."""
+    """What the producer has written: one payload of each size."""
 
     token: bytes
     refs: tuple[PayloadRef, ...]

@@ -37,7 +37,7 @@ def job_store_file() -> Path | None:
 
 
 def default_host() -> str:
-    """By which name other nodes reach this one. In a job that runs on one host, nothing listens beyond loopback."""
+    """The name by which other nodes reach this one. In a job on one host, nothing listens beyond loopback."""
     path = job_store_file()
     if path is not None and (store := read_job_store(path, UsageError)).embedded:
         where = urlsplit(store.url)
@@ -56,13 +56,13 @@ class Producer(NamedTuple):
 
 
 def producer() -> Producer:
-    """This process, as our agent has named it."""
+    """This process, as the agent has named it."""
     generation, cycle = (int(os.environ.get(name) or 0) for name in ("NVRX_GENERATION", "NVRX_CYCLE"))
     return Producer(os.environ.get("NVRX_REPLICA", ""), node_name(), generation, cycle)
 
 
 def token_or_none(token: bytes | None) -> bytes | None:
-    """What is named, else the job's, else none. Raises UsageError for one that is too short."""
+    """The token that is named, else the job's, else None. Raises UsageError for one that is too short."""
     if token is not None:
         if not isinstance(token, bytes) or len(token) < LEAST_TOKEN_BYTES:
             raise UsageError(f"token must be at least {LEAST_TOKEN_BYTES} bytes; make one: secrets.token_bytes(32)")
@@ -73,6 +73,6 @@ def token_or_none(token: bytes | None) -> bytes | None:
 
 @lru_cache(maxsize=4)
 def _job_token(path: Path) -> bytes | None:
-    """The same on all nodes. It follows from the job's key alone: others may know the password of a site's store."""
+    """The job's token, from the job's key alone: other users may know the password of a site's store."""
     token = read_job_store(path, UsageError).token
     return JobKey(token).derive("payloads") if token else None

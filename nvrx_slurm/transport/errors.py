@@ -38,7 +38,7 @@ class TransportError(NvrxError):
         return super().__str__()
 
     def of(self, ref: PayloadRef) -> TransportError:
-        """The same, of another ref that was not asked for because of it."""
+        """The same error for another ref, which was not asked for because of this one."""
         return type(self)(f"{ref} was not asked for: {self.said}", ref=ref)
 
     def __str__(self) -> str:

@@ -62,7 +62,7 @@ _fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """What `PayloadClient` documents."""
+    """The options of a client, as `PayloadClient` documents them."""
 
     token: bytes | None
     transports: tuple[str, ...]
@@ -153,7 +153,7 @@ class Fetcher:
         into: memoryview | None = None,
         keep: bool = False,
     ) -> object:
-        """The object, at the latest at `deadline`. Raises what `PayloadClient.read` says."""
+        """Read the object, until `deadline` at the latest. Raises what `PayloadClient.read` says."""
         buffer = self._buffer(ref, into)
         if self._pool.is_closed or (abort is not None and abort.is_set):
             raise self._ended(ref, ())
@@ -269,7 +269,7 @@ class Fetcher:
         self._rings.close()
 
     def drop(self) -> None:
-        """In a forked child: the connections belong to the parent."""
+        """In a forked child, leave the connections to the parent."""
         self._pool.drop()
         self._guard = threading.Lock()
         self._pool = self._new_pool()
@@ -284,7 +284,7 @@ class Fetcher:
     def _attempt(
         self, step: Try, ref: PayloadRef, buffer: memoryview, abort: ReadCancellation, *, keep: bool
     ) -> _Got | protocol.ResponseStatus:
-        """One attempt at one port. Where an idle connection turns out to be dead, it is made again on a new one."""
+        """Make one attempt at one port. Where an idle connection turns out to be dead, try again on a new one."""
         while True:
             with self._pool.connection(step.port, step.answer_by, abort.watch) as connection:
                 try:

@@ -56,7 +56,7 @@ class PooledConnection:
         self._proof, self._keep_s = proof, keep_s
 
     def prove(self, deadline: float) -> None:
-        """Before the first request: the server's challenge is still to be answered."""
+        """Answer the server's challenge. Call this before the first request."""
         if self._proof is not None:
             self.link.send(self._proof, None, deadline)
             self._proof = None
@@ -66,7 +66,7 @@ class PooledConnection:
         self.has_heard, self.unconfirmed = True, None
 
     def has_taken(self, ref: PayloadRef) -> None:
-        """An Ack is being sent."""
+        """An Ack for this ref is being sent, and may be lost."""
         self.unconfirmed = UnconfirmedAck(ref.ring, ref.slot, ref.generation)
 
     def is_young(self, now: float) -> bool:
@@ -137,19 +137,19 @@ class Pool:
             self._give_back(connection)
 
     def count(self, address: str) -> int:
-        """How many there are to it, idle ones included."""
+        """How many connections there are to that address, idle ones included."""
         port = self._ports.get(address)
         return 0 if port is None else len(port.places)
 
     def discard_idle(self, address: str) -> None:
-        """One of them was dead, so the others are too."""
+        """Close the idle connections to that address: one of them was dead, so the others are too."""
         with self._guard:
             port = self._ports.get(address)
             idle = [] if port is None else self._without_idle(port)
         _end(idle)
 
     def unconfirmed_acks(self, ring: str) -> list[UnconfirmedAck]:
-        """Take those about that ring: to be settled before anything else is asked of its server."""
+        """Take the Acks about that ring. They must be settled before anything else is asked of its server."""
         if not self._unconfirmed:
             return []
         with self._guard:
@@ -159,12 +159,12 @@ class Pool:
         return found
 
     def keep_unconfirmed(self, unconfirmed_acks: Iterable[UnconfirmedAck]) -> None:
-        """They could not be settled."""
+        """Keep these Acks for later: they could not be settled."""
         with self._guard:
             self._unconfirmed.extend(unconfirmed_acks)
 
     def cut(self) -> None:
-        """Reads that are under way fail at once, and later ones too."""
+        """Close the pool: reads that are under way fail at once, and later ones too."""
         with self._guard:
             self.is_closed = True
             busy = list(self._busy)
@@ -175,7 +175,7 @@ class Pool:
         _end(idle)
 
     def drop(self) -> None:
-        """In a forked child: the connections belong to the parent, and a thread of the parent may hold a lock."""
+        """In a forked child, leave the connections to the parent. A thread of the parent may hold the lock."""
         for link in (*self._busy, *(each.link for port in self._ports.values() for each in port.idle)):
             link.drop()
         self._guard = threading.Lock()
@@ -263,7 +263,7 @@ class Pool:
         return port
 
     def _found(self, address: str, old: list[PooledConnection]) -> PooledConnection | _Place | None:
-        """Under the lock: an idle connection, or a place for a new one, or None. `old` gets those to be closed."""
+        """Under the lock, find an idle connection, or a place for a new one. `old` gets those to be closed."""
         if self.is_closed:
             raise PeerReset("the client was closed")
         port = self._port(address)
@@ -289,7 +289,7 @@ class Pool:
                     port.wake_next()
 
     def _connect(self, place: _Place, deadline: float, watch: Watch) -> PooledConnection:
-        """A new connection in a reserved place, which is free again if that fails."""
+        """Make a new connection in a reserved place. The place is free again if that fails."""
         link: PeerLink | None = None
         try:
             backend = self._backends[place.address.partition("://")[0]]

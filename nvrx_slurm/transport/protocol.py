@@ -80,7 +80,7 @@ class AckVerdict(IntEnum):
 
 
 class ClientHello(NamedTuple):
-    """The client begins."""
+    """The client's first frame."""
 
     version: int
     nonce: bytes
@@ -118,7 +118,7 @@ class Challenge(NamedTuple):
 
 
 class PayloadRequest(NamedTuple):
-    """For one payload. `budget_ms`: so long will the client wait for it."""
+    """The client's request for one payload. `budget_ms`: how long the client will wait for it."""
 
     call: RequestKind
     slot: int
@@ -147,7 +147,7 @@ class PayloadRequest(NamedTuple):
 
 
 class Response(NamedTuple):
-    """Before the payload, if `status` is OK and `size` is not 0. `generation`: of the slot as asked."""
+    """The server's answer. A payload follows if `status` is OK and `size` is not 0. `generation`: of the slot."""
 
     status: ResponseStatus
     size: int = 0
@@ -166,7 +166,7 @@ class Response(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """After the payload."""
+    """The client's last frame of a read, after the payload."""
 
     verdict: AckVerdict
     slot: int
@@ -295,7 +295,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def address_of(scheme: str, host: str, port: int) -> str:
-    """The other way round."""
+    """An address of the form that `host_and_port` reads."""
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
@@ -304,7 +304,7 @@ _NO_PROOF = bytes(PROOF_BYTES)
 
 
 class Welcome(NamedTuple):
-    """What a client learns at the hello. The proof goes with its first request."""
+    """What the server's challenge says, and the client's proof, which goes with its first request."""
 
     proof: bytes
     eviction_s: float
@@ -367,7 +367,7 @@ def pass_through(link: PeerLink, handshake: ServerHandshake, deadline: float) ->
 
 
 def refusal(status: ResponseStatus) -> bytes:
-    """Instead of a challenge."""
+    """The frame that a server sends instead of a challenge."""
     return Challenge(VERSION, status, 0, bytes(NONCE_BYTES), _NO_PROOF).pack()
 
 

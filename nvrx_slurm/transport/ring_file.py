@@ -41,7 +41,7 @@ _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 
 def make(folder: Path, name: str, size: int, fill: Callable[[mmap.mmap], None]) -> mmap.mmap:
-    """A new file of that name, 0600, with all its memory, and what `fill` writes. Raises RingError."""
+    """Make a file of that name, 0600, with all its memory, and have `fill` write into it. Raises RingError."""
     # The file has no name until it has all its memory and its header: no process ever sees half a ring, and a creator
     # that is killed before leaves nothing. A creator that is killed later leaves the ring to the next `sweep`, or to
     # multiprocessing's resource tracker, once all of its family have ended.
@@ -124,7 +124,7 @@ def foreign(status: os.stat_result) -> str | None:
 
 
 def remove(folder: Path, name: str, *, forget: bool) -> None:
-    """Take its name away; who has it mapped keeps its memory. `forget`: this process has made it."""
+    """Remove the ring's name. A process that has it mapped keeps its memory. `forget`: this process has made it."""
     (folder / name).unlink(missing_ok=True)
     if forget:
         _untrack(name)
@@ -191,7 +191,7 @@ _STATES = tuple(SlotState)
 
 
 class Glance(msgspec.Struct, frozen=True, gc=False):
-    """What a word says of its slot, without its lock: true a moment ago."""
+    """What a slot's word says, read without the slot's lock: it was true a moment ago."""
 
     state: SlotState
     generation: int
@@ -223,7 +223,7 @@ class Memory:
         self._payloads = [layout.payload_at(index) for index in range(layout.slots)]
 
     def initialize(self) -> None:
-        """Once, before the ring has a name. All else is zeros: slots are free."""
+        """Make the mutexes, once, before the ring has a name. All else is zeros: slots are free."""
         for lock in self._locks:
             initialize(lock.address)
 
@@ -288,7 +288,7 @@ class Memory:
         return True
 
     def look(self, index: int) -> RingSlot:
-        """Without its lock, which a stopped process may keep: the state that was last made visible."""
+        """Read the slot without its lock, which a stopped process may keep: the state that was last made visible."""
         # A bank is only written while the word names the other one. If the word is the same before and after, the
         # bank that was read was not written meanwhile.
         while True:
@@ -298,7 +298,7 @@ class Memory:
                 return slot
 
     def is_ready(self, index: int, generation: int) -> bool:
-        """At a glance."""
+        """Whether the slot has a payload of that generation, read without its lock."""
         return self._words[index] & ~_BANK_BIT == generation << _GENERATION_SHIFT | READY
 
     def state(self, index: int) -> SlotState:
@@ -311,7 +311,7 @@ class Memory:
         ]
 
     def free(self, start: int) -> Iterator[int]:
-        """Slots that are free at a glance, from `start` on and around: a slot rests for as long as it can."""
+        """Slots that are free, without a lock, from `start` on and around: a slot rests for as long as it can."""
         words = self._words.tolist()
         for index in (*range(start, len(words)), *range(start)):
             if not words[index] & _STATE:
@@ -344,7 +344,7 @@ class Memory:
             ring_locks.wake_all(self.changes_address)
 
     def wait(self, seen: int, timeout_s: float) -> None:
-        """Until something has changed since `seen`, but not for long: look again."""
+        """Wait until something has changed since `seen`, but not for long: the caller looks again."""
         ring_locks.wait(self.changes_address, seen, timeout_s)
 
 
@@ -373,7 +373,7 @@ class Creator(NamedTuple):
 
 
 class RingShape(NamedTuple):
-    """How a ring was made."""
+    """The parameters of a ring, as it was made."""
 
     slots: int
     slot_bytes: int
@@ -383,7 +383,7 @@ class RingShape(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What the file says of itself."""
+    """The header of the file."""
 
     creator: Creator
     shape: RingShape
@@ -395,7 +395,7 @@ class Header(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes, name: str) -> Header:
-        """Raises RingError where it is none, or of another version."""
+        """The header of these bytes. Raises RingError where they are none, or are of another version."""
         creator, version = made_by(data)
         if creator is None:
             raise RingError(f"{name} is not a ring")
@@ -449,7 +449,7 @@ class Layout(NamedTuple):
 
 
 def checked(slots: int, slot_bytes: int) -> Layout:
-    """Raises RingError where such a ring cannot be."""
+    """The layout of such a ring. Raises RingError where it cannot be."""
     if not 1 <= slots <= MOST_SLOTS:
         raise RingError(f"a ring of {slots} slots cannot be: it has 1 to {MOST_SLOTS}")
     if not 1 <= slot_bytes <= MOST_BYTES:

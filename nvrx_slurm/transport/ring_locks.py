@@ -119,7 +119,7 @@ def _wait(address: int, deadline: float) -> int:
 
 
 def _give_back(lock: Lock) -> None:
-    """After an exception, which may have come before the lock was taken, or after it was given back."""
+    """Release the lock after an exception, which may have come before it was taken, or after it was released."""
     # A signal handler may use the ring on top of a step that it has interrupted. Then this thread holds the lock for
     # the outer step, and the inner one must not release it.
     if _is_nested(lock):
@@ -207,14 +207,14 @@ class OwnedAttempt:
 
 
 def open_attempts(of: int) -> set[SlotOwner]:
-    """Those of one ring of this process."""
+    """The attempts of this process at one ring that are still open."""
     # Not of items: that makes tuples, and a garbage collection meanwhile may end an attempt.
     numbers = list(_open)
     return {SlotOwner(*this_process(), number) for number in numbers if _open.get(number) == of}
 
 
 def this_process() -> tuple[int, int]:
-    """Its id, and when it began in ticks. After a fork it is another one."""
+    """This process's id, and when it began, in ticks. A forked child has its own."""
     global _this_process
     if _this_process is None:
         pid = os.getpid()
@@ -234,7 +234,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def namespace() -> int:
-    """Of process ids."""
+    """The inode of this process's namespace of process ids."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError as error:

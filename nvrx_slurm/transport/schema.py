@@ -32,7 +32,7 @@ MOST_NESTED = 8  # records within records
 
 
 class Field(NamedTuple):
-    """Of a record. `shape`: of the array that the field is, () where it is one element."""
+    """A field of a record. `shape`: of the array that the field is, () where it is one element."""
 
     name: str
     offset: int
@@ -110,7 +110,7 @@ def item_bytes(format: Format) -> int:
 
 
 def tensor_item_bytes(name: object) -> int:
-    """Likewise, of torch's types."""
+    """How many bytes one element of a tensor takes. Raises PayloadCorrupt for a name that is none of torch's."""
     if not isinstance(name, str) or name not in TENSOR_ITEM_BYTES:
         raise PayloadCorrupt(f"{str(name)[:64]!r} is no type of a tensor's elements")
     return TENSOR_ITEM_BYTES[name]
@@ -145,7 +145,7 @@ def parse_format(node: object, nested: int = 0) -> Format:
 
 
 def format_node(format: Format) -> object:
-    """What `parse_format` takes."""
+    """The node of the schema that `parse_format` reads."""
     if isinstance(format, str):
         return format
     fields = []
@@ -157,7 +157,7 @@ def format_node(format: Format) -> object:
 
 
 def parse_shape(node: object) -> tuple[int, ...]:
-    """Raises PayloadCorrupt where it is none."""
+    """The shape of a schema's node. Raises PayloadCorrupt where it is none."""
     if type(node) is not list or len(node) > MOST_DIMENSIONS:
         raise PayloadCorrupt(f"a shape is a list of at most {MOST_DIMENSIONS} numbers")
     for length in node:
@@ -167,7 +167,7 @@ def parse_shape(node: object) -> tuple[int, ...]:
 
 
 def parse_axes(node: object, dimensions: int) -> tuple[int, ...]:
-    """Each of the axes once, the one that lies farthest apart in memory first."""
+    """The order of the axes: each once, the one that lies farthest apart in memory first."""
     if type(node) is not list or not all(type(axis) is int for axis in node) or sorted(node) != [*range(dimensions)]:
         raise PayloadCorrupt("the order of an array names each of its axes once")
     return tuple(node)
@@ -206,7 +206,7 @@ FLOAT_BITS = struct.Struct(">d")
 
 
 class Constant(NamedTuple):
-    """It is in the schema itself."""
+    """A value that is in the schema itself."""
 
     value: object
 
@@ -254,7 +254,7 @@ class DecodePlan(NamedTuple):
 
 
 def padding(size: int) -> int:
-    """From there to where the next leaf lies."""
+    """How many bytes lie between an end at `size` and the next leaf."""
     return -size % ALIGNMENT
 
 
@@ -340,7 +340,7 @@ class _Parser:
         return array
 
     def place(self, size: int) -> int:
-        """Where the next leaf begins."""
+        """Lay a leaf of `size` bytes behind the others, and return where it begins."""
         self._leaves += 1
         if self._leaves > MOST_LEAVES:
             raise PayloadCorrupt(f"the schema has more than {MOST_LEAVES} leaves")

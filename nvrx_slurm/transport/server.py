@@ -149,7 +149,7 @@ class PayloadServer:
         return self.ring.drain(timeout_s)
 
     def close(self) -> None:
-        """Within a second: no new readers, and those that read now fail with PeerReset. The ring stays as it is."""
+        """Stop within a second: no new readers, and those that read now fail with PeerReset. The ring stays."""
         with self._guard:
             if self._is_closed or self._pid != os.getpid():
                 return
@@ -200,7 +200,7 @@ class PayloadServer:
 
 
 def _after_fork() -> None:
-    """In the child the ports and the readers are the parent's."""
+    """In a forked child, leave the ports and the readers to the parent."""
     for server in list(_servers):
         for listener in server._listeners:
             listener.drop()

@@ -73,7 +73,7 @@ class ShmLink:
         self._finish(taken=False)
 
     def drop(self) -> None:
-        """The claim is the parent's to end."""
+        """In a forked child, leave the claim to the parent."""
         self._claim = None
 
     def _finish(self, *, taken: bool, until: float | None = None) -> bool:
@@ -140,7 +140,7 @@ class LocalRings(Mapping[str, SharedRing]):
         return ring
 
     def __iter__(self) -> Iterator[str]:
-        """Of a copy: a read in another thread changes their order."""
+        """The names, from a copy: a read in another thread changes their order."""
         return iter(list(self._attached))
 
     def __len__(self) -> int:
@@ -154,7 +154,7 @@ class LocalRings(Mapping[str, SharedRing]):
             self._attached.clear()
 
     def after_fork(self) -> None:
-        """In the child: the memory is the same, but a thread of the parent may hold the lock."""
+        """In a forked child, replace the lock: a thread of the parent may hold it. The memory is the same."""
         self._guard = threading.Lock()
 
     def _attach(self, name: str) -> SharedRing | None:

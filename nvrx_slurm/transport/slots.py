@@ -98,7 +98,7 @@ def lapsed(slot: RingSlot, now_ns: int, *, owner_is_dead: bool) -> bool:
 
 
 def reclaim(slot: RingSlot) -> RingSlot:
-    """From an owner that has lost it (`lapsed`)."""
+    """The slot is taken from an owner that has lost it (`lapsed`)."""
     state = FREE if slot.state is WRITING else READY
     return replace(slot, state=state, owner=NO_OWNER, lease_ns=0, counts=_add(slot, "lapsed"))
 
@@ -116,14 +116,14 @@ def begin(slot: RingSlot, generation: int, owner: SlotOwner, *, overwrite: bool)
 def publish(
     slot: RingSlot, generation: int, owner: SlotOwner, *, size: int, checksum: int | None, schema_bytes: int
 ) -> RingSlot | Refusal:
-    """The writer has written it all."""
+    """The writer has written all of the payload."""
     if not _is_its(slot, WRITING, generation, owner):
         return Refusal.LATE
     return RingSlot(READY, generation, NO_OWNER, 0, size, checksum, schema_bytes, _add(slot, "published"))
 
 
 def abandon(slot: RingSlot, generation: int, owner: SlotOwner) -> RingSlot | Refusal:
-    """The writer could not write it."""
+    """The writer could not write the payload."""
     if not _is_its(slot, WRITING, generation, owner):
         return Refusal.LATE
     return replace(slot, state=FREE, owner=NO_OWNER)
@@ -141,21 +141,21 @@ def claim(slot: RingSlot, generation: int | None, owner: SlotOwner, lease_ns: in
 
 
 def renew(slot: RingSlot, generation: int, owner: SlotOwner, lease_ns: int) -> RingSlot | Refusal:
-    """Its reader needs the slot for longer."""
+    """The reader needs the slot for longer."""
     if not _is_its(slot, READING, generation, owner):
         return Refusal.LATE
     return replace(slot, lease_ns=lease_ns)
 
 
 def consume(slot: RingSlot, generation: int, owner: SlotOwner) -> RingSlot | Refusal:
-    """Its reader has it: the slot is free."""
+    """The reader has the payload: the slot is free."""
     if not _is_its(slot, READING, generation, owner):
         return Refusal.LATE
     return replace(slot, state=FREE, owner=NO_OWNER, lease_ns=0, counts=_add(slot, "consumed"))
 
 
 def release(slot: RingSlot, generation: int, owner: SlotOwner) -> RingSlot | Refusal:
-    """Its reader has not got it, or leaves it for others."""
+    """The reader has not got the payload, or leaves it for others."""
     if not _is_its(slot, READING, generation, owner):
         return Refusal.LATE
     return replace(slot, state=READY, owner=NO_OWNER, lease_ns=0, counts=_add(slot, "released"))
@@ -172,7 +172,7 @@ def take(slot: RingSlot, generation: int, size: int, *, consumed: bool) -> RingS
 
 
 def settle(slot: RingSlot, generation: int) -> RingSlot | Refusal:
-    """A reader has it since long, but its word was lost, and the payload is ready again."""
+    """A reader has the payload, but its Ack was lost, and the payload is ready again."""
     if slot.state is not READY or slot.generation != generation:
         return Refusal.LATE
     return replace(slot, state=FREE, counts=_add(slot, "consumed"))

@@ -361,7 +361,7 @@ class TcpBackend:
         serve: Callable[[TcpLink, ServerHandshake | None], None],
         entry: AdmissionCheck | None,
     ) -> TcpListener:
-        """The same; `serve` also gets the handshake that the connection has passed."""
+        """As `listen`; `serve` also gets the handshake that the connection has passed."""
         try:
             if host in _LOOPBACK or host.startswith("127."):
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -378,7 +378,7 @@ class TcpBackend:
 
 
 def _connected(family: socket.AddressFamily, where: tuple[Any, ...], deadline: float) -> socket.socket:
-    """Raises OSError; TimeoutError is one."""
+    """A socket that is connected to `where`. Raises OSError; TimeoutError is one."""
     if (left_s := deadline - time.monotonic()) <= 0:
         raise TimeoutError
     connection = socket.socket(family, socket.SOCK_STREAM)
@@ -392,7 +392,7 @@ def _connected(family: socket.AddressFamily, where: tuple[Any, ...], deadline: f
 
 
 def _linked(connection: socket.socket, ahead: bytes = b"") -> TcpLink:
-    """Takes the connection over. Raises OSError where the peer has reset it already; it is closed then."""
+    """A link that takes the connection over, or closes it. Raises OSError where the peer has reset it already."""
     try:
         return TcpLink(connection, ahead)
     except BaseException:
@@ -418,7 +418,7 @@ _asked: dict[tuple[str, int], concurrent.futures.Future[list[Any]]] = {}
 
 
 def resolve(host: str, port: int, deadline: float) -> list[Address]:
-    """Those of a host, one at least; kept for a while. Raises PayloadTimeout, and PeerReset where it has none."""
+    """The addresses of a host, kept for a while. Raises PayloadTimeout, and PeerReset where it has none."""
     until, addresses = _known.get((host, port), (0.0, []))
     if time.monotonic() < until:
         return addresses
@@ -444,7 +444,7 @@ def resolve(host: str, port: int, deadline: float) -> list[Address]:
 
 
 def forget(host: str, port: int) -> None:
-    """Nothing answers there: the name may be another machine's by now."""
+    """Forget a host's addresses. Nothing answers there: the name may be another machine's by now."""
     _known.pop((host, port), None)
 
 

@@ -21,7 +21,7 @@ _KINDS = (torch.Tensor, torch.nn.Parameter)
 
 
 def describe(array: Any) -> tuple[list[object], memoryview]:
-    """Its node, and its bytes."""
+    """The tensor's node of the schema, and its bytes."""
     # Its values in this machine's memory, dense.
     if type(array) not in _KINDS:
         raise Unsendable(f"an object of {type(array).__module__}.{type(array).__qualname__} is not sent")
@@ -55,7 +55,7 @@ def _flat(tensor: Any) -> memoryview:
 
 
 def build(leaf: Array, payload: memoryview) -> object:
-    """On `payload`, which it holds; a copy where `payload` is read-only."""
+    """The tensor that a leaf describes. It lies on `payload`, and holds it; on a read-only one it is a copy."""
     dtype = getattr(torch, str(leaf.format), None)
     if dtype is None:
         raise TransportError(f"the torch that is installed here has no {leaf.format}; upgrade it")

@@ -92,7 +92,7 @@ _CUT = "the connection was cut"
 
 
 class UcxxLink:
-    """Posts to the engine, and waits."""
+    """A link whose methods post to the engine, and wait."""
 
     needs_checksum = True
 
@@ -166,7 +166,7 @@ class UcxxLink:
 
 
 def _do(engine: Engine, step: Callable[[], None]) -> None:
-    """In the engine's thread, and wait for it."""
+    """Run `step` in the engine's thread, and wait for it."""
     outcome = SendCompletion()
 
     def run() -> None:

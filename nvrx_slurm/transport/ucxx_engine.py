@@ -77,7 +77,7 @@ class Engine:
             raise PeerRefused(f"UCX does not start: {started.error}") from None
 
     def post(self, step: Callable[[], None]) -> None:
-        """Have it done in the engine's thread. Raises PeerReset where there is none any more."""
+        """Have the engine's thread run `step`. Raises PeerReset where there is none any more."""
         with self._guard:
             if self.has_ended:
                 raise PeerReset(_ENDED)
@@ -87,7 +87,7 @@ class Engine:
                 os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
-        """At the end of the process: what was sent gets a moment to arrive."""
+        """Stop at the end of the process: what was sent gets a moment to arrive."""
 
         def leave_all() -> None:
             self._stop_by = time.monotonic() + STOP_S
@@ -101,7 +101,7 @@ class Engine:
         self._thread.join(JOIN_S)
 
     def abandon(self) -> None:
-        """In a forked child, where its thread is not."""
+        """Give the engine up in a forked child, where its thread is not."""
         self._guard, self.has_ended = threading.Lock(), True
         # Never freed: that would end the parent's connections.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
@@ -115,7 +115,7 @@ class Engine:
         self._peers.pop(peer.number, None)
 
     def watch(self, descriptor: int, peer: Peer) -> None:
-        """The end of this socket, or a byte on it, is the end of the peer."""
+        """Take the end of this socket, or a byte on it, as the end of the peer."""
         self._watched[descriptor] = peer
         self._poll.register(descriptor, select.EPOLLIN)
 
@@ -138,7 +138,7 @@ class Engine:
         heapq.heappush(self._timers, (time.monotonic() + after_s, next(self._count), step))
 
     def drain(self, side: UcxWorker, message: Any) -> None:
-        """Receive and drop it."""
+        """Receive a message and drop it."""
         if message.length <= SHORT_BYTES:
             buffer = bytearray(message.length or 1)
             self.start([side.take(message, memoryview(buffer))], (buffer, message), ignore)
@@ -255,7 +255,7 @@ _is_begun = _is_forked = False
 
 
 def engine() -> Engine:
-    """This process's. Raises PeerRefused where there can be none."""
+    """The engine of this process. Raises PeerRefused where there can be none."""
     global _engine, _is_begun
     with _guard:
         if _is_forked:
@@ -313,7 +313,7 @@ class UcxWorker:
         self._spare: dict[tuple[bytes, int], Any] = {}
 
     def next(self, theirs: bytes) -> tuple[int, Any]:
-        """The server's: which one it is, and the endpoint."""
+        """The server's next endpoint to a client, and its number among them."""
         index = self._made.get(theirs, 0)
         if index > MOST_MADE + MOST_AHEAD:
             raise PeerReset("there were too many connections between these two processes")
@@ -324,7 +324,7 @@ class UcxWorker:
         return index, endpoint
 
     def nth(self, theirs: bytes, index: int) -> Any:
-        """The client's."""
+        """The client's endpoint of that number."""
         if index > self._made.get(theirs, 0) + MOST_AHEAD:
             raise PeerReset(f"the server has named connection {index}")
         while self._made.get(theirs, 0) <= index:
@@ -367,7 +367,7 @@ _INSTALL = "pip install 'nvrx-slurm[ucxx-cu12]' (or ucxx-cu13)"
 
 
 class Ucx(NamedTuple):
-    """What is used of the binding."""
+    """The parts of the binding that this package uses."""
 
     context: Any
     worker: Any
@@ -381,7 +381,7 @@ class Ucx(NamedTuple):
 
 @functools.cache
 def _load() -> Ucx:
-    """Raises PeerRefused that says what to install."""
+    """Load the binding. Raises PeerRefused, which says what to install."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     try:

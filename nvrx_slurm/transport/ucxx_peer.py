@@ -47,7 +47,7 @@ class SendCompletion:
         return True
 
     def wait(self) -> None:
-        """However long it takes: for what is only a matter of the other thread's turn."""
+        """Wait without a bound, for what is only a matter of the other thread's turn."""
         self._pending.acquire()
         self._pending.release()
 
@@ -70,7 +70,7 @@ Done = Callable[[Exception | None], None]
 
 
 class MessageKind(IntEnum):
-    """Of a message: the upper bits of its tag."""
+    """The kind of a message: the upper bits of its tag."""
 
     DATA = 1
     LEAVE = 2  # nothing comes after this one
@@ -122,12 +122,12 @@ class Peer:
             self._let_go()
 
     def drop(self) -> None:
-        """In a forked child."""
+        """Close the socket, in a forked child."""
         if self._socket is not None:
             self._socket.close()
 
     def send(self, frame: bytes, payload: memoryview | None, outcome: SendCompletion | None) -> None:
-        """Two messages, straight from their memory, which is kept until UCX needs it no more."""
+        """Send two messages, straight from their memory, which is kept until UCX needs it no more."""
         done = outcome.settle if outcome else ignore
         if self.broken is not None:
             done(PeerReset(self.broken))
@@ -136,12 +136,12 @@ class Peer:
         self._start(lambda: [self._tagged(MessageKind.DATA, part) for part in parts], parts, done)
 
     def receive(self, want: Want) -> None:
-        """The next message, which must be as long as the buffer."""
+        """Receive the next message, which must be as long as the buffer."""
         self._want = want
         self._match()
 
     def has_come(self, kind: int, message: Any) -> None:
-        """A message for this end."""
+        """A message for this end has arrived."""
         if kind == MessageKind.DATA:
             self._unread.append(message)
             if len(self._unread) > MOST_UNREAD:
@@ -189,7 +189,7 @@ class Peer:
             self._start(lambda: [self._tagged(MessageKind.LEAVE, _WORD)], (_WORD,), ignore)
 
     def end(self, why: str) -> None:
-        """At once, any number of times. What is in flight settles as soon as UCX has let go of its memory."""
+        """End it at once, any number of times. What is in flight settles as soon as UCX has released its memory."""
         self._break(why)
         self._engine.forget(self)
         self._let_go()
@@ -212,7 +212,7 @@ class Peer:
             want.outcome.settle(PeerReset(self.broken))
 
     def _let_go(self) -> None:
-        """Of UCX and of the socket, by which the peer learns of it."""
+        """Release UCX's endpoint and the socket; by the socket's end the peer notices."""
         bootstrap, self._socket = self._socket, None
         if bootstrap is not None:
             self._engine.unwatch(bootstrap.fileno())
@@ -236,7 +236,7 @@ class Peer:
             self._taken(want.outcome, PeerReset(self.broken or _BROKEN))
 
     def _match(self) -> None:
-        """A message and a buffer."""
+        """Bring together the next message and the buffer that waits for one."""
         if self._want is None:
             return
         if not self._unread:
@@ -317,4 +317,4 @@ class Peer:
 
 
 def ignore(error: Exception | None) -> None:
-    """For a transfer whose failure shows in what follows it."""
+    """The callback of a transfer whose failure shows in what follows it."""

@@ -169,7 +169,7 @@ def _watched(loop: Path) -> list[tuple[int, int]]:
 
 
 def _shut_down(number: int, inode: int) -> bool:
-    """Returns whether this was a connection. A descriptor that is another file by now is left alone."""
+    """Shut a connection down. Returns whether it was one. A descriptor that is another file by now is left alone."""
     try:
         kept = os.dup(number)
     except OSError:

@@ -45,7 +45,7 @@ class InterruptionRecord:
 
 
 def format_interruption_records(records: Iterable[InterruptionRecord]) -> str:
-    """One line for people: each kind, the ranks that it hit, and the first text among its records."""
+    """The records as one line: each kind, the ranks that it hit, and the first text among its records."""
     by_kind: dict[Interruption, list[InterruptionRecord]] = {}
     for record in records:
         by_kind.setdefault(record.interruption, []).append(record)
@@ -63,7 +63,7 @@ STACK_CHARS = 4000  # how much of a stack goes into a record: its end
 
 
 def in_words(error: BaseException) -> str:
-    """One line: the exception's type and message."""
+    """The exception's type and message, in one line."""
     line = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
     return clean(line if len(line) <= TEXT_CHARS else f"{line[:TEXT_CHARS]} …")
 

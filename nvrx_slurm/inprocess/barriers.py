@@ -86,7 +86,7 @@ P = TypeVar("P", bound=Payload)
 
 
 def unpack(data: bytes, kind: type[P]) -> P:
-    """Raises MalformedRecord."""
+    """The payload of these bytes. Raises MalformedRecord where they are none."""
     return decode(lambda each: msgspec.json.decode(each, type=kind), data, "a member's payload")
 
 
@@ -94,7 +94,7 @@ pack = msgspec.json.Encoder().encode
 
 
 def unpacked(payloads: Mapping[int, bytes], kind: type[P]) -> dict[int, P]:
-    """Each member's payload. One that cannot be read is left out, as if its member had not arrived."""
+    """Decode each member's payload. One that cannot be read is left out, as if its member had not arrived."""
     found = dict[int, P]()
     for member, data in payloads.items():
         with contextlib.suppress(UntrustedRecord):
@@ -106,7 +106,7 @@ NAMED = 8  # how many ranks a message names at most
 
 
 def missing_ranks(missing: Sequence[int]) -> str:
-    """These ranks, for a message."""
+    """The text for these ranks in a message."""
     names = ", ".join(map(str, missing[:NAMED])) + (", …" if len(missing) > NAMED else "")
     return f"rank{'' if len(missing) == 1 else 's'} {names}" if missing else "no rank"
 

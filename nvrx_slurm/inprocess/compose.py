@@ -75,7 +75,7 @@ def _passed_on(returned: T | None, given: T) -> T:
 
 
 def _framed(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Texts after their number, so that those of several parts can follow one another."""
+    """The texts behind their number, so that those of several parts can follow one another."""
     return (str(len(texts)), *texts)
 
 

@@ -277,7 +277,7 @@ class Group:
             self._move(self.cycle.feed(Event.LEAVES))
 
     def _take(self, after: int, entries: list[bytes]) -> None:
-        """Entries of the log from place `after` on; some may have been read before."""
+        """Fold in entries of the log, from place `after` on; some may have been read before."""
         with self._moving:
             fresh, before = entries[self.cycle.ledger.length - after :], self.cycle.phase
             for cycle in self.cycle.read([decode(data) for data in fresh]):

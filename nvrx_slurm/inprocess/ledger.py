@@ -96,7 +96,7 @@ class Broken(LogEntry, frozen=True, kw_only=True, tag="broken"):
 
 
 class Void(LogEntry, frozen=True, kw_only=True, tag="void"):
-    """Means nothing. The entry in its place was set aside: it is not signed with the job's key, or not readable."""
+    """An entry that was set aside, since it is not signed with the job's key or not readable. It means nothing."""
 
 
 AnyEntry = (
@@ -248,7 +248,7 @@ class Log:
         self.ledger = GroupLedger(members)
 
     def refresh(self) -> None:
-        """Read on."""
+        """Read the entries that are new, and fold them into the ledger."""
         self.ledger = fold(self.ledger, map(decode, self._connection.read(self.ledger.length, 0.0)))
 
     def propose(self, entry: AnyEntry) -> bool:

@@ -103,7 +103,7 @@ _decoder: msgspec.json.Decoder[AnyOrder] = msgspec.json.Decoder(AnyOrder)
 
 
 def decode_order(data: bytes) -> AnyOrder:
-    """Raises MalformedRecord."""
+    """The order of these bytes. Raises MalformedRecord where they are none."""
     return decode(_decoder.decode, data, "an order of the rank")
 
 

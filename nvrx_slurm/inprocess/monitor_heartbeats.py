@@ -87,7 +87,7 @@ class HeartbeatLease:
         self.is_suspended = False
 
     def suspend(self) -> None:
-        """All processes are about to be stopped, and the log says so: it has no end until `resume`."""
+        """All processes are about to be stopped, and the log says so: the lease has no end until `resume`."""
         self.is_suspended = True
         self.ends_at = math.inf
         self._self_fence.disarm()
@@ -139,7 +139,7 @@ class LogWriter(threading.Thread):
     # ---- for the loop
 
     def record(self, entry: Interrupted) -> None:
-        """Have this recorded, as soon as the store takes it."""
+        """Have the thread record this entry, as soon as the store takes it."""
         self._inbox.append(entry)
         os.eventfd_write(self._wake, 1)
 
@@ -149,7 +149,7 @@ class LogWriter(threading.Thread):
         os.eventfd_write(self._wake, 1)
 
     def record_last(self, lost: Lost) -> None:
-        """The rank is dead: have this recorded as the last thing. The thread then ends."""
+        """The rank is dead: have the thread record this as the last entry, and end."""
         self._last.set_result(lost)
         os.eventfd_write(self._wake, 1)
 
@@ -319,7 +319,7 @@ class SiblingWatch:
         watched.record_at = math.inf
 
     def _record(self, member: int, interruption: Interruption, text: str) -> None:
-        """Unless the call is over: then members end as they please."""
+        """Record the loss of a member. Not once the call is over: then members end as they please."""
         ledger = self._log.ledger
         if ledger.stage in (IterationStage.COMPLETED, IterationStage.BROKEN):
             return
@@ -370,7 +370,7 @@ class Ring:
     beyond: tuple[Sibling, ...] = ()
 
     def follow(self, ledger: GroupLedger) -> Ring:
-        """Without the members that are lost, and with more of those behind a sibling that is in doubt."""
+        """The ring without the members that are lost, and with more of those behind a sibling that is in doubt."""
         watched = [each for each in (self.sibling, *self.beyond) if each and each.member not in ledger.lost]
         # One that has not begun is no sibling: it is probed.
         while watched and watched[0].beats == 0:
@@ -463,7 +463,7 @@ class SiblingProcess:
                     os.close(pidfd)
 
     def forget(self, poller: select.poll) -> None:
-        """It is watched no longer."""
+        """Stop watching it."""
         if self._pidfd is not None:
             poller.unregister(self._pidfd)
             os.close(self._pidfd)

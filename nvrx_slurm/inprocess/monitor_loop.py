@@ -251,7 +251,7 @@ class WatchedProcess:
         self._began = started_ticks(pid)
 
     def send(self, signals: Iterable[signal.Signals]) -> None:
-        """Signals, in order; none if it has ended."""
+        """Send signals, in order; none if the process has ended."""
         with suppress(ProcessLookupError):
             for number in signals:
                 signal.pidfd_send_signal(self.pidfd, number)
@@ -262,7 +262,7 @@ class WatchedProcess:
         return fields is None or bool(int(fields[_FLAGS]) & _PF_EXITING)
 
     def how_it_ended(self) -> str:
-        """For people. Where its parent has waited for it, the kernel no longer knows how it ended."""
+        """A text for the log. Where its parent has waited for it, the kernel no longer knows how it ended."""
         fields = stat_fields(self.pid)
         if fields is None or started_ticks(self.pid) != self._began:
             return f"process {self.pid} has ended"

@@ -80,7 +80,7 @@ class WrapperOptions:
             raise OptionError(f"Wrapper: {problem}", *options)
 
     def _problems(self) -> Iterator[tuple[str, ...]]:
-        """What is wrong, each time with the names of the options."""
+        """The problems, each with the names of the options."""
         # Types first: what follows relies on them.
         if not isinstance(self.store_factory, type) or not issubclass(self.store_factory, Store):
             seen = f"{self.store_factory!r}"

@@ -148,11 +148,11 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="nvrx-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Once in its life."""
+        """Start the thread; once in the watchdog's life."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Called by the main thread. A call that is still pending afterwards does no harm."""
+        """Stop the thread; for the main thread. A call that is still pending afterwards does no harm."""
         self._stopped.set()
         _libc.sem_post(_semaphore)
         self._thread.join()
@@ -191,11 +191,11 @@ class SignalWatchdog:
         self._thread = threading.Thread(target=self._watch, name="nvrx-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Once in its life."""
+        """Start the thread; once in the watchdog's life."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Afterwards no signal is raised."""
+        """Stop the thread. Afterwards no signal is raised."""
         self._stopped.set()
         self._thread.join()
 

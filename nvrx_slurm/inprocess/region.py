@@ -139,7 +139,7 @@ class Region:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {RESTART_SIGNAL})
 
     def call(self, function: Callable[[], T]) -> Returned[T] | Raised | CallInterrupted:
-        """Call it, in the main thread. Neither its exceptions nor a restart are raised out of this method."""
+        """Call the function, in the main thread. Neither its exceptions nor a restart leave this method."""
         call = self._current = _OpenCall()
         error: BaseException | None = None
         try:
@@ -377,7 +377,7 @@ def _is_in_finalizer(interrupted: list[FrameType]) -> bool:
 
 
 def _outcome(call: _OpenCall, error: BaseException | None) -> Raised | CallInterrupted | None:
-    """What the call came to; None if it just returned."""
+    """The outcome of the call; None if it just returned."""
     if call.delivered is None:
         return None if error is None else Raised(_without_our_frames(error))
     chain = list(_with_contexts(error))
@@ -394,7 +394,7 @@ def _outcome(call: _OpenCall, error: BaseException | None) -> Raised | CallInter
 
 
 def _with_contexts(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, the error that was being handled when it was raised, and so on."""
+    """The error, the error that was being handled when it was raised, and so on."""
     seen = set()
     while error is not None and id(error) not in seen:
         yield error
@@ -403,7 +403,7 @@ def _with_contexts(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """As the function's own code raised it."""
+    """The error as the function's own code raised it."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code in (_inside.__code__, Region.call.__code__):
         trace = trace.tb_next

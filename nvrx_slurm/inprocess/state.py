@@ -43,7 +43,7 @@ class FrozenState:
 
 
 class State(FrozenState):
-    """The same, and a rank assignment may change it."""
+    """A FrozenState that a rank assignment may change."""
 
     rank: int | None
     world_size: int
@@ -59,7 +59,7 @@ class State(FrozenState):
     __delattr__ = object.__delattr__
 
     def advance(self) -> None:
-        """To the next iteration."""
+        """Go on to the next iteration."""
         self.iteration += 1
         self.fn_exception = None
 

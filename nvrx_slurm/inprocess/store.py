@@ -103,7 +103,7 @@ class Cancelled(Exception):
 
 
 class Store(abc.ABC):
-    """Where a group's keys are."""
+    """The place of a group's keys."""
 
     @abc.abstractmethod
     def connect(self, group: str, call: int) -> Connection:

@@ -200,7 +200,7 @@ class FileConnection(Connection):
 
     @contextlib.contextmanager
     def _growing(self, name: str) -> Iterator[tuple[int, list[bytes]]]:
-        """The file, open at its end, and its entries; inside the block no other process adds to the call."""
+        """Yields the file, open at its end, and its entries. Inside the block no other process adds to the call."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._usable())
             os.close(self._open("lock"))
@@ -321,7 +321,7 @@ class _Patience:
 
 
 def _name(text: str) -> str:
-    """As a file name: readable, and different for different texts."""
+    """The text as a file name: readable, and different for different texts."""
     quoted = quote(text, safe=":")
     if len(quoted) <= LONGEST_NAME:
         return quoted
@@ -380,7 +380,7 @@ def _is_a_call(folder: Path) -> bool:
 
 
 def _remove_call(folder: Path) -> None:
-    """The files of a call by their names, and its folders if nothing else is in them. Raises OSError."""
+    """Remove the files of a call by their names, and its folders if nothing else is in them. Raises OSError."""
     for entry in os.scandir(folder):
         if _FILES.fullmatch(entry.name):
             Path(entry.path).unlink(missing_ok=True)

@@ -56,7 +56,7 @@ class KeptStore(Protocol):
 
 
 class KeptValkey:
-    """A server of its own process, which is started again when it was killed."""
+    """A Valkey in a process of its own, which is started again when it was killed."""
 
     own = 0
 
@@ -121,7 +121,7 @@ class KeptValkey:
 
 
 class KeptTorchStore:
-    """torch's, in this process."""
+    """A TCPStore of torch, in this process."""
 
     own = 1  # the process that hosts a TCPStore is its client too
 
@@ -144,7 +144,7 @@ class KeptTorchStore:
         self._store = host(LOOPBACK, self.port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
 
     def check(self) -> None:
-        """It is in this process, and ends with it."""
+        """Nothing to check: the store is in this process, and ends with it."""
 
     async def stop(self) -> None:
         self._store = None

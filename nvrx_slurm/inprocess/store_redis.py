@@ -262,7 +262,7 @@ class RedisConnection(Connection):
         return data if self._job_key is None else self._job_key.sign(place, data)
 
     def _verified(self, place: str, data: bytes) -> bytes | None:
-        """What was signed for this place; None: it was set aside."""
+        """The data that was signed for this place; None where it was not, and is set aside."""
         if self._job_key is None:
             return data
         try:

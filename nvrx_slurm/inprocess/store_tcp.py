@@ -78,7 +78,7 @@ def only_store_of_torch() -> None:
 
 
 def torch_store_class() -> Any:
-    """torch's TCPStore. Raises OptionError without torch."""
+    """torch's class TCPStore. Raises OptionError without torch."""
     try:
         if _only_store and "torch" not in sys.modules and (store := _from_library()) is not None:
             return store
@@ -222,7 +222,7 @@ class TCPConnection(Connection):
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[Any]:
-        """The client. Raises Cancelled, and StoreError for what torch raises, which is a RuntimeError."""
+        """Yields the client. Raises Cancelled, and StoreError for what torch raises, which is a RuntimeError."""
         if self._cancelled:
             raise Cancelled
         try:
@@ -256,7 +256,7 @@ def _connected(
 
 
 def _sockets() -> dict[str, int]:
-    """This process's: by the kernel's name for each, its descriptor."""
+    """This process's sockets: the descriptor of each, by the kernel's name for it."""
     found = {}
     for entry in DESCRIPTORS.iterdir():
         # An OSError: it was closed meanwhile, as the descriptor of this folder itself is.

@@ -218,7 +218,7 @@ class RestartReporter:
 
 
 def in_one_line(restart: Restart) -> str:
-    """What happened, how many ranks are left, and how long it took."""
+    """The restart in one line: what happened, how many ranks are left, and how long it took."""
     parts = ", ".join(
         f"{each.value} {1e3 * restart.slowest(each):.1f}" for each in RestartPart if restart.slowest(each)
     )

@@ -178,7 +178,7 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """For messages."""
+    """The function's name in messages."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", None) or type(function).__name__

@@ -254,7 +254,6 @@ def restored(
             stacks[log.rank] = each.frame
     scan = Scan(
         hits=tuple(hits),
-        counts={},
         bytes_read=sum(sizes.values()),
         files=tuple(logs),
         problems=found.problems,
@@ -280,7 +279,6 @@ def joined(parts: Iterable[tuple[Scan, SideEvidence]], problems: Iterable[str] =
     scans = [scan for scan, _ in parts]
     scan = Scan(
         hits=tuple(hit for log in files for hit in hits[log.path]),
-        counts=_merged(each.counts for each in scans),
         bytes_read=sum(each.bytes_read for each in scans),
         files=tuple(files),
         problems=(*(problem for each in scans for problem in each.problems), *problems),

@@ -1,4 +1,4 @@
-"""One file's lines against the rules: which match, how many, and the first and last of each as Hits."""
+"""One file's lines against the rules: which match, and the first and last of each as Hits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from nvrx_slurm.attribution.rules.catalogue import Rule
 from nvrx_slurm.attribution.scan.blocks import LogBlock, decoded, excerpt
-from nvrx_slurm.attribution.scan.model import EXACT_UP_TO, KEPT, MOST_DIGITS, Hit, LogFile
+from nvrx_slurm.attribution.scan.model import KEPT, MOST_DIGITS, Hit, LogFile
 from nvrx_slurm.attribution.scan.prefilter import Searcher
 from nvrx_slurm.attribution.scan.prefixes import first_stamp, label_of, named_in, stamp_of
 from nvrx_slurm.attribution.scan.quotations import is_quoted, is_source, without_negated
@@ -25,14 +25,14 @@ Span = tuple[int, int]
 _T = TypeVar("_T")
 
 _LINES_BETWEEN_STOPS = 64
-_MANY = 32
+_MANY_IN_VAIN = 32
 """After so many lines in vain a search for the whole pattern costs less than to go on."""
+
+ONE_BY_ONE = 32
+"""So many of a rule's lines in a file are matched one by one, from the beginning."""
 
 _LAST_BLOCKS = 16
 """So many are kept in memory, lest last lines must be searched for in each block that may turn out to be the last."""
-
-_MEASURED_EVERY = 16
-"""Of a rule that matches often, the lines of every sixteenth block are counted, and stand for those of the next."""
 
 
 class BlockLines:
@@ -49,11 +49,6 @@ class BlockLines:
     def back(self, rule: Rule) -> Iterator[Span]:
         """The same, the last one first."""
         return _merged([self._back(literal, rule.ignore_case) for literal in rule.literals], reverse=True)
-
-    def count(self, rule: Rule, after: int = 0) -> int:
-        """How often a rule's literals stand in the block, or after a position of it."""
-        text = self._text(rule.ignore_case)
-        return sum(text.count(literal, after) for literal in rule.literals)
 
     def _with(self, literal: bytes, ignore_case: bool) -> Iterator[Span]:
         text, at = self._text(ignore_case), 0
@@ -151,27 +146,13 @@ class _Late:
 
 @dataclass(slots=True)
 class _Tally:
-    """What a rule found in a file. `late`: lines that are no Hits yet, since later ones may replace them.
-    `in_a_block`: how many lines of the last block that was counted."""
+    """What a rule found in a file. `late`: lines that are no Hits yet, since later ones may replace them. `matched`:
+    how many of its lines were matched one by one."""
 
-    count: int = 0
+    matched: int = 0
     first: list[Hit] = field(default_factory=list)
     last: collections.deque[Hit] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
     late: collections.deque[_Late] = field(default_factory=collections.deque)
-    blocks: int = 0
-    in_a_block: int = 0
-
-    @property
-    def is_often(self) -> bool:
-        """Whether its lines are no longer matched one by one."""
-        return self.count >= EXACT_UP_TO
-
-    def estimate(self, lines: BlockLines, rule: Rule) -> None:
-        """Count a block's lines, roughly."""
-        if self.blocks % _MEASURED_EVERY == 0:
-            self.in_a_block = lines.count(rule)
-        self.blocks += 1
-        self.count += self.in_a_block
 
 
 @dataclass(slots=True)
@@ -188,8 +169,8 @@ class LineMatcher:
     """Reads the blocks of one file in order, until `stopped`, which is called every now and then.
 
     Most lines cost nothing: the prefilter names the rules that may match in a block, and only lines with one of their
-    literals are matched. Of a rule that has matched often, lines are only counted by its literals, and its last ones
-    are searched for in the last blocks only.
+    literals are matched. Of a rule that has matched often, only the last lines are searched for, and only in the last
+    blocks.
     """
 
     def __init__(self, searcher: Searcher, sheet: Sheet, stopped: Callable[[], bool]) -> None:
@@ -221,27 +202,26 @@ class LineMatcher:
             if rule.below:
                 self._read_headers(number, block, lines)
                 continue
-            if tally.is_often:
-                tally.estimate(lines, rule)
+            if number in self._often:
                 tally.late.append(_Late(block, None))
                 continue
-            # Keep the first of the file and the last of the block; count all, until there are many.
+            # Keep the first of the file and the last of the block.
             last = collections.deque[Span](maxlen=KEPT)
             for line, match in self._matching(number, block, lines.of(rule)):
-                tally.count += 1
+                tally.matched += 1
                 if len(tally.first) < KEPT:
                     tally.first.append(self._hit(block, line, rule, match))
                     continue
                 last.append(line)
-                if tally.is_often:
-                    tally.count += lines.count(rule, after=line[1])
+                if tally.matched == ONE_BY_ONE:
+                    # What follows in this block and in the next ones is matched from their ends, when they leave the
+                    # memory: then it is known which blocks hold the last lines.
+                    self._often.add(number)
                     tally.late.append(_Late(block, None))
                     break
             else:
                 if last:
                     tally.late.append(_Late(block, list(last)))
-            if tally.is_often:
-                self._often.add(number)
 
     def hits(self) -> list[Hit]:
         """What is kept, in the order of lines; the rules of one line in the catalogue's."""
@@ -250,10 +230,6 @@ class LineMatcher:
         tallies = (self._tallies[number] for number in sorted(self._tallies))
         kept = (hit for tally in tallies for hit in (*tally.first, *tally.last))
         return sorted(kept, key=lambda hit: hit.offset)
-
-    def counts(self) -> dict[str, int]:
-        """Name of a rule → lines."""
-        return {self._rules[number].name: tally.count for number, tally in self._tallies.items() if tally.count}
 
     def _read_headers(self, number: int, block: LogBlock, lines: BlockLines) -> None:
         """Find the exceptions of a block's tracebacks: those of its first headers and of its last ones."""
@@ -277,7 +253,6 @@ class LineMatcher:
             if label.writer == below.writer and not search.goes_on(line[label.begin :]):
                 rule, tally = self._rules[below.number], self._tallies[below.number]
                 if search.found and not self._is_noise(line):
-                    tally.count += 1
                     hit = self._sheet.hit(block, begin, line, rule, below.match)
                     (tally.first if len(tally.first) < KEPT else tally.last).append(hit)
                 return
@@ -297,7 +272,7 @@ class LineMatcher:
                 yield line, match
                 continue
             in_vain += 1
-            if in_vain == tried == _MANY and not self._searcher.may_match(number, block.text):
+            if in_vain == tried == _MANY_IN_VAIN and not self._searcher.may_match(number, block.text):
                 return
             if in_vain % _LINES_BETWEEN_STOPS == 0 and self._stopped():
                 return

@@ -20,9 +20,6 @@ MOST_DIGITS = 9
 KEPT = 8
 """Of each rule's lines in a file so many are kept from the beginning, and so many from the end."""
 
-EXACT_UP_TO = 32
-"""So many lines of a rule in a file are counted one by one."""
-
 TAIL_LINES = 20
 
 
@@ -68,8 +65,7 @@ class Scan:
     """What was read and found. Files are named by their path as a string.
 
     `hits` are in the order of `files` and lines; of each file and rule the first 8 and the last 8. Noise has none,
-    nor has a line that noise matches. `counts`: (file, rule) → lines; exact up to 32, above that an estimate, by how
-    often the rule's literals stand in some parts of the file. `tails`: file → its last lines, at most 20. `first_t`
+    nor has a line that noise matches. `tails`: file → its last lines, at most 20. `first_t`
     and `last_t`: file → seconds since the epoch, of the first and the last stamp near its beginning and its end.
     `heads`: file → its first line that is not empty. `starts`: file → offsets at which its first lines come again,
     where another run may begin. `sizes`: file → bytes of its text. `problems`: what could not be read, and why; a
@@ -77,7 +73,6 @@ class Scan:
     """
 
     hits: tuple[Hit, ...]
-    counts: Mapping[tuple[str, str], int]
     bytes_read: int
     files: tuple[LogFile, ...]
     problems: tuple[str, ...]

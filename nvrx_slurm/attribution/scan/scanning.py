@@ -32,7 +32,6 @@ class _FileScan:
     """What came of one file, so far."""
 
     hits: list[Hit] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0
     tail: tuple[str, ...] = ()
     first_t: float | None = None
@@ -96,7 +95,6 @@ def scan(
         problems.append(f"stopped before the end: {len(done)} of {len(logs)} files are read")
     return Scan(
         hits=tuple(hit for _, read in in_order for hit in read.hits),
-        counts={(path, rule): count for path, read in in_order for rule, count in read.counts.items()},
         bytes_read=sum(read.bytes_read for _, read in in_order),
         files=tuple(logs),
         problems=tuple(problems),
@@ -143,7 +141,7 @@ def _scan_file(file: LogFile, searcher: Searcher, stopped: Callable[[], bool]) -
                 read.bytes_read += len(block.raw)
                 end = block.window(len(block.text))
             lines = list(itertools.islice((line for line in lines_back(end) if line.strip()), 2 * TAIL_LINES))
-            read.hits, read.counts = matcher.hits(), matcher.counts()
+            read.hits = matcher.hits()
             read.starts = starts.starts(read.hits[0].offset) if read.hits else ()
             read.tail = tuple(excerpt(line) for line in reversed(lines[:TAIL_LINES]))
             read.first_line = next((excerpt(line) for line in head.split(b"\n") if line.strip()), "")

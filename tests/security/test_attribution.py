@@ -131,7 +131,7 @@ def test_a_number_that_is_none_takes_no_verdict_away(tmp_path: Path, line: bytes
 def test_ranks_without_end_are_not_enumerated(tmp_path: Path) -> None:
     """A wrong plan or request may name 10^15 workers a node. It is answered from the files that there are."""
     inquiry = _asking(tmp_path, nodes=("n1", "n2"), workers_per_node=10**15)
-    scan = Scan(hits=(), bytes_read=0, files=(), problems=(), tails={}, first_t={}, last_t={})
+    scan = Scan(hits=(), files=())
     assert known_ranks(inquiry, scan) == frozenset()
     (tmp_path / "rank-1.err").write_bytes(CRASH)
     assert analyze_sync(inquiry).verdict is Verdict.STOP

@@ -100,8 +100,7 @@ def analyze_logs(
         ),
     )
     blamed_first = sorted(scanned.files, key=lambda log: log.rank not in attribution.ranks)
-    names = [str(log.path) for log in blamed_first]
-    tails = {name: scanned.tails[name] for name in names if scanned.tails.get(name)}
+    tails = {str(log.path): tail for log in blamed_first if (tail := scanned.of(log).tail)}
     return AnalysisResult(attribution, tails, problems)
 
 

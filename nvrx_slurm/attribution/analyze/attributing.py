@@ -149,7 +149,7 @@ def _who(cause: Finding, shared: Spread, missing: MissingRanks, scan: Scan) -> s
         call = " ".join(filter(None, (collective, cause.hit.groups.get("seq"))))
         names = ", ".join(map(str, missing.ranks[:_MOST_RANKS_NAMED]))
         more = f", … ({len(missing.ranks)} in all)" if len(missing.ranks) > _MOST_RANKS_NAMED else ""
-        tails = (scan.tails.get(str(log.path), ()) for log in scan.files if log.rank == missing.ranks[0])
+        tails = (scan.of(log).tail for log in scan.files if log.rank == missing.ranks[0])
         last = next((line.strip() for tail in tails for line in reversed(tail) if line.strip()), "")
         its = f"; its last line: {last[:_LONGEST_LAST]}" if last else "; it has printed nothing"
         return f"rank{'s'[: len(missing.ranks) != 1]} {names}{more} never entered {call}{its}"
@@ -222,12 +222,12 @@ def _blamed_ranks(
 
 def _lasted_s(inquiry: Inquiry, scan: Scan, cause: Finding) -> float | None:
     """From the cycle's start to the line: by the inquiry, or by the stamps in the workers' logs."""
-    workers = [str(file.path) for file in scan.files if file.kind not in OF_THE_MACHINE]
-    if not inquiry.started_at and any(nature(scan.heads.get(name, "")) is Nature.PROGRESS for name in workers):
+    workers = [scan.of(log) for log in scan.files if log.kind not in OF_THE_MACHINE]
+    if not inquiry.started_at and any(nature(read.head) is Nature.PROGRESS for read in workers):
         return None  # a log that begins with a step was cut: when it began is not known
-    began = inquiry.started_at or min((scan.first_t[name] for name in workers if name in scan.first_t), default=None)
+    began = inquiry.started_at or min((read.first_t for read in workers if read.first_t is not None), default=None)
     known = inquiry.failed.t if inquiry.failed is not None else 0.0
-    last = max((scan.last_t[name] for name in workers if name in scan.last_t), default=None)
+    last = max((read.last_t for read in workers if read.last_t is not None), default=None)
     ended = cause.t or known or last
     return None if began is None or ended is None else max(0.0, ended - began)
 

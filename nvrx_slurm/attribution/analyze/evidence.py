@@ -60,7 +60,7 @@ def read_evidence(scan: Scan, stop: threading.Event) -> SideEvidence:
     with_causes = {
         hit.file.path: hit.file
         for hit in scan.hits
-        if hit.rule.role == "cause" or _is_before_steps(hit, scan.tails.get(str(hit.file.path), ()))
+        if hit.rule.role == "cause" or _is_before_steps(hit, scan.of(hit.file).tail)
     }
     of_workers = [log for log in with_causes.values() if log.kind not in OF_THE_MACHINE]
     offsets: dict[Path, list[int]] = defaultdict(list)

@@ -113,7 +113,7 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
     by_file: dict[str, list[Hit]] = defaultdict(list)
     for hit in hits:
         by_file[str(hit.file.path)].append(hit)
-    begins = {name: last_run(own, scan.starts.get(name, ()), tails.get(name, ())) for name, own in by_file.items()}
+    begins = {name: last_run(own, scan.of(own[0].file).starts, tails.get(name, ())) for name, own in by_file.items()}
     hits = [hit for hit in hits if hit.offset >= begins[str(hit.file.path)]]
     ahead, progress = offsets(hits, inquiry), last_progress(scan)
     rank_of = {pid: rank for rank, pid in inquiry.pids.items()}
@@ -225,10 +225,10 @@ def last_progress(scan: Scan) -> dict[int, float]:
     """Rank → the time of its own file's last line, of ranks whose file ends with progress."""
     found: dict[int, float] = {}
     for file in scan.files:
-        name = str(file.path)
-        steps = sum(nature(line) is Nature.PROGRESS for line in scan.tails.get(name, ())[-_LAST_LINES:])
-        if file.rank is not None and steps >= _LAST_LINES // 2 and name in scan.last_t:
-            found[file.rank] = max(scan.last_t[name], found.get(file.rank, 0.0))
+        read = scan.of(file)
+        steps = sum(nature(line) is Nature.PROGRESS for line in read.tail[-_LAST_LINES:])
+        if file.rank is not None and steps >= _LAST_LINES // 2 and read.last_t is not None:
+            found[file.rank] = max(read.last_t, found.get(file.rank, 0.0))
     return found
 
 

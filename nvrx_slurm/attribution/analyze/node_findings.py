@@ -25,7 +25,7 @@ from nvrx_slurm.attribution.analyze.attributing import SideEvidence
 from nvrx_slurm.attribution.rules.catalogue import Catalogue, Rule
 from nvrx_slurm.attribution.scan import Hit, LogFile, Scan
 from nvrx_slurm.attribution.scan.files import log_file
-from nvrx_slurm.attribution.scan.model import KEPT, LONGEST_TEXT, TAIL_LINES
+from nvrx_slurm.attribution.scan.model import KEPT, LONGEST_TEXT, TAIL_LINES, FileScan
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.journal.records import Count, FileName, PathBelow, Step
 from nvrx_slurm.journal.verdicts import MOST_FINDINGS_BYTES, Inquiry, Wire
@@ -122,22 +122,20 @@ def found_in(node: str, folder: Path, scan: Scan, side: SideEvidence, catalogue:
     }
     files = []
     for log in scan.files:
-        path = str(log.path)
-        starts = scan.starts.get(path, ())
-        head = scan.heads.get(path, "")
+        path, read = str(log.path), scan.of(log)
         files.append(
             FileFindings(
                 name=str(log.path.relative_to(folder)),
-                size_bytes=scan.sizes.get(path, 0),
+                size_bytes=read.size_bytes,
                 lines=tuple(_found_line(hit) for hit in hits[path]),
-                ending=_ending(scan.tails.get(path, ())),
+                ending=_ending(read.tail),
                 after=tuple(
                     (line.offset, _LETTERS[line.nature], line.rank, line.times) for line in side.tails.get(path, ())
                 ),
-                head=SAMPLES[nature(head)] if head else "",
-                first_t=scan.first_t.get(path),
-                last_t=scan.last_t.get(path),
-                start=max(starts, default=0),
+                head=SAMPLES[nature(read.head)] if read.head else "",
+                first_t=read.first_t,
+                last_t=read.last_t,
+                start=max(read.starts, default=0),
                 frame=frames.get(log.path),
             )
         )
@@ -216,55 +214,36 @@ def restored(
     if found.rules != known.digest:
         raise MalformedRecord("findings of other rules than the leader has")
     logs, hits = list[LogFile](), list[Hit]()
-    tails: dict[str, tuple[str, ...]] = {}
-    after: dict[str, tuple[TailLine, ...]] = {}
-    first_t, last_t = dict[str, float](), dict[str, float]()
-    heads, sizes = dict[str, str](), dict[str, int]()
-    starts: dict[str, tuple[int, ...]] = {}
+    reads: dict[Path, FileScan] = {}
+    tails: dict[str, tuple[TailLine, ...]] = {}
     stacks: dict[int, str] = {}
     for each in found.files:
         log = log_file(folder / each.name, inquiry)
         if log.node != node:
             raise MalformedRecord(f"findings of {node} about {each.name}, which is {log.node}'s")
-        path = str(log.path)
         logs.append(log)
-        sizes[path] = each.size_bytes
+        reads[log.path] = FileScan(
+            size_bytes=each.size_bytes,
+            tail=each.ending,
+            head=each.head,
+            first_t=each.first_t,
+            last_t=each.last_t,
+            starts=(each.start,) if each.start else (),
+        )
         for line in each.lines:
             if (rule := known.by_name.get(line.rule)) is None:
                 raise MalformedRecord(f"findings by a rule {line.rule!r}, which the leader does not have")
             hits.append(Hit(log, line.line, line.text, rule, line.rank, line.node, line.t, line.groups, line.offset))
-        if each.ending:
-            tails[path] = each.ending
         if each.after:
             try:
-                after[path] = tuple(
+                tails[str(log.path)] = tuple(
                     TailLine(offset, "", rank, times, KINDS[letter]) for offset, letter, rank, times in each.after
                 )
             except KeyError as error:
                 raise MalformedRecord(f"findings with lines of an unknown kind: {error}") from None
-        if each.head:
-            heads[path] = each.head
-        if each.first_t is not None:
-            first_t[path] = each.first_t
-        if each.last_t is not None:
-            last_t[path] = each.last_t
-        if each.start:
-            starts[path] = (each.start,)
         if each.frame is not None and log.rank is not None and log.kind == "stacks":
             stacks[log.rank] = each.frame
-    scan = Scan(
-        hits=tuple(hits),
-        bytes_read=sum(sizes.values()),
-        files=tuple(logs),
-        problems=found.problems,
-        tails=tails,
-        first_t=first_t,
-        last_t=last_t,
-        heads=heads,
-        starts=starts,
-        sizes=sizes,
-    )
-    return scan, SideEvidence(tails=after, stacks=stacks)
+    return Scan(tuple(hits), tuple(logs), reads, found.problems), SideEvidence(tails=tails, stacks=stacks)
 
 
 def joined(parts: Iterable[tuple[Scan, SideEvidence]], problems: Iterable[str] = ()) -> tuple[Scan, SideEvidence]:
@@ -275,19 +254,11 @@ def joined(parts: Iterable[tuple[Scan, SideEvidence]], problems: Iterable[str] =
     for scan, _ in parts:
         for hit in scan.hits:
             hits[hit.file.path].append(hit)
-
-    scans = [scan for scan, _ in parts]
     scan = Scan(
         hits=tuple(hit for log in files for hit in hits[log.path]),
-        bytes_read=sum(each.bytes_read for each in scans),
         files=tuple(files),
-        problems=(*(problem for each in scans for problem in each.problems), *problems),
-        tails=_merged(each.tails for each in scans),
-        first_t=_merged(each.first_t for each in scans),
-        last_t=_merged(each.last_t for each in scans),
-        heads=_merged(each.heads for each in scans),
-        starts=_merged(each.starts for each in scans),
-        sizes=_merged(each.sizes for each in scans),
+        reads=_merged(each.reads for each, _ in parts),
+        problems=(*(problem for each, _ in parts for problem in each.problems), *problems),
     )
     side = SideEvidence(
         tails=_merged(each.tails for _, each in parts),

@@ -104,6 +104,6 @@ def _only_node(cause: Finding, alive: Sequence[Finding], inquiry: Inquiry, scan:
 
 def _came_further(node: str, scan: Scan) -> bool:
     """Whether ranks of a node print more than the end of a process."""
-    files = (str(log.path) for log in scan.files if log.node == node and log.kind not in OF_THE_MACHINE)
-    lines = (line for name in files for line in scan.tails.get(name, ()))
+    files = (log for log in scan.files if log.node == node and log.kind not in OF_THE_MACHINE)
+    lines = (line for log in files for line in scan.of(log).tail)
     return sum(nature(line) in (Nature.PROGRESS, Nature.CALM) for line in lines) >= _LEAST_LINES

@@ -1,6 +1,6 @@
 """Logs of any size and layout, read once, with bounded memory: lines that a rule recognises.
 
-model         what a scan finds: `LogFile`, `Hit`, `Scan`
+model         what a scan finds: `LogFile`, `Hit`, `FileScan`, `Scan`
 files         the log files below some paths, whose they are by their names, and their text, unpacked
 blocks        whole lines of the text, of bounded length
 prefilter     which rules can match lines of a block

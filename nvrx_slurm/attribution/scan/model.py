@@ -60,25 +60,43 @@ class Hit:
     offset: int
 
 
+@dataclass(slots=True)
+class FileScan:
+    """What was read of one file, beside its hits.
+
+    `size_bytes`: of its text. `tail`: its last lines, at most 20. `head`: its first line that is not empty. `first_t`
+    and `last_t`: seconds since the epoch, of the first and the last stamp near its beginning and its end. `starts`:
+    offsets at which its first lines come again, where another run may begin. `problem`: why it could not be read, or
+    not to its end.
+    """
+
+    size_bytes: int = 0
+    tail: tuple[str, ...] = ()
+    head: str = ""
+    first_t: float | None = None
+    last_t: float | None = None
+    starts: tuple[int, ...] = ()
+    problem: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What was read and found. Files are named by their path as a string.
+    """What was read and found.
 
     `hits` are in the order of `files` and lines; of each file and rule the first 8 and the last 8. Noise has none,
-    nor has a line that noise matches. `tails`: file → its last lines, at most 20. `first_t`
-    and `last_t`: file → seconds since the epoch, of the first and the last stamp near its beginning and its end.
-    `heads`: file → its first line that is not empty. `starts`: file → offsets at which its first lines come again,
-    where another run may begin. `sizes`: file → bytes of its text. `problems`: what could not be read, and why; a
-    scan that was stopped says so here.
+    nor has a line that noise matches. `reads`: by the file's path; a file that was not read has none. `problems`:
+    what could not be read, and why; a scan that was stopped says so here.
     """
 
     hits: tuple[Hit, ...]
-    bytes_read: int
     files: tuple[LogFile, ...]
-    problems: tuple[str, ...]
-    tails: Mapping[str, tuple[str, ...]]
-    first_t: Mapping[str, float]
-    last_t: Mapping[str, float]
-    heads: Mapping[str, str] = field(default_factory=dict)
-    starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    reads: Mapping[Path, FileScan] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(read.size_bytes for read in self.reads.values())
+
+    def of(self, file: LogFile) -> FileScan:
+        """What was read of a file; nothing of one that was not read."""
+        return self.reads.get(file.path) or FileScan()

@@ -7,13 +7,12 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from nvrx_slurm.attribution.rules.catalogue import Catalogue
 from nvrx_slurm.attribution.scan.blocks import blocks, excerpt, plain
 from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
 from nvrx_slurm.attribution.scan.matching import LineMatcher, Sheet
-from nvrx_slurm.attribution.scan.model import TAIL_LINES, Hit, LogFile, Scan
+from nvrx_slurm.attribution.scan.model import TAIL_LINES, FileScan, Hit, LogFile, Scan
 from nvrx_slurm.attribution.scan.prefilter import Prefilter, Searcher, prefilter_of
 from nvrx_slurm.attribution.scan.prefixes import by_srun, first_stamp
 from nvrx_slurm.attribution.scan.starts import StartSearch
@@ -26,19 +25,7 @@ _HEAD_BYTES = 16 << 10
 _LOOK_S = 0.02
 """How often `stop` is looked at while no result comes, as when every file hangs on a dead file server."""
 
-
-@dataclass(slots=True)
-class _FileScan:
-    """What came of one file, so far."""
-
-    hits: list[Hit] = field(default_factory=list)
-    bytes_read: int = 0
-    tail: tuple[str, ...] = ()
-    first_t: float | None = None
-    last_t: float | None = None
-    problem: str | None = None
-    starts: tuple[int, ...] = ()
-    first_line: str = ""
+_FileResult = tuple[FileScan, list[Hit]]
 
 
 def scan(
@@ -52,7 +39,7 @@ def scan(
     """
     stop, abandoned = stop or threading.Event(), threading.Event()
     numbers = itertools.count()  # the threads take one file after the other
-    results: queue.SimpleQueue[tuple[int, _FileScan | BaseException]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[int, _FileResult | BaseException]] = queue.SimpleQueue()
 
     def stopped() -> bool:
         return stop.is_set() or abandoned.is_set()
@@ -78,7 +65,7 @@ def scan(
 
     if logs:
         threading.Thread(target=begin, name="scan", daemon=True).start()
-    done: dict[int, _FileScan] = {}
+    done: dict[int, _FileResult] = {}
     while len(done) < len(logs) and not stop.is_set():
         try:
             number, result = results.get(timeout=_LOOK_S)
@@ -89,28 +76,22 @@ def scan(
             raise result
         done[number] = result
 
-    in_order = [(str(file.path), done[number]) for number, file in enumerate(logs) if number in done]
-    problems = [f"{path} {read.problem}" for path, read in in_order if read.problem]
+    in_order = [(log.path, *done[number]) for number, log in enumerate(logs) if number in done]
+    problems = [f"{path} {read.problem}" for path, read, _ in in_order if read.problem]
     if len(done) < len(logs):
         problems.append(f"stopped before the end: {len(done)} of {len(logs)} files are read")
     return Scan(
-        hits=tuple(hit for _, read in in_order for hit in read.hits),
-        bytes_read=sum(read.bytes_read for _, read in in_order),
+        hits=tuple(hit for _, _, hits in in_order for hit in hits),
         files=tuple(logs),
+        reads={path: read for path, read, _ in in_order},
         problems=tuple(problems),
-        tails={path: read.tail for path, read in in_order if read.tail},
-        first_t={path: read.first_t for path, read in in_order if read.first_t is not None},
-        heads={path: read.first_line for path, read in in_order if read.first_line},
-        starts={path: read.starts for path, read in in_order if read.starts},
-        sizes={path: read.bytes_read for path, read in in_order},
-        last_t={path: read.last_t for path, read in in_order if read.last_t is not None},
     )
 
 
-def _scan_file(file: LogFile, searcher: Searcher, stopped: Callable[[], bool]) -> _FileScan:
-    read = _FileScan()
+def _scan_file(file: LogFile, searcher: Searcher, stopped: Callable[[], bool]) -> _FileResult:
+    read, hits = FileScan(), list[Hit]()
     if file.kind == "flight_recorder":
-        return read
+        return read, hits
 
     def readable(stream: Iterator[bytes]) -> Iterator[bytes]:
         # What breaks the stream is the file's problem; what came before it is scanned.
@@ -138,13 +119,13 @@ def _scan_file(file: LogFile, searcher: Searcher, stopped: Callable[[], bool]) -
                     break
                 matcher.read(block)
                 starts.read(block)
-                read.bytes_read += len(block.raw)
+                read.size_bytes += len(block.raw)
                 end = block.window(len(block.text))
             lines = list(itertools.islice((line for line in lines_back(end) if line.strip()), 2 * TAIL_LINES))
-            read.hits = matcher.hits()
-            read.starts = starts.starts(read.hits[0].offset) if read.hits else ()
+            hits = matcher.hits()
+            read.starts = starts.starts(hits[0].offset) if hits else ()
             read.tail = tuple(excerpt(line) for line in reversed(lines[:TAIL_LINES]))
-            read.first_line = next((excerpt(line) for line in head.split(b"\n") if line.strip()), "")
+            read.head = next((excerpt(line) for line in head.split(b"\n") if line.strip()), "")
             read.first_t = first_stamp(head.split(b"\n"), changed_at)
             read.last_t = first_stamp(lines, changed_at)
     except Unreadable as problem:
@@ -152,4 +133,4 @@ def _scan_file(file: LogFile, searcher: Searcher, stopped: Callable[[], bool]) -
     except Exception as error:  # what was found in the other files is not lost
         log.exception("%s", file.path)
         read.problem = f"cannot be understood: {type(error).__name__}: {error}"
-    return read
+    return read, hits

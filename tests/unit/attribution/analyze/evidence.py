@@ -81,7 +81,7 @@ def finding(of: Rule, rank: int | None = 0, finality: Finality = Finality.ENDED,
 def scan(*hits: Hit, files: tuple[LogFile, ...] = ()) -> Scan:
     """What reading would have made of these lines."""
     known = dict.fromkeys((*files, *(each.file for each in hits)))
-    return Scan(hits, 0, tuple(known), (), {}, {}, {})
+    return Scan(hits, tuple(known))
 
 
 def inquiry(failed: Failed | None = None, **more: Any) -> Inquiry:

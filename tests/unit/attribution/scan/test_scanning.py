@@ -198,9 +198,9 @@ def test_tails_and_times(tmp_path: Path) -> None:
     """A file's last lines are kept, and the times of its first and last stamps."""
     lines = [f"2026-11-21T18:{minute:02}:00Z step {minute}" for minute in range(60)]
     log = scanned(tmp_path / "a.log", "\n".join(["no stamp", *lines, "\x1b[1mno stamp\x1b[0m", ""]).encode())
-    path = str(tmp_path / "a.log")
-    assert log.tails[path] == (*lines[-19:], "no stamp")
-    assert (log.first_t[path], log.last_t[path]) == (1795284000.0, 1795284000.0 + 59 * 60)
+    read = log.of(log.files[0])
+    assert read.tail == (*lines[-19:], "no stamp")
+    assert (read.first_t, read.last_t) == (1795284000.0, 1795284000.0 + 59 * 60)
 
 
 def test_long_line_is_cut_around_its_match(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_nothing_to_look_for(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(b"last\n")
     logs = [LogFile(path, None, None, "mixed")]
-    assert scan(logs, Catalogue(())).tails == {str(path): ("last",)}
+    assert scan(logs, Catalogue(())).of(logs[0]).tail == ("last",)
     with pytest.raises(ConfigError) as caught:
         scan(logs, Catalogue((rule("any", ".*"),)))
     assert caught.value.key == "any"

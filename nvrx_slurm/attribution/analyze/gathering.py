@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -97,8 +98,7 @@ class IncompleteFindings(SourceError):
     """Not all agents have sent what they found, and the leader does not read their logs yet."""
 
 
-@dataclass(slots=True)
-class Gathered:
+class Gathered(NamedTuple):
     """What is known of a cycle's logs. `agents`: nodes whose agents have read them. `missing`: nodes of which nothing
     is known, for lack of time."""
 
@@ -108,73 +108,72 @@ class Gathered:
     missing: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class Gathering:
-    """Collects one cycle's evidence. `whole`: early findings, of logs that were still written, count only where there
-    is no time for more."""
+def gather(
+    inquiry: Inquiry,
+    logs: Sequence[LogFile],
+    catalogue: Catalogue,
+    received: ReceivedFindings,
+    stop: threading.Event,
+    *,
+    whole: bool,
+    reads: bool,
+) -> Gathered:
+    """Collect the evidence of one cycle, whose logs are `logs`. `whole`: early findings, of logs that were still
+    written, count only where there is no time for more. `reads`: read here what no agent has sent; else only what is
+    of no node."""
+    folder, known = inquiry.paths[0], KnownRules.of(catalogue)
+    parts: list[tuple[Scan, SideEvidence]] = []
+    problems: list[str] = []
+    agents = 0
+    of_nodes: dict[str, list[LogFile]] = defaultdict(list)
+    own: list[LogFile] = []  # what is read here in any case
+    for each in logs:
+        if each.node in inquiry.nodes and each.node is not None and each.kind != "flight_recorder":
+            of_nodes[each.node].append(each)
+        else:
+            own.append(each)
 
-    inquiry: Inquiry
-    catalogue: Catalogue
-    received: ReceivedFindings
-    stop: threading.Event
-    whole: bool = True
-    _parts: list[tuple[Scan, SideEvidence]] = field(default_factory=list)
-    _problems: list[str] = field(default_factory=list)
-    _agents: int = 0
-    _known: KnownRules = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._known = KnownRules.of(self.catalogue)
-
-    def gather(self, logs: Sequence[LogFile], *, reads: bool = True) -> Gathered:
-        """`logs`: all of the cycle. `reads`: read here what no agent has sent; else only what is of no node."""
-        folder = self.inquiry.paths[0]
-        of_nodes: dict[str, list[LogFile]] = defaultdict(list)
-        own: list[LogFile] = []
-        for each in logs:
-            if each.node in self.inquiry.nodes and each.node is not None and each.kind != "flight_recorder":
-                of_nodes[each.node].append(each)
-            else:
-                own.append(each)
-        waiting = list(of_nodes)
-        while waiting:
-            arrived = self.received.of(folder)
-            for node in list(waiting):
-                found = arrived.get(node)
-                if found is not None and (found.whole or not self.whole):
-                    waiting.remove(node)
-                    own += self._take(found, of_nodes[node])
-            if not waiting or not reads or self.stop.is_set():
-                break
-            node = waiting[0]
-            part = read_logs(of_nodes[node], self.catalogue, self.stop)
-            if not self.stop.is_set():
-                waiting.remove(node)
-                self._parts.append(part)
-        if own:
-            self._parts.append(read_logs(own, self.catalogue, self.stop))
-        missing = []
-        arrived = self.received.of(folder)
-        for node in waiting:  # what was read before the workers had ended is better than nothing
-            if node in arrived:
-                self._take(arrived[node], of_nodes[node])
-            else:
-                missing.append(node)
-                self._problems.append(f"{node}: there was no time to read the logs of its ranks")
-        return Gathered(*joined(self._parts, self._problems), agents=self._agents, missing=tuple(missing))
-
-    def _take(self, found: AgentFindings, logs: Sequence[LogFile]) -> list[LogFile]:
-        """Take a node's findings. Returns the files that they do not cover."""
+    def take(found: AgentFindings) -> None:
+        nonlocal agents
+        covered = set[Path]()
         try:
-            folder = Path(self.inquiry.paths[0])
-            part = restored(decoded(found.data), found.node, folder, self.inquiry, self._known)
+            part = restored(decoded(found.data), found.node, Path(folder), inquiry, known)
         except MalformedRecord as error:
             log.warning("%s; the logs of its ranks are read instead", error)
-            return list(logs)
-        self._parts.append(part)
-        self._agents += 1
-        covered = {each.path for each in part[0].files}
-        return [each for each in logs if each.path not in covered]
+        else:
+            parts.append(part)
+            agents += 1
+            covered = {each.path for each in part[0].files}
+        own.extend(each for each in of_nodes[found.node] if each.path not in covered)
+
+    waiting = list(of_nodes)
+    while waiting:
+        # Before each node that is read here: meanwhile the findings of others may have come.
+        arrived = received.of(folder)
+        for node in list(waiting):
+            found = arrived.get(node)
+            if found is not None and (found.whole or not whole):
+                waiting.remove(node)
+                take(found)
+        if not waiting or not reads or stop.is_set():
+            break
+        node = waiting[0]
+        part = read_logs(of_nodes[node], catalogue, stop)
+        # What a stop has cut short is dropped: early findings of all the node's logs say more.
+        if not stop.is_set():
+            waiting.remove(node)
+            parts.append(part)
+    if own:
+        parts.append(read_logs(own, catalogue, stop))
+    missing = []
+    arrived = received.of(folder)
+    for node in waiting:  # what was read before the workers had ended is better than nothing
+        if node in arrived:
+            take(arrived[node])
+        else:
+            missing.append(node)
+            problems.append(f"{node}: there was no time to read the logs of its ranks")
+    return Gathered(*joined(parts, problems), agents=agents, missing=tuple(missing))
 
 
 HEAD_START_SHARE = 0.1
@@ -203,8 +202,7 @@ def analyze_gathered(
     def read(asked: Inquiry, logs: Sequence[LogFile]) -> tuple[Scan, SideEvidence]:
         nonlocal agents
         is_before = asked is not inquiry
-        gathering = Gathering(asked, catalogue, received, stop_at, whole=whole or is_before)
-        gathered = gathering.gather(logs, reads=whole)
+        gathered = gather(asked, logs, catalogue, received, stop_at, whole=whole or is_before, reads=whole)
         if gathered.missing and not whole:
             raise IncompleteFindings(f"the findings of {len(gathered.missing)} nodes have not come yet")
         if gathered.missing and is_before:

@@ -23,7 +23,7 @@ import msgspec
 
 from nvrx_slurm.attribution.analyze.flight_recorder import read_dump
 from nvrx_slurm.attribution.analyze.unpickling import load_plain
-from nvrx_slurm.attribution.ledger import storage
+from nvrx_slurm.attribution.ledger import decode_blames
 from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import barriers, ledger, monitor
 from nvrx_slurm.inprocess.attribution import Interruption
@@ -152,7 +152,7 @@ TARGETS: dict[str, Target] = {
         (directory.pack(directory.Published(ref=REF, replica="main-0", number=7)),),
         (TransportError,),
     ),
-    "ledger of suspects": Target(storage.decode, (b'{"blames":[{"node":"n1"}]}',)),
+    "ledger of suspects": Target(decode_blames, (b'{"blames":[{"node":"n1"}]}',)),
     "pickle": Target(load_plain, tuple(pickle.dumps(DUMP, protocol) for protocol in (2, 4, 5))),
     "flight recorder": Target(lambda data: read_dump(data, 0), (pickle.dumps(DUMP, 4), JSON(DUMP))),
 }  # fmt: skip

@@ -7,7 +7,8 @@ from pathlib import Path
 from string import digits
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.attribution.ledger import Ledger, Suspect, open_ledger
+from nvrx_slurm.attribution.blames import Suspect
+from nvrx_slurm.attribution.ledger import Ledger, open_ledger
 from nvrx_slurm.cluster.slurm_config import named_cluster
 from nvrx_slurm.errors import ConfigError, SlurmUnreachable
 from nvrx_slurm.jobspec import env

@@ -8,7 +8,8 @@ analyze/        from these lines, and what else is known, to one attribution
 sources/        whom the broker asks: the built-in rules, a service, an MCP server
 service/        the HTTP service that answers such questions for many jobs
 notify/         who is informed of a decision: Slack, HTTP, the ledger
-ledger/         nodes that failures are blamed on, shared by a user's jobs
+blames          what a failure says against nodes, and which nodes are suspect by it
+ledger          the blames against one cluster's nodes, shared by a user's jobs
 local_service   a service on this machine: its token, and the user that it runs as
 mcp_server      the tools of attribution for an assistant
 docs            writes docs/rules.md

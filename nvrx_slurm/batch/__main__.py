@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from nvrx_slurm.attribution.ledger.ledger import cluster_of, suspects_among
+from nvrx_slurm.attribution.ledger import cluster_of, suspects_among
 from nvrx_slurm.batch.ending import EXIT_CODES
 from nvrx_slurm.batch.host import Host, Launch
 from nvrx_slurm.cluster.allocation import refuse_het_job

@@ -14,7 +14,8 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
-    from nvrx_slurm.attribution.ledger import Ledger, Suspect
+    from nvrx_slurm.attribution.blames import Suspect
+    from nvrx_slurm.attribution.ledger import Ledger
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
@@ -57,7 +58,7 @@ def nodes(context: click.Context, as_json: bool, where: str | None, cluster: str
 @click.pass_obj
 def suspect(opened: Callable[[], Ledger], names: tuple[str, ...], why: str) -> None:
     """Have nodes count as suspect for about three days."""
-    from nvrx_slurm.attribution.ledger import Blame, BlameKind
+    from nvrx_slurm.attribution.blames import Blame, BlameKind
     from nvrx_slurm.util.clock import SystemClock
 
     for name in names:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import redis
 
-from nvrx_slurm.attribution.ledger import Blame, BlameKind, Ledger, open_ledger, suspects_among
-from nvrx_slurm.attribution.ledger.storage import REDIS_KEY, FileStorage
+from nvrx_slurm.attribution.blames import Blame, BlameKind
+from nvrx_slurm.attribution.ledger import REDIS_KEY, FileStorage, Ledger, open_ledger, suspects_among
 from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.store.embedded import EmbeddedStore
@@ -25,7 +25,8 @@ from tests.contract.servers import PASSWORD
 
 BLAMER = """
 import sys
-from nvrx_slurm.attribution.ledger import Blame, BlameKind, open_ledger
+from nvrx_slurm.attribution.blames import Blame, BlameKind
+from nvrx_slurm.attribution.ledger import open_ledger
 where, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 ledger = open_ledger(where, cluster="alpha")
 for number in range(count):

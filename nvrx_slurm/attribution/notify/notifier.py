@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from nvrx_slurm.attribution.blames import Blame, blames_of
 from nvrx_slurm.attribution.http_client import PermanentError, RetryableError
-from nvrx_slurm.attribution.ledger import Blame, blames_of, cluster_of, open_ledger
+from nvrx_slurm.attribution.ledger import cluster_of, open_ledger
 from nvrx_slurm.attribution.notify.base import (
     DecidedFailure,
     DeliveryLimits,

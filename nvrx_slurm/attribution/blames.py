@@ -142,6 +142,22 @@ def blames_of(inquiry: Inquiry, attributions: Iterable[Attribution], *, cluster:
     failed, job = inquiry.failed, inquiry.key.job
     is_lost = failed is not None and is_loss(inquiry.key, failed)
     found: list[Blame] = []
+
+    def blame(node: str, kind: BlameKind, fault: str, evidence: str, certainty: float = 1.0) -> None:
+        found.append(
+            Blame(
+                cluster=cluster,
+                node=node,
+                kind=kind,
+                failure=str(inquiry.key),
+                at=at,
+                certainty=certainty,
+                fault=fault,
+                job=job,
+                evidence=evidence[:LONGEST_EVIDENCE],
+            )
+        )
+
     for each in attributions:
         kind = KINDS.get(each.scope)
         if kind is None or each.confidence < LEAST_CERTAINTY:
@@ -151,34 +167,11 @@ def blames_of(inquiry: Inquiry, attributions: Iterable[Attribution], *, cluster:
         evidence = ""
         if (line := each.primary) is not None:
             # The blame names the job's folder already.
-            evidence = f"{line.file.removeprefix(f'{job}/')}:{line.line}: {line.text}"[:LONGEST_EVIDENCE]
-        found += [
-            Blame(
-                cluster=cluster,
-                node=node,
-                kind=kind,
-                failure=str(inquiry.key),
-                at=at,
-                certainty=min(each.confidence, 1.0),
-                fault=each.fault,
-                job=job,
-                evidence=evidence,
-            )
-            for node in each.nodes
-        ]
+            evidence = f"{line.file.removeprefix(f'{job}/')}:{line.line}: {line.text}"
+        for node in each.nodes:
+            blame(node, kind, each.fault, evidence, min(each.confidence, 1.0))
     if failed is not None and is_lost:
-        found.append(
-            Blame(
-                cluster=cluster,
-                node=failed.node,
-                kind=BlameKind.LOST,
-                failure=str(inquiry.key),
-                at=at,
-                fault="node_lost",
-                job=job,
-                evidence=failed.cause[:LONGEST_EVIDENCE],
-            )
-        )
+        blame(failed.node, BlameKind.LOST, "node_lost", failed.cause)
     return found
 
 

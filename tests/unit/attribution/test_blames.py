@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.ledger import Blame, BlameKind, blames_of
-from nvrx_slurm.attribution.ledger.blames import (
+from nvrx_slurm.attribution.blames import (
     FORGOTTEN_BELOW,
     HALF_LIFE_S,
     MOST_PER_NODE,
     THRESHOLD,
     WEIGHTS,
+    Blame,
+    BlameKind,
+    blames_of,
     merged,
     suspects,
     weight,

@@ -81,17 +81,9 @@ class Tools:
         if name not in self._rules:
             raise UsageError(f"no rule {name!r}; `list_rules` has all names")
         rule = self._rules[name]
-        return {
-            "name": rule.name,
-            "fault": rule.fault,
-            "verdict": rule.verdict,
-            "scope": rule.scope,
-            "role": rule.role,
-            "pattern": rule.pattern.pattern.decode(errors="replace"),
-            "hint": rule.hint,
-            "reference": rule.reference,
-            "sample": list(rule.sample),
-        }
+        keys = ("name", "fault", "verdict", "scope", "role", "pattern", "hint", "reference", "sample")
+        pattern = rule.pattern.pattern.decode(errors="replace")
+        return {key: getattr(rule, key) for key in keys} | {"pattern": pattern, "sample": list(rule.sample)}
 
     async def _analyze(self, inquiry: Inquiry) -> dict[str, Any]:
         if (out := excess(inquiry)) is not None:

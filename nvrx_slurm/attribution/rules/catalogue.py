@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from nvrx_slurm.attribution.rules.literals import SHORTEST, literals_of
 from nvrx_slurm.attribution.rules.rulefile import Role, form_of, read_rule_file, wrong
 from nvrx_slurm.errors import ConfigError
@@ -137,25 +139,10 @@ def _rule(file: YamlFile, name: str, *, proved: bool) -> Rule:
     if not literals:
         sentence = f"must hold a text of at least {SHORTEST} characters that stands in every line it matches"
         raise wrong(f"{sentence}; {form.pattern!r} holds none", file, name, "pattern")
-    rule = Rule(
-        name=name,
-        fault=form.fault,
-        pattern=Regex(written_out.encode(), form.ignore_case),
-        literals=literals,
-        ignore_case=form.ignore_case,
-        verdict=Verdict(form.verdict),
-        scope=form.scope,
-        role=form.role,
-        severity=form.severity,
-        hint=form.hint,
-        reference=form.reference,
-        sample=form.sample,
-        not_sample=form.not_sample,
-        widespread=form.widespread,
-        below=form.below,
-        shell=form.shell,
-        environment=form.environment,
-    )
+    pattern = Regex(written_out.encode(), form.ignore_case)
+    # A rule has all keys of its form, and these instead of the texts.
+    fields = asdict(form) | {"name": name, "pattern": pattern, "literals": literals, "verdict": Verdict(form.verdict)}
+    rule = Rule(**fields)
     if proved:
         for key, lines, should in (("sample", rule.sample, True), ("not_sample", rule.not_sample, False)):
             for line in lines:

@@ -118,20 +118,14 @@ class RuleForm(msgspec.Struct, frozen=True):
 
 KEYS = RuleForm.__struct_fields__
 _REQUIRED = KEYS[: len(KEYS) - len(RuleForm.__struct_defaults__)]
-_LIST = "must be a list of lines, each after `- `"
 VALID: Mapping[str, str] = {
     "fault": "must be a class of failure in lower case, such as `cuda_oom`",
     "verdict": "must be RESTART, STOP or UNKNOWN",
     "scope": f"must be one of {', '.join(Scope)}",
     "role": "must be cause, consequence or noise",
     "severity": "must be a whole number from 0 to 100",
-    "ignore_case": "must be true or false",
-    "widespread": "must be true or false",
-    "below": "must be true or false",
-    "shell": "must be true or false",
-    "environment": "must be true or false",
-    "sample": _LIST,
-    "not_sample": _LIST,
+    **dict.fromkeys(("ignore_case", "widespread", "below", "shell", "environment"), "must be true or false"),
+    **dict.fromkeys(("sample", "not_sample"), "must be a list of lines, each after `- `"),
 }
 _WHERE = re.compile(r"at `\$\.(?P<key>\w+)")
 

@@ -1,11 +1,10 @@
 """The sources of attribution, each behind one port, bounded, and behind a circuit breaker.
 
-base.py           the port; when a view of logs that are still written is good enough
+base.py           the port, its answers; when a view of logs that are still written is good enough
 guard.py          bounds of time and number, and the circuit breaker (pure)
 builtin_rules.py  `lib`: the built-in rules, in a process of their own
 mcp.py            `mcp`: an MCP server over stdio; mcp_session.py is one session with it
 service.py        `attrsvc`, and each of `http_urls`: a service over HTTP
-answers.py        the answers of a service or a server, checked
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from dataclasses import replace as changed
 
 from msgspec.structs import replace
 
-from nvrx_slurm.attribution.sources.answers import trimmed
-from nvrx_slurm.attribution.sources.base import FindingsTaker, Source
+from nvrx_slurm.attribution.sources.base import FindingsTaker, Source, trimmed
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, Inquiry, Verdict
 from nvrx_slurm.util.clock import Clock

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nvrx_slurm.attribution.http_client import need
-from nvrx_slurm.attribution.sources.answers import MOST_TEXT, read_answer, verdict_of
-from nvrx_slurm.attribution.sources.base import look_twice
+from nvrx_slurm.attribution.sources.base import MOST_TEXT, look_twice, read_answer, verdict_of
 from nvrx_slurm.errors import SourceError
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry
 

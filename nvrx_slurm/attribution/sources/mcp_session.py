@@ -21,7 +21,7 @@ from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
-from nvrx_slurm.attribution.sources.answers import MOST_BYTES
+from nvrx_slurm.attribution.sources.base import MOST_BYTES
 from nvrx_slurm.errors import SourceError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.util.log import get_logger

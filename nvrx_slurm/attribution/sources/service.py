@@ -16,8 +16,7 @@ import msgspec
 from nvrx_slurm.attribution.http_client import HttpClient, HttpReply, RetryableError, token_of
 from nvrx_slurm.attribution.local_service import find_token
 from nvrx_slurm.attribution.service.wire import Intent, id_of
-from nvrx_slurm.attribution.sources.answers import SourceAnswer, read_answer, verdict_of
-from nvrx_slurm.attribution.sources.base import is_conclusive
+from nvrx_slurm.attribution.sources.base import SourceAnswer, is_conclusive, read_answer, verdict_of
 from nvrx_slurm.errors import MalformedRecord, SourceError, UnsafePath
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Wire

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.sources.answers import read_answer, verdict_of
+from nvrx_slurm.attribution.sources.base import read_answer, verdict_of
 from nvrx_slurm.errors import SourceError
 from nvrx_slurm.journal.verdicts import Verdict
 from tests.unit.attribution.sources.scripted import key_of, said

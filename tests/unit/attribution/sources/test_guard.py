@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from nvrx_slurm.attribution.sources.answers import MOST_LINE, MOST_SECONDARY
+from nvrx_slurm.attribution.sources.base import MOST_LINE, MOST_SECONDARY
 from nvrx_slurm.attribution.sources.guard import AT_ONCE, FIRST_PAUSE_S, GuardedSource
 from nvrx_slurm.errors import SourceError, UsageError
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Verdict

@@ -12,6 +12,7 @@ warned     the same with a warning; or that warning has nothing to do with it
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -132,12 +133,58 @@ def lines_back(text: bytes) -> Iterator[bytes]:
 
 
 def traceback_above(earlier: Iterable[bytes]) -> Traceback | None:
-    """The traceback whose last line has these lines above it, nearest first, without labels; None: there is none."""
-    walk = _TracebackWalk()
-    for number, line in enumerate(earlier):
-        if number == _LINES_BACK or not walk.goes_on(line):
-            break
-    return walk.result()
+    """The traceback whose last line has these lines above it, nearest first, without labels; None: there is none.
+
+    Goes up through frames to their header, and over the sentence that joins two exceptions of a chain to the frames
+    of the next.
+    """
+    frames: list[tuple[str, int, str]] = []
+    cause: bytes | None = None
+    below = b""
+    stamped: list[bytes] = []
+    foreign = 0
+    in_frames = in_cause = False
+    above: NonFatalSearch | None = None
+    non_fatal: str | None = None
+    for line in itertools.islice(earlier, _LINES_BACK):
+        if above is not None:  # above a header: the joint of a chain, or what says that it was not fatal
+            if not above.in_frames and line.startswith(_CHAINED):
+                above, in_frames, in_cause, below = None, False, True, b""
+                continue
+            if len(stamped) == 1 and line.strip():
+                stamped.append(line)
+            if not above.goes_on(line):
+                break
+        elif frame := _FRAME.match(line):
+            # The first exception of a chain stands at the top, so the line below its frames is read last, and stays.
+            if in_cause and not in_frames:
+                cause = below
+            elif not in_cause:
+                function = decoded(frame["function"] or b"<module>")
+                frames.append((decoded(frame["path"]), int(frame["line"][:MOST_DIGITS]), function))
+            in_frames = True
+        elif HEADER in line:
+            above, stamped, foreign = NonFatalSearch(), [line], 0
+            if not above.goes_on(line):
+                break
+        elif line.strip() and not line[:1].isspace():  # a line of another writer, or of the message
+            if not frames and not foreign and (non_fatal := non_fatal_without_traceback(line)):
+                break
+            below = line
+            foreign += 1
+            # Above the joint of a chain stands the message of another exception, of any form. Elsewhere a line
+            # that names an exception belongs to another traceback.
+            above_frames = in_cause and not in_frames
+            if foreign > _FOREIGN or (not above_frames and _SURELY_RAISED.match(line)):
+                break
+    if above is not None:
+        non_fatal = above.found
+    if foreign > _FOREIGN or not (frames or non_fatal):
+        return None
+    shown = [f"{PurePosixPath(path).name}:{line} in {function}" for path, line, function in frames[:_FRAMES_KEPT]]
+    own = (f"{path}:{line} in {function}" for path, line, function in frames if not _INSTALLED.search(path))
+    first = excerpt(cause) if cause else None
+    return Traceback(tuple(reversed(shown)), next(own, None), first, tuple(stamped), non_fatal)
 
 
 class ExceptionSearch:
@@ -164,57 +211,3 @@ class ExceptionSearch:
                 return False
             self._foreign += 1
         return self._foreign <= _FOREIGN and self._taken <= _LINES_BACK
-
-
-class _TracebackWalk:
-    """Goes up a log line by line: through frames to their header, and over the sentence that joins two exceptions of
-    a chain to the frames of the next."""
-
-    def __init__(self) -> None:
-        self._frames: list[tuple[str, int, str]] = []
-        self._cause: bytes | None = None
-        self._below: bytes = b""
-        self._stamped: list[bytes] = []
-        self._foreign = 0
-        self._in_frames, self._in_cause = False, False
-        self._above: NonFatalSearch | None = None
-        self._non_fatal: str | None = None
-
-    def goes_on(self, line: bytes) -> bool:
-        """Take the next line up; False: what is above is of no interest."""
-        if self._above is not None:  # above a header: the joint of a chain, or what says that it was not fatal
-            if self._above.in_frames or not line.startswith(_CHAINED):
-                if len(self._stamped) == 1 and line.strip():
-                    self._stamped.append(line)
-                return self._above.goes_on(line)
-            self._above, self._in_frames, self._in_cause, self._below = None, False, True, b""
-        elif frame := _FRAME.match(line):
-            if self._in_cause and not self._in_frames:
-                self._cause = self._below
-            elif not self._in_cause:
-                function = decoded(frame["function"] or b"<module>")
-                self._frames.append((decoded(frame["path"]), int(frame["line"][:MOST_DIGITS]), function))
-            self._in_frames = True
-        elif HEADER in line:
-            self._above, self._stamped, self._foreign = NonFatalSearch(), [line], 0
-            return self._above.goes_on(line)
-        elif line.strip() and not line[:1].isspace():  # a line of another writer, or of the message
-            first_line = not self._frames and not self._foreign
-            if first_line and (non_fatal := non_fatal_without_traceback(line)):
-                self._non_fatal = non_fatal
-                return False
-            self._below = line
-            self._foreign += 1
-            above_frames = self._in_cause and not self._in_frames  # a message may have many lines
-            return self._foreign <= _FOREIGN and (above_frames or not _SURELY_RAISED.match(line))
-        return True
-
-    def result(self) -> Traceback | None:
-        non_fatal = self._above.found if self._above else self._non_fatal
-        if self._foreign > _FOREIGN or not (self._frames or non_fatal):
-            return None
-        frames = [f"{PurePosixPath(path).name}:{line} in {function}" for path, line, function in self._frames]
-        own = (f for f in self._frames if not _INSTALLED.search(f[0]))
-        user = next((f"{path}:{line} in {function}" for path, line, function in own), None)
-        cause = excerpt(self._cause) if self._cause else None
-        return Traceback(tuple(reversed(frames[:_FRAMES_KEPT])), user, cause, tuple(self._stamped), non_fatal)

@@ -6,11 +6,10 @@ blocks        whole lines of the text, of bounded length
 prefilter     which rules can match lines of a block
 vectorscan    the search that the prefilter uses, if the extra is installed
 matching      which lines do match, and a `Hit` for the first and last of them
-starts        where a file's later runs may begin
 prefixes      what stands before a line: the label of its writer, and the time stamp
 quotations    lines that hold a failure's words and tell of none
 tracebacks    the traceback that a line ends, and whether it ended its process
-scanning      all of it, for many files at a time
+scanning      all of it, for many files at a time; where a file's later runs may begin
 """
 
 from nvrx_slurm.attribution.scan.files import find_logs

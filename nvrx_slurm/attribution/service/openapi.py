@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -39,6 +40,7 @@ _PREFER = {
     "schema": {"type": "string"},
 }
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+_ASKED = "What was asked for."
 _PROBLEMS = {
     400: "The request is not one.",
     401: "No bearer token, or not the one.",
@@ -59,58 +61,59 @@ def document(*, needs_token: bool) -> dict[str, Any]:
     types = (Submission, Answer, InFlight, Stats, Health, ErrorReply)
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     _tighten(schemas)
-    answers = {200: ("Answer", "Answered."), 202: ("Answer", "Not yet; what there is so far.")}
+    answer, text = _json("Answer"), {"schema": {"type": "string"}}
+    answers = {200: (answer, "Answered."), 202: (answer, "Not yet; what there is so far.")}
     asks = (400, 403, 408, 413, 415, 422, 429, 503, *secured)
     paths = {
         "/v1/inquiries": {
-            "post": {
-                **_operation("submit", "Ask about a failure. The same key again joins what there is.", answers, asks),
-                "parameters": [_PREFER],
-                "requestBody": {"required": True, "content": _json("Submission")},
-            },
-            "get": _operation("inFlight", "What is not answered yet.", {200: ("InFlight", "")}, (429, *secured)),
+            "post": _operation(
+                "submit",
+                "Ask about a failure. The same key again joins what there is.",
+                answers,
+                asks,
+                parameters=[_PREFER],
+                requestBody={"required": True, "content": _json("Submission")},
+            ),
+            "get": _operation(
+                "inFlight", "What is not answered yet.", {200: (_json("InFlight"), _ASKED)}, (429, *secured)
+            ),
         },
         "/v1/inquiries/{id}": {
-            "get": {
-                **_operation("poll", "How far an inquiry has come.", answers, (404, 422, 429, *secured)),
-                "parameters": [_ID, _WAIT, _AFTER],
-            }
+            "get": _operation(
+                "poll",
+                "How far an inquiry has come.",
+                answers,
+                (404, 422, 429, *secured),
+                parameters=[_ID, _WAIT, _AFTER],
+            )
         },
-        "/v1/stats": {"get": _operation("stats", "What the service does.", {200: ("Stats", "")}, (429, *secured))},
+        "/v1/stats": {
+            "get": _operation("stats", "What the service does.", {200: (_json("Stats"), _ASKED)}, (429, *secured))
+        },
         "/healthz": {
-            "get": {
-                **_operation(
-                    "health", "Whether it takes work.", {200: ("Health", ""), 503: ("Health", "It ends.")}, ()
-                ),
-                "security": [],
-            }
+            "get": _operation(
+                "health",
+                "Whether it takes work.",
+                {200: (_json("Health"), _ASKED), 503: (_json("Health"), "It ends.")},
+                security=[],
+            )
         },
         "/metrics": {
-            "get": {
-                "operationId": "metrics",
-                "summary": "Counters, for Prometheus.",
-                "responses": {
-                    "200": {
-                        "description": "Prometheus' text format.",
-                        "content": {"text/plain": {"schema": {"type": "string"}}},
-                    },
-                    **_failures((429, *secured)),
-                },
-            }
+            "get": _operation(
+                "metrics",
+                "Counters, for Prometheus.",
+                {200: ({"text/plain": text}, "Prometheus' text format.")},
+                (429, *secured),
+            )
         },
         "/openapi.json": {
-            "get": {
-                "operationId": "openapi",
-                "summary": "This document.",
-                "responses": {
-                    "200": {
-                        "description": "OpenAPI 3.1.",
-                        "content": {"application/json": {"schema": {"type": "object"}}},
-                    },
-                    **_failures((429,)),
-                },
-                "security": [],
-            }
+            "get": _operation(
+                "openapi",
+                "This document.",
+                {200: ({"application/json": {"schema": {"type": "object"}}}, "OpenAPI 3.1.")},
+                (429,),
+                security=[],
+            )
         },
     }
     components: dict[str, Any] = {"schemas": schemas}
@@ -126,24 +129,19 @@ def document(*, needs_token: bool) -> dict[str, Any]:
 
 
 def _operation(
-    name: str, summary: str, answers: dict[int, tuple[str, str]], problems: tuple[int, ...]
+    name: str,
+    summary: str,
+    answers: Mapping[int, tuple[dict[str, Any], str]],
+    problems: Iterable[int] = (),
+    **more: Any,
 ) -> dict[str, Any]:
-    responses = {
-        str(status): {"description": about or "What was asked for.", "content": _json(schema)}
-        for status, (schema, about) in answers.items()
-    }
-    return {"operationId": name, "summary": summary, "responses": {**responses, **_failures(problems)}}
-
-
-def _failures(problems: tuple[int, ...]) -> dict[str, Any]:
-    return {
-        str(status): {
-            "description": _PROBLEMS[status],
-            "content": _json("ErrorReply"),
-            **({"headers": _RETRY_AFTER} if status in (429, 503) else {}),
-        }
-        for status in problems
-    }
+    """`answers`: status → content and description."""
+    responses = {str(status): {"description": about, "content": what} for status, (what, about) in answers.items()}
+    for status in problems:
+        responses[str(status)] = {"description": _PROBLEMS[status], "content": _json("ErrorReply")}
+        if status in (429, 503):
+            responses[str(status)]["headers"] = _RETRY_AFTER
+    return {"operationId": name, "summary": summary, "responses": responses, **more}
 
 
 def _json(schema: str) -> dict[str, Any]:

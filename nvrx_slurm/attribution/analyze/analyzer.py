@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -33,13 +33,11 @@ from nvrx_slurm.errors import NvrxError, SourceError
 from nvrx_slurm.jobspec.model import LlmSpec
 from nvrx_slurm.journal.verdicts import SHARED_FROM_BYTES, Attribution, Inquiry, Verdict
 from nvrx_slurm.util.clock import Clock, SystemClock
-from nvrx_slurm.util.threads import in_thread
+from nvrx_slurm.util.threads import awaitable_thread
 
 if TYPE_CHECKING:
     from nvrx_slurm.attribution.analyze.llm import LlmAdvisor
 
-
-T = TypeVar("T")
 
 SOURCE = "lib"
 KEPT = 256
@@ -117,7 +115,7 @@ class Analyzer:
         began, computation = self._clock.monotonic(), None
         try:
             async with asyncio.timeout(timeout_s):
-                logs, identity, size = await _in_thread(lambda: _identified(inquiry), "find logs")
+                logs, identity, size = await awaitable_thread(lambda: _identified(inquiry), "find logs")
                 received = self._received if size >= SHARED_FROM_BYTES and len(inquiry.nodes) > 1 else None
                 gathers: _Gather | None = None
                 if received is not None:
@@ -182,13 +180,13 @@ class Analyzer:
             async with self._turns:
                 analyze = gathers or analyze_logs
                 work = partial(analyze, inquiry, self._catalogue, logs=logs, stop=computation.stop)
-                result = await _in_thread(work, "analyze logs")
+                result = await awaitable_thread(work, "analyze logs")
             computation.rules_say = answer = result.attribution
             if self._llm is not None:
                 tails = result.tails
                 if gathers is not None and answer.verdict is Verdict.UNKNOWN:  # agents send no text
                     shown = sorted(logs, key=lambda log: log.rank not in answer.ranks)[:MOST_SHOWN]
-                    tails = await _in_thread(lambda: last_lines(shown), "read tails")
+                    tails = await awaitable_thread(lambda: last_lines(shown), "read tails")
                 answer = await self._llm.advise(answer, inquiry, tails)
             self._kept[identity] = answer
             if len(self._kept) > KEPT:
@@ -207,7 +205,7 @@ class Analyzer:
         wait_s = min(decide_s, MOST_DECIDE_S) * (HEAD_START_SHARE if whole else FIRST_WAIT_SHARE)
         nodes = [node for node in inquiry.nodes if node != lost]
         wait = partial(received.wait, inquiry.paths[0], nodes, whole=whole, timeout_s=wait_s)
-        await _in_thread(wait, "wait for findings")
+        await awaitable_thread(wait, "wait for findings")
 
 
 def _identified(inquiry: Inquiry) -> tuple[list[LogFile], Identity, int]:
@@ -221,10 +219,6 @@ def _identified(inquiry: Inquiry) -> tuple[list[LogFile], Identity, int]:
         except OSError:  # gone since; the scan reports it
             states.append((0, 0, 0, 0))
     return logs, (msgspec.json.encode(inquiry), tuple(states)), sum(state[2] for state in states)
-
-
-async def _in_thread(work: Callable[[], T], name: str) -> T:
-    return await asyncio.wrap_future(in_thread(work, name))
 
 
 def analyze_sync(inquiry: Inquiry, *, rules: Sequence[Path] = (), timeout_s: float = 60.0) -> Attribution:

@@ -21,7 +21,7 @@ from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.model import LlmSpec
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Scope, Verdict
 from nvrx_slurm.util.decoding import decode
-from nvrx_slurm.util.threads import in_thread
+from nvrx_slurm.util.threads import awaitable_thread
 
 MOST_CHARACTERS = 12_000
 _MOST_PER_LINE = 300
@@ -130,7 +130,7 @@ class LlmAdvisor:
         def key() -> str | None:  # read at each question: keys are rotated
             return token_of(plan.key_file, env.get(env.LLM_KEY), key="fault_tolerance.attribution.llm.key_file")
 
-        found_key = await asyncio.wrap_future(in_thread(key, "read key"))  # its file system may not answer
+        found_key = await awaitable_thread(key, "read key")  # its file system may not answer
         url, headers, body = request(plan, found_key, text)
         content, headers = msgspec.json.encode(body), {"Content-Type": "application/json", **headers}
         limit_s = plan.timeout

@@ -13,7 +13,7 @@ from nvrx_slurm.attribution.http_client import HttpClient, HttpReply, PermanentE
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict, VerdictRecord, Wire
 from nvrx_slurm.util.clock import Clock
-from nvrx_slurm.util.threads import in_thread
+from nvrx_slurm.util.threads import awaitable_thread
 
 DISK_S = 3.0
 """How long a file system may take before its work is given up."""
@@ -153,4 +153,4 @@ class ReceiverHttp:
 
 async def bounded(work: Callable[[], _T], timeout_s: float = DISK_S) -> _T:
     """Blocking work in a thread. Raises what it raises, and TimeoutError, which is an OSError."""
-    return await asyncio.wait_for(asyncio.wrap_future(in_thread(work, "postprocessing")), timeout_s)
+    return await asyncio.wait_for(awaitable_thread(work, "postprocessing"), timeout_s)

@@ -114,11 +114,14 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
     if weighed.scope is Scope.NODE:
         held = (inquiry.node_of(rank) for rank in ranks)
         nodes = (node,) if node is not None else tuple(dict.fromkeys(name for name in held if name is not None))
-    runner_up = None
+    runner_up, settle = None, ""
     if weighed.verdict is Verdict.UNKNOWN:
         rivals = [each for each in causes(found) if cause is None or each.hit.rule.fault != cause.hit.rule.fault]
         rivals = rivals or ([*beside(found)] if cause is None else [])
         runner_up = max(rivals, key=lambda each: (-each.finality, each.hit.rule.severity), default=None)
+        # A command that shows what the logs do not.
+        settle = _COMMANDS.get(_ALIKE.get(fault, fault), "nvrx-slurm analyze JOB_FOLDER --last 2")
+        settle = settle.replace("{node}", next(iter(nodes), node or "NODE"))
     answer = Attribution(
         source=SOURCE,
         verdict=weighed.verdict,
@@ -135,7 +138,7 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
         hint=hint,
         reference=reference,
         runner_up=None if runner_up is None else runner_up.evidence,
-        settle=_settle(fault, nodes or ((node,) if node else ())) if weighed.verdict is Verdict.UNKNOWN else "",
+        settle=settle,
     )
     knows_cause = cause is not None and cause.hit.rule.role == "cause"
     return answer if knows_cause else refined(answer, missing), now
@@ -147,12 +150,10 @@ def _who(cause: Finding, shared: Spread, missing: MissingRanks, scan: Scan) -> s
     rule = cause.hit.rule
     if rule.role == "consequence" and missing.ranks and (collective := cause.hit.groups.get("collective")):
         call = " ".join(filter(None, (collective, cause.hit.groups.get("seq"))))
-        names = ", ".join(map(str, missing.ranks[:_MOST_RANKS_NAMED]))
-        more = f", … ({len(missing.ranks)} in all)" if len(missing.ranks) > _MOST_RANKS_NAMED else ""
         tails = (scan.of(log).tail for log in scan.files if log.rank == missing.ranks[0])
         last = next((line.strip() for tail in tails for line in reversed(tail) if line.strip()), "")
         its = f"; its last line: {last[:_LONGEST_LAST]}" if last else "; it has printed nothing"
-        return f"rank{'s'[: len(missing.ranks) != 1]} {names}{more} never entered {call}{its}"
+        return f"{_named(missing.ranks)} never entered {call}{its}"
     if shared.everywhere and rule.role == "cause":
         on = f" on {len(shared.nodes)} nodes" if len(shared.nodes) > 1 else ""
         return f"all {len(shared.ranks)} ranks{on} raise the same: {_words(rule.fault)}"
@@ -184,12 +185,6 @@ _ALIKE = {
     "gpu_application_fault": "cuda_error",
     "data_worker_killed": "killed",
 }
-
-
-def _settle(fault: str, nodes: Sequence[str]) -> str:
-    """A command that shows what the logs do not."""
-    command = _COMMANDS.get(_ALIKE.get(fault, fault), "nvrx-slurm analyze JOB_FOLDER --last 2")
-    return command.replace("{node}", nodes[0] if nodes else "NODE")
 
 
 def _follows(each: Finding, cause: Finding) -> bool:
@@ -256,12 +251,16 @@ def _explanation(sentence: str, after: Sequence[Finding], missing: MissingRanks,
     ]
     if faults:
         sentences.append(f"then followed {', '.join(faults)}")
-    # `the others waited for ranks 0, 1, … (16 in all): all others report a timeout`
-    if ranks := missing.ranks:
-        shown = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
-        more = f", … ({len(ranks)} in all)" if len(ranks) > _MOST_RANKS_NAMED else ""
-        sentences.append(f"the others waited for rank{'s'[: len(ranks) != 1]} {shown}{more}: {missing.how}")
+    if missing.ranks:
+        sentences.append(f"the others waited for {_named(missing.ranks)}: {missing.how}")
     return " ".join(f"{each[:1].upper()}{each[1:].rstrip('.')}." for each in (*sentences, *reasons))
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """`rank 3`; `ranks 0, 1, … (16 in all)`."""
+    names = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
+    more = f", … ({len(ranks)} in all)" if len(ranks) > _MOST_RANKS_NAMED else ""
+    return f"rank{'s'[: len(ranks) != 1]} {names}{more}"
 
 
 def _words(fault: str) -> str:

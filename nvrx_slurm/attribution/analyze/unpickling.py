@@ -75,39 +75,27 @@ class _Machine:
     def memoize(self, index: int) -> None:
         self.memo[index] = self.stack[-1]
 
-    def tuple_of(self, count: int) -> None:
+    def last(self, count: int) -> list[Any]:
+        """The values on top, taken off the stack."""
         if len(self.stack) < count:
-            raise NotPlainError(f"a tuple of what is not there, at byte {self.position}")
-        self.stack[-count:] = [tuple(self.stack[-count:])]
-
-    def set_items(self, flat: list[Any]) -> None:
-        for key, value in zip(flat[::2], flat[1::2], strict=False):
-            self.put(key, value)
-
-    def set_item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self.put(key, value)
-
-    def put(self, key: object, value: object) -> None:
-        """Into the dict on top. Keys are names and numbers: to hash a tuple a million deep ends the process."""
-        if not isinstance(self.stack[-1], dict) or not isinstance(key, (str, int, float)):
-            raise NotPlainError(f"an item of no dict, or with a key that is no name, at byte {self.position}")
-        self.stack[-1][key] = value
+            raise NotPlainError(f"more values are taken than there are, at byte {self.position}")
+        above, self.stack[-count:] = self.stack[-count:], []
+        return above
 
     def push(self, value: object) -> None:
         self.stack.append(value)
 
+    def set_items(self, flat: list[Any]) -> None:
+        for key, value in zip(flat[::2], flat[1::2], strict=False):
+            # Only names and numbers are keys: to hash a tuple a million deep ends the process.
+            if not isinstance(self.stack[-1], dict) or not isinstance(key, (str, int, float)):
+                raise NotPlainError(f"an item of no dict, or with a key that is no name, at byte {self.position}")
+            self.stack[-1][key] = value
+
     def extend(self, values: list[Any]) -> None:
-        self.a_list().extend(values)
-
-    def append(self) -> None:
-        value = self.stack.pop()
-        self.a_list().append(value)
-
-    def a_list(self) -> list[Any]:
         if not isinstance(self.stack[-1], list):
             raise NotPlainError(f"an element of no list, at byte {self.position}")
-        return self.stack[-1]
+        self.stack[-1].extend(values)
 
 
 _Act = Callable[[_Machine], object]
@@ -151,14 +139,14 @@ _ACTS: dict[bytes, _Act] = {
     pickle.EMPTY_LIST: _push(lambda _: []),
     pickle.EMPTY_TUPLE: _push(lambda _: ()),
     pickle.EMPTY_DICT: _push(lambda _: {}),
-    pickle.APPEND: _Machine.append,
+    pickle.APPEND: lambda machine: machine.extend(machine.last(1)),
     pickle.APPENDS: lambda machine: machine.extend(machine.since_mark()),
-    pickle.SETITEM: _Machine.set_item,
+    pickle.SETITEM: lambda machine: machine.set_items(machine.last(2)),
     pickle.SETITEMS: lambda machine: machine.set_items(machine.since_mark()),
     pickle.TUPLE: lambda machine: machine.push(tuple(machine.since_mark())),
-    pickle.TUPLE1: lambda machine: machine.tuple_of(1),
-    pickle.TUPLE2: lambda machine: machine.tuple_of(2),
-    pickle.TUPLE3: lambda machine: machine.tuple_of(3),
+    pickle.TUPLE1: lambda machine: machine.push(tuple(machine.last(1))),
+    pickle.TUPLE2: lambda machine: machine.push(tuple(machine.last(2))),
+    pickle.TUPLE3: lambda machine: machine.push(tuple(machine.last(3))),
     pickle.BINPUT: _put("<B"),
     pickle.LONG_BINPUT: _put("<I"),
     pickle.MEMOIZE: lambda machine: machine.memoize(len(machine.memo)),

@@ -9,6 +9,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -125,14 +126,8 @@ class ServiceSource:
 
     async def ask(self, inquiry: Inquiry, *, settled: asyncio.Event, timeout_s: float) -> Attribution:
         """The service's final answer. Raises SourceError."""
-        asked = ServiceInquiry(
-            self._http,
-            self._locate,
-            inquiry,
-            clock=self._clock,
-            timeout_s=timeout_s,
-            waits_for_start=self._managed,
-        )
+        deadline, reserve_s = self._clock.monotonic() + timeout_s, min(LONGEST_RESERVE_S, timeout_s / 5)
+        asked = ServiceInquiry(self._http, self._locate, inquiry, self._clock, deadline, reserve_s, self._managed)
         if not settled.is_set():
             working, waiting = asyncio.create_task(asked.follow("progressive")), asyncio.create_task(settled.wait())
             try:
@@ -150,46 +145,40 @@ class ServiceSource:
         await self._http.close()
 
 
+@dataclass(frozen=True, slots=True)
 class ServiceInquiry:
-    """With one service about one inquiry, within `timeout_s`.
+    """With one service about one inquiry, until `deadline`; no try is begun in the last `reserve_s`.
 
     A request that was lost or refused for now is sent again, `TRIES` times in all: a service has one answer to one
     key, however often it is asked. One that `waits_for_start` looks for the service as long as there is time. No
     redirect is followed: the token is for this service alone.
     """
 
-    def __init__(
-        self,
-        http: HttpClient,
-        locate: Locate,
-        inquiry: Inquiry,
-        *,
-        clock: Clock,
-        timeout_s: float,
-        waits_for_start: bool = False,
-    ) -> None:
-        self._http, self._locate, self._inquiry, self._clock = http, locate, inquiry, clock
-        self._waits_for_start = waits_for_start
-        self._deadline = clock.monotonic() + timeout_s
-        self._reserve_s = min(LONGEST_RESERVE_S, timeout_s / 5)
+    http: HttpClient
+    locate: Locate
+    inquiry: Inquiry
+    clock: Clock
+    deadline: float
+    reserve_s: float
+    waits_for_start: bool
 
     async def follow(self, intent: Intent, *, settled: bool = False) -> SourceAnswer:
         """The service's final answer; `progressive`: or one that later lines of the logs would not change. Raises
         SourceError."""
-        key = self._inquiry.key
-        body = msgspec.json.encode({"inquiry": self._inquiry, "intent": intent, "settled": settled})
+        key = self.inquiry.key
+        body = msgspec.json.encode({"inquiry": self.inquiry, "intent": intent, "settled": settled})
         answer: SourceAnswer | None = None
         polled_at = -math.inf
         while True:
             if answer is not None:
-                await asyncio.sleep(LEAST_POLL_S - (self._clock.monotonic() - polled_at))
-                polled_at = self._clock.monotonic()
+                await asyncio.sleep(LEAST_POLL_S - (self.clock.monotonic() - polled_at))
+                polled_at = self.clock.monotonic()
                 query = f"wait={self._wait_s}&after={answer.revision}"
                 reply = await self._request("GET", f"/v1/inquiries/{id_of(key)}?{query}")
             if answer is None or reply.status == 404:  # at first, and where the service has forgotten the inquiry
                 reply = await self._request("POST", "/v1/inquiries", body)
             answer = read_answer(reply.body, key)
-            if answer.is_final or (intent == "progressive" and is_conclusive(answer.attribution, self._inquiry)):
+            if answer.is_final or (intent == "progressive" and is_conclusive(answer.attribution, self.inquiry)):
                 return answer
 
     async def _request(self, method: str, path: str, body: bytes | None = None) -> HttpReply:
@@ -201,13 +190,13 @@ class ServiceInquiry:
             tried += 1
             pause_s = FIRST_PAUSE_S * 2 ** min(tried, TRIES) * random.uniform(0.5, 1.0)
             try:
-                endpoint = await asyncio.to_thread(self._locate)  # it reads files, on a file system that may hang
+                endpoint = await asyncio.to_thread(self.locate)  # it reads files, on a file system that may hang
                 wait_s = self._wait_s
                 if body is not None:
                     headers["Prefer"] = f"wait={wait_s}"
                 if endpoint.token is not None:
                     headers["Authorization"] = f"Bearer {endpoint.token}"
-                reply = await self._http.send(
+                reply = await self.http.send(
                     method,
                     endpoint.url + path,
                     body=body,
@@ -220,21 +209,21 @@ class ServiceInquiry:
                 problem = problem_of(reply)
                 if tried >= TRIES or reply.status not in _MAY_PASS:
                     raise SourceError(problem)
-                asked_s = reply.retry_after_s(self._clock.wall())
+                asked_s = reply.retry_after_s(self.clock.wall())
                 pause_s = pause_s if asked_s is None else asked_s
             except RetryableError as error:
                 problem = str(error)
-                if self._waits_for_start:
+                if self.waits_for_start:
                     pause_s = LOOK_AGAIN_S
                 elif tried >= TRIES:
                     raise
-            if pause_s + self._reserve_s > self._deadline - self._clock.monotonic():
+            if pause_s + self.reserve_s > self.deadline - self.clock.monotonic():
                 raise SourceError(f"{problem}: another try, {pause_s:.1f} s from now, would be too late")
             await asyncio.sleep(pause_s)
 
     @property
     def _wait_s(self) -> int:
-        return max(0, min(POLL_S, int(self._deadline - self._clock.monotonic())))
+        return max(0, min(POLL_S, int(self.deadline - self.clock.monotonic())))
 
 
 def problem_of(reply: HttpReply) -> str:

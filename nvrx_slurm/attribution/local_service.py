@@ -78,12 +78,10 @@ def announced(host: str, port: int, token: str, folder: Path | None = None) -> I
 def find_token(url: str, folder: Path | None = None) -> str | None:
     """The token of this user's own service at a loopback URL; None where no such service lives."""
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
+        addresses, port = _loopback(url)
     except ValueError:
         return None
-    addresses = ["127.0.0.1", "::1"] if host == "localhost" else [host]
-    for each in filter(is_loopback, addresses):
+    for each in addresses:
         path = (folder or token_folder()) / _file_name(each, port)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -113,6 +111,16 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _loopback(url: str) -> tuple[list[str], int]:
+    """The loopback addresses that a URL may mean, none for another host; and its port. Raises ValueError."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if not is_loopback(host):
+        return [], 0
+    addresses = ["127.0.0.1", "::1"] if host == "localhost" else [host]
+    return addresses, parts.port or _PORTS.get(parts.scheme, 0)
+
+
 def _file_name(host: str, port: int) -> str:
     """With the machine's name: a home folder may be shared by many."""
     return f"{socket.gethostname()}-{host}-{port}.token".replace("/", "_")
@@ -124,18 +132,16 @@ def check_listener(url: str) -> None:
 
     Source: proc_net_tcp in the kernel's documentation; its uid is that of the user who opened the socket.
     """
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if not is_loopback(host):
+    addresses, number = _loopback(url)
+    if not addresses:
         return
-    addresses = ["127.0.0.1", "::1"] if host == "localhost" else [host]
     places = set()
     for each in (*addresses, "0.0.0.0", "::"):
         # As the kernel writes an address there: 32-bit words in the machine's own byte order.
         packed = ipaddress.ip_address(each).packed
         words = [packed[start : start + 4] for start in range(0, len(packed), 4)]
         places.add("".join((word[::-1] if sys.byteorder == "little" else word).hex().upper() for word in words))
-    port = f"{parts.port or (443 if parts.scheme == 'https' else 80):04X}"
+    port = f"{number:04X}"
     for name in ("tcp", "tcp6"):
         try:
             rows = Path("/proc/net", name).read_text().splitlines()[1:]

@@ -60,11 +60,6 @@ def logs_of_node(asked: NodeLogs) -> Iterator[LogFile]:
                 yield replace(log_file(path, None), node=asked.node)
 
 
-def _state_of(log: LogFile) -> tuple[int, int]:
-    found = log.path.stat()
-    return found.st_size, found.st_mtime_ns
-
-
 def main() -> None:
     """Answer until standard input ends."""
     die_with(os.getppid(), signal.SIGKILL)
@@ -79,7 +74,8 @@ def main() -> None:
         # Of files that have not changed since the time before, what was found then.
         logs: Sequence[LogFile] = list(logs_of_node(asked))
         for log in logs:
-            state = _state_of(log)
+            found = log.path.stat()
+            state = found.st_size, found.st_mtime_ns
             if log.path not in known or known[log.path][0] != state:
                 known[log.path] = state, read_logs([log], catalogue, threading.Event())
         parts = [known[log.path][1] for log in logs]

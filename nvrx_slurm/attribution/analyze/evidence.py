@@ -14,7 +14,7 @@ from nvrx_slurm.attribution.analyze.attributing import SideEvidence
 from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE
 from nvrx_slurm.attribution.analyze.flight_recorder import Dump, DumpError, read_dump
 from nvrx_slurm.attribution.rules.catalogue import Catalogue
-from nvrx_slurm.attribution.scan import Hit, LogFile, Scan, scan
+from nvrx_slurm.attribution.scan import LogFile, Scan, scan
 from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, decoded, plain
 from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
 from nvrx_slurm.attribution.scan.model import TAIL_LINES
@@ -57,11 +57,15 @@ def read_evidence(scan: Scan, stop: threading.Event) -> SideEvidence:
 
     # Only the tails that decide something: of files that workers write, and that hold a possible cause, or a
     # consequence that steps of training follow. A thousand ranks report a timeout, and print nothing after it.
-    with_causes = {
-        hit.file.path: hit.file
-        for hit in scan.hits
-        if hit.rule.role == "cause" or _is_before_steps(hit, scan.of(hit.file).tail)
-    }
+    with_causes: dict[Path, LogFile] = {}
+    for hit in scan.hits:
+        if hit.rule.role != "cause":
+            lines = scan.of(hit.file).tail
+            # After the hit's own line, if that is one of the last ones.
+            own = max((at for at, line in enumerate(lines) if line == hit.text), default=-1)
+            if not any(nature(line) is Nature.PROGRESS for line in lines[own + 1 :]):
+                continue
+        with_causes[hit.file.path] = hit.file
     of_workers = [log for log in with_causes.values() if log.kind not in OF_THE_MACHINE]
     offsets: dict[Path, list[int]] = defaultdict(list)
     for hit in scan.hits:
@@ -88,12 +92,6 @@ def read_evidence(scan: Scan, stop: threading.Event) -> SideEvidence:
         except (DumpError, Unreadable) as error:
             problems.append(f"{log.path}: {error}")
     return SideEvidence(tails, stacks, tuple(dumps), problems=tuple(problems))
-
-
-def _is_before_steps(hit: Hit, lines: Sequence[str]) -> bool:
-    """Whether steps are among a file's last lines, after the hit's own if it is one of them."""
-    own = max((at for at, line in enumerate(lines) if line == hit.text), default=-1)
-    return any(nature(line) is Nature.PROGRESS for line in lines[own + 1 :])
 
 
 def _tail_after(log: LogFile, offset: int) -> tuple[TailLine, ...]:

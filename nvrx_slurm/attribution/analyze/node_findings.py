@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -123,12 +123,15 @@ def found_in(node: str, folder: Path, scan: Scan, side: SideEvidence, catalogue:
     files = []
     for log in scan.files:
         path, read = str(log.path), scan.of(log)
+        # Of the last lines the kinds; of the last one that is not blank, the text.
+        last = max((number for number, line in enumerate(read.tail) if line.strip()), default=-1)
+        ending = (line if number == last else SAMPLES[nature(line)] for number, line in enumerate(read.tail))
         files.append(
             FileFindings(
                 name=str(log.path.relative_to(folder)),
                 size_bytes=read.size_bytes,
                 lines=tuple(_found_line(hit) for hit in hits[path]),
-                ending=_ending(read.tail),
+                ending=tuple(ending),
                 after=tuple(
                     (line.offset, _LETTERS[line.nature], line.rank, line.times) for line in side.tails.get(path, ())
                 ),
@@ -160,12 +163,6 @@ def _found_line(hit: Hit) -> FoundLine:
     )
 
 
-def _ending(tail: Sequence[str]) -> tuple[str, ...]:
-    """The kinds of the last lines; of the last one that is not blank, the text."""
-    last = max((number for number, line in enumerate(tail) if line.strip()), default=-1)
-    return tuple(line if number == last else SAMPLES[nature(line)] for number, line in enumerate(tail))
-
-
 def encoded(found: NodeFindings) -> bytes | None:
     """At most MOST_FINDINGS_BYTES: where there is more, fewer of each rule's lines are kept, from the beginning and
     from the end of each file. None: there is more even so."""
@@ -174,17 +171,16 @@ def encoded(found: NodeFindings) -> bytes | None:
         kept //= 2
         if not kept:
             return None
-        files = tuple(msgspec.structs.replace(each, lines=_fewer(each.lines, kept)) for each in found.files)
-        found = msgspec.structs.replace(found, files=files)
+        files = []
+        for each in found.files:
+            by_rule: dict[str, list[FoundLine]] = defaultdict(list)
+            for line in each.lines:
+                by_rule[line.rule].append(line)
+            chosen = {id(line) for of_one in by_rule.values() for line in (*of_one[:kept], *of_one[-kept:])}
+            fewer = tuple(line for line in each.lines if id(line) in chosen)
+            files.append(msgspec.structs.replace(each, lines=fewer))
+        found = msgspec.structs.replace(found, files=tuple(files))
     return data
-
-
-def _fewer(lines: Sequence[FoundLine], kept: int) -> tuple[FoundLine, ...]:
-    by_rule: dict[str, list[FoundLine]] = defaultdict(list)
-    for line in lines:
-        by_rule[line.rule].append(line)
-    chosen = {id(line) for of_one in by_rule.values() for line in (*of_one[:kept], *of_one[-kept:])}
-    return tuple(line for line in lines if id(line) in chosen)
 
 
 def decoded(data: bytes) -> NodeFindings:

@@ -8,6 +8,7 @@ nodes raises before the first step, is the program's.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,11 +100,9 @@ def _only_node(cause: Finding, alive: Sequence[Finding], inquiry: Inquiry, scan:
     if not others or (here > 1 and 2 * len(reporters) <= here and not _OF_THE_NODE.search(cause.hit.text)):
         return None
     noticed = any(each.node in others and each.hit.rule.verdict is Verdict.RESTART for each in alive)
-    return node if noticed or any(_came_further(name, scan) for name in others) else None
-
-
-def _came_further(node: str, scan: Scan) -> bool:
-    """Whether ranks of a node print more than the end of a process."""
-    files = (log for log in scan.files if log.node == node and log.kind not in OF_THE_MACHINE)
-    lines = (line for log in files for line in scan.of(log).tail)
-    return sum(nature(line) in (Nature.PROGRESS, Nature.CALM) for line in lines) >= _LEAST_LINES
+    # Ranks of a node came further where they print more than the end of a process.
+    lines: Counter[str | None] = Counter()
+    for log in scan.files:
+        if log.node in others and log.kind not in OF_THE_MACHINE:
+            lines[log.node] += sum(nature(line) in (Nature.PROGRESS, Nature.CALM) for line in scan.of(log).tail)
+    return node if noticed or any(count >= _LEAST_LINES for count in lines.values()) else None

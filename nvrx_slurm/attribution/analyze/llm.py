@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -82,16 +81,8 @@ class LlmAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     explanation: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-@dataclass(frozen=True, slots=True)
-class Excerpt:
-    """Redacted lines, each with the file it stands in."""
-
-    lines: tuple[tuple[str, str], ...]
-
-    def file_of(self, text: str) -> str | None:
-        """The file of a line that the model quotes; None: no such line was shown."""
-        wanted = text.strip()
-        return next((file for file, line in self.lines if wanted and wanted in line), None)
+Excerpt = Sequence[tuple[str, str]]
+"""Redacted lines, each after the file it stands in."""
 
 
 class LlmAdvisor:
@@ -110,7 +101,7 @@ class LlmAdvisor:
             return rules_say
         shown = excerpt(tails, inquiry.nodes)
         # A line that gives the model orders would let its author decide, not the evidence.
-        if any(_GIVES_ORDERS.search(line) for _, line in shown.lines):
+        if any(_GIVES_ORDERS.search(line) for _, line in shown):
             return _without(rules_say, "a line of the log tries to give the model orders")
         try:
             async with asyncio.timeout(self._plan.timeout):
@@ -175,9 +166,9 @@ def excerpt(tails: Mapping[str, Sequence[str]], nodes: Sequence[str] = ()) -> Ex
         for line in redacted([text[:_MOST_PER_LINE] for text in tail], nodes):
             room -= len(line) + 1
             if room < 0:
-                return Excerpt(tuple(lines))
+                return lines
             lines.append((file, line))
-    return Excerpt(tuple(lines))
+    return lines
 
 
 def question(shown: Excerpt, rules_say: Attribution, inquiry: Inquiry) -> str:
@@ -186,7 +177,7 @@ def question(shown: Excerpt, rules_say: Attribution, inquiry: Inquiry) -> str:
     facts = "nothing else is known"
     if failed is not None:
         facts = f"exit code {failed.exit_code}, signal {failed.signal}, hung {failed.hung}, step {failed.step}"
-    text = "\n".join(line for _, line in shown.lines)
+    text = "\n".join(line for _, line in shown)
     return f"Facts: {facts}. The rules say: {rules_say.fault}.\n<excerpt>\n{text}\n</excerpt>"
 
 
@@ -251,7 +242,8 @@ def answer_in(plan: LlmSpec, reply: Any) -> bytes:
 
 def merged(rules_say: Attribution, answer: LlmAnswer, shown: Excerpt, model: str) -> Attribution:
     """The rules' UNKNOWN, completed where the model is sure enough and quotes its line; else with why it is not."""
-    verdict, file = Verdict(answer.verdict), shown.file_of(answer.evidence)
+    verdict, quoted = Verdict(answer.verdict), answer.evidence.strip()
+    file = next((file for file, line in shown if quoted and quoted in line), None)
     doubt = None
     if verdict is Verdict.UNKNOWN:
         doubt = "it does not know either"
@@ -268,6 +260,6 @@ def merged(rules_say: Attribution, answer: LlmAnswer, shown: Excerpt, model: str
         fault=answer.fault,
         scope=answer.scope,
         transient=verdict is Verdict.RESTART,
-        primary=Evidence(file=file, line=0, text=answer.evidence.strip(), rule="second opinion"),
+        primary=Evidence(file=file, line=0, text=quoted, rule="second opinion"),
         explanation=f"The rules do not know this failure. {model} says: {answer.explanation.strip()}",
     )

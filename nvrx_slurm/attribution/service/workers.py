@@ -92,17 +92,35 @@ class AnalysisWorker:
 
     async def analyze(self, inquiry: Inquiry) -> Attribution:
         """Raises WorkerLost, and SourceError where the worker says why it has no answer."""
+        job, bound_s = AnalysisJob(inquiry=inquiry, timeout_s=self._timeout_s), self._timeout_s + self._margin_s
         self._busy_since = self._clock.monotonic()
         try:
-            result = await self._ask(AnalysisJob(inquiry=inquiry, timeout_s=self._timeout_s))
+            async with asyncio.timeout(bound_s):
+                process = await self.start()
+                assert process.stdin is not None and process.stdout is not None
+                process.stdin.write(msgspec.json.encode(job) + b"\n")
+                await process.stdin.drain()
+                line = await process.stdout.readline()
+                if not line.endswith(b"\n"):
+                    raise EOFError("its output ended")
+                result = msgspec.json.decode(line, type=WorkerResult)
+        except TimeoutError:
+            await self.end()
+            raise WorkerLost(f"the worker hung: it gave no answer within {bound_s:g} s, and was killed") from None
+        except (OSError, EOFError, ValueError) as error:  # ValueError: what it wrote is too long, or no answer
+            ended = await self.end()
+            raise WorkerLost(f"the worker was lost: {error or 'no answer'}; {ended}") from None
+        except asyncio.CancelledError:
+            await self.end()  # or its answer, which nothing waits for now, would be taken for the next one
+            raise
         finally:
             self._busy_since = None
             self._analyses += 1
         if result.leaving:
             await self.end()
         if result.attribution is None:
-            error = WorkerLost if result.leaving else SourceError
-            raise error(result.problem or "the worker answered without an attribution")
+            kind = WorkerLost if result.leaving else SourceError
+            raise kind(result.problem or "the worker answered without an attribution")
         return result.attribution
 
     async def start(self) -> Process:
@@ -157,28 +175,6 @@ class AnalysisWorker:
             return f"it ended with exit code {code}"
         hint = " (the kernel does that where memory runs out)" if code == -signal.SIGKILL else ""
         return f"{signal.Signals(-code).name} ended it{hint}"
-
-    async def _ask(self, job: AnalysisJob) -> WorkerResult:
-        bound_s = self._timeout_s + self._margin_s
-        try:
-            async with asyncio.timeout(bound_s):
-                process = await self.start()
-                assert process.stdin is not None and process.stdout is not None
-                process.stdin.write(msgspec.json.encode(job) + b"\n")
-                await process.stdin.drain()
-                line = await process.stdout.readline()
-                if not line.endswith(b"\n"):
-                    raise EOFError("its output ended")
-                return msgspec.json.decode(line, type=WorkerResult)
-        except TimeoutError:
-            await self.end()
-            raise WorkerLost(f"the worker hung: it gave no answer within {bound_s:g} s, and was killed") from None
-        except (OSError, EOFError, ValueError) as error:  # ValueError: what it wrote is too long, or no answer
-            ended = await self.end()
-            raise WorkerLost(f"the worker was lost: {error or 'no answer'}; {ended}") from None
-        except asyncio.CancelledError:
-            await self.end()
-            raise
 
 
 # ---- the process

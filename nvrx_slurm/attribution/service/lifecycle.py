@@ -16,16 +16,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from nvrx_slurm.attribution.service.wire import (
-    PATHS_AT_MOST,
-    Answer,
-    Intent,
-    ServiceMessage,
-    State,
-    Submission,
-    id_of,
-)
-from nvrx_slurm.journal.verdicts import Attribution, Inquiry
+from nvrx_slurm.attribution.service.wire import Answer, Intent, ServiceMessage, State, Submission, id_of
+from nvrx_slurm.journal.verdicts import MOST_PATHS, Attribution, Inquiry
 
 LOST_AT_MOST = 3
 """An inquiry that has taken so many workers with it is not tried again."""
@@ -180,7 +172,7 @@ def _after(record: InquiryRecord, begun: InquiryRecord, last: State) -> State:
 
 
 def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*first, *second)))[:PATHS_AT_MOST]
+    return tuple(dict.fromkeys((*first, *second)))[:MOST_PATHS]
 
 
 def _substance(attribution: Attribution) -> Attribution:

@@ -8,17 +8,8 @@ from typing import Any
 
 import msgspec
 
-from nvrx_slurm.attribution.service.wire import (
-    NODES_AT_MOST,
-    PATHS_AT_MOST,
-    Answer,
-    ErrorReply,
-    Health,
-    InFlight,
-    Stats,
-    Submission,
-)
-from nvrx_slurm.journal.verdicts import MOST_WORKERS
+from nvrx_slurm.attribution.service.wire import Answer, ErrorReply, Health, InFlight, Stats, Submission
+from nvrx_slurm.journal.verdicts import MOST_NODES, MOST_PATHS, MOST_WORKERS
 
 _WAIT = {
     "name": "wait",
@@ -152,10 +143,10 @@ def _tighten(schemas: dict[str, Any]) -> None:
     """What `app.checked` asks for beyond the types."""
     inquiry = schemas["Inquiry"]["properties"]
     inquiry["workers_per_node"] |= {"minimum": 1, "maximum": MOST_WORKERS}
-    inquiry["nodes"]["maxItems"] = NODES_AT_MOST
+    inquiry["nodes"]["maxItems"] = MOST_NODES
     inquiry["pids"]["propertyNames"] = {"pattern": "^(0|-?[1-9][0-9]{0,17})$"}
     for name in ("paths", "earlier"):
-        inquiry[name]["maxItems"] = PATHS_AT_MOST
+        inquiry[name]["maxItems"] = MOST_PATHS
     for schema in ("Inquiry", "FailureKey", "Failed"):
         for kind in schemas[schema]["properties"].values():
             _bound(kind)

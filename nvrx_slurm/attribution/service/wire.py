@@ -7,15 +7,12 @@ from typing import Literal
 
 import msgspec
 
-from nvrx_slurm.journal.verdicts import MOST_NODES, MOST_PATHS, Attribution, FailureKey, Inquiry
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry
 
 Intent = Literal["track_only", "progressive", "terminal"]
 """What is wanted: that the paths are remembered; an answer that may sharpen while logs grow; an answer for good."""
 
 State = Literal["tracked", "queued", "running", "done", "failed"]
-
-PATHS_AT_MOST = MOST_PATHS
-NODES_AT_MOST = MOST_NODES
 
 
 class ServiceMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,9 +5,9 @@ broker          asks every source about each failure, and returns their answers 
 rules/          what a line of a log means: the built-in rules and the user's
 scan/           reads logs, and finds the lines that a rule recognises
 analyze/        from these lines, and what else is known, to one attribution
-sources/        whom the broker asks: the built-in rules, a service, an MCP server
+sources/        the sources that the broker asks: the built-in rules, a service, an MCP server
 service/        the HTTP service that answers such questions for many jobs
-notify/         who is informed of a decision: Slack, HTTP, the ledger
+notify/         reports of decisions: to Slack, an index, the ledger
 blames          what a failure says against nodes, and which nodes are suspect by it
 ledger          the blames against one cluster's nodes, shared by a user's jobs
 local_service   a service on this machine: its token, and the user that it runs as

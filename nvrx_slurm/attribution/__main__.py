@@ -81,6 +81,7 @@ async def serve(plan: AttributionSpec, folder: Path) -> None:
     broker = SourceBroker(sources, afterwards, timeout_s=plan.timeout, answered=answered)
     broker.open()
     while True:
+        # Before the read: what is not read yet stays in the pipe.
         await broker.room()
         try:
             line = await reader.readline()

@@ -101,6 +101,7 @@ class SourceBroker:
                 case.answers.append(asyncio.create_task(ask))
         if settled:
             case.settled.set()
+        # Also for a known key: a controller that took over asks again for the answers that the journal lacks.
         for source, answer in zip(self._sources, case.answers, strict=True):
             self._do(self._answer(inquiry.key, source.name, answer))
 
@@ -126,6 +127,7 @@ class SourceBroker:
 
     async def close(self) -> None:
         """Finish what was asked, within five seconds and a moment."""
+        # In this order: answers become reports, and reports are in the spool before the receivers are closed.
         answers = [answer for case in self._cases.values() for answer in case.answers]
         if answers:
             await asyncio.wait(answers, timeout=ANSWERS_S)

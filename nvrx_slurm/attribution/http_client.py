@@ -89,6 +89,7 @@ class HttpClient:
         Raises RetryableError, PermanentError, and UsageError where httpx2 is not installed.
         """
         if self._own_listener:
+            # At each request: another user's process may have taken the port since the last one.
             await asyncio.to_thread(check_listener, url)
         client = await self._client()
         import httpx2

@@ -231,8 +231,10 @@ class RedisStorage:
         try:
             for _ in range(MOST_TRIES):
                 with contextlib.suppress(self._failures.WatchError), self._redis.pipeline() as pipe:
+                    # WATCH makes EXEC fail with WatchError where another client has changed the key since.
                     pipe.watch(REDIS_KEY)
                     known = pipe.get(REDIS_KEY)
+                    # GET was sent at once; what follows is queued until EXEC.
                     pipe.multi()
                     pipe.set(REDIS_KEY, encode_blames(change(self._decoded(known, pipe))), ex=REDIS_LIFE_S)
                     pipe.execute()

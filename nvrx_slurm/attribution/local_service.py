@@ -92,9 +92,8 @@ def find_token(url: str, folder: Path | None = None) -> str | None:
             if not stat.S_ISREG(status.st_mode) or not is_own(status, closed=0o077):
                 continue
             try:
-                fcntl.flock(
-                    descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB
-                )  # got: the service is gone, and its lock with it
+                # A lock that is granted shows that the service is gone, for its own lock went with it.
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 if token := file.read(LONGEST_TOKEN_BYTES).decode("ascii", "replace").strip():
                     return token

@@ -156,7 +156,7 @@ def inquiry_about(folder: Path, now: Inquiry) -> Inquiry:
             continue
         if isinstance(record, RendezvousClosed):
             asked = msgspec.structs.replace(asked, nodes=record.nodes)
-        elif asked.failed is None:
+        elif asked.failed is None:  # the first that failed: later ones may follow from it
             failed = Failed(
                 cause="worker failed",
                 node=record.node,

@@ -123,6 +123,7 @@ class Analyzer:
                         analyze_gathered, received=received, whole=whole, clock=self._clock, deadline=began + decide_s
                     )
                     await self._wait_for_agents(inquiry, received, whole=whole, decide_s=decide_s)
+                    # Findings that come later make another answer about the same files.
                     identity = (identity[0] + b"%d %d" % (whole, received.version), identity[1])
                 if (kept := self._kept.get(identity)) is not None:
                     self._kept.move_to_end(identity)

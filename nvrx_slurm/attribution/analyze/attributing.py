@@ -64,6 +64,7 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
     failed = inquiry.failed
     found = findings(inquiry, scan, side.tails)
     missing = missing_ranks(inquiry, scan, found, side.dumps, side.stacks)
+    # A line that can be the cause, however late, before any that only follows from one.
     cause = first(causes(found), failed) or first(consequences(found), failed)
     # A worker that was killed prints nothing, nor do those of a lost node. Then a weak cause is only what the others
     # noticed.

@@ -25,7 +25,7 @@ TAIL_BYTES = 96 << 10
 """How much of a file's end shows what followed a line: a native trace of 16 threads fits in."""
 
 LONG_TAIL_BYTES = 2 << 20
-"""How much of it is read where the shorter one does not tell."""
+"""How much of it is read where the shorter one does not show that."""
 
 MOST_DUMP_BYTES = 64 << 20
 _LABELS_IN = 100

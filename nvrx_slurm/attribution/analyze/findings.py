@@ -115,6 +115,7 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
         by_file[str(hit.file.path)].append(hit)
     begins = {name: last_run(own, scan.of(own[0].file).starts, tails.get(name, ())) for name, own in by_file.items()}
     hits = [hit for hit in hits if hit.offset >= begins[str(hit.file.path)]]
+    # After the cut: the clocks of an earlier run say nothing about this one.
     ahead, progress = offsets(hits, inquiry), last_progress(scan)
     rank_of = {pid: rank for rank, pid in inquiry.pids.items()}
     found = []

@@ -61,6 +61,7 @@ class ReceivedFindings:
             of_cycle[found.node] = found
             self._puts += 1
             self._bytes += len(found.data) - (len(before.data) if before is not None else 0)
+            # The oldest cycles go first; the newest one stays, however large it is.
             while len(self._cycles) > 1 and (len(self._cycles) > MOST_CYCLES or self._bytes > MOST_KEPT_BYTES):
                 _, dropped = self._cycles.popitem(last=False)
                 self._bytes -= sum(len(each.data) for each in dropped.values())

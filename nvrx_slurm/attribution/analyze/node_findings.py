@@ -206,7 +206,7 @@ def restored(
     found: NodeFindings, node: str | None, folder: Path, inquiry: Inquiry, known: KnownRules
 ) -> tuple[Scan, SideEvidence]:
     """The scan and the side evidence that they stand for. `node`: whose files they may be about; None: files of no
-    node. Raises MalformedRecord: they were read with other rules, or tell of another node's files."""
+    node. Raises MalformedRecord: they were read with other rules, or are about another node's files."""
     if found.rules != known.digest:
         raise MalformedRecord("findings of other rules than the leader has")
     logs, hits = list[LogFile](), list[Hit]()

@@ -208,6 +208,7 @@ def weigh(
 
     verdict, scope, reasons = rule.verdict, rule.scope, list[str]()
     # Widespread: several nodes report it, or several ranks of the only node.
+    # Each of the following rules may overrule the ones before it.
     same = [cause, *same_fault]
     seen = {each.node for each in (cause, *others)} - {None}
     on_nodes = len({each.node for each in same} - {None})

@@ -50,6 +50,7 @@ class Spool:
         if any(path.stem.partition("-")[2] == identity for path in waiting):
             return 0
         number = int(waiting[-1].name.partition("-")[0]) + 1 if waiting else 1
+        # The new one is written before the oldest are dropped: a crash between the two loses none.
         write_private(self.folder / f"{number:09}-{identity}.json", body)
         too_many = waiting[: max(0, len(waiting) + 1 - MOST_MESSAGES)]
         for path in too_many:
@@ -113,6 +114,7 @@ class OutboxWorker:
 
     async def empty(self) -> FlushResult:
         """Deliver everything. Returns when nothing is left, or after `attempts` in vain."""
+        # A receiver that has refused, or has asked for a pause, is not asked until that time is over.
         until, problem = self._paused or (0.0, None)
         if self._clock.monotonic() >= until:
             problem = None
@@ -156,6 +158,7 @@ class OutboxWorker:
             for identity, problem in (await self._delivered(batch)).items():
                 if problem is not None:
                     self._complain(f"it cannot accept the report of failure {identity}: {problem}")
+                # A message goes only after its receiver has it: a crash between the two sends it twice.
                 done = [message for message in batch if message.identity == identity]
                 self._unspooled = [message for message in self._unspooled if message not in done]
                 for message in done:

@@ -122,6 +122,7 @@ class SlackReceiver:
         except MalformedRecord:
             raise RetryableError("the reply is not one of Slack's: a proxy may have sent it") from None
         if reply.ok:
+            # Kept before the message leaves the spool: a crash between the two does not post it again.
             first = thread if thread.ts else msgspec.structs.replace(thread, channel_id=reply.channel, ts=reply.ts)
             await self._keep(msgspec.structs.replace(first, reported=(*thread.reported, identity)[-MOST_REPORTED:]))
             return None

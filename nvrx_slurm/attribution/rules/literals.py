@@ -85,6 +85,7 @@ class _Level:
 
     def end_branch(self) -> None:
         self.end_run()
+        # The search needs one set of each branch: that whose shortest text is the longest.
         self._branches.append(max(self._sets, key=_worth, default=()))
         self._sets = []
 

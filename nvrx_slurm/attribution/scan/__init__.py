@@ -7,7 +7,7 @@ prefilter     which rules can match lines of a block
 vectorscan    the search that the prefilter uses, if the extra is installed
 matching      which lines do match, and a `Hit` for the first and last of them
 prefixes      what stands before a line: the label of its writer, and the time stamp
-quotations    lines that hold a failure's words and tell of none
+quotations    lines that hold a failure's words and report none
 tracebacks    the traceback that a line ends, and whether it ended its process
 scanning      all of it, for many files at a time; where a file's later runs may begin
 """

@@ -32,7 +32,7 @@ ONE_BY_ONE = 32
 """So many of a rule's lines in a file are matched one by one, from the beginning."""
 
 _LAST_BLOCKS = 16
-"""So many are kept in memory, lest last lines must be searched for in each block that may turn out to be the last."""
+"""So many are kept in memory. With fewer, the last lines would be searched for in each block that may be the last."""
 
 
 class BlockLines:

@@ -66,6 +66,7 @@ def by_srun(head: bytes) -> bool:
 def label_of(line: bytes, *, srun: bool) -> Label:
     """`srun`: the file is labelled by `srun --label`."""
     at, rank, local, node, process = 0, None, None, None, None
+    # From the outermost label to the innermost: Kubernetes, Ray, pdsh, srun, torchrun.
     if found := _STAMPED.match(line):
         at = found.end()
     if found := _RAY.match(line, at):
@@ -118,6 +119,7 @@ _EPOCH = re.compile(
 def stamp_of(line: bytes, changed_at: float) -> float | None:
     """Seconds since the epoch, by the stamp near a line's beginning. `changed_at`: when its file last changed."""
     head = line[:_WITHIN_BYTES]
+    # Most lines have no stamp: one cheap search instead of five.
     if not _ANY.search(head):
         return None
     for pattern, read in _FORMS:

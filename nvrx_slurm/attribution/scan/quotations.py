@@ -1,6 +1,6 @@
-"""Lines that hold a failure's words and tell of none: a configuration that is printed, a negation, a help text.
+"""Lines that hold a failure's words and report none: a configuration that is printed, a negation, a help text.
 
-Each rule's match is looked at in its line. The line is told apart by its form, never by the rule.
+Each rule's match is looked at in its line. The form of the line decides, never the rule.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def without_negated(line: bytes) -> bytes:
 
 
 def is_quoted(line: bytes, at: int, begin: int) -> bool:
-    """Whether the words at a position tell of no failure by what stands around them. `begin`: where the line proper
+    """Whether the words at a position report no failure, by what stands around them. `begin`: where the line proper
     begins, after its labels."""
     if at <= begin:
         return False

@@ -64,6 +64,7 @@ class Api:
         body = await _body(request)
         asked = checked(decoded(body))
         ignored = tuple(unknown_keys(msgspec.json.decode(body), Submission))
+        # The revision of before `submit`: one that comes after it ends the wait.
         known = self._service.find(id_of(asked.inquiry.key))
         after = known.record.revision if known is not None else 0
         entry = await self._service.submit(asked)

@@ -105,6 +105,7 @@ def confine(roots: Roots, rules: Iterable[Path] = ()) -> bool:
                     _checked(_libc.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0))
                 finally:
                     os.close(opened)
+        # landlock_restrict_self(2) demands it of a process without CAP_SYS_ADMIN.
         _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         _checked(_libc.syscall(_RESTRICT_SELF, ruleset, 0))
     finally:

@@ -9,7 +9,7 @@
                         └───────────────────────────────────┘
 ```
 
-A record that is done never changes: who reads twice reads the same.
+A record that is done never changes: every reader gets the same answer.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ def accept(known: InquiryRecord | None, asked: Submission, now: float) -> Inquir
     )
     if merged.state == "failed" and asked.intent != "track_only":
         return replace(merged, state="queued", problem=None, changed_at=now)
+    # Worth a look: the last one, the first one, or one at other files than before.
     adds = merged.is_last or merged.looks == 0 or inquiry.paths != older.paths
     if merged.state == "tracked" and merged.intent != "track_only" and adds:
         return replace(merged, state="queued", changed_at=now)

@@ -56,6 +56,7 @@ def run(settings: ServiceSettings, say: Callable[[str], None]) -> int:
             kept = stack.enter_context(storage.opened(settings.state_dir, SystemClock()))
         listener = stack.enter_context(listening(settings.bind))
         if settings.makes_token:
+            # After `listening`: while this process holds the port, no process of another user gets the token there.
             token = new_secret()
             where = stack.enter_context(announced(settings.bind.host, listener.getsockname()[1], token))
             settings = replace(settings, token=token)
@@ -124,6 +125,7 @@ class ServiceRun:
             say(self._greeting(port))
             return await self._drain(signals)
         finally:
+            # In this order: waiting requests get their answers before the server closes their connections.
             await self._service.close()
             server.should_exit = True
             await serving

@@ -75,6 +75,7 @@ class InquiryTable:
 
     def put(self, identity: str, record: InquiryRecord) -> TrackedInquiry:
         """The entry, new or not, with this record."""
+        # Taken out and put back at the end: `forget` relies on the order of the last changes.
         entry = self._entries.pop(identity, None)
         if entry is None:
             entry = TrackedInquiry(record)

@@ -203,6 +203,7 @@ def work(jobs: IO[bytes], answers: IO[bytes]) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (setup.memory_bytes, setup.memory_bytes))
     rules = [Path(path) for path in setup.rules]
     roots = Roots(map(Path, setup.roots))
+    # Before the analyzer: it starts threads, and Landlock confines only threads that start later.
     confine(roots, rules)
     with asyncio.Runner() as runner:
         analyzer = Analyzer(rules=rules)

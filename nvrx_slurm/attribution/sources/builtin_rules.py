@@ -179,7 +179,8 @@ class RulesProcess:
     async def analyze(
         self, inquiry: Inquiry, timeout_s: float, *, whole: bool = True, decide_s: float = math.inf
     ) -> RulesResult:
-        """What it finds. Raises SourceError where it dies. Called off, it is killed: it has not kept to its time."""
+        """What it finds. Raises SourceError where it dies. Where this is cancelled the process is killed: it has not
+        kept to its time."""
         if self.is_over:
             raise SourceError(DIED)
         number = next(self._numbers)
@@ -227,6 +228,7 @@ class RulesProcess:
                     waiting.set_result(found)
         self._kill()
         code = await self._process.wait()
+        # The process answers none of the open inquiries any more: each gets the error at once.
         for waiting in self._open.values():
             if not waiting.done():
                 waiting.set_exception(SourceError(f"{DIED} ({code})"))

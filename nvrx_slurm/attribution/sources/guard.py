@@ -63,7 +63,7 @@ class CircuitBreaker:
         return CircuitBreaker()
 
     def given_up(self) -> CircuitBreaker:
-        """After an ask that was called off: it proves nothing."""
+        """After an ask that was cancelled: it proves nothing."""
         return changed(self, trying=False)
 
     def failed(self, now: float, *, chance: float) -> CircuitBreaker:
@@ -104,7 +104,7 @@ class GuardedSource:
         began = self._clock.monotonic()
         task = asyncio.create_task(self._ask(inquiry, settled, timeout_s), name=f"ask {self.name}")
         try:
-            # Not asyncio.timeout: that would wait for as long as the source takes to be called off.
+            # Not asyncio.timeout: that would wait for as long as the source takes to be cancelled.
             await asyncio.wait({task}, timeout=timeout_s)
         finally:
             task.cancel()
@@ -129,6 +129,7 @@ class GuardedSource:
 
     async def _ask(self, inquiry: Inquiry, settled: asyncio.Event, timeout_s: float) -> Attribution:
         async with self._places:
+            # After the wait for a place: the circuit may have opened meanwhile.
             left = self._breaker.pause_left(self._clock.monotonic())
             if left:
                 problem = f"{self._problem} (circuit open for another {left:.0f} s)"

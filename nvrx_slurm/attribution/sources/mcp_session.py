@@ -49,7 +49,7 @@ class McpSession:
         self._holder = asyncio.create_task(self._hold(), name="mcp session")
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
-        """Call a tool. Raises SourceError; a call that was called off ends the session, for the server may hang."""
+        """Call a tool. Raises SourceError; a call that is cancelled ends the session, for the server may hang."""
         self._calls += 1
         try:
             return await (await asyncio.shield(self._ready)).call_tool(tool, arguments)
@@ -61,6 +61,7 @@ class McpSession:
             raise
         finally:
             self._calls -= 1
+            # Other calls under way still get their answers: the last one ends the session.
             if self.is_over and not self._calls:
                 self._end.set()
 
@@ -153,6 +154,7 @@ async def child_streams(command: Sequence[str]) -> AsyncGenerator[Streams, None]
             yield from_child, to_child
         finally:
             tasks.cancel_scope.cancel()
+            # Shielded: the child is ended also where this task is being cancelled.
             with anyio.CancelScope(shield=True):
                 await _end(child)
 

@@ -190,6 +190,7 @@ class ServiceInquiry:
             tried += 1
             pause_s = FIRST_PAUSE_S * 2 ** min(tried, TRIES) * random.uniform(0.5, 1.0)
             try:
+                # At each try: a service that was started again has another port, and another token.
                 endpoint = await asyncio.to_thread(self.locate)  # it reads files, on a file system that may hang
                 wait_s = self._wait_s
                 if body is not None:

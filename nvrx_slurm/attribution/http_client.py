@@ -141,14 +141,12 @@ class HttpClient:
 
 
 def _unpacked(body: bytes, coding: str, url: str) -> bytes:
-    """A reply without the coding that the server chose though none was asked for. Raises PermanentError.
-
-    Not by httpx2's own decoder: it would unpack a bomb whole before its size can be checked.
-    """
+    """A reply without the coding that the server chose though none was asked for. Raises PermanentError."""
     if coding not in ("gzip", "x-gzip", "deflate"):
         raise PermanentError(
             f"{url}: the reply is encoded as {coding[:40]!r}, which was not asked for and is not read"
         )
+    # Not by httpx2's own decoder: it would unpack a bomb whole before its size can be checked.
     unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # 32: with gzip's header or zlib's (RFC 9110, 8.4.1)
     try:
         plain = unpack.decompress(body, LONGEST_REPLY_BYTES + 1)

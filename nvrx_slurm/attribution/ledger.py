@@ -163,7 +163,7 @@ def decode_blames(data: bytes) -> Blames:
 
 
 class FileStorage:
-    """A file for its owner alone (0600). Readers take no lock: a change replaces the whole file at once."""
+    """A file for its owner alone (0600)."""
 
     def __init__(self, path: Path, clock: Clock, *, lock_s: float = LOCK_S) -> None:
         self.where = str(path)
@@ -171,7 +171,7 @@ class FileStorage:
 
     def read(self) -> Blames:
         try:
-            return self._read(sets_aside=False)
+            return self._read(sets_aside=False)  # no lock: a change replaces the whole file at once
         except OSError as error:
             raise self._unusable(error) from None
 

@@ -2,6 +2,8 @@
 
 analyzer           the analysis for callers that wait: on an event loop, or in a thread
 analysis           one analysis in the calling thread, of a cycle and of those before it
+gathering          the same of a large cycle, whose logs the agents have read
+node_findings      what an agent has found in its node's logs, as it is sent
 evidence           reads what analysis needs beside the scan: tails, stacks, flight-recorder dumps
 llm                asks a language model where the rules do not know
 unpickling         reads a pickle of plain values, and runs nothing in it

@@ -200,9 +200,9 @@ class Analyzer:
     async def _wait_for_agents(
         self, inquiry: Inquiry, received: ReceivedFindings, *, whole: bool, decide_s: float
     ) -> None:
-        """Until each has sent what it found, for a moment. A node that was lost sends nothing."""
+        """Until each has sent what it found, for a moment."""
         failed = inquiry.failed
-        lost = failed.node if failed is not None and failed.rank is None else None
+        lost = failed.node if failed is not None and failed.rank is None else None  # it sends nothing
         wait_s = min(decide_s, MOST_DECIDE_S) * (HEAD_START_SHARE if whole else FIRST_WAIT_SHARE)
         nodes = [node for node in inquiry.nodes if node != lost]
         wait = partial(received.wait, inquiry.paths[0], nodes, whole=whole, timeout_s=wait_s)

@@ -157,14 +157,15 @@ def last_run(own: Sequence[Hit], starts: Sequence[int], tail: Sequence[TailLine]
     """Where in a file the last of its runs begins: what stands before is history. 0: it holds one run. `own`: the
     file's hits, at least one. `starts`: where its first lines come again.
 
-    A run has begun where the file's first lines come again after the end of one before: a launcher has reported how a
-    task ended, Slurm has cancelled the job, or a rank that had made steps has failed. A node that starts late prints
-    them after the failure of another, too, but before the first step.
+    A run has begun where the file's first lines come again after the end of one before.
     """
     requeues = [hit.offset for hit in own if hit.rule.name in _REQUEUED]
     if not starts and not requeues:
         return 0
     stepped = next((line.offset for line in tail if line.nature is Nature.PROGRESS), math.inf)
+    # A run has ended where a launcher has reported how a task ended, where a rank that had made steps has failed, and
+    # where Slurm has cancelled the job. Steps: a node that starts late prints its first lines after the failure of
+    # another, too, but before the first step.
     ends = [hit.offset for hit in own if hit.rule.role == "consequence" and hit.rule.verdict is Verdict.UNKNOWN]
     ends += [hit.offset for hit in own if hit.offset > stepped or hit.file.rank is not None]
     ends += [*requeues, *(hit.offset for hit in own if hit.rule.fault == "time_limit")]
@@ -244,8 +245,7 @@ def offsets(hits: Iterable[Hit], inquiry: Inquiry) -> dict[str, float]:
     """Domain → seconds its clock is ahead of the middle of all. Domains without a common event are left out.
 
     A collective times out on every rank within the same second, and torchrun's agents report the same moment. Where
-    two nodes report one such event at different times, their clocks differ by that much. The median over all common
-    events makes up for the few that were not simultaneous.
+    two nodes report one such event at different times, their clocks differ by that much.
     """
     # Event → domain → when it was first reported there. An event: the rule, and the collective if the line names it.
     events: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
@@ -260,5 +260,6 @@ def offsets(hits: Iterable[Hit], inquiry: Inquiry) -> dict[str, float]:
             middle = median(times.values())
             for where, t in times.items():
                 per_domain[where].append(t - middle)
+    # The median makes up for the few common events that were not simultaneous.
     found = {where: median(ahead) for where, ahead in per_domain.items()}
     return {where: ahead for where, ahead in found.items() if abs(ahead) > SLACK_S}

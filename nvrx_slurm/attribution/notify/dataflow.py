@@ -39,10 +39,7 @@ class BulkReply(msgspec.Struct, frozen=True, kw_only=True):
 
 class DataflowReceiver:
     """Each document is created under its failure's own id: a document that is sent again exists already (409), which
-    counts as delivered.
-
-    So it works on data streams too, which accept nothing but `create`.
-    """
+    counts as delivered."""
 
     name, batch = "dataflow", BATCH
 
@@ -68,6 +65,7 @@ class DataflowReceiver:
                 outcome[message.identity] = "the spooled message is no document"
         if len(sound) == 1:
             identity = sound[0].identity
+            # `create`, not `index`: data streams accept nothing else.
             url = f"{self._base}/_doc/{quote(identity, safe='')}?op_type=create"
             answer = await self._send("PUT", url, sound[0].body, "application/json")
             outcome |= _outcome(identity, answer.status, answer.body.decode(errors="replace"))

@@ -123,9 +123,9 @@ def _plain(file: IO[bytes], size: int, piece_bytes: int) -> Iterator[bytes]:
 
 
 def _unpacked(file: IO[bytes], piece_bytes: int) -> Iterator[bytes]:
-    """`read1`, not `read`: what was unpacked before a tear is not lost."""
     with file:
         try:
+            # `read1`, not `read`: what was unpacked before a tear is not lost.
             while piece := file.read1(piece_bytes):  # type: ignore[attr-defined]
                 yield piece
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
@@ -204,9 +204,8 @@ _DUMP_HEAD_BYTES = 64 << 10
 def find_logs(paths: Sequence[Path], inquiry: Inquiry | None) -> list[LogFile]:
     """The logs that `paths` name, and those below folders among them, each once, in the order of their paths.
 
-    Of a job's folder only its `logs` count: the journal beside them quotes them. Below a folder, what is by its name
-    no log (programs, checkpoints, hidden files) is left out; a folder that cannot be listed is in the result, so that
-    a scan reports why. Raises UsageError for a path that is not there or cannot be a log, and where there is no log.
+    Below a folder, what is by its name no log (programs, checkpoints, hidden files) is left out. Raises UsageError
+    for a path that is not there or cannot be a log, and where there is no log.
     """
     found: dict[tuple[int, int], LogFile] = {}
     empty: dict[tuple[int, int], LogFile] = {}
@@ -220,6 +219,7 @@ def find_logs(paths: Sequence[Path], inquiry: Inquiry | None) -> list[LogFile]:
             raise UsageError(message) from None
         files: Iterable[tuple[Path, tuple[int, int], bool]] = [(absolute, _identity(status), False)]
         if stat.S_ISDIR(status.st_mode):
+            # Of a job's folder only its `logs`: the journal beside them quotes them.
             is_job = (absolute / "plan.json").is_file() and (absolute / "logs").is_dir()
             files = _below(absolute / "logs" if is_job else absolute, seen)
         elif what := refusal(status.st_mode):
@@ -261,6 +261,7 @@ def _below(top: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, tuple[
                         elif stat.S_ISREG(status.st_mode):
                             yield Path(entry.path), _identity(status), not (status.st_size or status.st_blocks)
         except OSError:
+            # The folder itself: a scan of it reports why it cannot be listed.
             yield Path(folder), (0, hash(folder)), False
 
 

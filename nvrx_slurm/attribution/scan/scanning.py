@@ -166,8 +166,7 @@ class StartSearch:
     again.
 
     A run begins as the one before it did: two or more of the file's first lines come again, near to each other and in
-    order, but for their numbers. So what a batch script prints first need not be known. Banners of common launchers
-    are: these suffice alone, but for the first.
+    order, but for their numbers. So what a batch script prints first need not be known.
     """
 
     def __init__(self, head: bytes) -> None:
@@ -193,6 +192,7 @@ class StartSearch:
         rule recognised is no first line."""
         known = [sorted(places) for places in self._places.values() if 0 < len(places) <= _MOST]
         texts = [places[1:] for places in known if places[0] < first_hit]
+        # The banner of a known launcher suffices alone; its first one is that of the file's first run.
         found = {offset for banner in self._banners.values() for offset in sorted(banner)[1:]}
         recent: deque[tuple[int, int]] = deque()
         for offset, number in sorted((offset, number) for number, places in enumerate(texts) for offset in places):

@@ -156,12 +156,7 @@ def _literals_of(rule: Rule) -> Expression:
 
 def _pattern_of(rule: Rule) -> Expression:
     """The pattern for Vectorscan's prefilter mode, which approximates what Vectorscan cannot do (look-around, group
-    references, atomic groups) so that it finds at least as much.
-
-    Vectorscan searches a block of many lines, `re` a part of a line. So `^` also matches after a label, and other
-    anchors and word boundaries go: `re` may see one where a long line is cut. Repetitions lose their bounds, which
-    take seconds to compile.
-    """
+    references, atomic groups) so that it finds at least as much."""
     if _OTHER_SYNTAX.search(rule.pattern.pattern):
         return _literals_of(rule)
     expression = _TOKEN.sub(_translate, rule.pattern.pattern)
@@ -170,13 +165,14 @@ def _pattern_of(rule: Rule) -> Expression:
 
 def _translate(token: re.Match[bytes]) -> bytes:
     kind, text = token.lastgroup, token.group()
+    # Vectorscan searches a block of many lines, `re` a part of one line.
     if kind == "begin":
         return _BEGIN
-    if kind == "edge":
+    if kind == "edge":  # `re` may see one where a long line is cut
         return b""
     if kind == "set":  # in PCRE, whose syntax Vectorscan reads, `[:` opens a class by name
         return b"[" + re.sub(rb"(\\.)|\[", lambda found: found[1] or rb"\[", text[1:], flags=re.DOTALL)
-    if kind == "repeat":
+    if kind == "repeat":  # without its bounds, which take seconds to compile
         return b"+" if int(token["least"] or 0) else b"*"
     return text
 

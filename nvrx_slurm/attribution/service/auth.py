@@ -97,9 +97,9 @@ def token_check(token: str | None) -> Callable[[Scope], bool]:
     expected = f"Bearer {token}".encode()
 
     def is_known(scope: Scope) -> bool:
-        """In constant time: how long it takes must not show how much of a guess was right."""
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, found = (given[0] if len(given) == 1 else b"").partition(b" ")
+        # In constant time: how long it takes must not show how much of a guess was right.
         return hmac.compare_digest(b" ".join((scheme.title(), found.strip())), expected)
 
     return is_known

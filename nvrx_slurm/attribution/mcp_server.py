@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import msgspec
 from mcp.server.mcpserver import MCPServer
@@ -30,9 +29,6 @@ job that nvrx-slurm ran, or `analyze_paths` for any log file or folder. Verdicts
 
 Explain = Callable[[str], dict[str, Any]]
 """A job as JSON, by its id; raises NvrxError."""
-
-_P = ParamSpec("_P")
-_Tool = Callable[_P, Coroutine[Any, Any, dict[str, Any]]]
 
 
 class Tools:
@@ -100,15 +96,18 @@ class Tools:
 
 
 class _OneLineErrors(MCPServer[None]):
-    """Reports a wrong argument in one line, as every other error."""
+    """Reports each error in one line: what a tool raises, and a wrong argument."""
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
-            if not isinstance(error.__cause__, ValidationError):
+            cause = error.__cause__
+            if isinstance(cause, NvrxError):  # without this the SDK hides its message, as that of a crash
+                raise ToolError(f"Error executing tool {name}: {cause}") from None
+            if not isinstance(cause, ValidationError):
                 raise
-            wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.__cause__.errors())
+            wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in cause.errors())
             raise ToolError(f"{name}: {'; '.join(wrong)}") from None
 
 
@@ -133,18 +132,5 @@ def serve(*, rules: Sequence[Path], roots: Sequence[Path], explain: Explain) -> 
     )
     offered = (tools.attribute, tools.analyze_paths, tools.explain_job, tools.list_rules, tools.explain_rule)
     for tool in offered:
-        server.add_tool(_with_tool_errors(tool), description=inspect.getdoc(tool), structured_output=True)
+        server.add_tool(tool, description=inspect.getdoc(tool), structured_output=True)
     server.run("stdio")
-
-
-def _with_tool_errors(tool: _Tool[_P]) -> _Tool[_P]:
-    """The tool with each NvrxError raised as the SDK's ToolError, which the assistant sees as its message."""
-
-    @wraps(tool)
-    async def called(*args: _P.args, **named: _P.kwargs) -> dict[str, Any]:
-        try:
-            return await tool(*args, **named)
-        except NvrxError as error:
-            raise ToolError(str(error)) from None
-
-    return called

@@ -136,7 +136,7 @@ def _earlier_endings(inquiry: Inquiry, catalogue: Catalogue, read: Read) -> Iter
             logs = logs_of(before)
             scanned, side = read(before, logs)
         except UsageError:
-            return
+            return  # a repeat counts only without a break
         yield attribute_cycle(before, with_reported(scanned, before, catalogue), side)[1]
 
 

@@ -59,6 +59,7 @@ def standstill(dumps: Sequence[Dump], world: Sequence[int] = ()) -> Standstill |
     inside = {dump.rank: call for dump in dumps if (call := dump.waits_in)}
     if not inside:
         return None
+    # First: these ranks have entered under the same number, so that none of them is missing below.
     if mismatch := _mismatch(inside):
         return mismatch
 

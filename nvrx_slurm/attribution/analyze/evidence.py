@@ -150,6 +150,7 @@ def _last_bytes(path: Path, most: int) -> tuple[int, bytes]:
         for piece in pieces(file):
             kept.append(piece)
             size, read = size + len(piece), read + len(piece)
+            # A packed file is unpacked from its beginning, but only the pieces with its last bytes are kept.
             while size - len(kept[0]) >= most:
                 size -= len(kept.popleft())
     data = b"".join(kept)[-most:]

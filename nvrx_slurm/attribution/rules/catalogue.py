@@ -88,6 +88,7 @@ def load_catalogue(own: Sequence[Path] = ()) -> Catalogue:
     """
     rules = dict(_built_in())
     for path in own:
+        # A rule of the name of a known one takes its place.
         rules |= rules_of(read_rule_file(path), proved=True)
     return Catalogue(tuple(rules.values()))
 

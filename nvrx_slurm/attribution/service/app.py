@@ -160,6 +160,7 @@ def checked(asked: Submission) -> Submission:
 async def _body(request: Request) -> bytes:
     """The whole body, bounded in size and time. Raises HTTPException."""
     too_large = HTTPException(413, f"the body may have {BODY_AT_MOST_BYTES} bytes at most")
+    # Before the first part is read: a client that announces too much is refused at once.
     announced = request.headers.get("content-length", "0")
     if announced.isdigit() and int(announced) > BODY_AT_MOST_BYTES:
         raise too_large

@@ -123,6 +123,7 @@ class AttributionService:
         if entry is not None and not lifecycle.is_news(entry.record, asked):
             return entry
         self._refuse_if_draining()
+        # Nothing is awaited from here to `put`: the counts that the bounds are compared with hold.
         record = lifecycle.accept(before, asked, self._clock.wall())
         waiting, bounds = self._entries.counts["queued"], self._entries.bounds
         if record.state == "queued" and (before is None or before.state != "queued") and waiting >= bounds.queued:

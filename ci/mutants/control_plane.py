@@ -328,7 +328,11 @@ CONTROL_PLANE = (
     core(
         "one-failure-restarts-all",
         "one replica's failure restarts that replica alone",
-        Edit(RESTART, '"restart_replica": _restart_replica', '"restart_replica": _restart_job'),
+        Edit(
+            RESTART,
+            "if other.id in restarted:",
+            "if other.id in restarted or other.phase is Phase.RUNNING:",
+        ),
         flows=("roles-*",),
     ),
     core(

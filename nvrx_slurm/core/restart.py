@@ -13,39 +13,32 @@ def handle_failure(job: Job, replica: Replica, failure: Failure, now: float) -> 
     rendezvous could close; all else now."""
     limits.reach_step(replica, failure.step)
     pending, asked = restart_decision.open_decision(job, replica, failure, now)
-    policy = replica.role.on_failure
     if pending.holds:
-        return [*asked, *_FOLLOW[policy](job, replica, failure, now)]
+        # The nodes tear down while the evidence arrives: the recovery takes the longer of the two, not their sum.
+        return [*asked, *_follow(job, replica, failure, now)]
     decisions = restart_decision.decide(job, pending, now)
-    decided = decisions[-1]
-    if isinstance(decided, RestartDecided):  # and no shutdown
-        decisions += _FOLLOW[decided.action](job, replica, failure, now)
+    if isinstance(decisions[-1], RestartDecided):  # and no shutdown
+        decisions += _follow(job, replica, failure, now)
     return [*asked, *decisions]
 
 
-def _restart_replica(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
-    return rendezvous.open_round(job, replica, now, failure.noticed, _dump(failure))
-
-
-def _restart_job(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
-    opened: list[Decision] = []
-    for other in job.replicas.values():
-        if other.phase is Phase.RUNNING:
-            opened += rendezvous.open_round(job, other, now, failure.noticed, _dump(failure))
-    return opened
-
-
-def _ignore(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
-    replica.phase = Phase.FAILED
-    return [ReplicaEnded(replica=replica.id, cycle=replica.cycle, outcome="failed")]
-
-
-def _fail_job(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
-    return [Shutdown(exit_code=EXIT_FAILED, reason=f"{replica.id}: {failure.cause}", dump=_dump(failure))]
-
-
-def _dump(failure: Failure) -> str | None:
-    return failure.cause if failure.hung else None
+def _follow(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
+    """Do what the role's `on_failure` says."""
+    # Of a hang the stacks are wanted from every rank that waits for it, so the nodes write them before they stop it.
+    dump = failure.cause if failure.hung else None
+    match replica.role.on_failure:
+        case "ignore":
+            replica.phase = Phase.FAILED
+            return [ReplicaEnded(replica=replica.id, cycle=replica.cycle, outcome="failed")]
+        case "fail_job":
+            return [Shutdown(exit_code=EXIT_FAILED, reason=f"{replica.id}: {failure.cause}", dump=dump)]
+        case "restart_replica" | "restart_job":
+            opened: list[Decision] = []
+            restarted = restart_decision.restarted_with(job, replica)
+            for other in job.replicas.values():
+                if other.id in restarted:
+                    opened += rendezvous.open_round(job, other, now, failure.noticed, dump)
+            return opened
 
 
 # ---------------------------------------------------------------------------------------- early exits
@@ -75,11 +68,3 @@ def end_exit_skew(job: Job, now: float) -> list[Decision]:
         if isinstance(decisions[-1], Shutdown):
             break
     return decisions
-
-
-_FOLLOW = {
-    "restart_replica": _restart_replica,
-    "restart_job": _restart_job,
-    "ignore": _ignore,
-    "fail_job": _fail_job,
-}

@@ -185,7 +185,7 @@ CONTROL_PLANE = (
     core(
         "replaced-agent-not-lost",
         "a node whose agent joins again has lost its workers",
-        Edit(JOB, '"its agent was replaced", now) if known and known.alive else []', '"", now) if False else []'),
+        Edit(JOB, "    if known is not None and known.alive:\n", "    if known is not None and False:\n"),
     ),
     core(
         "back-node-not-safe",
@@ -292,8 +292,8 @@ CONTROL_PLANE = (
         "each replica has a restart budget of its own",
         Edit(
             LIMITS,
-            "left = [_count_left(replica.restarted_at, replica_allowance(job), now)]",
-            "left = [_count_left(_of_all(job), replica_allowance(job), now)]",
+            "left = [_count_left(replica.restarted_at, bounds.max_restarts, now)]",
+            "left = [_count_left(_of_all(job), bounds.max_restarts, now)]",
         ),
         Edit(
             LIMITS,
@@ -409,7 +409,7 @@ CONTROL_PLANE = (
     core(
         "reap-without-fence",
         "a node that is given up is fenced",
-        Edit(JOB, "return [fence, *_lose(", "return [*_lose("),
+        Edit(JOB, "return [fence, *_depart(", "return [*_depart("),
         flows=("frozen-node",),
     ),
     # ---- who is dead

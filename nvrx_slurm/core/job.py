@@ -164,6 +164,7 @@ def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
             job.shutdown_deadline = now + bounds.teardown.grace + saving_s + ACKNOWLEDGE_S
     if job.shutdown is None or job.ended:
         return more
+    # The bound is for nodes that cannot be reached: they must not keep the job from its end. `missing` names them.
     if now >= job.shutdown_deadline or not any(node.alive for node in job.nodes.values()):
         job.ended = True
         more += restart_decision.judge_rest(job, now)
@@ -180,8 +181,10 @@ def _shutdown_in(decisions: list[Decision]) -> Shutdown | None:
 
 
 def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | None:
+    # A second one of this generation is of a controller that has replayed no journal.
     if job.started_at and fact.generation <= job.generation:
         return None
+    # Budgets, steps and blamed nodes live on: they are of the job, and not of one of its generations.
     job.generation, job.started_at = fact.generation, now
     job.restart_decisions, job.suspects = {}, set(fact.suspects)
     job.nodes = {name: Node(name=name, index=i) for i, name in enumerate(fact.expected)}
@@ -206,7 +209,9 @@ def _node_joined(job: Job, fact: NodeJoined, now: float) -> list[Decision] | Non
     if not membership.is_news(job, fact):
         return None
     known = job.nodes.get(fact.node)
-    decisions = _lose(job, known, "its agent was replaced", now) if known and known.alive else []
+    decisions: list[Decision] = []
+    if known is not None and known.alive:
+        decisions = _depart(job, known, NodeState.LOST, f"{known.name} lost: its agent was replaced", now, now)
     node = membership.welcome(job, fact)
     limit = job.plan.fault_tolerance.quarantine_after
     if node.deaths >= limit:
@@ -223,8 +228,8 @@ def _node_ready(job: Job, fact: NodeReady, now: float) -> list[Decision] | None:
     node, replica = membership.recognise(job, fact), job.replicas.get(fact.replica)
     if node is None or replica is None or node.state is not NodeState.ACTIVE or node.replica != fact.replica:
         return None
-    in_time = replica.ended or (replica.phase is Phase.RENDEZVOUS and fact.cycle == replica.cycle)
-    if not in_time:
+    # The nodes of a replica that has ended report it too, once their workers are gone: they become spares.
+    if not (replica.ended or (replica.phase is Phase.RENDEZVOUS and fact.cycle == replica.cycle)):
         return None
     if not replica.ended:
         limits.reach_step(replica, fact.step)
@@ -364,7 +369,8 @@ def _node_lost(job: Job, fact: NodeLost, now: float) -> list[Decision] | None:
     is_proven = not fact.safe_after_s and fact.cause != "heartbeat_timeout"
     silent_s = fact.ago_s if is_proven else job.plan.fault_tolerance.gives_away_after_s - fact.safe_after_s
     began = now - max(0.0, silent_s)
-    return [fence, *_lose(job, node, fact.why, now, noticed=now - fact.ago_s, step=fact.step, began=began)]
+    cause, noticed = f"{node.name} lost: {fact.why}", now - fact.ago_s
+    return [fence, *_depart(job, node, NodeState.LOST, cause, now, noticed, fact.step, began)]
 
 
 def _node_fenced(job: Job, fact: NodeFenced, now: float) -> list[Decision] | None:
@@ -492,20 +498,6 @@ def _fail(
     return None
 
 
-def _lose(
-    job: Job,
-    node: Node,
-    why: str,
-    now: float,
-    *,
-    noticed: float | None = None,
-    step: int | None = None,
-    began: float | None = None,
-) -> list[Decision]:
-    cause = f"{node.name} lost: {why}"
-    return _depart(job, node, NodeState.LOST, cause, now, now if noticed is None else noticed, step, began)
-
-
 def _depart(
     job: Job,
     node: Node,
@@ -521,6 +513,7 @@ def _depart(
     if state is NodeState.LOST and not node.excused:
         node.deaths += 1
     node.excused = False
+    # Read before the move: afterwards the node is gone, and `forget` has taken it out of its rendezvous.
     was_active, replica = node.state is NodeState.ACTIVE, job.replicas.get(node.replica or "")
     membership.move(job, node, state)
     rendezvous.forget(job, node, now)

@@ -17,11 +17,6 @@ from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.util.durations import words
 
 
-def replica_allowance(job: Job) -> Allowance:
-    """How many worker failures each replica is restarted after."""
-    return job.plan.fault_tolerance.max_restarts
-
-
 def count_used(times: Sequence[float], allowance: Allowance, now: float) -> int:
     """How many of what has happened still counts."""
     if allowance.per_s is None:
@@ -31,15 +26,16 @@ def count_used(times: Sequence[float], allowance: Allowance, now: float) -> int:
 
 def restarts_left(job: Job, replica: Replica, now: float) -> int:
     """How many more worker failures the replica would be restarted after, as things stand."""
-    left = [_count_left(replica.restarted_at, replica_allowance(job), now)]
-    if (whole := job.plan.fault_tolerance.max_job_restarts) is not None:
-        left.append(_count_left(_of_all(job), whole, now))
+    bounds = job.plan.fault_tolerance
+    left = [_count_left(replica.restarted_at, bounds.max_restarts, now)]
+    if bounds.max_job_restarts is not None:
+        left.append(_count_left(_of_all(job), bounds.max_job_restarts, now))
     return min(left)
 
 
 def worker_budget_spent(job: Job, replica: Replica, now: float) -> str | None:
     """Which budget another worker failure would overdraw, in words; None: it may be restarted."""
-    own, whole = replica_allowance(job), job.plan.fault_tolerance.max_job_restarts
+    own, whole = job.plan.fault_tolerance.max_restarts, job.plan.fault_tolerance.max_job_restarts
     if not _count_left(replica.restarted_at, own, now):
         return f"restart budget spent ({_describe(replica.restarted_at, own, now)})"
     if whole is not None and not _count_left(_of_all(job), whole, now):
@@ -142,7 +138,7 @@ def count_crash(job: Job, replica: Replica, failure: Failure) -> float:
     if steps_gained(replica) > 0 or failure.noticed - replica.began_at > plan.within:
         replica.crashes = 0
         return 0.0
-    if failure.kind == "node":  # no crash: the spares are there for it
+    if failure.kind == "node":  # neither a crash nor the end of a row: the spares are there for it
         return 0.0
     replica.crashes += 1
     if replica.crashes < plan.after:

@@ -36,6 +36,7 @@ class Liveness:
     ) -> None:
         self._timeout_s, self._startup_s = timeout_s, max(startup_s, timeout_s)
         self._suspect_s, self._fleet_grace_s = min(suspect_s, timeout_s), fleet_grace_s
+        # Half: a stall must be noticed before its own length makes a node late.
         self._stall_s, self._grace_until = min(stall_s, timeout_s / 2), grace_until
         self._heard: dict[str, float] = {}
         self._registered: dict[str, float] = {}  # not heard since it registered
@@ -93,10 +94,6 @@ class Liveness:
         for known in (self._heard, self._registered, self._suspected):
             known.pop(node, None)
 
-    def last_sign(self, node: str) -> float | None:
-        """When the node was last heard, or registered; None: it is not watched."""
-        return self._heard.get(node, self._registered.get(node))
-
     def dead(self, now: float) -> dict[str, float]:
         """The nodes whose silence has lasted too long, with its length in seconds; each is named once, and not
         watched any more. None, while no node at all is heard.
@@ -108,20 +105,15 @@ class Liveness:
         deadlines = {node: self._deadline(node) for node in (*self._heard, *self._registered)}
         self._look_at = min((at for at in deadlines.values() if at > now), default=now + self._timeout_s)
         late = [node for node, at in deadlines.items() if at <= now]
-        # Not for `timeout_s`: when all fall silent at once, the first is late an interval before the last.
+        # All are silent: for a while the store, or this controller, is to blame. `timeout_s` would be too short for
+        # that: when all fall silent at once, the first is late an interval before the last.
         if late and self._stall_s < now - self._newest < self._fleet_grace_s:
             self._look_at = now
             return {}
-        silences = {node: now - (self.last_sign(node) or 0.0) for node in late}
+        silences = {node: now - self._heard.get(node, self._registered.get(node, 0.0)) for node in late}
         for node in late:
             self.drop(node)
         return silences
-
-    def next_deadline(self) -> float | None:
-        """When a node may be dead, if nothing is heard until then."""
-        if not (self._heard or self._registered):
-            return None
-        return max(self._look_at, self._grace_until)
 
     def _deadline(self, node: str) -> float:
         if node in self._suspected:

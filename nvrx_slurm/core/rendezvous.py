@@ -99,7 +99,7 @@ def close_what_can(job: Job, now: float) -> list[Decision]:
 
 def deadline(job: Job, replica: Replica) -> float:
     """When the open rendezvous must be looked at again if nothing happens."""
-    if replica.unsafe:
+    if replica.unsafe:  # before the proof, or its time, nothing else can close it
         latest = max(replica.unsafe.values())
         return _overdue_at(job, replica) if latest == math.inf else latest
     if replica.paused and replica.pause_until is not None:
@@ -149,6 +149,7 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
             reason = f"{', '.join(unproven)}: lost in a suspension, and not proven dead"
             return [Shutdown(exit_code=EXIT_RETRY, reason=reason)]
         return []
+    # 1. Enough nodes: at once, if no preferred node is awaited any more; else after the last call.
     bounds = job.plan.fault_tolerance
     enough = len(replica.ready) + len(job.standby) >= replica.role.nodes_per_replica
     overdue = now >= _overdue_at(job, replica)
@@ -164,11 +165,13 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
         if now < replica.last_call_at:
             return []
         return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
+    # 2. Too few nodes, and more may come: wait for them.
     replica.last_call_at = None
     more_may_come = replica.awaited or (job.expected and now < job.expected_until)
     if more_may_come and not overdue:
         replica.short_since = None
         return []
+    # 3. Too few nodes, for good: have drained nodes back, else go on with fewer, else stop the job.
     if taken_back := _take_back_drains(job, replica):
         return [*taken_back, *_close_if_due(job, replica, now)]
     have, role = len(replica.ready) + len(job.standby), replica.role
@@ -236,6 +239,7 @@ def _close_once_decided(
 
 def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
     previous, want = replica.order, replica.role.nodes_per_replica
+    # A node that was lost after the opening and has joined again is a spare by now. It gets its own ranks back.
     here = replica.ready | job.standby.intersection(previous)
     unwanted = passed_over(previous, here, job.spares_in_order(), want, job.is_suspect)
     spares = [name for name in job.spares_in_order() if name not in unwanted]
@@ -260,7 +264,7 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
         cycle=replica.cycle,
         nodes=nodes,
         promoted=tuple(name for name in nodes if name not in previous),
-        active=job.count(NodeState.ACTIVE),
+        active=sum(node.state is NodeState.ACTIVE for node in job.nodes.values()),
         standby=len(job.standby),
         world_size=len(nodes) * replica.role.workers_per_node,
         master_addr=master.addr,

@@ -194,9 +194,6 @@ class Job:
         """Whether evidence speaks against the node: it gets ranks only where no other is left."""
         return node in self.blamed or node in self.suspects
 
-    def count(self, state: NodeState) -> int:
-        return sum(node.state is state for node in self.nodes.values())
-
 
 def new_job(plan: Plan) -> Job:
     """A job of which nothing has happened yet."""

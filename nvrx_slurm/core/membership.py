@@ -61,6 +61,7 @@ def is_news(job: Job, fact: NodeJoined) -> bool:
         return False
     if node is None:
         return True
+    # Joins may overtake each other, and a reply that was lost makes an agent send its join twice.
     known = fact.incarnation == node.incarnation or fact.incarnation in node.former
     return not known and not precedes(fact.incarnation, node.incarnation)
 
@@ -77,10 +78,7 @@ def make_safe(job: Job, node: Node) -> bool:
 
 
 def welcome(job: Job, fact: NodeJoined) -> Node:
-    """Enter the agent's particulars. The node is EXPECTED afterwards; the caller says where it goes.
-
-    An agent joins only when no worker of an earlier one is left on its node: a node that joins is safe.
-    """
+    """Enter the agent's particulars. The node is EXPECTED afterwards; the caller says where it goes."""
     node = job.nodes.get(fact.node)
     if node is None:
         node = job.nodes[fact.node] = Node(name=fact.node, index=len(job.nodes))
@@ -88,6 +86,8 @@ def welcome(job: Job, fact: NodeJoined) -> Node:
         node.former.add(node.incarnation)
     node.incarnation, node.seq, node.outlives_lease = fact.incarnation, fact.seq, False
     node.addr, node.port, node.fence_port = fact.addr, fact.port, fact.fence_port
+    # An agent joins only when no worker of an earlier one is left on its node. Before the next line, which forgets
+    # whose ranks the node had.
     make_safe(job, node)
     node.replica = None
     if node.state is not NodeState.EXPECTED:

@@ -64,6 +64,7 @@ def _restart(job: Job, fact: RestartAsked, now: float) -> list[Decision]:
             whys.append(f"{name} starts anyway: the rendezvous of cycle {cycle} is open")
         else:
             chosen |= restart_decision.restarted_with(job, replica)
+    # Several replicas in one request: those that still run the named cycle restart, whatever has become of the rest.
     if not chosen:
         return _refuse(fact, "; ".join(whys) or "it names no replica")
     return _open(job, fact, chosen, now)
@@ -81,6 +82,7 @@ def _drain(job: Job, fact: DrainAsked, now: float) -> list[Decision]:
     replica = None if owner is None else job.replicas[owner]
     if (why := _lacks(job, node, replica, force=fact.force)) is not None:
         return _refuse(fact, why)
+    # Before any rendezvous opens: it would count the node among those that may come.
     job.drained.add(node.name)
     job.expected.discard(node.name)
     if replica is not None and not replica.ended:

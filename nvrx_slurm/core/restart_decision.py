@@ -96,7 +96,8 @@ def take_evidence(job: Job, replica: Replica, failure: Failure, began: float, no
         del job.restart_decisions[pending.replica, pending.cycle]
         pending.replica, pending.cycle, pending.members = replica.id, replica.cycle - 1, replica.order
         job.restart_decisions[pending.replica, pending.cycle] = pending
-    elif pending.asked and before.rank == failure.rank:  # two nodes: one key
+    elif pending.asked and before.rank == failure.rank:
+        # Both are of lost nodes, which have no rank. The sources' key is replica, cycle and rank: it stays the same.
         return []
     return _ask(job, pending, now)
 
@@ -222,6 +223,7 @@ def judge_rest(job: Job, now: float) -> list[Decision]:
     decisions: list[Decision] = []
     for pending in job.restart_decisions.values():
         if pending.sources and not pending.judged:
+            # A symptom's sources wait for its cause. There will be none: ask about what is known, for the record.
             decisions += [] if pending.asked else _ask(job, pending, now)
             decisions += _judge(job, pending, now)
     return decisions
@@ -257,6 +259,7 @@ def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
     )
     if decided.action not in RESTARTS:
         return [*judged, decided]
+    # Attribution before progress before budget: the first that speaks against a restart is the reason in the result.
     if pending.waits and (aggregated := _read(job, pending, now)).verdict is Verdict.STOP:
         return [
             *judged,
@@ -281,6 +284,7 @@ def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
     spent = limits.node_budget_spent(job, now) if is_node else limits.worker_budget_spent(job, replica, now)
     if spent:
         return [*judged, replace(decided, action="stop", by="budget"), _over(EXIT_FAILED, spent, pending)]
+    # Counted only now: a failure that ends the job spends nothing.
     times = job.nodes_lost_at if is_node else replica.restarted_at
     times.append(now)
     decided = replace(decided, restarts_left=limits.restarts_left(job, replica, now))

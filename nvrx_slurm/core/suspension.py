@@ -15,11 +15,11 @@ from nvrx_slurm.journal.records import Decision, JobResumed, JobSuspended, NodeR
 
 
 def begin(job: Job, fact: Suspending, now: float) -> list[Decision] | None:
-    """The first announcement of a suspension. The agents that are alive now, and no others, may let their workers
-    outlive the lease: what one that was given up before reads of it changes nothing on its node."""
+    """The first announcement of a suspension: the agents that are alive may let their workers outlive the lease."""
     if membership.recognise(job, fact) is None or job.suspended_at is not None:
         return None
     job.suspended_at = now
+    # No others: an agent that was given up before, and reads the order late, has no ranks that it could keep.
     alive = [node for node in job.nodes.values() if node.alive]
     for node in alive:
         node.outlives_lease = True

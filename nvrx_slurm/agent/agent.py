@@ -86,7 +86,7 @@ from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import AGAIN_S, HURRY
 from nvrx_slurm.util.standstill import standstill
-from nvrx_slurm.util.tasks import end
+from nvrx_slurm.util.tasks import end, start
 
 log = get_logger("agent")
 
@@ -614,15 +614,11 @@ class Agent:
 
     def _go(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run beside the loop. What goes wrong there comes into the inbox; nothing fails unheard."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        def failed(error: BaseException) -> None:
             self.inbox.put_nowait(error if isinstance(error, StoreUnreachable) else Crash(error))
+
+        return start(work, self._tasks, failed)
 
     def _on_crash(self, event: Crash) -> None:
         raise event.error

@@ -24,6 +24,7 @@ from nvrx_slurm.journal.records import Assignment
 from nvrx_slurm.journal.verdicts import FINDINGS_LENGTH_BYTES, MOST_FINDINGS_BYTES, SHARED_FROM_BYTES
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import dies_with_parent, send_signal
+from nvrx_slurm.util.tasks import start
 from nvrx_slurm.util.threads import awaitable_thread
 
 log = get_logger("agent")
@@ -56,10 +57,9 @@ class LogReader:
         if self._task is not None:
             self._task.cancel()
         if self._settings.enable_lib and assignment.group_world_size > 1:
+            # One for each cycle: a reading that is being called off must not see this cycle's end.
             self._is_whole = asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(self._run(logs, assignment, found, self._is_whole))
-            self._tasks.add(self._task)
-            self._task.add_done_callback(self._tasks.discard)
+            self._task = start(self._read(logs, assignment, found, self._is_whole), self._tasks, self._failed)
 
     def whole(self) -> None:
         """No worker of that cycle is left on this node."""
@@ -73,11 +73,8 @@ class LogReader:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=REAP_S)
 
-    async def _run(self, logs: Path, assignment: Assignment, found: Found, is_whole: asyncio.Event) -> None:
-        try:
-            await self._read(logs, assignment, found, is_whole)
-        except Exception as error:  # the leader reads them
-            log.warning("the logs of this node's ranks were not read here: %r", error)
+    def _failed(self, error: BaseException) -> None:
+        log.warning("the logs of this node's ranks were not read here: %r", error)  # the leader reads them
 
     async def _read(self, logs: Path, assignment: Assignment, found: Found, is_whole: asyncio.Event) -> None:
         first = assignment.first_rank
@@ -107,10 +104,7 @@ class LogReader:
                 found(True, data)
         finally:
             # A task of its own: a cancellation at this moment leaves no process behind.
-            reaping = asyncio.get_running_loop().create_task(_reap(process))
-            self._tasks.add(reaping)
-            reaping.add_done_callback(self._tasks.discard)
-            await asyncio.shield(reaping)
+            await asyncio.shield(start(_reap(process), self._tasks, self._failed))
 
 
 async def _reap(process: Process) -> None:

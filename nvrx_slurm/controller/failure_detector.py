@@ -30,7 +30,7 @@ from nvrx_slurm.liveness import fence
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.tasks import end
+from nvrx_slurm.util.tasks import end, start
 
 log = get_logger("controller")
 
@@ -254,11 +254,4 @@ class FailureDetector:
             self.post(NodeFenced(node=name, incarnation=incarnation, proof="it has booted since"))
 
     def _go(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a task of the failure detector failed: %r", error)
+        start(work, self._tasks, lambda error: log.error("a task of the failure detector failed: %r", error))

@@ -37,6 +37,7 @@ from nvrx_slurm.util.admission import PROOF_S, Admission, RateLimitedLog
 from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.job_key import NONCE_BYTES, PROOF_BYTES, SIGNATURE_BYTES, JobKey, is_proof, proof
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.tasks import start
 
 log = get_logger("liveness")
 
@@ -308,14 +309,8 @@ class LivenessServer:
             connection = self.protocol(source)
             if (dropped := self.admission.admit(connection, now, source)) is not None:
                 dropped.refuse("it had not proven itself when a newer connection needed its place")
-            opening = loop.create_task(loop.connect_accepted_socket(connection.itself, accepted))
-            self._opening.add(opening)
-            opening.add_done_callback(self._opened)
-
-    def _opened(self, opening: asyncio.Task[Any]) -> None:
-        self._opening.discard(opening)
-        if not opening.cancelled():
-            opening.exception()  # the peer has gone already: the connection was closed by asyncio
+            # Where that fails the peer has gone already, and asyncio has closed the connection.
+            start(loop.connect_accepted_socket(connection.itself, accepted), self._opening, lambda _: None)
 
     def _pause(self, for_s: float | None = None) -> None:
         """Leave new connections in the kernel's queue."""

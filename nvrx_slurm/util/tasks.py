@@ -1,14 +1,30 @@
-"""What asyncio lacks: an end of tasks that is sure, and standard input and output as streams."""
+"""What asyncio lacks: tasks whose errors are heard of and whose end is sure, and standard streams."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 AGAIN_S = 0.1
+
+
+def start(
+    work: Coroutine[Any, Any, Any], among: set[asyncio.Task[Any]], failed: Callable[[BaseException], object]
+) -> asyncio.Task[Any]:
+    """Run it beside the caller, as one `among` these tasks until it has ended. What it raises goes to `failed`."""
+    task = asyncio.get_running_loop().create_task(work)
+    among.add(task)  # the event loop itself holds a task weakly
+
+    def done(task: asyncio.Task[Any]) -> None:
+        among.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failed(error)
+
+    task.add_done_callback(done)
+    return task
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -139,5 +139,6 @@ async def test_a_wrong_rule_file_is_the_leaders_to_report(logs: Path, tmp_path: 
     reader, heard = LogReader("n1", settings, lambda _: True), Heard()
     reader.begin(logs, RANKS, heard)
     assert reader._task is not None
-    await asyncio.wait_for(reader._task, WAIT_S)
+    done, _ = await asyncio.wait([reader._task], timeout=WAIT_S)
+    assert done
     assert heard.found.empty()

@@ -1,9 +1,25 @@
-"""The end of asyncio tasks."""
+"""The errors and the end of asyncio tasks."""
 
 import asyncio
 import contextlib
 
-from nvrx_slurm.util.tasks import end
+from nvrx_slurm.util.tasks import end, start
+
+
+async def test_what_a_task_raises_arrives_and_a_cancellation_does_not():
+    """A task is among the others until it has ended, in whatever way."""
+    errors: list[BaseException] = []
+    among: set[asyncio.Task[None]] = set()
+
+    async def failing() -> None:
+        raise ConnectionError("closed")
+
+    start(failing(), among, errors.append)
+    start(asyncio.sleep(0), among, errors.append)
+    start(asyncio.sleep(99), among, errors.append).cancel()
+    await asyncio.wait(among)
+    assert [type(error) for error in errors] == [ConnectionError]
+    assert not among
 
 
 async def test_a_task_that_takes_its_cancellation_for_an_error_ends_all_the_same():

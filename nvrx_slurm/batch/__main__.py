@@ -21,7 +21,7 @@ import msgspec
 
 from nvrx_slurm.attribution.ledger import cluster_of, suspects_among
 from nvrx_slurm.batch.ending import EXIT_CODES
-from nvrx_slurm.batch.host import Host, Launch
+from nvrx_slurm.batch.host import Host
 from nvrx_slurm.cluster.allocation import refuse_het_job
 from nvrx_slurm.cluster.slurm_config import KillWaitQuestion
 from nvrx_slurm.errors import EXIT_FAILED, MalformedRecord, NvrxError, UsageError
@@ -238,11 +238,8 @@ def main(
             plan=plan,
             info=info,
             folder=folder,
-            launch=Launch(
-                command=launcher,
-                nodes=info.nodes,
-                own_flags=cluster == "slurm" and (allocation is not None or len(info.nodes) != asked_nodes),
-            ),
+            launcher=launcher,
+            own_flags=cluster == "slurm" and (allocation is not None or len(info.nodes) != asked_nodes),
             store_password=password,
             env=env.child_environment({env.PLAN_DIGEST: digest_of_plan(plan_json)}),
             clock=SystemClock(),

@@ -8,7 +8,7 @@ import signal
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation, new_secret
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import AGAIN_S, CANNOT_RUN, HURRY, send_signal
+from nvrx_slurm.util.tasks import settle, start
 
 log = get_logger("batch")
 
@@ -59,19 +60,12 @@ TELL_S = 5.0
 """How long agents that are to be started wait for the journal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Where the agents come from: one command that starts all of them (srun), or one process a node, here.
-
-    `own_flags`: the command's nodes are not those of the whole allocation, or not as many as it says."""
-
-    command: tuple[str, ...]
-    nodes: tuple[str, ...]
-    own_flags: bool = False
-
-
 class Host:
-    """Runs one job in its folder; `run` returns the job's exit code."""
+    """Runs one job in its folder; `run` returns the job's exit code.
+
+    `launcher`: the one command that starts all agents (srun); empty: one process a node, here. `own_flags`: its nodes
+    are not those of the whole allocation, or not as many as it says.
+    """
 
     def __init__(
         self,
@@ -79,12 +73,14 @@ class Host:
         plan: Plan,
         info: JobInfo,
         folder: JobFolder,
-        launch: Launch,
+        launcher: tuple[str, ...],
+        own_flags: bool,
         store_password: str | None,
         env: Mapping[str, str],
         clock: Clock,
     ) -> None:
-        self.plan, self.info, self.folder, self.launch, self.clock = plan, info, folder, launch, clock
+        self.plan, self.info, self.folder, self.clock = plan, info, folder, clock
+        self.launcher, self.own_flags = launcher, own_flags
         self.env = {**env, "NVRX_JOB_FOLDER": str(folder.path)}
         self.store_password = store_password
         self.store: StoreKeeper | None = None
@@ -103,7 +99,7 @@ class Host:
         self.gave_up = False
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.wanted = asyncio.Event()  # the lease has been touched, or there is none
-        self.tasks: list[asyncio.Task[None]] = []
+        self.tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Start everything, keep it going until the job has ended, end everything."""
@@ -242,13 +238,13 @@ class Host:
     async def _keep_agents(self) -> None:
         """Start the agents, and end the job should all of them end before it."""
         await self.wanted.wait()  # the job may have been in the queue for longer than its lease
-        if self.info.cluster == "slurm" and self.launch.command:
+        if self.info.cluster == "slurm" and self.launcher:
             environment = step_environment(self.env) if self.info.allocation else self.env
             self.steps = AgentSteps(
-                self.launch.nodes,
-                own_flags=self.launch.own_flags,
+                self.info.nodes,
+                own_flags=self.own_flags,
                 own_node=node_name(),
-                command=self.launch.command,
+                command=self.launcher,
                 start=lambda command: self._start_agents(command, environment),
                 slurm=JobNodes(self.info.slurm_id),
                 tell=self._tell,
@@ -258,11 +254,11 @@ class Host:
             )
             codes = await self.steps.run()
         else:
-            if self.launch.command:
-                starts = [(self.launch.command, self.env)]
+            if self.launcher:
+                starts = [(self.launcher, self.env)]
             else:
                 agent = (sys.executable, "-P", "-m", self.plan.agent_module)
-                starts = [(agent, {**self.env, "NVRX_NODE": node}) for node in self.launch.nodes]
+                starts = [(agent, {**self.env, "NVRX_NODE": node}) for node in self.info.nodes]
             for argv, env in starts:
                 self.local_agents.append(await self._start_agents(argv, env))
             codes = list(await asyncio.gather(*(agent.wait() for agent in self.local_agents)))
@@ -354,7 +350,7 @@ class Host:
         if self.steps is not None:
             agents = {f"the agents of step {n}": each for n, each in enumerate(self._agents(), 1)}
         else:
-            names = ["the agents"] if self.launch.command else [f"the agent of {node}" for node in self.launch.nodes]
+            names = ["the agents"] if self.launcher else [f"the agent of {node}" for node in self.info.nodes]
             agents = dict(zip(names, self.local_agents, strict=False))  # the start may have failed half way
         exit_s = WITHOUT_NODE_S if self.allocation is not None and self.allocation.gave_up else AGENTS_EXIT_S
         await children.ended(agents, within_s=self._in_time(AGENTS_LEAVE_S if cut_off else exit_s))
@@ -385,10 +381,4 @@ class Host:
             log.error("how the job ended (%d: %s) cannot be written: %s", exit_code, reason, error)
 
     def _go(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(self._task_done)
-        self.tasks.append(task)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None and not self.ended.done():
-            self.ended.set_exception(error)
+        start(work, self.tasks, partial(settle, self.ended))

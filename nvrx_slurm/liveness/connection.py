@@ -113,29 +113,6 @@ class Session:
         return proof(key, "word", word, number.to_bytes(8, "big"))[:SIGNATURE_BYTES]
 
 
-class Introduction:
-    """The agent's side of the handshake, without its I/O. `port`: where the agent has connected to."""
-
-    def __init__(self, token: str, *, node: str, incarnation: str, port: int) -> None:
-        self._key = JobKey(token).derive(_KEY)
-        self._node, self._incarnation, self._port = node, incarnation, port
-        self._parts: tuple[bytes, ...] = ()
-
-    def answer(self, nonce: bytes) -> bytes:
-        """What to send when the controller's nonce has arrived."""
-        own = os.urandom(NONCE_BYTES)
-        self._parts = _parts(nonce, own, self._node, self._incarnation, self._port)
-        mac = proof(self._key, _AGENT, *self._parts)
-        hello = msgspec.msgpack.encode(Hello(node=self._node, incarnation=self._incarnation, nonce=own, mac=mac))
-        return len(hello).to_bytes(_LENGTH_BYTES, "big") + hello
-
-    def believe(self, given: bytes) -> Session:
-        """Check the controller's proof. Raises UnprovenPeer."""
-        if not is_proof(proof(self._key, _CONTROLLER, *self._parts), given):
-            raise UnprovenPeer("the process there does not prove that it is this job's controller")
-        return Session(self._key, _AGENT, self._parts)
-
-
 def _parts(nonce: bytes, agents: bytes, node: str, incarnation: str, port: int) -> tuple[bytes, ...]:
     """What both ends agree on."""
     return nonce, agents, node.encode(), incarnation.encode(), str(port).encode()
@@ -167,11 +144,16 @@ class Stream(Protocol):
 
 
 async def introduce(stream: Stream, *, token: str, node: str, incarnation: str, port: int) -> Session:
-    """Prove to the controller which agent this is, and have it prove itself. Raises OSError where it closes the
-    connection; UnprovenPeer where it is no controller of this job."""
-    introduction = Introduction(token, node=node, incarnation=incarnation, port=port)
-    await stream.send(introduction.answer(await _exactly(stream, NONCE_BYTES)))
-    return introduction.believe(await _exactly(stream, PROOF_BYTES))
+    """Prove to the controller which agent this is, and have it prove itself. `port`: where the agent has connected
+    to. Raises OSError where it closes the connection; UnprovenPeer where it is no controller of this job."""
+    nonce, own = await _exactly(stream, NONCE_BYTES), os.urandom(NONCE_BYTES)
+    key, parts = JobKey(token).derive(_KEY), _parts(nonce, own, node, incarnation, port)
+    hello = Hello(node=node, incarnation=incarnation, nonce=own, mac=proof(key, _AGENT, *parts))
+    packed = msgspec.msgpack.encode(hello)
+    await stream.send(len(packed).to_bytes(_LENGTH_BYTES, "big") + packed)
+    if not is_proof(proof(key, _CONTROLLER, *parts), await _exactly(stream, PROOF_BYTES)):
+        raise UnprovenPeer("the process there does not prove that it is this job's controller")
+    return Session(key, _AGENT, parts)
 
 
 async def connect(

@@ -279,12 +279,11 @@ async def test_proof_for_another_port_is_not_taken(ears):
     """An agent that was made to connect to bob's port cannot be passed on to the controller."""
     connection = dial(ears.port)
     connection.setblocking(False)
-    loop = asyncio.get_running_loop()
-    introduction = liveness.Introduction(TOKEN, node="n1", incarnation="a", port=ears.port + 1)
-    await loop.sock_sendall(connection, introduction.answer(await loop.sock_recv(connection, 32)))
+    stream = liveness._SocketStream(connection)
     async with asyncio.timeout(BOUND_S):
-        with suppress(ConnectionError):
-            assert await loop.sock_recv(connection, 32) == b""
+        with pytest.raises(ConnectionError) as refused:
+            await liveness.introduce(stream, token=TOKEN, node="n1", incarnation="a", port=ears.port + 1)
+    assert not isinstance(refused.value, liveness.UnprovenPeer)  # the controller has closed it, without a proof
     connection.close()
     assert ears.heard == []
 

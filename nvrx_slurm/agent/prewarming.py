@@ -271,16 +271,8 @@ class Prewarming:
         warmth.until = warmth.began + warmth.spec.timeout
 
     def _environment(self, role: RolePlan) -> dict[str, str]:
-        """What is the same for all workers of the role on this node."""
-        return {
-            **role_environment(role.env, workers=role.workers_per_node),
-            "ROLE_NAME": role.name,
-            "TORCHELASTIC_MAX_RESTARTS": str(self._plan.fault_tolerance.max_restarts.count),
-            "NVRX_JOB_ID": self._folder.job_id,
-            "NVRX_NODE": self._node,
-            "NVRX_STORE_FILE": str(self._folder.store_path.absolute()),
-            **self._stacks.environment(role.env),
-        }
+        common = role_environment(role, self._plan, self._folder, self._node)
+        return common | self._stacks.environment(role.env)
 
     def _ready(self, warmth: RoleWarmth, modules: int, memory_bytes: int, failed: dict[str, str]) -> None:
         took_s = self._clock.monotonic() - warmth.began

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from nvrx_slurm.agent import container
@@ -11,9 +10,8 @@ from nvrx_slurm.agent.events import Cycle
 from nvrx_slurm.agent.machine import BoardPort, OutputPort, StacksPort, WorkersPort
 from nvrx_slurm.jobspec import env as environment
 from nvrx_slurm.jobspec.container import TAKEN_BY, image_kind
-from nvrx_slurm.jobspec.plan import Plan
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Assignment
 
 RANK_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"),
@@ -53,21 +51,11 @@ def start_workers(
     logs = folder.cycle_logs(cycle.replica, generation, cycle.number)
     for local_rank in range(cycle.assignment.workers):
         rank = cycle.assignment.first_rank + local_rank
-        env = worker_environment(
-            cycle.assignment,
-            local_rank=local_rank,
-            job_id=folder.job_id,
-            max_restarts=plan.fault_tolerance.max_restarts.count,
-            generation=generation,
-            replica=cycle.replica,
-            cycle=cycle.number,
-            node=node,
-            store_file=folder.store_path.absolute(),
-            own=role.env,
-        )
+        env = worker_environment(cycle, local_rank, role, plan=plan, folder=folder, node=node, generation=generation)
         # Inside a container the host's PYTHONPATH leads nowhere.
         own = role.env if role.container is None else {"PYTHONPATH": "", **role.env}
-        cycle.environments[rank] = env  # of commands beside it (`commands.py`), which must not report in its name
+        # Before the slot's variables: commands beside the worker (`commands.py`) must not report in its name.
+        cycle.environments[rank] = env
         # The role may name an error file of its own, which the agent then does not read.
         env = board.prepare(rank, cycle.number) | env | stacks.environment(own)
         if learn and local_rank == 0:
@@ -97,42 +85,35 @@ def start_workers(
         workers.spawn(rank, command, env, workdir, out, err, warm)
 
 
-def role_environment(own: Mapping[str, str], *, workers: int) -> dict[str, str]:
-    """What all workers of a role are given, before the variables of their ranks. `own`: the role's `env`, which may
-    override the rest; `workers`: how many of them are on this node."""
+def role_environment(role: RolePlan, plan: Plan, folder: JobFolder, node: str) -> dict[str, str]:
+    """What is the same for all workers of a role on this node."""
     # As torchrun: only where the user's environment has none; the threads only where a node has several workers.
     unset = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCHELASTIC_SIGNALS_TO_HANDLE": SIGNALS_TO_HANDLE}
-    if workers > 1:
+    if role.workers_per_node > 1:
         unset["OMP_NUM_THREADS"] = "1"
     return {
         **{name: value for name, value in unset.items() if environment.get(name) is None},
         # Rank 0 hosts the workers' store at MASTER_PORT; with True all ranks would look there for the agent's.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        **own,
+        # The role's own may override what is above, and nothing below.
+        **role.env,
+        "ROLE_NAME": role.name,
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.fault_tolerance.max_restarts.count),
+        "NVRX_JOB_ID": folder.job_id,
+        "NVRX_NODE": node,
+        # For `inprocess.RedisStore`; only the job's owner can read it.
+        "NVRX_STORE_FILE": str(folder.store_path.absolute()),
     }
 
 
 def worker_environment(
-    assignment: Assignment,
-    *,
-    local_rank: int,
-    job_id: str,
-    max_restarts: int,
-    generation: int,
-    replica: str,
-    cycle: int,
-    node: str,
-    store_file: Path,
-    own: Mapping[str, str],
+    cycle: Cycle, local_rank: int, role: RolePlan, *, plan: Plan, folder: JobFolder, node: str, generation: int
 ) -> dict[str, str]:
-    """What is added to the agent's own environment for one worker: all that torchrun 2.13 sets, and more. `own`, the
-    role's `env`, may override what is above it.
-
-    `store_file`: where the job's store is, for `inprocess.RedisStore`; only the job's owner can read it.
-    """
+    """What is added to the agent's own environment for one worker: all that torchrun 2.13 sets, and more."""
+    assignment = cycle.assignment
     rank = assignment.first_rank + local_rank
     return {
-        **role_environment(own, workers=assignment.workers),
+        **role_environment(role, plan, folder, node),
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(assignment.world_size),
@@ -140,17 +121,12 @@ def worker_environment(
         "GROUP_RANK": str(assignment.group_rank),
         "GROUP_WORLD_SIZE": str(assignment.group_world_size),
         "ROLE_RANK": str(rank),
-        "ROLE_NAME": assignment.role,
         "ROLE_WORLD_SIZE": str(assignment.world_size),
         "MASTER_ADDR": assignment.master_addr,
         "MASTER_PORT": str(assignment.master_port),
-        "TORCHELASTIC_RUN_ID": f"{job_id}.{replica}",
+        "TORCHELASTIC_RUN_ID": f"{folder.job_id}.{cycle.replica}",
         "TORCHELASTIC_RESTART_COUNT": str(assignment.restart_count),
-        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
-        "NVRX_JOB_ID": job_id,
-        "NVRX_CYCLE": str(cycle),
+        "NVRX_CYCLE": str(cycle.number),
         "NVRX_GENERATION": str(generation),
-        "NVRX_REPLICA": replica,
-        "NVRX_NODE": node,
-        "NVRX_STORE_FILE": str(store_file),
+        "NVRX_REPLICA": cycle.replica,
     }

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.agent.events import Cycle
 from nvrx_slurm.agent.starting import worker_environment
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Assignment
+from tests.unit.core.fleet import plan_of
 
 
 def environment(workers: int = 2, **own: str) -> dict[str, str]:
@@ -21,18 +25,10 @@ def environment(workers: int = 2, **own: str) -> dict[str, str]:
         master_port=1,
         role="main",
     )
-    return worker_environment(
-        assignment,
-        local_rank=0,
-        job_id="7",
-        max_restarts=1,
-        generation=0,
-        replica="main-0",
-        cycle=0,
-        node="n1",
-        store_file=Path("store.json"),
-        own=own,
-    )
+    role = RolePlan(name="main", command=("x",), nodes_per_replica=1, workers_per_node=workers, env=own)
+    cycle = Cycle("main-0", 0, assignment, began=0.0)
+    folder = JobFolder(Path("/jobs/7"))
+    return worker_environment(cycle, 0, role, plan=plan_of(role), folder=folder, node="n1", generation=0)
 
 
 def test_threads_are_limited_where_workers_share_a_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,27 +158,21 @@ def _info(
         addr = default_route_address() if launcher else LOOPBACK  # a launcher may start agents in other networks
         nodes = tuple(f"n{index}" for index in range(1, plan.total_nodes + 1))
         return msgspec.structs.replace(here, addr=addr, nodes=nodes)
-    if allocation is not None and chosen is not None:
-        with KillWaitQuestion() as kill_wait:
-            nodes = tuple(chosen.split(","))
-            return msgspec.structs.replace(
-                here,
-                allocation=allocation,
-                generation=env.slurm_restart_count(),
-                addr=address_for(nodes[0]),
-                nodes=nodes,
-                kill_wait_s=kill_wait.answer(timeout_s=KILL_WAIT_ANSWER_S),
-            )
     with KillWaitQuestion() as kill_wait:  # asked while scontrol unfolds the list of nodes
-        hostnames = subprocess.run(
-            ["scontrol", "show", "hostnames", env.slurm_nodelist() or ""],
-            capture_output=True, text=True, check=True, timeout=SCONTROL_S,
-        )  # fmt: skip
+        if allocation is not None and chosen is not None:
+            nodes = tuple(chosen.split(","))
+            here = msgspec.structs.replace(here, allocation=allocation, addr=address_for(nodes[0]))
+        else:
+            hostnames = subprocess.run(
+                ["scontrol", "show", "hostnames", env.slurm_nodelist() or ""],
+                capture_output=True, text=True, check=True, timeout=SCONTROL_S,
+            )  # fmt: skip
+            nodes = tuple(hostnames.stdout.split())  # in Slurm's own order: ranks follow it
+            here = msgspec.structs.replace(here, addr=advertised_address())
         return msgspec.structs.replace(
             here,
             generation=env.slurm_restart_count(),
-            addr=advertised_address(),
-            nodes=tuple(hostnames.stdout.split()),  # in Slurm's own order: ranks follow it
+            nodes=nodes,
             kill_wait_s=kill_wait.answer(timeout_s=KILL_WAIT_ANSWER_S),
         )
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from nvrx_slurm.batch.agents import SlurmPort
 from nvrx_slurm.batch.ending import notice_s
-from nvrx_slurm.cluster.slurm_nodes import SlurmNode
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
@@ -30,7 +30,7 @@ that is restarted answers again within seconds."""
 LOOK_S = 1.0
 
 
-class AllocationPort(Protocol):
+class AllocationPort(SlurmPort, Protocol):
     """What `cluster.allocation.HeldAllocation` knows of Slurm's job, and does to it."""
 
     async def time_left_s(self) -> float | None:
@@ -38,9 +38,6 @@ class AllocationPort(Protocol):
         ...
 
     async def slurmd_timeout_s(self) -> float | None: ...
-    async def nodes(self, names: Sequence[str]) -> Mapping[str, SlurmNode]: ...
-    async def answers(self, node: SlurmNode) -> bool: ...
-    async def allocated(self) -> Sequence[str] | None: ...
     async def shrink_to(self, nodes: Sequence[str]) -> None: ...
 
 

@@ -17,6 +17,7 @@ import math
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -279,11 +280,7 @@ class Controller:
         deadline = next_deadline(self.job)
         timeout = None if deadline is None else self.server_clock.until(deadline)
         getting = asyncio.ensure_future(self.queue.get())
-        await asyncio.wait([getting, *tasks], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                getting.cancel()
-                task.result()
+        await _wait(getting, tasks, timeout)
         if not getting.done():
             getting.cancel()
             return [InboundFact(Tick())] if await self._has_read_all() else []
@@ -296,11 +293,7 @@ class Controller:
         """Wait until this process has stood still with the job, or for as long as the announcement may come ahead."""
         self.detector.suspended = True
         waiting = asyncio.ensure_future(standstill(self.clock))
-        await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                waiting.cancel()
-                task.result()
+        await _wait(waiting, tasks)
         stood_still_s = await waiting
         log.info("resumed: the job stood still for %.1f s", stood_still_s)
         self.detector.resume(stood_still_s)
@@ -469,6 +462,15 @@ class Controller:
 
     def _lease_s(self) -> float:
         return LEASE_BEATS * self.plan.fault_tolerance.heartbeat.interval
+
+
+async def _wait(for_: asyncio.Future[Any], tasks: list[asyncio.Task[None]], timeout: float | None = None) -> None:
+    """Wait until it is there, or the time is up. Raises what one of the tasks has failed with."""
+    await asyncio.wait([for_, *tasks], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        if task.done():
+            for_.cancel()
+            task.result()
 
 
 def replay(job: Job, journal: Iterable[Entry]) -> list[tuple[Entry, Record | None]]:

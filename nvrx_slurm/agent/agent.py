@@ -274,11 +274,13 @@ class Agent:
             self._get_ready(event.replica, newer)  # its cycle was over before we could start
             return
         if not self.heartbeat.is_in_touch:
-            self._go(self._assign_in_touch(event))
+            # After a partition orders may arrive before a heartbeat does; workers wait for that.
+            self._go(self._assign_after(self.heartbeat.touch(), event))
             return
         role = event.assignment.role
         if self.prewarming.is_warming(role):
-            self._go(self._assign_when_warm(event, role))
+            # Workers that started now would import the same, each for itself.
+            self._go(self._assign_after(self.prewarming.settled(role), event))
             return
         self.cycle = Cycle(event.replica, event.cycle, event.assignment, began=self.clock.monotonic())
         self.mode = AgentMode.ACTIVE
@@ -301,15 +303,9 @@ class Agent:
         )
         self.machine.health.begin()
 
-    async def _assign_in_touch(self, event: Assigned) -> None:
-        """After a partition orders may arrive before a heartbeat does; workers wait for that."""
-        await self.heartbeat.touch()
-        self.inbox.put_nowait(event)
-
-    async def _assign_when_warm(self, event: Assigned, role: str) -> None:
-        """Workers that started now would import the same, each for itself."""
-        await self.prewarming.settled(role)
-        self.inbox.put_nowait(event)
+    async def _assign_after(self, wait: Coroutine[Any, Any, None], event: Assigned) -> None:
+        await wait
+        self.inbox.put_nowait(event)  # once more through the inbox: meanwhile the cycle may be over
 
     def _on_spawned(self, event: Spawned) -> None:
         if self.cycle is not None and self.reporting.spawned(self.cycle, event):

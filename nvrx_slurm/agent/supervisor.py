@@ -318,7 +318,8 @@ class Supervisor:
         number, checkpoint_s = order["checkpoint"] or (0, 0.0)
         self.signals = {"checkpoint": number, "ask": order["signal"], "terminate": signal.SIGTERM}
         self.teardown = Teardown.plan(now, order["grace_s"], checkpoint_s)
-        self._give_up_forks()
+        for given_up in self.warm.give_up():
+            self._say(op="exited", id=given_up["id"], signal=int(signal.SIGKILL), sent=[int(signal.SIGKILL)])
         # At once: a shell ignores SIGTERM, and a recovery must not wait for it.
         for pid in self.commands:
             send_all([pid, *descendants(pid)], signal.SIGKILL)
@@ -343,16 +344,17 @@ class Supervisor:
                 self._has_started(ended.si_pid)
             if ended.si_pid not in self.workers:
                 self.warm.look_at_forks()
-            self.warm.reaped(ended.si_pid, _how(ended))
+            if ended.si_code == os.CLD_EXITED:
+                how, words = {"code": ended.si_status}, f"it exited with code {ended.si_status}"
+            else:
+                how, words = {"signal": ended.si_status}, f"it was killed by {signal.Signals(ended.si_status).name}"
+            self.warm.reaped(ended.si_pid, words)
             command = self.commands.pop(ended.si_pid, None)
             if command is not None:
-                how = "code" if ended.si_code == os.CLD_EXITED else "signal"
-                self._say(op="command", id=command, **{how: ended.si_status})
+                self._say(op="command", id=command, **how)
             worker = self.workers.pop(ended.si_pid, None)
             if worker is not None and not self.lapsed:  # else the lease killed it: one `lapsed` reports all of them
-                how = "code" if ended.si_code == os.CLD_EXITED else "signal"
-                at, sent = time.monotonic(), list(self.sent)
-                self._say(op="exited", id=worker, **{how: ended.si_status}, at=at, sent=sent)
+                self._say(op="exited", id=worker, **how, at=time.monotonic(), sent=list(self.sent))
 
     def _has_children(self) -> bool:
         """Whether anything is left below this process, but for its warm processes."""
@@ -367,10 +369,6 @@ class Supervisor:
         """All that the workers are and have started; of a warm process what it forks, and not itself."""
         spared = self.warm.pids
         return [pid for pid in descendants(os.getpid()) if pid not in spared]
-
-    def _give_up_forks(self) -> None:
-        for order in self.warm.give_up():
-            self._say(op="exited", id=order["id"], signal=int(signal.SIGKILL), sent=[int(signal.SIGKILL)])
 
     def _check_lease(self) -> None:
         if self.lease_until is None or time.monotonic() < self.lease_until:
@@ -443,13 +441,6 @@ _SERVE: dict[str, Callable[[Supervisor, dict[str, Any], list[int]], None]] = {
     "fence": Supervisor._hold,
     "lock": Supervisor._hold,
 }
-
-
-def _how(ended: os.waitid_result) -> str:
-    """How a process has ended."""
-    if ended.si_code == os.CLD_EXITED:
-        return f"it exited with code {ended.si_status}"
-    return f"it was killed by {signal.Signals(ended.si_status).name}"
 
 
 def _ask(pids: list[int], number: int) -> None:

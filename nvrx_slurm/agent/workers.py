@@ -161,15 +161,8 @@ class Workers:
         """Start one worker, its output on two descriptors, which are closed here. `Spawned` or `Exited` follows.
         `warm`: fork it from the warm process of this role, where that can be done."""
         order = {"op": "spawn", "id": rank, "argv": list(argv), "env": dict(env), "cwd": cwd, "warm": warm}
-        try:
-            self._send(order, out, err)
-        except OSError as error:
-            if error.errno != errno.EMSGSIZE:
-                raise
-            self._post(Exited(rank, error="its command and environment are too large"))
-        finally:
-            os.close(out)
-            os.close(err)
+        too_large = Exited(rank, error="its command and environment are too large")
+        self._send_with_output(order, out, err, too_large)
 
     def warm(
         self, role: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, spec: Sequence[str], ahead: int = 0
@@ -198,15 +191,8 @@ class Workers:
         and of that the names `without` are left out."""
         order = {"op": "run", "id": request, "argv": list(argv), "env": dict(env), "beside": beside}
         order["without"] = sorted(without)
-        try:
-            self._send(order, out, err)
-        except OSError as error:
-            if error.errno != errno.EMSGSIZE:
-                raise
-            self._post(CommandExited(request, CommandEnd(error="it is too large")))
-        finally:
-            os.close(out)
-            os.close(err)
+        too_large = CommandExited(request, CommandEnd(error="it is too large"))
+        self._send_with_output(order, out, err, too_large)
 
     def signal_command(self, request: str, number: int) -> None:
         """Signal a command and all that it has started; one that has ended is no error."""
@@ -253,6 +239,18 @@ class Workers:
         if self._process is not None:
             self._process.wait()
             sweep_rings()
+
+    def _send_with_output(self, order: dict[str, Any], out: int, err: int, too_large: WorkerEvent) -> None:
+        """Pass on two descriptors, and close them here. `too_large`: posted where no datagram can be so long."""
+        try:
+            self._send(order, out, err)
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            self._post(too_large)
+        finally:
+            os.close(out)
+            os.close(err)
 
     def _send(self, order: dict[str, Any], *fds: int) -> None:
         if self._control is None:

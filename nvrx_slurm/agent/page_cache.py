@@ -1,16 +1,8 @@
 """Files that a worker of this node would load, read into the page cache beforehand (`prewarm.read`).
 
-    cache = PageCache(clock)
-    cache.begin(patterns, workdir, memory)           the node is standby: look now, and again every 30 s
-    cache.begin(patterns, workdir, memory, ranks)    it has these ranks: look only after a checkpoint
-    cache.saw(readings)                              what the workers report; an ended checkpoint is a reason to look
-    cache.look()                                     there may be something new
-    cache.stop()                                     read no more, until the next `begin`
-    cache.close()                                    the same for good
-
-All of these are called from the event loop, and return at once. A look lists the files that match, newest first,
-takes as many as fit into `memory`, and reads those that it has not read before. It runs in a thread that nothing
-waits for, one at a time: where a file system does not answer, that thread stays behind and there are no more looks.
+A look lists the files that match, newest first, takes as many as fit into `memory`, and reads those that it has not
+read before. It runs in a thread that nothing waits for, one at a time: where a file system does not answer, that
+thread stays behind and there are no more looks.
 
 **A promoted node stops reading** (`stop` when it gets its ranks). Its workers now load the same files, in an order
 that only they know. What is in the page cache serves them; every further read delays theirs. The idle I/O priority
@@ -115,7 +107,7 @@ class Look:
 
 @dataclass(slots=True)
 class PageCache:
-    """See above. `every_s`, `spread_s`: for tests."""
+    """Every method is called from the event loop, and returns at once. `every_s`, `spread_s`: for tests."""
 
     clock: Clock
     every_s: float = EVERY_S
@@ -132,7 +124,8 @@ class PageCache:
     def begin(
         self, patterns: Sequence[str], workdir: str | Path, memory: int | None, ranks: Iterable[int] | None = None
     ) -> None:
-        """Read from now on what matches, at most `memory` bytes of it. `ranks` None: this node is standby.
+        """Read from now on what matches, at most `memory` bytes of it. `ranks` None: this node is standby, and looks
+        now and every 30 s; with ranks it looks after a checkpoint only.
 
         A pattern is a glob (`**` too), relative to `workdir` or absolute; `{rank}` in it is each of the ranks.
         """
@@ -168,16 +161,12 @@ class PageCache:
             self._running.add_done_callback(partial(self._looked, order))
 
     def stop(self) -> None:
-        """Read no more."""
+        """Read no more, until the next `begin`. A thread that is in the middle of a read holds up nothing."""
         self._cancel_timer()
         self._again = False
         if self._order is not None:
             self._order.is_over = True
             self._order = None
-
-    def close(self) -> None:
-        """The agent ends. A thread that is in the middle of a read does not keep it from that."""
-        self.stop()
 
     def _look_in(self, seconds: float) -> None:
         self._cancel_timer()

@@ -173,7 +173,7 @@ class Prewarming:
     def leave(self) -> None:
         """The agent leaves, and its supervisor will end the processes."""
         if self._page_cache is not None:
-            self._page_cache.close()
+            self._page_cache.stop()
 
     def is_warming(self, role: str) -> bool:
         """Whether workers should wait a moment: they would import the same, each for itself."""

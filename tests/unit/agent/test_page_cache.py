@@ -62,7 +62,7 @@ async def cache() -> AsyncIterator[PageCache]:
     """One that looks when it is told to, and not by its clock."""
     cache = PageCache(SystemClock(), every_s=3600.0, spread_s=0.0)
     yield cache
-    cache.close()
+    cache.stop()
 
 
 def write(path: Path, size: int = MIB, *, newer_s: int = 0) -> Path:
@@ -193,7 +193,7 @@ async def test_standby_node_looks_again_by_the_clock(folder: Path) -> None:
     later = write(folder / "later.pt")
     await until(lambda: cache.files == 1)
     assert cached(later) == 1.0
-    cache.close()
+    cache.stop()
     assert cache._timer is None
 
 
@@ -256,7 +256,7 @@ async def test_file_system_that_does_not_answer_holds_up_nothing(cache: PageCach
     for _ in range(3):
         cache.look()
     assert cache._running is running
-    cache.close()
+    cache.stop()
     assert running is not None and not running.done()
     release.set()
     await looked(cache)

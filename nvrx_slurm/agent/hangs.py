@@ -163,24 +163,23 @@ def learned(seen: Seen, limits: HangSpec) -> dict[str, float]:
 def _deadlines(
     workers: Iterable[Watched], limits: HangSpec, learned: Mapping[str, float], suspended: Sequence[Standstill]
 ) -> Iterator[_Deadline]:
-    for deadline in _deadlines_of(workers, limits, learned):
-        later_ns = sum(for_ns for until_ns, for_ns in suspended if until_ns > deadline.since_ns)
-        yield replace(deadline, later_ns=later_ns) if later_ns else deadline
-
-
-def _deadlines_of(workers: Iterable[Watched], limits: HangSpec, learned: Mapping[str, float]) -> Iterator[_Deadline]:
     watched = list(workers)
     first_end = min(((w.ended_ok_ns, w.rank) for w in watched if w.ended_ok_ns is not None), default=None)
     for worker in watched:
         if worker.ended_ok_ns is not None:
             continue
-        for deadline in _own_deadlines(worker, limits, learned):
-            if deadline.since_ns >= worker.started_ns > 0:
-                yield deadline
+        # A moment before the worker's start cannot be: there is none yet, or the reading is torn.
+        own = _own_deadlines(worker, limits, learned)
+        deadlines = [deadline for deadline in own if deadline.since_ns >= worker.started_ns > 0]
         if first_end is not None and limits.exit_skew is not None:
             ended_ns, rank = first_end
             before, after = f"rank {rank} ended with exit code 0", " ago and this one still runs"
-            yield _Deadline(worker.rank, ended_ns, limits.exit_skew, before, after, step=worker.reading.step)
+            deadlines.append(
+                _Deadline(worker.rank, ended_ns, limits.exit_skew, before, after, step=worker.reading.step)
+            )
+        for deadline in deadlines:
+            later_ns = sum(for_ns for until_ns, for_ns in suspended if until_ns > deadline.since_ns)
+            yield replace(deadline, later_ns=later_ns) if later_ns else deadline
 
 
 def _own_deadlines(worker: Watched, limits: HangSpec, learned: Mapping[str, float]) -> Iterator[_Deadline]:

@@ -20,7 +20,6 @@ import re
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -234,7 +233,12 @@ class Prewarming:
         if warmth.imports is None:
             warmth.imports = await asyncio.to_thread(self._read_list, role)
         env, workdir = self._environment(role), role.workdir or self._plan.workdir
-        find = partial(_find, path={**environment.child_environment({}), **env}.get("PATH"), workdir=workdir)
+        path = {**environment.child_environment({}), **env}.get("PATH")
+
+        def find(program: str) -> str | None:
+            """As the supervisor will find it."""
+            return shutil.which(str(Path(workdir) / program) if "/" in program else program, path=path)
+
         why = why or why_cold(role.command, find)
         if why is None:
             why = await _ask([*probe_command(role.command, find), "pass"], env, workdir)
@@ -373,11 +377,6 @@ def _module_to_run(command: Sequence[str]) -> tuple[str, ...]:
         if re.fullmatch("-[A-Za-z]*m", option):
             return word, f"{word}.__main__"
     return ()
-
-
-def _find(program: str, *, path: str | None, workdir: str) -> str | None:
-    """As the supervisor will find it."""
-    return shutil.which(str(Path(workdir) / program) if "/" in program else program, path=path)
 
 
 async def _ask(command: list[str], env: dict[str, str], workdir: str) -> str | None:

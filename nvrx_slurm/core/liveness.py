@@ -81,12 +81,12 @@ class Liveness:
             self._look_at = min(self._look_at, now + self._suspect_s)
 
     def stood_still(self, for_s: float, now: float) -> None:
-        """The whole job stood still until now: that time is no silence. Nodes resume seconds apart, so none is judged
-        before a full timeout."""
+        """The whole job stood still until now: that time is no silence."""
         for known in (self._heard, self._registered, self._suspected):
             for node, at in known.items():
                 known[node] = min(now, at + for_s)
         self._newest = min(now, self._newest + for_s)
+        # Nodes resume seconds apart: none is judged before a full timeout.
         self._grace_until, self._look_at = max(self._grace_until, now + self._timeout_s), 0.0
 
     def drop(self, node: str) -> None:
@@ -96,10 +96,8 @@ class Liveness:
 
     def dead(self, now: float) -> dict[str, float]:
         """The nodes whose silence has lasted too long, with its length in seconds; each is named once, and not
-        watched any more. None, while no node at all is heard.
-
-        Costs nothing until the earliest deadline, which heartbeats keep pushing ahead.
-        """
+        watched any more. None, while no node at all is heard."""
+        # This costs nothing until the earliest deadline, which heartbeats keep pushing ahead.
         if now < max(self._look_at, self._grace_until):
             return {}
         deadlines = {node: self._deadline(node) for node in (*self._heard, *self._registered)}

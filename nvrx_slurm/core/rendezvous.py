@@ -186,7 +186,8 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
 
 def _take_back_drains(job: Job, replica: Replica) -> list[Decision]:
     """The spares that the open rendezvous' drains had counted on are gone: have as many drained nodes back as it
-    lacks. Not those of an earlier rendezvous: a drain that was carried out stands."""
+    lacks."""
+    # Not those of an earlier rendezvous: a drain that was carried out stands. So `leaving` is empty after each close.
     missing = replica.role.nodes_per_replica - len(replica.ready) - len(job.standby)
     taken_back: list[Decision] = []
     for name, asked in list(replica.leaving.items()):
@@ -221,8 +222,9 @@ def _stop(job: Job, replica: Replica, now: float) -> list[Decision]:
 def _close_once_decided(
     job: Job, replica: Replica, now: float, then: Callable[[Job, Replica, float], list[Decision]] | None = None
 ) -> list[Decision]:
-    """Decide on the failures that the rendezvous waits for; then close it (or do `then`). While evidence is awaited
-    it waits, and is not given up either: a job that no restart can help must not come back for more nodes."""
+    """Decide on the failures that the rendezvous waits for; then close it (or do `then`)."""
+    # While evidence is awaited it is not given up either: a job that no restart can help must not end with 75, and
+    # come back for more nodes.
     decisions: list[Decision] = []
     for pending in restart_decision.holding(job, replica):
         unknown = pending.replica != replica.id and restart_decision.waits_for_steps(job, pending)
@@ -275,8 +277,7 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
 
 
 def _fence_late(job: Job, replica: Replica, now: float) -> list[Decision]:
-    """Nodes that are too late lose their ranks: they are fenced, and the rendezvous waits until they are dead. Where
-    only lost connections were reported so far, the first of these nodes is what the others have lost."""
+    """Nodes that are too late lose their ranks: they are fenced, and the rendezvous waits until they are dead."""
     late = sorted(name for name in replica.awaited if job.nodes[name].state is NodeState.ACTIVE)
     dead_by = now + job.plan.fault_tolerance.gives_away_after_s
     fences: list[Decision] = []
@@ -284,6 +285,7 @@ def _fence_late(job: Job, replica: Replica, now: float) -> list[Decision]:
     for node in map(job.nodes.__getitem__, late):
         cause = f"{node.name} lost: no answer to the teardown"
         failure = Failure(kind="node", cause=cause, node=node.name, noticed=now)
+        # Where only lost connections were reported so far, the first of these nodes is what the others have lost.
         evidence += restart_decision.take_evidence(job, replica, failure, replica.opened_at, now) or []
         membership.move(job, node, NodeState.LOST)
         replica.unsafe[node.name] = membership.safe_at(node, dead_by)

@@ -153,10 +153,7 @@ def _open(
 
 
 def _lacks(job: Job, node: Node, owner: Replica | None, *, force: bool) -> str | None:
-    """Why the job cannot go on without the node, in words; None: it can.
-
-    Each open rendezvous takes what it lacks from the same spares. `owner`: the replica that has the node.
-    """
+    """Why the job cannot go on without the node, in words; None: it can. `owner`: the replica that has the node."""
     if not (node.alive or node.state is NodeState.EXPECTED) or node.state is NodeState.QUARANTINED:
         return None
     without = job.drained | {node.name}
@@ -169,6 +166,7 @@ def _lacks(job: Job, node: Node, owner: Replica | None, *, force: bool) -> str |
             or (each.state is NodeState.EXPECTED and each.name in job.expected and each.name not in job.wanted_by)
         )
     ]
+    # Every open rendezvous takes what it lacks from the same spares, so all of them are added up.
     lacks: dict[str, int] = {}
     for replica in job.replicas.values():
         if replica.phase is Phase.RENDEZVOUS:

@@ -27,7 +27,6 @@ import hmac
 import socket
 import struct
 
-KEY_BYTES = 32
 PROBE = b"?"
 """For the key: ask only whether the supervisor is dead."""
 
@@ -87,13 +86,14 @@ def _open_once(key: bytes, addr: str) -> FenceSocket:
         listener.bind((addr, 0))  # without SO_REUSEADDR: with it, others may bind a port that is in TIME_WAIT
         listener.listen(BACKLOG)
         datagrams = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC))
+        # Filtered before it is bound: nothing may arrive before the filter is there.
         _let_only(datagrams, key)
         datagrams.bind(listener.getsockname())
         there = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
         there.settimeout(OWN_CONNECTION_S)
         there.connect(listener.getsockname())
         here = stack.enter_context(_accept_from(listener, there.getsockname()))
-        here.shutdown(socket.SHUT_WR)
+        here.shutdown(socket.SHUT_WR)  # this end first: so it is the one at the port that enters TIME_WAIT
         stack.pop_all()
         return FenceSocket(datagrams, (listener, here, there))
 

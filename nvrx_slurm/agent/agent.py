@@ -191,7 +191,7 @@ class Agent:
 
     async def run(self) -> int:
         """Join, serve until the job ends, leave no process behind."""
-        self.workers.start()
+        self.workers.start()  # first: the supervisor keeps the warm processes and takes the fence socket
         self.prewarming.begin()
         self.joining.open_fence()
         self.board.open()
@@ -211,6 +211,7 @@ class Agent:
         finally:
             for task in self._tasks:
                 task.cancel()
+            # The workers end before the liveness connection does: to the controller its end means that none is left.
             self.workers.close()
             output = asyncio.to_thread(self.output.close, GOODBYE_S)
             await asyncio.gather(output, self.machine.health.close(), self.machine.log_reader.close())
@@ -248,6 +249,7 @@ class Agent:
         self._cycle_is_over(order.replica, order.cycle + 1)
 
     def _cycle_is_over(self, replica: str, next_cycle: int, dump: str | None = None) -> None:
+        # Kept by a standby node, too: an assignment that is being looked up may be out of date when it arrives.
         self.opened[replica] = next_cycle
         self.prewarming.stop_waiting()
         cycle = self.cycle
@@ -285,6 +287,8 @@ class Agent:
         self.cycle = Cycle(event.replica, event.cycle, event.assignment, began=self.clock.monotonic())
         self.mode = AgentMode.ACTIVE
         log.info("%s cycle %d: group rank %d", event.replica, event.cycle, event.assignment.group_rank)
+        # The port is freed at the last moment before its user starts. The lease comes before the workers: the
+        # supervisor starts none on one that has lapsed.
         self.joining.port.release()
         self.heartbeat.renew()
         self.watch.begin(event.assignment.seen)
@@ -438,7 +442,7 @@ class Agent:
             self._suspend()
 
     def _suspend(self) -> None:
-        if self._suspended is not None:
+        if self._suspended is not None:  # Slurm's signal and the controller's order announce the same suspension
             self._suspended.cancel()
         self.watch.pause()
         self._suspended = self._go(self._sit_out_suspension())
@@ -491,6 +495,7 @@ class Agent:
             self.publisher.publish(NodeIsolated, replica=cycle.replica, cycle=cycle.number, for_s=for_s)
         elif (then := self.stopping.over()) is not None:
             self.machine.log_reader.whole()
+            # Before `then`, which may get this node ready for another cycle.
             self._forget_cycle()
             then()
 
@@ -585,6 +590,7 @@ class Agent:
         self.heartbeat.release_now()  # the next incarnation has no grant to outlive its lease
         self.publisher.renew_incarnation()
         self.fenced = False
+        # Only now: the key is the new incarnation's. The old one may have been sent over the network.
         self.joining.open_fence()
         self.joining.hold_port()
         self._go(self.joining.join())

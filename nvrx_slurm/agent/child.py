@@ -31,6 +31,7 @@ def become(parent: int, pipe: int, program: str, argv: list[str], env: dict[str,
         _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:  # the supervisor died before the line above: no signal will come
             os._exit(1)
+        # Only now: a folder on a dead file system may hold this process up for ever.
         os.chdir(cwd)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)

@@ -148,8 +148,9 @@ class Contained:
                 self._looks_left = 0
 
     def _written(self) -> int | None:
-        """The exit code that conmon has written. podman's own end comes 0.3 s later, and by then the worker's peers
-        have failed too: the first to fail would be taken for one of them."""
+        """The exit code that conmon has written."""
+        # Not podman's own end, which comes 0.3 s later: by then the worker's peers have failed too, and the first to
+        # fail would be taken for one of them.
         if self._worker is None and self._exit_file is not None:
             with contextlib.suppress(FileNotFoundError, ValueError), open(self._exit_file, "rb") as file:
                 return int(file.read())

@@ -112,18 +112,16 @@ def next_look(
     now_ns: int,
     suspended: Sequence[Standstill] = (),
 ) -> int | None:
-    """The earliest moment after `now_ns` at which a deadline passes as things stand; None if there is none.
-
-    Progress only moves deadlines back, but a section that is opened later may bring a nearer one: ask again whenever
-    readings are taken anyhow.
-    """
+    """The earliest moment after `now_ns` at which a deadline passes as things stand; None if there is none."""
+    # Progress only moves deadlines back, but a section that is opened later may bring a nearer one: the caller asks
+    # again whenever it takes readings anyhow.
     deadlines = _deadlines(workers, limits, learned, suspended)
     return min((each.at_ns for each in deadlines if each.at_ns > now_ns), default=None)
 
 
 def seen_by(workers: Iterable[Reading]) -> Seen:
-    """What the workers of one cycle have seen. They go in step, so eight of them know no more than one: the largest
-    count, the largest duration."""
+    """What the workers of one cycle have seen."""
+    # They go in step, so eight of them know no more than one: the largest count, the largest duration.
     together: dict[str, tuple[int, float]] = {}
     for reading in workers:
         gaps = {STEP: (reading.beats - 1, reading.largest_gap_ns / NS)} if reading.beats > 1 else {}
@@ -147,12 +145,10 @@ def merge(earlier: Seen, later: Seen) -> Seen:
 
 
 def learned(seen: Seen, limits: HangSpec) -> dict[str, float]:
-    """Section (or `STEP`) → deadline in seconds, for what was seen often enough; empty if nothing is to be learned.
-
-    The shared name of those sections that found no row of their own is left out: it says nothing about any of them.
-    """
+    """Section (or `STEP`) → deadline in seconds, for what was seen often enough; empty where none is learned."""
     if not limits.learn:
         return {}
+    # `OTHERS` is the shared name of the sections that found no row of their own: it says nothing about any of them.
     return {
         name: max(largest_s * limits.safety_factor, SHORTEST_LEARNED_S)
         for name, (count, largest_s) in seen.items()

@@ -103,15 +103,15 @@ class HeartbeatSender:
             self._lease(max(0.0, self._bounds.fence_timeout - self._out_of_touch_s()))
 
     def hold(self) -> None:
-        """Let the workers outlive their lease: the controller has granted it, and gives their ranks away on proof
-        only, until `release` has reached the supervisor."""
+        """Let the workers outlive their lease: the controller has granted it."""
+        # Until `release` has reached the supervisor the controller gives their ranks away on proof only.
         self._holds, self._resumed_at = True, None
         self.renew()
 
     def release(self, stood_still_s: float) -> None:
-        """This node runs again. The time that it stood still is no silence. The ordinary lease begins with its next
-        heartbeat that arrives: store and controller may be resumed seconds later."""
+        """This node runs again. The time that it stood still is no silence."""
         if self._holds:
+            # The hold goes on until a heartbeat arrives: store and controller may be resumed seconds later.
             now = self._resumed_at = self._clock.monotonic()
             self._touched_at = min(now, self._touched_at + stood_still_s)
             self._controller_at = now
@@ -158,6 +158,7 @@ class HeartbeatSender:
         self._warned_of_store = True
 
     async def _send(self) -> None:
+        # Contact counts from before the request: an answer proves nothing about the time that it has taken.
         began = self._clock.monotonic()
         async with asyncio.timeout(max(self._bounds.heartbeat.timeout / 2, SHORTEST_WAIT_S)):
             self._sent += 1

@@ -31,7 +31,6 @@ from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.util.processes import CANNOT_RUN
 
-OUTSIDE_FD = environment.OUTSIDE_FD
 REQUEUE = b"requeue"
 SCONTROL_S = 60.0
 ANSWER_BYTES = 4096
@@ -89,13 +88,12 @@ def main() -> NoReturn:
     folders = [plan.folder, plan.workdir, *(role.workdir for role in plan.roles if role.workdir)]
     program, argv = container.agent_command(inside, command, folders, plan.workdir, own)
     if shutil.which("scontrol") is not None:
-        own[OUTSIDE_FD] = str(_stay_outside())
+        own[environment.OUTSIDE_FD] = str(_stay_outside())
     if program.endswith("/ch-run"):  # which becomes what it starts
         os.execve(program, argv, own)
-    # The kernel lets apptainer forget whom it dies with: this process stays, and the agent dies with it.
-    own = {
-        name: value for name, value in own.items() if not name.endswith("ENV_NVRX_BELOW_RUNTIME")
-    }  # workers are not
+    # The kernel lets apptainer forget whom it dies with: this process stays, and the agent dies with it. The agent is
+    # below the runtime as a worker is, and its own workers are not: they must not get the variable that says so.
+    own = {name: value for name, value in own.items() if not name.endswith("ENV_NVRX_BELOW_RUNTIME")}
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # with it Slurm announces a suspension; it is for the agent
     Contained(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)).run(command[0], argv, own)
 

@@ -59,6 +59,7 @@ class ProvenConnection:
 
     async def hear(self) -> bytes:
         loop = asyncio.get_running_loop()
+        # A word may arrive in two pieces.
         while data := await loop.sock_recv(self._connection, READ_BYTES):
             if words := self._session.take(data):
                 return words

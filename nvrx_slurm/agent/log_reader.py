@@ -52,8 +52,7 @@ class LogReader:
         self._is_whole = asyncio.Event()
 
     def begin(self, logs: Path, assignment: Assignment, found: Found) -> None:
-        """The cycle with its logs in this folder has failed. Small logs are not read here: the leader reads them all,
-        and sooner."""
+        """The cycle with its logs in this folder has failed."""
         if self._task is not None:
             self._task.cancel()
         if self._settings.enable_lib and assignment.group_world_size > 1:
@@ -80,6 +79,7 @@ class LogReader:
         first = assignment.first_rank
         ranks = range(first, first + assignment.workers)
         looking = awaitable_thread(lambda: _size_of(logs, ranks), "size of logs")
+        # Small logs are not read here: the leader reads them all, and sooner.
         if await looking * assignment.group_world_size < SHARED_FROM_BYTES:
             return
         process = await asyncio.create_subprocess_exec(
@@ -95,6 +95,7 @@ class LogReader:
             assert process.stdin is not None
             request = {"node": self._node, "folder": str(logs), "ranks": [*ranks], "rules": self._settings.rules}
             process.stdin.write(msgspec.json.encode(request) + b"\n")
+            # Where the workers had ended by now the second reading is the only one.
             if not is_whole.is_set():
                 if data := await _next(process):
                     found(False, data)

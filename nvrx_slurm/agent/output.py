@@ -143,6 +143,7 @@ class Output:
         self._tails[source.rank] = tail
         _write_or_lose(source.file, data)
         source.partial += data
+        # The job's log gets whole lines. One without an end, as a progress bar, is cut: it must not fill the memory.
         end = source.partial.rfind(b"\n") + 1
         if not end and len(source.partial) > LONGEST_LINE_BYTES:
             end = len(source.partial)

@@ -240,11 +240,9 @@ def matching(patterns: Iterable[str], workdir: Path, ranks: Sequence[int] | None
 
 
 def _read_into_cache(path: str, size: int, order: _Order) -> bool:
-    """Read the file's first bytes, and drop them. False: the order is over. Raises OSError.
-
-    Reads, not POSIX_FADV_WILLNEED: that returns while the kernel still reads, so a stop would leave up to gigabytes
-    of requests in the queue that the workers' own reads then wait in.
-    """
+    """Read the file's first bytes, and drop them. False: the order is over. Raises OSError."""
+    # Reads, not POSIX_FADV_WILLNEED: that returns while the kernel still reads, so a stop would leave up to gigabytes
+    # of requests in the queue that the workers' own reads then wait in.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be a FIFO by now
     try:
         buffer = bytearray(min(CHUNK_BYTES, size))
@@ -262,10 +260,8 @@ def _read_into_cache(path: str, size: int, order: _Order) -> bool:
 
 
 def _be_idle() -> None:
-    """This thread's reads are served when the disk has no others (ioprio_set(2)): by BFQ and mq-deadline.
-
-    Not its share of the processor: a thread of low priority that holds the interpreter's lock holds up the agent.
-    """
+    """This thread's reads are served when the disk has no others (ioprio_set(2)): by BFQ and mq-deadline."""
+    # Not its share of the processor: a thread of low priority that holds the interpreter's lock holds up the agent.
     if (number := _IOPRIO_SET.get(platform.machine())) is not None:
         priority = _IOPRIO_CLASS_IDLE << _IOPRIO_CLASS_SHIFT
         ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, priority)  # refused: it reads at the usual one

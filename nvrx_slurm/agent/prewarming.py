@@ -128,9 +128,10 @@ class Prewarming:
 
     def assigned(self, cycle: Cycle) -> str | None:
         """The node has ranks of this cycle, and starts their workers. Returns the role, if they can be started warm;
-        else the cycle says why not. The other roles' processes would only take memory: they end."""
+        else the cycle says why not."""
         self._is_starting = True
         role = cycle.assignment.role
+        # The other roles' processes end: they would only take memory.
         for name, warmth in self._roles.items():
             if name != role and warmth.state != "off":
                 self._workers.cool(name)
@@ -219,6 +220,7 @@ class Prewarming:
             self._ready(warmth, int(rest[0]), int(rest[1]), dict(zip(rest[2::2], rest[3::2], strict=True)))
         elif word == "refused":
             self._refused(warmth, name=rest[0], why=rest[1])
+        # One that ends before it is ready would end so again.
         elif word == "failed" or warmth.state != "ready":
             self._fail(warmth, rest[0])
         else:
@@ -317,6 +319,7 @@ class Prewarming:
             self._fail(warmth, f"the warm process has ended {warmth.ends} times; at last: {why}")
             return
         self._settle(warmth, "ended", why)
+        # Not while workers start, which need the processors: `started` makes it again.
         if not self._is_starting:
             self._warm(warmth)
 

@@ -59,6 +59,7 @@ class Stopping:
         begins, self._is_on = not self._is_on, True
         if begins:
             self.began, self._is_sent = self._clock.monotonic(), False
+        # Stacks come before the stop signal: after it they would show how the workers end, not where they hang.
         if begins and dump and cycle is not None and cycle.running and not cycle.dumped and grace_s != 0.0:
             self._dumping.begin(cycle, dump, DUMP_FIRST_S, then=partial(self._send, grace_s, checkpoint))
         elif begins or grace_s == 0.0:
@@ -98,7 +99,7 @@ class Stopping:
             self._dumping.begin(cycle, why, event.ends_in_s, then=done)
 
     def _send(self, grace_s: float | None, checkpoint: bool) -> None:
-        if self._is_sent and grace_s != 0.0:
+        if self._is_sent and grace_s != 0.0:  # the dump has ended after a kill that did not wait for it
             return
         bounds = self._bounds
         self._is_sent = True

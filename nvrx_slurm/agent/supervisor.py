@@ -165,6 +165,7 @@ class Supervisor:
                 break
             self._reap()
             self._advance()
+        # The agent is gone. Kill again and again: a process may fork during the walk over /proc.
         deadline = time.monotonic() + KILL_S
         self.warm.close()
         while self._has_children() and time.monotonic() < deadline:
@@ -292,6 +293,7 @@ class Supervisor:
 
     def _hold(self, order: dict[str, Any], fds: list[int]) -> None:
         """Keep the liveness connection, the fence socket, or the node's lock open; one of each."""
+        # The new fence is armed before the old one closes: at no moment is the node without one.
         if order["op"] == "fence":
             arm(fds[0])
         for older in self.held.pop(order["op"], ()):
@@ -340,7 +342,7 @@ class Supervisor:
                 return
             if ended is None:
                 return
-            if ended.si_pid in self.starting:
+            if ended.si_pid in self.starting:  # it has ended before its pipe was read: report the start first
                 self._has_started(ended.si_pid)
             if ended.si_pid not in self.workers:
                 self.warm.look_at_forks()
@@ -374,6 +376,7 @@ class Supervisor:
         if self.lease_until is None or time.monotonic() < self.lease_until:
             return
         self.lease_until, self.may_spawn = None, False
+        # The first kill is here, and not in the next turn of the loop; `_advance` repeats it.
         self.warm.give_up()
         if self._has_children() or self.teardown is not None:
             send_all(self._below(), signal.SIGKILL)

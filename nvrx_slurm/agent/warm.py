@@ -114,6 +114,7 @@ class WarmProcesses:
             become(supervisor, failure_end, program, argv, env, order["cwd"], *(write for _, write in pipes))
         theirs.close()
         os.close(failure_end)
+        # The process has its own ends. Kept here is one of its standard error: the last line there says why it ended.
         (out_read, out_write), (err_read, err_write) = pipes
         for descriptor in (out_read, out_write, err_write):
             os.close(descriptor)
@@ -165,8 +166,9 @@ class WarmProcesses:
         return [fork.order for fork in given_up if fork.order is not None]
 
     def drop_unknown(self) -> None:
-        """Have those that wait, and whose process id is not known yet, end by themselves. A teardown cannot leave
-        them out of what it signals, and as a worker of the next cycle each would end by that signal."""
+        """Have those that wait, and whose process id is not known yet, end by themselves."""
+        # A teardown cannot leave them out of what it signals, and as a worker of the next cycle each would end by its
+        # signal.
         for fork in [each for each in self._forks.values() if each.order is None and each.pid is None]:
             self._drop(fork)
 
@@ -183,6 +185,7 @@ class WarmProcesses:
     def look(self, ready: set[int]) -> None:
         """Serve what has arrived on these descriptors, and what should have by now."""
         for descriptor in ready & self._forks.keys():
+            # One that is out of date ends the warm process, and with it the forks that wait.
             if descriptor in self._forks:
                 self._answered(self._forks[descriptor])
         for role, warm in list(self._by_role.items()):
@@ -209,6 +212,7 @@ class WarmProcesses:
             self._begin_cold(fork)
         for role, warm in list(self._by_role.items()):
             if warm.pid == pid:
+                # Its last words may be in the socket, unread.
                 self._hear(role, warm)
                 self._lose(role, how, is_reaped=True)
 

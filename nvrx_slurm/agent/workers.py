@@ -128,14 +128,16 @@ class Workers:
     def start(self) -> None:
         """Start the supervisor."""
         self._others = supervisor.descendants(os.getpid())
+        # What a supervisor that is killed leaves behind becomes this process's child; `_read` kills it.
         supervisor.become_subreaper()
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # One datagram holds a worker's whole environment.
         for end in (own, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, supervisor.MESSAGE_BYTES)
         argv = [sys.executable, "-S", "-E", "-c", _BOOT, str(theirs.fileno()), str(_PACKAGES)]
         self._process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         restore_descriptor_limit(self._process.pid)  # it starts nothing before it is asked to
-        theirs.close()
+        theirs.close()  # else this process itself would keep the socket open, and never read of the supervisor's end
         own.setblocking(False)
         self._control = own
         asyncio.get_running_loop().add_reader(own, self._read)
@@ -237,6 +239,7 @@ class Workers:
             self._control.close()
             self._control = None
         if self._process is not None:
+            # It reads the socket's end, kills all below it, and exits. Only then are the rings without a user.
             self._process.wait()
             sweep_rings()
 
@@ -255,6 +258,7 @@ class Workers:
     def _send(self, order: dict[str, Any], *fds: int) -> None:
         if self._control is None:
             return
+        # No order may be lost, so this waits where the buffer is full; reads never do.
         self._control.setblocking(True)
         with contextlib.suppress(ConnectionError):  # it died: `_read` finds that
             socket.send_fds(self._control, [json.dumps(order).encode()], fds)
@@ -339,10 +343,8 @@ RINGS = "nvrx-ring-*"
 
 
 def sweep_rings(memory: Path = Path("/dev/shm")) -> None:
-    """Remove the payload rings whose creators are dead: a ring's own tracker may have been killed with its worker.
-
-    Run it in a thread that no task waits for: it takes a while to give back gigabytes.
-    """
+    """Remove the payload rings whose creators are dead. Run it in a thread: to give back gigabytes takes a while."""
+    # A ring's own tracker may have been killed with its worker.
     if any(memory.glob(RINGS)):  # most jobs have none, and the module below takes 2 MB of an agent
         from nvrx_slurm.transport.ring import sweep
 

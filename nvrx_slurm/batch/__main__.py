@@ -111,6 +111,7 @@ def _prepare(
     os.close(log)
     if plan.output is not None:
         _link_log(plan.output, folder, plan.name)
+    # A result of the generation before would have every reader take the job for ended.
     folder.remove_result()
     folder.write_plan_json(plan_json)
     # The address in job.json says that this process ends the job when it is signalled. Signals wait until it can.

@@ -227,7 +227,8 @@ class AgentSteps:
         if not answering or self._closed or self._is_over():
             return
         attempt = 1 + max(self._starts[node].count for node in answering)
-        # The nodes of a step that ended, and one that was lost by itself: they differ in what counts against them.
+        # In the journal before they start: by that an open rendezvous waits for them. The nodes of a step that ended,
+        # and one that was lost by itself, are two records: they differ in what counts against them.
         for step_ended in (True, False):
             nodes = [node for node in answering if self._missing[node].step_ended is step_ended]
             if nodes:

@@ -39,13 +39,13 @@ async def start(
     pending: Collection[signal.Signals] = (),
     pass_fds: Collection[int] = (),
 ) -> Process:
-    """Start a child that inherits this process's output. Signals of `pending` wait until the child unblocks them: one
-    that is sent before the child can handle it is not lost, and does not kill it."""
+    """Start a child that inherits this process's output. Signals of `pending` wait until the child unblocks them."""
     adopt = dies_with_parent(on_death)
 
     def prepare() -> None:
         adopt()
         restore_descriptor_limit()
+        # One that is sent before the child can handle it is not lost, and does not kill it.
         signal.pthread_sigmask(signal.SIG_BLOCK, pending)
 
     return await asyncio.create_subprocess_exec(
@@ -97,8 +97,8 @@ class ManagedService:
         self.process: Process | None = None
 
     async def keep(self) -> None:
-        """Start it, again and again, until cancelled. Any end of it, and a full disk, costs the job nothing but
-        its verdicts."""
+        """Start it, again and again, until cancelled."""
+        # Without a bound: any end of it, and a full disk, costs the job nothing but its verdicts.
         for attempt in range(sys.maxsize):
             try:
                 await self._run_once()

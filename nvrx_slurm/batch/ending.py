@@ -85,8 +85,8 @@ class Ending:
         return EXIT_CODES[self.asked]
 
     def in_time(self, wait_s: float, now: float) -> float:
-        """How long one of the last few waits may take: `wait_s`, or its share of what Slurm leaves. An end that Slurm
-        cuts off leaves files behind."""
+        """How long one of the last few waits may take: `wait_s`, or its share of what Slurm leaves."""
+        # A quarter of what is left: several waits follow one another, and an end that is cut off leaves files behind.
         return max(SHORTEST_WAIT_S, min(wait_s, (self.killed_at - now) / 4))
 
 
@@ -131,10 +131,10 @@ class LeaseWatch:
         self.touched = False
 
     def see(self, version: Version | None, now: float) -> bool:
-        """Take in a look at the file. Returns whether it has been touched since the look before: a file that appears
-        was touched, one that disappears was not, and the first look has nothing to compare with."""
+        """Take in a look at the file. Returns whether it has been touched since the look before."""
         if version is None or version == self._version:
             return False
+        # A file that appears was touched, one that disappears was not. The first look has nothing to compare with.
         is_touch = self._version is not None and version != MISSING
         self._version = version
         if is_touch:

@@ -143,8 +143,8 @@ class Host:
         return exit_code
 
     async def _requeue(self) -> None:
-        """Back into the queue, where the user allows that and Slurm has not done it. A job that leaves within its
-        GraceTime would end for good, and so would one that is preempted by PreemptMode=CANCEL."""
+        """Back into the queue, where the user allows that and Slurm has not done it."""
+        # Else a job that leaves within its GraceTime would end for good, and one that PreemptMode=CANCEL preempts.
         job = await signalled_job(self.info.job_id, self.info.generation)
         if job is not None and job.preempted and job.may_requeue:
             log.info("preempted: asking Slurm to requeue job %s", self.info.job_id)
@@ -194,6 +194,7 @@ class Host:
                     )
                 finally:
                     os.close(write_end)
+            # Once more: the signal may have met a controller that died. It is blocked there until it can be handled.
             self._signal_controller()
             hearing = asyncio.create_task(self._hear(reports))
             code = await self.controller.wait()
@@ -296,7 +297,7 @@ class Host:
 
     def _ask(self, number: signal.Signals) -> None:
         """Have the controller end the job; if that does not happen within its bound, end it from here."""
-        if self.steps is not None:
+        if self.steps is not None:  # before all else: no more agents for a job that ends
             self.steps.close()
         loop, now, first = asyncio.get_running_loop(), self.clock.monotonic(), self.ending.asked is None
         hurry_in_s = self.ending.take(number, now)
@@ -354,6 +355,7 @@ class Host:
             agents = dict(zip(names, self.local_agents, strict=False))  # the start may have failed half way
         exit_s = WITHOUT_NODE_S if self.allocation is not None and self.allocation.gave_up else AGENTS_EXIT_S
         await children.ended(agents, within_s=self._in_time(AGENTS_LEAVE_S if cut_off else exit_s))
+        # Only now: until the agents have left, controller and store are started again when they die.
         for task in self.tasks:
             task.cancel()
         await children.end(agents, polite_s=self._in_time(exit_s))

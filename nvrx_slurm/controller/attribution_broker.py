@@ -218,6 +218,7 @@ class AttributionBrokerProcess:
                 preexec_fn=dies_with_parent(signal.SIGKILL),
             )
         assert process.stdin is not None
+        # Questions first: findings and verdicts are about them.
         asks = [_line({"ask": inquiry, "settled": key in self._settled}) for key, inquiry in self._open.items()]
         process.stdin.writelines([*asks, *self._findings, *self._unsent])
         self._unsent = []

@@ -85,6 +85,7 @@ class AttributionRequests:
         """Take in the journal of earlier controllers: the broker is asked again what is still open."""
         for record, t in entries:
             self.note(record, t)
+        # Most of these requests are answered. Which are not, the core's own decisions say.
         self._to_ask = []
         for key, pending in self._job.restart_decisions.items():
             known = self._known.setdefault(key, _Known())
@@ -122,8 +123,8 @@ class AttributionRequests:
                 )
 
     def found(self, found: LogFindings) -> None:
-        """Pass on what the node's present agent has found about a failure that the sources know. Of a node that was
-        given up, or has joined again since, nothing counts: its logs are read from the shared folder."""
+        """Pass on what the node's present agent has found about a failure that the sources know."""
+        # Of a node that was given up, or has joined again since, nothing counts: its logs are read from the folder.
         node = self._job.nodes.get(found.node)
         pending = self._job.restart_decisions.get((found.replica, found.cycle))
         if node is None or not node.alive or found.incarnation != node.incarnation:

@@ -174,6 +174,7 @@ class Controller:
 
     async def run(self) -> Shutdown:
         """Take over, serve, and return how the job ended."""
+        # Before the take-over, which may wait for the store: a signal that arrives meanwhile waits in the queue.
         for number in SIGNALS:
             self.environment.on_signal(number, self._signalled)
         cursor = await self._take_over()
@@ -197,6 +198,7 @@ class Controller:
     async def _take_over(self) -> str:
         """Fence older controllers, get the state out of the journal, announce where the controller listens."""
         kept = self.mirror.last_number()
+        # From here on the store refuses an older controller's commits: the journal that is read below is whole.
         self.epoch, self.written, cursor = await self.store.acquire(self.owner, self._lease_s(), kept)
         self.server_clock.set(await self.store.time())
         journal = await self.store.journal()
@@ -221,6 +223,7 @@ class Controller:
             self.server_clock.start_after(journal[-1].t)
         if has_begun:  # else these nodes are of the generation before, and the job may not have them any more
             self.detector.start_with(node for node in self.job.nodes.values() if node.alive)
+        # It listens before agents learn of it, and they learn of it in the commit that begins its epoch.
         port = await self.detector.server.start("0.0.0.0" if self.bind == "*" else self.bind)
         up = ControllerUp(epoch=self.epoch, host=info.addr if self.bind == "*" else self.bind, port=port)
         pid, clock_s = self.environment.pid, self.clock.monotonic()
@@ -270,6 +273,7 @@ class Controller:
         shutdown, now = self.job.shutdown, self.server_clock.now()
         assert shutdown is not None
         self.store.hurry(LAST_WORDS_S)
+        # First of all: without a result the batch host starts another controller.
         self.environment.write_result(Result(exit_code=shutdown.exit_code, reason=shutdown.reason, ended_at=now))
         with contextlib.suppress(StoreUnreachable):  # the job has ended: its keys expire by themselves
             await self.store.retire(KEEP_KEYS_S)
@@ -385,7 +389,7 @@ class Controller:
             controller=controller,
         )
         self.server_clock.set(server_time)
-        self.mirror.add(batch.entries)
+        self.mirror.add(batch.entries)  # only what the store has taken: the copy is never ahead of its source
 
     def _signalled(self, number: signal.Signals) -> None:
         if self.info.cluster == "slurm" and number in BY_SLURM:

@@ -223,6 +223,7 @@ class LinuxEnvironment:
 
     def __init__(self, folder: JobFolder, *, host_descriptor: int | None = None) -> None:
         self._folder, self._host_descriptor = folder, host_descriptor
+        # A batch host that stands still, and reads nothing, must not hold up the controller.
         if host_descriptor is not None:
             os.set_blocking(host_descriptor, False)
         self.host, self.pid = socket.gethostname(), os.getpid()

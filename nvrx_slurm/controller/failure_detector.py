@@ -124,8 +124,7 @@ class FailureDetector:
     # ---- detection
 
     async def run(self) -> None:
-        """Read the heartbeats a few times a second, and declare dead each node that was silent for too long. No node
-        is judged while the store cannot be read."""
+        """Read the heartbeats a few times a second, and declare dead each node that was silent for too long."""
         unread_since: float | None = None
         while True:
             try:
@@ -166,8 +165,8 @@ class FailureDetector:
             self._go(self._test_refusal(node, incarnation, addr, port))
 
     async def _test_refusal(self, node: str, incarnation: str, addr: str, port: int) -> None:
-        """Find out whether a refused probe will prove the node's death: not where a firewall refuses it already while
-        the node lives."""
+        """Find out whether a refused probe will prove the node's death."""
+        # Not where a firewall refuses the probe now, while the node lives.
         spread_s = TEST_SPREAD_S_PER_NODE * self.plan.total_nodes
         if spread_s > TEST_S:
             await asyncio.sleep(spread_s * self.nodes()[node].index / self.plan.total_nodes)
@@ -198,7 +197,7 @@ class FailureDetector:
         proven = incarnation in self.trusted and await self.environment.is_dead(
             node.addr, node.fence_port, fence.PROBE, PROBE_S
         )
-        if not self._current(name, incarnation):
+        if not self._current(name, incarnation):  # meanwhile it was lost, or has joined again
             return
         if proven:
             self._lose(name, "connection_closed", ago_s=self.clock.monotonic() - began)
@@ -211,7 +210,7 @@ class FailureDetector:
     ) -> None:
         node, packed = self.nodes()[name], self.last_heartbeats.get(name)
         steps = unpack_heartbeat(packed).steps if packed else {}
-        self.liveness.drop(name)
+        self.liveness.drop(name)  # now: until the core has taken the fact in, the node must not be found dead again
         self.post(
             NodeLost(
                 node=name,
@@ -232,6 +231,7 @@ class FailureDetector:
 
     def fence(self, name: str, incarnation: str) -> None:
         """Have the node's workers killed, and post the proof when there is one."""
+        # All ways at once: which of them reaches the node depends on what is wrong with it.
         self.server.fence(name, incarnation)
         node = self.nodes()[name]
         if node.fence_port:
@@ -241,6 +241,7 @@ class FailureDetector:
 
     async def _send_fence(self, name: str, incarnation: str, addr: str, port: int) -> None:
         key = fence.key_of(self.token, incarnation)
+        # The key is sent to every node; a refusal is proof only where no firewall may have made it.
         if await self.environment.is_dead(addr, port, key, FENCE_S) and incarnation in self.trusted:
             await asyncio.sleep(SETTLE_S)
             self.post(NodeFenced(node=name, incarnation=incarnation, proof="its kernel says that they are gone"))

@@ -69,6 +69,7 @@ class Mirror:
 
     def start(self, journal: Sequence[Entry]) -> None:
         """Catch up with the journal as the store has it, then follow."""
+        # The controller before may have been killed between a commit and its copy.
         last = self.last_number()
         self._queue.put([entry for entry in journal if entry.n > last])
         self._thread.start()
@@ -96,6 +97,7 @@ class Mirror:
             if entries:
                 self._kept += b"".join(entry_to_json(entry) + b"\n" for entry in entries)
                 self._append()
+        # Once more, for what a full disk has not taken.
         self._append()
         if self._kept:
             log.error("%s: the last %d entries of the journal are missing there", self._path, self._kept.count(b"\n"))

@@ -416,6 +416,7 @@ class _Connection(asyncio.Protocol):
             return
         self._bound.cancel()
         self._hello, self._session = hello, Session(key, _CONTROLLER, parts)
+        # In the place of an older connection of the same agent, whose end then reports no loss (`connection_lost`).
         self._server.proven[hello.node, hello.incarnation] = self
         self._transport.write(proof(key, _CONTROLLER, *parts))
         self._server.has_left(self)

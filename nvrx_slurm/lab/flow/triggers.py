@@ -19,7 +19,8 @@ from nvrx_slurm.lab.flow.model import (
     leaves,
 )
 from nvrx_slurm.lab.flow.patterns import Bindings, Trial
-from nvrx_slurm.report.view import ENDED, JobView, fold
+from nvrx_slurm.report.model import JobView
+from nvrx_slurm.report.view import ENDED, fold
 from nvrx_slurm.report.words import event_name, plural
 
 

@@ -59,6 +59,7 @@ from nvrx_slurm.agent.child import Place, become, become_command, find_program
 from nvrx_slurm.agent.teardown import KILL_S, Phase, Teardown
 from nvrx_slurm.agent.warm import WarmProcesses
 from nvrx_slurm.liveness.self_fence import SelfFenceTimer
+from nvrx_slurm.util.signals import signal_name
 
 F_SETSIG = 10
 PR_SET_CHILD_SUBREAPER = 36
@@ -349,7 +350,7 @@ class Supervisor:
             if ended.si_code == os.CLD_EXITED:
                 how, words = {"code": ended.si_status}, f"it exited with code {ended.si_status}"
             else:
-                how, words = {"signal": ended.si_status}, f"it was killed by {signal.Signals(ended.si_status).name}"
+                how, words = {"signal": ended.si_status}, f"it was killed by {signal_name(ended.si_status)}"
             self.warm.reaped(ended.si_pid, words)
             command = self.commands.pop(ended.si_pid, None)
             if command is not None:

@@ -102,12 +102,13 @@ def _settled(folder: JobFolder, exit_code: int, ended_by: signal.Signals | None)
     """The job's exit code. A batch host that was killed leaves no result: then this command writes it."""
     from nvrx_slurm.journal.folder import Result
     from nvrx_slurm.util.clock import SystemClock
+    from nvrx_slurm.util.signals import signal_name
 
     if exit_code >= 0:
         return exit_code
     if (result := folder.read_result()) is not None:
         return result.exit_code
-    exit_code, reason = EXIT_RETRY, f"its batch host was killed by {signal.Signals(-exit_code).name}"
+    exit_code, reason = EXIT_RETRY, f"its batch host was killed by {signal_name(-exit_code)}"
     if ended_by is not None:
         exit_code, reason = ENDS[ended_by]
     folder.write_result(Result(exit_code=exit_code, reason=reason, ended_at=SystemClock().wall()))

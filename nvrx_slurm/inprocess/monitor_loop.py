@@ -44,6 +44,7 @@ from nvrx_slurm.inprocess.monitor_heartbeats import SHARE, HeartbeatLease, LogWr
 from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import started_ticks, stat_fields
+from nvrx_slurm.util.signals import signal_name
 
 log = get_logger("inprocess.monitor")
 
@@ -268,10 +269,7 @@ class WatchedProcess:
             return f"process {self.pid} has ended"
         status = int(fields[_EXIT_CODE])
         if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            # A real-time signal has no name.
-            known = number in set(signal.Signals)
-            return f"process {self.pid} was ended by {signal.Signals(number).name if known else f'signal {number}'}"
+            return f"process {self.pid} was ended by {signal_name(os.WTERMSIG(status))}"
         return f"process {self.pid} ended with exit code {os.WEXITSTATUS(status)} and had not left the call"
 
 

@@ -22,7 +22,6 @@ from nvrx_slurm.report.words import (
     ranks_of,
     ranks_wait,
     seconds,
-    signal_name,
     size,
     slurm_state,
     to_move,
@@ -30,6 +29,7 @@ from nvrx_slurm.report.words import (
     worker_hang,
 )
 from nvrx_slurm.util.sanitize import one_line
+from nvrx_slurm.util.signals import signal_name
 
 MOST_PHASES = 3
 SIGNALS: dict[records.SignalReason, str] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import get_args
@@ -16,6 +15,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import AnyRecord
 from nvrx_slurm.journal.verdicts import Evidence
+from nvrx_slurm.util.signals import signal_name
 
 MOST_DIGITS = 18
 """Of a number in a node's name that is folded. Python refuses to read one of more than 4,300 digits."""
@@ -96,14 +96,6 @@ def numbers(values: Iterable[int]) -> str:
 def ranks_of(ranks: Collection[int]) -> str:
     """`rank 3`, `ranks 0-2,5`."""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers(ranks)}"
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; `signal 99` for one that has no name here."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def at_step(step: int | None, *, said: str = "") -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from nvrx_slurm.attribution.analyze.aftermath import Finality
 from nvrx_slurm.attribution.analyze.findings import Finding
 from nvrx_slurm.journal.verdicts import Evidence, Failed, Scope, Verdict, cannot_run
+from nvrx_slurm.util.signals import signal_name
 
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _QUOTED_PATH = re.compile(r"/[\w./-]*/")
@@ -100,14 +101,6 @@ def signal_of(failed: Failed) -> int | None:
         return failed.signal
     code = failed.exit_code or 0
     return code - 128 if 128 < code < 128 + signal.NSIG else None
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL`; a number that has no name as `signal 61`."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def ending(failed: Failed | None) -> WorkerEnding:

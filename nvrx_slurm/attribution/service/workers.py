@@ -27,6 +27,7 @@ from nvrx_slurm.journal.verdicts import Attribution, Inquiry
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger, set_up
 from nvrx_slurm.util.processes import dies_with_parent
+from nvrx_slurm.util.signals import signal_name
 
 if TYPE_CHECKING:
     from nvrx_slurm.attribution.analyze.analyzer import Analyzer
@@ -174,7 +175,7 @@ class AnalysisWorker:
         if code >= 0:
             return f"it ended with exit code {code}"
         hint = " (the kernel does that where memory runs out)" if code == -signal.SIGKILL else ""
-        return f"{signal.Signals(-code).name} ended it{hint}"
+        return f"{signal_name(-code)} ended it{hint}"
 
 
 # ---- the process

@@ -100,12 +100,13 @@ async def test_worker_runs_with_its_environment_and_folder(node, tmp_path):
         assert output.read().decode() == f"x y\n {tmp_path}\n"
 
 
-async def test_signal_is_told_as_such(node):
-    """A worker that a signal ended is told by its number."""
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGRTMIN + 6])
+async def test_signal_is_told_as_such(node, number):
+    """A worker that a signal ended is told by its number, also one without a name."""
     with node.spawn(0, "sleep", "1000"):
-        os.kill((await node.next(Spawned)).pid, signal.SIGSEGV)
+        os.kill((await node.next(Spawned)).pid, number)
         ended = await node.next(Exited)
-        assert ended == Exited(rank=0, signal=signal.SIGSEGV, at=ended.at)
+        assert ended == Exited(rank=0, signal=number, at=ended.at)
 
 
 @pytest.mark.parametrize(

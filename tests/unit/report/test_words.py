@@ -6,7 +6,7 @@ import pytest
 
 from nvrx_slurm.journal import records
 from nvrx_slurm.report.sentences import Lines, describe
-from nvrx_slurm.report.words import event_name, names, numbers, seconds, signal_name
+from nvrx_slurm.report.words import event_name, names, numbers, seconds
 from tests.unit.report.recorder import ended
 
 
@@ -84,11 +84,6 @@ def test_a_workers_end_is_told_by_its_kind(how: dict[str, object], text: str) ->
     """Exit code, signal by name, or why it could not start."""
     fact = records.WorkerFailed(node="n", incarnation="i", seq=1, replica="main-0", cycle=0, rank=1, **how)
     assert describe(fact) == text
-
-
-def test_a_signal_without_a_name_keeps_its_number() -> None:
-    """An unknown signal is no error."""
-    assert signal_name(99) == "signal 99"
 
 
 AGENT = {"node": "n2", "incarnation": "i", "seq": 1}

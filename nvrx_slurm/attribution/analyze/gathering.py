@@ -134,18 +134,20 @@ def gather(
         else:
             own.append(each)
 
-    def take(found: AgentFindings) -> None:
+    def take(found: AgentFindings) -> bool:
+        """Whether they can be read. What they do not cover is among `own` then."""
         nonlocal agents
-        covered = set[Path]()
+        part, covered = None, set[Path]()
         try:
             part = restored(decoded(found.data), found.node, Path(folder), inquiry, known)
         except MalformedRecord as error:
-            log.warning("%s; the logs of its ranks are read instead", error)
+            log.warning("%s; the logs of its ranks are read instead, if there is time", error)
         else:
             parts.append(part)
             agents += 1
             covered = {each.path for each in part[0].files}
         own.extend(each for each in of_nodes[found.node] if each.path not in covered)
+        return part is not None
 
     waiting = list(of_nodes)
     while waiting:
@@ -169,9 +171,7 @@ def gather(
     missing = []
     arrived = received.of(folder)
     for node in waiting:  # what was read before the workers had ended is better than nothing
-        if node in arrived:
-            take(arrived[node])
-        else:
+        if node not in arrived or not take(arrived[node]):
             missing.append(node)
             problems.append(f"{node}: there was no time to read the logs of its ranks")
     return Gathered(*joined(parts, problems), agents=agents, missing=tuple(missing))

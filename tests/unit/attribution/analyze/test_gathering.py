@@ -131,6 +131,15 @@ def test_at_the_deadline_it_judges_by_what_has_come(folder: Path) -> None:
     assert {problem.partition(":")[0] for problem in read_of(found).problems} == {"n1", "n2"}
 
 
+def test_early_findings_that_cannot_be_read_are_none(folder: Path) -> None:
+    """At the deadline there is no time for the logs of their node either, and the answer says so."""
+    received = ReceivedFindings()
+    received.put(replace(sent(folder, "n1", whole=False), data=b"{"))
+    received.put(sent(folder, "n3"))
+    problems = read_of(answer(folder, received, left_s=0.0)).problems
+    assert {problem.partition(":")[0] for problem in problems} == {"n1", "n2"}
+
+
 def test_at_the_deadline_early_findings_are_better_than_none(folder: Path) -> None:
     """Those of logs that were still written. With time left the leader reads the logs instead."""
     received = ReceivedFindings()

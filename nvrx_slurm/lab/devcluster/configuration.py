@@ -114,7 +114,7 @@ def slurmdbd_conf(spec: ClusterSpec) -> str:
     return "".join(f"{key}={value}\n" for key, value in settings.items())
 
 
-_INSTALL_TIMEOUT_S = 60
+_INSTALL_TIMEOUT_S = 180  # 2 s on an idle machine; a minute and more was seen on a busy one
 
 
 def prepare(spec: ClusterSpec, programs: Mapping[str, str]) -> None:
@@ -131,7 +131,11 @@ def prepare(spec: ClusterSpec, programs: Mapping[str, str]) -> None:
         f"--user={spec.user}",
     ]
     with places.errors("mariadb-install").open("ab") as log:
-        done = subprocess.run(command, stdout=log, stderr=log, timeout=_INSTALL_TIMEOUT_S, check=False)
+        try:
+            done = subprocess.run(command, stdout=log, stderr=log, timeout=_INSTALL_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            problem = f"mariadb-install-db did not end within {_INSTALL_TIMEOUT_S} s"
+            raise NvrxError(f"{problem}\n{last_words('mariadb-install', places)}") from None
     if done.returncode:
         raise NvrxError(f"mariadb-install-db failed\n{last_words('mariadb-install', places)}")
 

@@ -14,7 +14,7 @@ import click
 from nvrx_slurm.errors import EXIT_INTERRUPTED, NvrxError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.util.sanitize import shown
-from nvrx_slurm.util.terminal import guard, is_unread
+from nvrx_slurm.util.terminal import guard, is_unread, open_missing
 
 # in the order of a job's life, as `--help` lists them; see `LazyGroup`
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -105,6 +105,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """The entry point: every NvrxError is one message on stderr and its exit code, never a traceback."""
+    open_missing()
     guard(in_actions=env.github() is not None)
     starts_plain = signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # by `__main__`
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import select
 import sys
 from typing import IO, Any, TextIO, cast
@@ -53,6 +54,21 @@ class _AsIs:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def open_missing() -> None:
+    """Open /dev/null in place of each standard stream that this process was started without (`>&-`, some daemons)."""
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            # Else the next file that is opened gets this number, and what a child prints is written into that file.
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, descriptor)  # children inherit it; of an equal number nothing is copied
+            if null != descriptor:
+                os.close(null)
+            os.set_inheritable(descriptor, True)
+            stream = open(descriptor, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 open to the end
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)  # keeps it open: `guard` goes on with its buffer alone
 
 
 def guard(*, in_actions: bool) -> None:

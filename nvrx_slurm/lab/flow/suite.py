@@ -40,6 +40,7 @@ from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.durations import words
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import send_signal
+from nvrx_slurm.util.signals import signal_name
 
 log = get_logger("ci")
 
@@ -305,7 +306,7 @@ class AttemptProcess:
         if self._exceeded:
             return self._exceeded
         code = self._process.returncode or 0
-        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        end = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         return f"the attempt's process {end} before it could report"
 
     async def ended(self, bound_s: float, patience_s: float) -> None:

@@ -10,6 +10,9 @@ def main() -> None:
         _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
     ):  # else it is ignored: `nohup`, `&` in a script
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    # A caller that ignores SIGCHLD hands that on, and then the kernel forgets how children have ended: a failed job
+    # would be taken for one that exited with 0.
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     from nvrx_slurm.cli import main as run
 
     run()

@@ -19,6 +19,12 @@ from tests.harness import wait_gone
 from tests.slurm_harness import CLI
 from tests.slurm_jobs import STUBBORN, gate_command
 
+IGNORES_SIGCHLD = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
 
 def until(condition, what):
     wait_until(condition, timeout_s=30.0, what=what, clock=SystemClock())
@@ -68,6 +74,14 @@ def test_failed_job_gives_its_code(run, gate):
     assert b"rank 1 waits" not in output
     for word in ("rank 1 on n2 exited with code 4", "rank 1 waits", "restart budget spent", "→ nvrx-slurm explain"):
         assert word in why.decode()
+
+
+def test_failed_job_gives_its_code_to_a_caller_that_ignores_sigchld(tmp_path):
+    """Some daemons do, and their children inherit it."""
+    ignored = [sys.executable, "-c", IGNORES_SIGCHLD, *CLI, "run", "-N", "1", "--", "sh", "-c", "exit 5"]
+    done = subprocess.run(ignored, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "exited with code 5" in done.stdout
 
 
 def test_ctrl_c_ends_the_job_cleanly(run, gate):

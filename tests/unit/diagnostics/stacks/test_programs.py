@@ -22,8 +22,9 @@ def test_program_without_time_is_not_started():
     assert asyncio.run(programs.run("/nonexistent", timeout_s=0.0)).text == "no time was left for it"
 
 
-def test_program_that_is_not_there_is_none():
+def test_program_that_is_not_there_is_none(tmp_path):
     """What is installed nowhere is not found, and what cannot be run says so."""
     assert asyncio.run(programs.find("no-such-program", 10.0)) is None
-    said = asyncio.run(programs.run("/nonexistent", timeout_s=10.0))
-    assert said == programs.ProgramOutput("/nonexistent: No such file or directory", ok=False)
+    missing = str(tmp_path / "none")
+    said = asyncio.run(programs.run(missing, timeout_s=10.0))
+    assert said == programs.ProgramOutput(f"{missing}: No such file or directory", ok=False)

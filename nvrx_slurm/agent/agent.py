@@ -90,11 +90,11 @@ from nvrx_slurm.util.tasks import end, start
 
 log = get_logger("agent")
 
+# How long the agent tries to post its last facts once its workers are gone.
 GOODBYE_S = 5.0
-"""How long the agent tries to post its last facts once its workers are gone."""
 
+# How long an agent that got a signal waits for the controller's shutdown order, which holds the reason.
 REASON_S = 2.0
-"""How long an agent that got a signal waits for the controller's shutdown order, which holds the reason."""
 
 
 class Agent:

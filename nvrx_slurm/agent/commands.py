@@ -27,14 +27,14 @@ from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
 
+# How often the agent says that it is there while the command prints nothing.
 ALIVE_S = 2.0
-"""How often the agent says that it is there while the command prints nothing."""
 
+# A command that its user has left gets SIGTERM, and SIGKILL so much later.
 KILL_AFTER_S = 3.0
-"""A command that its user has left gets SIGTERM, and SIGKILL so much later."""
 
+# How long the pipes of a command that has ended are read: what it has left behind may hold them open for ever.
 LAST_OUTPUT_S = 0.5
-"""How long the pipes of a command that has ended are read: what it has left behind may hold them open for ever."""
 
 STOPPED = "the workers of its cycle are stopped"
 

@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 F_SETSIG = 10
 PR_SET_CHILD_SUBREAPER = 36
+# How often the file with the worker's process id is looked for while podman starts the worker: conmon renames
+# a finished file to that name, and inotify is no part of the standard library.
 LOOK_EVERY_S = 0.01
-"""How often the file with the worker's process id is looked for while podman starts the worker: conmon renames
-a finished file to that name, and inotify is no part of the standard library."""
 
+# How often the name of conmon's exit file is looked for; a conmon of other options names none.
 EXIT_FILE_LOOKS = 1000
-"""How often the name of conmon's exit file is looked for; a conmon of other options names none."""
 
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT")
 
 REMOVE_S = 15.0
+# With systemd's a container of a user leaves the cgroup of its Slurm job, and with it the job's limits.
 IN_OUR_CGROUP = ("--cgroup-manager=cgroupfs",)
-"""With systemd's a container of a user leaves the cgroup of its Slurm job, and with it the job's limits."""
 
 
 def podman_options(

@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
     from nvrx_slurm.jobspec.container import ContainerSpec
 
+# Set by the supervisor to the pipe that says why a program does not run; closed by execve once it does.
 START_FD = "NVRX_START_FD"
-"""Set by the supervisor to the pipe that says why a program does not run; closed by execve once it does."""
 
+# Where the image itself sets none. The host's PATH may lead into a mounted environment of another Python.
 PATH_INSIDE = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where the image itself sets none. The host's PATH may lead into a mounted environment of another Python."""
 
+# Variables of the host that name its libraries, and would break the image's programs.
 HOST_ONLY = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "VIRTUAL_ENV")
-"""Variables of the host that name its libraries, and would break the image's programs."""
 
 PROGRAMS = {"apptainer": ("apptainer", "singularity"), "charliecloud": ("ch-run",), "podman": ("podman",)}
+# What `import nvrx_slurm.workload` needs; in every container, behind the image's own packages.
 LENT = ("__init__.py", "util/__init__.py", "util/durations.py", "workload")
-"""What `import nvrx_slurm.workload` needs; in every container, behind the image's own packages."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HOOK = f"{_PACKAGE}/diagnostics/stacks/hook"
+# This program's command; what it is to run follows, as JSON.
 PROGRAM = (
     *(sys.executable, "-S", "-E", "-c"),
     "import sys; sys.path.append(sys.argv[1]); from nvrx_slurm.agent.container import main; main()",
     os.path.dirname(_PACKAGE),
 )
-"""This program's command; what it is to run follows, as JSON."""
 
 
 class CannotStart(Exception):

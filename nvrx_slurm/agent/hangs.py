@@ -28,15 +28,16 @@ from nvrx_slurm.jobspec.model import HangSpec
 from nvrx_slurm.workload.layout import OTHERS
 from nvrx_slurm.workload.slot import Reading
 
+# No bound that is taken from the run is shorter.
 SHORTEST_LEARNED_S = 30.0
-"""No bound that is taken from the run is shorter."""
+
 NS = 1_000_000_000
 NOT_REPORTED = Reading()
+# The name under which the time from one sign of progress to the next is kept; no section has it.
 STEP = ""
-"""The name under which the time from one sign of progress to the next is kept; no section has it."""
 
+# Section → how often it ended, and its longest duration in seconds.
 Seen = Mapping[str, tuple[int, float]]
-"""Section → how often it ended, and its longest duration in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,8 @@ class _Deadline:
         return Hang(self.rank, why, since_s, self.limit_s, self.section, self.step)
 
 
+# The whole job was suspended: until when, and for how long, both in nanoseconds. No deadline counts that time.
 Standstill = tuple[int, int]
-"""The whole job was suspended: until when, and for how long, both in nanoseconds. No deadline counts that time."""
 
 
 def judge(

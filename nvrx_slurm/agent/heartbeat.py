@@ -30,15 +30,15 @@ from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
 
+# How long a heartbeat may take at least, however short the interval, before "alive" is sent instead.
 SHORTEST_WAIT_S = 0.5
-"""How long a heartbeat may take at least, however short the interval, before "alive" is sent instead."""
 
+# Trimming the stream costs the store as much as the heartbeat itself: every so many heartbeats is enough.
 TRIM_EVERY = 16
-"""Trimming the stream costs the store as much as the heartbeat itself: every so many heartbeats is enough."""
 
 
+# How long workers live in a suspension that never ends. In milliseconds it must fit into poll(2)'s int.
 OUTLIVE_S = 14 * 86400.0
-"""How long workers live in a suspension that never ends. In milliseconds it must fit into poll(2)'s int."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +199,9 @@ class HeartbeatSender:
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 5.0
+# A thousand agents that connect at one moment take the controller longer than their rendezvous: each picks a moment
+# of its own within this time for each node of the job. Until then its heartbeats show that it lives.
 SPREAD_S_PER_NODE = 0.001
-"""A thousand agents that connect at one moment take the controller longer than their rendezvous: each picks a moment
-of its own within this time for each node of the job. Until then its heartbeats show that it lives."""
 
 
 class LivenessClient:

@@ -35,6 +35,8 @@ REQUEUE = b"requeue"
 SCONTROL_S = 60.0
 ANSWER_BYTES = 4096
 
+# What the image's python3 runs: it says what is missing in one line. The job's version, and how it ends
+# then, follow.
 _AGENT = """\
 import sys
 from importlib import metadata
@@ -54,8 +56,6 @@ if why:
     sys.exit(int(cannot_run))
 run()
 """
-"""What the image's python3 runs: it says what is missing in one line. The job's version, and how it ends
-then, follow."""
 
 
 def plan_inside(plan: Plan) -> Plan:

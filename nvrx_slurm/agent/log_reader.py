@@ -30,12 +30,12 @@ from nvrx_slurm.util.threads import awaitable_thread
 log = get_logger("agent")
 
 COMMAND = (sys.executable, "-P", "-m", "nvrx_slurm.attribution.node_reader")
+# So long it may take to read the logs once; the leader has judged by then.
 ANSWER_S = 60.0
-"""So long it may take to read the logs once; the leader has judged by then."""
 
 REAP_S = 2.0
+# A process that outlives its worker may hold the worker's pipe open.
 DRAIN_S = 0.5
-"""A process that outlives its worker may hold the worker's pipe open."""
 
 Found = Callable[[bool, bytes], None]
 

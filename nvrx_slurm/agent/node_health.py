@@ -27,11 +27,11 @@ from nvrx_slurm.util.threads import awaitable_thread
 log = get_logger("agent")
 _T = TypeVar("_T")
 
+# How long one look may take; nvidia-smi has as long again.
 LOOK_S = 1.0
-"""How long one look may take; nvidia-smi has as long again."""
 
+# When, in seconds since the epoch, and what.
 _Line = tuple[float, str]
-"""When, in seconds since the epoch, and what."""
 
 
 @dataclass(slots=True)

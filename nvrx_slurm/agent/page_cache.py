@@ -40,32 +40,32 @@ from nvrx_slurm.workload.slot import Reading
 
 log = get_logger("agent")
 
+# How often a standby node looks, and a node with ranks after a look that found something new.
 EVERY_S = 30.0
-"""How often a standby node looks, and a node with ranks after a look that found something new."""
 
+# All nodes of a replica end a checkpoint at once; they look within so many seconds, each at a moment of its own.
 SPREAD_S = 5.0
-"""All nodes of a replica end a checkpoint at once; they look within so many seconds, each at a moment of its own."""
 
+# How many times as long as a look the pause after it is, at least.
 REST = 20
-"""How many times as long as a look the pause after it is, at least."""
 
+# What is read between two questions whether to stop.
 CHUNK_BYTES = 1 << 20
-"""What is read between two questions whether to stop."""
 
+# Without a bound: a fourth of the memory that the node has available.
 DEFAULT_SHARE = 4
-"""Without a bound: a fourth of the memory that the node has available."""
 
+# Of one look. A pattern that matches more is a mistake, as `/**` is.
 MOST_FILES = 100_000
-"""Of one look. A pattern that matches more is a mistake, as `/**` is."""
 
+# What `{rank}` is for a node that has no ranks.
 ANY_RANK = "[0-9]*"
-"""What `{rank}` is for a node that has no ranks."""
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "riscv64": 30, "ppc64le": 273, "s390x": 282}
 _IOPRIO_WHO_PROCESS, _IOPRIO_CLASS_IDLE, _IOPRIO_CLASS_SHIFT = 1, 3, 13
 
+# Device, inode, time of the last change in ns, size.
 _Key = tuple[int, int, int, int]
-"""Device, inode, time of the last change in ns, size."""
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+# How much of what a worker printed last is looked at.
 TAIL_BYTES = 4 << 10
-"""How much of what a worker printed last is looked at."""
 
 _PEER_LOST = re.compile(
     r"""\b(?:ConnectionResetError|BrokenPipeError|ConnectionAbortedError)\b

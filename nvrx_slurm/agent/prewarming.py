@@ -42,19 +42,19 @@ from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
 
+# What the start-up hook prints when it is asked whether it is there.
 PROBE = "nvrx-warm"
-"""What the start-up hook prints when it is asked whether it is there."""
 
 PROBE_S = 60.0
 MOST_REFUSALS = 8
+# In a row, without a start of workers between them.
 MOST_ENDS = 5
-"""In a row, without a start of workers between them."""
 
+# How often a standby node looks whether the nodes at work have learned what to import.
 READ_EVERY_S = 10.0
-"""How often a standby node looks whether the nodes at work have learned what to import."""
 
+# After so long the imports of a worker that reports no steps are taken for all.
 LEARN_S = 120.0
-"""After so long the imports of a worker that reports no steps are taken for all."""
 
 State = Literal["probing", "warming", "ready", "ended", "off"]
 

@@ -23,8 +23,8 @@ from nvrx_slurm.workload.slot import Reading, Slot
 
 log = get_logger("agent")
 
+# How long reading files may take, on a file system that is slow to answer.
 READ_S = 1.0
-"""How long reading files may take, on a file system that is slow to answer."""
 
 TAIL_BYTES = 256 << 10
 ERROR_FILE_BYTES, LONGEST_ERROR = 1 << 20, 400

@@ -26,14 +26,14 @@ from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import succeeding
 
+# How long after a worker's end by SIGTERM the agent may get that signal too, if it is Slurm's.
 OUR_SIGNAL_S = 0.2
-"""How long after a worker's end by SIGTERM the agent may get that signal too, if it is Slurm's."""
 
 
 RESTARTS_AT_ONCE = 16
+# So many restarts in process are reported one by one in a cycle, and then all of so many seconds as one: a function
+# that fails at once, again and again, does so a hundred times a second, and the journal is kept for weeks.
 RESTARTS_EVERY_S = 10.0
-"""So many restarts in process are reported one by one in a cycle, and then all of so many seconds as one: a function
-that fails at once, again and again, does so a hundred times a second, and the journal is kept for weeks."""
 
 
 class Reporting:

@@ -81,8 +81,8 @@ class Stacks:
         )
 
 
+# How long stacks may take where they are wanted before anybody is asked to end.
 DUMP_FIRST_S = 3.0
-"""How long stacks may take where they are wanted before anybody is asked to end."""
 
 
 class Dumping:

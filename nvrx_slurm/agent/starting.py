@@ -13,6 +13,7 @@ from nvrx_slurm.jobspec.container import TAKEN_BY, image_kind
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder
 
+# Of what a worker is given: that which differs from rank to rank, or from cycle to cycle.
 RANK_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"),
     *("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
@@ -25,10 +26,9 @@ RANK_VARIABLES = (
         *("NVRX_BEAT_FILE", "NVRX_MODULES_FILE"),
     ),
 )
-"""Of what a worker is given: that which differs from rank to rank, or from cycle to cycle."""
 
+# torchrun's default. A worker's own torchrun, and torch.multiprocessing, read it.
 SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-"""torchrun's default. A worker's own torchrun, and torch.multiprocessing, read it."""
 
 
 def start_workers(

@@ -67,11 +67,11 @@ MESSAGE_BYTES = 4 << 20
 MOST_DESCRIPTORS = 4
 SAY_EVERY_S = 1.0
 MOST_NAMED = 64
+# How often the kill is repeated: a process may have forked during the walk over /proc.
 AGAIN_S = 0.05
-"""How often the kill is repeated: a process may have forked during the walk over /proc."""
 
+# How long after the lease the kernel kills a supervisor that has not looked at it; `FENCE_MARGIN_S` covers it.
 SELF_FENCE_S = 0.5
-"""How long after the lease the kernel kills a supervisor that has not looked at it; `FENCE_MARGIN_S` covers it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -20,8 +20,8 @@ ORDER: tuple[Phase, ...] = ("checkpoint", "ask", "dump", "terminate", "kill")
 
 FOR_WORKERS = ("checkpoint", "ask", "dump")
 
+# How long after SIGKILL a process may linger before it is reported: it is in uninterruptible sleep (D).
 KILL_S = 5.0
-"""How long after SIGKILL a process may linger before it is reported: it is in uninterruptible sleep (D)."""
 
 DUMP_SHARE, MOST_DUMP_S = 0.2, 2.0
 TERMINATE_SHARE, MOST_TERMINATE_S = 0.1, 1.0

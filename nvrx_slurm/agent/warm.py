@@ -22,11 +22,11 @@ from typing import Any
 
 from nvrx_slurm.agent.child import become, find_program
 
+# How long a warm process may take to fork a worker. Then it is killed, and the worker starts cold.
 FORK_S = 10.0
-"""How long a warm process may take to fork a worker. Then it is killed, and the worker starts cold."""
 
+# How long after a start of workers the next ones are forked: not while these need the processors.
 AHEAD_AFTER_S = 1.0
-"""How long after a start of workers the next ones are forked: not while these need the processors."""
 
 LAST_BYTES = 4096
 

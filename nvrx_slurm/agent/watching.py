@@ -14,8 +14,8 @@ from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.workload.slot import Reading
 
 SHORTEST_WAIT_S = 0.01
+# A longest time is reported again when it has grown by so much.
 GROWN = 1.1
-"""A longest time is reported again when it has grown by so much."""
 
 
 class HangWatch:

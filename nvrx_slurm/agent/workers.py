@@ -109,8 +109,8 @@ WorkerEvent = CommandExited | Spawned | WarmSaid | Exited | Tearing | Stopped | 
 
 
 _PACKAGES = Path(nvrx_slurm.__file__).parents[1]
+# Without site-packages' start-up files, which would cost it more time and memory than all that it does itself.
 _BOOT = "import sys; sys.path.append(sys.argv[2]); from nvrx_slurm.agent.supervisor import main; main()"
-"""Without site-packages' start-up files, which would cost it more time and memory than all that it does itself."""
 
 
 class Workers:

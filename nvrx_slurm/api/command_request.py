@@ -21,16 +21,16 @@ from nvrx_slurm.store.sealing import RefusedRecords, field_m, open_order, seal_o
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.job_key import JobKey
 
+# Takes a piece of output; the flag: it is of standard error.
 Out = Callable[[bytes, bool], None]
-"""Takes a piece of output; the flag: it is of standard error."""
 
 ALIVE_S = 1.0
+# How often this side says that it is there: until the command has begun, it begins with the next word.
 BEGIN_S = 0.1
-"""How often this side says that it is there: until the command has begun, it begins with the next word."""
 
 AGENT_GONE_S = 15.0
+# Every agent of the job reads the order.
 MOST_ARGUMENT_BYTES = 64 << 10
-"""Every agent of the job reads the order."""
 
 
 class CommandStream:

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 CANCEL_S = 30.0
 GONE_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+# How long Slurm may take to complete a job on nodes that answer.
 COMPLETES_S = 10.0
-"""How long Slurm may take to complete a job on nodes that answer."""
+
 _NOT_STARTED = (JobState.PENDING, JobState.CONFIGURING, JobState.REQUEUED)
 
 
@@ -399,8 +400,8 @@ def just_submitted(job_id: str, *, folder: Path | str, cluster: ClusterName, clo
     return Job(job_id, folder=folder, cluster=cluster, clock=clock)
 
 
+# By SLURM_CONF: each Slurm has a job 1.
 _watchers: dict[str | None, StateWatcher] = {}
-"""By SLURM_CONF: each Slurm has a job 1."""
 
 
 def _slurm_watcher() -> StateWatcher:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 log = get_logger("submit")
 
 STORE_ANSWER_S = 3.0
+# How long after sbatch's answer Slurm's answer to another question is waited for.
 KILL_WAIT_ANSWER_S = 1.0
-"""How long after sbatch's answer Slurm's answer to another question is waited for."""
 
 
 class PreparedJob(NamedTuple):

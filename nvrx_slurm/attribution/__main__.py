@@ -26,8 +26,8 @@ from nvrx_slurm.util.tasks import standard_streams
 
 log = get_logger("attribution")
 
+# An inquiry names every node and process of a cycle.
 LINE_BYTES = 16 << 20
-"""An inquiry names every node and process of a cycle."""
 
 
 class ControllerMessage(Wire, frozen=True, kw_only=True):

@@ -15,11 +15,11 @@ from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry
 
 HALF_LIFE_S = 24 * 3600.0
 THRESHOLD = 1.0
+# A blame that weighs less is dropped from the ledger.
 FORGOTTEN_BELOW = 0.01
-"""A blame that weighs less is dropped from the ledger."""
 
+# How many blames are kept of one node: the heaviest.
 MOST_PER_NODE = 32
-"""How many blames are kept of one node: the heaviest."""
 
 
 class BlameKind(StrEnum):
@@ -128,11 +128,11 @@ def _rank(blame: Blame) -> tuple[float, float, tuple[str, ...]]:
     return (-math.log2(heft) - blame.at / HALF_LIFE_S if heft > 0 else math.inf, -blame.at, said)
 
 
+# Failures of any other scope follow the job to each node that it runs on: they blame none.
 KINDS = {Scope.NODE: BlameKind.HARDWARE, Scope.NETWORK: BlameKind.NETWORK, Scope.STORAGE: BlameKind.STORAGE}
-"""Failures of any other scope follow the job to each node that it runs on: they blame none."""
 
+# An attribution with a lower confidence does not count.
 LEAST_CERTAINTY = 0.5
-"""An attribution with a lower confidence does not count."""
 
 LONGEST_EVIDENCE = 300
 

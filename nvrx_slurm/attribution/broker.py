@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 log = get_logger("attribution")
 
+# How many failures are remembered, beside those that still wait for an answer.
 MOST_KEPT = 64
-"""How many failures are remembered, beside those that still wait for an answer."""
 
+# With so many tasks under way no further line is read.
 MOST_AT_WORK = 4096
-"""With so many tasks under way no further line is read."""
 
 ANSWERS_S = 1.5
 SPOOL_S = 0.5
+# At the end: how long the answers may still take, then writing decisions into the spool, then sending them.
 AFTERWARDS_S = 3.0
-"""At the end: how long the answers may still take, then writing decisions into the spool, then sending them."""
 
 CLOSED = "the controller went away before the answer came"
 

@@ -30,8 +30,8 @@ AMONG_S = 1.0
 LOCK_S = 5.0
 ANSWER_S = 3.0
 REDIS_KEY = "nvrx:suspects"
+# An abandoned ledger expires; every change postpones that.
 REDIS_LIFE_S = 30 * 24 * 3600
-"""An abandoned ledger expires; every change postpones that."""
 
 MOST_TRIES = 50
 

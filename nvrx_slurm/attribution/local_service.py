@@ -28,8 +28,8 @@ LONGEST_TOKEN_BYTES = 4096
 _PORTS = {"http": 80, "https": 443}
 _NAME_NOW = "name a token with --token-file, or say --no-token"
 
+# Accounts below it are root's and the system's own (UID_MIN of login.defs(5)): a site may run a service as one.
 FIRST_USER_UID = 1000
-"""Accounts below it are root's and the system's own (UID_MIN of login.defs(5)): a site may run a service as one."""
 
 _LISTENING = "0A"
 

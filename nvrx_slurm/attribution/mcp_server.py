@@ -27,8 +27,8 @@ INSTRUCTIONS = """Why a multi-node training job failed, and whether a restart ca
 job that nvrx-slurm ran, or `analyze_paths` for any log file or folder. Verdicts: STOP (it will happen again), RESTART
 (it may well not), UNKNOWN. `explain_rule` describes the rule that an evidence line names."""
 
+# A job as JSON, by its id; raises NvrxError.
 Explain = Callable[[str], dict[str, Any]]
-"""A job as JSON, by its id; raises NvrxError."""
 
 
 class Tools:

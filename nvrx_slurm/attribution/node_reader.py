@@ -27,9 +27,9 @@ from nvrx_slurm.journal.verdicts import FINDINGS_LENGTH_BYTES, Wire
 from nvrx_slurm.util.log import set_up
 from nvrx_slurm.util.processes import die_with
 
+# Of CPU and, as Linux derives the one from the other (ioprio_set(2)), of I/O. The decision waits for it: workers of
+# another replica on this node only go first.
 NICENESS = 5
-"""Of CPU and, as Linux derives the one from the other (ioprio_set(2)), of I/O. The decision waits for it: workers of
-another replica on this node only go first."""
 
 _OF_A_RANK = re.compile(r"rank-(\d{1,9})\.")
 

@@ -38,8 +38,8 @@ from nvrx_slurm.util.processes import boot_id, raise_descriptor_limit, started_t
 from nvrx_slurm.util.threads import in_thread
 
 SCONTROL_S = 60.0
+# How long the start of a job may be held up by a slurmctld that does not answer.
 KILL_WAIT_ANSWER_S = 5.0
-"""How long the start of a job may be held up by a slurmctld that does not answer."""
 
 _ANY_OUTSIDE = "10.255.255.255"  # never sent to: it only makes the kernel choose the interface that leads outside
 

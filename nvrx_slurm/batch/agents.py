@@ -25,21 +25,21 @@ from nvrx_slurm.util.processes import CANNOT_RUN
 
 log = get_logger("batch")
 
+# How long after the end of a step the controller may take to end the job: then it was no accident.
 STEP_ENDED_S = 3.0
-"""How long after the end of a step the controller may take to end the job: then it was no accident."""
 
+# How long before its srun the agents of a step may have ended with it.
 ENDS_WITHIN_S = 15.0
-"""How long before its srun the agents of a step may have ended with it."""
 
+# Before a lost node is looked at again; the same number of starts leads to the same pause.
 PAUSES_S = (5.0, 10.0, 20.0, 40.0, 60.0)
-"""Before a lost node is looked at again; the same number of starts leads to the same pause."""
 
+# A node on which so many agents in a row have ended within `STABLE_S` gets no more.
 MOST_STARTS = 6
-"""A node on which so many agents in a row have ended within `STABLE_S` gets no more."""
 
 STABLE_S = 60.0
+# How long the job may be without any agent while none of its nodes answers.
 NO_AGENT_S = 60.0
-"""How long the job may be without any agent while none of its nodes answers."""
 
 LOOKS_AT_ONCE = 64
 

@@ -23,9 +23,9 @@ from nvrx_slurm.util.log import get_logger
 
 log = get_logger("batch")
 
+# How long a node may be silent at most before it is given up, and half of SlurmdTimeout where that is less: a slurmd
+# that is restarted answers again within seconds.
 GIVEN_UP_WITHIN_S = 30.0
-"""How long a node may be silent at most before it is given up, and half of SlurmdTimeout where that is less: a slurmd
-that is restarted answers again within seconds."""
 
 LOOK_S = 1.0
 

@@ -26,8 +26,8 @@ from nvrx_slurm.util.processes import dies_with_parent, restore_descriptor_limit
 log = get_logger("batch")
 
 SAY_EVERY_S = 1.0
+# How long a child may linger after SIGKILL: it is in uninterruptible sleep (D).
 KILL_S = 5.0
-"""How long a child may linger after SIGKILL: it is in uninterruptible sleep (D)."""
 
 
 async def start(
@@ -83,8 +83,8 @@ async def end(children: Mapping[str, Process], *, polite_s: float) -> None:
 
 READ_BYTES = 64 << 10
 
+# Before it is started again. A job without its service goes on: it restarts without a verdict.
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Before it is started again. A job without its service goes on: it restarts without a verdict."""
 
 
 class ManagedService:

@@ -23,15 +23,15 @@ from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.processes import AGAIN_S
 from nvrx_slurm.util.threads import awaitable_thread
 
+# What the end of a job may take beyond its teardown: agents that never answer, the kill, the last words.
 ENDING_MARGIN_S = 25.0
-"""What the end of a job may take beyond its teardown: agents that never answer, the kill, the last words."""
 
+# What a batch host keeps of KillWait for itself: it writes the result, and clears away.
 MOST_LAST_WORDS_S, LAST_WORDS_SHARE = 4.0, 0.25
-"""What a batch host keeps of KillWait for itself: it writes the result, and clears away."""
 
 SHORTEST_WAIT_S = 0.2
+# The signals by which Slurm, or the user, ends a job. SIGUSR1 announces the time limit ahead of time.
 AT_ONCE = (signal.SIGTERM, signal.SIGINT)
-"""The signals by which Slurm, or the user, ends a job. SIGUSR1 announces the time limit ahead of time."""
 
 EXIT_CODES = {
     signal.SIGTERM: EXIT_TERMINATED,
@@ -97,11 +97,11 @@ def notice_s(bounds: FaultToleranceSpec, time_limit_s: float) -> float:
     return min(time_limit_s, budgets.notice_s(teardown.grace, teardown.checkpoint_s, time_limit_s))
 
 
+# How often the file is looked at within the timeout: until the first touch, since the job waits for it; and then.
 FIRST_LOOKS, LOOKS = 40, 4
-"""How often the file is looked at within the timeout: until the first touch, since the job waits for it; and then."""
 
+# Of a file: when it was last touched (ns), and its size.
 Version = tuple[int, int]
-"""Of a file: when it was last touched (ns), and its size."""
 
 MISSING: Version = (0, 0)
 

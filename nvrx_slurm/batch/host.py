@@ -36,28 +36,28 @@ from nvrx_slurm.util.tasks import settle, start
 
 log = get_logger("batch")
 
+# How long agents may take to exit once the job has ended; a step on a dead node never does.
 AGENTS_EXIT_S = 5.0
-"""How long agents may take to exit once the job has ended; a step on a dead node never does."""
 
+# The same where a node was given up: then srun is known not to end by itself, and the other agents leave at once.
 WITHOUT_NODE_S = 1.0
-"""The same where a node was given up: then srun is known not to end by itself, and the other agents leave at once."""
 
+# The same for agents that leave at this host's signal, without the controller's order: they still try to post their
+# last facts.
 AGENTS_LEAVE_S = 12.0
-"""The same for agents that leave at this host's signal, without the controller's order: they still try to post their
-last facts."""
 
+# How long after the last agent's exit the controller may take to conclude by itself.
 AGENTS_GONE_S = 3.0
-"""How long after the last agent's exit the controller may take to conclude by itself."""
 
 REQUEUED_S = 10.0
 
 RESTART_PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0)
+# A controller that lived this long does not count as a failed start.
 STABLE_S = 5.0
-"""A controller that lived this long does not count as a failed start."""
 
 SAY_EVERY_S = 5.0
+# How long agents that are to be started wait for the journal.
 TELL_S = 5.0
-"""How long agents that are to be started wait for the journal."""
 
 
 class Host:

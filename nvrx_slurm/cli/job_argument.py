@@ -20,8 +20,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 FIND_JOB = "JOB is found from any folder. Without it, or as `last`: the newest."
 
+# Several jobs, or none: see `found_jobs`.
 jobs_argument = click.argument("job_ids", metavar="[JOB]…", nargs=-1, shell_complete=complete_jobs)
-"""Several jobs, or none: see `found_jobs`."""
 
 
 def job_argument(command: _F) -> _F:

@@ -16,8 +16,8 @@ from nvrx_slurm.errors import UsageError
 if TYPE_CHECKING:
     from nvrx_slurm.journal.folder import JobFolder
 
+# What Prometheus knows as the port of OpenTelemetry's exporter; no other command listens there by default.
 PORT = 9464
-"""What Prometheus knows as the port of OpenTelemetry's exporter; no other command listens there by default."""
 
 
 @click.command()

@@ -24,8 +24,8 @@ DEFAULT_FOLDER = "nvrx-jobs"
 DEFAULT_FILE = Path("job.yaml")
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+# A dotted key, the flag that sets it, and its value.
 Flag = tuple[str, str, Any]
-"""A dotted key, the flag that sets it, and its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +235,8 @@ def _key_options(table: dict[str, tuple[tuple[str, ...], str, str]], **about: st
     return decorate
 
 
+# What a context keeps: the command after `--`; that `--help-all` was given.
 _TYPED, _ALL = "nvrx_slurm.typed", "nvrx_slurm.help_all"
-"""What a context keeps: the command after `--`; that `--help-all` was given."""
 
 
 def _help_all(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:

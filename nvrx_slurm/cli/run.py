@@ -21,15 +21,15 @@ from nvrx_slurm.jobspec import env
 if TYPE_CHECKING:
     from nvrx_slurm.journal.folder import JobFolder
 
+# How long `run` waits for a clean end of its job, before it kills it.
 ENDING_S = 60.0
-"""How long `run` waits for a clean end of its job, before it kills it."""
 
+# What each of them makes of a job that has not begun to run.
 ENDS: dict[signal.Signals, tuple[int, str]] = {
     signal.SIGINT: (EXIT_INTERRUPTED, "interrupted"),
     signal.SIGTERM: (EXIT_TERMINATED, "cancelled"),
     signal.SIGHUP: (EXIT_TERMINATED, "its terminal was closed"),
 }
-"""What each of them makes of a job that has not begun to run."""
 
 
 @click.command(cls=JobCommand)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from nvrx_slurm.cluster.base import ClusterName
     from nvrx_slurm.cluster.states import JobState
 
+# Longer than the longest teardown that Slurm's own KillWait (30 s by default) allows.
 GONE_TIMEOUT_S = 120.0
-"""Longer than the longest teardown that Slurm's own KillWait (30 s by default) allows."""
 
 EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 

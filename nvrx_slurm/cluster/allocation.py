@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 RUN = "-run"
 LOCK_S = 30.0
+# Held in the base folder while a run chooses its nodes, so that two that start at one moment never share any.
 LOCK_NAME = ".allocation.lock"
-"""Held in the base folder while a run chooses its nodes, so that two that start at one moment never share any."""
 
+# What an sbatch script's flags leave in the environment, from where srun takes them as its own (srun(1), "input
+# environment variables"). They lay out the user's tasks; a step of agents has one task on each node, with all of it.
 LAYOUT = re.compile(
     r"S(LURM|RUN)_(NTASKS\w*|NPROCS|TASKS_PER_NODE|NNODES|CPUS_PER_\w+|CPU_BIND\w*|GPUS|GPUS_PER_TASK|GPUS_PER_SOCKET"
     r"|GPU_BIND|TRES_PER_TASK|TRES_BIND|MEM_PER_\w+|MEM_BIND\w*|DISTRIBUTION|HINT|EXACT|EXCLUSIVE|HOSTFILE|RELATIVE"
     r"|THREADS_PER_CORE|SPREAD_JOB|USE_MIN_NODES|LABELIO|STD\w+MODE|OPEN_MODE|KILL_BAD_EXIT|WAIT|TIMELIMIT"
     r"|REMOTE_CWD|WORKING_DIR|MULTI_PROG|PROLOG|EPILOG)"
 )
-"""What an sbatch script's flags leave in the environment, from where srun takes them as its own (srun(1), "input
-environment variables"). They lay out the user's tasks; a step of agents has one task on each node, with all of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from nvrx_slurm.util.log import get_logger
 log = get_logger("submit")
 
 DEFAULT_FOLDER = Path("nvrx-jobs")
+# How the ids of local jobs begin; Slurm's begin with a number.
 LOCAL_PREFIX = "local-"
-"""How the ids of local jobs begin; Slurm's begin with a number."""
 
+# The submitted script, as the job folder keeps it.
 SCRIPT_NAME = "job.sh"
-"""The submitted script, as the job folder keeps it."""
 
 _JOB_ID = re.compile(r"(?P<folder>[A-Za-z0-9][A-Za-z0-9_.+-]{0,127})(;[A-Za-z0-9_.-]+)?")
 

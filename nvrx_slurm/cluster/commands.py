@@ -21,14 +21,14 @@ log = get_logger("slurm")
 
 PATIENCE_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
+# A site may set MessageTimeout, which Slurm's programs wait for an answer, to most of a minute.
 COMMAND_TIMEOUT_S = 60.0
-"""A site may set MessageTimeout, which Slurm's programs wait for an answer, to most of a minute."""
 
+# The return code of a command that was ended because it took longer than its bound.
 TIMED_OUT = -1
-"""The return code of a command that was ended because it took longer than its bound."""
 
+# How Slurm's programs say that no Slurm is set up for them.
 NOT_SET_UP = "Could not establish a configuration source"
-"""How Slurm's programs say that no Slurm is set up for them."""
 
 _PREFIX = re.compile(r"^\w+: (?:error|fatal): ")
 _REFUSED = "Batch job submission failed: "

@@ -28,17 +28,17 @@ from nvrx_slurm.util.log import get_logger
 log = get_logger("wait")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.1, 1.0, 1.25
+# How long the result of a job that ran, and is over, may take to show on a shared file system.
 RESULT_GRACE_S = 5.0
-"""How long the result of a job that ran, and is over, may take to show on a shared file system."""
 
+# How long a job that Slurm does not know, and that left no result, is waited for.
 LOST_AFTER_S = 60.0
-"""How long a job that Slurm does not know, and that left no result, is waited for."""
 
+# How often a job that Slurm calls RUNNING, and that has started no agent, is asked about its batch host.
 NOT_BEGUN_S = 120.0
-"""How often a job that Slurm calls RUNNING, and that has started no agent, is asked about its batch host."""
 
+# How a generation ends that Slurm requeues: then its result is not the job's. Only Slurm can say which it is.
 MAY_GO_ON = (EXIT_UNREACHABLE, EXIT_RETRY, EXIT_TERMINATED)
-"""How a generation ends that Slurm requeues: then its result is not the job's. Only Slurm can say which it is."""
 
 OnState = Callable[[JobState], None]
 

@@ -30,11 +30,11 @@ from nvrx_slurm.util.ids import new_incarnation
 from nvrx_slurm.util.ownership import open_owned
 from nvrx_slurm.util.processes import boot_id, dies_with_parent, environment_of, hold, send, started_ticks
 
+# What a detached job's own script prints; Slurm keeps the same in its `--output` file.
 HOST_LOG = "host.log"
-"""What a detached job's own script prints; Slurm keeps the same in its `--output` file."""
 
+# How long a process may be without an environment, because it is about to run another program.
 EXEC_S, EXEC_LOOK_S = 2.0, 0.01
-"""How long a process may be without an environment, because it is about to run another program."""
 
 # bash waits for one line before it becomes the job, so that `job.json` names the process before the job can run,
 # and a job whose starter dies in between never starts. exec keeps the pid: signals reach the batch host itself.
@@ -43,8 +43,8 @@ _WAITING = 'read -r && exec bash -- "$1" </dev/null'
 
 _job_info = msgspec.json.Decoder(JobInfo).decode
 
+# Held until they end, so that none stays a zombie while this process lives.
 _detached: list[subprocess.Popen[bytes]] = []
-"""Held until they end, so that none stays a zombie while this process lives."""
 
 
 class LocalCluster:

@@ -112,8 +112,8 @@ def places_of(stdout: str) -> dict[str, QueuePlace]:
     return found
 
 
+# Between two questions why a job is pending: Slurm has no reason in the first moment, and seldom a new one later.
 FIRST_LOOK_S, LONGEST_LOOK_S = 1.0, 60.0
-"""Between two questions why a job is pending: Slurm has no reason in the first moment, and seldom a new one later."""
 
 
 class QueueReporter:

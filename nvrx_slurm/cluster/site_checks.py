@@ -18,8 +18,8 @@ from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.util.durations import parse_time_limit, words
 
+# With which nvrx-slurm was tried.
 OLDEST, NEWEST = (22, 5, 0), (26, 5, 99)
-"""With which nvrx-slurm was tried."""
 
 LEAST_UNKILLABLE_S = 60.0
 _UNSET = ("", "(null)", "none", "N/A", "NONE")

@@ -14,8 +14,8 @@ from nvrx_slurm.cluster.commands import child_environment_for, is_set_up
 from nvrx_slurm.cluster.slurm_nodes import said
 from nvrx_slurm.cluster.slurm_text import fields_of
 
+# The job's end waits for the answer: with KillWait at 20 s and more it can.
 ANSWER_S = 2.0
-"""The job's end waits for the answer: with KillWait at 20 s and more it can."""
 
 _TAKEN: dict[str, Literal["time_limit", "agents_gone"]] = {
     "TIMEOUT": "time_limit",

@@ -22,8 +22,8 @@ from nvrx_slurm.cluster.commands import child_environment_for, is_set_up
 from nvrx_slurm.cluster.slurm_text import number_of, settings_of
 
 ANSWER_S, REAPED_S = 5.0, 1.0
+# How far the clocks of two nodes may be apart: munge's credentials live so long, and without them no Slurm works.
 CLOCK_SKEW_S = 300.0
-"""How far the clocks of two nodes may be apart: munge's credentials live so long, and without them no Slurm works."""
 
 _NAME = re.compile(r"NodeName=(\S+)")
 _STATE = re.compile(r" State=(\S+)")

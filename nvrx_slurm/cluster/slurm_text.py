@@ -14,8 +14,8 @@ from nvrx_slurm.errors import UsageError
 
 UNKNOWN_JOB = "Invalid job id"
 NO_ACCOUNTING = "accounting storage is disabled"
+# The first Slurm whose later steps are reliable after a node of the allocation was lost.
 RELIABLE_SINCE = (23, 2, 3)
-"""The first Slurm whose later steps are reliable after a node of the allocation was lost."""
 
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?(;[A-Za-z0-9_.-]+)?")
 _SUBMITTED = re.compile(r"^(\d+(?:;\S+)?)$", re.MULTILINE)

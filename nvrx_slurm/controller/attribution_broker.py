@@ -30,25 +30,25 @@ from nvrx_slurm.util.processes import dies_with_parent, send_signal
 
 log = get_logger("controller")
 
+# A broker that dies so often in a row is not started again: the failures that it was asked about get no verdict.
 MOST_STARTS = 5
-"""A broker that dies so often in a row is not started again: the failures that it was asked about get no verdict."""
 
+# A broker that lived this long does not count as a failed start: a job of weeks may lose one now and then.
 STABLE_S = 60.0
-"""A broker that lived this long does not count as a failed start: a job of weeks may lose one now and then."""
 
+# Before it is started again, after so many failed starts: the host may have recovered by then.
 PAUSES_S = (0.0, 0.0, 0.1, 0.5, 2.0)
-"""Before it is started again, after so many failed starts: the host may have recovered by then."""
 
+# How long a broker may take to end once it has closed its output.
 DIES_S = 2.0
-"""How long a broker may take to end once it has closed its output."""
 
+# A broker that has answered nothing for so long hangs, as its sources all have bounds. It is killed at the next
+# request.
 SILENT_S = 900.0
-"""A broker that has answered nothing for so long hangs, as its sources all have bounds. It is killed at the next
-request."""
 
 LINE_BYTES = 4 << 20
+# Of agents, kept while the broker starts: of the nodes that are left out the source reads the logs itself.
 MOST_FINDINGS = 1024
-"""Of agents, kept while the broker starts: of the nodes that are left out the source reads the logs itself."""
 
 Answered = Callable[[FailureKey, Attribution], None]
 

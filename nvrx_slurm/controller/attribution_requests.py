@@ -25,8 +25,8 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.journal.verdicts import MOST_FINDINGS_BYTES, AgentFindings, Failed, FailureKey, Inquiry, VerdictRecord
 from nvrx_slurm.util.files import JobFiles
 
+# How many cycles before the one that failed are shown, too.
 EARLIER = 3
-"""How many cycles before the one that failed are shown, too."""
 
 _Cycle = tuple[str, int]
 _CycleRecord = (

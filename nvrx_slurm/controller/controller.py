@@ -71,18 +71,19 @@ from nvrx_slurm.util.tasks import end
 log = get_logger("controller")
 
 MIRROR_FLUSH_S = 10.0
+# A read of the inbox returns sooner than this, with or without facts, unless something stands still.
 INBOX_STALL_S = BLOCK_MS / 1000 + 1.0
-"""A read of the inbox returns sooner than this, with or without facts, unless something stands still."""
 
 CATCH_UP_S = 0.05
+# How long the store may keep a controller whose job has ended.
 LAST_WORDS_S = 5.0
-"""How long the store may keep a controller whose job has ended."""
 
 AFTERWARDS_S, LEDGER_S = 6.0, 3.0  # longer than the broker still waits for answers
 LEASE_BEATS = 3
+# How long a site's own store keeps the keys of a job that has ended.
 KEEP_KEYS_S = 3600
-"""How long a site's own store keeps the keys of a job that has ended."""
 
+# The signals with which the batch host, the controller's parent, asks it to end the job.
 SIGNALS: dict[signal.Signals, SignalReason] = {
     signal.SIGTERM: "cancel",
     signal.SIGINT: "interrupt",
@@ -92,10 +93,9 @@ SIGNALS: dict[signal.Signals, SignalReason] = {
     signal.SIGHUP: "hangup",
     signal.SIGQUIT: "lease_lapsed",
 }
-"""The signals with which the batch host, the controller's parent, asks it to end the job."""
 
+# Those that a preemption may be behind.
 BY_SLURM = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Those that a preemption may be behind."""
 
 EXPLAINED_S = 3.0
 
@@ -494,8 +494,8 @@ def replay(job: Job, journal: Iterable[Entry]) -> list[tuple[Entry, Record | Non
     return differences
 
 
+# A clock that is adjusted in passing moves by less between two answers; one that is set moves by more.
 JUMP_S = 1.0
-"""A clock that is adjusted in passing moves by less between two answers; one that is set moves by more."""
 
 
 class ServerClock:

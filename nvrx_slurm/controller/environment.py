@@ -141,8 +141,8 @@ class _FenceChannel:
             dial.exception()
 
 
+# Called with a node and the incarnation of its agent.
 NodeCallback = Callable[[str, str], None]
-"""Called with a node and the incarnation of its agent."""
 
 
 class LivenessListener(Protocol):

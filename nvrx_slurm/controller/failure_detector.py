@@ -35,26 +35,26 @@ from nvrx_slurm.util.tasks import end, start
 log = get_logger("controller")
 
 MOST_PACE_S = 0.25
+# A node whose connection closed is dead when it is silent for so many heartbeat intervals more.
 SUSPECT_BEATS = 3
-"""A node whose connection closed is dead when it is silent for so many heartbeat intervals more."""
 
+# Without a heartbeat of any node for so many intervals, the store or this controller stood still.
 STALL_BEATS = 2
-"""Without a heartbeat of any node for so many intervals, the store or this controller stood still."""
 
+# An agent whose heartbeats do not reach the store sends "alive" so often, however short the interval: that is no
+# stall.
 SLOWEST_BEAT_S = 0.5
-"""An agent whose heartbeats do not reach the store sends "alive" so often, however short the interval: that is no
-stall."""
 
+# How long a node whose connection closed may take to prove that its processes are gone.
 PROBE_S = 0.25
-"""How long a node whose connection closed may take to prove that its processes are gone."""
 
 TEST_S = 0.2
+# A thousand nodes that join at once are not all tested in the moment in which their rendezvous is to close.
 TEST_SPREAD_S_PER_NODE = 0.002
-"""A thousand nodes that join at once are not all tested in the moment in which their rendezvous is to close."""
 
 FENCE_S = 5.0
+# A dying process closes its sockets a moment before the kernel kills its children (do_exit, linux/kernel/exit.c).
 SETTLE_S = 0.1
-"""A dying process closes its sockets a moment before the kernel kills its children (do_exit, linux/kernel/exit.c)."""
 
 
 class FailureDetector:

@@ -13,6 +13,7 @@ from nvrx_slurm.core.state import Failure
 
 Evidence = Literal["node_lost", "killed", "hung", "failed", "peer_lost"]
 
+# The lowest is the cause; between equals the one that happened first.
 RANKS: dict[Evidence, int] = {
     "node_lost": 0,
     "killed": 0,  # by a signal that is not its agent's: the kernel's, the out-of-memory killer's, a person's
@@ -20,11 +21,10 @@ RANKS: dict[Evidence, int] = {
     "failed": 0,  # an exception or an exit code of its own
     "peer_lost": 1,  # a consequence: the worker lost the connection to a peer
 }
-"""The lowest is the cause; between equals the one that happened first."""
 
+# What happens so long after the first report did not cause it. A dying process may take seconds to give back its
+# memory, and its node's connection closes only after its last process.
 WITHIN_S = 10.0
-"""What happens so long after the first report did not cause it. A dying process may take seconds to give back its
-memory, and its node's connection closes only after its last process."""
 
 
 def evidence_of(failure: Failure) -> Evidence:

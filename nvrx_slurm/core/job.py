@@ -76,11 +76,11 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.journal.verdicts import cannot_run, is_misconfigured
 
+# How long beyond its teardown grace an agent may take to report that it has left.
 ACKNOWLEDGE_S = 10.0
-"""How long beyond its teardown grace an agent may take to report that it has left."""
 
+# How long after Slurm's SIGTERM to a node's processes the end of all workers waits for the reason of that signal.
 TERMINATING_S = 5.0
-"""How long after Slurm's SIGTERM to a node's processes the end of all workers waits for the reason of that signal."""
 
 SIGNALS: dict[SignalReason, Shutdown] = {
     "cancel": Shutdown(exit_code=EXIT_TERMINATED, reason="cancelled"),

@@ -125,8 +125,8 @@ def steps_gained(replica: Replica) -> int:
     return replica.reached - before
 
 
+# Keeps 2**n a finite float; the limit is reached long before.
 MOST_DOUBLINGS = 30
-"""Keeps 2**n a finite float; the limit is reached long before."""
 
 
 def count_crash(job: Job, replica: Replica, failure: Failure) -> float:

@@ -31,11 +31,11 @@ from nvrx_slurm.journal.records import (
     Shutdown,
 )
 
+# How long after it became clear that too few nodes are left the job stops.
 SHORT_S = 0.5
-"""How long after it became clear that too few nodes are left the job stops."""
 
+# The same where no agent is left at all: until then the batch host has started them again, or ended the job.
 EMPTY_S = 30.0
-"""The same where no agent is left at all: until then the batch host has started them again, or ended the job."""
 
 
 def open_round(job: Job, replica: Replica, now: float, noticed: float, dump: str | None = None) -> list[Decision]:

@@ -30,14 +30,14 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
 
+# A node is passed over from this confidence on.
 BLAME_CONFIDENCE = 0.5
-"""A node is passed over from this confidence on."""
 
+# How many of a replica's last cycles an answer may still be about.
 KEPT = 8
-"""How many of a replica's last cycles an answer may still be about."""
 
+# The policies with which there is something to decide.
 RESTARTS = ("restart_replica", "restart_job")
-"""The policies with which there is something to decide."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 KMSG = Path("/dev/kmsg")
 LONGEST_RECORD_BYTES = 8192
+# Of a flood the beginning and the end are kept: what set it off, and how it ended.
 FIRST_KEPT, LAST_KEPT = 500, 1500
-"""Of a flood the beginning and the end are kept: what set it off, and how it ended."""
 
 DEBUG = 7
 _RECORD = re.compile(rb"(\d+),\d+,(\d+),[^;]*;([^\n]*)", re.DOTALL)

@@ -135,6 +135,7 @@ def memory_cgroup(root: Path = ROOT, own: Path = SELF) -> MemoryCgroup | None:
     return None
 
 
+# Field of `--query-gpu` → what it is called.
 GPU_FIELDS = {
     "index": "",
     "pci.bus_id": "bus",
@@ -146,10 +147,9 @@ GPU_FIELDS = {
     "retired_pages.pending": "page retirement pending",
     "temperature.gpu": "temperature",
 }
-"""Field of `--query-gpu` → what it is called."""
 
+# What nvidia-smi is asked.
 GPU_QUERY = (f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits")
-"""What nvidia-smi is asked."""
 
 _UNKNOWN = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]")
 

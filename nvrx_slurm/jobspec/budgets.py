@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
+# What a teardown takes beyond the workers' grace: the kill itself, and the writing of result and journal.
 AFTER_GRACE_S = 8.0
-"""What a teardown takes beyond the workers' grace: the kill itself, and the writing of result and journal."""
 
 NOTICE_MARGIN_S = 30.0
 SHORTEST_NOTICE_S = 60.0

@@ -11,6 +11,7 @@ from nvrx_slurm.jobspec.values import AS_LIST, TEXT_OR_LIST, Environment, Line
 ContainerRuntime = Literal["auto", "apptainer", "charliecloud", "podman", "pyxis"]
 ImageKind = Literal["folder", "sif", "squashfs", "url", "name"]
 
+# What runs which kind of image; `auto` takes the first of them that the node has, and never pyxis.
 TAKEN_BY: dict[ImageKind, tuple[ContainerRuntime, ...]] = {
     "folder": ("apptainer", "charliecloud", "podman"),
     "sif": ("apptainer",),
@@ -18,7 +19,6 @@ TAKEN_BY: dict[ImageKind, tuple[ContainerRuntime, ...]] = {
     "url": ("apptainer", "pyxis"),
     "name": ("podman", "charliecloud", "pyxis"),
 }
-"""What runs which kind of image; `auto` takes the first of them that the node has, and never pyxis."""
 
 NO_AGENT_IN_PODMAN = (
     "podman runs no agents: it leaves its container to a daemon (conmon), which srun neither signals nor ends"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from nvrx_slurm.jobspec.load import ConfigLayer, Origin
     from nvrx_slurm.jobspec.yamlfile import KeyPath
 
+# The month of the deprecation, and the month from which a release may drop the names.
 SINCE, KEPT_UNTIL = "2026-11", "2027-11"
-"""The month of the deprecation, and the month from which a release may drop the names."""
 
 _BELOW: KeyPath = tuple(ATTRIBUTION.split("."))
 

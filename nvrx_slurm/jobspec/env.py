@@ -23,20 +23,20 @@ ATTRSVC_TOKEN = "NVRX_SLURM_ATTRSVC_TOKEN"  # of the attribution service, and of
 SLACK_TOKEN = "NVRX_SLURM_SLACK_TOKEN"
 DATAFLOW_TOKEN = "NVRX_SLURM_DATAFLOW_TOKEN"  # of the index that gets a document for each failure
 LLM_KEY = "NVRX_SLURM_LLM_KEY"  # of the language model that gives a second opinion
+# Variables that are no configuration keys, and that nothing may keep or show.
 SECRETS = frozenset({STORE_PASSWORD, ATTRSVC_TOKEN, SLACK_TOKEN, DATAFLOW_TOKEN, LLM_KEY})
-"""Variables that are no configuration keys, and that nothing may keep or show."""
 
+# Names the folder of job folders; no configuration key either.
 FOLDER = "NVRX_SLURM_FOLDER"
-"""Names the folder of job folders; no configuration key either."""
 
+# Names the descriptor of a file in memory from which a child process reads them.
 SECRETS_FD = "NVRX_SECRETS_FD"
-"""Names the descriptor of a file in memory from which a child process reads them."""
 
+# Names the pipe by which the controller reports lost and joined nodes to the batch host, its parent.
 HOST_FD = "NVRX_HOST_FD"
-"""Names the pipe by which the controller reports lost and joined nodes to the batch host, its parent."""
 
+# Names the socket by which an agent in a container asks for what only the host can do (`agent/inside.py`).
 OUTSIDE_FD = "NVRX_OUTSIDE_FD"
-"""Names the socket by which an agent in a container asks for what only the host can do (`agent/inside.py`)."""
 
 _taken: dict[str, str] = {}
 

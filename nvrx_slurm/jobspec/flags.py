@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# Key → the flags that set it, what they take, and what `--help` says.
 JOB_FLAGS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "nodes": (("-N", "--nodes"), "N", "Nodes that run workers (a job without roles)."),
     "spares": (("--spares",), "N", "Hot spares, on top of them."),
@@ -9,8 +10,8 @@ JOB_FLAGS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "prewarm": (("--prewarm",), "MODULES", "Start workers with these imported: torch,mymodel or auto."),
     "name": (("-J", "--job-name"), "NAME", "The job's name. Not given: that of the command."),
 }
-"""Key → the flags that set it, what they take, and what `--help` says."""
 
+# The same for those that mean what they mean to sbatch. A job without Slurm ignores them.
 SBATCH_FLAGS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "slurm.time": (("-t", "--time"), "TIME", "Time limit: 2h, or as sbatch takes it."),
     "slurm.partition": (("-p", "--partition"), "NAME", "Partition."),
@@ -23,11 +24,11 @@ SBATCH_FLAGS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "slurm.mem": (("--mem",), "SIZE", "Memory of each node; 0 is all of it."),
     "slurm.cpus_per_task": (("-c", "--cpus-per-task"), "N", "CPUs of each node: one task runs there, the agent."),
 }
-"""The same for those that mean what they mean to sbatch. A job without Slurm ignores them."""
 
 BLOCK = "fault_tolerance"
 ATTRIBUTION = f"{BLOCK}.attribution"
 
+# Key below `attribution` → the flag that sets it.
 FLAGS = {
     "attrsvc_url": "--ft-attrsvc-url",
     "manage_attrsvc": "--ft-manage-attrsvc",
@@ -44,11 +45,10 @@ FLAGS = {
     "dataflow.index": "--ft-dataflow-index",
     "dataflow.token_file": "--ft-dataflow-token-file",
 }
-"""Key below `attribution` → the flag that sets it."""
 
+# Deprecated key below `fault_tolerance` → its flag (see `deprecated`).
 DEPRECATED_FLAGS = {
     "attribution_endpoint": "--ft-attribution-endpoint",
     "attribution_backends": "--ft-attribution-backend",
     "attribution_loganalysis": "--ft-attribution-loganalysis",
 }
-"""Deprecated key below `fault_tolerance` → its flag (see `deprecated`)."""

@@ -32,10 +32,10 @@ _IGNORED = {
     # of ft_launcher
     "--fault-tol-cfg-path", "--restart-policy", "--ignore-missing-fault-tol-cfg",
 }  # fmt: skip
+# Those that are understood among this tool's own flags, too.
 _HERE = _COUNTED | {"--standalone"} | {
     name for name in _IGNORED if name.startswith(("--rdzv", "--node-rank", "--master"))
 }  # fmt: skip
-"""Those that are understood among this tool's own flags, too."""
 
 _RANGE = re.compile(r"(\d+)(?::(\d+))?")
 

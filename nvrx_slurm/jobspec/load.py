@@ -26,11 +26,11 @@ from nvrx_slurm.jobspec.reading import dotted, read, together, written
 from nvrx_slurm.jobspec.site import site_files
 from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_value, read_yaml
 
+# The origin of what a job without a file takes from its command, such as its name.
 COMMAND_LINE = "command line"
-"""The origin of what a job without a file takes from its command, such as its name."""
 
+# What a key without a value means below these; elsewhere it means nothing.
 _EMPTY: dict[tuple[str, ...], Any] = {("env",): "", ("extra",): True}
-"""What a key without a value means below these; elsewhere it means nothing."""
 
 
 class Origin(Struct, frozen=True):

@@ -46,8 +46,8 @@ from nvrx_slurm.jobspec.values import (
 from nvrx_slurm.util.durations import words
 
 OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
+# How many of the sources must answer STOP: one, or every one of them.
 Aggregation = Literal["any", "all"]
-"""How many of the sources must answer STOP: one, or every one of them."""
 
 FENCE_MARGIN_S = 2.0
 _RANGE = re.compile(r"(\d{1,6})\.\.(\d{1,6})", re.ASCII)
@@ -61,6 +61,7 @@ _SPARES = Schema(
     }
 )
 
+# key → what it is not, `shorter` or `longer`, when it is not set, than any of these keys.
 FOLLOWS: dict[tuple[str | int, ...], tuple[str, tuple[tuple[str, ...], ...]]] = {
     ("fault_tolerance", *key): (relation, tuple(("fault_tolerance", *leader) for leader in leaders))
     for key, relation, leaders in (
@@ -70,7 +71,6 @@ FOLLOWS: dict[tuple[str | int, ...], tuple[str, tuple[tuple[str, ...], ...]]] = 
         (("attribution", "decision_timeout"), "longer", (("attribution", "timeout"), ("rendezvous", "join_timeout"))),
     )
 }
-"""key → what it is not, `shorter` or `longer`, when it is not set, than any of these keys."""
 
 
 _SHORT_PREWARM = {"type": ["string", "boolean", "array"], "items": {"type": "string"}}

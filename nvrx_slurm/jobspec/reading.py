@@ -23,13 +23,13 @@ from nvrx_slurm.errors import ConfigError
 if TYPE_CHECKING:
     from nvrx_slurm.jobspec.yamlfile import KeyPath
 
+# Characters of a value that a message repeats.
 MOST_SHOWN = 60
-"""Characters of a value that a message repeats."""
 
 _Check = Callable[[Any], Any]
 _WHOLE = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*(?:\.0*)?")
+# Stands for a value with an error.
 _INVALID: Any = object()
-"""Stands for a value with an error."""
 
 
 class Misfit(ValueError):

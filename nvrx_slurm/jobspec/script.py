@@ -27,8 +27,8 @@ trap 'setup_failed $? "$before_setup" "$BASH_COMMAND"' EXIT
 trap 'setup_failed $(($? * (${#BASH_SOURCE[@]} == 1))) "$LINENO" "$BASH_COMMAND"' ERR
 before_setup=$LINENO
 """
+# Around the lines of `setup`; a job without them needs none of it.
 AFTER_SETUP = "trap - ERR EXIT\nstart_batch_host\n"
-"""Around the lines of `setup`; a job without them needs none of it."""
 
 
 def template_folder() -> Path:

@@ -8,8 +8,8 @@ import stat
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.util.ownership import user_name
 
+# No secret is as long; a file of that length is none.
 LONGEST_BYTES = 8193
-"""No secret is as long; a file of that length is none."""
 
 
 def secret_in(file: str, *, key: str) -> str:

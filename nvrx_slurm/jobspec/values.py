@@ -15,19 +15,20 @@ from nvrx_slurm.util.durations import DAY_S, parse_duration, parse_time_limit, w
 MOST_NODES = 100_000
 SHORTEST_S, LONGEST_S = 0.01, 30 * DAY_S
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 20, 1 << 40
+# What workers can be sent and can catch.
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT")
-"""What workers can be sent and can catch."""
+
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FLAG = re.compile(r"[a-z][a-z0-9-]+")
 _GPUS = re.compile(r"(?:[A-Za-z][A-Za-z0-9_.-]*:)?[0-9]{1,6}")
 
+# Variables that nvrx-slurm sets for each worker; `env` cannot set them.
 RESERVED_VARIABLES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
 }
-"""Variables that nvrx-slurm sets for each worker; `env` cannot set them."""
 
 
 def _one_line(text: str) -> str:
@@ -166,6 +167,7 @@ def _extra(value: object) -> object:
     return value
 
 
+# sbatch flags that `slurm.extra` cannot hold, and why.
 _SET_BY_TOOL = {
     "nodes": "; set `nodes` and `spares`",
     "job-name": "; set `name`",
@@ -178,7 +180,6 @@ _SET_BY_TOOL = {
     "het-group": ": a heterogeneous job's components are jobs of their own, and no step starts agents on all of them",
     "wrap": "; set `command`",
 }
-"""sbatch flags that `slurm.extra` cannot hold, and why."""
 
 
 # ---------------------------------------------------------------------------------------------- sizes and allowances

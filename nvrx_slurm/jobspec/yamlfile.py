@@ -19,8 +19,8 @@ from nvrx_slurm.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
 
+# More than any job.yaml holds; fewer than a file whose aliases multiply one another.
 MOST_VALUES = 100_000
-"""More than any job.yaml holds; fewer than a file whose aliases multiply one another."""
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"

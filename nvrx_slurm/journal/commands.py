@@ -11,15 +11,15 @@ import msgspec
 from nvrx_slurm.journal.records import Count, Record, Step
 from nvrx_slurm.util.decoding import decode
 
+# A command is killed when its user has not been heard for so long.
 ASKER_GONE_S = 5.0
-"""A command is killed when its user has not been heard for so long."""
 
+# So many pieces of output may be on their way: a command that prints faster than its user reads waits.
 WINDOW = 64
-"""So many pieces of output may be on their way: a command that prints faster than its user reads waits."""
 
 CHUNK_BYTES = 32 << 10
+# How long the store keeps the streams of a command that has no reader any more.
 KEPT_S = 600
-"""How long the store keeps the streams of a command that has no reader any more."""
 
 
 class AskerWord(Record, frozen=True, kw_only=True):

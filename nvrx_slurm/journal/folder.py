@@ -43,8 +43,8 @@ from nvrx_slurm.util.processes import boot_id, is_alive, started_ticks
 _T = TypeVar("_T")
 LOOPBACK = "127.0.0.1"
 
+# How far a node's clock, or the file system's, may be behind that of the batch host.
 CLOCKS_DIFFER_S = 60.0
-"""How far a node's clock, or the file system's, may be behind that of the batch host."""
 
 
 class JobInfo(Record, frozen=True, kw_only=True):

@@ -29,18 +29,20 @@ SignalReason = Literal[
     "cancel", "interrupt", "hangup", "time_limit", "agents_gone", "no_agents", "lease_lapsed", "preempted"
 ]
 
+# The reason of the shutdown of a job whose nodes Slurm takes back.
 PREEMPTED = "preempted or requeued"
-"""The reason of the shutdown of a job whose nodes Slurm takes back."""
 
 # What is checked when a record is decoded. Readers make paths of names, and pack numbers into 64 bits again.
+# A name of a node, replica or role: one component of a path, and not `.` or `..`.
 FileName = Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]{1,255}\Z")]
-"""A name of a node, replica or role: one component of a path, and not `.` or `..`."""
+# A path below the job folder: relative, and without `..`.
 PathBelow = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(?:.*/)?\.\.(?:/|\Z))[^\x00-\x1f\x7f]{1,4096}\Z")]
-"""A path below the job folder: relative, and without `..`."""
+
 Host = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:%\[\]-]{0,255}\Z")]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+# A rank, a cycle, a generation, or how many there are of something.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-"""A rank, a cycle, a generation, or how many there are of something."""
+
 Step = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -715,8 +717,8 @@ AnyDecision = (
     | DumpOrdered
 )
 AnyRecord = AnyFact | AnyDecision
+# What may stand in the inbox. `LogFindings` goes to the sources of attribution, and into no journal.
 AnyInboxRecord = AnyRecord | LogFindings
-"""What may stand in the inbox. `LogFindings` goes to the sources of attribution, and into no journal."""
 
 
 class ControllerUp(Record, frozen=True, kw_only=True, tag_field="event", tag="controller_up"):
@@ -761,8 +763,8 @@ class Heartbeat(Record, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------- codec
 
 
+# Names of events in journals up to 0.1 → their names today.
 RENAMED_EVENTS = {"round_opened": "rendezvous_opened", "round_closed": "rendezvous_closed"}
-"""Names of events in journals up to 0.1 → their names today."""
 
 # How each name stands in an encoded record, with the key before it: no value is mistaken for it.
 _RENAMED_IN_JSON = [

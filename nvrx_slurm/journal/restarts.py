@@ -11,8 +11,8 @@ MOST_FAULTS = 8
 MOST_MISSING = 64
 LONGEST_TEXT = 300
 LONGEST_NAME = 64
+# No datagram is longer, for any exception and any number of ranks: the numbers above bound it.
 LONGEST_BYTES = 32 << 10
-"""No datagram is longer, for any exception and any number of ranks: the numbers above bound it."""
 
 
 class _Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -88,11 +88,11 @@ def is_misconfigured(error: str | None) -> bool:
     return error is not None and error.startswith("nvrx_slurm.inprocess.exception.OptionError: ")
 
 
+# Of one replica. Where an inquiry names more its ranks are not enumerated.
 MOST_RANKS = 1 << 20
-"""Of one replica. Where an inquiry names more its ranks are not enumerated."""
 
+# Of one node.
 MOST_WORKERS = 1 << 18
-"""Of one node."""
 
 MOST_NODES = 1 << 16
 MOST_PATHS = 1000
@@ -155,15 +155,15 @@ def unknown_keys(given: object, kind: type[msgspec.Struct]) -> list[str]:
     return found
 
 
+# From this size of a cycle's logs on, agents read those of their own nodes; less the leader reads in a second.
 SHARED_FROM_BYTES = 64 << 20
-"""From this size of a cycle's logs on, agents read those of their own nodes; less the leader reads in a second."""
 
+# Of one node. The findings of eight ranks usually have some ten thousand bytes.
 MOST_FINDINGS_BYTES = 1 << 20
-"""Of one node. The findings of eight ranks usually have some ten thousand bytes."""
 
 
+# Before the findings, on their way from the process that reads to its agent: how long they are.
 FINDINGS_LENGTH_BYTES = 4
-"""Before the findings, on their way from the process that reads to its agent: how long they are."""
 
 
 class AgentFindings(Wire, frozen=True, kw_only=True):

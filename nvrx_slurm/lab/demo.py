@@ -41,14 +41,14 @@ from nvrx_slurm.util.clock import Clock, SystemClock
 
 STEPS, KILL_AT_STEP = 300, 150
 VICTIM = "n2"
+# What the script imports, and each node's warm process ahead of it.
 IMPORTS = ("argparse", "json", "random", "socket", "nvrx_slurm.workload")
-"""What the script imports, and each node's warm process ahead of it."""
 
+# The entries of the journal that are told.
 SHOWN = (JobStarted, NodeLost, RestartDecided, RendezvousClosed, Recovered, FirstStepReached, JobEnded)
-"""The entries of the journal that are told."""
 
+# After so long without a line, one says what goes on.
 SILENCE_S = 0.7
-"""After so long without a line, one says what goes on."""
 
 
 class Narrator:

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from nvrx_slurm.cluster.base import ClusterName
 
 PREFIX = "pytest-"
+# How long a run of a flow may take to undo what it did, once interrupted.
 ENDED_S = 10.0
-"""How long a run of a flow may take to undo what it did, once interrupted."""
 
+# How long a job may take to end by itself after its test; then it is killed.
 PATIENCE_S = 10.0
-"""How long a job may take to end by itself after its test; then it is killed."""
 
 
 class PytestSession:

@@ -41,23 +41,24 @@ from nvrx_slurm.util.tasks import start
 
 log = get_logger("liveness")
 
+# How long an agent gives a controller for its proof. Under a flood of connections the controller takes the agent out
+# of its kernel's queue late: 4,096 wait there, and 64 each 50 ms are worked off.
 HANDSHAKE_S = 10.0
-"""How long an agent gives a controller for its proof. Under a flood of connections the controller takes the agent out
-of its kernel's queue late: 4,096 wait there, and 64 each 50 ms are worked off."""
 
 ALIVE = b"a"
 FENCED = b"x"
 GOODBYE = b"."
 BACKLOG = 4096
+# Between them the event loop reads what those that were accepted before have sent.
 ACCEPTS_AT_ONCE = 16
-"""Between them the event loop reads what those that were accepted before have sent."""
 
+# How long the controller waits before it accepts again, once accept(2) has failed (EMFILE, ENFILE, ENOBUFS).
 NO_DESCRIPTOR_S = 0.25
-"""How long the controller waits before it accepts again, once accept(2) has failed (EMFILE, ENFILE, ENOBUFS)."""
 
+# Of `tcpi_last_ack_recv`, milliseconds, in `struct tcp_info` (linux/tcp.h): eight bytes, then twelve 32-bit
+# numbers.
 _LAST_ACK_OFFSET = 56
-"""Of `tcpi_last_ack_recv`, milliseconds, in `struct tcp_info` (linux/tcp.h): eight bytes, then twelve 32-bit
-numbers."""
+
 _LENGTH_BYTES = 2
 _MOST_HELLO_BYTES = 4096
 _WORD_BYTES = 1 + SIGNATURE_BYTES

@@ -27,15 +27,15 @@ import hmac
 import socket
 import struct
 
+# For the key: ask only whether the supervisor is dead.
 PROBE = b"?"
-"""For the key: ask only whether the supervisor is dead."""
 
 BACKLOG = 16
+# A TCP port that the kernel gives may be taken for UDP.
 TRIES = 16
-"""A TCP port that the kernel gives may be taken for UDP."""
 
+# Bounds a connection of this host to itself.
 OWN_CONNECTION_S = 5.0
-"""Bounds a connection of this host to itself."""
 
 _SO_ATTACH_FILTER = 26
 _UDP_HEADER_BYTES = 8

@@ -59,6 +59,7 @@ STATUS_PARTS: tuple[type[msgspec.Struct], ...] = (
 )
 
 
+# Names of types → what stands for them on the page: no bounds, and every value of a choice.
 _WRITTEN_OUT = {
     name: kind.__origin__.__name__
     if get_origin(kind) is Annotated
@@ -66,7 +67,6 @@ _WRITTEN_OUT = {
     for name, kind in (vars(records) | vars(model)).items()
     if get_origin(kind) in (Annotated, Literal)
 }
-"""Names of types → what stands for them on the page: no bounds, and every value of a choice."""
 
 
 def journal_page() -> str:

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 MOST_LINES = 10
 MOST_TRACEBACK_LINES = 30
 TAIL_BYTES = 64 << 10
+# Of a cycle's logs: the command must end. `explain` reads them all.
 MOST_ANALYZED_BYTES = 64 << 20
-"""Of a cycle's logs: the command must end. `explain` reads them all."""
 
 HOST_LOG = "host.log"
 AGENT_ERROR = "nvrx-slurm agent: error: "
 TRACEBACK = "Traceback (most recent call last)"
 _HOW = {"cancelled": "was cancelled", "timeout": "ran out of time", "lost": "was lost", "stopped": "was stopped"}
+# Of a job that ended so, earlier failures are not the reason.
 NOT_BY_A_FAILURE = (EXIT_TIMEOUT, EXIT_INTERRUPTED, EXIT_TERMINATED)
-"""Of a job that ended so, earlier failures are not the reason."""
 
 
 def print_end(folder: JobFolder, exit_code: int, *, slurm_says: str | None = None) -> None:

@@ -30,8 +30,8 @@ from nvrx_slurm.report.recovery import PHASES, STARTUP
 from nvrx_slurm.report.view import JobFold
 from nvrx_slurm.util.files import journal_parts, write_private
 
+# Of the summaries in the cache: one of another version is read again from the journal.
 VERSION = 2
-"""Of the summaries in the cache: one of another version is read again from the journal."""
 
 
 class FailureLine(Value, frozen=True, kw_only=True):

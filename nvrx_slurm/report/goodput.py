@@ -24,6 +24,7 @@ class Part(NamedTuple):
     meaning: str
 
 
+# Every part, in the order of tables.
 PARTS = {
     "new_steps": Part("new steps", "a worker made steps that no earlier cycle had made"),
     "unreported": Part(
@@ -47,8 +48,8 @@ PARTS = {
         "queue between generations", "the job had ended and waited in Slurm's queue for its next generation"
     ),
 }
-"""Every part, in the order of tables."""
 
+# The kind of a span → its part, where that has another name. Running workers go by the steps that they made.
 OF_KIND = {
     "ready": "rendezvous",
     "starting": "startup",
@@ -56,7 +57,6 @@ OF_KIND = {
     "deciding": "decision",
     "stopping": "teardown",
 }
-"""The kind of a span → its part, where that has another name. Running workers go by the steps that they made."""
 
 
 class Goodput(Value, frozen=True, kw_only=True):

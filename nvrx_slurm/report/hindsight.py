@@ -18,9 +18,9 @@ from nvrx_slurm.report.words import seconds
 if TYPE_CHECKING:
     from nvrx_slurm.report.failure_replay import ReplayedFailure
 
+# `right`: the restarted job failed again and had made no new step (where it reports none: it failed in the same
+# way). `wrong`: it made new steps, or it completed. `open`: it was ended, or runs on, before either could be seen.
 Outcome = Literal["right", "wrong", "open"]
-"""`right`: the restarted job failed again and had made no new step (where it reports none: it failed in the same
-way). `wrong`: it made new steps, or it completed. `open`: it was ended, or runs on, before either could be seen."""
 
 MOODS: dict[str, Mood] = {"right": "good", "wrong": "bad", "open": "dim"}
 

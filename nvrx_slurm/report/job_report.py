@@ -21,8 +21,8 @@ from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.web.job_page import JournalLines, job_page
 from nvrx_slurm.util.files import write_private
 
+# Instead of a variable's value: it may be a token, and a page is handed on.
 HIDDEN = "set, and not shown"
-"""Instead of a variable's value: it may be a token, and a page is handed on."""
 
 
 class Recoveries(tuple[Recovery, ...]):

@@ -22,6 +22,7 @@ from nvrx_slurm.journal.job_index import IndexedJob, forget_job, index_folder, i
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.util.ownership import is_ours
 
+# Exit code → the state of a job that ended with it; any other is `failed`.
 ENDINGS = {
     EXIT_DONE: "completed",
     EXIT_TIMEOUT: "timeout",
@@ -30,12 +31,11 @@ ENDINGS = {
     EXIT_RETRY: "lost",
     EXIT_NO_RESTART: "stopped",
 }
-"""Exit code → the state of a job that ended with it; any other is `failed`."""
 
 MOST_NAMED = 8
 
+# What a user may write for the id of the newest job.
 NEWEST = "last"
-"""What a user may write for the id of the newest job."""
 
 
 def known_jobs(base: Path) -> list[JobFolder]:

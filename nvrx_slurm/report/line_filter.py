@@ -15,8 +15,8 @@ from nvrx_slurm.attribution.scan.prefixes import first_stamp, label_of, stamp_of
 from nvrx_slurm.report.logs import Chunk, RankLog
 
 HEAD_BYTES = 64 << 10
+# A line that is longer is judged, and shown, in pieces of this size.
 LONGEST_LINE_BYTES = 1 << 20
-"""A line that is longer is judged, and shown, in pieces of this size."""
 
 
 class LineFilter:

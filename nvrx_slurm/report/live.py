@@ -35,8 +35,8 @@ _OF_A_RANK = re.compile(rb"\[[\w.-]+ \d+\] ")
 REDRAW_S = 0.125
 QUEUE_LOOK_S = 0.5
 REQUEUE_LOOK_S = 2.0
+# How long a job is watched that reports nothing while Slurm answers nothing. A restart of slurmctld is shorter.
 GIVE_UP_S = 300.0
-"""How long a job is watched that reports nothing while Slurm answers nothing. A restart of slurmctld is shorter."""
 
 
 def watch(base: Path, job_id: str, *, output: bool = False, clock: Clock | None = None) -> int:

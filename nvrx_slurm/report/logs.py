@@ -228,14 +228,14 @@ class MergedReader(Reader):
         self._watched = [self._log] if self._log.path.is_file() else []
 
 
+# How long to wait between looks at the files; a journal event ends the wait.
 LOOK_S = 0.1
-"""How long to wait between looks at the files; a journal event ends the wait."""
 
+# How long after the job's end in the journal its agents and its host may still write.
 LAST_WORDS_S = 10.0
-"""How long after the job's end in the journal its agents and its host may still write."""
 
+# Looks at the files for each look for new ones, which costs a listing; a journal event calls for one at once.
 NEW_FILES_EVERY = 10
-"""Looks at the files for each look for new ones, which costs a listing; a journal event calls for one at once."""
 
 
 def follow_logs(

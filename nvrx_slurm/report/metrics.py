@@ -32,16 +32,17 @@ from nvrx_slurm.report.recovery import PHASES, STARTUP
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.util.sanitize import one_line
 
+# Of a job: `jobs.state_of`.
 STATES = (
     "pending", "starting", "joining", "running", "recovering", "stopping", "completed", "failed", "cancelled",
     "timeout", "lost", "stopped", "died",
 )  # fmt: skip
-"""Of a job: `jobs.state_of`."""
 
 BUCKETS_S = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
+# The values of the labels, in order → the value.
 Values = Mapping[Any, float]
-"""The values of the labels, in order → the value."""
+
 Reading = tuple[Snapshot, JobTimeline]
 _Family = TypeVar("_Family", bound=GaugeMetricFamily | CounterMetricFamily)
 

@@ -15,8 +15,8 @@ from nvrx_slurm.journal.records import Heartbeat, Shutdown
 
 NodeState = Literal["joining", "ready", "standby", "active", "lost", "left", "quarantined", "drained"]
 Phase = Literal["joining", "starting", "running", "stopping", "done", "failed", "stopped"]
+# Replica, generation, cycle.
 CycleKey = tuple[str, int, int]
-"""Replica, generation, cycle."""
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +99,8 @@ class CycleView(Value, frozen=True, kw_only=True):
     """Why others were not, where the role has `prewarm`."""
 
 
+# `worker_error`: an exception, or a worker that could not start. `node_lost`: proven, or its connection closed;
+# `node_silent`: no heartbeat in time. `user`: a restart or a drain that a user asked for, which is no failure.
 FailureKind = Literal[
     "worker_exit",
     "worker_signal",
@@ -111,8 +113,6 @@ FailureKind = Literal[
     "user",
     "unknown",
 ]
-"""`worker_error`: an exception, or a worker that could not start. `node_lost`: proven, or its connection closed;
-`node_silent`: no heartbeat in time. `user`: a restart or a drain that a user asked for, which is no failure."""
 
 
 class FailureView(Value, frozen=True, kw_only=True):

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from nvrx_slurm.cluster.states import JobState
 
 ASK_SLURM_EVERY_S = 30.0
+# How long after its submission a job may be unknown to Slurm.
 FORGOTTEN_S = 60.0
-"""How long after its submission a job may be unknown to Slurm."""
+# How long after a job's end Slurm may still have it.
 LINGERS_S = 600.0
-"""How long after a job's end Slurm may still have it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from nvrx_slurm.report.model import JobView, RankView, ReceivedHeartbeat, ReplicaView, SectionView
 
+# How long a heartbeat may be on its way to the store. What a replica does in that time is no lag.
 JITTER_S = 0.1
-"""How long a heartbeat may be on its way to the store. What a replica does in that time is no lag."""
 
 
 def ranks(view: JobView, store_now: float | None) -> tuple[RankView, ...]:

@@ -13,6 +13,7 @@ from nvrx_slurm.journal.records import FirstStepReached, Recovered
 from nvrx_slurm.report import words
 from nvrx_slurm.report.model import CycleView, FailureView, Recovery
 
+# Every phase's name in the journal → in words, in their order.
 PHASES: dict[str, str] = {
     "earlier_attempts": "earlier attempts",
     "decided": "decided",
@@ -20,13 +21,12 @@ PHASES: dict[str, str] = {
     "closed": "rendezvous closed",
     "spawned": "spawned",
 }
-"""Every phase's name in the journal → in words, in their order."""
 
+# What follows the phases: the user's own start-up, until the first step.
 STARTUP = "startup"
-"""What follows the phases: the user's own start-up, until the first step."""
 
+# The same in `first_step_reached`.
 FIRST_STEP = "first_step"
-"""The same in `first_step_reached`."""
 
 SAME_MOMENT_S = 0.001
 

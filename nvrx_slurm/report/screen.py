@@ -46,8 +46,8 @@ PHASE_STYLES = {
 }
 BAR_WIDTH = 32
 WIDEST_FACTS = 100
+# Columns of padding around a label and its text.
 FACT_GAP = 4
-"""Columns of padding around a label and its text."""
 
 MOST_NODES = 16
 MOST_RANKS = 8
@@ -55,8 +55,8 @@ MOST_RECOVERIES = 5
 MOST_EVENTS = 6
 MOST_LOG_LINES = 6
 TAIL_BYTES = 16 << 10
+# Lines of the terminal that are not for nodes.
 RESERVED_LINES = 16
-"""Lines of the terminal that are not for nodes."""
 
 
 def show(shot: Snapshot) -> None:

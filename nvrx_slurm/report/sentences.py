@@ -42,12 +42,12 @@ SIGNALS: dict[records.SignalReason, str] = {
     "preempted": "Slurm takes the nodes back: the job is preempted or requeued",
     "lease_lapsed": "no client renewed the job's lease",
 }
+# Why a job is stopped, other than by its role's policy.
 REASONS = {
     "attribution": " because a source of attribution says STOP",
     "progress": " because it makes no progress",
     "budget": " because its budget is spent",
 }
-"""Why a job is stopped, other than by its role's policy."""
 
 
 def describe(record: AnyRecord) -> str:

@@ -19,8 +19,8 @@ from nvrx_slurm.util.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from nvrx_slurm.report.journal_stream import JournalStream
 
+# How often the journal's file is looked at where no store answers: it may lie on another host's file system.
 FILE_POLL_S = 0.1
-"""How often the journal's file is looked at where no store answers: it may lie on another host's file system."""
 
 RECONNECT_S = 1.0
 WAIT_S = 0.5

@@ -18,6 +18,15 @@ from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report.model import CycleKey, JobView
 
+# What a node does.
+#
+# `queue`: the job waits for its nodes again, between two generations. `joining`: its agent has not joined yet.
+# `standby`: a hot spare; `excluded`: quarantined or drained. `ready`: it waits for the rendezvous to close.
+# `starting`: from the close to the start of its workers, and on to their first step; `unstepped`: its workers
+# run, and no rank of the cycle has ever reported a step. `stepping`: from the first step on. `detecting`: its
+# cycle has failed, and no process has noticed; `deciding`: it was noticed, and nothing has followed yet, or a
+# rendezvous waits for a verdict. `stopping`: its old workers are torn down. `lost`: it is gone, and still in the
+# allocation. `ending`: its work is done, or the job ends.
 Kind = Literal[
     "queue",
     "joining",
@@ -34,19 +43,9 @@ Kind = Literal[
     "suspended",
     "ending",
 ]
-"""What a node does.
 
-`queue`: the job waits for its nodes again, between two generations. `joining`: its agent has not joined yet.
-`standby`: a hot spare; `excluded`: quarantined or drained. `ready`: it waits for the rendezvous to close. `starting`:
-from the close to the start of its workers, and on to their first step; `unstepped`: its workers run, and no rank of
-the cycle has ever reported a step. `stepping`: from the first step on. `detecting`: its cycle has failed, and no
-process has noticed; `deciding`: it was noticed, and nothing has followed yet, or a rendezvous waits for a verdict.
-`stopping`: its old workers are torn down. `lost`: it is gone, and still in the allocation. `ending`: its work is
-done, or the job ends.
-"""
-
+# A cycle of the node's replica runs. These end where it fails.
 AT_WORK = ("starting", "unstepped", "stepping")
-"""A cycle of the node's replica runs. These end where it fails."""
 
 
 # Structs of msgspec, without garbage collection: a large job has hundreds of thousands.
@@ -70,6 +69,7 @@ class _Open(msgspec.Struct, gc=False):
     was: Kind | None = None  # before the job was suspended
 
 
+# A node's state in the view → its span, where it works for no cycle.
 OF_STATE: dict[str, Kind] = {
     "joining": "joining",
     "ready": "ready",
@@ -79,7 +79,6 @@ OF_STATE: dict[str, Kind] = {
     "lost": "lost",
     "left": "lost",
 }
-"""A node's state in the view → its span, where it works for no cycle."""
 
 
 class NodeSpans:

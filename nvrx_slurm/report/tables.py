@@ -7,9 +7,10 @@ from typing import Literal
 
 from nvrx_slurm.util.sanitize import one_line
 
+# What a row means, for a page with colours.
 Mood = Literal["good", "busy", "spare", "bad", "dim", "plain"]
-"""What a row means, for a page with colours."""
 
+# Of jobs, replicas and nodes; any other is `plain`.
 STATES: dict[Mood, tuple[str, ...]] = {
     "good": ("active", "running", "completed", "done"),
     "spare": ("standby",),
@@ -17,7 +18,6 @@ STATES: dict[Mood, tuple[str, ...]] = {
     "dim": ("left", "drained", "stopped", "cancelled"),
     "bad": ("lost", "quarantined", "failed", "timeout", "died"),
 }
-"""Of jobs, replicas and nodes; any other is `plain`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from nvrx_slurm.report.sentences import describe
 from nvrx_slurm.util.ids import replica_id
 
 ENDED = ("done", "failed", "stopped")
+# Kinds of which the last one is shown as the last decision, with the verdicts that decided.
 SHOWN_DECISIONS = (
     records.Shutdown,
     records.Quarantined,
@@ -49,7 +50,6 @@ SHOWN_DECISIONS = (
     records.NodeDrained,
     records.NodeUndrained,
 )
-"""Kinds of which the last one is shown as the last decision, with the verdicts that decided."""
 
 
 class Subscriber(Protocol):

@@ -17,8 +17,8 @@ from nvrx_slurm.journal.records import AnyRecord
 from nvrx_slurm.journal.verdicts import Evidence
 from nvrx_slurm.util.signals import signal_name
 
+# Of a number in a node's name that is folded. Python refuses to read one of more than 4,300 digits.
 MOST_DIGITS = 18
-"""Of a number in a node's name that is folded. Python refuses to read one of more than 4,300 digits."""
 
 
 def event_name(record: AnyRecord | type[msgspec.Struct]) -> str:

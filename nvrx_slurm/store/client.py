@@ -52,16 +52,16 @@ from nvrx_slurm.util.log import get_logger
 
 log = get_logger("store")
 
+# How long one blocking read waits at most: short, so that a waiting agent can report it, and see a shutdown.
 BLOCK_MS = 2000
-"""How long one blocking read waits at most: short, so that a waiting agent can report it, and see a shutdown."""
 
 CONNECT_S = 3.0
 
+# How many facts one read of the inbox brings at most.
 INBOX_BATCH = 4096
-"""How many facts one read of the inbox brings at most."""
 
+# A client that the server has answered within this time has a connection that works: each read ends sooner.
 SERVED_S = BLOCK_MS / 1000 + 1.0
-"""A client that the server has answered within this time has a connection that works: each read ends sooner."""
 
 _ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _T = TypeVar("_T")

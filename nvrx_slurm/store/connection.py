@@ -28,21 +28,21 @@ from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry, 
 from nvrx_slurm.util.redis_url import RedisUrl
 from nvrx_slurm.util.threads import SignalSafeEvent
 
+# How long a connection may take to open, login included.
 CONNECT_S = 3.0
-"""How long a connection may take to open, login included."""
 
+# How long a server may take for an answer, before it is asked again on a new connection.
 ANSWER_S = 5.0
-"""How long a server may take for an answer, before it is asked again on a new connection."""
 
+# How much later than `until` an answer is still taken.
 LATE_S = 1.0
-"""How much later than `until` an answer is still taken."""
 
 RECEIVE_BYTES = 64 << 10
 _NOT_YET = object()
 
 Command = Sequence[str | bytes | int]
+# Reads where an embedded server is now: each start has another port and another password. Raises OSError.
 Look = Callable[[], Where]
-"""Reads where an embedded server is now: each start has another port and another password. Raises OSError."""
 
 _clients: weakref.WeakSet[RetryingRedis] = weakref.WeakSet()
 

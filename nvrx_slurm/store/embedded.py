@@ -20,11 +20,11 @@ from nvrx_slurm.store.link import short_path
 from nvrx_slurm.store.servers import bundled_binary
 from nvrx_slurm.util.files import open_log
 
+# How long the server may take to load its append-only file and accept connections.
 READY_S = 30.0
-"""How long the server may take to load its append-only file and accept connections."""
 
+# In lower case: Redis 7.0 and Valkey write it differently.
 _READY = b"ready to accept connections"
-"""In lower case: Redis 7.0 and Valkey write it differently."""
 
 
 OPENSSL_S = 10.0

@@ -26,17 +26,17 @@ from nvrx_slurm.util.log import get_logger
 
 log = get_logger("store")
 
+# How long one call of `read` takes at most.
 READ_S = 3.0
-"""How long one call of `read` takes at most."""
 
+# How many beats one reply holds at most: what 10,000 nodes send in 0.25 s; the loop is kept for some 20 ms.
 BATCH = 4096
-"""How many beats one reply holds at most: what 10,000 nodes send in 0.25 s; the loop is kept for some 20 ms."""
 
 _START = b"0-0"
 
 
+# Age in seconds; the sender, as `Heartbeat.incarnation`; and the packed heartbeat, for `unpack_heartbeat`.
 PackedHeartbeat = tuple[float, bytes, bytes]
-"""Age in seconds; the sender, as `Heartbeat.incarnation`; and the packed heartbeat, for `unpack_heartbeat`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 
+# The command that asks for the mark. An embedded server replicates from no other, so this setting does nothing; like
+# the password it is in no file and in no command line, and only a client that has logged in can read it.
 MARK = ("CONFIG", "GET", "masterauth")
-"""The command that asks for the mark. An embedded server replicates from no other, so this setting does nothing; like
-the password it is in no file and in no command line, and only a client that has logged in can read it."""
 
+# How long a `redis://` server that has not proven itself may refuse the password before that counts: longer than
+# a start of the real one takes.
 REFUSED_S = 60.0
-"""How long a `redis://` server that has not proven itself may refuse the password before that counts: longer than
-a start of the real one takes."""
 
+# X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python's `ssl` has no name for. A node whose clock is wrong still
+# recognises the certificate, and one that is pinned does not grow old.
 _NO_CHECK_TIME = 0x200000
-"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python's `ssl` has no name for. A node whose clock is wrong still
-recognises the certificate, and one that is pinned does not grow old."""
 
 
 class Where(Protocol):

@@ -38,8 +38,8 @@ class StoreLocation(Where, Protocol):
 
 CONNECT_S = 3.0
 
+# Reads `store.json` again. None where there is no such file; raises OSError or NvrxError.
 Look = Callable[[], StoreLocation | None]
-"""Reads `store.json` again. None where there is no such file; raises OSError or NvrxError."""
 
 
 def async_client(

@@ -17,18 +17,18 @@ from enum import Enum, auto
 from nvrx_slurm.errors import StoreUnreachable
 
 FIRST_PAUSE_S = 0.01
+# The longest pause while a server is away. It restarts or fails over within seconds, and a recovery waits for it.
 AWAY_PAUSE_S = 0.25
-"""The longest pause while a server is away. It restarts or fails over within seconds, and a recovery waits for it."""
 
+# The longest pause while a server answers and refuses: a person must act first, and each retry costs it work.
 FULL_PAUSE_S = 2.0
-"""The longest pause while a server answers and refuses: a person must act first, and each retry costs it work."""
 
+# A call and the pause before it take less. Where more time has passed since the failure before, this process stood
+# still (the job was suspended), and the excess is no patience spent.
 LONGEST_ATTEMPT_S = 15.0
-"""A call and the pause before it take less. Where more time has passed since the failure before, this process stood
-still (the job was suspended), and the excess is no patience spent."""
 
+# The order to an embedded server whose disk is full. Everything it holds is also in its memory.
 IN_MEMORY = ("CONFIG", "SET", "appendonly", "no")
-"""The order to an embedded server whose disk is full. Everything it holds is also in its memory."""
 
 
 class Cause(Enum):
@@ -69,6 +69,7 @@ class _Answer(Enum):
     NOT_HERE = auto()  # another server of its cluster holds the key
 
 
+# The first word of an error, what it means, and what a person can do. Any other error is the command's own fault.
 _ANSWERS: dict[str, tuple[_Answer, str]] = {
     "LOADING": (_Answer.AWAY, ""),
     "MASTERDOWN": (_Answer.AWAY, ""),
@@ -87,7 +88,6 @@ _ANSWERS: dict[str, tuple[_Answer, str]] = {
     "MOVED": (_Answer.NOT_HERE, "name the server of the cluster that holds this key"),
     "ASK": (_Answer.NOT_HERE, "name the server of the cluster that holds this key"),
 }
-"""The first word of an error, what it means, and what a person can do. Any other error is the command's own fault."""
 
 # redis-py makes a class of some errors, and cuts their first word off.
 _CLASSES = {

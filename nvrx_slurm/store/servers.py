@@ -15,9 +15,9 @@ from pathlib import Path
 from nvrx_slurm.errors import ConfigError, MissingProgramError
 
 AUTO, BUNDLED = "auto", "bundled"
+# Redis 7.0, and every Valkey. Older ones replicate the scripts in `lua/` by their text, unless asked not to, and get
+# no fixes any more.
 LEAST = (7, 0, 0)
-"""Redis 7.0, and every Valkey. Older ones replicate the scripts in `lua/` by their text, unless asked not to, and get
-no fixes any more."""
 
 PROBE_S = 10.0
 ON_PATH = ("valkey-server", "redis-server")

@@ -12,12 +12,12 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 MOST_UNPROVEN = 64
+# How long one connection may take for its proof, measured from its accept(2).
 PROOF_S = 2.0
-"""How long one connection may take for its proof, measured from its accept(2)."""
 
+# How long a connection is safe from being dropped for a newer one. An honest peer needs one round trip; a flood of
+# silent connections is worked off at 64 in this time.
 TURN_S = 0.05
-"""How long a connection is safe from being dropped for a newer one. An honest peer needs one round trip; a flood of
-silent connections is worked off at 64 in this time."""
 
 LOG_EVERY_S = 60.0
 

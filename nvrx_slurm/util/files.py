@@ -17,15 +17,15 @@ from pathlib import Path
 from nvrx_slurm.errors import ForgedRecord, UsageError
 from nvrx_slurm.util import ownership
 
+# Kept free for the job's last records: the disk may be full by then.
 RESERVE_BYTES = 16 << 10
-"""Kept free for the job's last records: the disk may be full by then."""
 
 
+# Each key of the job's configuration, its value, and where that came from.
 ORIGINS = "origins.json"
-"""Each key of the job's configuration, its value, and where that came from."""
 
+# Where a node keeps what need not outlive it: the first of these that is there.
 RUNTIME_ROOTS = (Path("/dev/shm"), Path("/tmp"))
-"""Where a node keeps what need not outlive it: the first of these that is there."""
 
 _JOURNAL_PART = re.compile(r"events\.(\d+)\.jsonl")
 

@@ -17,8 +17,8 @@ from nvrx_slurm.errors import ForgedRecord
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
+# HMAC-SHA256 cut to 128 bits (RFC 2104, section 5): a forgery succeeds once in 2^128 tries.
 SIGNATURE_BYTES = 16
-"""HMAC-SHA256 cut to 128 bits (RFC 2104, section 5): a forgery succeeds once in 2^128 tries."""
 
 
 class JobKey:

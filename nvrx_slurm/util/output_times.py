@@ -16,8 +16,8 @@ from nvrx_slurm.util.files import open_log, write_all
 
 MARK_EVERY_S = 10.0
 _MARK = struct.Struct("<dQ")
+# The begin of a longer line is not looked for.
 LONGEST_LINE_BYTES = 64 << 10
-"""The begin of a longer line is not looked for."""
 
 
 def marks_path(log: Path) -> Path:

@@ -21,19 +21,19 @@ PR_SET_PDEATHSIG = 1
 _CLOCKS_DIFFER_S = 2.0
 _STATE, _PARENT, _STARTED = 0, 1, 19  # places in `stat_fields`
 
+# From the batch host to agents: kill your workers now. srun passes this one on, where SIGTERM would have it kill the
+# agents themselves.
 HURRY = signal.SIGUSR2
-"""From the batch host to agents: kill your workers now. srun passes this one on, where SIGTERM would have it kill the
-agents themselves."""
 
+# From an agent's starter to the batch host, as an exit code: no agent can run on this node, however often it is
+# tried.
 CANNOT_RUN = 78
-"""From an agent's starter to the batch host, as an exit code: no agent can run on this node, however often it is
-tried."""
 
+# A signal that comes within so long of the first is the same one: Slurm sends two at the time limit.
 AGAIN_S = 1.0
-"""A signal that comes within so long of the first is the same one: Slurm sends two at the time limit."""
 
+# Where the hard limit is higher still, or there is none, this is enough.
 MOST_DESCRIPTORS = 1 << 20
-"""Where the hard limit is higher still, or there is none, this is enough."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _inherited_descriptors: int | None = None  # the soft limit before this process raised it

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+# What a `rediss://` URL of a site's store may end in: `?ssl_ca_certs=/path`. redis-py takes any attribute of
+# a connection there. An option that would turn a check off, holds a secret, or has no meaning is refused.
 URL_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-"""What a `rediss://` URL of a site's store may end in: `?ssl_ca_certs=/path`. redis-py takes any attribute of
-a connection there. An option that would turn a check off, holds a secret, or has no meaning is refused."""
 
 LOOKS_LIKE = "must look like redis://host:6379/0 or rediss://host:6380/0"
 DEFAULT_PORT = 6379

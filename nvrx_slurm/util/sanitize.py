@@ -18,8 +18,8 @@ _CONTROL = (
     r"\ud800-\udfff\ufffe\uffff"  # what no XML file and no UTF-8 can hold
     r"\U000e0000-\U000e0fff"  # tags: text that no terminal shows
 )
+# Select Graphic Rendition (ECMA-48, 8.3.117): colours. They change how text looks, and nothing else.
 _SGR = r"\x1b\[[0-9;:]{0,64}m"
-"""Select Graphic Rendition (ECMA-48, 8.3.117): colours. They change how text looks, and nothing else."""
 
 _unsafe = re.compile(rf"\r\n|[{_CONTROL}]")
 _unsafe_in_line = re.compile(rf"(?:\r?\n)+\Z|[{_CONTROL}\n]")
@@ -30,8 +30,8 @@ _unfinished = re.compile(r"(?:\r|\x1b(?:\[[0-9;:]{0,64})?)?\Z")
 _reset = re.compile(r"\x1b\[0*m")
 RESET = "\x1b[0m"
 
+# How Python keeps a byte of a file name that is no UTF-8 (PEP 383).
 _BYTES_OF_SURROGATES = range(0xDC80, 0xDD00)
-"""How Python keeps a byte of a file name that is no UTF-8 (PEP 383)."""
 
 
 def shown(text: str) -> str:

@@ -7,14 +7,14 @@ import asyncio
 from nvrx_slurm.util.clock import Clock
 
 LOOK_EVERY_S = 0.1
+# A busy machine keeps a process waiting for less.
 STOOD_STILL_S = 1.0
-"""A busy machine keeps a process waiting for less."""
 
+# Slurm (its slurmstepd) sends SIGSTOP two seconds after SIGTSTP: a pause that ends before is no suspension.
 AHEAD_S = 1.5
-"""Slurm (its slurmstepd) sends SIGSTOP two seconds after SIGTSTP: a pause that ends before is no suspension."""
 
+# The nodes of a job are suspended up to seconds apart, and the first announcement counts for all of them.
 MOST_AHEAD_S = 10.0
-"""The nodes of a job are suspended up to seconds apart, and the first announcement counts for all of them."""
 
 
 async def standstill(clock: Clock) -> float:

@@ -23,8 +23,8 @@ MAIN_THREAD = 1 << 8  # the flag in WHAT; the row is the byte below
 
 NEVER = -1
 UNDER_WAY = -1
+# The name that all sections share for which no row is left.
 OTHERS = "…"
-"""The name that all sections share for which no row is left."""
 
 
 def row_at(row: int) -> int:

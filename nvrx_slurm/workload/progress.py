@@ -13,8 +13,8 @@ _words: memoryview | None = None  # from the first beat on
 _begun = False
 _mapped: memoryview | None = None
 
+# When the main thread's open sections began. What happens inside of one says nothing about how long a step takes.
 in_main_section: set[int] = set()
-"""When the main thread's open sections began. What happens inside of one says nothing about how long a step takes."""
 
 
 def beat(*, step: int) -> None:

@@ -59,8 +59,8 @@ from nvrx_slurm.workload.layout import (
 __all__ = ["SLOT_BYTES", "OpenSection", "Reading", "Slot", "map_slot"]
 
 NS = 1_000_000_000
+# How often an entry in motion is looked at again. One that never rests is in use, and so does not hang.
 ATTEMPTS = 8
-"""How often an entry in motion is looked at again. One that never rests is in use, and so does not hang."""
 
 
 class OpenSection(NamedTuple):

@@ -84,6 +84,7 @@ _CRASH = re.compile(
     """,
     re.VERBOSE,
 )
+# What scripts print at any end of theirs: no sign of life.
 _EPILOGUE = re.compile(
     r"""(?:declare\ -x\ |export\ )?[A-Z_][A-Z0-9_]*= | BASH_FUNC_ | \}$  # env
       | [A-Za-z][\w.\[\]-]*(?:==|\ @\ )\S+$                            # pip freeze
@@ -93,7 +94,6 @@ _EPILOGUE = re.compile(
     """,
     re.VERBOSE,
 )
-"""What scripts print at any end of theirs: no sign of life."""
 
 _RECOVERED = re.compile(
     r"\b(?:succeeded|recovered|reconnected)\b.{0,40}\b(?:attempts?|retry|retries|tries)\b"
@@ -103,8 +103,8 @@ _RECOVERED = re.compile(
 _AS_MUCH_AS_STEPS = 4
 
 # Kinds of non-fatal exceptions (scan/tracebacks.py).
+# They ended something, if not the rank: worth reporting.
 BESIDE_THE_RANK = frozenset({"thread", "process"})
-"""They ended something, if not the rank: worth reporting."""
 
 _NEVER_ENDED = frozenset({"ignored", "task", "thread"})
 _MAY_HAVE_GONE_ON = frozenset({"process", "logged", "warned"})

@@ -22,22 +22,22 @@ from nvrx_slurm.journal.records import Record, RendezvousClosed, WorkerFailed, e
 from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, LogsRead
 from nvrx_slurm.util.files import JobFiles, journal_parts
 
+# Cycles before this one that are analyzed: a second repeat says hardly more than the first.
 MOST_EARLIER = 3
-"""Cycles before this one that are analyzed: a second repeat says hardly more than the first."""
 
+# Of ranks without a log, and of files that could not be read.
 MOST_NAMED = 20
-"""Of ranks without a log, and of files that could not be read."""
 
+# In the evidence, in place of a file's name.
 NO_FILE = Path("uncaught exception")
-"""In the evidence, in place of a file's name."""
 
 CYCLE = re.compile(r"(?P<replica>[^/]+)/gen-(?P<generation>\d+)/cycle-(?P<cycle>\d+)$")
 _WANTED_RECORDS = (b'"rendezvous_closed"', b'"round_closed"', b'"worker_failed"')  # the second: up to 0.1
 
 
+# Reads the logs of the cycle that an inquiry is about. Raises UsageError for an earlier one that there is no time to
+# read.
 Read = Callable[[Inquiry, Sequence[LogFile]], tuple[Scan, SideEvidence]]
-"""Reads the logs of the cycle that an inquiry is about. Raises UsageError for an earlier one that there is no time to
-read."""
 
 
 @dataclass(frozen=True, slots=True)

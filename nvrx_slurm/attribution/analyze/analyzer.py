@@ -42,20 +42,20 @@ if TYPE_CHECKING:
 SOURCE = "lib"
 KEPT = 256
 
+# Files whose last lines a language model may be shown, where agents have read them all.
 MOST_SHOWN = 16
-"""Files whose last lines a language model may be shown, where agents have read them all."""
 
 MOST_DECIDE_S = 3600.0
 
+# Computations that run at a time; others wait for their turn, within their own bound.
 AT_ONCE = 2
-"""Computations that run at a time; others wait for their turn, within their own bound."""
 
+# The inquiry, and of each file device, inode, size and time of change in nanoseconds.
 Identity = tuple[bytes, tuple[tuple[int, int, int, int], ...]]
-"""The inquiry, and of each file device, inode, size and time of change in nanoseconds."""
 
 
+# `analyze_gathered`, but for what `analyze_logs` takes too.
 _Gather = Callable[..., AnalysisResult]
-"""`analyze_gathered`, but for what `analyze_logs` takes too."""
 
 
 @dataclass(slots=True, eq=False)

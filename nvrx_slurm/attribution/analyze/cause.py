@@ -10,14 +10,14 @@ from nvrx_slurm.attribution.analyze.aftermath import BESIDE_THE_RANK, Finality, 
 from nvrx_slurm.attribution.analyze.findings import GOES_ON_S, OF_THE_MACHINE, VAGUE_TO, Finding
 from nvrx_slurm.journal.verdicts import Failed, Scope, Verdict
 
+# A kernel message this much older than a worker's own failure has nothing to do with it.
 LONG_BEFORE_S = 300.0
-"""A kernel message this much older than a worker's own failure has nothing to do with it."""
 
+# Lines this near to each other are of one moment: clocks agree no better. Severity then decides.
 SAME_TIME_S = 5.0
-"""Lines this near to each other are of one moment: clocks agree no better. Severity then decides."""
 
+# Lines of a rank this near to each other report one failure: a native stack trace is as long.
 BURST_LINES = 120
-"""Lines of a rank this near to each other report one failure: a native stack trace is as long."""
 
 
 def causes(found: Sequence[Finding]) -> list[Finding]:
@@ -53,8 +53,8 @@ def causes(found: Sequence[Finding]) -> list[Finding]:
     return strong or [each for each in possible if each.hit.rule.severity > VAGUE_TO or not is_reaction(each)]
 
 
+# The verdict of rules for what a rank notices of others. A launcher's report on how a rank ended has another.
 _NOTICED = Verdict.RESTART
-"""The verdict of rules for what a rank notices of others. A launcher's report on how a rank ended has another."""
 
 
 def _precedes(one: Finding, other: Finding) -> bool:

@@ -21,11 +21,11 @@ from nvrx_slurm.attribution.scan.model import TAIL_LINES
 from nvrx_slurm.attribution.scan.prefixes import by_srun, label_of
 from nvrx_slurm.diagnostics.stacks.traces import innermost_frame
 
+# How much of a file's end shows what followed a line: a native trace of 16 threads fits in.
 TAIL_BYTES = 96 << 10
-"""How much of a file's end shows what followed a line: a native trace of 16 threads fits in."""
 
+# How much of it is read where the shorter one does not show that.
 LONG_TAIL_BYTES = 2 << 20
-"""How much of it is read where the shorter one does not show that."""
 
 MOST_DUMP_BYTES = 64 << 20
 _LABELS_IN = 100

@@ -22,20 +22,20 @@ from nvrx_slurm.attribution.scan.model import MOST_DIGITS
 from nvrx_slurm.attribution.scan.prefixes import stamp_of
 from nvrx_slurm.journal.verdicts import Evidence, Inquiry, Verdict
 
+# Rules of a lower severity see that something failed, or what often follows; the others know a cause.
 STRONG_FROM = 50
-"""Rules of a lower severity see that something failed, or what often follows; the others know a cause."""
 
+# Rules of this severity and less recognise any exception: what peers of a failed rank raise, too.
 VAGUE_TO = 40
-"""Rules of this severity and less recognise any exception: what peers of a failed rank raise, too."""
 
+# A rank whose other file reports progress this long after an error has survived it.
 GOES_ON_S = 30.0
-"""A rank whose other file reports progress this long after an error has survived it."""
 
+# Nodes report a common event within this time of each other; a larger difference is one of their clocks.
 SLACK_S = 3.0
-"""Nodes report a common event within this time of each other; a larger difference is one of their clocks."""
 
+# Kinds of files that no worker writes: they show no progress of a rank.
 OF_THE_MACHINE = ("health", "stacks")
-"""Kinds of files that no worker writes: they show no progress of a rank."""
 
 _LAST_LINES = 6
 _NUMBERS = ("rank", "pid", "local_rank")

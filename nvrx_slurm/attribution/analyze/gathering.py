@@ -29,8 +29,8 @@ from nvrx_slurm.util.log import get_logger
 
 log = get_logger("attribution")
 
+# So many cycles' findings are kept: those of a failure, and of the ones before it, of each of some replicas.
 MOST_CYCLES = 16
-"""So many cycles' findings are kept: those of a failure, and of the ones before it, of each of some replicas."""
 
 MOST_KEPT_BYTES = 256 << 20
 
@@ -177,12 +177,12 @@ def gather(
     return Gathered(*joined(parts, problems), agents=agents, missing=tuple(missing))
 
 
+# Of the decision's time: so long the leader waits for findings of whole logs before it reads any itself. An agent
+# needs about a second.
 HEAD_START_SHARE = 0.1
-"""Of the decision's time: so long the leader waits for findings of whole logs before it reads any itself. An agent
-needs about a second."""
 
+# So long it waits for those of logs that are still written; these it never reads itself.
 FIRST_WAIT_SHARE = 0.3
-"""So long it waits for those of logs that are still written; these it never reads itself."""
 
 
 def analyze_gathered(

@@ -27,8 +27,8 @@ _MOST_PER_LINE = 300
 _TOOL = "attribute_failure"
 
 LEAST_CONFIDENCE = {Verdict.RESTART: 0.5, Verdict.STOP: 0.8}
+# A model's own confidence counts for no more than this.
 MOST_CONFIDENCE = 0.75
-"""A model's own confidence counts for no more than this."""
 
 INSTRUCTIONS = """\
 You judge why a distributed training job failed, from an excerpt of its logs. Decide whether a restart of the same
@@ -81,8 +81,8 @@ class LlmAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     explanation: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
+# Redacted lines, each after the file it stands in.
 Excerpt = Sequence[tuple[str, str]]
-"""Redacted lines, each after the file it stands in."""
 
 
 class LlmAdvisor:

@@ -31,8 +31,8 @@ from nvrx_slurm.journal.records import Count, FileName, PathBelow, Step
 from nvrx_slurm.journal.verdicts import MOST_FINDINGS_BYTES, Inquiry, Wire
 from nvrx_slurm.util.decoding import decode
 
+# Grows when the same logs no longer give the same findings, or these no longer the same verdict.
 FORMAT = 1
-"""Grows when the same logs no longer give the same findings, or these no longer the same verdict."""
 
 MOST_FILES = 4096
 MOST_PROBLEMS = 20
@@ -42,16 +42,16 @@ LONGEST_GROUP = 1000
 KINDS = {"p": Nature.PROGRESS, "c": Nature.CRASH, "r": Nature.RECOVERED, "-": Nature.CALM}
 _LETTERS = {kind: letter for letter, kind in KINDS.items()}
 
+# A line of each kind: it stands for one of a file's last lines, of which only the kind matters.
 SAMPLES = {
     Nature.PROGRESS: "step 1",
     Nature.CRASH: "",
     Nature.RECOVERED: "retry succeeded",
     Nature.CALM: "-",
 }
-"""A line of each kind: it stands for one of a file's last lines, of which only the kind matters."""
 
+# Those of a hit that the analysis looks at.
 _GROUPS = ("rank", "node", "pid", "local_rank", "seq", "collective", "non_fatal", "frames")
-"""Those of a hit that the analysis looks at."""
 
 _Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 _Finite = Annotated[float, Meta(ge=-1e15, le=1e15)]

@@ -19,17 +19,17 @@ from nvrx_slurm.attribution.analyze.verdict import fingerprint
 from nvrx_slurm.attribution.scan import Scan
 from nvrx_slurm.journal.verdicts import Inquiry, Verdict
 
+# Paths that each node has for itself.
 _OF_THE_NODE = re.compile(
     r"[\s'\":=(]/(?:local\w*|tmp|raid|nvme\w*|var|run|dev|mnt/(?:local|nvme)\w*|scratch_local|ssd)/"
 )
-"""Paths that each node has for itself."""
 
+# What fails on all ranks at once, and passes: a service or a file system that they share.
 _OF_A_SERVICE = re.compile(
     r"time(?:d[ -]?)?out|unavailable|unreachable|connect|refused|temporar|busy|retry|retries|\b50[0234]\b|\b429\b"
     r"|lock|throttl|rate limit|socket|network|server|service|storage|disk|quota|license|reset by",
     re.IGNORECASE,
 )
-"""What fails on all ranks at once, and passes: a service or a file system that they share."""
 
 _VAGUE = ("exception", "runtime_error")
 _LEAST_LINES = 2

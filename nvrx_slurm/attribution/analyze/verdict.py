@@ -89,8 +89,8 @@ _SIGNALS: dict[int, tuple[str, str]] = {
 }
 
 
+# Faults of a process itself: these signals do not come from outside.
 CRASHES = frozenset({"segfault", "bus_error", "abort", "illegal_instruction", "arithmetic_error"})
-"""Faults of a process itself: these signals do not come from outside."""
 
 _SUDDEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
@@ -139,17 +139,17 @@ def contradicts(failed: Failed, fault: str, rank: int | None) -> bool:
     return is_sudden(failed) and failed.rank == rank and fault not in OUT_OF_MEMORY_FAULTS
 
 
+# A STOP with a lower confidence becomes UNKNOWN.
 STOPS_FROM = 0.6
-"""A STOP with a lower confidence becomes UNKNOWN."""
 
+# How long loading and the first steps take.
 START_S = 600.0
-"""How long loading and the first steps take."""
 
+# A fault of hardware, network or scheduler this near to a cause in the user's code is a rival to it.
 RIVAL_S = 120.0
-"""A fault of hardware, network or scheduler this near to a cause in the user's code is a rival to it."""
 
+# Rules for what a GPU with a silent error causes, too. Others come after many steps, or after a second look.
 _MAY_BE_A_GPU = ("nan_loss.check", "nan_loss.message", "nan_loss.anomaly", "nan_loss.megatron_grad", "jax_nan.debug")
-"""Rules for what a GPU with a silent error causes, too. Others come after many steps, or after a second look."""
 
 OF_THE_CLUSTER = (Scope.NODE, Scope.NETWORK, Scope.SCHEDULER)
 

@@ -15,8 +15,8 @@ from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdic
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.threads import awaitable_thread
 
+# How long a file system may take before its work is given up.
 DISK_S = 3.0
-"""How long a file system may take before its work is given up."""
 
 _TRY_AGAIN = (408, 425, 429)
 

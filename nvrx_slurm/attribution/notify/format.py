@@ -14,11 +14,11 @@ from nvrx_slurm.attribution.notify.base import DecidedFailure
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.util.sanitize import one_line, uncoloured
 
+# Slack's own bounds (Block Kit reference: header, section).
 HEADER_CHARS, FIELD_CHARS, SECTION_CHARS = 150, 2000, 3000
-"""Slack's own bounds (Block Kit reference: header, section)."""
 
+# Narrower ones: beyond some 10,000 characters in all Slack answers `msg_blocks_too_long`.
 EXPLANATION_CHARS, EVIDENCE_CHARS, LINE_CHARS = 600, 1000, 240
-"""Narrower ones: beyond some 10,000 characters in all Slack answers `msg_blocks_too_long`."""
 
 MOST_SOURCES, MOST_LINES = 4, 5
 SCHEMA = 1

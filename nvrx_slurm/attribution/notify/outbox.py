@@ -30,8 +30,8 @@ from nvrx_slurm.util.log import get_logger
 
 log = get_logger("postprocessing")
 
+# How many messages a spool holds, however long its receiver is away. The oldest are dropped first.
 MOST_MESSAGES = 256
-"""How many messages a spool holds, however long its receiver is away. The oldest are dropped first."""
 
 LARGEST_BYTES = 1 << 20
 

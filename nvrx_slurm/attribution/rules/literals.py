@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+# A shorter text stands in too many lines to narrow the search.
 SHORTEST = 4
-"""A shorter text stands in too many lines to narrow the search."""
 
 _TOKEN = re.compile(
     r"""(?P<quantifier> (?:[*+?]|\{(?P<least>\d*)(?:,\d*)?\})[?+]? )

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from nvrx_slurm.attribution.scan.model import LONGEST_TEXT
 
+# Bounds what one search of a pattern can cost, and the memory of a line without end.
 LONGEST_LINE_BYTES = 8 << 10
-"""Bounds what one search of a pattern can cost, and the memory of a line without end."""
 
+# The rest of a longer line is not searched. A line of 100 MB that matched in each part took minutes.
 KEPT_OF_A_LINE_BYTES = 64 << 10
-"""The rest of a longer line is not searched. A line of 100 MB that matched in each part took minutes."""
 
+# How far back a line can look, for the traceback that it ends.
 HISTORY_BYTES = 64 << 10
-"""How far back a line can look, for the traceback that it ends."""
 
 _END = re.compile(rb"[\n\r\0]")
 _ESCAPE = re.compile(

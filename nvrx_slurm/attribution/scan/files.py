@@ -53,8 +53,8 @@ _KINDS = {
 }
 
 
+# Set in a process that may read only some paths: whether it may read this one, which has no symlinks.
 readable: Callable[[str], bool] | None = None
-"""Set in a process that may read only some paths: whether it may read this one, which has no symlinks."""
 
 
 class Unreadable(Exception):

@@ -18,21 +18,21 @@ from nvrx_slurm.attribution.scan.prefixes import first_stamp, label_of, named_in
 from nvrx_slurm.attribution.scan.quotations import is_quoted, is_source, without_negated
 from nvrx_slurm.attribution.scan.tracebacks import ExceptionSearch, lines_back, may_end, traceback_above
 
+# Where a line begins and ends in its block.
 Span = tuple[int, int]
-"""Where a line begins and ends in its block."""
 
 
 _T = TypeVar("_T")
 
 _LINES_BETWEEN_STOPS = 64
+# After so many lines in vain a search for the whole pattern costs less than to go on.
 _MANY_IN_VAIN = 32
-"""After so many lines in vain a search for the whole pattern costs less than to go on."""
 
+# So many of a rule's lines in a file are matched one by one, from the beginning.
 ONE_BY_ONE = 32
-"""So many of a rule's lines in a file are matched one by one, from the beginning."""
 
+# So many are kept in memory. With fewer, the last lines would be searched for in each block that may be the last.
 _LAST_BLOCKS = 16
-"""So many are kept in memory. With fewer, the last lines would be searched for in each block that may be the last."""
 
 
 class BlockLines:

@@ -11,14 +11,14 @@ from nvrx_slurm.attribution.rules.catalogue import Rule
 
 LogKind = Literal["out", "err", "stacks", "health", "mixed", "flight_recorder"]
 
+# Characters of a line that are kept.
 LONGEST_TEXT = 400
-"""Characters of a line that are kept."""
 
+# Of a number in a line or a file's name that may be a rank or a pid. A longer number is neither.
 MOST_DIGITS = 9
-"""Of a number in a line or a file's name that may be a rank or a pid. A longer number is neither."""
 
+# Of each rule's lines in a file so many are kept from the beginning, and so many from the end.
 KEPT = 8
-"""Of each rule's lines in a file so many are kept from the beginning, and so many from the end."""
 
 TAIL_LINES = 20
 

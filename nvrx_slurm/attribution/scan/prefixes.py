@@ -24,8 +24,9 @@ _RANKS = (
     re.compile(rb"\[[\w.-]+-\d+ (?P<rank>\d{1,9})\] "),  # our own job.log: the replica and its rank
     re.compile(rb"\[\d+,(?P<rank>\d{1,9})\]<std\w+>: ?"),  # mpirun --tag-output
 )
+# What the Kubernetes log writer puts before each line of a container.
 _STAMPED = re.compile(rb"20\d\d-\d\d-\d\dT[\d:.]{8,18}Z std(?:out|err) [FP] ")
-"""What the Kubernetes log writer puts before each line of a container."""
+
 _RAY = re.compile(rb"\((?P<process>[\w.: -]{0,80}\bpid=\d{1,9}(?:, ip=[\d.]{7,15})?)\) ")
 _SAYS_RANK = re.compile(rb"\[(?:PG [^\]]{0,120})?Rank (\d{1,9})\]")
 _SAYS_NODE = (
@@ -34,8 +35,9 @@ _SAYS_NODE = (
     re.compile(rb"20\d\d-\d\d-\d\dT[\w:.+-]+ ([A-Za-z][\w.-]*) [\w./-]+(?:\[\d+\])?: "),
 )
 _GUTTER = re.compile(rb" +(?:\| |\|$|\+ (?=Exception Group ))")
+# The indentation of an exception in torchrun's report on a worker that has written an error file.
 _REPORTED = re.compile(rb"  (?=(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: |$))")
-"""The indentation of an exception in torchrun's report on a worker that has written an error file."""
+
 _LEAST_LABELLED = 0.8
 _LOOKED_AT = 100
 

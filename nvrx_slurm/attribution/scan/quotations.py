@@ -15,17 +15,19 @@ _PAIR = re.compile(
     re.VERBOSE,
 )
 _SAYS_NO = re.compile(rb"""[:=]\s{0,8}(?:False|false|None|null|[Oo]ff|[Nn]o|0(?![0-9])|\[\]|\{\}|''|"")""")
+# Keys whose 0 is the name of something.
 _NUMBERED = re.compile(
     rb"(?:rank|gpu|device|node|id|idx|index|task|step|iteration|iter|epoch|pid|seq|code|status|port|group|stage|signal)"
     rb"['\"]?$",
     re.IGNORECASE,
 )
-"""Keys whose 0 is the name of something."""
+
 _RAISED = re.compile(rb"(?:Error|Exception|Exit|Interrupt|Warning)$")
 
 _NO = re.compile(rb"\b(?:no|not any|never|without(?: any)?|zero|0)[ :]+(?:[\w-]+ ){0,2}['\"`(]{0,2}$", re.IGNORECASE)
+# Before a whole line in quotation marks.
 _NO_TEXT = re.compile(rb"\b(?:no|without(?: any)?|zero|0) ['\"`]", re.IGNORECASE)
-"""Before a whole line in quotation marks."""
+
 _FOUND = re.compile(
     rb"\b(?:found|seen|detected|reported|occurred|observed|recorded|so far|in the last)\b", re.IGNORECASE
 )
@@ -34,18 +36,18 @@ _NEAR = 120
 _OPTION = re.compile(
     rb"\s{0,8}(?:-\w(?:[ =][\w<>\[\].]+)?, ?)?--?[A-Za-z][\w-]*(?:[ =][\w<>\[\]{}|,.:]+)*(?:\s{2,}|\t)"
 )
+# A comment, and a command that `set -x` shows before it runs.
 _SCRIPT = re.compile(rb"\s*# |\+{1,4} (?!Exception Group )[\w./'\"\[$]|\s*#SBATCH ")
-"""A comment, and a command that `set -x` shows before it runs."""
 
 _OPEN_TEXT = re.compile(rb"""[{(\[,]\s*(?P<key>['"]?[A-Za-z_][\w .-]{0,60}?['"]?)\s*[:=]\s*(?P<quote>['"])""")
 _ESCAPED = re.compile(rb"\\.")
 _PLAIN_VALUE = re.compile(rb"[:=]\s*(?:True|False|None|true|false|null|-?\d+(?:\.\d+)?)\s*[,})\]]")
+# Keys of a log that is written as JSON, and of what libraries report: their values are what happened.
 _MESSAGES = frozenset(
     rb"""msg message error err errors exception exc exc_info exc_type text log event reason cause detail details stack
     stack_trace traceback trace line body output stderr stdout payload description debug_error_string summary
     status error_message errorMessage""".split()
 )
-"""Keys of a log that is written as JSON, and of what libraries report: their values are what happened."""
 
 _FRAME = re.compile(rb'\s+File "[^"]+", line \d+')
 

@@ -23,8 +23,8 @@ from nvrx_slurm.util.log import get_logger
 log = get_logger("attribution")
 
 _HEAD_BYTES = 16 << 10
+# How often `stop` is looked at while no result comes, as when every file hangs on a dead file server.
 _LOOK_S = 0.02
-"""How often `stop` is looked at while no result comes, as when every file hangs on a dead file server."""
 
 _FileResult = tuple[FileScan, list[Hit]]
 
@@ -145,11 +145,11 @@ _SHORTEST = 10
 _LONGEST = 60
 _TEXT = re.compile(rb"[^\d\n]+")
 _LETTERS = re.compile(rb"[A-Za-z]")
+# Within this distance the first lines come again together.
 _SAME_START_BYTES = 16 << 10
-"""Within this distance the first lines come again together."""
 
+# A text that stands in more places than this is no banner.
 _MOST = 512
-"""A text that stands in more places than this is no banner."""
 
 
 _BANNERS = (

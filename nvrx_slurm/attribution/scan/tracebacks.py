@@ -23,8 +23,8 @@ from nvrx_slurm.attribution.scan.model import MOST_DIGITS
 
 HEADER = b"Traceback (most recent call last)"
 
+# Lines between the header and what shows the kind: asyncio in debug mode prints where a task was made.
 _MOST_BETWEEN = 60
-"""Lines between the header and what shows the kind: asyncio in debug mode prints where a task was made."""
 
 _IGNORED = (
     rb"(?P<ignored>\bException ignored (?:in|on|while)\b|^--- Logging error ---|^Error in (?:atexit\._|sys\.)\w+:)"
@@ -80,16 +80,17 @@ _NO_NAMES = frozenset(
     b"INFO WARNING WARN ERROR DEBUG CRITICAL FATAL Killed Terminated Aborted Hangup Error Note Warning".split()
 )
 _ENDED_WELL = re.compile(rb"(?:SystemExit|(?:\w+\.)*exceptions\.Exit)(?:: (?:0|None))?$")
+# How the UTF-8 of the frame begins that Rich draws around a traceback.
 _BOX = (b"\xe2\x94", b"\xe2\x95", b"\xe2\x9d")
-"""How the UTF-8 of the frame begins that Rich draws around a traceback."""
+
 _SURELY_RAISED = re.compile(rb"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?:: |:?$)")
 _FRAME = re.compile(rb'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<")
 
 _LINES_BACK = 1000
+# How many lines of other writers may stand between two of a traceback.
 _FOREIGN = 8
-"""How many lines of other writers may stand between two of a traceback."""
 
 _FRAMES_KEPT = 12
 

@@ -24,12 +24,12 @@ from nvrx_slurm.journal.sealed import SealedFolder
 
 NAME = "Vectorscan"
 
+# A rule whose literals are all this long is searched for by them. A shorter literal stands in every line of many a
+# healthy log, and `re` on each of these lines takes a hundred times longer than Vectorscan on the whole pattern.
 _SELECTIVE_BYTES = 12
-"""A rule whose literals are all this long is searched for by them. A shorter literal stands in every line of many a
-healthy log, and `re` on each of these lines takes a hundred times longer than Vectorscan on the whole pattern."""
 
+# What Vectorscan compiles for a rule, and the flags.
 Expression = tuple[bytes, int]
-"""What Vectorscan compiles for a rule, and the flags."""
 
 Form = Callable[[Sequence[Rule]], Sequence[Expression]]
 
@@ -44,14 +44,14 @@ _TOKEN = re.compile(
       | \\.""",
     re.VERBOSE | re.DOTALL,
 )
+# Verbose patterns and NUL bytes, which Vectorscan would read as something else.
 _OTHER_SYNTAX = re.compile(rb"\(\?[aLmsiu]*x|\0")
-"""Verbose patterns and NUL bytes, which Vectorscan would read as something else."""
 
+# Where `^` matches: a rule is matched against a line with and without its label (prefixes.py).
 _BEGIN = (
     rb"(?:^|[\r\0]|\]:?\x20?|[0-9>]:\x20?|[)FP]:?\x20|(?:^|[\r\0])\x20\x20|\|\x20?|\+\x20"
     rb"|(?:^|[\r\0])[A-Za-z][A-Za-z0-9_.-]*:\x20)"
 )
-"""Where `^` matches: a rule is matched against a line with and without its label (prefixes.py)."""
 
 
 def search(

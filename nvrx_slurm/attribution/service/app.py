@@ -27,8 +27,8 @@ from nvrx_slurm.util.clock import Clock
 
 BODY_AT_MOST_BYTES = 1 << 20
 LONGEST_WAIT_S = 60.0
+# How long a client may take to send its body.
 BODY_S = 10.0
-"""How long a client may take to send its body."""
 
 _N = TypeVar("_N", int, float)
 _PREFER_WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,6}(?:\.\d+)?)"?\s*(?:[,;]|$)', re.IGNORECASE | re.ASCII)

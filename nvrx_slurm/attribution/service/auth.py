@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 access = get_logger("attrsvc.access")
 
 OPEN_TO_ALL = frozenset({"/healthz", "/openapi.json"})
+# A monitor of the service must not be refused for asking too often.
 UNLIMITED = frozenset({"/healthz"})
-"""A monitor of the service must not be refused for asking too often."""
 
 
 class AuthMiddleware:

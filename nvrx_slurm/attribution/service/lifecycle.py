@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from nvrx_slurm.attribution.service.wire import Answer, Intent, ServiceMessage, State, Submission, id_of
 from nvrx_slurm.journal.verdicts import MOST_PATHS, Attribution, Inquiry
 
+# An inquiry that has taken so many workers with it is not tried again.
 LOST_AT_MOST = 3
-"""An inquiry that has taken so many workers with it is not tried again."""
 
 LONGEST_PAUSE_S = 30.0
 

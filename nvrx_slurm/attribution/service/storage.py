@@ -117,8 +117,8 @@ class InquiryTable:
 log = get_logger("attrsvc")
 
 _NAME = re.compile(r"[0-9a-f]{32}\.json")
+# What `write_private` leaves of a file if it is killed over it.
 _HALF = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]+")
-"""What `write_private` leaves of a file if it is killed over it."""
 
 
 class StateFolder:

@@ -9,8 +9,8 @@ import msgspec
 
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry
 
+# What is wanted: that the paths are remembered; an answer that may sharpen while logs grow; an answer for good.
 Intent = Literal["track_only", "progressive", "terminal"]
-"""What is wanted: that the paths are remembered; an answer that may sharpen while logs grow; an answer for good."""
 
 State = Literal["tracked", "queued", "running", "done", "failed"]
 

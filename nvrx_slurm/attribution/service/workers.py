@@ -36,10 +36,10 @@ log = get_logger("attrsvc")
 
 PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.attribution.service.workers")
 LONGEST_ANSWER_BYTES = 4 << 20
+# For the start of the process, and for an analysis to notice that its own bound has passed.
 MARGIN_S = 5.0
-"""For the start of the process, and for an analysis to notice that its own bound has passed."""
+# How long a process may linger after SIGKILL: it is in uninterruptible sleep (D), in a file system that is gone.
 KILL_S = 5.0
-"""How long a process may linger after SIGKILL: it is in uninterruptible sleep (D), in a file system that is gone."""
 
 
 class WorkerSetup(ServiceMessage, frozen=True, kw_only=True):

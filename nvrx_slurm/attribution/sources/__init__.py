@@ -19,8 +19,8 @@ from nvrx_slurm.util.clock import Clock
 
 __all__ = ["Source", "sources_of"]
 
+# Of the decision's time: how long a source waits for complete logs. The rest is for its last look.
 SETTLE_SHARE = 0.8
-"""Of the decision's time: how long a source waits for complete logs. The rest is for its last look."""
 
 
 def sources_of(plan: AttributionSpec, *, folder: Path, clock: Clock) -> list[Source]:

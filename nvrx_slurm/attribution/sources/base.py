@@ -46,8 +46,8 @@ class FindingsTaker(Protocol):
         ...
 
 
+# Analyses the logs as they are now; its argument says whether they are complete.
 Look = Callable[[bool], Awaitable[Attribution]]
-"""Analyses the logs as they are now; its argument says whether they are complete."""
 
 
 def is_conclusive(attribution: Attribution | None, inquiry: Inquiry) -> bool:
@@ -84,17 +84,17 @@ async def look_twice(look: Look, inquiry: Inquiry, *, settled: asyncio.Event, se
 
 # ---- the answers of a service or an MCP server, checked before they are used
 
+# A longer answer is refused.
 MOST_BYTES = 1 << 20
-"""A longer answer is refused."""
 
 MOST_TEXT = 4_000
 MOST_LINE = 400
 MOST_SECONDARY = 32
+# How much of an answer goes into the journal.
 MOST_BLAMED = 1024
-"""How much of an answer goes into the journal."""
 
+# No rank and no line has a greater number; the journal's MessagePack knows no integer beyond 64 bits.
 MOST_RANK = (1 << 31) - 1
-"""No rank and no line has a greater number; the journal's MessagePack knows no integer beyond 64 bits."""
 
 
 class SourceAnswer(Wire, frozen=True, kw_only=True):

@@ -31,17 +31,17 @@ from nvrx_slurm.util.log import set_up
 from nvrx_slurm.util.processes import dies_with_parent, send_signal
 from nvrx_slurm.util.threads import in_thread
 
+# The analysis ends so long before its time is up, and returns what it knows by then; then it is killed.
 SPARE_S = 0.5
-"""The analysis ends so long before its time is up, and returns what it knows by then; then it is killed."""
 
+# Of the decision's time: the rest is for the answer's way.
 DECIDE_SHARE = 0.95
-"""Of the decision's time: the rest is for the answer's way."""
 
+# So much time is there for an answer that comes too late anyway: it is recorded.
 LEAST_DECIDE_S = 1.0
-"""So much time is there for an answer that comes too late anyway: it is recorded."""
 
+# Findings that wait for the process to start.
 MOST_UNSENT = 2048
-"""Findings that wait for the process to start."""
 
 DIED = "the process that analyses has died; the next failure starts another"
 LINE_BYTES = 16 << 20

@@ -24,18 +24,18 @@ from nvrx_slurm.util.log import get_logger
 
 log = get_logger("attribution")
 
+# So many asks of one source run at a time; more of them wait, and their time runs.
 AT_ONCE = 16
-"""So many asks of one source run at a time; more of them wait, and their time runs."""
 
 CLOSE_S = 3.0
 
+# So many in a row open the circuit.
 FAILURES = 3
-"""So many in a row open the circuit."""
 
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
+# A pause is up to so much longer, so that many jobs do not come back to one service at one moment.
 JITTER = 0.5
-"""A pause is up to so much longer, so that many jobs do not come back to one service at one moment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from nvrx_slurm.util.processes import dies_with_parent
 
 log = get_logger("attribution")
 
+# How long a server may take until it has initialised: it may have to be installed first, by `uvx` say.
 START_S = 30.0
-"""How long a server may take until it has initialised: it may have to be installed first, by `uvx` say."""
 
 
 class McpSession:
@@ -117,11 +117,11 @@ class McpSession:
 
 # ---- the pipes
 
+# How long the child may take to end once its standard input is closed.
 GRACE_S = 1.0
-"""How long the child may take to end once its standard input is closed."""
 
+# So many lines that are no messages may come between the others: something prints where it should not.
 MOST_STRAY = 50
-"""So many lines that are no messages may come between the others: something prints where it should not."""
 
 Received = SessionMessage | Exception
 Streams = tuple[MemoryObjectReceiveStream[Received], MemoryObjectSendStream[SessionMessage]]

@@ -28,27 +28,27 @@ from nvrx_slurm.util.files import JobFiles
 MANAGED_NAME = "attrsvc.json"
 CONNECT_S = 5.0
 
+# How long one request asks the service to hold its answer back.
 POLL_S = 20
-"""How long one request asks the service to hold its answer back."""
 
+# How much longer than that the service may be silent before the request counts as lost.
 SPARE_S = 2.0
-"""How much longer than that the service may be silent before the request counts as lost."""
 
+# A service that does not hold its answer back is asked so often.
 LEAST_POLL_S = 0.5
-"""A service that does not hold its answer back is asked so often."""
 
+# No try is begun so shortly before the end: the caller is to get the error, not that time is up.
 LONGEST_RESERVE_S = 1.0
-"""No try is begun so shortly before the end: the caller is to get the error, not that time is up."""
 
 TRIES = 4
 FIRST_PAUSE_S = 0.1
+# How often a service that is about to start is looked for.
 LOOK_AGAIN_S = 0.1
-"""How often a service that is about to start is looked for."""
 
 LONGEST_TEXT = 400
 
+# With these statuses the same request may succeed a little later.
 _MAY_PASS = frozenset({429, 500, 502, 503, 504})
-"""With these statuses the same request may succeed a little later."""
 
 _ADVICE = {
     401: "its token comes from `token_file`, or else from NVRX_SLURM_ATTRSVC_TOKEN",
@@ -67,8 +67,8 @@ class ServiceEndpoint(Wire, frozen=True, kw_only=True):
         return f"ServiceEndpoint({self.url!r})"  # a token never comes into a log
 
 
+# Says where the service is now. Raises RetryableError, SourceError, and ConfigError for a token file.
 Locate = Callable[[], ServiceEndpoint]
-"""Says where the service is now. Raises RetryableError, SourceError, and ConfigError for a token file."""
 
 
 def fixed_endpoint(url: str, token_file: str | None) -> Locate:

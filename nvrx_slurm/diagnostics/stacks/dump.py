@@ -25,11 +25,11 @@ from nvrx_slurm.util.threads import awaitable_thread
 
 GPU_LABEL = "gpus"
 
+# For how many processes of a rank py-spy is started at most: a worker may have hundreds of children.
 SPIED_PER_GROUP = 8
-"""For how many processes of a rank py-spy is started at most: a worker may have hundreds of children."""
 
+# How many run at once: a node that hangs has few resources left.
 SPIES = 2
-"""How many run at once: a node that hangs has few resources left."""
 
 
 class DumpMethod(StrEnum):

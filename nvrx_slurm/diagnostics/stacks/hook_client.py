@@ -23,12 +23,12 @@ from nvrx_slurm.diagnostics.stacks.process import (
 )
 
 LONGEST_ANSWER_BYTES = 1 << 20
+# Where the hook puts its descriptor, if it may: looked at first.
 FIRST_HIGH_DESCRIPTOR = 1000
-"""Where the hook puts its descriptor, if it may: looked at first."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.020
+# How long a process may be in no state to answer (a page comes from disk, signals are blocked around a fork).
 PATIENCE_S = 0.1
-"""How long a process may be in no state to answer (a page comes from disk, signals are blocked around a fork)."""
 
 
 class Unasked(Enum):
@@ -157,10 +157,10 @@ def _size(path: Path) -> int:
         return 0
 
 
+# The signal that requests a worker's stacks: 61. Real-time, because launchers, Slurm's `--signal`, profilers and
+# checkpoint requests use the lower ones. Of the real-time ones C libraries take the first few (32 to 34),
+# systemd, containers and Mono count up from there, valgrind and qemu use the last (64). Nothing known uses this one.
 DUMP_SIGNAL: int = signal.SIGRTMAX - 3
-"""The signal that requests a worker's stacks: 61. Real-time, because launchers, Slurm's `--signal`, profilers and
-checkpoint requests use the lower ones. Of the real-time ones C libraries take the first few (32 to 34),
-systemd, containers and Mono count up from there, valgrind and qemu use the last (64). Nothing known uses this one."""
 
 HOOK_DIR = Path(__file__).resolve().parent / "hook"
 

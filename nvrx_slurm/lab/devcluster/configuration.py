@@ -17,8 +17,9 @@ from nvrx_slurm.lab.devcluster.spec import ClusterSpec
 
 PARTITION = "main"
 SLURMD_TIMEOUT_S = 10
+# Shorter than Slurm's default of 30 s, and long enough for a teardown of the default grace.
 KILL_WAIT_S = 20
-"""Shorter than Slurm's default of 30 s, and long enough for a teardown of the default grace."""
+
 _MEMORY_PER_NODE_MB = 65_536  # claimed, not there: nothing enforces it
 _MEMORY_PER_CPU_MB = 1_024
 

@@ -114,8 +114,8 @@ def decode(text: bytes) -> ClusterSpec:
     return msgspec.json.decode(text, type=ClusterSpec)
 
 
+# Slurm's states of a node that gets jobs.
 USABLE = ("idle", "mixed", "allocated", "completing")
-"""Slurm's states of a node that gets jobs."""
 
 
 class DevNodeStatus(Record, frozen=True, kw_only=True):

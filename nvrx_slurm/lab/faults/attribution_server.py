@@ -46,8 +46,8 @@ class PlannedResponse(NamedTuple):
     cut: bool = False
 
 
+# What the service does with a request; None: it never answers.
 Behaviour = Callable[[Asked, "AttributionServer"], PlannedResponse | None]
-"""What the service does with a request; None: it never answers."""
 
 
 def attribution(inquiry: Inquiry, verdict: Verdict = Verdict.STOP, **fields: Any) -> Attribution:

@@ -16,8 +16,8 @@ from typing import Any
 from nvrx_slurm.errors import NvrxError
 
 HERE = Path(__file__).parent
+# The host that is no node: the batch host runs there.
 BATCH = "batch"
-"""The host that is no node: the batch host runs there."""
 
 NO_NAMESPACES = (
     "no network of our own: it needs `ip` (iproute2), and a kernel that lets us have user namespaces: a container's"
@@ -25,8 +25,8 @@ NO_NAMESPACES = (
     " `sysctl kernel.apparmor_restrict_unprivileged_userns=0`"
 )
 
+# Host → by how many seconds its frames are late, and which share of them is lost.
 Slowness = Mapping[str, tuple[float, float]]
-"""Host → by how many seconds its frames are late, and which share of them is lost."""
 
 
 class HostNetwork:

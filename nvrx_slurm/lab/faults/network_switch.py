@@ -44,8 +44,8 @@ LONGEST_FRAME_BYTES = 65536
 TCP_FIN, TCP_SYN, TCP_RST, TCP_ACK = 0x01, 0x02, 0x04, 0x10
 PORT_UNREACHABLE = (3, 3)
 
+# One direction of a TCP connection: from which host, to which, and its ports in that order.
 Flow = tuple[str, str, tuple[int, int]]
-"""One direction of a TCP connection: from which host, to which, and its ports in that order."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

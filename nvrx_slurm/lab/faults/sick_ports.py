@@ -84,6 +84,8 @@ def _refusing(message: bytes) -> bytes:
     return challenge._replace(proof=challenge.proof[::-1]).pack()
 
 
+# All but "loses-acks" keep a reader from its payload, where there is no other port; that one keeps it from the
+# server that the payload was taken.
 FAULTS: Mapping[str, PortFault] = MappingProxyType(
     {
         "silent": PortFault(FaultStage.CONNECT, PortAction.HOLD),
@@ -111,8 +113,6 @@ FAULTS: Mapping[str, PortFault] = MappingProxyType(
         "loses-acks": PortFault(FaultStage.ACK, PortAction.SWALLOW),
     }
 )
-"""All but "loses-acks" keep a reader from its payload, where there is no other port; that one keeps it from the
-server that the payload was taken."""
 
 
 def fault_of(name: str) -> PortFault:

@@ -48,14 +48,14 @@ from nvrx_slurm.util.processes import die_with
 
 log = get_logger("ci")
 
+# How long jobs get to end by themselves after SIGTERM.
 CLEANUP_S = 2.0
-"""How long jobs get to end by themselves after SIGTERM."""
 
+# How long a job may take to be gone: KillWait (30 s), and what Slurm does afterwards.
 GONE_S = 60.0
-"""How long a job may take to be gone: KillWait (30 s), and what Slurm does afterwards."""
 
+# The same for one whose journal has its end already.
 ENDING_S = 30.0
-"""The same for one whose journal has its end already."""
 
 OUT_OF_TIME = "the whole run was out of time"
 EXCERPT_LINES = 200

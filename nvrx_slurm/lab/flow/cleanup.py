@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 log = get_logger("ci")
 
 HELD = "held.jsonl"
+# In the environment of an attempt and of all that it starts on this machine: its folder.
 MARK = "NVRX_CI_ATTEMPT"
-"""In the environment of an attempt and of all that it starts on this machine: its folder."""
 
 
 class HeldCluster(Record, frozen=True, kw_only=True, tag_field="held", tag="cluster"):
@@ -129,8 +129,8 @@ def standing(folder: Path) -> list[Held]:
 
 
 ANSWER_S = 5.0
+# How long Slurm may take to forget a job whose processes were killed.
 KILLED_S = 5.0
-"""How long Slurm may take to forget a job whose processes were killed."""
 
 
 class OwnJobs:

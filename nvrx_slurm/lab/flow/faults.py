@@ -182,8 +182,8 @@ def _exactly_one(block: Arguments, *keys: str) -> None:
 
 
 Need = Literal["disk", "network", "attribution"]
+# What a fault may need of `cluster`, and how that is asked for.
 NEEDS: dict[Need, str] = {"disk": "disk: 4m", "network": "network: own", "attribution": "attribution: stop"}
-"""What a fault may need of `cluster`, and how that is asked for."""
 
 
 @dataclass(frozen=True, slots=True)

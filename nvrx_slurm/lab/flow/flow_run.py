@@ -28,9 +28,9 @@ log = get_logger("ci")
 
 LONGEST_WAIT_S = 0.5
 
+# Everything is met and nothing is open; something is not met; the job ended by itself; `limits.wall` has passed; the
+# whole run has no more time.
 End = Literal["met", "missed", "ended", "bound", "out_of_time"]
-"""Everything is met and nothing is open; something is not met; the job ended by itself; `limits.wall` has passed; the
-whole run has no more time."""
 
 
 class FlowRun:
@@ -131,8 +131,8 @@ class FlowRun:
         return self._clock.monotonic() + self._ahead_s
 
 
+# How long between two questions: when the journal says that the job has ended, and otherwise.
 SOON_S, SELDOM_S = 0.2, 2.0
-"""How long between two questions: when the journal says that the job has ended, and otherwise."""
 
 
 class StatePoller:

@@ -28,12 +28,12 @@ log = get_logger("ci")
 
 LOG = "guard.log"
 GOODBYE = b"goodbye\n"
+# How long attempts may take to end after SIGTERM.
 ATTEMPTS_END_S = 8.0
-"""How long attempts may take to end after SIGTERM."""
 
 PATIENCE_S = 3.0
+# GitHub's runner ends every process that has this in its environment when a workflow job is over.
 KILLER_OF_CHILDREN = "RUNNER_TRACKING_ID"
-"""GitHub's runner ends every process that has this in its environment when a workflow job is over."""
 
 
 class RunGuard:

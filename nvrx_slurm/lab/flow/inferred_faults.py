@@ -31,8 +31,8 @@ _LOST_BY = {
     "tether_lost": ("kill_node", "its connection closed"),  # the name of that cause until 0.2
     "heartbeat_timeout": ("stop_node", "it fell silent"),
 }
+# How long the survivors of a batch host may take to have the job requeued, once they have stopped.
 REQUEUED_S = 10.0
-"""How long the survivors of a batch host may take to have the job requeued, once they have stopped."""
 
 HELD_BACK = "Slurm holds a requeued job back for two minutes."
 

@@ -23,14 +23,14 @@ from nvrx_slurm.lab.flow.patterns import Compares, Equals, EventPattern, Trial
 from nvrx_slurm.report.words import event_name, plural, seconds
 from nvrx_slurm.util.durations import words
 
+# An entry may reach us so long after the time that it carries; before that no silence counts as one.
 LAG_S = 2.0
-"""An entry may reach us so long after the time that it carries; before that no silence counts as one."""
 
+# How many entries are shown before the moment, and how many after.
 AROUND = 5
-"""How many entries are shown before the moment, and how many after."""
 
+# By how much the clock of a fault and the clock of the journal may differ.
 CLOCKS_DIFFER_S = 0.05
-"""By how much the clock of a fault and the clock of the journal may differ."""
 
 _Key = tuple[str, str | None, Any]
 

@@ -20,17 +20,17 @@ from nvrx_slurm.lab.flow.writing import NOTE, Item, in_any_order, nice
 from nvrx_slurm.util.durations import words
 from nvrx_slurm.util.ids import replica_id
 
+# How long after its workers have started a job without `workload.beat` counts as at work.
 AT_WORK_S = 5.0
-"""How long after its workers have started a job without `workload.beat` counts as at work."""
 
+# How long a busy machine may take to start a replica's workers.
 START_S = 20.0
-"""How long a busy machine may take to start a replica's workers."""
 
+# How long after a part of the control plane was replaced the next fault comes.
 SETTLED_S = 3.0
-"""How long after a part of the control plane was replaced the next fault comes."""
 
+# How many faults a flow waits for at most, each after the recovery from the one before.
 MOST_IN_A_ROW = 6
-"""How many faults a flow waits for at most, each after the recovery from the one before."""
 
 
 @dataclass(frozen=True, slots=True)

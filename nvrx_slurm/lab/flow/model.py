@@ -70,11 +70,11 @@ class AnyOrder:
 Expectation = Happens | Eventually | Never | Count | AnyOrder
 
 
+# The event that heartbeats carry too.
 PROGRESS = "progress"
-"""The event that heartbeats carry too."""
 
+# The fields of it that a heartbeat carries.
 BEAT_FIELDS = ("replica", "cycle", "node", "rank", "step")
-"""The fields of it that a heartbeat carries."""
 
 JobStateName = Literal["pending", "running", "recovering", "shutting_down", "ended"]
 
@@ -126,8 +126,8 @@ def leaves(trigger: Trigger) -> Iterator[OnEvent | OnState | OnFault]:
 
 
 StageName = Literal["local", "dev", "slurm"]
+# Where a flow can run: this machine, a Slurm started for it alone, the site's Slurm.
 STAGES: tuple[StageName, ...] = get_args(StageName)
-"""Where a flow can run: this machine, a Slurm started for it alone, the site's Slurm."""
 
 _TARGET_WORDS = {
     "node": "{}",

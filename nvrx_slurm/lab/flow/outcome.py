@@ -12,8 +12,8 @@ from nvrx_slurm.journal.records import Record
 if TYPE_CHECKING:
     from nvrx_slurm.lab.flow.model import Flow
 
+# `failed`: the product did not do what the flow says. `broken`: the flow could not be run (no Slurm, say).
 Verdict = Literal["passed", "failed", "broken", "out_of_time", "interrupted"]
-"""`failed`: the product did not do what the flow says. `broken`: the flow could not be run (no Slurm, say)."""
 
 Status = Literal["passed", "flaky", "failed", "broken", "out_of_time", "interrupted", "left_out"]
 

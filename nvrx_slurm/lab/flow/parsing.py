@@ -60,13 +60,14 @@ ITEM_EXAMPLE = "job_ended: {exit_code: 0}"
 TRIGGER_EXAMPLE = "when: {event: node_joined}"
 DO_EXAMPLE = "do: {kill_node: {of_rank: 2}}"
 
+# What an item can begin with besides an event's name → what may stand beside it.
 _BESIDE: dict[str, tuple[str, ...]] = {
     "any_order": (),
     "eventually": ("within",),
     "never": ("until",),
     "count": ("is", "until"),
 }
-"""What an item can begin with besides an event's name → what may stand beside it."""
+
 _TRIGGERS = ("event", "state", "fault", "all", "any")
 _CAPTURE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
 _WORDS: dict[Any, str] = {

@@ -14,9 +14,10 @@ import msgspec
 from nvrx_slurm.journal.records import AnyRecord
 from nvrx_slurm.report.words import event_name
 
+# Capture, without its `$` → its value.
 Bindings = Mapping[str, Any]
-"""Capture, without its `$` → its value."""
 
+# Longer ones first: `>=` begins with `>`.
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -24,10 +25,9 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-"""Longer ones first: `>=` begins with `>`."""
 
+# Values in flows and journals of older versions → what the journal says today.
 RENAMED = {"tether_lost": "connection_closed"}
-"""Values in flows and journals of older versions → what the journal says today."""
 
 
 def fields_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -36,11 +36,11 @@ def fields_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
     return {part.name: types[part.name] for part in msgspec.structs.fields(kind)}
 
 
+# Every event's name → its record.
 EVENTS: dict[str, type[msgspec.Struct]] = {event_name(kind): kind for kind in get_args(AnyRecord)}
-"""Every event's name → its record."""
 
+# Every event's name → its fields, each with its type.
 FIELDS: dict[str, dict[str, Any]] = {event: fields_of(kind) for event, kind in EVENTS.items()}
-"""Every event's name → its fields, each with its type."""
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.reading import Misfit, dotted
 from nvrx_slurm.jobspec.yamlfile import KeyPath
 
+# How many valid names a message lists, nearest first.
 MOST_NAMED = 5
-"""How many valid names a message lists, nearest first."""
 
 
 @dataclass(slots=True)

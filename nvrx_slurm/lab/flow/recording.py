@@ -38,8 +38,8 @@ from nvrx_slurm.lab.flow.inferred_faults import LOSE_BATCH_HOST, SIGKILL, SIGTER
 from nvrx_slurm.lab.flow.writing import NOTE, Item, in_any_order, nice, without_never
 from nvrx_slurm.util.durations import words
 
+# How much longer than in the recording a recovery may take: another machine, and a busy one.
 SLACK = 10.0
-"""How much longer than in the recording a recovery may take: another machine, and a busy one."""
 
 SHORTEST_WITHIN_S = 10.0
 SHORTEST_WALL_S = 60.0

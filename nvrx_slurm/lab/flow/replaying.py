@@ -21,8 +21,8 @@ from nvrx_slurm.lab.flow.patterns import EVENTS
 from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.util.files import journal_parts
 
+# Durations in decisions are differences of exact times; the file has those times to the microsecond.
 CLOSE_S = 1e-4
-"""Durations in decisions are differences of exact times; the file has those times to the microsecond."""
 
 MOST_BEFORE = 8
 

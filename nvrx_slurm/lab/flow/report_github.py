@@ -141,8 +141,8 @@ def output_text(values: Mapping[str, str], token: str) -> str:
     return "".join(f"{name}<<{token}\n{value}\n{token}\n" for name, value in values.items())
 
 
+# Of one step's summary. GitHub drops the whole page of a step that writes more.
 LIMIT_BYTES = 1 << 20
-"""Of one step's summary. GitHub drops the whole page of a step that writes more."""
 
 MARKS: dict[Status, str] = {
     "passed": "✅",

@@ -18,8 +18,9 @@ from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, SuiteOutcome
 from nvrx_slurm.report.words import seconds
 
 PAGE = Path(__file__).parent / "report_page"
+# The time line's width in its own units.
 AXIS = 1000
-"""The time line's width in its own units."""
+
 LEAST_WIDTH = 6
 _JOURNAL_LINE = re.compile(r"(\+\d+\.\d+s)(\s+)(\w+)(\s*)(.*)")
 

@@ -79,6 +79,7 @@ def summary(outcome: SuiteOutcome) -> str:
     return f"{', '.join(parts) or 'no flow'} on {outcome.stage} in {seconds(outcome.took_s)}{note}"
 
 
+# In the order in which a summary counts them.
 STATUS_WORDS: dict[Status, str] = {
     "passed": "passed",
     "flaky": "flaky",
@@ -88,10 +89,9 @@ STATUS_WORDS: dict[Status, str] = {
     "interrupted": "interrupted",
     "left_out": "left out",
 }
-"""In the order in which a summary counts them."""
 
+# What leaves the suite's exit code at 0.
 WELL: frozenset[Status] = frozenset({"passed", "flaky", "left_out"})
-"""What leaves the suite's exit code at 0."""
 
 MOST_RECOVERIES = 2
 

@@ -44,17 +44,17 @@ from nvrx_slurm.util.signals import signal_name
 
 log = get_logger("ci")
 
+# How long jobs outlive a run that was killed together with its guard.
 LEASE_S = 10.0
-"""How long jobs outlive a run that was killed together with its guard."""
 
+# How often the lease is touched within that time. The first touch that a job sees starts it, so they come often.
 TOUCHES = 20
-"""How often the lease is touched within that time. The first touch that a job sees starts it, so they come often."""
 
+# What an attempt may take beyond its flow's `limits.wall`: to bring a cluster up, to diagnose, to clean up.
 AROUND_S = 180.0
-"""What an attempt may take beyond its flow's `limits.wall`: to bring a cluster up, to diagnose, to clean up."""
 
+# How long jobs get to end by themselves that an attempt has left behind.
 CLEANUP_S = 3.0
-"""How long jobs get to end by themselves that an attempt has left behind."""
 
 
 def write_job_page(folder: AttemptFolder, attempt: FlowAttempt, path: Path) -> Path | None:
@@ -264,8 +264,8 @@ class _Suite:
             await asyncio.sleep(LEASE_S / TOUCHES)
 
 
+# How long a process that hangs may take to write down its stacks.
 STACKS_S = 1.0
-"""How long a process that hangs may take to write down its stacks."""
 
 
 class AttemptProcess:
@@ -323,11 +323,11 @@ class AttemptProcess:
         send_signal(self._process, number)
 
 
+# How long attempts may take to clean up, once interrupted: GitHub's runner kills 7.5 s after SIGINT.
 INTERRUPTED_S = 5.0
-"""How long attempts may take to clean up, once interrupted: GitHub's runner kills 7.5 s after SIGINT."""
 
+# The same where they write a diagnosis first: stacks, Slurm's answers, ends of logs.
 DIAGNOSIS_S = 90.0
-"""The same where they write a diagnosis first: stacks, Slurm's answers, ends of logs."""
 
 
 @dataclass(frozen=True, slots=True)

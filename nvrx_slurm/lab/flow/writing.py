@@ -17,11 +17,11 @@ from nvrx_slurm.jobspec.plan import PLAIN_ROLE, Plan
 from nvrx_slurm.jobspec.reading import written
 from nvrx_slurm.util.durations import words
 
+# A mapping of a flow file: a fault, an expectation, what stands below them.
 Item = dict[str, Any]
-"""A mapping of a flow file: a fault, an expectation, what stands below them."""
 
+# The key of a mapping under which its comment stands: text, a line of it a line of comment above the mapping.
 NOTE = "#"
-"""The key of a mapping under which its comment stands: text, a line of it a line of comment above the mapping."""
 
 WIDTH = 100
 _PLAIN = re.compile(r"[A-Za-z0-9$/.](?:[\w$/.~+=@%' -]*[\w$/.~+=@%-])?")

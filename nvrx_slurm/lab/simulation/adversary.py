@@ -34,33 +34,33 @@ if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.node import SimulatedNode
     from nvrx_slurm.lab.simulation.run import SimulationRun
 
+# Shares of the runs without an act, and with many.
 QUIET, STORMY = 0.2, 0.15
-"""Shares of the runs without an act, and with many."""
 
+# The share of the runs in which users ask for something.
 ASKING = 0.3
-"""The share of the runs in which users ask for something."""
 
+# The share of the runs on Slurm in which it requeues the job.
 REQUEUED = 0.2
-"""The share of the runs on Slurm in which it requeues the job."""
 
 FEW, MANY = (1, 4), (6, 16)
+# One adversary knows this share of all kinds of acts.
 SHARES = (0.1, 0.3, 1.0)
-"""One adversary knows this share of all kinds of acts."""
 
+# One adversary aims this share of its acts; the others happen at a time.
 AIMED = (0.0, 0.3, 0.7)
-"""One adversary aims this share of its acts; the others happen at a time."""
 
+# How far apart the nodes of a job are suspended, and resumed.
 MOST_SKEW_S = 1.5
-"""How far apart the nodes of a job are suspended, and resumed."""
 
+# A take-over has about as many.
 AWAITS = 48
-"""A take-over has about as many."""
 
+# How often an act follows closely on the one before, while the product still deals with that one.
 FALL_TOGETHER = 0.4
-"""How often an act follows closely on the one before, while the product still deals with that one."""
 
+# How many acts a second do.
 CLOSE = (2.0, 2.0, 0.5)
-"""How many acts a second do."""
 
 
 class Trait(Flag):
@@ -364,8 +364,8 @@ def _lossy_link(run: SimulationRun, act: Act) -> None:
     run.disturb([act.node], NetworkFault(apart([act.node]), loss=share, breaks=share), act.lasts_s)
 
 
+# From SIGTSTP to SIGSTOP.
 SUSPEND_S = 2.0
-"""From SIGTSTP to SIGSTOP."""
 
 
 def _suspend_all(run: SimulationRun, act: Act) -> None:

@@ -18,13 +18,14 @@ from nvrx_slurm.lab.simulation.loop import VirtualLoop
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.adversary import Act
 
+# One scheduling step before the store accepts the commit, or after; the same of an agent that reads the order.
 Moment = Literal["before", "after", "before receipt", "after receipt"]
-"""One scheduling step before the store accepts the commit, or after; the same of an agent that reads the order."""
 
+# What becomes of a commit whose controller is killed or overtaken: the connection breaks before the store has taken
+# it; it is taken; it is on its way until the next controller has taken over; it is taken, and the connection breaks.
 BEFORE, AFTER, LATE, UNANSWERED = range(4)
-"""What becomes of a commit whose controller is killed or overtaken: the connection breaks before the store has taken
-it; it is taken; it is on its way until the next controller has taken over; it is taken, and the connection breaks."""
 
+# Each kind of journal event → how often it is aimed at.
 COMMITTED: dict[str, float] = {
     "job_started": 0.5,
     "controller_started": 1,
@@ -52,13 +53,12 @@ COMMITTED: dict[str, float] = {
     "shutdown": 1,
     "job_ended": 0.5,
 }
-"""Each kind of journal event → how often it is aimed at."""
 
+# There is no second one of these, or it comes when the job has ended but for it.
 ONCE = frozenset({"job_started", "replica_ended", "shutdown", "job_ended"})
-"""There is no second one of these, or it comes when the job has ended but for it."""
 
+# The orders among them: agents read these.
 READ = ("rendezvous_opened", "rendezvous_closed", "rendezvous_closed", "replica_ended", "shutdown", "fence")
-"""The orders among them: agents read these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ def draw_aim(chance: Random, *, may_follow: bool) -> Aim:
     )
 
 
+# These come in each run, when its work is done.
 ENDINGS = frozenset({"workers_done", "replica_ended", "node_left", "shutdown", "job_ended"})
-"""These come in each run, when its work is done."""
 
 
 class _Armed:

@@ -27,8 +27,8 @@ from nvrx_slurm.util.processes import HURRY
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.run import SimulationRun
 
+# What a fresh interpreter takes.
 SLOWEST_START_S = 0.3
-"""What a fresh interpreter takes."""
 
 
 class BatchHost:

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.node import SimulatedNode
     from nvrx_slurm.lab.simulation.run import SimulationRun
 
+# Signs of life of one agent that are kept.
 KEPT = 128
-"""Signs of life of one agent that are kept."""
 
+# By how much silence may be misjudged: heartbeats are read a few times a second, and what is read was on its way.
 ERROR_S = 0.5
-"""By how much silence may be misjudged: heartbeats are read a few times a second, and what is read was on its way."""
 
 SUSPECT_BEATS, STALL_BEATS = 3, 2
 SHORTEST_S = 0.5
 
+# The promises that are checked here, and only here.
 CONTACT = frozenset({Promise.PROVEN, Promise.SILENT, Promise.GUARD, Promise.TOUCH})
-"""The promises that are checked here, and only here."""
 
 
 class Contact:

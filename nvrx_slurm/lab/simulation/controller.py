@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 SLURM_ANSWERS_S = 0.05
 VERDICTS = (*[Verdict.RESTART] * 5, *[Verdict.UNKNOWN] * 2, Verdict.TIMEOUT)
+# How long a source takes for its answer.
 AT_LEAST_S = 0.01
-"""How long a source takes for its answer."""
 
 
 async def controller_main(run: SimulationRun, process: SimulatedProcess, pid: int) -> int:

@@ -32,23 +32,23 @@ from nvrx_slurm.lab.simulation.scenario import Scenario, draw_scenario, mutate, 
 from nvrx_slurm.lab.simulation.seeds import read_scenario, show_broken
 from nvrx_slurm.util.clock import SystemClock
 
+# Of one task of a process, between two looks at the clock and the corpus.
 RUNS = 32
-"""Of one task of a process, between two looks at the clock and the corpus."""
 
+# This share of the runs has a seed of its own.
 FRESH = 0.4
-"""This share of the runs has a seed of its own."""
 
 PARENTS = 16
 SAY_EVERY_S = 30.0
 
 
 PACKAGES = ("nvrx_slurm.core", "nvrx_slurm.controller", "nvrx_slurm.agent")
+# Of the six ids of tools: the one that no debugger, profiler or coverage tool takes by convention.
 TOOL = 4
-"""Of the six ids of tools: the one that no debugger, profiler or coverage tool takes by convention."""
 
 _monitoring: Any = getattr(sys, "monitoring", None)
+# Python 3.11 has no `sys.monitoring`: nothing is measured there.
 HAS_MONITORING = _monitoring is not None
-"""Python 3.11 has no `sys.monitoring`: nothing is measured there."""
 
 
 class Coverage:

@@ -9,8 +9,8 @@ from nvrx_slurm.lab.simulation.many_seeds import Say, first_broken
 from nvrx_slurm.lab.simulation.threads import HistoryResult
 from nvrx_slurm.lab.simulation.transport.history import run_payloads
 
+# Of a seed, and of the faults in place of its own.
 HistoryRunner = Callable[..., HistoryResult]
-"""Of a seed, and of the faults in place of its own."""
 
 RUNNERS: Mapping[str, HistoryRunner] = {"inprocess": run_group, "transport": run_payloads}
 

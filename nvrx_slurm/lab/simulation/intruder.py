@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.run import SimulationRun
 
 ITS_KEY = "another job's"
+# How long it stays where it was let in.
 CONNECTED_S = 0.5
-"""How long it stays where it was let in."""
 
 
 def forge_record(run: SimulationRun, number: int) -> None:

@@ -53,8 +53,8 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.journal.verdicts import Attribution
 
 RESTARTS = ("restart_replica", "restart_job")
+# What began so long after a symptom did not cause it.
 CAUSED_WITHIN_S = 10.0
-"""What began so long after a symptom did not cause it."""
 
 Place = Literal["expected", "spare", "ready", "active", "gone", "quarantined", "drained"]
 

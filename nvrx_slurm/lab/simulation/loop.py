@@ -40,8 +40,8 @@ class Owner(Protocol):
     def on_signal(self, number: int, handle: Handle | None) -> None: ...
 
 
+# Whose step this is. Tasks and callbacks inherit it with their context; without it a step is the world's own.
 OWNER: ContextVar[Owner | None] = ContextVar("owner")
-"""Whose step this is. Tasks and callbacks inherit it with their context; without it a step is the world's own."""
 
 
 class Handle(msgspec.Struct, eq=False):
@@ -98,8 +98,8 @@ def close(task: Task[Any]) -> None:
 
 log = get_logger("simulation")
 
+# The monotonic clock when a run begins: not 0, which code may take for "never".
 BEGIN_S = 1_000.0
-"""The monotonic clock when a run begins: not 0, which code may take for "never"."""
 
 MOST_STEPS = 10_000_000
 

@@ -19,8 +19,8 @@ Say = Callable[[str], None]
 T = TypeVar("T")
 R = TypeVar("R", RunResult, "HistoryResult")
 SAY_EVERY_S = 5.0
+# Seeds that a process is given at a time.
 CHUNK = 64
-"""Seeds that a process is given at a time."""
 
 
 def first_broken(run: Callable[[int], R], seeds: Sequence[int], jobs: int, say: Say, *, of: str) -> R | None:

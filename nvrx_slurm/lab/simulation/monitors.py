@@ -54,12 +54,12 @@ from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.lab.simulation.job_history import RESTARTS, FailureHistory, HistoryStep, JobHistory, ReplicaHistory
 
 OF_A_CYCLE = (WorkersStarted, Progress, WorkerFailed, WorkerHung, WorkersDone, NodeIsolated)
+# How long beyond its teardown an agent may take to report that it has left.
 LEAVE_S = 10.0
-"""How long beyond its teardown an agent may take to report that it has left."""
 
 MOST_DOUBLINGS = 30
+# How much later than its deadline a decision may be, while the controller decides.
 SLACK_S = 1.0
-"""How much later than its deadline a decision may be, while the controller decides."""
 
 
 class Promise(StrEnum):

@@ -17,13 +17,13 @@ from nvrx_slurm.lab.simulation.loop import VirtualLoop
 
 LATENCY_S = 0.0001
 LONGEST_S = 0.05
+# Linux's shortest retransmission timeout; it doubles (TCP_RTO_MIN, net/tcp.h).
 RESEND_S = 0.2
-"""Linux's shortest retransmission timeout; it doubles (TCP_RTO_MIN, net/tcp.h)."""
 
 MOST_RESENDS = 6
 
+# Whether a fault is on the link from one host to another.
 Concerns = Callable[[str, str], bool]
-"""Whether a fault is on the link from one host to another."""
 
 
 def apart(hosts: Collection[str]) -> Concerns:

@@ -30,8 +30,8 @@ MOST_DRIFT = 0.005
 MOST_AHEAD_S = 500.0
 BOOT_S = 0.5
 MOST_LATE_S = 0.5
+# How long after the end of what was done to it a node is taken for well again.
 RECOVERED_S = 30.0
-"""How long after the end of what was done to it a node is taken for well again."""
 
 
 class SimulatedNode:

@@ -245,19 +245,20 @@ class Promises:
 # ---- a whole run
 
 
+# How many cycles may still fail of what is left of faults that are over.
 SETTLES = 2
-"""How many cycles may still fail of what is left of faults that are over."""
 
+# Of the time that workers go on without a control plane: so much of it, at most, must touch none of them.
 LONGEST_OUTAGE = 0.5
-"""Of the time that workers go on without a control plane: so much of it, at most, must touch none of them."""
 
 COUNTED = (NodeLost, NodeIsolated, WorkerFailed, WorkerHung, RestartDecided)
+# Agents that wait less for the control plane may give it up in a suspension: a call of theirs takes half of it.
 SHORTEST_PATIENCE_S = 30.0
-"""Agents that wait less for the control plane may give it up in a suspension: a call of theirs takes half of it."""
 
+# The kinds of acts after which another controller has to take over, or the same one has to ask again.
 REPLACING = ("kill_controller", "kill_at_commit", "overtake", "overtake_at_commit", "break_commit")
-"""The kinds of acts after which another controller has to take over, or the same one has to ask again."""
 
+# What a fault that ends workers must be counted as.
 SETTLED_AS = {
     "kill_agent": "node",
     "kill_supervisor": "node",
@@ -266,10 +267,9 @@ SETTLED_AS = {
     "kill_worker": "worker",
     "fail_worker": "worker",
 }
-"""What a fault that ends workers must be counted as."""
 
+# How long there is no controller after one was killed, at most.
 AFTER_A_KILL_S = 1.5
-"""How long there is no controller after one was killed, at most."""
 
 
 def _wrong_accounts(plan: Plan, journal: Sequence[Entry]) -> str | None:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.5
 SHORTEST_QUEUE_S, LONGEST_QUEUE_S = 0.2, 5.0
+# A node that is back registers, learns which jobs run there, and kills the others within this time.
 SLURMD_KILLS_S = 10.0
-"""A node that is back registers, learns which jobs run there, and kills the others within this time."""
 
+# SlurmdTimeout (300 s by default) is so much longer than the lease of a node's workers, at least.
 LEASE_LAPSES_S = 2.0
-"""SlurmdTimeout (300 s by default) is so much longer than the lease of a node's workers, at least."""
 
+# How far into the next generation a node of the one before is cut off, at most.
 LONGEST_CUT_S = 5.0
-"""How far into the next generation a node of the one before is cut off, at most."""
 
 
 class RequeuedJob:

@@ -40,8 +40,8 @@ from nvrx_slurm.liveness import fence
 
 JOB = "1"
 FENCED_WITHIN_S = 0.5
+# A hundred times what a run takes: one that takes more goes in circles.
 MOST_STEPS = 500_000
-"""A hundred times what a run takes: one that takes more goes in circles."""
 
 
 @dataclass(frozen=True, slots=True)

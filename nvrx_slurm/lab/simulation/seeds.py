@@ -15,8 +15,8 @@ from nvrx_slurm.lab.simulation.scenario import Scenario, draw_scenario, scenario
 from nvrx_slurm.lab.simulation.shrinking import Runner, shrink
 from nvrx_slurm.util.clock import SystemClock
 
+# A failure is shrunk for so long at most before it is shown.
 SHRINK_S = 60.0
-"""A failure is shrunk for so long at most before it is shown."""
 
 
 def run_seeds(seeds: Sequence[int], nodes: int | None, jobs: int, say: Say, runner: Runner = run_scenario) -> int:

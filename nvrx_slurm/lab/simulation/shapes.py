@@ -30,12 +30,13 @@ from nvrx_slurm.jobspec.values import Allowance
 AGGREGATIONS: tuple[Aggregation, ...] = ("any", "all")
 CLUSTERS: tuple[Literal["local", "slurm"], ...] = ("local", "slurm")
 MOST_SPARES = 3
+# A run has so many nodes at most, and this share of all runs has more.
 USUAL_NODES, MOST_NODES, LARGE = 16, 64, 0.02
-"""A run has so many nodes at most, and this share of all runs has more."""
+
 KILL_WAIT_S = 30.0
 BACKOFF = BackoffSpec(after=2, within=60.0, initial=0.5, max=4.0)
+# Of every job with an odd number of nodes: not drawn, so that seeds of before it still mean the same runs.
 NO_BACKOFF = BackoffSpec(max=0.0)
-"""Of every job with an odd number of nodes: not drawn, so that seeds of before it still mean the same runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from nvrx_slurm.store.sealing import NUMBER_BYTES
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import SIGNATURE_BYTES, JobKey
 
+# Where the keys of a commit name them (`store/lua/commit.lua`).
 SHUTDOWN, RENDEZVOUS_KEYS = 5, 8
-"""Where the keys of a commit name them (`store/lua/commit.lua`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.node import SimulatedNode
 
+# A dying process closes its sockets up to so long before the kernel kills its children.
 DEATH_S = 0.002
-"""A dying process closes its sockets up to so long before the kernel kills its children."""
 
 EXEC_S = 0.01
 

@@ -32,20 +32,20 @@ T = TypeVar("T")
 ShapeT = TypeVar("ShapeT")
 ActT = TypeVar("ActT")
 
+# Of one history: twenty times what the longest take. One that takes more goes in circles.
 MOST_STEPS = 300_000
-"""Of one history: twenty times what the longest take. One that takes more goes in circles."""
 
+# How often a thread that could go on lets another one take its turn: at a lock, an event, a look at the clock.
 SWITCH_SHARE = 0.1
-"""How often a thread that could go on lets another one take its turn: at a lock, an event, a look at the clock."""
 
+# How often it loses its processor there instead, and for how long at most.
 STALL_SHARE, STALL_S = 0.002, 0.05
-"""How often it loses its processor there instead, and for how long at most."""
 
 AHEAD_S = 1_700_000_000.0 - BEGIN_S
 MOST_CLOSINGS = 16
 
+# One wait of a thread: by its number, since the thread may have gone on to another wait when it is woken.
 Ticket = tuple["VirtualThread", int]
-"""One wait of a thread: by its number, since the thread may have gone on to another wait when it is woken."""
 
 
 class HistoryClosed(BaseException):

@@ -14,11 +14,11 @@ from redis.commands.core import AsyncScript
 from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, ServerAnswer
 from nvrx_slurm.util.tasks import settle
 
+# How long a client waits for a reply by default, in seconds: as `store.client` configures redis-py.
 SOCKET_S = 7.0
-"""How long a client waits for a reply by default, in seconds: as `store.client` configures redis-py."""
 
+# Runs on the server's side, and answers there.
 StoreRequest = Callable[[ServerAnswer], None]
-"""Runs on the server's side, and answers there."""
 
 
 class ServerLink(Protocol):

@@ -10,14 +10,14 @@ from redis.exceptions import ResponseError
 
 from nvrx_slurm.util.clock import Clock
 
+# Milliseconds since the epoch, and a number within them.
 Identity = tuple[int, int]
-"""Milliseconds since the epoch, and a number within them."""
 
+# Id, and its fields and values by turns, as the real server sends them.
 Item = tuple[bytes, list[bytes]]
-"""Id, and its fields and values by turns, as the real server sends them."""
 
+# An approximate trim removes whole leaves of the server's tree, so up to so many items stay too long.
 LEAF = 100
-"""An approximate trim removes whole leaves of the server's tree, so up to so many items stay too long."""
 
 START: Identity = (0, 0)
 END: Identity = (1 << 63, 0)
@@ -85,8 +85,8 @@ class KeyStream:
         return count
 
 
+# What a client may send as a key, field or value.
 Word = str | bytes | int | float
-"""What a client may send as a key, field or value."""
 
 Hash = dict[bytes, bytes]
 

@@ -17,11 +17,11 @@ from nvrx_slurm.lab.simulation.valkey_keyspace import Keyspace, Word, encoded
 from nvrx_slurm.lab.simulation.valkey_scripts import lua_scripts
 from nvrx_slurm.util.clock import Clock
 
+# Takes a reply, or the exception that stands for one.
 ServerAnswer = Callable[[Any], None]
-"""Takes a reply, or the exception that stands for one."""
 
+# Name, arguments and options, as redis-py's method of that name has them.
 Command = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""Name, arguments and options, as redis-py's method of that name has them."""
 
 
 class _Reader:

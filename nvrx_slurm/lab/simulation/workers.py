@@ -15,17 +15,17 @@ from nvrx_slurm.lab.simulation.loop import Handle, VirtualLoop
 from nvrx_slurm.lab.simulation.shapes import WorkerBehaviour
 
 AT_ONCE = 0.75
+# Within so long ranks end that have finished together.
 LAST_STEP_S = 0.05
-"""Within so long ranks end that have finished together."""
 
 SAVING_S = 0.3
 
+# With which a worker ends when a peer of it is gone.
 PEER_LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:589] Read error [n]: Connection reset by peer"
-"""With which a worker ends when a peer of it is gone."""
 
 
+# Called by the kernel at a worker's end: with its exit code, or the signal that ended it.
 Exit = Callable[["SimulatedWorker", int | None, int | None], None]
-"""Called by the kernel at a worker's end: with its exit code, or the signal that ended it."""
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ import msgspec
 
 from nvrx_slurm.util.sanitize import one_line, shown
 
+# A page of 100,000 entries has 3.1 MB; level 5 saves a fifth of it for twice the time.
 GZIP_LEVEL = 1
-"""A page of 100,000 entries has 3.1 MB; level 5 saves a fifth of it for twice the time."""
 
 _PAGE = """\
 <!doctype html>

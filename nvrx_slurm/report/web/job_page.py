@@ -31,13 +31,15 @@ from nvrx_slurm.report.words import event_name, names, percent, plural, ranks_of
 from nvrx_slurm.util.sanitize import one_line
 
 MOST_FAILURES = 200
+# Of the timeline; where there are more nodes, those that did the same share a row.
 MOST_ROWS = 40
-"""Of the timeline; where there are more nodes, those that did the same share a row."""
+
 STACK_BYTES = 24 << 10
 ALL_STACKS_BYTES = 600 << 10
+# Of one failure.
 MOST_STACKS = 8
-"""Of one failure."""
 
+# Kinds of spans → in words, in the order of the legend.
 KINDS: dict[str, str] = {
     "stepping": "makes steps",
     "unstepped": "runs, without a step yet",
@@ -54,7 +56,7 @@ KINDS: dict[str, str] = {
     "ending": "ends",
     "queue": "in Slurm's queue",
 }
-"""Kinds of spans → in words, in the order of the legend."""
+
 _KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
 
 

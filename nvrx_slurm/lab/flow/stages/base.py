@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 log = get_logger("ci")
 
+# Where a scripted attribution service stands in job.yaml.
 SERVICE_KEY = "fault_tolerance.attribution.http_urls"
-"""Where a scripted attribution service stands in job.yaml."""
 
+# An attempt has a ledger of its own: what it does to nodes is no evidence against them.
 LEDGER_KEY = "fault_tolerance.attribution.ledger"
-"""An attempt has a ledger of its own: what it does to nodes is no evidence against them."""
 
 Diagnoses = dict[str, Callable[[], object]]
 

@@ -20,6 +20,7 @@ DUMP_S, ACCOUNTS_S, ANSWER_S = 8.0, 8.0, 5.0
 STEP_S = 20.0
 TAIL_LINES = 200
 
+# What Slurm is asked, by the name of the file that has its answer.
 QUESTIONS: Mapping[str, Sequence[str]] = {
     "job": ("scontrol", "show", "job", "--details"),
     "step": ("scontrol", "show", "step"),
@@ -28,7 +29,6 @@ QUESTIONS: Mapping[str, Sequence[str]] = {
     "steps": ("squeue", "--steps", "--long"),
     "sinfo": ("sinfo", "--Node", "--long"),
 }
-"""What Slurm is asked, by the name of the file that has its answer."""
 
 
 def take(steps: Mapping[str, Callable[[], object]], folder: Path) -> None:

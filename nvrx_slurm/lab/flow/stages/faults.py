@@ -37,8 +37,8 @@ class Scene:
     bindings: Mapping[str, Any]
 
 
+# Makes one fault happen. Raises FaultFailed.
 Injector = Callable[[Arguments, Scene], FaultResult]
-"""Makes one fault happen. Raises FaultFailed."""
 
 Target = Literal["worker", "agent", "supervisor", "node", "controller", "store", "batch_host"]
 TARGETS: tuple[Target, ...] = ("worker", "agent", "supervisor", "controller", "store", "batch_host")
@@ -128,12 +128,12 @@ def disk_faults(disk: SmallDisk, clock: Clock) -> dict[str, Injector]:
 
 
 PROVEN_WITHIN_S = 5.0
+# What is done to it → the signal, and the states of a process (proc(5)) that prove it; `-`: it is no more.
 SIGNALS = {
     "kill": (signal.SIGKILL, "ZX-"),
     "stop": (signal.SIGSTOP, "T"),
     "continue": (signal.SIGCONT, "SRD"),
 }
-"""What is done to it → the signal, and the states of a process (proc(5)) that prove it; `-`: it is no more."""
 
 
 class ScriptedService:

@@ -23,8 +23,8 @@ from nvrx_slurm.lab.devcluster.processes import children_first, descendants, env
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.files import JobFiles
 
+# How long the proof may take to appear.
 PROOF_S = 5.0
-"""How long the proof may take to appear."""
 
 SUPERVISOR = "nvrx_slurm.agent.supervisor"
 
@@ -210,6 +210,7 @@ def _named(pids: Iterable[int]) -> str:
 
 
 MOST_PROCESSES = 128
+# What is known by its command line; the first words that fit count.
 _CALLED = {
     "nvrx_slurm.batch": "batch host",  # whose line ends in srun's, and that in the agent's
     "srun": "srun",
@@ -219,7 +220,6 @@ _CALLED = {
     "valkey-server": "store",
     "redis-server": "store",
 }
-"""What is known by its command line; the first words that fit count."""
 
 
 def processes_of(folder: Path, marks: Mapping[str, str] | None = None, node: str = "") -> list[int]:

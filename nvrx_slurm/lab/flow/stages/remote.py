@@ -92,14 +92,14 @@ def carry_out(order: Order, clock: Clock) -> FaultResult:
             return FaultResult(at=clock.wall(), proof=f"written: {', '.join(map(str, files)) or 'nothing'}")
 
 
+# How long a step of Slurm may take to start, carry out one order, and end.
 REMOTE_S = 20.0
-"""How long a step of Slurm may take to start, carry out one order, and end."""
 
 PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.stages.remote")
 
 
+# Has an order carried out on a node, and brings back the result. Raises FaultFailed.
 Reach = Callable[[Order, str], FaultResult]
-"""Has an order carried out on a node, and brings back the result. Raises FaultFailed."""
 
 
 def here(clock: Clock) -> Reach:

@@ -84,15 +84,16 @@ class SlurmStage(Stage):
 
 
 PROOF_S = 5.0
+# How long slurmctld may take to act by itself: it plans every few seconds only.
 SCHEDULING_S = 30.0
-"""How long slurmctld may take to act by itself: it plans every few seconds only."""
 
+# slurmd compares whole seconds of when a job's credential was made and revoked.
 REVOKED_S = 2.0
-"""slurmd compares whole seconds of when a job's credential was made and revoked."""
 
+# The partition whose jobs come first.
 PREEMPTING = "flow-preempts"
-"""The partition whose jobs come first."""
 
+# What slurm.conf must say for a fault.
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "preempt": {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"},
     "preempt_with_notice": {
@@ -108,7 +109,6 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
     },
     "down_node": {"ReturnToService": "1"},  # else its slurmd brings it back at once
 }
-"""What slurm.conf must say for a fault."""
 
 _ENDING = ("CANCELLED", "COMPLETING", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "NODE_FAIL")
 _IN_QUEUE = ("PENDING", "COMPLETING", "REQUEUED", "PREEMPTED", "CONFIGURING")

@@ -36,11 +36,11 @@ from nvrx_slurm.lab.simulation.inprocess.store import SimulatedGroupStore, Store
 from nvrx_slurm.lab.simulation.loop import BEGIN_S
 from nvrx_slurm.lab.simulation.threads import HistoryResult, Ticket, VirtualHistory, VirtualProcess
 
+# How long a process may go on after its call: it ends by itself.
 EXIT_S = 0.5
-"""How long a process may go on after its call: it ends by itself."""
 
+# How long a launcher that replaces dead ranks takes to end the others.
 LAUNCHER_S = 2.0
-"""How long a launcher that replaces dead ranks takes to end the others."""
 
 
 class FunctionFailed(Exception):

@@ -39,12 +39,12 @@ LASTING = frozenset(
         GroupFault.LOSSY,
     }
 )
+# These happen to a rank in its function, in the next step that it takes there.
 IN_FUNCTION = frozenset({GroupFault.RAISE, GroupFault.HANG, GroupFault.STUCK, GroupFault.LEAVE, GroupFault.UNFIT})
-"""These happen to a rank in its function, in the next step that it takes there."""
 
 
+# Kinds of entries at which an act aims.
 AIMS = ("sealed", "opened", "opened", "interrupted", "settled", "completed", "completed", "lost")
-"""Kinds of entries at which an act aims."""
 
 
 @dataclass(frozen=True, slots=True)

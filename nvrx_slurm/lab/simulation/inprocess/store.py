@@ -20,12 +20,12 @@ from nvrx_slurm.lab.simulation.threads import ThreadScheduler, Ticket, VirtualPr
 
 T = TypeVar("T")
 
+# After this time without a reply a request is sent again.
 AGAIN_S = 0.2
-"""After this time without a reply a request is sent again."""
 
 LATENCIES_S = (0.0002, 0.002)
+# So many of the messages take longer, up to this: they overtake each other.
 SLOW_SHARE, SLOW_S = 0.02, 0.3
-"""So many of the messages take longer, up to this: they overtake each other."""
 
 
 class StoreServer:

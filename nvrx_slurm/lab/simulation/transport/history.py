@@ -36,8 +36,8 @@ TOKEN, OTHER_TOKEN = b"the job's token, 32 bytes of it.", b"another job's token,
 HISTORY_S = 5_000.0
 LAST_READS = 8
 LAST_DEADLINE_S = 60.0
+# How long a killed process takes to come back.
 BACK_S = 0.3
-"""How long a killed process takes to come back."""
 
 
 class SimulatedProducer:

@@ -22,8 +22,8 @@ from nvrx_slurm.transport.protocol import (
 
 LATENCIES_S = (0.0001, 0.001)
 SLOW_SHARE, SLOW_S = 0.02, 0.4
+# What arrives at last: the peer has closed the link, or its kernel has reset it.
 _END, _RESET = b"", None
-"""What arrives at last: the peer has closed the link, or its kernel has reset it."""
 
 
 class PayloadNetwork:

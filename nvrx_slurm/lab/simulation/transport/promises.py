@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.transport.history import PayloadHistory
     from nvrx_slurm.transport.ref import PayloadRef
 
+# A read ends by its deadline, and a tenth of a second.
 LATE_S = 0.15
-"""A read ends by its deadline, and a tenth of a second."""
 
+# A payload: ring, slot and generation.
 Key = tuple[str, int, int]
-"""A payload: ring, slot and generation."""
 
 
 class PayloadPromise(enum.StrEnum):

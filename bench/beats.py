@@ -32,7 +32,7 @@ from bench.stage import (
 from bench.tables import print_target
 from nvrx_slurm.journal.records import NodeLost, RendezvousClosed
 from nvrx_slurm.lab.plans import plain_bounds
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.util.clock import SystemClock
 
@@ -148,7 +148,7 @@ async def _bare_share(stack: contextlib.AsyncExitStack, stage: Stage) -> float:
 
 async def _reaps(stage: Stage, last_beats: dict[str, float]) -> tuple[float, ...]:
     """Wait until the journal holds every silent node's loss; seconds from its last heartbeat to that."""
-    store = Store(stage.address, clock=SystemClock())
+    store = StoreClient(stage.address, clock=SystemClock())
     try:
         async with asyncio.timeout(STEP_S):
             while True:

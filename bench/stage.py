@@ -19,7 +19,7 @@ from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.journal.records import AnyOrder
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.ids import new_secret
@@ -82,7 +82,7 @@ async def start_controller(
 
 async def until_ordered(stage: Stage, kind: type[object], what: str) -> None:
     """Wait until an order of this kind has been given, since the job began."""
-    store = Store(stage.address, clock=SystemClock())
+    store = StoreClient(stage.address, clock=SystemClock())
     try:
         async with contextlib.aclosing(_orders(store)) as orders, asyncio.timeout(STEP_S):
             async for order in orders:
@@ -94,7 +94,7 @@ async def until_ordered(stage: Stage, kind: type[object], what: str) -> None:
         await store.close()
 
 
-async def _orders(store: Store) -> AsyncGenerator[AnyOrder, None]:
+async def _orders(store: StoreClient) -> AsyncGenerator[AnyOrder, None]:
     last = "0-0"
     while True:
         for identity, order in await store.orders(last):

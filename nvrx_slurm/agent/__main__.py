@@ -28,7 +28,7 @@ from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, claim_node
 from nvrx_slurm.liveness import connection as liveness
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import open_log
 from nvrx_slurm.util.log import get_logger, set_up
@@ -57,7 +57,7 @@ async def _serve(folder: JobFolder, node: str) -> int:
         node=node,
         addr=LOOPBACK if info.addr == LOOPBACK else liveness.address_towards(store_host),
         generation=info.generation,
-        store=Store(
+        store=StoreClient(
             address,
             clock=clock,
             generation=info.generation,

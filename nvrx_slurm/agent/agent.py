@@ -81,7 +81,7 @@ from nvrx_slurm.journal.records import (
     Terminating,
 )
 from nvrx_slurm.journal.restarts import InProcessRestart
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import AGAIN_S, HURRY
@@ -112,7 +112,7 @@ class Agent:
         node: str,
         addr: str,
         generation: int,
-        store: Store,
+        store: StoreClient,
         token: str,
         machine: Machine,
         clock: Clock,

@@ -21,7 +21,7 @@ from nvrx_slurm.agent.workers import CommandExited
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.commands import ASKER_GONE_S, CHUNK_BYTES, WINDOW, CommandEnd, CommandWord
 from nvrx_slurm.journal.records import CommandEnded, CommandOrdered
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
 
@@ -45,7 +45,7 @@ class Commands:
     def __init__(
         self,
         *,
-        store: Store,
+        store: StoreClient,
         workers: WorkersPort,
         publisher: FactPublisher,
         clock: Clock,
@@ -100,7 +100,7 @@ class Commands:
 
 
 class _Command:
-    def __init__(self, order: CommandOrdered, store: Store, workers: WorkersPort, clock: Clock) -> None:
+    def __init__(self, order: CommandOrdered, store: StoreClient, workers: WorkersPort, clock: Clock) -> None:
         self.order, self._store, self._workers, self._clock = order, store, workers, clock
         self._number = self._taken = 0
         self._one_at_a_time = asyncio.Lock()

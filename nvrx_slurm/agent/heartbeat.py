@@ -23,7 +23,7 @@ from nvrx_slurm.agent.machine import ControllerConnection, Holdable
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.journal.records import ControllerUp, Heartbeat
 from nvrx_slurm.liveness import connection as liveness
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.admission import RateLimitedLog
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
@@ -56,7 +56,7 @@ class HeartbeatSender:
         *,
         bounds: FaultToleranceSpec,
         nodes: int,
-        store: Store,
+        store: StoreClient,
         liveness: LivenessClient,
         clock: Clock,
         make: Callable[[], Heartbeat],

@@ -9,7 +9,7 @@ from nvrx_slurm.agent.machine import Machine, WorkersPort
 from nvrx_slurm.agent.reporting import FactPublisher
 from nvrx_slurm.journal.records import AnyOrder, Assignment, NodeJoined
 from nvrx_slurm.liveness import fence
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
@@ -24,7 +24,7 @@ class Joining:
         *,
         addr: str,
         token: str,
-        store: Store,
+        store: StoreClient,
         publisher: FactPublisher,
         workers: WorkersPort,
         post: Callable[[AnyOrder], None],
@@ -73,7 +73,7 @@ class Joining:
 class Orders:
     """Posts every order after the one that `read` begins with."""
 
-    def __init__(self, store: Store, node: str, post: Callable[[AnyOrder], None]) -> None:
+    def __init__(self, store: StoreClient, node: str, post: Callable[[AnyOrder], None]) -> None:
         self._store, self._node, self._post = store, node, post
         self._last = (0, 0)
         self._read_event = asyncio.Event()

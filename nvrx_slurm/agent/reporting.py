@@ -22,7 +22,7 @@ from nvrx_slurm.journal.records import (
     WorkersStarted,
 )
 from nvrx_slurm.journal.restarts import InProcessRestart
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import succeeding
 
@@ -181,7 +181,7 @@ class Reporting:
 class FactPublisher:
     """Sends from a task of its own: a slow store never delays the agent's handling of its workers."""
 
-    def __init__(self, *, node: str, generation: int, store: Store, incarnation: str) -> None:
+    def __init__(self, *, node: str, generation: int, store: StoreClient, incarnation: str) -> None:
         self._node, self._generation, self._store = node, generation, store
         self._outbox: asyncio.Queue[FromAgent | None] = asyncio.Queue()
         self._seq = self._joins = 0

@@ -277,11 +277,11 @@ class Host:
 
     async def _tell(self, fact: AgentsStarted) -> None:
         """Journal that agents are started, if the store takes it in time: they start all the same."""
-        from nvrx_slurm.store.client import Store  # most jobs never need it here
+        from nvrx_slurm.store.client import StoreClient  # most jobs never need it here
 
         if (address := self.folder.read_store()) is None:
             return
-        store = Store(address, clock=self.clock, generation=self.info.generation, look=self.folder.read_store)
+        store = StoreClient(address, clock=self.clock, generation=self.info.generation, look=self.folder.read_store)
         try:
             async with asyncio.timeout(TELL_S):
                 await store.post(fact)

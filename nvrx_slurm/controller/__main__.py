@@ -12,7 +12,7 @@ from nvrx_slurm.controller.environment import LinuxEnvironment
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import open_log
@@ -25,7 +25,7 @@ async def _serve(folder: JobFolder) -> None:
     if info is None or address is None:
         raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
     clock = SystemClock()
-    store = Store(address, clock=clock, generation=info.generation, look=folder.read_store)
+    store = StoreClient(address, clock=clock, generation=info.generation, look=folder.read_store)
     heartbeats = HeartbeatReader(address, store.keys.beats, clock=clock, look=folder.read_store)
     controller = Controller(
         plan=folder.read_plan(env.plan_digest()),

@@ -60,7 +60,7 @@ from nvrx_slurm.journal.records import (
     Tick,
 )
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey
-from nvrx_slurm.store.client import BLOCK_MS, INBOX_BATCH, Rendezvous, Store
+from nvrx_slurm.store.client import BLOCK_MS, INBOX_BATCH, Rendezvous, StoreClient
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.admission import LOG_EVERY_S
 from nvrx_slurm.util.clock import Clock
@@ -142,7 +142,7 @@ class Controller:
         plan: Plan,
         info: JobInfo,
         environment: ControllerEnvironment,
-        store: Store,
+        store: StoreClient,
         heartbeats: HeartbeatReader,
         token: str,
         bind: str,

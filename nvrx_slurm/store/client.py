@@ -69,7 +69,7 @@ _R = TypeVar("_R", bound=Record)
 Rendezvous = tuple[str, int, int, Sequence[tuple[str, Assignment]]]
 
 
-class Store:
+class StoreClient:
     """One process's access to one job's keys. `look` reads `store.json` again, for each connection to an embedded
     store; `connection` is a client to use in place of a new one of the address, `key` a key in place of a new one of
     the address's token.

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from nvrx_slurm.journal.folder import StoreAddress
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.clock import SystemClock
 from tests.contract.servers import SERVERS, RealServer, Server
 
@@ -31,8 +31,8 @@ async def address(tmp_path) -> AsyncIterator[StoreAddress]:
 
 
 @pytest.fixture
-async def store(address) -> AsyncIterator[Store]:
+async def store(address) -> AsyncIterator[StoreClient]:
     """A client of it."""
-    client = Store(address, clock=SystemClock(), patience_s=5.0)
+    client = StoreClient(address, clock=SystemClock(), patience_s=5.0)
     yield client
     await client.close()

@@ -15,7 +15,7 @@ from nvrx_slurm.batch import children
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.lab.simulation.valkey_client import DirectLink, MemoryClient, StoreRequest
 from nvrx_slurm.lab.simulation.valkey_server import MemoryServer
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.store.keys import Keys
@@ -35,8 +35,8 @@ class RealServer:
     def address(self, password: str = PASSWORD) -> StoreAddress:
         return StoreAddress(url=f"redis://127.0.0.1:{self._server.port}", password=password, job="j", token=TOKEN)
 
-    def store(self, *, password: str = PASSWORD, patience_s: float = 5.0, generation: int = 0) -> Store:
-        return Store(self.address(password), clock=SystemClock(), patience_s=patience_s, generation=generation)
+    def store(self, *, password: str = PASSWORD, patience_s: float = 5.0, generation: int = 0) -> StoreClient:
+        return StoreClient(self.address(password), clock=SystemClock(), patience_s=patience_s, generation=generation)
 
     def heartbeat_reader(self, *, password: str = PASSWORD, clock: Clock | None = None) -> HeartbeatReader:
         return HeartbeatReader(self.address(password), BEATS, clock=clock or SystemClock())
@@ -93,9 +93,9 @@ class InMemoryServer:
     def address(self, password: str = PASSWORD) -> StoreAddress:
         return StoreAddress(url="redis://memory:1", password=password, job="j", token=TOKEN)
 
-    def store(self, *, password: str = PASSWORD, patience_s: float = 5.0, generation: int = 0) -> Store:
+    def store(self, *, password: str = PASSWORD, patience_s: float = 5.0, generation: int = 0) -> StoreClient:
         connection = self._client(password)
-        return Store(
+        return StoreClient(
             self.address(),
             clock=SystemClock(),
             patience_s=patience_s,

@@ -27,7 +27,7 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.model import ReceivedHeartbeat
 from nvrx_slurm.report.source import Journal
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.clock import SystemClock
 from tests.unit.report.recorder import Recorder, to_first_cycle, write
 
@@ -38,7 +38,7 @@ NODES = 400
 class Controller:
     """Writes a journal, and reads what is asked of it."""
 
-    def __init__(self, store: Store, recorder: Recorder) -> None:
+    def __init__(self, store: StoreClient, recorder: Recorder) -> None:
         self._store, self._recorder = store, recorder
         self._n = len(recorder.entries)
 
@@ -76,7 +76,7 @@ def job(tmp_path: Path, recorder: Recorder, address: StoreAddress) -> JobFolder:
 
 
 @pytest.fixture
-async def controller(store: Store, recorder: Recorder, job: JobFolder) -> Controller:
+async def controller(store: StoreClient, recorder: Recorder, job: JobFolder) -> Controller:
     controller = Controller(store, recorder)
     await controller.begin()
     return controller

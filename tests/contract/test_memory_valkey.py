@@ -32,7 +32,7 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.lab.simulation.loop import VirtualClock, VirtualLoop
 from nvrx_slurm.lab.simulation.valkey_client import MemoryClient
 from nvrx_slurm.lab.simulation.valkey_server import MemoryServer
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.util.clock import SystemClock
 from tests.contract.servers import PASSWORD, InMemoryServer, RealServer, Server
@@ -116,7 +116,7 @@ SHUT = {name: Shutdown(exit_code=1, reason=name) for name in ("first", "second")
 class Actor:
     """Plays steps on a store, and notes every reply, with ids as counts from the newest."""
 
-    def __init__(self, store: Store, client: Any) -> None:
+    def __init__(self, store: StoreClient, client: Any) -> None:
         self._store, self._client = store, client
         self._epoch = self._n = self._said = 0
 
@@ -424,7 +424,7 @@ async def test_disk_that_is_full_refuses_writes_until_memory_has_to_do():
         await client.set("k", "v")
     assert await client.exists("k") == 0
     address = StoreAddress(url="redis://memory:1", password=PASSWORD, job="j", token="t", embedded=True)
-    store = Store(address, clock=SystemClock(), connection=client)
+    store = StoreClient(address, clock=SystemClock(), connection=client)
     assert (await store.acquire("a", 1.0))[0] == 1
     await client.set("k", "v")
     assert await client.get("k") == b"v"

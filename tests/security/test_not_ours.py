@@ -28,7 +28,7 @@ from nvrx_slurm.journal.folder import JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.journal.records import NodeReady
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.lab.flow.stages.remote import Revocation, revoke
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.connection import RetryingRedis
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.log import get_logger
@@ -86,7 +86,7 @@ def of_an_agent(site: Site, patience_s: float, user: str = "") -> None:
     async def write() -> None:
         url = f"redis://{user}127.0.0.1:{site.server.port}"
         address = StoreAddress(url=url, password=PASSWORD, job="j", token="t")
-        store = Store(address, clock=SystemClock(), patience_s=patience_s)
+        store = StoreClient(address, clock=SystemClock(), patience_s=patience_s)
         try:
             await store.post(FACT)
         finally:

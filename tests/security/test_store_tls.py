@@ -21,7 +21,7 @@ from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.jobspec.plan import plan
 from nvrx_slurm.journal.folder import StoreAddress
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.embedded import free_port
 from nvrx_slurm.store.redis_client import client
 from nvrx_slurm.transport import Directory
@@ -81,7 +81,7 @@ def by_thread(site: SiteStore, _: Path) -> None:
 
 
 async def by_agent(site: SiteStore, _: Path) -> None:
-    store = Store(site.address, clock=SystemClock(), patience_s=0.0)
+    store = StoreClient(site.address, clock=SystemClock(), patience_s=0.0)
     try:
         await store.ping()
     finally:

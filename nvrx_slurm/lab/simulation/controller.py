@@ -21,7 +21,7 @@ from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, FailureKey, Inquiry, Scope, Verdict, VerdictRecord
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.liveness.connection import LivenessServer
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.heartbeat_reader import READ_S, HeartbeatReader
 from nvrx_slurm.util.files import JobFiles
 
@@ -37,7 +37,7 @@ AT_LEAST_S = 0.01
 async def controller_main(run: SimulationRun, process: SimulatedProcess, pid: int) -> int:
     """As `python -m nvrx_slurm.controller` runs it; returns its exit code."""
     clock, host = run.host_clock, run.HOST
-    store = Store(
+    store = StoreClient(
         run.address, clock=clock, generation=run.info.generation, connection=run.store.client(host), key=run.key
     )
     heartbeats = HeartbeatReader(

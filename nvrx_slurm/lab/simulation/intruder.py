@@ -13,7 +13,7 @@ from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.records import NodeJoined, Record, Signalled, WorkerFailed, WorkersStarted
 from nvrx_slurm.lab.simulation.sockets import HandshakeStream
 from nvrx_slurm.liveness import connection as liveness
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.run import SimulationRun
@@ -39,15 +39,19 @@ def forge_record(run: SimulationRun, number: int) -> None:
             exit_code=1,
         )
     address = replace(run.address, token=ITS_KEY)
-    run.loop.create_task(_post(Store(address, clock=run.host_clock, connection=run.store.client(run.HOST)), fact))
+    run.loop.create_task(
+        _post(StoreClient(address, clock=run.host_clock, connection=run.store.client(run.HOST)), fact)
+    )
 
 
 async def post_outside(run: SimulationRun, fact: Record) -> None:
     """Post a fact with the job's key: one that arrives late or twice, or one of a user."""
-    await _post(Store(run.address, clock=run.host_clock, connection=run.store.client(run.HOST), key=run.key), fact)
+    await _post(
+        StoreClient(run.address, clock=run.host_clock, connection=run.store.client(run.HOST), key=run.key), fact
+    )
 
 
-async def _post(store: Store, fact: Record) -> None:
+async def _post(store: StoreClient, fact: Record) -> None:
     with contextlib.suppress(StoreUnreachable):
         await store.post(fact)
 

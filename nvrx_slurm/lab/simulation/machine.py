@@ -21,7 +21,7 @@ from nvrx_slurm.lab.simulation.sockets import ConnectionEnd, HandshakeStream, Si
 from nvrx_slurm.lab.simulation.supervisor import SupervisedWorkers
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 from nvrx_slurm.liveness import connection as liveness
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.workload.slot import Reading
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def agent_main(run: SimulationRun, node: SimulatedNode, machine: Simulated
     return await agent.run()
 
 
-class AgentStore(Store):
+class AgentStore(StoreClient):
     """The agent's store client, which shows the adversary each order that the agent reads."""
 
     aims: AimedActs

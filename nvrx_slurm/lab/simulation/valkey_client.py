@@ -1,4 +1,4 @@
-"""redis.asyncio's methods over a link to an in-memory server, for `Store` and `HeartbeatReader`."""
+"""redis.asyncio's methods over a link to an in-memory server, for `StoreClient` and `HeartbeatReader`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _command(name: str) -> Callable[..., Awaitable[Any]]:
 
 
 class MemoryClient:
-    """What `redis.asyncio.Redis` is to `Store`: raises redis-py's own errors. `socket_s`: its socket timeout."""
+    """What `redis.asyncio.Redis` is to `StoreClient`: raises redis-py's own errors. `socket_s`: its timeout."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """An in-memory Valkey: commands in, replies out, blocked reads, and its cache of Lua scripts.
 
 Its replies are the real server's: `tests/contract` compares them. `valkey_keyspace.py` has the commands and their
-data, `valkey_scripts.py` runs the scripts, `valkey_client.py` has the methods of redis.asyncio for `Store` and
+data, `valkey_scripts.py` runs the scripts, `valkey_client.py` has the methods of redis.asyncio for `StoreClient` and
 `HeartbeatReader`.
 """
 

@@ -24,7 +24,7 @@ from nvrx_slurm.journal.folder import JobFolder, StoreAddress, claim_node, clear
 from nvrx_slurm.journal.records import Assignment
 from nvrx_slurm.lab.simulation.valkey_client import MemoryClient
 from nvrx_slurm.lab.simulation.valkey_server import MemoryServer
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.tasks import end
 from tests.harness import WAIT_S, wait_gone
 from tests.still_clock import StillClock
@@ -70,7 +70,7 @@ class Node:
             node="n1",
             addr="n1",
             generation=0,
-            store=Store(address, clock=self.clock, connection=MemoryClient(MemoryServer(self.clock))),
+            store=StoreClient(address, clock=self.clock, connection=MemoryClient(MemoryServer(self.clock))),
             token="t",
             machine=machine,
             clock=self.clock,

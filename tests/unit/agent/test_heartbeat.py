@@ -12,7 +12,7 @@ from nvrx_slurm.agent.heartbeat import OUTLIVE_S, ControllerSilent, HeartbeatSen
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import Heartbeat
 from nvrx_slurm.lab.plans import plain_bounds
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.clock import SystemClock
 
@@ -57,7 +57,7 @@ class Relay:
 class Harness:
     """A heartbeat sender with a store that can be stopped; its leases and events can be awaited."""
 
-    def __init__(self, store: Store, server_pid: int, relay: Relay, **bounds: float) -> None:
+    def __init__(self, store: StoreClient, server_pid: int, relay: Relay, **bounds: float) -> None:
         self.store, self.server_pid, self.relay = store, server_pid, relay
         self.leases: asyncio.Queue[float] = asyncio.Queue()
         self.said: asyncio.Queue[ControllerSilent] = asyncio.Queue()
@@ -88,7 +88,7 @@ async def start_sender(tmp_path):
     process = await server.start()
     relay = Relay(server.port)
     address = StoreAddress(url=f"redis://127.0.0.1:{await relay.start()}", password="secret", job="j", token="t")
-    store = Store(address, clock=SystemClock())
+    store = StoreClient(address, clock=SystemClock())
     running: list[asyncio.Task] = []
 
     def begin(**bounds: float) -> Harness:

@@ -16,7 +16,7 @@ from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import Assignment, Entry, RendezvousClosed, RendezvousOpened
 from nvrx_slurm.lab.simulation.valkey_client import MemoryClient
 from nvrx_slurm.lab.simulation.valkey_server import MemoryServer
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.clock import SystemClock
 
 ADDRESS = StoreAddress(url="redis://nowhere", job="j", token="t")
@@ -44,7 +44,7 @@ RANKS = Assignment(
 
 async def test_answer_about_a_round_comes_after_the_orders_that_are_older():
     """A node that was frozen asks about a rendezvous that is over: before the answer it hears that it is."""
-    store = Store(ADDRESS, clock=SystemClock(), connection=MemoryClient(MemoryServer(SystemClock())))
+    store = StoreClient(ADDRESS, clock=SystemClock(), connection=MemoryClient(MemoryServer(SystemClock())))
     epoch, _, _ = await store.acquire("controller", 60.0)
     opened = RendezvousOpened(replica="main-0", cycle=1)
     for number, (order, rendezvous) in enumerate(
@@ -68,7 +68,7 @@ async def test_answer_about_a_round_comes_after_the_orders_that_are_older():
 async def test_port_is_held_until_its_workers_start():
     """Between a node's report that it is ready and the start of its workers no other process gets the port; after it,
     the workers do."""
-    store = Store(ADDRESS, clock=SystemClock(), connection=MemoryClient(MemoryServer(SystemClock())))
+    store = StoreClient(ADDRESS, clock=SystemClock(), connection=MemoryClient(MemoryServer(SystemClock())))
     publisher = FactPublisher(node="n1", generation=0, store=store, incarnation="a")
     machine: Any = SimpleNamespace(hold_port=HeldPort)  # of the node only its ports are touched
     joining = Joining(

@@ -18,7 +18,7 @@ from nvrx_slurm.lab.simulation.loop import VirtualClock, VirtualLoop
 from nvrx_slurm.lab.simulation.valkey_client import MemoryClient, StoreRequest
 from nvrx_slurm.lab.simulation.valkey_server import MemoryServer
 from nvrx_slurm.report.failure_replay import NoBroker
-from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.tasks import end, settle
@@ -64,7 +64,7 @@ class VirtualHost:
         self.clock = VirtualClock(self.loop)
         self.server = MemoryServer(self.clock)
         self.answers_after_s = answers_after_s
-        self.store = Store(ADDRESS, clock=self.clock, connection=MemoryClient(self.server))
+        self.store = StoreClient(ADDRESS, clock=self.clock, connection=MemoryClient(self.server))
         self.nodes = tuple(f"n{index}" for index in range(1, plan.total_nodes + 1))
         self.kernels_refuse = False
         self.connections: Connections | None = None
@@ -104,7 +104,7 @@ class VirtualHost:
         self.generation, self.nodes = self.generation + 1, nodes
         if fresh_store:
             self.server = MemoryServer(self.clock)
-            self.store = Store(ADDRESS, clock=self.clock, connection=MemoryClient(self.server))
+            self.store = StoreClient(ADDRESS, clock=self.clock, connection=MemoryClient(self.server))
 
     @property
     def has_controller(self) -> bool:
@@ -114,7 +114,7 @@ class VirtualHost:
     async def start_controller(self) -> None:
         """A new one takes over."""
         client = MemoryClient(self.server, link=SlowLink(self))
-        store = Store(ADDRESS, clock=self.clock, connection=client, generation=self.generation)
+        store = StoreClient(ADDRESS, clock=self.clock, connection=client, generation=self.generation)
         environment: Any = SimpleNamespace(
             host="head",
             pid=1,

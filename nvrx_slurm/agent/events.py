@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+
+import msgspec
 
 from nvrx_slurm.agent.heartbeat import ControllerSilent
 from nvrx_slurm.agent.workers import WorkerEvent
@@ -22,8 +23,7 @@ class AgentMode(StrEnum):
     STOPPING = "stopping"
 
 
-@dataclass(frozen=True, slots=True)
-class Assigned:
+class Assigned(msgspec.Struct, frozen=True):
     """What this node does in a cycle, as the store has it. `asked_by`: the incarnation that asked for it."""
 
     replica: str
@@ -32,35 +32,32 @@ class Assigned:
     asked_by: str
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(msgspec.Struct, frozen=True):
     """SIGTERM or SIGINT came: Slurm, or the process that started the agent, ends the node. Or `HURRY`."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(msgspec.Struct, frozen=True):
     """This process has stood still for so long in a suspension of the job, or none has come."""
 
     stood_still_s: float
 
 
-@dataclass(slots=True)
-class Cycle:
+class Cycle(msgspec.Struct):
     """The cycle of a replica that this node is in."""
 
     replica: str
     number: int
     assignment: Assignment
     began: float
-    pids: dict[int, int] = field(default_factory=dict)
-    environments: dict[int, dict[str, str]] = field(default_factory=dict)  # what a rank was given, but for its slot's
+    pids: dict[int, int] = {}
+    environments: dict[int, dict[str, str]] = {}  # what a rank was given, but for its slot's
     slot_names: frozenset[str] = frozenset()  # of the variables by which a worker reports: of no other process
-    running: set[int] = field(default_factory=set)
-    reported: set[int] = field(default_factory=set)  # ranks whose failure or hang the controller knows of
-    peers_lost: set[int] = field(default_factory=set)  # ranks that ended because they had lost a peer
-    terminated: dict[int, float] = field(default_factory=dict)  # rank → when it died by SIGTERM, not yet reported
+    running: set[int] = set()
+    reported: set[int] = set()  # ranks whose failure or hang the controller knows of
+    peers_lost: set[int] = set()  # ranks that ended because they had lost a peer
+    terminated: dict[int, float] = {}  # rank → when it died by SIGTERM, not yet reported
     warm: int = 0  # how many of its workers were forked from a warm process
     cold: str | None = None  # why the others were not, where the role has one
     modules_file: Path | None = None  # where a worker writes down what it imports
@@ -77,8 +74,7 @@ class Cycle:
         return set(range(first, first + self.assignment.workers))
 
 
-@dataclass(frozen=True, slots=True)
-class Failing:
+class Failing(msgspec.Struct, frozen=True):
     """A worker's interpreter reports that it is about to end with an uncaught exception. `at`: when, on the monotonic
     clock; None: it does not say."""
 
@@ -88,23 +84,20 @@ class Failing:
     at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Terminated:
+class Terminated(msgspec.Struct, frozen=True):
     """A worker died by SIGTERM some moments ago."""
 
     cycle: Cycle
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """All workers of the cycle ended with 0 some moments ago."""
 
     cycle: Cycle
 
 
-@dataclass(frozen=True, slots=True)
-class Hung:
+class Hung(msgspec.Struct, frozen=True):
     """A worker lives and makes no progress, for so long; `why` is one sentence."""
 
     rank: int
@@ -113,8 +106,7 @@ class Hung:
     silent_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StacksOnFile:
+class StacksOnFile(msgspec.Struct, frozen=True):
     """Rank → path below the job folder, and → its innermost line."""
 
     files: dict[int, str]
@@ -122,8 +114,7 @@ class StacksOnFile:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Dumped:
+class Dumped(msgspec.Struct, frozen=True):
     """Stacks were written down: because of a hang, on request, or before a stop that goes on with `then`."""
 
     cycle: Cycle
@@ -134,8 +125,7 @@ class Dumped:
     then: Callable[[], object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Crash:
+class Crash(msgspec.Struct, frozen=True):
     """A task beside the loop failed unexpectedly: the agent ends, and its node counts as lost."""
 
     error: BaseException

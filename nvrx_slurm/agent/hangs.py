@@ -21,8 +21,10 @@ deadline, and one that is still to come has not passed: a torn reading never mak
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from nvrx_slurm.jobspec.model import HangSpec
 from nvrx_slurm.workload.layout import OTHERS
@@ -40,8 +42,7 @@ STEP = ""
 Seen = Mapping[str, tuple[int, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(msgspec.Struct, frozen=True):
     """A worker of this cycle that runs, or (`ended_ok_ns`) that has ended with exit code 0."""
 
     rank: int
@@ -51,8 +52,7 @@ class Watched:
     ended_ok_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+class Hang(msgspec.Struct, frozen=True):
     """A deadline that has passed: `why` for people; `since_s` is how long ago it began to run."""
 
     rank: int
@@ -63,8 +63,7 @@ class Hang:
     step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Deadline:
+class _Deadline(msgspec.Struct, frozen=True):
     """A deadline. The reason of its hang is `before`, how long it has lasted, `after`."""
 
     rank: int

@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from nvrx_slurm.agent.machine import ControllerConnection, Holdable
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
@@ -41,8 +42,7 @@ TRIM_EVERY = 16
 OUTLIVE_S = 14 * 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerSilent:
+class ControllerSilent(msgspec.Struct, frozen=True):
     """No controller has shown a sign of life for the control plane's grace."""
 
     for_s: float

@@ -8,8 +8,9 @@ import random
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from nvrx_slurm.agent.log_reader import LogReader
 from nvrx_slurm.agent.node_health import NodeHealth
@@ -72,8 +73,7 @@ class ProvenConnection:
         self._connection.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinuxMachine:
+class LinuxMachine(msgspec.Struct, frozen=True, kw_only=True):
     """This node. `runtime`: its folder in memory, which workers and agent share, and `lock` what locks it; `token`:
     proves connections."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from nvrx_slurm.diagnostics import resources
 from nvrx_slurm.diagnostics.kernel import KernelLog
@@ -34,8 +35,7 @@ LOOK_S = 1.0
 _Line = tuple[float, str]
 
 
-@dataclass(slots=True)
-class _Since:
+class _Since(msgspec.Struct):
     """What was known of the node when the cycle began: all later is news. `kernel` is None where its log cannot be
     read; `why` says why not."""
 

@@ -12,8 +12,9 @@ import os
 import queue
 import selectors
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from nvrx_slurm.agent.peers import TAIL_BYTES
 from nvrx_slurm.util.clock import Clock
@@ -28,14 +29,13 @@ LONGEST_LINE_BYTES = 16 << 10
 QUEUED_CHUNKS = 4096
 
 
-@dataclass(slots=True)
-class _Source:
+class _Source(msgspec.Struct):
     pipe: int
     file: int
     prefix: bytes
     rank: int
     times: TimeMarks
-    partial: bytearray = field(default_factory=bytearray)
+    partial: bytearray = msgspec.field(default_factory=bytearray)
 
 
 class Output:

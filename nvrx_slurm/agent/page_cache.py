@@ -27,10 +27,11 @@ import platform
 import random
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+
+import msgspec
 
 from nvrx_slurm.diagnostics.resources import available_bytes, format_size, memory_cgroup
 from nvrx_slurm.util.clock import Clock
@@ -68,8 +69,7 @@ _IOPRIO_WHO_PROCESS, _IOPRIO_CLASS_IDLE, _IOPRIO_CLASS_SHIFT = 1, 3, 13
 _Key = tuple[int, int, int, int]
 
 
-@dataclass(slots=True)
-class _Order:
+class _Order(msgspec.Struct):
     """What to read. `is_over`: set by the loop, read by the thread between two chunks."""
 
     patterns: tuple[str, ...]
@@ -79,8 +79,7 @@ class _Order:
     is_over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """A file that matches."""
 
     path: str
@@ -95,8 +94,7 @@ class Found:
         return self.key[3]
 
 
-@dataclass(slots=True)
-class Look:
+class Look(msgspec.Struct):
     """What one look has read. `problem`: of the first file that could not be read."""
 
     files: int = 0
@@ -105,8 +103,7 @@ class Look:
     problem: str = ""
 
 
-@dataclass(slots=True)
-class PageCache:
+class PageCache(msgspec.Struct):
     """Every method is called from the event loop, and returns at once. `every_s`, `spread_s`: for tests."""
 
     clock: Clock
@@ -119,7 +116,7 @@ class PageCache:
     _again: bool = False  # look again when the thread has ended
     _timer: asyncio.TimerHandle | None = None
     _checkpoints: int = 0
-    _read: set[_Key] = field(default_factory=set)  # the thread's own: there is only one
+    _read: set[_Key] = set()  # the thread's own: there is only one
 
     def begin(
         self, patterns: Sequence[str], workdir: str | Path, memory: int | None, ranks: Iterable[int] | None = None

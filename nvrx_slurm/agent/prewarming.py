@@ -19,10 +19,11 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from nvrx_slurm.agent.events import Cycle
 from nvrx_slurm.agent.machine import BoardPort, StacksPort, WorkersPort
@@ -59,8 +60,7 @@ LEARN_S = 120.0
 State = Literal["probing", "warming", "ready", "ended", "off"]
 
 
-@dataclass(slots=True)
-class RoleWarmth:
+class RoleWarmth(msgspec.Struct):
     """A role and its warm process. `imports`: None until they are learned; `skipped`: module → why it is not imported
     there; `until`: how long workers wait for it; `settled`: it does not warm up now; `is_learned`: by this node."""
 
@@ -70,13 +70,13 @@ class RoleWarmth:
     is_learned: bool = False
     state: State = "probing"
     why: str | None = None
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = {}
     began: float = 0.0
     until: float = 0.0
     attempt: int = 0
     refusals: int = 0
     ends: int = 0
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    settled: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
 class Prewarming:

@@ -14,9 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 import nvrx_slurm
 from nvrx_slurm.agent import supervisor
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 log = get_logger("agent")
 
 
-@dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(msgspec.Struct, frozen=True):
     """A worker runs. `warm`: it was forked from its role's warm process; `cold`: why it was not, though asked for."""
 
     rank: int
@@ -44,16 +44,14 @@ class Spawned:
     cold: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WarmSaid:
+class WarmSaid(msgspec.Struct, frozen=True):
     """What the warm process of a role has said, or `ended` and how: the words of `nvrx_warm.py`."""
 
     role: str
     words: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(msgspec.Struct, frozen=True):
     """A worker ended (or could not be started: `error`). `at`: when, on the monotonic clock; `sent`: the signals with
     which the supervisor had asked it to."""
 
@@ -65,8 +63,7 @@ class Exited:
     sent: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Tearing:
+class Tearing(msgspec.Struct, frozen=True):
     """A teardown is in this phase, and gives it `ends_in_s` more seconds. `left`: up to 64 processes still there."""
 
     phase: Phase
@@ -74,8 +71,7 @@ class Tearing:
     ends_in_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(msgspec.Struct, frozen=True):
     """No worker and no descendant of one is left, but for `survivors` that not even SIGKILL ended.
 
     `lapsed`: the agent had not asked for it; the lease had not been renewed.
@@ -85,20 +81,17 @@ class Stopped:
     lapsed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorDied:
+class SupervisorDied(msgspec.Struct, frozen=True):
     """The supervisor was killed; what it had started is dead, but for `survivors` that not even SIGKILL ended."""
 
     survivors: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(msgspec.Struct, frozen=True):
     """The workers live by an ordinary lease again, and the kernel's timer with them."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandExited:
+class CommandExited(msgspec.Struct, frozen=True):
     """A command that ran beside a worker has ended, or could not be run."""
 
     request: str

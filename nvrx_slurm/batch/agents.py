@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode
 from nvrx_slurm.journal.records import AgentsStarted
@@ -71,8 +72,7 @@ def step_command(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...
     return (command[0], "--overlap", "--mem=0", f"--nodelist={','.join(nodes)}", *changed)
 
 
-@dataclass(slots=True)
-class _Missing:
+class _Missing(msgspec.Struct):
     """A node without an agent. `step_ended`: with all others of its step."""
 
     since: float
@@ -81,20 +81,18 @@ class _Missing:
     looks: int = 0
 
 
-@dataclass(slots=True)
-class _Starts:
+class _Starts(msgspec.Struct):
     """How many agents in a row were started on a node, the last one `at`, that ended soon."""
 
     count: int = 0
     at: float = 0.0
 
 
-@dataclass(eq=False, slots=True)
-class Step:
+class Step(msgspec.Struct, eq=False):
     """One srun, and the nodes whose agent it has started."""
 
     process: Process
-    nodes: set[str] = field(default_factory=set)
+    nodes: set[str] = set()
 
 
 class AgentSteps:

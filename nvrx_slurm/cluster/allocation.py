@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from nvrx_slurm.cluster.base import prepare_folder
@@ -51,8 +51,7 @@ LAYOUT = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(msgspec.Struct, frozen=True):
     """A running job of Slurm's. `nodes`: those that it holds now, in Slurm's order."""
 
     job_id: str

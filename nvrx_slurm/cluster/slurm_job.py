@@ -7,8 +7,9 @@ taken down at once: it counts one restart more, or its state is PREEMPTED (slurm
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from nvrx_slurm.cluster.commands import child_environment_for, is_set_up
 from nvrx_slurm.cluster.slurm_nodes import said
@@ -25,8 +26,7 @@ _TAKEN: dict[str, Literal["time_limit", "agents_gone"]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmJob:
+class SlurmJob(msgspec.Struct, frozen=True):
     """`preempted`: Slurm takes its nodes back; `has_grace`: later, not at once. `may_requeue`: its user allows it,
     and Slurm has not done it. `taken`: why Slurm ends the job, or has ended it; None: it runs, or is preempted."""
 

@@ -15,8 +15,10 @@ import os
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+
+import msgspec
+from msgspec.structs import replace
 
 from nvrx_slurm.cluster.commands import child_environment_for, is_set_up
 from nvrx_slurm.cluster.slurm_text import number_of, settings_of
@@ -37,8 +39,7 @@ SLURMD_ANSWERS_S = 3.0
 IN_UTC = {"TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmNode:
+class SlurmNode(msgspec.Struct, frozen=True):
     """One node. `state` is Slurm's text, such as `DOWN+NOT_RESPONDING`; `booted_at` is seconds since the epoch;
     `addr` and `port`: where its slurmd listens (port None: where those of most nodes do)."""
 

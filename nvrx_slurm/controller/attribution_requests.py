@@ -7,7 +7,8 @@ about the failed cycle, so that a controller that takes over sends the same requ
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from nvrx_slurm.controller.attribution_broker import AttributionBroker
 from nvrx_slurm.core.state import Job, NodeState, Phase, RestartDecision
@@ -34,13 +35,12 @@ _CycleRecord = (
 )
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(msgspec.Struct):
     """What the journal holds about one cycle."""
 
     started_at: float = 0.0
-    pids: dict[int, int] = field(default_factory=dict)
-    failed: dict[int, WorkerFailed] = field(default_factory=dict)
+    pids: dict[int, int] = {}
+    failed: dict[int, WorkerFailed] = {}
     judged: AttributionJudged | None = None
     decided: RestartDecided | None = None
     settled: bool = False

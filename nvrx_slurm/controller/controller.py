@@ -16,7 +16,6 @@ import contextlib
 import math
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -111,8 +110,7 @@ ORDERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class InboundFact:
+class InboundFact(msgspec.Struct, frozen=True):
     """A fact on its way to the core. `inbox_id`: its place in the inbox, if it came from there; `since`: a moment on
     this process's monotonic clock at which it was not yet there."""
 
@@ -121,16 +119,15 @@ class InboundFact:
     since: float | None = None
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct):
     """What one commit carries."""
 
-    entries: list[Entry] = field(default_factory=list)
-    orders: list[Record] = field(default_factory=list)
-    rendezvous: list[Rendezvous] = field(default_factory=list)
+    entries: list[Entry] = []
+    orders: list[Record] = []
+    rendezvous: list[Rendezvous] = []
     cursor: str = ""
     shutdown: Shutdown | None = None
-    nodes: set[str] = field(default_factory=set)  # whose agent has joined, or is gone
+    nodes: set[str] = set()  # whose agent has joined, or is gone
 
 
 class Controller:

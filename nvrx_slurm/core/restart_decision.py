@@ -13,8 +13,8 @@ and `take_evidence` replaces the failure when what ended the peer is reported (`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from nvrx_slurm.core import cause, limits
@@ -40,8 +40,7 @@ KEPT = 8
 RESTARTS = ("restart_replica", "restart_job")
 
 
-@dataclass(frozen=True, slots=True)
-class AggregatedVerdict:
+class AggregatedVerdict(msgspec.Struct, frozen=True):
     """All answers as one verdict; `why` names each source's answer."""
 
     verdict: Verdict

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
+
+import msgspec
 
 from nvrx_slurm.jobspec.model import OnFailure
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
@@ -35,8 +36,7 @@ class Phase(StrEnum):
     FAILED = "failed"  # ended by a failure that its role ignores
 
 
-@dataclass(slots=True)
-class Node:
+class Node(msgspec.Struct):
     """One node of the allocation, and the agent process (`incarnation`) that represents it."""
 
     name: str
@@ -51,15 +51,14 @@ class Node:
     outlives_lease: bool = False  # its workers do: it was suspended, and has not reported that it has resumed
     deaths: int = 0
     excused: bool = False  # its agent's next end is not counted: Slurm ended the step of all agents
-    former: set[str] = field(default_factory=set)
+    former: set[str] = set()
 
     @property
     def alive(self) -> bool:
         return self.state not in (NodeState.EXPECTED, NodeState.LOST, NodeState.LEFT)
 
 
-@dataclass(slots=True)
-class Stamps:
+class Stamps(msgspec.Struct):
     """When each phase of a recovery ended, on the store's clock."""
 
     noticed: float
@@ -69,8 +68,7 @@ class Stamps:
     spawned: float | None = None
 
 
-@dataclass(slots=True)
-class Replica:
+class Replica(msgspec.Struct):
     """One world of ranks: its open rendezvous, or its running cycle.
 
     `unsafe`: its lost nodes whose death is not proven → the moment from which their workers are dead all the
@@ -82,26 +80,26 @@ class Replica:
     phase: Phase = Phase.RENDEZVOUS
     cycle: int = -1
     order: tuple[str, ...] = ()  # group-rank order of the last closed rendezvous; in an open one, who is preferred
-    awaited: set[str] = field(default_factory=set)  # preferred nodes that may still get ready
-    ready: set[str] = field(default_factory=set)  # preferred nodes that are
+    awaited: set[str] = set()  # preferred nodes that may still get ready
+    ready: set[str] = set()  # preferred nodes that are
     opened_at: float = 0.0
     last_call_at: float | None = None
     short_since: float | None = None  # too few nodes are left, and no more can come
-    started: set[str] = field(default_factory=set)  # nodes whose workers of the running cycle have started
-    stepped: set[str] = field(default_factory=set)  # nodes that have reported the first step of it
+    started: set[str] = set()  # nodes whose workers of the running cycle have started
+    stepped: set[str] = set()  # nodes that have reported the first step of it
     has_run: bool = False  # on any node, in any cycle: its program can be executed
     unrunnable: bool = False  # its last cycle failed since its program could not be
-    done: set[str] = field(default_factory=set)
+    done: set[str] = set()
     first_done_at: float | None = None
-    unsafe: dict[str, float] = field(default_factory=dict)
-    leaving: dict[str, DrainAsked] = field(default_factory=dict)  # drained nodes that the open rendezvous replaces
+    unsafe: dict[str, float] = {}
+    leaving: dict[str, DrainAsked] = {}  # drained nodes that the open rendezvous replaces
     stamps: Stamps | None = None
     began_at: float = 0.0  # when the last rendezvous closed
     crashes: int = 0  # how many cycles in a row have crashed (`backoff`)
     pause_until: float | None = None  # the open rendezvous closes no sooner
     paused: bool = False  # the rendezvous could close, and waits for that
     held: bool = False  # the rendezvous could close, and waits for a verdict
-    restarted_at: list[float] = field(default_factory=list)  # after failed workers
+    restarted_at: list[float] = []  # after failed workers
     first_step: int | None = None  # that a worker reported, of the running cycle or of the one that has just failed
     reached: int | None = None  # its highest
     best_step: int | None = None  # the highest of the cycles before it
@@ -112,8 +110,7 @@ class Replica:
         return self.phase in (Phase.DONE, Phase.FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """What went wrong in a cycle: by the first report, or by the best evidence since (`cause.py`). A lost node spends
     spares, a failed worker spends the budget."""
 
@@ -130,8 +127,7 @@ class Failure:
     misconfigured: bool = False  # an option of the worker's in-process wrapper is wrong
 
 
-@dataclass(slots=True)
-class RestartDecision:
+class RestartDecision(msgspec.Struct):
     """A failure whose consequence is pending: see `restart_decision.py`.
 
     `waits`: a STOP may end the job, so no rendezvous closes before the answers or `due_at`. `holds`: replicas whose
@@ -152,34 +148,33 @@ class RestartDecision:
     noticed: float
     is_symptom: bool
     asked: bool = False  # the sources, about `failure`
-    answers: dict[str, Attribution] = field(default_factory=dict)
+    answers: dict[str, Attribution] = {}
     held_at: float | None = None  # since when a rendezvous has waited for it
     judged: bool = False  # its answers have been read
     decided: bool = False  # what follows is settled
 
 
-@dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct):
     """The whole of a job's state. `standby` is the shared pool of hot spares."""
 
     plan: Plan
     generation: int = 0
     started_at: float = 0.0
-    nodes: dict[str, Node] = field(default_factory=dict)
-    expected: set[str] = field(default_factory=set)  # an agent is being started there
+    nodes: dict[str, Node] = {}
+    expected: set[str] = set()  # an agent is being started there
     expected_until: float = 0.0
-    standby: set[str] = field(default_factory=set)
-    wanted_by: dict[str, str] = field(default_factory=dict)  # node → the open rendezvous that prefers it
-    replicas: dict[str, Replica] = field(default_factory=dict)
-    seen: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)  # role → what `Learned` has reported
-    requests: set[str] = field(default_factory=set)  # of users, that were answered
-    drained: set[str] = field(default_factory=set)  # nodes that get no ranks, whether they are here or not
+    standby: set[str] = set()
+    wanted_by: dict[str, str] = {}  # node → the open rendezvous that prefers it
+    replicas: dict[str, Replica] = {}
+    seen: dict[str, dict[str, tuple[int, float]]] = {}  # role → what `Learned` has reported
+    requests: set[str] = set()  # of users, that were answered
+    drained: set[str] = set()  # nodes that get no ranks, whether they are here or not
     # (replica, cycle) → the decision on that cycle's failure; of this generation only
-    restart_decisions: dict[tuple[str, int], RestartDecision] = field(default_factory=dict)
-    suspects: set[str] = field(default_factory=set)  # nodes that other jobs' evidence blames
-    blamed: set[str] = field(default_factory=set)  # nodes that this job's does
-    nodes_lost_at: list[float] = field(default_factory=list)
-    requeued_at: list[float] = field(default_factory=list)
+    restart_decisions: dict[tuple[str, int], RestartDecision] = {}
+    suspects: set[str] = set()  # nodes that other jobs' evidence blames
+    blamed: set[str] = set()  # nodes that this job's does
+    nodes_lost_at: list[float] = []
+    requeued_at: list[float] = []
     shutdown: Shutdown | None = None
     shutdown_deadline: float = 0.0
     suspended_at: float | None = None  # Slurm suspends the job: nothing is decided until it has been resumed

@@ -7,7 +7,7 @@ more until it has stood still itself, or should have. Then every deadline moves 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nvrx_slurm.core import membership
 from nvrx_slurm.core.state import Job

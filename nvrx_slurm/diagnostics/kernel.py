@@ -11,8 +11,9 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 KMSG = Path("/dev/kmsg")
 LONGEST_RECORD_BYTES = 8192
@@ -24,8 +25,7 @@ _RECORD = re.compile(rb"(\d+),\d+,(\d+),[^;]*;([^\n]*)", re.DOTALL)
 _ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 
 
-@dataclass(frozen=True, slots=True)
-class KernelMessage:
+class KernelMessage(msgspec.Struct, frozen=True):
     """One message. `at_s`: by the kernel's clock, which starts with the machine; `facility` 0: the kernel itself."""
 
     at_s: float

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 PROC = Path("/proc")
 
@@ -75,8 +76,7 @@ _V2 = ("memory.events", "memory.current", "memory.max")
 _NO_LIMIT_BYTES = 1 << 60  # v1 says "none" by the largest number of pages
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryCgroup:
+class MemoryCgroup(msgspec.Struct, frozen=True):
     """One folder of the memory controller, with the names that its files have there."""
 
     folder: Path

@@ -14,8 +14,9 @@ import contextlib
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec.site import state_folder
@@ -26,8 +27,7 @@ from nvrx_slurm.util.ownership import open_private_folder
 log = get_logger("index")
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedJob:
+class IndexedJob(msgspec.Struct, frozen=True):
     """One entry. `folder`: the job's own folder, which may be gone; `at`: when the job was submitted."""
 
     job_id: str

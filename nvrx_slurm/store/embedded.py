@@ -11,9 +11,10 @@ import socket
 import subprocess
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
+
+import msgspec
 
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.store.link import short_path
@@ -63,8 +64,7 @@ def new_socket_name(folder: Path) -> str | None:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
+class Certificate(msgspec.Struct, frozen=True):
     """A certificate for one job's store: files in PEM. It is pinned: `store.json` holds it, and clients trust no
     other."""
 

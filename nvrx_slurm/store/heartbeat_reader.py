@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from redis import exceptions as failures
 
 from nvrx_slurm.errors import MalformedRecord, StoreUnreachable, UntrustedRecord
@@ -39,8 +39,7 @@ _START = b"0-0"
 PackedHeartbeat = tuple[float, bytes, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatBatch:
+class HeartbeatBatch(msgspec.Struct, frozen=True):
     """What one call of `read` brought.
 
     `now_s`: the server's clock, in seconds since the epoch. `beats`: every beat that the server had taken by then and

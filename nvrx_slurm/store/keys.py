@@ -6,11 +6,10 @@ that a Redis Cluster keeps all of a job in one slot. A record in a stream is its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class KeyInfo:
+class KeyInfo(msgspec.Struct, frozen=True):
     """One row of the table in `docs/store.md`."""
 
     pattern: str

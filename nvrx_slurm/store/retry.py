@@ -11,8 +11,9 @@ server, and at most once in a row. A site's own server, which other jobs use too
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum, auto
+
+import msgspec
 
 from nvrx_slurm.errors import StoreUnreachable
 
@@ -39,8 +40,7 @@ class Cause(Enum):
     COMMAND = auto()  # the server refuses this command: waiting does not help
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(msgspec.Struct, frozen=True):
     """Ask again after `pause_s`. `warning`: what to log now, if anything. `reconfigure`: send `IN_MEMORY` first.
     `reconnect`: on a new connection, since the server's name may lead to another one by then."""
 
@@ -50,8 +50,7 @@ class Retry:
     reconnect: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """End with this message."""
 
     message: str

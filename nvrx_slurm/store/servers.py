@@ -9,8 +9,9 @@ import re
 import shutil
 import stat
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from nvrx_slurm.errors import ConfigError, MissingProgramError
 
@@ -25,8 +26,7 @@ ON_PATH = ("valkey-server", "redis-server")
 _VERSION = re.compile(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerBinary:
+class ServerBinary(msgspec.Struct, frozen=True):
     """A server binary, and what it can do."""
 
     path: Path

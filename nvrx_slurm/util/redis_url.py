@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
 
 # What a `rediss://` URL of a site's store may end in: `?ssl_ca_certs=/path`. redis-py takes any attribute of
 # a connection there. An option that would turn a check off, holds a secret, or has no meaning is refused.
@@ -16,8 +17,7 @@ _SECRETS = ("password", "ssl_password", "credential_provider")
 _UNCHECKED = ("ssl_check_hostname", "ssl_cert_reqs", "ssl_include_verify_flags", "ssl_exclude_verify_flags")
 
 
-@dataclass(frozen=True, slots=True)
-class RedisUrl:
+class RedisUrl(msgspec.Struct, frozen=True):
     """`redis://[user@]host[:port][/database]`, `rediss://…` with `URL_OPTIONS`, or `unix://[user@]/path`.
 
     `path`: of a unix socket, else "". `tls`: the options of TLS, None without TLS.

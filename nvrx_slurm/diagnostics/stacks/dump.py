@@ -9,11 +9,12 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from nvrx_slurm.diagnostics.stacks import programs
 from nvrx_slurm.diagnostics.stacks.hook_client import DUMP_SIGNAL, HookAnswer, Unasked, ask, sweep
@@ -40,8 +41,7 @@ class DumpMethod(StrEnum):
     PROC = "proc only"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessDump:
+class ProcessDump(msgspec.Struct, frozen=True):
     """All that is known of a process. `state` is None if /proc did not answer in time, `method` if it has ended."""
 
     pid: int
@@ -51,8 +51,7 @@ class ProcessDump:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DumpReport:
+class DumpReport(msgspec.Struct, frozen=True):
     """What a dump has found.
 
     `files`: label → the file that was appended to. `answered`: how each living process was reached. `last_lines`:
@@ -111,8 +110,7 @@ async def dump(
     return DumpReport(files=writer.files(), answered=answered, last_lines=last_lines, problems=writer.problems())
 
 
-@dataclass(frozen=True, slots=True)
-class _Deadlines:
+class _Deadlines(msgspec.Struct, frozen=True):
     """One timeout, shared out, by the event loop's clock: to read /proc, to be answered, to run py-spy, to write."""
 
     look: float

@@ -10,9 +10,10 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
+
+import msgspec
 
 from nvrx_slurm.diagnostics.stacks.process import (
     descriptor_target,
@@ -39,8 +40,7 @@ class Unasked(Enum):
     NOT_NOW = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class PendingAnswer:
+class PendingAnswer(msgspec.Struct, frozen=True):
     """A process that got the signal: its answer starts at `offset` of `path`; `deaf` threads block the signal."""
 
     pid: int
@@ -50,8 +50,7 @@ class PendingAnswer:
     deaf: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class HookAnswer:
+class HookAnswer(msgspec.Struct, frozen=True):
     """What the hook printed; not `whole` where the bound passed before its end."""
 
     text: str

@@ -9,16 +9,16 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 LONGEST_CMDLINE = 400
 MOST_FILES = 64
 MOST_THREADS = 512
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadStatus:
+class ThreadStatus(msgspec.Struct, frozen=True):
     """One thread: its state letter (R, S, D, T, t, Z), and its signal masks, where bit n-1 stands for signal n.
 
     `pending` counts what waits for this thread and what waits for the whole process.
@@ -36,8 +36,7 @@ class ThreadStatus:
         return self.state in "ZX"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessState:
+class ProcessState(msgspec.Struct, frozen=True):
     """A moment of a process. `threads` counts all; `waiting`: where they wait, most of them first."""
 
     pid: int

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from nvrx_slurm.util.threads import awaitable_thread
 
@@ -15,8 +16,7 @@ GPU_S = 2.0
 _REAP_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramOutput:
+class ProgramOutput(msgspec.Struct, frozen=True):
     """What a program printed, and whether it succeeded."""
 
     text: str

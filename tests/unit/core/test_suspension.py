@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 from nvrx_slurm.core.job import next_deadline
@@ -177,8 +177,8 @@ def moments(of: object, where: str = "job") -> Iterator[tuple[str, float]]:
     elif isinstance(of, dict):
         for key, value in of.items():
             yield from moments(value, f"{where}[{key}]")
-    elif is_dataclass(of):
-        for each in fields(of):
+    elif isinstance(of, msgspec.Struct):
+        for each in msgspec.structs.fields(of):
             if each.name not in NO_MOMENTS:
                 yield from moments(getattr(of, each.name), f"{where}.{each.name}")
 

@@ -11,8 +11,10 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
+
+import msgspec
+from msgspec.structs import replace
 
 
 class Nature(Enum):
@@ -32,8 +34,7 @@ class Finality(IntEnum):
     SURVIVED = 2
 
 
-@dataclass(frozen=True, slots=True)
-class TailLine:
+class TailLine(msgspec.Struct, frozen=True):
     """One of the last lines of a file. `offset`: of its first byte, in the unpacked file. `rank`: by the line's label
     or the file's name. Or several of them (`times`) that are of one `kind`, without their text: `condensed`."""
 
@@ -48,8 +49,7 @@ class TailLine:
         return nature(self.text) if self.kind is None else self.kind
 
 
-@dataclass(frozen=True, slots=True)
-class Aftermath:
+class Aftermath(msgspec.Struct, frozen=True):
     """How many lines of each kind the same rank printed afterwards, as far as the file's tail goes. `stepped`: it
     printed steps before."""
 

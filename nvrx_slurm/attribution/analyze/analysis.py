@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyze.aftermath import never_ends_the_rank
 from nvrx_slurm.attribution.analyze.attributing import SideEvidence, attribute, attribute_cycle
@@ -40,8 +40,7 @@ _WANTED_RECORDS = (b'"rendezvous_closed"', b'"round_closed"', b'"worker_failed"'
 Read = Callable[[Inquiry, Sequence[LogFile]], tuple[Scan, SideEvidence]]
 
 
-@dataclass(frozen=True, slots=True)
-class AnalysisResult:
+class AnalysisResult(msgspec.Struct, frozen=True):
     """An attribution, the last lines of the files (those of the blamed rank first), and what could not be read."""
 
     attribution: Attribution

@@ -10,7 +10,6 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,12 +57,11 @@ Identity = tuple[bytes, tuple[tuple[int, int, int, int], ...]]
 _Gather = Callable[..., AnalysisResult]
 
 
-@dataclass(slots=True, eq=False)
-class _Computation:
+class _Computation(msgspec.Struct, eq=False):
     """One analysis and those who wait for it. `rules_say` is set before the language model answers."""
 
     task: asyncio.Task[Attribution] | None = None
-    stop: threading.Event = field(default_factory=threading.Event)
+    stop: threading.Event = msgspec.field(default_factory=threading.Event)
     askers: int = 0
     rules_say: Attribution | None = None
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from nvrx_slurm.attribution.analyze.aftermath import Nature, TailLine, nature
 from nvrx_slurm.attribution.analyze.cause import beside, causes, consequences, first
@@ -41,14 +42,13 @@ _LONGEST_LAST = 120
 _TRANSIENT = {Verdict.STOP: False, Verdict.RESTART: True}
 
 
-@dataclass(frozen=True, slots=True)
-class SideEvidence:
+class SideEvidence(msgspec.Struct, frozen=True):
     """What is known beside the scan. `tails`: file → its last lines. `stacks`: rank → innermost frame of its main
     thread. `dumps`: of the flight recorder. `earlier`: how the cycles before ended, newest first. `problems`: files
     that could not be read."""
 
-    tails: Mapping[str, tuple[TailLine, ...]] = field(default_factory=dict)
-    stacks: Mapping[int, str] = field(default_factory=dict)
+    tails: Mapping[str, tuple[TailLine, ...]] = {}
+    stacks: Mapping[int, str] = {}
     dumps: tuple[Dump, ...] = ()
     earlier: tuple[CycleEnding, ...] = ()
     problems: tuple[str, ...] = ()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyze.findings import Finding
@@ -27,8 +27,7 @@ _TIMED_OUT = re.compile(r"time(?:d\s?|-)?out", re.IGNORECASE)
 _FAULTS_OF_THE_PROGRAM = {"mismatch": "collective_mismatch", "deadlock": "collective_deadlock"}
 
 
-@dataclass(frozen=True, slots=True)
-class Standstill:
+class Standstill(msgspec.Struct, frozen=True):
     """Where the ranks stand still. `kind`:
 
     missing      `ranks` have not entered the `call` that others wait in, and wait for no rank themselves
@@ -43,8 +42,7 @@ class Standstill:
     waiting: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MissingRanks:
+class MissingRanks(msgspec.Struct, frozen=True):
     """`ranks` were waited for; `how` says in words how that is known. `standstill`: what the flight recorder shows.
     `node`: they are all that this node has, and more than one."""
 

@@ -6,8 +6,9 @@ import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyze.aftermath import Nature, TailLine, condensed, nature
 from nvrx_slurm.attribution.analyze.attributing import SideEvidence

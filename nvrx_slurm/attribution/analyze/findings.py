@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import median
+
+import msgspec
+from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyze.aftermath import (
     Aftermath,
@@ -41,8 +43,7 @@ _LAST_LINES = 6
 _NUMBERS = ("rank", "pid", "local_rank")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """A line that a rule recognised. `t` is on the clock that all nodes share; None: the line has none. `since`: the
     line was not written before this time. `stepped`: its rank had made steps before, as far as the tail shows."""
 

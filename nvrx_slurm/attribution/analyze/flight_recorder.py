@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from nvrx_slurm.attribution.analyze.unpickling import NotPlainError, load_plain
 from nvrx_slurm.errors import MalformedRecord
@@ -25,8 +26,7 @@ class DumpError(MalformedRecord):
     """The bytes are no dump that can be read; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveCall:
+class CollectiveCall(msgspec.Struct, frozen=True):
     """One collective as a rank entered it. `seq` counts the group's collectives on that rank."""
 
     group: str
@@ -48,8 +48,7 @@ class CollectiveCall:
         return self.description if known else f"group {self.group}"
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
+class Dump(msgspec.Struct, frozen=True):
     """One rank's calls, in the order in which it made them, point-to-point ones left out. `members`: group → ranks,
     of the groups that the dump lists. `last`: group → number of the last collective in it that the rank entered."""
 

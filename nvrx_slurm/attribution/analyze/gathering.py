@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyze.analysis import AnalysisResult, analyze_logs
 from nvrx_slurm.attribution.analyze.attributing import SideEvidence

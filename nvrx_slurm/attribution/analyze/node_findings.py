@@ -13,7 +13,6 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -190,8 +189,7 @@ def decoded(data: bytes) -> NodeFindings:
     return decode(_unpack.decode, data, "findings")
 
 
-@dataclass(frozen=True, slots=True)
-class KnownRules:
+class KnownRules(msgspec.Struct, frozen=True):
     """A catalogue as the findings of many nodes are compared with it. `by_name`: its rules."""
 
     digest: str

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from nvrx_slurm.attribution.analyze.aftermath import Finality, Nature, nature
 from nvrx_slurm.attribution.analyze.collectives import known_ranks
@@ -35,8 +36,7 @@ _VAGUE = ("exception", "runtime_error")
 _LEAST_LINES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True):
     """Who reports the cause. `ranks` and `nodes`: those with the same line, numbers aside. `everywhere`: that is all
     ranks. `only_node`: a node whose installation is at fault, since others came further.
     `of_the_program`: the same unknown exception on all ranks of several nodes, before the first step."""

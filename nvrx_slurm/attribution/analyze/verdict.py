@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyze.aftermath import Finality
 from nvrx_slurm.attribution.analyze.findings import Finding
@@ -21,8 +23,7 @@ _QUOTED_PATH = re.compile(r"/[\w./-]*/")
 _LONGEST = 160
 
 
-@dataclass(frozen=True, slots=True)
-class CycleEnding:
+class CycleEnding(msgspec.Struct, frozen=True):
     """How one of the cycles before ended. `nodes`: where it began, as far as known."""
 
     fault: str
@@ -30,8 +31,7 @@ class CycleEnding:
     nodes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(msgspec.Struct, frozen=True):
     """How many of the last cycles, without a break, ended in the same way; and whether always on the same node."""
 
     times: int = 0
@@ -64,8 +64,7 @@ def repeat(now: CycleEnding, before: Sequence[CycleEnding]) -> Repeat:
 OUT_OF_MEMORY_FAULTS = frozenset({"host_oom"})
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEnding:
+class WorkerEnding(msgspec.Struct, frozen=True):
     """A failure that no line explains: what exit codes, signals and the agent report. `sentence` says what happened,
     `hint` where to look."""
 
@@ -154,8 +153,7 @@ _MAY_BE_A_GPU = ("nan_loss.check", "nan_loss.message", "nan_loss.anomaly", "nan_
 OF_THE_CLUSTER = (Scope.NODE, Scope.NETWORK, Scope.SCHEDULER)
 
 
-@dataclass(frozen=True, slots=True)
-class WeighedVerdict:
+class WeighedVerdict(msgspec.Struct, frozen=True):
     """A confidence from 0 to 1, and a verdict that it allows. `reasons`: why it is not the rule's own verdict."""
 
     confidence: float

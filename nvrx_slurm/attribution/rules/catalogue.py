@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import asdict
 
 from nvrx_slurm.attribution.rules.literals import SHORTEST, literals_of
@@ -27,8 +27,7 @@ _XID = re.compile(r"\{xid (?P<numbers>\d+(?:\|\d+)*)\}")
 _XID_IS = r"NVRM: Xid \((?:PCI:)?(?P<gpu>[\w:.]+)\): (?P<xid>%s)(?:,|\b)(?: pid='?(?P<pid>\d+))?"
 
 
-@dataclass(frozen=True, slots=True)
-class Regex:
+class Regex(msgspec.Struct, frozen=True):
     """A pattern that is compiled when it is first searched: of all rules a log needs a few."""
 
     pattern: bytes
@@ -38,8 +37,7 @@ class Regex:
         return _compiled(self.pattern, self.ignore_case).search(line)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """What one kind of line means.
 
     `pattern` is searched in one line, without its end and without ANSI codes. Its named groups say more: `rank`,
@@ -73,8 +71,7 @@ class Rule:
     environment: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogue:
+class Catalogue(msgspec.Struct, frozen=True):
     """Rules with unique names: the built-in ones in the order of their files, then the user's."""
 
     rules: tuple[Rule, ...]

@@ -7,8 +7,9 @@ import heapq
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
+
+import msgspec
 
 from nvrx_slurm.attribution.rules.catalogue import Rule
 from nvrx_slurm.attribution.scan.blocks import LogBlock, decoded, excerpt
@@ -78,8 +79,7 @@ def _merged(lines: Sequence[Iterator[Span]], *, reverse: bool = False) -> Iterat
     return (line for line, _ in itertools.groupby(heapq.merge(*lines, reverse=reverse)))
 
 
-@dataclass(frozen=True, slots=True)
-class Sheet:
+class Sheet(msgspec.Struct, frozen=True):
     """A file and what its lines need to be understood: whether `srun --label` numbered them, and when the file last
     changed (seconds since the epoch)."""
 
@@ -136,27 +136,24 @@ def _first_known(*values: _T | None) -> _T | None:
     return next((value for value in values if value is not None), None)
 
 
-@dataclass(slots=True)
-class _Late:
+class _Late(msgspec.Struct):
     """A block that may hold some of a rule's last lines. `lines`: those, at most 8; None: not searched for."""
 
     block: LogBlock
     lines: list[Span] | None
 
 
-@dataclass(slots=True)
-class _Tally:
+class _Tally(msgspec.Struct):
     """What a rule found in a file. `late`: lines that are no Hits yet, since later ones may replace them. `matched`:
     how many of its lines were matched one by one."""
 
     matched: int = 0
-    first: list[Hit] = field(default_factory=list)
-    last: collections.deque[Hit] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
-    late: collections.deque[_Late] = field(default_factory=collections.deque)
+    first: list[Hit] = []
+    last: collections.deque[Hit] = msgspec.field(default_factory=lambda: collections.deque(maxlen=KEPT))
+    late: collections.deque[_Late] = msgspec.field(default_factory=collections.deque)
 
 
-@dataclass(slots=True)
-class _Below:
+class _Below(msgspec.Struct):
     """A traceback whose exception's line was not yet read: the rule, its match in the header, who writes it."""
 
     number: int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from nvrx_slurm.attribution.rules.catalogue import Rule
 
@@ -23,8 +24,7 @@ KEPT = 8
 TAIL_LINES = 20
 
 
-@dataclass(frozen=True, slots=True)
-class LogFile:
+class LogFile(msgspec.Struct, frozen=True):
     """One file, and whose output it holds, as far as its path shows. `rank` is the global one."""
 
     path: Path
@@ -33,8 +33,7 @@ class LogFile:
     kind: LogKind
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(msgspec.Struct, frozen=True):
     """A line that a rule recognises.
 
     `line` counts the file's newlines, from 1. `offset` is where the line's text begins, in bytes of the file's text:
@@ -60,8 +59,7 @@ class Hit:
     offset: int
 
 
-@dataclass(slots=True)
-class FileScan:
+class FileScan(msgspec.Struct):
     """What was read of one file, beside its hits.
 
     `size_bytes`: of its text. `tail`: its last lines, at most 20. `head`: its first line that is not empty. `first_t`
@@ -79,8 +77,7 @@ class FileScan:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(msgspec.Struct, frozen=True):
     """What was read and found.
 
     `hits` are in the order of `files` and lines; of each file and rule the first 8 and the last 8. Noise has none,
@@ -90,7 +87,7 @@ class Scan:
 
     hits: tuple[Hit, ...]
     files: tuple[LogFile, ...]
-    reads: Mapping[Path, FileScan] = field(default_factory=dict)
+    reads: Mapping[Path, FileScan] = {}
     problems: tuple[str, ...] = ()
 
     @property

@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
+
+import msgspec
 
 _SRUN = re.compile(rb" *(\d{1,6}): ?")
 _PDSH = re.compile(rb"([A-Za-z][\w.-]*\d[\w.-]*): (?= *\d{1,6}: |\[)")
@@ -42,8 +43,7 @@ _LEAST_LABELLED = 0.8
 _LOOKED_AT = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(msgspec.Struct, frozen=True):
     """What a line begins with. `begin`: where the line proper begins, after labels and an exception group's
     gutter. `local_rank`: a rank within its node. `process`: the one that Ray names."""
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+import msgspec
 
 from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, decoded, excerpt
 from nvrx_slurm.attribution.scan.model import MOST_DIGITS
@@ -95,8 +96,7 @@ _FOREIGN = 8
 _FRAMES_KEPT = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Traceback:
+class Traceback(msgspec.Struct, frozen=True):
     """`frames` innermost last; `cause`: the last line of the first exception of a chain; `stamped`: the lines that
     may have its time stamp, its header and the one before; `non_fatal`: why it may have ended no process."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyze.findings import Finding
 from nvrx_slurm.attribution.analyze.verdict import Repeat, WeighedVerdict, weigh

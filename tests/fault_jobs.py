@@ -24,8 +24,8 @@ def fault_plan(
     spares: int = 0,
     **bounds: Any,
 ) -> Plan:
-    """A plain job of which `rank` (or several: `0,1`) has the fault in its first cycle (`all`: each, always), and all
-    wait at the gate."""
+    """A plain job of which `rank` (or several: `0,1`) has the fault in its first cycle (`first+second`: one in each
+    of its first cycles; `all`: each rank, always), and all wait at the gate."""
     command = (sys.executable, str(FAULT_WORKER), str(gate.port), fault, str(rank), *words)
     role = RolePlan(name="main", command=command, nodes_per_replica=nodes, workers_per_node=workers)
     return plan_of(base, role, spares=spares, **bounds)

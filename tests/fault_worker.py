@@ -1,6 +1,7 @@
 """A worker that comes to the test's gate, and then does what its fault is called after.
 
-argv: the gate's port, the fault, the ranks that have it in the first cycle (`all`: each, always), and more words.
+argv: the gate's port, the fault (several: `first+second`, one in each cycle from the first on), the ranks that have
+it (`all`: each, and the last fault in every cycle that follows), and more words.
 """
 
 import ctypes
@@ -11,9 +12,19 @@ import signal
 import socket
 import sys
 
-from nvrx_slurm.workload import beat, section
-
 GATE: socket.socket
+
+
+def beat(step: int) -> None:
+    from nvrx_slurm import workload  # here: most workers need none of it, and start by the dozen
+
+    workload.beat(step=step)
+
+
+def section(name: str, timeout: float):
+    from nvrx_slurm import workload
+
+    return workload.section(name, timeout=timeout)
 
 
 def wait() -> int:
@@ -177,8 +188,9 @@ def main() -> int:
     GATE = socket.create_connection(("127.0.0.1", int(port)))
     known = [f"{name}={env[name]}" for name in ("RANK", "NVRX_CYCLE", "NVRX_GENERATION", "NVRX_REPLICA", "NVRX_NODE")]
     GATE.sendall("\0".join([f"PID={os.getpid()}", *known]).encode() + b"\n")
-    strikes = ranks == "all" or (env["NVRX_CYCLE"] == "0" and env["RANK"] in ranks.split(","))
-    code = (globals()[fault] if strikes else well)()
+    faults, cycle = fault.split("+"), int(env["NVRX_CYCLE"])
+    strikes = ranks == "all" or (cycle < len(faults) and env["RANK"] in ranks.split(","))
+    code = (globals()[faults[min(cycle, len(faults) - 1)]] if strikes else well)()
     return code if code is not None else 0
 
 

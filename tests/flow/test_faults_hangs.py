@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
+from click.testing import CliRunner
 
+from nvrx_slurm.cli import cli
 from nvrx_slurm.jobspec.model import HangSpec
 from nvrx_slurm.journal.records import Learned, WorkerHung, WorkersDone
 from nvrx_slurm.util.processes import is_alive
@@ -16,51 +17,49 @@ from tests.fault_harness import child_of, until
 from tests.fault_jobs import causes, ends_well, fault_plan, printed
 
 
-def hang_of(job, gate, *, workers=2):
-    """The one hang of a job that then ends well."""
-    ends_well(job, gate, workers=workers, cycle=1)
-    (hung,) = job.said(WorkerHung)
-    assert causes(job) == [f"rank {hung.rank} on n1 hung: {hung.why}" + (f", in {hung.where}" if hung.where else "")]
-    return hung
+def hangs_of(job, gate, count):
+    """The hangs of a job's first cycles, by cycle; it then ends well."""
+    ends_well(job, gate, workers=2, cycle=count)
+    hangs = job.said(WorkerHung)
+    assert [hung.cycle for hung in hangs] == list(range(count))
+    wheres = [f", in {hung.where}" if hung.where else "" for hung in hangs]
+    assert causes(job) == [
+        f"rank {hung.rank} on n1 hung: {hung.why}{where}" for hung, where in zip(hangs, wheres, strict=True)
+    ]
+    return hangs
 
 
 def stacks_of(job, hung):
     return (job.folder.path / hung.stacks).read_text()
 
 
-def test_native_code_that_holds_the_gil(run_local, gate, tmp_path):
+def test_native_code_that_holds_the_gil_and_uninterruptible_sleep(run_local, gate, tmp_path):
     """Stuck where no other Python thread of it can run, a worker is found by its missing steps, its stack names the
-    line, and the replica starts again."""
-    bounds = HangSpec(step_timeout=1.0)
-    hung = hang_of(job := run_local(fault_plan(gate, tmp_path, "holds_the_gil", hang=bounds)), gate)
-    assert (hung.rank, hung.step) == (1, 7)
-    assert hung.why.startswith("no step for") and "after step 7" in hung.why
-    assert hung.where.endswith("in holds_the_gil")
-    assert "in holds_the_gil" in stacks_of(job, hung)
-
-
-def test_worker_in_uninterruptible_sleep(run_local, gate, tmp_path):
-    """In state D a worker cannot be asked: what the kernel says of it is on file, and the replica starts again."""
+    line, and the replica starts again. In state D a worker cannot be asked: what the kernel says of it is on file,
+    and the replica starts again."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    bounds = HangSpec(step_timeout=1.0)
-    plan = fault_plan(gate, tmp_path, "sleeps_uninterruptibly", str(fifo), hang=bounds, teardown__grace=1.0)
-    hung = hang_of(job := run_local(plan), gate)
-    assert (hung.rank, hung.step) == (1, 7)
-    assert "state    D" in stacks_of(job, hung)
+    bounds = {"hang": HangSpec(step_timeout=1.0), "teardown__grace": 1.0}
+    job = run_local(fault_plan(gate, tmp_path, "holds_the_gil+sleeps_uninterruptibly", str(fifo), **bounds))
+    stuck, asleep = hangs_of(job, gate, 2)
+    for hung in (stuck, asleep):
+        assert (hung.rank, hung.step) == (1, 7)
+    assert stuck.why.startswith("no step for") and "after step 7" in stuck.why
+    assert stuck.where.endswith("in holds_the_gil")
+    assert "in holds_the_gil" in stacks_of(job, stuck)
+    assert "state    D" in stacks_of(job, asleep)
 
 
-@pytest.mark.parametrize(
-    ("fault", "section"), [("hangs_in_an_outer_section", "checkpoint"), ("hangs_in_an_inner_section", "upload")]
-)
-def test_each_open_section_has_its_own_deadline(run_local, gate, tmp_path, fault, section):
+def test_each_open_section_has_its_own_deadline(run_local, gate, tmp_path):
     """Of two sections, one in the other, the one whose time is up is named; the other's does not hide it, and no step
     is missed meanwhile."""
-    hung = hang_of(run_local(fault_plan(gate, tmp_path, fault, hang=HangSpec(step_timeout=1000.0))), gate)
-    assert hung.rank == 1
-    assert hung.why.startswith(f'section "{section}" open for')
-    assert hung.why.endswith("(limit 1 s)")
-    assert hung.where.endswith("in wait_quietly")
+    fault = "hangs_in_an_outer_section+hangs_in_an_inner_section"
+    job = run_local(fault_plan(gate, tmp_path, fault, hang=HangSpec(step_timeout=1000.0)))
+    for hung, section in zip(hangs_of(job, gate, 2), ("checkpoint", "upload"), strict=True):
+        assert hung.rank == 1
+        assert hung.why.startswith(f'section "{section}" open for')
+        assert hung.why.endswith("(limit 1 s)")
+        assert hung.where.endswith("in wait_quietly")
 
 
 def test_worker_that_ends_while_its_agent_stands_still_has_not_hung(run_local, gate, tmp_path):
@@ -125,11 +124,11 @@ def test_live_worker_is_dumped_and_goes_on(run_local, gate, tmp_path):
     """`nvrx-slurm dump JOB --rank 1` prints what a stuck worker does now, and neither stops nor restarts it."""
     job = run_local(fault_plan(gate, tmp_path, "holds_the_gil"))
     before = gate.wait(2, cycle=0)
-    asked = [sys.executable, "-m", "nvrx_slurm", "dump", job.folder.job_id, "--rank", "1"]
-    asked += ["--folder", str(job.folder.path.parent), "--timeout", "30s"]
+    asked = ["dump", job.folder.job_id, "--rank", "1", "--folder", str(job.folder.path.parent), "--timeout", "30s"]
 
     def stuck():
-        done = subprocess.run(asked, capture_output=True, text=True, check=True)
+        done = CliRunner().invoke(cli, asked, standalone_mode=False)
+        assert done.exit_code == 0, done.output
         return done.stdout if "in holds_the_gil" in done.stdout else None
 
     said = until(stuck, "its stack tells where it is")

@@ -57,51 +57,37 @@ def test_eight_deaf_workers_of_64_cost_the_others_nothing(run_local, gate, tmp_p
     assert "teardown: terminate; left: rank 0, rank 8" in job.folder.node_log("n1").read_text()
 
 
-def test_daemon_of_a_worker_does_not_outlive_the_cycle(run_local, gate, tmp_path):
-    """A process that left its session and its parents, deaf to SIGTERM, is gone before the next cycle begins."""
-    job = run_local(fault_plan(gate, tmp_path, "leaves_a_daemon", workers=1, rank=0, teardown__grace=1.0))
+def test_what_a_worker_leaves_behind_does_not_outlive_the_cycle(run_local, gate, tmp_path):
+    """A process that left its session and its parents, deaf to SIGTERM, is gone before the next cycle begins. And 500
+    processes, deaf to SIGTERM, are killed, none left out."""
+    bounds = {"workers": 1, "rank": 0, "teardown__grace": 1.0}
+    job = run_local(fault_plan(gate, tmp_path, "leaves_a_daemon+has_500_children", **bounds))
     worker = gate.wait(1, cycle=0)[0]
     daemon = int(until(lambda: printed(job, 0).endswith(b"\n") and printed(job, 0), "it tells its daemon").split()[1])
     assert is_alive(daemon)
     worker.go(exit_code=7)
-    gate.wait(1, cycle=1)
+    worker = gate.wait(1, cycle=1)[0]
     assert not is_alive(daemon)
-    ends_well(job, gate, workers=1, cycle=1)
-
-
-def test_500_children_of_a_worker_do_not_outlive_the_cycle(run_local, gate, tmp_path):
-    """As many processes as that, deaf to SIGTERM, are killed, none left out."""
-    job = run_local(fault_plan(gate, tmp_path, "has_500_children", workers=1, rank=0, teardown__grace=1.0))
-    worker = gate.wait(1, cycle=0)[0]
-    until(lambda: printed(job, 0) == b"all there\n", "it has its children")
+    until(lambda: printed(job, 0, cycle=1) == b"all there\n", "it has its children")
     children = descendants(worker.pid)
     assert len(children) == 500
     worker.go(exit_code=7)
-    gate.wait(1, cycle=1)
+    gate.wait(1, cycle=2)
     wait_gone(children, timeout=0.0)
-    ends_well(job, gate, workers=1, cycle=1)
+    ends_well(job, gate, workers=1, cycle=2)
 
 
 def test_exception_is_told_before_the_worker_ends(run_local, gate, tmp_path):
-    """A worker that fails, and then never gets to its end, is restarted for what it failed with."""
-    job = run_local(fault_plan(gate, tmp_path, "raises_and_lingers", workers=1, rank=0, teardown__grace=1.0))
-    ends_well(job, gate, workers=1, cycle=1)
-    (failed,) = job.said(WorkerFailed)
-    assert (failed.exit_code, failed.error) == (1, "ValueError: no such layer: 49")
-    assert causes(job) == ["rank 0 on n1 failed: ValueError: no such layer: 49"]
-
-
-def test_failure_of_a_large_worker_is_told_while_it_goes(run_local, gate, tmp_path):
-    """A worker with 1 GB of memory is known to have failed by its own word, not by the end of its process."""
-    job = run_local(fault_plan(gate, tmp_path, "raises_with_a_gigabyte", workers=1, rank=0))
-    ends_well(job, gate, workers=1, cycle=1)
-    (failed,) = job.said(WorkerFailed)
-    assert (failed.exit_code, failed.error) == (1, "ValueError: no such layer: 49")
-
-
-def test_worker_out_of_memory_says_so(run_local, gate, tmp_path):
-    """A worker that gets no more memory is restarted, and the journal says that this was why."""
-    job = run_local(fault_plan(gate, tmp_path, "runs_out_of_memory", workers=1, rank=0))
-    ends_well(job, gate, workers=1, cycle=1)
-    (cause,) = causes(job)
-    assert cause.startswith("rank 0 on n1 failed: MemoryError")
+    """A worker that fails, and then never gets to its end, is restarted for what it failed with. One with 1 GB of
+    memory is known to have failed by its own word, not by the end of its process. One that gets no more memory is
+    restarted, and the journal says that this was why."""
+    fault = "raises_and_lingers+raises_with_a_gigabyte+runs_out_of_memory"
+    job = run_local(fault_plan(gate, tmp_path, fault, workers=1, rank=0, teardown__grace=1.0))
+    ends_well(job, gate, workers=1, cycle=3)
+    for failed in job.said(WorkerFailed)[:2]:
+        assert (failed.exit_code, failed.error) == (1, "ValueError: no such layer: 49")
+    lingers, large, no_memory = causes(job)
+    assert lingers == "rank 0 on n1 failed: ValueError: no such layer: 49"
+    assert large.startswith("rank 0 on n1 failed: ValueError: no such layer: 49")
+    assert no_memory.startswith("rank 0 on n1 failed: MemoryError")
+    assert len(job.said(WorkerFailed)) == 3

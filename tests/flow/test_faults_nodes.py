@@ -31,11 +31,12 @@ def all_joined(job, *nodes):
         job.agent_pid(node)
 
 
-def joined_again(job, node, times=2):
-    def often_enough(_):
-        return sum(record.node == node for record in job.said(NodeJoined)) >= times
+def joins(job, node):
+    return sum(record.node == node for record in job.said(NodeJoined))
 
-    job.when(often_enough, what=f"{node} joins for the {times}. time")
+
+def joined_again(job, node, times=2):
+    job.when(lambda _: joins(job, node) >= times, what=f"{node} joins for the {times}. time")
 
 
 def finish(job, gate, cycle):
@@ -48,72 +49,68 @@ def causes(job):
     return [record.cause for record in job.said(RestartDecided)]
 
 
-def test_killed_nodes_ranks_move_to_the_spare(run_local, gate, ledger):
-    """SIGKILL of all that runs on a node: known by its connection, one line tells why, and nobody overlaps."""
-    job = run_local(ledger.plan(gate))
-    gate.wait(4, cycle=0)
-    all_joined(job, "n3", "n4")
-    job.kill_node("n2")
-    finish(job, gate, cycle=1)
-    lost = job.said(NodeLost)[0]
-    assert (lost.cause, lost.safe_after_s) == ("connection_closed", 0.0)
-    assert causes(job) == ["n2 lost: connection to its agent closed"]
-
-
-@pytest.mark.parametrize(
-    "order",
-    [("workers", "supervisor", "agent"), ("supervisor", "workers", "agent"), ("agent", "supervisor", "workers")],
-    ids=lambda order: f"{order[0]}-first",
-)
-def test_thawed_node_takes_no_step(run_local, gate, ledger, order):
-    """All of a node is stopped, given up, and thawed in any order: its old workers take no step, and the node joins
-    anew, free."""
-    job = run_local(ledger.plan(gate, **QUICK))
-    gate.wait(4, cycle=0)
-    all_joined(job, "n3", "n4")
-    node = FrozenNode(job, "n2")
-    taken = ledger.steps(node="n2", cycle=0)
-    gate.wait(4, cycle=1)
-    job.expect(NodeFenced, node="n2")
-    node.thaw(order)
-    joined_again(job, "n2")
-    finish(job, gate, cycle=1)
-    assert ledger.steps(node="n2", cycle=0) == taken
-    assert causes(job) == ["n2 lost: heartbeat timeout"]
-
-
-def test_node_that_thaws_before_it_is_given_up_goes_on(run_local, gate, ledger):
-    """Stopped for less than the heartbeat timeout, a node loses nothing: no restart, no new worker."""
-    job = run_local(ledger.plan(gate, heartbeat__interval=0.2, heartbeat__timeout=20.0))
+def test_node_that_thaws_in_time_goes_on_and_a_killed_ones_ranks_move_to_the_spare(run_local, gate, ledger):
+    """Stopped for less than the heartbeat timeout, a node loses nothing: no restart, no new worker. SIGKILL of all
+    that runs on it: known by its connection, one line tells why, and nobody overlaps."""
+    job = run_local(ledger.plan(gate, spares=1, heartbeat__interval=0.2, heartbeat__timeout=20.0))
     before = gate.wait(4, cycle=0)
+    all_joined(job, "n3")
     node = FrozenNode(job, "n2")
     taken = ledger.steps(node="n2", cycle=0)
     at_work = ledger.steps(node="n1", cycle=0)
     until(lambda: ledger.steps(node="n1", cycle=0) > at_work + 100, "the other node works on")
     node.thaw()
     until(lambda: ledger.steps(node="n2", cycle=0) > taken + 10, "the thawed node works on")
-    finish(job, gate, cycle=0)
-    assert {line.pid for line in ledger.lines()} == {worker.pid for worker in before.values()}
-    assert job.said(NodeLost) == []
-
-
-def test_frozen_agent_alone_costs_the_node_its_workers(run_local, gate, ledger):
-    """Only the agent is stopped, its workers run on: they are killed before their ranks start elsewhere."""
-    job = run_local(ledger.plan(gate, **QUICK))
-    before = gate.wait(4, cycle=0)
-    all_joined(job, "n3", "n4")
-    agent = job.agent_pid("n2")
-    os.kill(agent, signal.SIGSTOP)
-    gate.wait(4, cycle=1)
-    wait_gone([before[2].pid, before[3].pid], timeout=0.0)
-    os.kill(agent, signal.SIGCONT)
-    joined_again(job, "n2")
+    job.kill_node("n2")
     finish(job, gate, cycle=1)
+    first = {line.pid for line in ledger.lines() if line.cycle == 0}
+    assert first == {worker.pid for worker in before.values()}
+    [lost] = job.said(NodeLost)
+    assert (lost.node, lost.cause, lost.safe_after_s) == ("n2", "connection_closed", 0.0)
+    assert causes(job) == ["n2 lost: connection to its agent closed"]
+
+
+ORDERS = [
+    ("workers", "supervisor", "agent"),
+    ("supervisor", "workers", "agent"),
+    ("agent", "supervisor", "workers"),
+]
+
+
+def test_thawed_node_takes_no_step(run_local, gate, ledger):
+    """All of a node is stopped, given up, and thawed, once in each order: its old workers take no step, and the node
+    joins anew, free. Then only an agent is stopped, its workers run on: they are killed before their ranks start
+    elsewhere."""
+    job = run_local(ledger.plan(gate, **QUICK))
+    workers = gate.wait(4, cycle=0)
+    all_joined(job, "n3", "n4")
+    frozen = []
+    for cycle, order in enumerate(ORDERS):
+        name = workers[2].env["NVRX_NODE"]
+        node, taken, joined = FrozenNode(job, name), ledger.steps(node=name, cycle=cycle), joins(job, name)
+        workers = gate.wait(4, cycle=cycle + 1)
+        frozen.append((name, cycle, taken))
+        fenced = [each for each, *_ in frozen]
+        job.when(lambda _: [record.node for record in job.said(NodeFenced)] == fenced, what=f"{fenced} fenced")  # noqa: B023  called at once
+        node.thaw(order)
+        joined_again(job, name, joined + 1)
+    name = workers[2].env["NVRX_NODE"]
+    agent, joined = job.agent_pid(name), joins(job, name)
+    os.kill(agent, signal.SIGSTOP)
+    gate.wait(4, cycle=4)
+    wait_gone([workers[2].pid, workers[3].pid], timeout=0.0)
+    os.kill(agent, signal.SIGCONT)
+    joined_again(job, name, joined + 1)
+    finish(job, gate, cycle=4)
+    for each, cycle, taken in frozen:
+        assert ledger.steps(node=each, cycle=cycle) == taken
+    assert causes(job)[:3] == [f"{each} lost: heartbeat timeout" for each, *_ in frozen]
 
 
 def test_without_a_fence_the_lease_ends_the_workers(run_local, gate, ledger):
     """Where no trap can be opened and only the agent is stopped, its supervisor kills the workers when their lease
-    lapses, and their ranks wait until that must have happened."""
+    lapses, and their ranks wait until that must have happened. Where all of a node is stopped, its supervisor,
+    thawed, finds the lease lapsed and kills the workers before anything else."""
     bounds = {**QUICK, "fence_timeout": 6.0}
     job = without_socket_filters(lambda: run_local(ledger.plan(gate, **bounds)))
     before = gate.wait(4, cycle=0)
@@ -124,31 +121,22 @@ def test_without_a_fence_the_lease_ends_the_workers(run_local, gate, ledger):
     after = gate.wait(4, cycle=1)
     assert {worker.env["NVRX_NODE"] for worker in after.values()} == {"n1", "n3"}
     assert job.expect(NodeLost, node="n2").safe_after_s > 0.0
-    assert job.said(NodeFenced) == []
     os.kill(agent, signal.SIGCONT)
     joined_again(job, "n2")
-    finish(job, gate, cycle=1)
-    assert "no fence" in job.folder.node_log("n2").read_text()
 
-
-def test_without_a_fence_the_supervisor_that_thaws_kills_first(run_local, gate, ledger):
-    """Where no trap can be opened and all of a node is stopped, its supervisor, thawed, finds the lease lapsed and
-    kills the workers before anything else."""
-    bounds = {**QUICK, "fence_timeout": 6.0}
-    job = without_socket_filters(lambda: run_local(ledger.plan(gate, **bounds)))
-    gate.wait(4, cycle=0)
-    all_joined(job, "n3", "n4")
-    node = FrozenNode(job, "n2")
-    taken = ledger.steps(node="n2", cycle=0)
-    job.expect(NodeLost, node="n2")
-    until(lambda: ledger.steps(node="n1", cycle=0) > taken, "others work on")
+    node = FrozenNode(job, "n3")
+    taken = ledger.steps(node="n3", cycle=1)
+    job.expect(NodeLost, node="n3")
+    until(lambda: ledger.steps(node="n1", cycle=1) > taken, "others work on")
     os.kill(node.supervisor, signal.SIGCONT)
     wait_gone(node.workers)
-    gate.wait(4, cycle=1)
+    gate.wait(4, cycle=2)
     node.thaw()
-    joined_again(job, "n2")
-    finish(job, gate, cycle=1)
-    assert ledger.steps(node="n2", cycle=0) == taken
+    joined_again(job, "n3")
+    finish(job, gate, cycle=2)
+    assert ledger.steps(node="n3", cycle=1) == taken
+    assert job.said(NodeFenced) == []
+    assert "no fence" in job.folder.node_log("n2").read_text()
 
 
 class Rounds:

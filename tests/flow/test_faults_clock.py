@@ -48,14 +48,13 @@ def clock(tmp_path: Path) -> Iterator[FakeClock]:
     clock.close()
 
 
-@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["forward", "back"])
-def test_clock_that_is_set_by_an_hour_changes_nothing(run_local, gate, clock, tmp_path, ahead_s):
-    """All processes' wall clock is set by an hour while a rendezvous runs, and again by as much the other way: nobody
+def test_clock_that_is_set_by_an_hour_changes_nothing(run_local, gate, clock, tmp_path):
+    """All processes' wall clock is set forward and back by an hour, and by an hour below the true time: nobody
     is lost, no worker touched, a failure after each is dealt with, and the journal's clock has no step in it."""
     bounds = {"heartbeat__interval": 0.2, "heartbeat__timeout": 5.0}
-    job = run_local(gate_plan(gate, tmp_path, **bounds), env=clock.env)
+    job = run_local(gate_plan(gate, tmp_path, spares=0, max_restarts=9, **bounds), env=clock.env)
     workers = gate.wait(4, cycle=0)
-    for cycle, ahead in ((1, ahead_s), (2, 0)):
+    for cycle, ahead in enumerate((HOUR_S, 0, -HOUR_S, 0), 1):
         clock.set(ahead)
         assert all(is_alive(worker.pid) for worker in workers.values())
         os.kill(workers[0].pid, signal.SIGKILL)
@@ -64,7 +63,7 @@ def test_clock_that_is_set_by_an_hour_changes_nothing(run_local, gate, clock, tm
     gate.open()
     assert job.finish() == 0
     assert job.said(NodeLost) == []
-    assert [record.cycle for record in job.said(RendezvousOpened)] == [0, 1, 2]
+    assert [record.cycle for record in job.said(RendezvousOpened)] == [0, 1, 2, 3, 4]
     assert max(record.total_s for record in job.said(Recovered)) < 60.0
     assert job.entries[-1].t - job.entries[0].t < 300.0
     assert [entry.t for entry in job.entries] == sorted(entry.t for entry in job.entries)

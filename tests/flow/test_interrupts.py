@@ -17,7 +17,7 @@ from tests.slurm_jobs import STUBBORN, gate_command
 def test_second_signal_does_not_wait_for_the_teardown(run_local, gate, tmp_path, number, code):
     """Workers that ignore the stop signal, and have an hour, are killed at the second signal; the exit code is the
     first one's."""
-    role = RolePlan(name="main", command=gate_command(gate, STUBBORN), nodes_per_replica=2)
+    role = RolePlan(name="main", command=gate_command(gate, STUBBORN), workers_per_node=2)
     job = run_local(plan_of(tmp_path, role, teardown__grace=3600.0))
     workers = gate.wait(2, cycle=0)
     job.process.send_signal(number)

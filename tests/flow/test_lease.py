@@ -50,14 +50,14 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
 
 def leased(gate, tmp_path):
-    plan = gate_plan(gate, tmp_path, teardown__grace=2.0)
+    plan = gate_plan(gate, tmp_path, nodes=1, spares=0, teardown__grace=2.0)
     return msgspec.structs.replace(plan, lease=LeaseSpec(file=str(tmp_path / "lease"), timeout=TIMEOUT_S))
 
 
 def test_job_goes_on_while_its_lease_is_touched_and_ends_when_it_is_not(run_local, gate, tmp_path, owner):
     """Workers outlive the lease's timeout while somebody touches the file; when nobody does, the job ends: 143."""
     job = run_local(leased(gate, tmp_path))
-    gate.wait(4, cycle=0)
+    gate.wait(2, cycle=0)
     owner.touches(20 + 10)  # two timeouts' worth since the start, and more
     assert job.process.poll() is None
     everybody = descendants(job.process.pid)
@@ -79,7 +79,7 @@ def test_job_whose_owner_was_gone_before_it_started_runs_nothing(run_local, gate
 
 def test_job_that_is_cancelled_while_its_controller_starts_ends_at_once(run_local, gate, tmp_path):
     """The signal waits until the controller can take it: it neither kills the controller nor is it lost."""
-    job = run_local(gate_plan(gate, tmp_path))
+    job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=0))
     while not job.folder.store_dir.exists():
         assert job.process.poll() is None
     job.process.terminate()

@@ -7,14 +7,15 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from click.testing import CliRunner
 
 from nvrx_slurm.agent.supervisor import send_all
+from nvrx_slurm.cli import cli
 from nvrx_slurm.jobspec.model import HangSpec, StoreSpec
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.jobspec.prewarm import PrewarmSpec
@@ -35,6 +36,7 @@ from tests.harness import Gate, RunningJob, Waiting, plan_of, wait_gone
 from tests.inprocess_worker import HOLD, RAISE
 
 WORKER = Path(__file__).parents[1] / "inprocess_worker.py"
+ONE_NODE = {"nodes": 1, "workers": 2}
 
 
 def wrapped_plan(
@@ -42,13 +44,14 @@ def wrapped_plan(
     base: Path,
     *words: str,
     nodes: int = 2,
+    workers: int = 1,
     spares: int = 0,
     prewarm: PrewarmSpec | None = None,
     **bounds: Any,
 ) -> Plan:
-    """A plain job of wrapped workers, one a node."""
+    """A plain job of wrapped workers: two, one a node, unless the test says otherwise."""
     command = (sys.executable, str(WORKER), str(gate.port), *words)
-    role = RolePlan(name="main", command=command, nodes_per_replica=nodes, prewarm=prewarm)
+    role = RolePlan(name="main", command=command, nodes_per_replica=nodes, workers_per_node=workers, prewarm=prewarm)
     return plan_of(base, role, spares=spares, **bounds)
 
 
@@ -67,8 +70,10 @@ def monitor_of(worker: Waiting) -> int:
 
 def shown(job: RunningJob, *command: str) -> str:
     """What the user's command says of the job."""
-    argv = [sys.executable, "-m", "nvrx_slurm", *command, job.folder.job_id, "--folder", str(job.folder.path.parent)]
-    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+    where = [job.folder.job_id, "--folder", str(job.folder.path.parent)]
+    done = CliRunner().invoke(cli, [*command, *where], standalone_mode=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 # ------------------------------------------------------------------------------------------- the channel
@@ -100,31 +105,23 @@ def test_a_storm_of_restarts_is_counted_and_does_not_fill_the_journal(run_local,
     assert sum(restart.times for restart in restarts(job)) == 100
 
 
-# ------------------------------------------------------------------------------------------- where the store is
-
-
-def test_workers_find_the_jobs_store_and_nobody_else_can(run_local, gate, tmp_path):
-    """On each node the file is there, for its owner only, and says where the store is; it goes with the job."""
-    job = run_local(wrapped_plan(gate, tmp_path, "tells:0:1"))
-    workers = gate.wait(2, cycle=0)
-    (path,) = {Path(worker.env["NVRX_STORE_FILE"]) for worker in workers.values()}
-    assert path.is_absolute() and stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert {"url", "password"} <= json.loads(path.read_bytes()).keys()
-    gate.open()
-    assert job.finish() == 0
-    assert not path.exists()
-
-
 # ------------------------------------------------------------------------------------------- in process
 
 
 def test_an_exception_restarts_in_process_and_the_agents_do_nothing(run_local, gate, tmp_path):
-    """The same processes, the same cycle, no restart spent; the journal has each with its cause and its phases."""
+    """The same processes, the same cycle, no restart spent; the journal has each with its cause and its phases. On
+    each node a file says where the job's store is, for its owner only; it goes with the job. Killed between two
+    restarts, the store comes back with what it held: the group goes on in the same call."""
     plan = wrapped_plan(gate, tmp_path)
     job = run_local(plan)
     workers = gate.wait(2, cycle=0)
-    for iteration in (1, 2):
-        workers[1].go(RAISE)
+    (path,) = {Path(worker.env["NVRX_STORE_FILE"]) for worker in workers.values()}
+    assert path.is_absolute() and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert {"url", "password"} <= json.loads(path.read_bytes()).keys()
+    for iteration in (1, 2, 3):
+        if iteration == 3:
+            os.kill(child_of(job.process.pid, "valkey"), signal.SIGKILL)
+        workers[iteration % 2].go(RAISE)
         told = job.when(
             lambda record, i=iteration: isinstance(record, RestartedInProcess) and record.restart.iteration == i,
             what=f"iteration {iteration}",
@@ -134,15 +131,17 @@ def test_an_exception_restarts_in_process_and_the_agents_do_nothing(run_local, g
         assert told.restart.total_s > 0 and {rank.rank for rank in told.restart.ranks} == {0, 1}
     gate.open()
     assert job.finish() == 0
-    assert (len(restarts(job)), job.said(WorkerFailed), job.said(RestartDecided)) == (2, [], [])
+    assert (len(restarts(job)), job.said(WorkerFailed), job.said(RestartDecided)) == (3, [], [])
     assert len(job.said(WorkersStarted)) == 2
     assert replays(job, plan)
+    assert not path.exists()
 
 
 def test_a_killed_worker_after_a_restart_in_process_is_the_agents(run_local, gate, tmp_path):
     """SIGKILL: the agent replaces all of the cycle, the ranks' wrappers stand aside, no monitor is left, and the new
-    group begins at its first iteration. Each fault has one restart."""
-    plan = wrapped_plan(gate, tmp_path)
+    group begins at its first iteration. A frozen monitor holds nothing that the agent waits for: the failure is told,
+    and the teardown ends it too. Each fault has one restart."""
+    plan = wrapped_plan(gate, tmp_path, teardown__grace=1.0)
     job = run_local(plan)
     before = gate.wait(2, cycle=0)
     before[0].go(RAISE)
@@ -154,11 +153,18 @@ def test_a_killed_worker_after_a_restart_in_process_is_the_agents(run_local, gat
     after[1].go(RAISE)
     again = job.expect(RestartedInProcess, cycle=1)
     assert (again.restart.iteration, again.restart.call) == (1, 0)
+    monitor = monitor_of(after[1])
+    os.kill(monitor, signal.SIGSTOP)
+    os.kill(after[1].pid, signal.SIGKILL)
+    job.expect(WorkerFailed, cycle=1, rank=1, signal=9)
+    gate.wait(2, cycle=2)
+    wait_gone([monitor], timeout=0.0)
     gate.open()
     assert job.finish() == 0
     assert [record.cycle for record in restarts(job)] == [0, 1]
-    assert [(failed.rank, failed.signal) for failed in job.said(WorkerFailed)] == [(1, 9)]
-    assert len(job.said(RestartDecided)) == 1
+    assert [(failed.rank, failed.signal) for failed in job.said(WorkerFailed)] == [(1, 9), (1, 9)]
+    assert len(job.said(RestartDecided)) == 2
+    assert max(ready.teardown_s for ready in job.said(NodeReady)) < 3.0
     assert replays(job, plan)
     assert "restarted in process 1 time in this cycle" in shown(job, "explain")
 
@@ -190,8 +196,9 @@ def test_a_warm_worker_restarts_in_process(run_local, gate, tmp_path):
 
 
 def test_a_lost_node_after_a_restart_in_process_is_replaced_by_a_hot_spare(run_local, gate, tmp_path):
-    """All of a node is gone at once, monitor too: a spare takes its rank, and the others restart with it."""
-    job = run_local(wrapped_plan(gate, tmp_path, spares=1))
+    """All of a node is gone at once, monitor too: a spare takes its rank, and the others restart with it. A killed
+    agent leaves nothing behind either, though monitors are in sessions of their own and deaf to signals."""
+    job = run_local(wrapped_plan(gate, tmp_path, spares=2))
     before = gate.wait(2, cycle=0)
     before[0].go(RAISE)
     job.expect(RestartedInProcess, cycle=0)
@@ -200,6 +207,10 @@ def test_a_lost_node_after_a_restart_in_process_is_replaced_by_a_hot_spare(run_l
     assert after[1].env["NVRX_NODE"] == "n3"
     after[1].go(RAISE)
     job.expect(RestartedInProcess, cycle=1)
+    everybody = [pid for worker in after.values() for pid in (worker.pid, monitor_of(worker))]
+    os.kill(job.agent_pid("n3"), signal.SIGKILL)
+    gate.wait(2, cycle=2)
+    wait_gone(everybody)
     gate.open()
     assert job.finish() == 0
     assert [(record.cycle, record.restart.lost) for record in restarts(job)] == [(0, 0), (1, 0)]
@@ -208,7 +219,7 @@ def test_a_lost_node_after_a_restart_in_process_is_replaced_by_a_hot_spare(run_l
 
 def test_a_worker_that_leaves_its_group_is_replaced_not_restarted_without(run_local, gate, tmp_path):
     """SystemExit with a code is no Exception: the rank leaves, its process ends, and the agent starts all again."""
-    job = run_local(wrapped_plan(gate, tmp_path, "exits"))
+    job = run_local(wrapped_plan(gate, tmp_path, "exits", **ONE_NODE))
     before = gate.wait(2, cycle=0)
     before[1].go(7)
     gate.wait(2, cycle=1)
@@ -220,7 +231,7 @@ def test_a_worker_that_leaves_its_group_is_replaced_not_restarted_without(run_lo
 
 def test_a_rank_that_is_unfit_is_replaced_not_restarted_without(run_local, gate, tmp_path):
     """What it raised in Finalize ends its process: for this one fault too there is one restart, by the agents."""
-    job = run_local(wrapped_plan(gate, tmp_path, "unfit:1"))
+    job = run_local(wrapped_plan(gate, tmp_path, "unfit:1", **ONE_NODE))
     gate.wait(2, cycle=0)[0].go(RAISE)
     failed = job.expect(WorkerFailed, cycle=0)
     assert failed.rank == 1
@@ -231,20 +242,15 @@ def test_a_rank_that_is_unfit_is_replaced_not_restarted_without(run_local, gate,
     assert (restarts(job), len(job.said(RestartDecided))) == ([], 1)
 
 
-def test_a_function_that_makes_no_progress_is_restarted_in_process(run_local, gate, tmp_path):
-    """Soft timeout: it is not the agent's as long as the process obeys."""
-    job = run_local(wrapped_plan(gate, tmp_path, "hasty"))
-    gate.wait(2, cycle=0)
-    assert "soft_timeout" in job.expect(RestartedInProcess, cycle=0).restart.cause
-    gate.open()
-    assert job.finish() == 0
-    assert job.said(RestartDecided) == []
-
-
 def test_a_process_that_obeys_nothing_is_ended_and_the_agents(run_local, gate, tmp_path):
-    """Hard timeout: its monitor ends it, and the agent replaces it; nobody restarts without it meanwhile."""
-    job = run_local(wrapped_plan(gate, tmp_path, "hasty"))
-    gate.wait(2, cycle=0)[1].go(HOLD)
+    """Soft timeout: a function that makes no progress is restarted in process; it is not the agent's as long as the
+    process obeys. Hard timeout: its monitor ends it, and the agent replaces it; nobody restarts without it
+    meanwhile."""
+    job = run_local(wrapped_plan(gate, tmp_path, "hasty", **ONE_NODE))
+    workers = gate.wait(2, cycle=0)
+    assert "soft_timeout" in job.expect(RestartedInProcess, cycle=0).restart.cause
+    assert job.said(RestartDecided) == []
+    workers[1].go(HOLD)
     failed = job.expect(WorkerFailed, cycle=0)
     assert (failed.rank, failed.signal) == (1, signal.SIGTERM)
     gate.wait(2, cycle=1)
@@ -277,29 +283,12 @@ def test_a_restart_needs_no_agent_and_is_told_once_it_is_back(run_local, gate, t
     assert said.index(RestartedInProcess) < said.index(WorkersDone)
 
 
-def test_the_jobs_store_may_be_killed_between_restarts(run_local, gate, tmp_path):
-    """It comes back with what it held: the group goes on in the same call, and the journal has both restarts."""
-    job = run_local(wrapped_plan(gate, tmp_path))
-    workers = gate.wait(2, cycle=0)
-    workers[0].go(RAISE)
-    job.expect(RestartedInProcess)
-    os.kill(child_of(job.process.pid, "valkey"), signal.SIGKILL)
-    workers[1].go(RAISE)
-    again = job.when(
-        lambda record: isinstance(record, RestartedInProcess) and record.restart.iteration == 2, what="iteration 2"
-    )
-    assert again.restart.lost == 0
-    gate.open()
-    assert job.finish() == 0
-    assert (job.said(WorkerFailed), job.said(RestartDecided)) == ([], [])
-
-
 async def test_the_sites_own_store_serves_the_group_too(run_local, gate, tmp_path):
     """With `store.url` the ranks meet there, by the password that only the job's owner can read."""
     server = EmbeddedStore(tmp_path / "site", bind="127.0.0.1", password="secret")
     process = await server.start()
     try:
-        plan = wrapped_plan(gate, tmp_path)
+        plan = wrapped_plan(gate, tmp_path, **ONE_NODE)
         plan = msgspec.structs.replace(plan, store=StoreSpec(url=f"redis://127.0.0.1:{server.port}/0"))
         await asyncio.to_thread(_restarts_once, run_local, gate, plan)
     finally:
@@ -321,7 +310,7 @@ def _restarts_once(run_local, gate, plan):
 
 def test_a_restart_that_takes_longer_than_a_step_may_is_no_hang(run_local, gate, tmp_path):
     """Nor is the group's first step after it late: it has the time of a start-up."""
-    job = run_local(wrapped_plan(gate, tmp_path, "once", "slow:8", hang=HangSpec(step_timeout=5.0)))
+    job = run_local(wrapped_plan(gate, tmp_path, "once", "slow:8", hang=HangSpec(step_timeout=5.0), **ONE_NODE))
     gate.wait(2, cycle=0)
     assert job.finish() == 0
     (restart,) = restarts(job)
@@ -331,39 +320,11 @@ def test_a_restart_that_takes_longer_than_a_step_may_is_no_hang(run_local, gate,
 
 def test_a_worker_that_hangs_after_a_restart_is_found(run_local, gate, tmp_path):
     """The deadlines run again: a function that does not get to its first step is a hang."""
-    job = run_local(wrapped_plan(gate, tmp_path, hang=HangSpec(startup_timeout=8.0)))
+    job = run_local(wrapped_plan(gate, tmp_path, hang=HangSpec(startup_timeout=8.0), **ONE_NODE))
     gate.wait(2, cycle=0)[1].go(RAISE)
     job.expect(RestartedInProcess, cycle=0)
     hung = job.expect(WorkerHung, cycle=0)
     assert "after its restart in process" in hung.why
     gate.wait(2, cycle=1)
-    gate.open()
-    assert job.finish() == 0
-
-
-def test_a_workers_end_is_seen_while_its_monitor_still_is_there(run_local, gate, tmp_path):
-    """A frozen monitor holds nothing that the agent waits for: the failure is told, and the teardown ends it too."""
-    job = run_local(wrapped_plan(gate, tmp_path, teardown__grace=1.0))
-    before = gate.wait(2, cycle=0)
-    monitor = monitor_of(before[1])
-    os.kill(monitor, signal.SIGSTOP)
-    os.kill(before[1].pid, signal.SIGKILL)
-    job.expect(WorkerFailed, rank=1, signal=9)
-    gate.wait(2, cycle=1)
-    wait_gone([monitor], timeout=0.0)
-    gate.open()
-    assert job.finish() == 0
-    assert max(ready.teardown_s for ready in job.said(NodeReady)) < 3.0
-
-
-def test_the_end_of_an_agent_ends_workers_and_monitors(run_local, gate, tmp_path):
-    """A killed agent leaves nothing behind, though monitors are in sessions of their own and deaf to signals."""
-    job = run_local(wrapped_plan(gate, tmp_path, spares=1))
-    before = gate.wait(2, cycle=0)
-    everybody = [pid for worker in before.values() for pid in (worker.pid, monitor_of(worker))]
-    node = before[1].env["NVRX_NODE"]
-    os.kill(job.agent_pid(node), signal.SIGKILL)
-    gate.wait(2, cycle=1)
-    wait_gone(everybody)
     gate.open()
     assert job.finish() == 0

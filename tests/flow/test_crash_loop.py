@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from nvrx_slurm.cli import cli
 from nvrx_slurm.jobspec.model import BackoffSpec
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import RendezvousClosed, RendezvousOpened, RestartDecided
@@ -18,8 +19,9 @@ FOR_EVER_S = 3600.0
 
 
 def told(command: str, folder: str) -> str:
-    argv = [sys.executable, "-P", "-m", "nvrx_slurm", command, "j1", "--folder", folder]
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    done = CliRunner().invoke(cli, [command, "j1", "--folder", folder], standalone_mode=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 def test_a_crash_loop_is_slowed_down_from_the_third_failure_on(run_local, tmp_path):

@@ -129,12 +129,34 @@ def stopped(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def refusal(*options: str, **environment: str) -> tuple[int, str]:
-    """How a service that must not start ends, and what it says."""
-    env = {name: value for name, value in os.environ.items() if name != "NVRX_SLURM_ATTRSVC_TOKEN"} | environment
-    done = subprocess.run([*PROGRAM, *options], capture_output=True, text=True, timeout=DEADLINE_S, env=env)
-    assert "Traceback" not in done.stderr and done.stdout == ""
-    return done.returncode, done.stderr
+REFUSALS = """
+import json, os, sys
+import nvrx_slurm.attribution.service.server
+from nvrx_slurm.cli import main
+for options in json.load(sys.stdin):
+    out, err = (os.memfd_create(name) for name in ("stdout", "stderr"))
+    if (child := os.fork()) == 0:
+        os.dup2(out, 1), os.dup2(err, 2)
+        sys.argv = ["nvrx-slurm", "attrsvc", *options]
+        main()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps([code, *(os.pread(file, 1 << 20, 0).decode() for file in (out, err))]), flush=True)
+"""
+"""Each call is a process of its own, forked from one that has imported all that a service needs."""
+
+
+def refusals(*calls: tuple[str, ...]) -> list[str]:
+    """What services that must not start say: each ends with 2, without a traceback."""
+    env = {name: value for name, value in os.environ.items() if name != "NVRX_SLURM_ATTRSVC_TOKEN"}
+    argv, asked = [sys.executable, "-P", "-c", REFUSALS], msgspec.json.encode(calls).decode()
+    done = subprocess.run(argv, input=asked, capture_output=True, text=True, timeout=DEADLINE_S, env=env)
+    assert done.returncode == 0, done.stderr
+    ends = [msgspec.json.decode(line, type=tuple[int, str, str]) for line in done.stdout.splitlines()]
+    assert len(ends) == len(calls)
+    for code, printed, said in ends:
+        assert (code, printed) == (2, ""), said
+        assert said.startswith("nvrx-slurm: error: ") and "Traceback" not in said
+    return [said for *_, said in ends]
 
 
 def test_attribution(room: Room) -> None:
@@ -266,13 +288,11 @@ def test_refusals(room: Room) -> None:
         (*here, *logs, "--rules", str(room.path / "rules.yaml")): "rules.yaml",
         (*here, *logs, "--timeout", "soon"): "--timeout soon",
     }
-    for options, why in cases.items():
-        code, said = refusal(*options)
-        assert code == 2 and why in said and said.startswith("nvrx-slurm: error: "), said
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        code, said = refusal("--bind", f"127.0.0.1:{port}", *logs)
-        assert code == 2 and "Address already in use; name another port" in said
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        cases["--bind", address, *logs] = "Address already in use; name another port"
+        for why, said in zip(cases.values(), refusals(*cases), strict=True):
+            assert why in said
 
 
 def test_without_the_extra(room: Room) -> None:

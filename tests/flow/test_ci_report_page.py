@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,18 +27,36 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=SCREENS)
-def page(request: pytest.FixtureRequest, browser: Browser, report: Path) -> Iterator[Page]:
-    """The report on a screen. Afterwards: nothing was asked for but the file itself, and nothing complained."""
+@dataclass
+class Tab:
+    """A page of the browser, what it has asked for and what it has complained of."""
+
+    page: Page
+    complaints: list[str]
+    requests: list[str]
+
+
+@pytest.fixture(scope="module", params=SCREENS)
+def tab(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Tab]:
+    """One for each screen."""
     with browser.new_context(**SCREENS[request.param]) as context:
-        opened, complaints, requests = context.new_page(), [], []
-        opened.on("console", lambda message: complaints.append(message.text))
-        opened.on("pageerror", lambda error: complaints.append(str(error)))
-        opened.on("request", lambda asked: requests.append(asked.url))
-        opened.goto(report.as_uri())
-        yield opened
-        assert complaints == []
-        assert requests == [report.as_uri()]
+        tab = Tab(context.new_page(), [], [])
+        tab.page.on("console", lambda message: tab.complaints.append(message.text))
+        tab.page.on("pageerror", lambda error: tab.complaints.append(str(error)))
+        tab.page.on("request", lambda asked: tab.requests.append(asked.url))
+        yield tab
+
+
+@pytest.fixture
+def page(tab: Tab, report: Path) -> Iterator[Page]:
+    """The report, opened. Afterwards: nothing was asked for but the file itself, and nothing complained."""
+    tab.page.goto("about:blank")
+    tab.complaints.clear()
+    tab.requests.clear()
+    tab.page.goto(report.as_uri())
+    yield tab.page
+    assert tab.complaints == []
+    assert tab.requests == [report.as_uri()]
 
 
 def shown(page: Page) -> list[str]:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.jobspec.budgets import grace_within
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.devcluster.configuration import KILL_WAIT_S
-from tests.slurm_harness import nvrx, submit
+from tests.slurm_harness import SlurmHandle, nvrx
 
 pytestmark = pytest.mark.slurm
 
@@ -37,8 +38,8 @@ def test_a_grace_that_fits_is_not_worth_a_word(healthy_cluster: DevCluster, tmp_
     path = job_yaml(tmp_path, "1s")
     done = nvrx("submit", path.name, cwd=tmp_path, env=healthy_cluster.environment())
     assert "KillWait" not in done.stderr
-    job = submit(healthy_cluster, path)
-    assert job.process.wait(60) == 0
-    info = job.folder.read_info()
+    job_id = done.stdout.strip()
+    assert SlurmHandle(job_id, healthy_cluster).wait(60) == 0
+    info = JobFolder(tmp_path / "nvrx-jobs" / job_id).read_info()
     assert info is not None
     assert info.kill_wait_s == KILL_WAIT_S

@@ -169,38 +169,10 @@ def failure(played, action, **arguments):
     return str(raised.value)
 
 
-def test_signals_strike_whom_they_name(play, gate):
-    """Worker, agent, supervisor, controller and store, by rank, by node, as a spare: each is stopped, goes on, or
-    dies; the next ones take their places, and the job ends well."""
-    played = play("local", spares=2)
-    first = runs(played, gate, cycle=0)
-    hit = played.inject("stop_worker", rank=1)
-    assert hit.bound == 1
-    assert f"process {first[1].pid} is in state T" in hit.proof
-    assert "out of state T" in played.inject("continue_worker", rank=1).proof
-    controller = played.world.controller
-    assert "state T" in played.inject("stop_controller").proof
-    assert "out of state T" in played.inject("continue_controller").proof
-    assert "gone" in played.inject("kill_controller").proof
-    assert not is_alive(controller)
-    played.await_(ControllerStarted, epoch=2)
-    assert "gone" in played.inject("kill_store").proof
-    assert played.inject("kill_supervisor", of_rank=0).bound == "n1"
-    wait_gone([first[0].pid])
-    again = runs(played, gate, cycle=1)
-    hit = played.inject("kill_worker", of_node="n2")
-    assert (hit.bound, is_alive(again[1].pid)) == (1, False)
-    runs(played, gate, cycle=2)
-    spare = played.world.standby[0]
-    assert played.inject("kill_agent", spare=1).bound == spare
-    played.await_(NodeLost, node=spare)
-    gate.open()
-    assert played.end() == 0
-
-
-def test_local_nodes_freeze_go_on_and_die(play, gate):
-    """All that a node runs freezes at once, and goes on; another dies at once, and its spare takes over. What cannot
-    be is an error that names what there is."""
+def test_faults_strike_whom_they_name(play, gate):
+    """All that a local node runs freezes at once, and goes on; another dies at once, and its spare takes over. What
+    cannot be is an error that names what there is. Worker, agent, supervisor, controller and store, by rank, by node,
+    as a spare: each is stopped, goes on, or dies; the next ones take their places, and the job ends well."""
     played = play("local", spares=2)
     runs(played, gate, cycle=0)
     assert failure(played, "kill_worker", rank=2) == "main-0 has no rank 2: its world has 2 ranks now"
@@ -215,7 +187,28 @@ def test_local_nodes_freeze_go_on_and_die(play, gate):
     assert "out of state T" in played.inject("restore_node", node="n2").proof
     played.bindings["lost"] = played.inject("kill_node", of_rank=1).bound
     assert "has ended already" in failure(played, "kill_node", node="$lost")
-    runs(played, gate, cycle=1)
+
+    first = runs(played, gate, cycle=1)
+    hit = played.inject("stop_worker", rank=1)
+    assert hit.bound == 1
+    assert f"process {first[1].pid} is in state T" in hit.proof
+    assert "out of state T" in played.inject("continue_worker", rank=1).proof
+    controller = played.world.controller
+    assert "state T" in played.inject("stop_controller").proof
+    assert "out of state T" in played.inject("continue_controller").proof
+    assert "gone" in played.inject("kill_controller").proof
+    assert not is_alive(controller)
+    played.await_(ControllerStarted, epoch=2)
+    assert "gone" in played.inject("kill_store").proof
+    assert played.inject("kill_supervisor", of_rank=0).bound == "n1"
+    wait_gone([first[0].pid])
+    again = runs(played, gate, cycle=2)
+    hit = played.inject("kill_worker", of_node=again[1].env["NVRX_NODE"])
+    assert (hit.bound, is_alive(again[1].pid)) == (1, False)
+    runs(played, gate, cycle=3)
+    spare = played.world.standby[0]
+    assert played.inject("kill_agent", spare=1).bound == spare
+    played.await_(NodeLost, node=spare)
     gate.open()
     assert played.end() == 0
 
@@ -233,8 +226,8 @@ def test_batch_host_takes_the_signals_that_scancel_sends(play, gate):
 
 def test_killed_batch_host_takes_all_along(play, gate):
     """With the batch host dies the control plane, and its agents leave: nothing is left."""
-    played = play("local")
-    runs(played, gate, cycle=0)
+    played = play("local", nodes=1, spares=0)
+    runs(played, gate, cycle=0, count=1)
     assert "the batch host" in played.inject("kill_batch_host").proof
     assert played.end() == 75
 
@@ -242,8 +235,8 @@ def test_killed_batch_host_takes_all_along(play, gate):
 def test_disk_is_full_and_the_stores_password_another(play, gate):
     """The disk is full to the last byte, as statvfs says, and has room again; the store refuses the old password,
     until it is killed and starts again with that one. The job goes on."""
-    played = play("local", disk_bytes=4 << 20)
-    runs(played, gate, cycle=0)
+    played = play("local", nodes=1, spares=0, disk_bytes=4 << 20)
+    runs(played, gate, cycle=0, count=1)
     assert "nothing to free" in failure(played, "free_disk")
     assert played.inject("fill_disk").proof == "statvfs says that 0 bytes are free"
     played.inject("free_disk")
@@ -318,13 +311,13 @@ def test_slurm_drains_a_node_gives_it_up_and_takes_it_back(play, gate):
 def test_job_is_preempted_requeued_and_cancelled(play, gate):
     """A job that comes first takes the nodes, and the flow needs no settings for that; released, the job runs again
     at once; requeued, it is back in the queue; cancelled, it ends."""
-    played = play("dev", faults=[fault("preempt", 1)])
-    runs(played, gate, cycle=0)
+    played = play("dev", nodes=1, spares=0, faults=[fault("preempt", 1)])
+    runs(played, gate, cycle=0, count=1)
     assert "came first" in played.inject("preempt").proof
     played.await_(JobEnded)
     assert "restarted 1 times" in played.inject("release").proof
-    joined(played, 3, generation=1)
-    runs(played, gate, cycle=0, generation=1)
+    joined(played, 1, generation=1)
+    runs(played, gate, cycle=0, count=1, generation=1)
     assert "EndTime=" in played.inject("shorten_time_limit", to=0).proof
     assert played.inject("requeue").proof.startswith("job 1 is ")
     assert "Slurm says that job 1 is" in played.inject("scancel").proof

@@ -165,10 +165,11 @@ async def test_desk_that_dies_now_and_then_is_started_each_time(
 ) -> None:
     """Only deaths in a row count: jobs last for weeks."""
     monkeypatch.setattr("nvrx_slurm.controller.attribution_broker.STABLE_S", 0.0)
+    monkeypatch.setattr("nvrx_slurm.controller.attribution_broker.MOST_STARTS", 2)
     heard = Answers()
     broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
     broker.ask(inquiry_of(folder), settled=True)
-    for _ in range(MOST_STARTS + 1):
+    for _ in range(3):
         await heard.next()
         os.kill(pid_of(broker), signal.SIGKILL)
     await heard.next()

@@ -146,6 +146,8 @@ def test_the_readme_and_the_tutorial_can_be_typed(terminals: tuple[Terminal, Ter
     slurm.until((slurm.folder / "checkpoints" / "checkpoint.json").exists, "the first checkpoint")
     slurm.type(tutorial.says("nvrx-slurm cluster kill-node n2"))
     status = tutorial.says("nvrx-slurm status last")
+    (journal,) = slurm.folder.glob("nvrx-jobs/1/events.jsonl")
+    slurm.until(lambda: b'"event":"node_lost"' in journal.read_bytes(), "the loss of n2 in the journal")
     slurm.until(lambda: re.search(r"^n2 .*lost", slurm.type(status), re.MULTILINE), "the loss of n2 in its status")
     down = tutorial.says("nvrx-slurm cluster down")
     assert slurm.type(readme.says(tutorial.says("nvrx-slurm submit --spares 2 job.yaml"))) == "2\n"

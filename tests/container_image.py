@@ -103,7 +103,8 @@ def package_image(base: Path) -> Path:
     for name in IN_PACKAGE_IMAGE:
         found = importlib.util.find_spec(name)
         assert found is not None and found.origin is not None
-        ignored = shutil.ignore_patterns("__pycache__")
+        # With the bytecode, as pip compiles what it installs: or each agent compiles all of it.
+        ignored = shutil.ignore_patterns("*.pyc.*")  # of a process that writes one just now
         shutil.copytree(Path(found.origin).parent, target / name, ignore=ignored)
         _copy_libraries(root, *Path(found.origin).parent.rglob("*.so"))
     record = target / "nvrx_slurm.dist-info"

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
+from nvrx_slurm.cli import cli
 from nvrx_slurm.diagnostics.stacks.process import process_name
 from nvrx_slurm.errors import EXIT_NO_RESTART
 from nvrx_slurm.jobspec.container import ContainerSpec
@@ -58,6 +60,14 @@ def container_plan(runtime, gate, base, *, image, env=None, **more):
     return plan_of(base, role, max_restarts=9, heartbeat__interval=0.2)
 
 
+def dumped(job):
+    """What `dump` prints of the job's workers."""
+    asked = ["dump", job.folder.job_id, "--folder", str(job.folder.path.parent), "--timeout", "20s"]
+    done = CliRunner().invoke(cli, asked, standalone_mode=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
 def supervisor_of(worker_pid, agent):
     """The child of the agent that the worker descends from."""
     return next(pid for pid in children(agent) if worker_pid in descendants(pid))
@@ -88,9 +98,7 @@ def test_worker_in_a_container_is_a_worker_as_any(runtime, run_local, gate, tmp_
     # Steps and stacks.
     beat = job.expect(Progress, cycle=0)
     assert beat.step == 41
-    asked = ("dump", job.folder.job_id, "--folder", str(job.folder.path.parent), "--timeout", "20s")
-    stacks = subprocess.run([sys.executable, "-m", "nvrx_slurm", *asked], capture_output=True, text=True, check=True)
-    assert stacks.stdout.count("in wait_at_the_gate ──") == 2, stacks.stdout
+    assert dumped(job).count("in wait_at_the_gate ──") == 2
 
     # A user's command enters the container. (apptainer hides its worker from the agent, which sees its parent.)
     if runtime != "apptainer":
@@ -172,9 +180,7 @@ def test_agents_run_in_the_container_too(inner_runtime, run_local, gate, tmp_pat
     assert Path(f"/proc/{agent}/ns/mnt").samefile(f"/proc/{pid}/ns/mnt")
 
     assert job.expect(Progress, cycle=0).step == 41
-    asked = ("dump", job.folder.job_id, "--folder", str(job.folder.path.parent), "--timeout", "20s")
-    stacks = subprocess.run([sys.executable, "-m", "nvrx_slurm", *asked], capture_output=True, text=True, check=True)
-    assert stacks.stdout.count("in wait_at_the_gate ──") == 2, stacks.stdout
+    assert dumped(job).count("in wait_at_the_gate ──") == 2
     asked = ("exec", job.folder.job_id, "--folder", str(job.folder.path.parent), "--rank", "1", "--")
     shown = ("sh", "-c", "echo $RANK; pwd; exit 7")
     done = subprocess.run([sys.executable, "-m", "nvrx_slurm", *asked, *shown], capture_output=True, text=True)

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from ci.dist import IN_WHEEL, problems, strangers
 
 ROOT = Path(__file__).parents[2]
-FLOWS = str(ROOT / "ci" / "flows")
+FLOWS = str(ROOT / "ci" / "flows" / "cancelled.yaml")
 EXTRAS = {
     "hyperscan",
     "jinja2",

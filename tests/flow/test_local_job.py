@@ -161,7 +161,7 @@ def test_wrong_option_of_the_wrapper_is_not_tried_again(run_local, tmp_path):
     """Each start would end with the same exception: the job ends at once, and says what is wrong."""
     script = "from nvrx_slurm import inprocess; inprocess.Wrapper(barrier_timeout=-1)"
     role = RolePlan(name="main", command=(sys.executable, "-c", script), nodes_per_replica=1)
-    job = run_local(plan_of(tmp_path, role, spares=1, max_restarts=3))
+    job = run_local(plan_of(tmp_path, role, max_restarts=3))
     assert job.finish() == 93
     [shutdown] = job.said(Shutdown)
     assert "an option of its in-process wrapper is wrong" in shutdown.reason

@@ -31,9 +31,16 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return job_report(write_eventful(folder)).write(folder / "report.html")
 
 
-@pytest.fixture(params=SCREENS)
+@pytest.fixture(params=["phone-light", "desktop-dark"])
 def page(request: pytest.FixtureRequest, browser: Browser, report: Path) -> Iterator[Page]:
-    """The page on a screen. Afterwards: nothing was asked for but the file itself, and nothing complained."""
+    """The page on a screen. What it does is the same at each size and in both themes: two stand for all. Afterwards:
+    nothing was asked for but the file itself, and nothing complained."""
+    yield from opened(browser, report, SCREENS[request.param])
+
+
+@pytest.fixture(params=SCREENS, scope="module")
+def looked_at(request: pytest.FixtureRequest, browser: Browser, report: Path) -> Iterator[Page]:
+    """The page on each screen, for tests that press nothing: to open it takes a second of processor time."""
     yield from opened(browser, report, SCREENS[request.param])
 
 
@@ -50,14 +57,14 @@ def opened(browser: Browser, report: Path, screen: dict[str, Any]) -> Iterator[P
         assert requests == [report.as_uri()]
 
 
-def test_everything_is_drawn(page: Page) -> None:
+def test_everything_is_drawn(looked_at: Page) -> None:
     """The timeline with its marks, the goodput that adds up, the steps, and the journal."""
-    expect(page.locator("#timeline .marks button")).not_to_have_count(0)
-    expect(page.locator("#timeline .legend li")).not_to_have_count(0)
-    expect(page.locator("#goodput tbody tr").last).to_contain_text("100.0 %")
-    assert page.locator("#steps svg path.made").count() == 4
-    assert page.locator("#journal .row").count() > 10
-    painted = page.evaluate(
+    expect(looked_at.locator("#timeline .marks button")).not_to_have_count(0)
+    expect(looked_at.locator("#timeline .legend li")).not_to_have_count(0)
+    expect(looked_at.locator("#goodput tbody tr").last).to_contain_text("100.0 %")
+    assert looked_at.locator("#steps svg path.made").count() == 4
+    assert looked_at.locator("#journal .row").count() > 10
+    painted = looked_at.evaluate(
         "() => { const c = document.querySelector('canvas');"
         "const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
         "return new Set(Array.from({length: d.length / 4}, (_, i) => `${d[4 * i]},${d[4 * i + 1]}`)).size; }"
@@ -65,12 +72,12 @@ def test_everything_is_drawn(page: Page) -> None:
     assert painted > 5
 
 
-def test_it_is_accessible_and_fits(page: Page) -> None:
+def test_it_is_accessible_and_fits(looked_at: Page) -> None:
     """axe-core finds nothing, with all that folds open; and the page itself does not scroll sideways."""
-    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-    found = Axe().run(page)
+    looked_at.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    found = Axe().run(looked_at)
     assert found.violations_count == 0, found.generate_report()
-    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert looked_at.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
 def test_hostile_texts_stay_texts(page: Page) -> None:

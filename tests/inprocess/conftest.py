@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.forks import Forks
 from tests.inprocess.harness import Group, told_when_failing
 from tests.inprocess.script import Script
 from tests.inprocess.servers import LIFETIME_S, Valkey
@@ -25,8 +26,16 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
     server.end()
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Where ranks are forked from: half of the processor time of a short scenario would be their imports."""
+    forks = Forks("tests.inprocess.rank", modules=("tests.inprocess.rank", "nvrx_slurm.inprocess.wrap"))
+    yield forks
+    forks.close()
+
+
 @pytest.fixture
-def start(valkey: Valkey, tmp_path: Path) -> Start:
+def start(valkey: Valkey, forks: Forks, tmp_path: Path) -> Start:
     """Starts a group. When the scenario is through, nothing of the group may be left: no process, no file, no key
     that does not expire."""
 
@@ -43,7 +52,7 @@ def start(valkey: Valkey, tmp_path: Path) -> Start:
     ) -> Iterator[Group]:
         store = ("RedisStore", {"url": valkey.url})
         script = script or Script(**{"folder": str(tmp_path / "group"), "store": store, **said})
-        with told_when_failing(Group(script, ranks, name=name, **(variables or {}))) as group:
+        with told_when_failing(Group(script, ranks, forks=forks, name=name, **(variables or {}))) as group:
             yield group
             for rank in range(ranks):
                 group.let_go(rank)

@@ -7,17 +7,17 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from nvrx_slurm.inprocess import store_keeper
+from tests.forks import Forked, Forks
 from tests.inprocess.actions import children
 from tests.inprocess.logs import WAIT_S, until_logged
 from tests.inprocess.script import Script
@@ -45,33 +45,37 @@ class Report:
 class Group:
     """The ranks of one scenario. They start at once; `close` sees to it that nothing of them is left."""
 
-    def __init__(self, script: Script, world: int, *, name: str | None = None, **variables: str) -> None:
-        self.script, self.world = script, world
+    def __init__(
+        self, script: Script, world: int, *, forks: Forks, name: str | None = None, **variables: str
+    ) -> None:
+        self.script, self.world, self._forks = script, world, forks
         self.name = name or uuid.uuid4().hex
         self.reports: list[Report] = []
         self._variables = variables
         self._selector = selectors.DefaultSelector()
         self._unread: dict[int, bytes] = {}
+        self._orders: dict[int, IO[bytes]] = {}
         self.folder = Path(script.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         for place in ("tmp", "runtime"):
             (self.folder / place).mkdir(mode=0o700, exist_ok=True)
         (self.folder / "script.json").write_bytes(msgspec.json.encode(script))
-        self.ranks: dict[int, subprocess.Popen[bytes]] = {rank: self._spawn(rank) for rank in range(world)}
+        self.ranks: dict[int, Forked] = {rank: self._spawn(rank) for rank in range(world)}
 
-    def _spawn(self, rank: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, rank: int) -> Forked:
+        (orders, ordering), (telling, reports) = os.pipe(), os.pipe()
         with (self.folder / f"rank-{rank}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.inprocess.rank", self.script.folder],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
+            process = self._forks.start(
+                [self.script.folder],
                 cwd=ROOT,
                 env=self._environment(rank),
+                descriptors=(orders, reports, log.fileno()),
             )
-        assert process.stdout is not None
+        os.close(orders)
+        os.close(reports)
         self._unread[rank] = b""
-        self._selector.register(process.stdout, selectors.EVENT_READ, rank)
+        self._selector.register(telling, selectors.EVENT_READ, rank)
+        self._orders[rank] = os.fdopen(ordering, "wb")
         return process
 
     def _environment(self, rank: int) -> dict[str, str]:
@@ -128,13 +132,14 @@ class Group:
         """Read what has been reported; False at the deadline."""
         ready = self._selector.select(max(0.0, deadline - time.monotonic()))
         for key, _ in ready:
-            self._read(key.fileobj, key.data)
+            self._read(key.fd, key.data)
         return bool(ready)
 
-    def _read(self, stdout: Any, rank: int) -> None:
-        data = os.read(stdout.fileno(), 65536)
+    def _read(self, telling: int, rank: int) -> None:
+        data = os.read(telling, 65536)
         if not data:
-            self._selector.unregister(stdout)
+            self._selector.unregister(telling)
+            os.close(telling)
             return
         *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
         for line in lines:
@@ -145,11 +150,9 @@ class Group:
 
     def order(self, rank: int, iteration: int, action: str) -> None:
         """Have a rank that is in the function do this. One that is gone does nothing any more."""
-        stdin = self.ranks[rank].stdin
-        assert stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            stdin.write(f"{iteration} {action}\n".encode())
-            stdin.flush()
+            self._orders[rank].write(f"{iteration} {action}\n".encode())
+            self._orders[rank].flush()
 
     def order_all(self, ranks: list[int], iteration: int, action: str) -> None:
         for rank in ranks:
@@ -187,15 +190,15 @@ class Group:
 
     def let_go(self, rank: int) -> None:
         """A rank that lingers ends."""
-        stdin = self.ranks[rank].stdin
-        assert stdin is not None
-        stdin.close()
+        self._orders[rank].close()
 
     # ---- the end
 
     def processes(self) -> list[int]:
-        """Every process that has the group's mark and runs: ranks, monitors, and what else they have started."""
-        return [pid for pid in _all_pids() if _has_mark(pid, f"{_MARK}={self.name}".encode())]
+        """Every process of the group that runs: ranks, monitors, and what else they have started. One that was forked
+        has no mark in what the kernel shows of its environment, and the rank's log for its standard error."""
+        mark, logs = f"{_MARK}={self.name}".encode(), f"{self.folder}/rank-"
+        return [pid for pid in _all_pids() if _has_mark(pid, mark) or _writes_to(pid, logs)]
 
     def until_no_process(self, timeout: float = WAIT_S) -> None:
         """Monitors of ranks that died need a moment."""
@@ -222,10 +225,11 @@ class Group:
                 os.kill(pid, signal.SIGKILL)
         for process in self.ranks.values():
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        for orders in self._orders.values():
+            with contextlib.suppress(BrokenPipeError):
+                orders.close()
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)
         self._selector.close()
 
     def story(self) -> str:
@@ -259,6 +263,12 @@ def _all_pids() -> list[int]:
 def _has_mark(pid: int, mark: bytes) -> bool:
     with contextlib.suppress(OSError):  # a dead one's environment is empty
         return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def _writes_to(pid: int, logs: str) -> bool:
+    with contextlib.suppress(OSError):
+        return str(Path(f"/proc/{pid}/fd/2").readlink()).startswith(logs)
     return False
 
 

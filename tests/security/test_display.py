@@ -10,11 +10,11 @@ import json
 import os
 import pty
 import re
-import select
 import subprocess
-import sys
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,6 +30,8 @@ from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.journal.records import Entry, entry_to_json
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.util.ids import replica_id
+from tests.forks import Forked, Forks
+from tests.slurm_harness import CLI
 
 BOUND_S = 100.0
 HOSTILE = (
@@ -214,10 +216,10 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def argv(command: str, arguments: list[str], places: dict[str, str]) -> list[str]:
-    """The whole command line."""
+    """The words after `nvrx-slurm`."""
     words = [re.sub("[A-Z_]{3,}", lambda word: places.get(word[0], word[0]), each) for each in arguments]
     known = "--folder" in help_of(command)
-    return [sys.executable, "-m", "nvrx_slurm", *command.split(), *words, *(["--folder", places["BASE"]] * known)]
+    return [*command.split(), *words, *(["--folder", places["BASE"]] * known)]
 
 
 def help_of(command: str) -> set[str]:
@@ -231,39 +233,71 @@ def help_of(command: str) -> set[str]:
     return {option for parameter in found.params for option in parameter.opts}
 
 
-def piped(line: list[str], tmp_path: Path, **variables: str) -> tuple[int, bytes]:
-    """Exit code, and all that it printed."""
-    done = subprocess.run(
-        line,
-        cwd=tmp_path,
-        env=env.child_environment({"XDG_CONFIG_HOME": str(tmp_path), **variables}, without=["GITHUB_ACTIONS"]),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=BOUND_S,
-        check=False,
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Where the commands are forked from: to import them 200 times would be most of this module's time."""
+    forks = Forks(
+        "nvrx_slurm",
+        packages=("nvrx_slurm.api", "nvrx_slurm.cli", "nvrx_slurm.report"),
+        modules=(
+            "rich.live",
+            "rich.table",
+            "nvrx_slurm.attribution.analyze.analysis",
+            "nvrx_slurm.lab.flow.load",
+        ),  # these the commands import when they are called
     )
-    return done.returncode, done.stdout
+    yield forks
+    forks.close()
 
 
-def on_terminal(line: list[str], tmp_path: Path) -> str:
+@contextmanager
+def ended(process: Forked) -> Iterator[None]:
+    """It does not outlive its test, nor does the thread that reads its output."""
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def piped(forks: Forks, words: list[str], tmp_path: Path, **variables: str) -> tuple[int, bytes]:
+    """Exit code, and all that it printed."""
+    environment = env.child_environment({"XDG_CONFIG_HOME": str(tmp_path), **variables}, without=["GITHUB_ACTIONS"])
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as output, ThreadPoolExecutor(1) as reader:
+        read = reader.submit(output.read)
+        try:
+            process = forks.start(words, cwd=tmp_path, env=environment, descriptors=(0, writing, writing))
+        finally:
+            os.close(writing)
+        with ended(process):
+            return process.wait(BOUND_S), read.result(BOUND_S)
+
+
+def on_terminal(forks: Forks, words: list[str], tmp_path: Path) -> str:
     """What a terminal would have been sent."""
     terminal, inside = pty.openpty()
     variables = {"XDG_CONFIG_HOME": str(tmp_path), "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
-    process = subprocess.Popen(
-        line, cwd=tmp_path, env=env.child_environment(variables), stdin=inside, stdout=inside, stderr=inside
-    )
-    os.close(inside)
-    sent = b""
-    try:
-        while select.select([terminal], [], [], BOUND_S)[0]:
-            sent += os.read(terminal, 1 << 16)
-    except OSError:  # EIO: it has ended, and closed its side
-        pass
-    finally:
-        os.close(terminal)
-        process.kill()
-        process.wait()
-    return sent.decode().replace("\r\n", "\n")
+
+    def read() -> bytes:
+        sent = b""
+        with suppress(OSError):  # EIO: it has ended, and its side is closed
+            while data := os.read(terminal, 1 << 16):
+                sent += data
+        return sent
+
+    with ThreadPoolExecutor(1) as reader:
+        sent = reader.submit(read)
+        try:
+            environment = env.child_environment(variables)
+            process = forks.start(words, cwd=tmp_path, env=environment, descriptors=(inside, inside, inside))
+        finally:
+            os.close(inside)
+        with ended(process):
+            process.wait(BOUND_S)
+            said = sent.result(BOUND_S)
+    os.close(terminal)
+    return said.decode().replace("\r\n", "\n")
 
 
 CASES = [(command, arguments) for command, every in TRIED.items() for arguments in every]
@@ -271,10 +305,10 @@ CASES = [(command, arguments) for command, every in TRIED.items() for arguments 
 
 @pytest.mark.parametrize(("command", "arguments"), CASES, ids=lambda part: str(part)[:40].encode("unicode_escape"))
 def test_nothing_hostile_reaches_a_pipe(
-    command: str, arguments: list[str], places: dict[str, str], tmp_path: Path
+    command: str, arguments: list[str], places: dict[str, str], forks: Forks, tmp_path: Path
 ) -> None:
     """What a command prints into a pipe holds no control character at all; JSON holds the same values, escaped."""
-    code, out = piped(argv(command, arguments, places), tmp_path)
+    code, out = piped(forks, argv(command, arguments, places), tmp_path)
     if command == "logs":
         return  # exact: another test
     assert "Traceback (most recent call last)" not in out.decode() or command == "analyze"
@@ -298,10 +332,10 @@ def repr_of(value: Any) -> str:
 
 @pytest.mark.parametrize(("command", "arguments"), CASES, ids=lambda part: str(part)[:40].encode("unicode_escape"))
 def test_nothing_hostile_reaches_a_terminal(
-    command: str, arguments: list[str], places: dict[str, str], tmp_path: Path
+    command: str, arguments: list[str], places: dict[str, str], forks: Forks, tmp_path: Path
 ) -> None:
     """A terminal is sent text and our colours; of the workers' own output their colours, too."""
-    sent = on_terminal(argv(command, arguments, places), tmp_path)
+    sent = on_terminal(forks, argv(command, arguments, places), tmp_path)
     if command != "logs":
         assert "\x1b[8m" not in sent
     if "--watch" in arguments:
@@ -312,12 +346,12 @@ def test_nothing_hostile_reaches_a_terminal(
 
 @pytest.mark.parametrize(("command", "arguments"), CASES, ids=lambda part: str(part)[:40].encode("unicode_escape"))
 def test_a_runner_of_github_actions_gets_no_commands(
-    command: str, arguments: list[str], places: dict[str, str], tmp_path: Path
+    command: str, arguments: list[str], places: dict[str, str], forks: Forks, tmp_path: Path
 ) -> None:
     """A runner obeys `::name::` at the start of a line, and `##[name]` anywhere in one. `logs` too gives it none."""
     if command == "ci run":
         pytest.skip("its reports speak to the runner on purpose: test_report_github")
-    _, out = piped(argv(command, arguments, places), tmp_path, GITHUB_ACTIONS="true")
+    _, out = piped(forks, argv(command, arguments, places), tmp_path, GITHUB_ACTIONS="true")
     lines = re.split(rb"[\r\n]+", out) if command != "logs" else out.split(b"\n")
     assert [line for line in lines if line.lstrip().startswith(b"::") or b"##[" in line] == []
 
@@ -327,21 +361,25 @@ def test_every_command_is_tried() -> None:
     assert set(commands()) == {*TRIED, *NOT_TRIED}
 
 
-def test_logs_are_exact_in_a_pipe_and_where_they_are_asked_for_raw(places: dict[str, str], tmp_path: Path) -> None:
+def test_logs_are_exact_in_a_pipe_and_where_they_are_asked_for_raw(
+    places: dict[str, str], forks: Forks, tmp_path: Path
+) -> None:
     """The workers' bytes are theirs: a pipe gets each of them, and so does a terminal with --raw."""
     line = argv("logs", ["JOB"], places)
-    assert piped(line, tmp_path) == (0, RAW * 3)
+    assert piped(forks, line, tmp_path) == (0, RAW * 3)
     terminal, inside = pty.openpty()
-    process = subprocess.Popen([*line, "--raw"], stdout=inside, cwd=tmp_path)
+    process = subprocess.Popen([*CLI, *line, "--raw"], stdout=inside, cwd=tmp_path)
     assert process.wait(BOUND_S) == 0
     os.close(inside)
     assert os.read(terminal, 1 << 16).replace(b"\r\n", b"\n") == RAW * 3
     os.close(terminal)
 
 
-def test_logs_on_a_terminal_keep_colours_and_show_the_rest(places: dict[str, str], tmp_path: Path) -> None:
+def test_logs_on_a_terminal_keep_colours_and_show_the_rest(
+    places: dict[str, str], forks: Forks, tmp_path: Path
+) -> None:
     """Colours pass, and end with their line; what else a worker sent is readable as what it is."""
-    first = on_terminal(argv("logs", ["JOB", "--rank", "1", "--stdout"], places), tmp_path).split("\n")
+    first = on_terminal(forks, argv("logs", ["JOB", "--rank", "1", "--stdout"], places), tmp_path).split("\n")
     text = "\n".join(first)
     for seen in (r"\x1b]0;owned\x07", r"\x1b[2J", r"\x9b31m", r"\u202e", r"\r::add-mask::", r"\xff"):
         assert seen in text

@@ -1,0 +1,168 @@
+"""Programs in processes that are forked from one that has imported them, for tests that start a program many times.
+
+Each is a process of its own, with its own arguments, environment, folder and descriptors. It saves the imports, which
+are most of the processor time of a short program. A test of how a program starts starts an interpreter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_BYTES = 1 << 20
+
+
+class Forked:
+    """A process that was forked for a test; it has what the tests use of `subprocess.Popen`."""
+
+    def __init__(self, forks: Forks, pid: int) -> None:
+        self.pid, self.returncode = pid, None  # type: tuple[int, int | None]
+        self._forks, self._pidfd = forks, os.pidfd_open(pid)  # until it is waited for, its number is its own
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._wait_ms(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._wait_ms(None if timeout is None else timeout * 1000)
+        if code is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def _wait_ms(self, timeout_ms: float | None) -> int | None:
+        if self.returncode is None:
+            poller = select.poll()
+            poller.register(self._pidfd, select.POLLIN)
+            if poller.poll(timeout_ms):
+                self.returncode = self._forks.reap(self.pid)
+                os.close(self._pidfd)
+        return self.returncode
+
+
+class Forks:
+    """The process that has imported a program, and forks. `program`: a module, run as by `python -m`; `packages`: of
+    which all modules are imported; `modules`: what else is."""
+
+    def __init__(self, program: str, *, packages: Sequence[str] = (), modules: Sequence[str] = ()) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._turn = threading.Lock()
+        imported = json.dumps([program, list(packages), list(modules)])
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forks", str(theirs.fileno()), imported],
+                cwd=Path(__file__).parents[1],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+
+    def start(
+        self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], descriptors: tuple[int, int, int]
+    ) -> Forked:
+        """Start the program with these arguments and standard descriptors."""
+        order = json.dumps([list(arguments), str(cwd), dict(env)]).encode()
+        with self._turn:
+            socket.send_fds(self._link, [order], descriptors)
+            return Forked(self, self._answer())
+
+    def reap(self, pid: int) -> int:
+        """The exit code of one that has ended."""
+        with self._turn:
+            self._link.send(str(pid).encode())
+            return self._answer()
+
+    def _answer(self) -> int:
+        answer = self._link.recv(_BYTES)
+        assert answer, "the process that forks has ended"
+        return int(answer)
+
+    def close(self) -> None:
+        self._link.close()
+        self._process.wait()
+
+
+def _serve(link: socket.socket, program: str) -> None:
+    """Fork and reap as ordered, until the other end is closed."""
+    while True:
+        order, descriptors, _, _ = socket.recv_fds(link, _BYTES, 3)
+        if not order:
+            return
+        if not descriptors:
+            _, status = os.waitpid(int(order), 0)
+            link.send(str(os.waitstatus_to_exitcode(status)).encode())
+            continue
+        child = os.fork()
+        if child == 0:
+            link.close()
+            _become(program, *json.loads(order), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        link.send(str(child).encode())
+
+
+def _become(program: str, arguments: list[str], folder: str, env: dict[str, str], descriptors: list[int]) -> None:
+    """Go on as an interpreter would that was started so."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv, sys.orig_argv = [program, *arguments], [sys.executable, "-m", program, *arguments]
+        # Both names: a program that puts another stream in place of one goes on with its buffer.
+        sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", closefd=False)
+        sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+        sys.stderr = sys.__stderr__ = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+        try:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except KeyboardInterrupt:
+            traceback.print_exc()
+            code = 130
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C the test process decides what becomes of this one
+    program, packages, modules = json.loads(sys.argv[2])
+    for package in packages:
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            importlib.import_module(f"{package}.{module.name}")
+    for name in modules:
+        importlib.import_module(name)
+    _serve(socket.socket(fileno=int(sys.argv[1])), program)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ are most of the processor time of a short program. A test of how a program start
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _BYTES = 1 << 20
@@ -100,6 +102,59 @@ class Forks:
     def close(self) -> None:
         self._link.close()
         self._process.wait()
+
+
+@functools.cache
+def command_line() -> Forks:
+    """Of `nvrx-slurm`, for all tests of this process. It ends with it."""
+    return Forks(
+        "nvrx_slurm",
+        packages=("nvrx_slurm.api", "nvrx_slurm.cli", "nvrx_slurm.report"),
+        modules=(
+            "rich.live",
+            "rich.table",
+            "nvrx_slurm.attribution.analyze.analysis",
+            "nvrx_slurm.cluster.slurm",
+            "nvrx_slurm.jobspec.load",
+            "nvrx_slurm.lab.flow.load",
+        ),  # these the commands import when they are called
+    )
+
+
+def run_command(
+    arguments: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: int = 0,
+    timeout: float = 60.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run `nvrx-slurm` to its end, as `subprocess.run` does with its output captured as text."""
+    with ThreadPoolExecutor(2) as threads:
+        ends, texts = [], []
+        for _ in ("stdout", "stderr"):
+            reading, writing = os.pipe()
+            ends.append(writing)
+            texts.append(threads.submit(_read, reading))
+        environment = os.environ if env is None else env
+        try:
+            process = command_line().start(
+                arguments, cwd=cwd or Path.cwd(), env=environment, descriptors=(stdin, ends[0], ends[1])
+            )
+        finally:
+            for end in ends:
+                os.close(end)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+            process.wait()
+        return subprocess.CompletedProcess(list(arguments), code, *(text.result(timeout) for text in texts))
+
+
+def _read(descriptor: int) -> str:
+    with os.fdopen(descriptor) as file:
+        return file.read()
 
 
 def _serve(link: socket.socket, program: str) -> None:

@@ -15,6 +15,7 @@ from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.redis_client import client
 from nvrx_slurm.util.clock import SystemClock
+from tests.forks import run_command
 from tests.harness import WAIT_S, RunningJob
 
 TERMINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
@@ -55,9 +56,7 @@ def nvrx(
     *arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line, as a user would."""
-    return subprocess.run(
-        [*CLI, *arguments], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=timeout
-    )
+    return run_command(arguments, cwd=cwd, env={**os.environ, **env}, timeout=timeout)
 
 
 def submit(cluster: DevCluster, job_yaml: Path, *flags: str) -> RunningJob:

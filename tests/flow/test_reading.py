@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ from nvrx_slurm.journal.records import Entry, JobEnded, NodeJoined, Recovered, R
 from nvrx_slurm.report import source
 from nvrx_slurm.report.snapshot import take
 from tests.fault_harness import until
-from tests.harness import Gate, RunningJob, gate_plan, is_alive, wait_gone
+from tests.forks import run_command
+from tests.harness import Gate, RunningJob, end_with_all, gate_plan, is_alive, start_local, wait_gone
 
 WAIT_S = 60.0
 RunLocal = Callable[..., RunningJob]
@@ -35,8 +37,10 @@ def command(*args: str, base: Path) -> list[str]:
 
 def nvrx(*args: str, job: RunningJob, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run one of the reading commands on a job's base folder, as a pipe sees it."""
-    argv = command(*args, base=job.folder.path.parent)
-    return subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S, check=check)
+    done = run_command([*args, "--folder", str(job.folder.path.parent)], timeout=WAIT_S)
+    if check:
+        done.check_returncode()
+    return done
 
 
 def all_here(job: RunningJob, gate: Gate, *nodes: str, cycle: int = 0, workers: int = 4) -> None:
@@ -78,10 +82,64 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_status_of_a_running_job(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningJob]:
+    """A job that waits in its first cycle while tests read it. It goes on whatever becomes of its readers, and ends
+    well."""
+    gate = Gate()
+    job = start_local(gate_plan(gate, tmp_path_factory.mktemp("running")))
+    try:
+        all_here(job, gate, "n3")
+        yield job
+        gate.open()
+        assert job.finish() == 0
+        assert [record.cycle for record in job.said(RendezvousClosed)] == [0]
+    finally:
+        end_with_all(job)
+        gate.close()
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A job that has lost a node, run on with its spare and ended, and what those printed who followed it."""
+
+    job: RunningJob
+    events: subprocess.CompletedProcess[str]
+    one_rank: subprocess.CompletedProcess[str]
+    all_ranks: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followed]:
+    gate = Gate()
+    job = start_local(gate_plan(gate, tmp_path_factory.mktemp("followed")))
+    wanted = (["events", "j1", "-f", "--json"], ["logs", "j1", "-f", "--rank", "2"], ["logs", "j1", "-f"])
+    readers: list[subprocess.Popen[str]] = []
+    try:
+        all_here(job, gate, "n3")
+        for words in wanted:
+            argv = command(*words, base=job.folder.path.parent)
+            readers.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        lose_a_node(job, gate)
+        gate.open()
+        assert job.finish() == 0
+        said = [reader.communicate(timeout=WAIT_S) for reader in readers]
+        done = [
+            subprocess.CompletedProcess(words, reader.returncode, *out_and_err)
+            for words, reader, out_and_err in zip(wanted, readers, said, strict=True)
+        ]
+        yield Followed(job, *done)
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.communicate()
+        end_with_all(job)
+        gate.close()
+
+
+def test_status_of_a_running_job(running: RunningJob) -> None:
     """While a job runs, its store tells nodes, ranks, spares and cycle; the page and the object agree."""
-    job = run_local(gate_plan(gate, tmp_path))
-    all_here(job, gate, "n3")
+    job = running
     shown = json.loads(nvrx("status", "j1", "--json", job=job).stdout)
     assert (shown["state"], shown["cycle"], shown["spares_left"]) == ("running", 0, ["n3"])
     assert {node["name"]: node["ranks"] for node in shown["nodes"]} == {"n1": [0, 1], "n2": [2, 3], "n3": []}
@@ -91,17 +149,11 @@ def test_status_of_a_running_job(run_local: RunLocal, gate: Gate, tmp_path: Path
     assert any(line.split()[:4] == ["n2", "active", "main-0", "2-3"] for line in page.splitlines())
     lines = nvrx("status", job=job).stdout.splitlines()
     assert lines[1].split()[:5] == ["j1", "test", "local", "running", "3/3"]
-    gate.open()
-    assert job.finish() == 0
 
 
-def test_everything_can_be_read_after_job_and_store_are_gone(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+def test_everything_can_be_read_after_job_and_store_are_gone(followed: Followed) -> None:
     """From the folder alone: how it ended, the recovery and its phases, the events, the ranks' output."""
-    job = run_local(gate_plan(gate, tmp_path))
-    all_here(job, gate, "n3")
-    lose_a_node(job, gate)
-    gate.open()
-    assert job.finish() == 0
+    job = followed.job
     assert job.folder.read_store() is None
     shown = json.loads(nvrx("status", "j1", "--json", job=job).stdout)
     assert (shown["state"], shown["exit_code"], shown["restarts"]) == ("completed", 0, 1)
@@ -117,21 +169,13 @@ def test_everything_can_be_read_after_job_and_store_are_gone(run_local: RunLocal
     assert "[main-0 3] rank 3 waits" in nvrx("logs", "j1", job=job).stdout
 
 
-def test_events_are_followed_to_the_end(
-    run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_events_are_followed_to_the_end(followed: Followed) -> None:
     """`events -f` prints each entry once, in order, until the store is gone, and ends by itself."""
-    job = run_local(gate_plan(gate, tmp_path))
-    all_here(job, gate, "n3")
-    reader = start(command("events", "j1", "-f", "--json", base=job.folder.path.parent))
-    lose_a_node(job, gate)
-    gate.open()
-    assert job.finish() == 0
-    out, err = reader.communicate(timeout=WAIT_S)
-    assert (reader.returncode, err) == (0, "")
-    numbers = [json.loads(line)["n"] for line in out.splitlines()]
-    assert numbers == list(range(1, len(journal_lines(job.folder)) + 1))
-    assert json.loads(out.splitlines()[-1])["event"] == "job_ended"
+    reader = followed.events
+    assert (reader.returncode, reader.stderr) == (0, "")
+    numbers = [json.loads(line)["n"] for line in reader.stdout.splitlines()]
+    assert numbers == list(range(1, len(journal_lines(followed.job.folder)) + 1))
+    assert json.loads(reader.stdout.splitlines()[-1])["event"] == "job_ended"
 
 
 def test_a_reader_outlives_the_store(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
@@ -150,82 +194,61 @@ def test_a_reader_outlives_the_store(run_local: RunLocal, gate: Gate, tmp_path: 
     assert isinstance(entries[-1].record, JobEnded)
 
 
-def test_a_reader_goes_on_after_what_it_has(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+def test_a_reader_goes_on_after_what_it_has(running: RunningJob, tmp_path: Path) -> None:
     """Live from the store or from the folder: `after` skips exactly the entries up to it."""
-    job = run_local(gate_plan(gate, tmp_path))
-    all_here(job, gate, "n3")
-    everything = source.so_far(job.folder)
+    everything = source.so_far(running.folder)
     for after in (0, 1, len(everything) - 1, len(everything)):
-        for folder in (job.folder, without_file(job.folder, tmp_path / f"store-only-{after}")):
+        for folder in (running.folder, without_file(running.folder, tmp_path / f"store-only-{after}")):
             with closing(source.Journal(folder, after=after)) as journal:
                 assert [item.n for item in journal.catch_up()] == [e.n for e in everything[after:]]
-    gate.open()
-    job.finish()
-    with closing(source.Journal(job.folder, after=3)) as journal:
+
+
+def test_a_reader_of_a_job_that_has_ended_goes_on_after_what_it_has(followed: Followed) -> None:
+    """The same from the folder alone."""
+    with closing(source.Journal(followed.job.folder, after=3)) as journal:
         assert journal.catch_up()[0].n == 4
 
 
-def test_an_unreachable_store_leaves_the_folder(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+def test_an_unreachable_store_leaves_the_folder(running: RunningJob) -> None:
     """Where the store does not answer, a running job's page comes from the folder, and says so."""
-    job = run_local(gate_plan(gate, tmp_path))
-    all_here(job, gate, "n3")
-    store = process_of(job, "valkey-server")
+    store = process_of(running, "valkey-server")
     os.kill(store, signal.SIGSTOP)
-    shot = take(job.folder)
-    os.kill(store, signal.SIGCONT)
+    try:
+        shot = take(running.folder)
+    finally:
+        os.kill(store, signal.SIGCONT)
     assert shot.store_error is not None
     assert "does not answer" in shot.store_error
     assert shot.view.replicas["main-0"].phase == "running"
-    gate.open()
-    assert job.finish() == 0
 
 
-def test_logs_are_followed_from_cycle_to_cycle(
-    run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_logs_are_followed_from_cycle_to_cycle(followed: Followed) -> None:
     """`logs -f --rank` switches to the new cycle's file, says so on stderr, and ends with the job."""
-    job = run_local(gate_plan(gate, tmp_path))
-    all_here(job, gate, "n3")
-    base = job.folder.path.parent
-    one = start(command("logs", "j1", "-f", "--rank", "2", base=base))
-    merged = start(command("logs", "j1", "-f", base=base))
-    lose_a_node(job, gate)
-    gate.open()
-    assert job.finish() == 0
-    out, err = one.communicate(timeout=WAIT_S)
-    assert (out, err) == ("rank 2 waits\n" * 2, "── cycle 0 ──\n── cycle 1 ──\n")
-    out, err = merged.communicate(timeout=WAIT_S)
-    assert out == job.folder.job_log.read_text()
+    one, merged = followed.one_rank, followed.all_ranks
+    assert (one.stdout, one.stderr) == ("rank 2 waits\n" * 2, "── cycle 0 ──\n── cycle 1 ──\n")
+    assert merged.stdout == followed.job.folder.job_log.read_text()
     assert (one.returncode, merged.returncode) == (0, 0)
 
 
-def test_a_choice_of_logs(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+def test_a_choice_of_logs(followed: Followed) -> None:
     """One cycle of all ranks comes marked and in order; a wrong rank or cycle is one clear error."""
-    job = run_local(gate_plan(gate, tmp_path))
-    all_here(job, gate)
-    gate.open()
-    job.finish()
-    shown = nvrx("logs", "j1", "--cycle", "0", "--stdout", job=job)
+    shown = nvrx("logs", "j1", "--cycle", "0", "--stdout", job=followed.job)
     assert shown.stdout.splitlines() == [f"[main-0 {rank}] rank {rank} waits" for rank in range(4)]
     for args, message in (
         (("--rank", "9"), "no rank 9: main-0 has ranks 0-3"),
-        (("--cycle", "3"), "no output of cycle 3: there is output of cycle 0"),
+        (("--cycle", "3"), "no output of cycle 3: there is output of cycle 0-1"),
         (("--replica", "main"), "no replica 'main': the job has main-0"),
     ):
-        failed = nvrx("logs", "j1", *args, job=job, check=False)
+        failed = nvrx("logs", "j1", *args, job=followed.job, check=False)
         assert (failed.returncode, failed.stdout) == (2, "")
         assert message in failed.stderr
         assert "Traceback" not in failed.stderr
 
 
-def test_an_unknown_job_is_one_clear_error(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+def test_an_unknown_job_is_one_clear_error(followed: Followed) -> None:
     """Each reading command names the jobs that there are, and exits with 2."""
-    job = run_local(gate_plan(gate, tmp_path))
-    all_here(job, gate)
-    gate.open()
-    job.finish()
     for args in (("status", "j2"), ("events", "j2"), ("logs", "j2"), ("status", "--watch", "j2")):
-        failed = nvrx(*args, job=job, check=False)
+        failed = nvrx(*args, job=followed.job, check=False)
         assert failed.returncode == 2, failed
         assert "no job 'j2'" in failed.stderr
         assert "it holds j1" in failed.stderr
@@ -275,56 +298,45 @@ def test_watching_on_a_terminal_ends_with_the_summary(
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_a_watch_ends_with_its_terminal_or_its_reader(
-    is_terminal: bool, run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+    is_terminal: bool, running: RunningJob, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     """Also without SIGHUP, and without anything to write. The job goes on."""
-    job = run_local(gate_plan(gate, tmp_path))
-    all_here(job, gate, "n3")
     reading, inside = pty.openpty() if is_terminal else os.pipe()
-    watcher = start(command("status", "j1", "--watch", base=job.folder.path.parent), stdout=inside)
+    watcher = start(command("status", "j1", "--watch", base=running.folder.path.parent), stdout=inside)
     os.close(inside)
     read_until(reading, "n3")
     os.close(reading)
     _, err = watcher.communicate(timeout=WAIT_S)
     assert (watcher.returncode, err) == (130, "")
-    gate.open()
-    assert job.finish() == 0
+    assert running.process.poll() is None
 
 
 @pytest.mark.parametrize(
     "words", [["wait", "j1"], ["status", "j1", "--watch"], ["logs", "j1", "-f"], ["events", "j1", "-f"]], ids=" ".join
 )
 def test_ctrl_c_ends_a_reader_and_not_the_job(
-    words: list[str], run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+    words: list[str], running: RunningJob, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     """It exits with 130, and says that the job goes on, where its logs are, and what would end it."""
-    job = run_local(gate_plan(gate, tmp_path))
-    all_here(job, gate)
-    reader = start(command(*words, base=job.folder.path.parent))
+    reader = start(command(*words, base=running.folder.path.parent))
     stream = reader.stderr if words[0] == "wait" else reader.stdout
     assert stream is not None
     stream.readline()
     reader.send_signal(signal.SIGINT)
     _, err = reader.communicate(timeout=WAIT_S)
     assert reader.returncode == 130
-    assert err.endswith(f"job j1 goes on; its logs: {job.folder.path}; to end it: nvrx-slurm cancel j1\n")
-    gate.open()
-    assert job.finish() == 0
+    assert err.endswith(f"job j1 goes on; its logs: {running.folder.path}; to end it: nvrx-slurm cancel j1\n")
+    assert running.process.poll() is None
 
 
-def test_sighup_ends_a_watch(
-    run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_sighup_ends_a_watch(running: RunningJob, start: Callable[..., subprocess.Popen[str]]) -> None:
     """The kernel sends it to the processes of a terminal that is closed."""
-    job = run_local(gate_plan(gate, tmp_path))
-    all_here(job, gate)  # before its folder exists there is no such job, which ends the watch too
-    watcher = start(command("status", "j1", "--watch", base=job.folder.path.parent))
+    watcher = start(command("status", "j1", "--watch", base=running.folder.path.parent))
     assert watcher.stdout is not None
     watcher.stdout.readline()
     watcher.send_signal(signal.SIGHUP)
     assert watcher.wait(WAIT_S) == -signal.SIGHUP
-    gate.open()
-    assert job.finish() == 0
+    assert running.process.poll() is None
 
 
 def test_a_job_that_was_killed_whole_died(

@@ -15,6 +15,7 @@ from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
+from tests.forks import run_command
 from tests.harness import wait_gone
 from tests.slurm_harness import CLI
 from tests.slurm_jobs import STUBBORN, gate_command
@@ -36,7 +37,7 @@ def run(gate, tmp_path):
     started = []
 
     def start(*flags, stderr=subprocess.STDOUT, **keys):
-        job = {"name": "r", "command": list(gate.command), "nodes": 2, "spares": 1, **keys}
+        job = {"name": "r", "command": list(gate.command), "nodes": 1, "workers_per_node": 2, **keys}
         (tmp_path / "job.yaml").write_text(json.dumps(job))
         started.append(
             subprocess.Popen(
@@ -55,7 +56,7 @@ def run(gate, tmp_path):
 
 def test_run_ends_with_the_jobs_exit_code_and_tells_its_story(run, gate):
     """Done is 0; the screen, here a pipe, has the events, what the workers print, and the summary."""
-    process = run()
+    process = run(nodes=2, workers_per_node=1, spares=1)
     gate.wait(2, cycle=0)
     gate.open()
     output, _ = process.communicate(timeout=30)
@@ -72,7 +73,7 @@ def test_failed_job_gives_its_code(run, gate):
     output, why = process.communicate(timeout=30)
     assert process.returncode == 1
     assert b"rank 1 waits" not in output
-    for word in ("rank 1 on n2 exited with code 4", "rank 1 waits", "restart budget spent", "→ nvrx-slurm explain"):
+    for word in ("rank 1 on n1 exited with code 4", "rank 1 waits", "restart budget spent", "→ nvrx-slurm explain"):
         assert word in why.decode()
 
 
@@ -142,7 +143,7 @@ def test_a_failed_line_of_setup_fails_the_job_and_is_named(run, tmp_path):
     assert "line 2 of setup failed with exit code 127: module load nosuch" in why.decode().splitlines()[-3]
     folder = next((tmp_path / "nvrx-jobs").glob("local-*"))
     assert "module load nosuch" in json.loads((folder / "result.json").read_text())["reason"]
-    told = subprocess.run([*CLI, "explain", folder.name], cwd=tmp_path, capture_output=True, text=True, check=True)
+    told = run_command(["explain", folder.name], cwd=tmp_path)
     assert "module load nosuch" in told.stdout
     assert not (folder / "logs").exists()
 
@@ -166,9 +167,9 @@ def test_a_closed_terminal_is_told_as_such(run, gate, tmp_path):
     process.send_signal(signal.SIGHUP)
     assert process.wait(30) == 143
     job_id = next((tmp_path / "nvrx-jobs").glob("local-*")).name
-    told = subprocess.run([*CLI, "explain", job_id], cwd=tmp_path, capture_output=True, text=True, check=True)
+    told = run_command(["explain", job_id], cwd=tmp_path)
     assert "terminal was closed" in told.stdout
-    waited = subprocess.run([*CLI, "wait", job_id], cwd=tmp_path, capture_output=True, text=True)
+    waited = run_command(["wait", job_id], cwd=tmp_path)
     assert waited.returncode == 143
     assert "terminal was closed" in waited.stderr
 
@@ -201,7 +202,7 @@ def test_a_killed_batch_host_ends_a_job_whose_folder_is_removed(run, gate, tmp_p
 
 def test_nothing_outlives_a_killed_run(run, gate):
     """SIGKILL of the command itself ends the job too."""
-    process = run()
+    process = run(nodes=2, workers_per_node=1, spares=1)
     gate.wait(2, cycle=0)
     everybody = descendants(process.pid)
     process.kill()

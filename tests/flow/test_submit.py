@@ -25,6 +25,7 @@ from nvrx_slurm.lab.devcluster.daemons import recorded
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.util.clock import SystemClock
+from tests.forks import run_command
 
 pytestmark = pytest.mark.slurm
 
@@ -72,8 +73,7 @@ def reaches(cluster: SlurmCluster, job_id: str, state: JobState) -> None:
 
 
 def nvrx(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nvrx_slurm", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=90)
+    return run_command(arguments, cwd=folder, timeout=90)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.journal.records import Entry, entry_to_json
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.util.ids import replica_id
-from tests.forks import Forked, Forks
+from tests.forks import Forked, command_line
 from tests.slurm_harness import CLI
 
 BOUND_S = 100.0
@@ -233,23 +233,6 @@ def help_of(command: str) -> set[str]:
     return {option for parameter in found.params for option in parameter.opts}
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    """Where the commands are forked from: to import them 200 times would be most of this module's time."""
-    forks = Forks(
-        "nvrx_slurm",
-        packages=("nvrx_slurm.api", "nvrx_slurm.cli", "nvrx_slurm.report"),
-        modules=(
-            "rich.live",
-            "rich.table",
-            "nvrx_slurm.attribution.analyze.analysis",
-            "nvrx_slurm.lab.flow.load",
-        ),  # these the commands import when they are called
-    )
-    yield forks
-    forks.close()
-
-
 @contextmanager
 def ended(process: Forked) -> Iterator[None]:
     """It does not outlive its test, nor does the thread that reads its output."""
@@ -260,21 +243,21 @@ def ended(process: Forked) -> Iterator[None]:
         process.wait()
 
 
-def piped(forks: Forks, words: list[str], tmp_path: Path, **variables: str) -> tuple[int, bytes]:
+def piped(words: list[str], tmp_path: Path, **variables: str) -> tuple[int, bytes]:
     """Exit code, and all that it printed."""
     environment = env.child_environment({"XDG_CONFIG_HOME": str(tmp_path), **variables}, without=["GITHUB_ACTIONS"])
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as output, ThreadPoolExecutor(1) as reader:
         read = reader.submit(output.read)
         try:
-            process = forks.start(words, cwd=tmp_path, env=environment, descriptors=(0, writing, writing))
+            process = command_line().start(words, cwd=tmp_path, env=environment, descriptors=(0, writing, writing))
         finally:
             os.close(writing)
         with ended(process):
             return process.wait(BOUND_S), read.result(BOUND_S)
 
 
-def on_terminal(forks: Forks, words: list[str], tmp_path: Path) -> str:
+def on_terminal(words: list[str], tmp_path: Path) -> str:
     """What a terminal would have been sent."""
     terminal, inside = pty.openpty()
     variables = {"XDG_CONFIG_HOME": str(tmp_path), "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
@@ -290,7 +273,7 @@ def on_terminal(forks: Forks, words: list[str], tmp_path: Path) -> str:
         sent = reader.submit(read)
         try:
             environment = env.child_environment(variables)
-            process = forks.start(words, cwd=tmp_path, env=environment, descriptors=(inside, inside, inside))
+            process = command_line().start(words, cwd=tmp_path, env=environment, descriptors=(inside, inside, inside))
         finally:
             os.close(inside)
         with ended(process):
@@ -305,10 +288,10 @@ CASES = [(command, arguments) for command, every in TRIED.items() for arguments 
 
 @pytest.mark.parametrize(("command", "arguments"), CASES, ids=lambda part: str(part)[:40].encode("unicode_escape"))
 def test_nothing_hostile_reaches_a_pipe(
-    command: str, arguments: list[str], places: dict[str, str], forks: Forks, tmp_path: Path
+    command: str, arguments: list[str], places: dict[str, str], tmp_path: Path
 ) -> None:
     """What a command prints into a pipe holds no control character at all; JSON holds the same values, escaped."""
-    code, out = piped(forks, argv(command, arguments, places), tmp_path)
+    code, out = piped(argv(command, arguments, places), tmp_path)
     if command == "logs":
         return  # exact: another test
     assert "Traceback (most recent call last)" not in out.decode() or command == "analyze"
@@ -332,10 +315,10 @@ def repr_of(value: Any) -> str:
 
 @pytest.mark.parametrize(("command", "arguments"), CASES, ids=lambda part: str(part)[:40].encode("unicode_escape"))
 def test_nothing_hostile_reaches_a_terminal(
-    command: str, arguments: list[str], places: dict[str, str], forks: Forks, tmp_path: Path
+    command: str, arguments: list[str], places: dict[str, str], tmp_path: Path
 ) -> None:
     """A terminal is sent text and our colours; of the workers' own output their colours, too."""
-    sent = on_terminal(forks, argv(command, arguments, places), tmp_path)
+    sent = on_terminal(argv(command, arguments, places), tmp_path)
     if command != "logs":
         assert "\x1b[8m" not in sent
     if "--watch" in arguments:
@@ -346,12 +329,12 @@ def test_nothing_hostile_reaches_a_terminal(
 
 @pytest.mark.parametrize(("command", "arguments"), CASES, ids=lambda part: str(part)[:40].encode("unicode_escape"))
 def test_a_runner_of_github_actions_gets_no_commands(
-    command: str, arguments: list[str], places: dict[str, str], forks: Forks, tmp_path: Path
+    command: str, arguments: list[str], places: dict[str, str], tmp_path: Path
 ) -> None:
     """A runner obeys `::name::` at the start of a line, and `##[name]` anywhere in one. `logs` too gives it none."""
     if command == "ci run":
         pytest.skip("its reports speak to the runner on purpose: test_report_github")
-    _, out = piped(forks, argv(command, arguments, places), tmp_path, GITHUB_ACTIONS="true")
+    _, out = piped(argv(command, arguments, places), tmp_path, GITHUB_ACTIONS="true")
     lines = re.split(rb"[\r\n]+", out) if command != "logs" else out.split(b"\n")
     assert [line for line in lines if line.lstrip().startswith(b"::") or b"##[" in line] == []
 
@@ -361,12 +344,10 @@ def test_every_command_is_tried() -> None:
     assert set(commands()) == {*TRIED, *NOT_TRIED}
 
 
-def test_logs_are_exact_in_a_pipe_and_where_they_are_asked_for_raw(
-    places: dict[str, str], forks: Forks, tmp_path: Path
-) -> None:
+def test_logs_are_exact_in_a_pipe_and_where_they_are_asked_for_raw(places: dict[str, str], tmp_path: Path) -> None:
     """The workers' bytes are theirs: a pipe gets each of them, and so does a terminal with --raw."""
     line = argv("logs", ["JOB"], places)
-    assert piped(forks, line, tmp_path) == (0, RAW * 3)
+    assert piped(line, tmp_path) == (0, RAW * 3)
     terminal, inside = pty.openpty()
     process = subprocess.Popen([*CLI, *line, "--raw"], stdout=inside, cwd=tmp_path)
     assert process.wait(BOUND_S) == 0
@@ -375,11 +356,9 @@ def test_logs_are_exact_in_a_pipe_and_where_they_are_asked_for_raw(
     os.close(terminal)
 
 
-def test_logs_on_a_terminal_keep_colours_and_show_the_rest(
-    places: dict[str, str], forks: Forks, tmp_path: Path
-) -> None:
+def test_logs_on_a_terminal_keep_colours_and_show_the_rest(places: dict[str, str], tmp_path: Path) -> None:
     """Colours pass, and end with their line; what else a worker sent is readable as what it is."""
-    first = on_terminal(forks, argv("logs", ["JOB", "--rank", "1", "--stdout"], places), tmp_path).split("\n")
+    first = on_terminal(argv("logs", ["JOB", "--rank", "1", "--stdout"], places), tmp_path).split("\n")
     text = "\n".join(first)
     for seen in (r"\x1b]0;owned\x07", r"\x1b[2J", r"\x9b31m", r"\u202e", r"\r::add-mask::", r"\xff"):
         assert seen in text

@@ -16,6 +16,7 @@ import pytest
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.journal.sealed import SealedFolder
 from nvrx_slurm.util.files import digest_of_plan
+from tests.forks import run_command
 from tests.slurm_harness import CLI
 
 BOUND_S = 60
@@ -25,9 +26,7 @@ JOB_ID = "local-7"
 def nvrx(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     own = dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "XDG_STATE_HOME"), str(cwd))  # its own index
     environment = {**os.environ, **own, **variables}
-    return subprocess.run(
-        [*CLI, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=BOUND_S
-    )
+    return run_command(arguments, cwd=cwd, env=environment, timeout=BOUND_S)
 
 
 def one_error(done: subprocess.CompletedProcess[str], *words: str) -> None:

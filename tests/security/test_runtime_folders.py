@@ -22,12 +22,13 @@ JOB_ID = "local-7"
 KINDS = ("folder", "file", "link", "pipe", "socket")
 
 
-def take_names(folder: str, job_id: str, target: str, kind: str) -> list[str]:
-    """Bob takes what an agent's folder was called, with and without something behind it. He needs only the job
-    folder's path, which `squeue` and `ps` show."""
+def take_names(folder: str, job_id: str, target: str) -> list[str]:
+    """Bob takes what the agents' folders were called, with and without something behind it, on each node by another
+    kind of file. He needs only the job folder's path, which `squeue` and `ps` show."""
     digest = hashlib.sha256(folder.encode()).hexdigest()[:10]
     taken = []
-    for end in ("n1", "n1-0123456789abcdef", "n2"):
+    names = [(f"n{number}{end}", kind) for number, kind in enumerate(KINDS, 1) for end in ("", "-0123456789abcdef")]
+    for end, kind in names:
         path = Path("/dev/shm") / f"nvrx-{job_id}-{digest}-{end}"
         if kind == "folder":
             path.mkdir()
@@ -57,15 +58,14 @@ def squatted() -> Iterator[list[str]]:
             path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_names_that_bob_has_taken_stop_no_agent(bob, common, squatted, kind):
+def test_names_that_bob_has_taken_stop_no_agent(bob, common, squatted):
     """Before, every agent of the job ended with FileExistsError, and the job with 75."""
-    (common / "job.yaml").write_text(json.dumps({"name": "a", "command": "true", "nodes": 2}))
+    (common / "job.yaml").write_text(json.dumps({"name": "a", "command": "true", "nodes": len(KINDS)}))
     hers = common / "hers"
     hers.mkdir()
     (hers / "s").write_text("hers")
     folder = common / "nvrx-jobs" / JOB_ID
-    squatted += bob.run(take_names, str(folder), JOB_ID, str(hers), kind)
+    squatted += bob.run(take_names, str(folder), JOB_ID, str(hers))
     rendered = subprocess.run(
         [*CLI, "render", "--local"], cwd=common, capture_output=True, text=True, timeout=BOUND_S
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nvrx_slurm.jobspec import env
+from tests.forks import run_command
 
 Nvrx = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -20,13 +21,11 @@ def nvrx(tmp_path: Path) -> Nvrx:
     clean = {"XDG_CONFIG_HOME": str(tmp_path / "xdg"), "XDG_CONFIG_DIRS": str(tmp_path / "xdg")}
 
     def nvrx(*arguments: str, stdin: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "nvrx_slurm", *arguments],
-            cwd=tmp_path,
-            env=env.child_environment({**clean, **variables}),
-            capture_output=True,
-            text=True,
-            input=stdin,
-        )
+        environment = env.child_environment({**clean, **variables})
+        with tempfile.TemporaryFile("w+") as file:
+            file.write(stdin or "")
+            file.seek(0)
+            number = 0 if stdin is None else file.fileno()
+            return run_command(arguments, cwd=tmp_path, env=environment, stdin=number)
 
     return nvrx

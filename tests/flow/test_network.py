@@ -151,39 +151,32 @@ def test_job_ends_although_a_node_is_cut_off(start, network, gate):
     assert causes(job) == []
 
 
-def test_short_cut_touches_nobody(start, network, gate, ledger):
-    """Healed before the heartbeat timeout, a cut costs nothing."""
+def test_short_cut_and_reset_connections_touch_nobody(start, network, gate, ledger):
+    """Healed before the heartbeat timeout, a cut costs nothing. A third party resets the connection, again and again:
+    the node connects again, and nobody is reaped."""
     job = start(**PATIENT)
     network.cut(["n2"])
     says(job, "n2", "a heartbeat did not reach the store")
     network.heal()
-    nothing_happened(job, gate, ledger)
-
-
-def test_node_cut_off_from_the_store_alone_lives(start, network, gate, ledger):
-    """It says over its connection that it is alive, so nobody is reaped, and its lease goes on."""
-    job = start(**QUICK)
-    network.rule(to_the_store(job, "n2"))
-    works_on(ledger, "n2", steps=2000)
-    network.heal()
-    nothing_happened(job, gate, ledger)
-
-
-def test_node_cut_off_from_the_connection_alone_lives(start, network, gate, ledger):
-    """Its beats arrive, so nobody is reaped, and its lease goes on."""
-    job = start(**QUICK)
-    network.rule(to_the_connection(job, "n2"))
-    works_on(ledger, "n2", steps=2000)
-    network.heal()
-    nothing_happened(job, gate, ledger)
-
-
-def test_reset_connection_is_made_again(start, network, gate, ledger):
-    """A third party resets the connection, again and again: the node connects again, and nobody is reaped."""
-    job = start(**PATIENT)
+    until(lambda: broke(job, "n2") == connected_again(job, "n2"), "the connection after the cut")
+    before = connected_again(job, "n2")
     for times in (1, 2, 3):
         assert network.reset(to_the_connection(job, "n2")) >= 1  # the controller's probe of the trap may be another
-        until(lambda times=times: broke(job, "n2") == connected_again(job, "n2") == times, "a new connection")
+        until(
+            lambda times=times: broke(job, "n2") == connected_again(job, "n2") == before + times, "a new connection"
+        )
+    nothing_happened(job, gate, ledger)
+
+
+def test_node_cut_off_from_the_store_alone_or_the_connection_alone_lives(start, network, gate, ledger):
+    """Without the store it says over its connection that it is alive; without the connection its beats arrive. So
+    nobody is reaped, and its lease goes on."""
+    job = start(**QUICK)
+    for cut_off_from in (to_the_store, to_the_connection):
+        network.rule(cut_off_from(job, "n2"))
+        works_on(ledger, "n2", steps=2000)
+        network.heal()
+        until(lambda: broke(job, "n2") == connected_again(job, "n2"), "the connection")
     nothing_happened(job, gate, ledger)
 
 

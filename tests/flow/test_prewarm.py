@@ -458,17 +458,18 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_module_that_cannot_be_warm_is_skipped_and_named(run_local, gate, tmp_path, what):
-    """The others are warm; what it has left running is gone."""
-    text, word = REFUSED[what]
-    if text is not None:
-        (tmp_path / "peculiar.py").write_text(text)
-    job = run_local(warm_plan(gate, tmp_path, prewarm={"imports": ("peculiar", "mymodel")}))
+def test_modules_that_cannot_be_warm_are_skipped_and_named(run_local, gate, tmp_path):
+    """Each with what is wrong with it, in one job. The others are warm; what these have left running is gone."""
+    names = {f"peculiar_{what.replace(' ', '_')}": what for what in REFUSED}
+    for name, what in names.items():
+        if (text := REFUSED[what][0]) is not None:
+            (tmp_path / f"{name}.py").write_text(text)
+    job = run_local(warm_plan(gate, tmp_path, prewarm={"imports": (*names, "mymodel")}))
     before = gate.wait(2, cycle=0)
     skipped = job.expect(Prewarmed, node="n1").skipped
-    assert list(skipped) == ["peculiar"]
-    assert word in skipped["peculiar"]
+    assert list(skipped) == list(names)
+    for name, what in names.items():
+        assert REFUSED[what][1] in skipped[name], what
     warm = warm_process(job, "n1")
     assert len(list(Path(f"/proc/{warm}/task").iterdir())) == 1
     assert descendants(warm) == []

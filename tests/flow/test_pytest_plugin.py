@@ -18,12 +18,12 @@ pytest_plugins = ["pytester"]
 
 WAIT_S = 60.0
 FOREVER = "[sh, -c, 'while :; do read _ || exec tail -f /dev/null; done']"
-JOB_YAML = f"name: theirs\ncommand: {FOREVER}\nnodes: 2\nfault_tolerance: {{teardown: {{grace: 1s}}}}\n"
+JOB_YAML = f"name: theirs\ncommand: {FOREVER}\nworkers_per_node: 2\nfault_tolerance: {{teardown: {{grace: 1s}}}}\n"
 PASSING = """
 job: job.yaml
 overrides: {spares: 1}
 faults:
-  - when: {all: [{event: node_joined, times: 3}, {state: running}]}
+  - when: {all: [{event: node_joined, times: 2}, {state: running}]}
     do: {kill_worker: 1}
 expect:
   - restart_decided: {rank: 1}
@@ -74,7 +74,7 @@ def test_jobs_on_this_machine(theirs):
         import pytest
 
         def test_to_its_end(job):
-            done = job({"command": ["sh", "-c", "echo rank $RANK"], "nodes": 2}, spares=1)
+            done = job({"command": ["sh", "-c", "echo rank $RANK"], "workers_per_node": 2}, spares=1)
             assert done.wait(60) == 0
             assert done.logs(rank=1) == "rank 1\\n"
 

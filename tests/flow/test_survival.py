@@ -62,7 +62,7 @@ def numbers(job):
 def test_control_plane_down_for_ten_seconds_touches_no_worker(run_local, gate, tmp_path, victim):
     """Store or controller killed for 10 s: every worker lives on, a failure meanwhile is handled afterwards, the
     journal has no gap, and the job ends 0."""
-    job = run_local(gate_plan(gate, tmp_path, heartbeat__timeout=5.0))
+    job = run_local(gate_plan(gate, tmp_path, spares=0, heartbeat__timeout=5.0))
     before = gate.wait(4, cycle=0)
     freeze_host_and_kill(job, victim, seconds=10.0)
     assert all(is_alive(w.pid) for w in before.values())
@@ -76,7 +76,7 @@ def test_control_plane_down_for_ten_seconds_touches_no_worker(run_local, gate, t
 
 def test_controller_killed_at_any_moment_comes_back_and_goes_on(run_local, gate, tmp_path):
     """Killed again and again while rendezvous open and close, the controller loses and repeats nothing."""
-    job = run_local(gate_plan(gate, tmp_path, max_restarts=99))
+    job = run_local(gate_plan(gate, tmp_path, spares=0, max_restarts=99))
     chance = random.Random(7)
     workers = gate.wait(4, cycle=0)
     for cycle in range(1, 9):

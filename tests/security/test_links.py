@@ -225,9 +225,9 @@ async def test_agent_believes_no_process_that_cannot_prove_itself(bob, ears, cap
 
 def test_port_of_a_killed_controller_cannot_be_taken(bob, run_local, gate, tmp_path):
     """Its connections leave the port in TIME_WAIT: it stays alice's while her agents look for the next controller."""
-    job = run_local(gate_plan(gate, tmp_path, **QUICK))
+    job = run_local(gate_plan(gate, tmp_path, spares=0, **QUICK))
     before = gate.wait(4, cycle=0)
-    for node in ("n1", "n2", "n3"):
+    for node in ("n1", "n2"):
         job.agent_pid(node)
     controller = child_of(job.process.pid, "nvrx_slurm.controller")
     ((_, port),) = receiving(controller)
@@ -359,8 +359,8 @@ def test_workers_keep_the_descriptor_limit_of_their_user(run_local, gate, tmp_pa
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
     try:
-        job = run_local(gate_plan(gate, tmp_path))
-        workers = gate.wait(4, cycle=0)
+        job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=0))
+        workers = gate.wait(2, cycle=0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     own = [job.process.pid, child_of(job.process.pid, "nvrx_slurm.controller"), job.agent_pid("n1")]
@@ -372,9 +372,9 @@ def test_workers_keep_the_descriptor_limit_of_their_user(run_local, gate, tmp_pa
 
 def test_local_job_is_reached_from_this_host_only(run_local, gate, tmp_path):
     """Every port at which a process of the job takes connections or datagrams is bound to loopback."""
-    job = run_local(gate_plan(gate, tmp_path))
-    gate.wait(4, cycle=0)
-    fences = {job.expect(NodeJoined, node=node).fence_port for node in ("n1", "n2", "n3")}
+    job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=1))
+    gate.wait(2, cycle=0)
+    fences = {job.expect(NodeJoined, node=node).fence_port for node in ("n1", "n2")}
     everybody = [job.process.pid, *descendants(job.process.pid)]
     open_to = {address for pid in everybody for address in receiving(pid)}
     assert fences <= {port for _, port in open_to}

@@ -26,7 +26,7 @@ from tests.fault_harness import child_of, until
 from tests.harness import gate_plan
 
 QUICK = {"heartbeat__interval": 0.2, "heartbeat__timeout": 60.0, "fence_timeout": 30.0}
-AGENTS = f'for n in n1 n2 n3; do NVRX_NODE=$n "{sys.executable}" -P -m nvrx_slurm.agent & done; wait'
+AGENTS = f'for n in n1 n2; do NVRX_NODE=$n "{sys.executable}" -P -m nvrx_slurm.agent & done; wait'
 ANSWERS = {"agrees": b"+OK\r\n", "refuses": b"-WRONGPASS invalid username-password pair\r\n", "is silent": b""}
 SECONDS = 30.0
 
@@ -105,7 +105,7 @@ def fleet(run_local, gate, tmp_path):
         (pytest.fail if os.environ.get("CI") else pytest.skip)("this machine has no address but loopback")
 
     def start(server: str):
-        plan = msgspec.structs.replace(gate_plan(gate, tmp_path, **QUICK), store=StoreSpec(server=server))
+        plan = msgspec.structs.replace(gate_plan(gate, tmp_path, spares=0, **QUICK), store=StoreSpec(server=server))
         return run_local(plan, launcher=("bash", "-c", AGENTS))
 
     return start
@@ -202,7 +202,7 @@ def test_with_tls_a_freed_port_gets_no_password(bob, fleet, gate, tmp_path, comm
 
 def test_on_one_host_there_is_no_port_to_take(bob, run_local, gate, tmp_path):
     """The store of a local job listens on a unix socket that only alice can reach, dead or alive."""
-    job = run_local(gate_plan(gate, tmp_path, **QUICK))
+    job = run_local(gate_plan(gate, tmp_path, spares=0, **QUICK))
     before = gate.wait(4, cycle=0)
     old = address_of(job)
     parts = urlsplit(old.url)

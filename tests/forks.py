@@ -6,6 +6,7 @@ are most of the processor time of a short program. A test of how a program start
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import json
@@ -78,6 +79,7 @@ class Forks:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
+        atexit.register(self.close)
 
     def start(
         self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], descriptors: tuple[int, int, int]
@@ -100,13 +102,15 @@ class Forks:
         return int(answer)
 
     def close(self) -> None:
+        """End the process that forks; what it has forked goes on. Any number of times."""
         self._link.close()
         self._process.wait()
+        atexit.unregister(self.close)
 
 
 @functools.cache
 def command_line() -> Forks:
-    """Of `nvrx-slurm`, for all tests of this process. It ends with it."""
+    """Of `nvrx-slurm`, for all tests of this process."""
     return Forks(
         "nvrx_slurm",
         packages=("nvrx_slurm.api", "nvrx_slurm.cli", "nvrx_slurm.report"),

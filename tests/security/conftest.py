@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pwd
@@ -11,9 +12,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
+
+from tests.forks import Forked, Forks
 
 MAIN = Path(__file__).with_name("bob.py")
 BOUND_S = 60.0
@@ -23,13 +26,12 @@ RESULT = "result: "
 class Attack:
     """A function that runs as bob until it returns or the test ends. What it prints comes line by line."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self, process: subprocess.Popen[bytes] | Forked, stdin: IO[str], stdout: IO[str]) -> None:
+        self.process, self.stdin, self._stdout = process, stdin, stdout
 
     def line(self) -> str:
         """The next line it prints; fails the test if it has ended."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self._stdout.readline()
         assert line, "bob has ended: see his standard error above"
         return line.rstrip("\n")
 
@@ -41,8 +43,7 @@ class Attack:
 
     def end(self) -> None:
         """End it, at once."""
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
+        for stream in (self.stdin, self._stdout):
             stream.close()
         self.process.wait(BOUND_S)
 
@@ -58,13 +59,22 @@ class Bob:
         """Begin `function(*arguments)` as bob. It must be at the top of its module, and its arguments JSON."""
         file = sys.modules[function.__module__].__file__
         assert file is not None
-        argv = [*self._launcher, sys.executable, str(MAIN), str(self._inner_uid), file, function.__name__]
-        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(arguments) + "\n")
-        process.stdin.flush()
-        self._running.append(Attack(process))
-        return self._running[-1]
+        words = [str(self._inner_uid), file, function.__name__]
+        (orders, ordering), (telling, told) = os.pipe(), os.pipe()
+        process: subprocess.Popen[bytes] | Forked
+        if self._launcher:
+            argv = [*self._launcher, sys.executable, str(MAIN), *words]
+            process = subprocess.Popen(argv, stdin=orders, stdout=told)
+        else:
+            descriptors = (orders, told, 2)
+            process = bobs().start(words, cwd=Path.cwd(), env=os.environ, descriptors=descriptors)
+        os.close(orders)
+        os.close(told)
+        attack = Attack(process, os.fdopen(ordering, "w"), os.fdopen(telling))
+        attack.stdin.write(json.dumps(arguments) + "\n")
+        attack.stdin.flush()
+        self._running.append(attack)
+        return attack
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run it to its end; returns what it returned."""
@@ -73,6 +83,23 @@ class Bob:
     def end(self) -> None:
         for attack in self._running:
             attack.end()
+
+
+@functools.cache
+def bobs() -> Forks:
+    """Where bob is forked from while he is still alice: most of his time would be what his modules import."""
+    return Forks(
+        "tests.security.bob",
+        modules=(
+            "pytest",
+            "redis",
+            "nvrx_slurm.agent.linux",
+            "nvrx_slurm.inprocess.store_redis",
+            "nvrx_slurm.transport",
+            "tests.fault_harness",
+            "tests.slurm_harness",
+        ),
+    )
 
 
 def _bob() -> Bob | str:

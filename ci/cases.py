@@ -109,6 +109,10 @@ class Case:
         """Write the case as a folder, as `read_folder` takes it. Its files are overwritten. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LABEL).write_text(self.label_yaml(), encoding="utf-8")
+        self.extract_logs(folder)
+
+    def extract_logs(self, folder: Path) -> None:
+        """Write the case without its label, for an analysis: the YAML takes longer than all of the logs."""
         for path, data in self.files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)

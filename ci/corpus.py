@@ -139,7 +139,7 @@ async def judge(cases: Sequence[Case], root: Path) -> list[Judged]:
     reads files: the cases are extracted below `root`. Raises OSError."""
     folders = [root / case.name for case in cases]
     for case, folder in zip(cases, folders, strict=True):
-        case.extract(folder)
+        case.extract_logs(folder)
     analyzer = Analyzer()
     try:
         return [

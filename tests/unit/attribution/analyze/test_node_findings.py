@@ -60,7 +60,7 @@ def by_findings(inquiry: Inquiry, logs: Sequence[LogFile]) -> tuple[Scan, SideEv
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_findings_say_what_the_logs_say(case: Case, tmp_path: Path) -> None:
     """Of every labelled failure, and of the cycles before it: verdict, cause, ranks, consequences; every field."""
-    case.extract(tmp_path)
+    case.extract_logs(tmp_path)
     inquiry = case.inquiry(tmp_path)
     read = analyze_logs(inquiry, CATALOGUE).attribution
     assert analyze_logs(inquiry, CATALOGUE, read=by_findings).attribution == read

@@ -48,11 +48,14 @@ def start(valkey: Valkey, forks: Forks, tmp_path: Path) -> Start:
         *,
         name: str | None = None,
         variables: Mapping[str, str] | None = None,
+        interpreters: bool = False,  # ranks find each other by what the kernel shows of a process's first environment
         **said: Any,
     ) -> Iterator[Group]:
         store = ("RedisStore", {"url": valkey.url})
         script = script or Script(**{"folder": str(tmp_path / "group"), "store": store, **said})
-        with told_when_failing(Group(script, ranks, forks=forks, name=name, **(variables or {}))) as group:
+        with told_when_failing(
+            Group(script, ranks, forks=None if interpreters else forks, name=name, **(variables or {}))
+        ) as group:
             yield group
             for rank in range(ranks):
                 group.let_go(rank)

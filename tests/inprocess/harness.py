@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ class Group:
     """The ranks of one scenario. They start at once; `close` sees to it that nothing of them is left."""
 
     def __init__(
-        self, script: Script, world: int, *, forks: Forks, name: str | None = None, **variables: str
+        self, script: Script, world: int, *, forks: Forks | None, name: str | None = None, **variables: str
     ) -> None:
         self.script, self.world, self._forks = script, world, forks
         self.name = name or uuid.uuid4().hex
@@ -60,17 +61,19 @@ class Group:
         for place in ("tmp", "runtime"):
             (self.folder / place).mkdir(mode=0o700, exist_ok=True)
         (self.folder / "script.json").write_bytes(msgspec.json.encode(script))
-        self.ranks: dict[int, Forked] = {rank: self._spawn(rank) for rank in range(world)}
+        self.ranks: dict[int, Forked | subprocess.Popen[bytes]] = {rank: self._spawn(rank) for rank in range(world)}
 
-    def _spawn(self, rank: int) -> Forked:
+    def _spawn(self, rank: int) -> Forked | subprocess.Popen[bytes]:
         (orders, ordering), (telling, reports) = os.pipe(), os.pipe()
         with (self.folder / f"rank-{rank}.log").open("ab") as log:
-            process = self._forks.start(
-                [self.script.folder],
-                cwd=ROOT,
-                env=self._environment(rank),
-                descriptors=(orders, reports, log.fileno()),
-            )
+            words, environment = [self.script.folder], self._environment(rank)
+            process: Forked | subprocess.Popen[bytes]
+            if self._forks is not None:
+                descriptors = (orders, reports, log.fileno())
+                process = self._forks.start(words, cwd=ROOT, env=environment, descriptors=descriptors)
+            else:
+                argv = [sys.executable, "-m", "tests.inprocess.rank", *words]
+                process = subprocess.Popen(argv, stdin=orders, stdout=reports, stderr=log, cwd=ROOT, env=environment)
         os.close(orders)
         os.close(reports)
         self._unread[rank] = b""

@@ -54,7 +54,11 @@ def test_two_runs_of_one_name_that_start_together_do_not_mix(
 ) -> None:
     """All ranks of the older one run, and none of the other."""
     scripts = _scripts(tmp_path, ("RedisStore", {"url": valkey.url}))
-    with start(3, scripts[0]) as first, start(3, scripts[1], name=first.name) as second:
+    # Which is the older one they read in the kernel's copy of each other's environment: these are not forked.
+    with (
+        start(3, scripts[0], interpreters=True) as first,
+        start(3, scripts[1], name=first.name, interpreters=True) as second,
+    ):
         first.entered([0, 1, 2], 0, world_size=3)
         _assert_refused(second, first)
         _return(first, [0, 1, 2])

@@ -67,7 +67,11 @@ class HeartbeatSender:
         self._make, self._lease, self._post = make, lease, post
         self._keep = 2 * nodes + 16
         self._sent = 0
-        self._sending: asyncio.Task[None] | None = None  # a heartbeat that is on its way
+        self._bound_s = max(bounds.heartbeat.interval, SHORTEST_WAIT_S)
+        self._sending: asyncio.Timeout | None = None  # of the heartbeat that is on its way
+        self._is_replaced = False
+        self._late: asyncio.TimerHandle  # when that has taken an interval
+        self._due = 0.0  # when the next one is
         self._sent_event = asyncio.Event()
         self._touched_at = self._controller_at = self._asked_at = clock.monotonic()
         self._warned_of_store = self._warned_of_controller = False
@@ -76,23 +80,11 @@ class HeartbeatSender:
 
     async def run(self) -> None:
         """Send one heartbeat each interval, also while the store is away."""
-        try:
-            interval_s = self._bounds.heartbeat.interval
-            due = self._clock.monotonic()
-            while True:
-                await self._send_once(max(interval_s, SHORTEST_WAIT_S))
-                if self._resumed_at is not None and self._touched_at > self._resumed_at:
-                    self._holds, self._resumed_at = False, None
-                self.renew()
-                self._sent_event.set()
-                self._watch_controller()
-                now = self._clock.monotonic()
-                # At a fixed rate, not one pause after another; and without a burst that catches up.
-                due = max(due + interval_s, now)
-                await asyncio.sleep(due - now)
-        finally:
-            if self._sending is not None:
-                self._sending.cancel()
+        self._due = self._clock.monotonic()
+        while True:
+            await self._send_once()
+            self._take_stock()
+            await asyncio.sleep(self._due - self._clock.monotonic())
 
     def renew(self) -> None:
         """Let the workers live for as long as the last touch allows. Called before they start, and once an
@@ -132,42 +124,60 @@ class HeartbeatSender:
         """Return once it is in touch."""
         # An order has arrived, so the store can be reached: a heartbeat that a partition holds up, on a connection of
         # its own, is replaced by a new one.
-        if self._sending is not None:
-            self._sending.cancel()
+        if self._sending is not None and not self._sending.expired():
+            self._is_replaced = True
+            self._sending.reschedule(asyncio.get_running_loop().time())
         while not self.is_in_touch:
             self._sent_event.clear()
             await self._sent_event.wait()
 
-    async def _send_once(self, bound_s: float) -> None:
-        """Wait `bound_s` for the heartbeat that is on its way, or a new one; report "alive" if it does not arrive."""
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._send())
-        done, _ = await asyncio.wait([self._sending], timeout=bound_s)
-        problem = f"no answer in {bound_s:g} s"
-        if done:
-            sending, self._sending = self._sending, None
-            if sending.cancelled():  # by `touch`, which wants a new one
-                return
-            if (error := sending.exception()) is None:
-                self._warned_of_store = False
-                return
-            problem = str(error) or "no answer"  # it is not sent again: the next heartbeat is newer
+    async def _send_once(self) -> None:
+        """Send a heartbeat, and report "alive" if it does not arrive, or not within an interval."""
+        # Contact counts from before the request: an answer proves nothing about the time that it has taken.
+        began, timeout_s = self._clock.monotonic(), self._bounds.heartbeat.timeout
+        # No task for each heartbeat, and no wait for it: nearly all are answered at once, and the timer is cancelled.
+        self._watch_sending()
+        try:
+            async with asyncio.timeout(max(timeout_s / 2, SHORTEST_WAIT_S)) as self._sending:
+                self._sent += 1
+                await self._store.send_heartbeat(self._make(), self._keep if self._sent % TRIM_EVERY == 0 else None)
+                self._touched_at = began
+                if began - self._asked_at >= timeout_s / 3:
+                    self._asked_at = began
+                    if await self._store.controller_lives():
+                        self._controller_at = began
+            self._warned_of_store = False
+        except Exception as error:
+            if not self._is_replaced:  # by `touch`, which wants a new one
+                self._has_failed(str(error) or "no answer")  # it is not sent again: the next heartbeat is newer
+        finally:
+            self._late.cancel()
+            self._sending, self._is_replaced = None, False
+
+    def _watch_sending(self) -> None:
+        self._late = asyncio.get_running_loop().call_later(self._bound_s, self._is_late)
+
+    def _is_late(self) -> None:
+        """The heartbeat that is on its way has taken another interval."""
+        self._watch_sending()
+        self._has_failed(f"no answer in {self._bound_s:g} s")
+        self._take_stock()
+
+    def _has_failed(self, problem: str) -> None:
         self._liveness.say(liveness.ALIVE)
         if not self._warned_of_store:
             log.warning("a heartbeat did not reach the store: %s", problem)
         self._warned_of_store = True
 
-    async def _send(self) -> None:
-        # Contact counts from before the request: an answer proves nothing about the time that it has taken.
-        began = self._clock.monotonic()
-        async with asyncio.timeout(max(self._bounds.heartbeat.timeout / 2, SHORTEST_WAIT_S)):
-            self._sent += 1
-            await self._store.send_heartbeat(self._make(), self._keep if self._sent % TRIM_EVERY == 0 else None)
-            self._touched_at = began
-            if began - self._asked_at >= self._bounds.heartbeat.timeout / 3:
-                self._asked_at = began
-                if await self._store.controller_lives():
-                    self._controller_at = began
+    def _take_stock(self) -> None:
+        """Once an interval: the lease follows the last touch, and who waits for one looks."""
+        if self._resumed_at is not None and self._touched_at > self._resumed_at:
+            self._holds, self._resumed_at = False, None
+        self.renew()
+        self._sent_event.set()
+        self._watch_controller()
+        # At a fixed rate, not one pause after another; and without a burst that catches up.
+        self._due = max(self._due + self._bounds.heartbeat.interval, self._clock.monotonic())
 
     def _watch_controller(self) -> None:
         """Log its silence once; after the grace, post `ControllerSilent`."""

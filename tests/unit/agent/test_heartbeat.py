@@ -12,6 +12,8 @@ from nvrx_slurm.agent.heartbeat import OUTLIVE_S, ControllerSilent, HeartbeatSen
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import Heartbeat
 from nvrx_slurm.lab.plans import plain_bounds
+from nvrx_slurm.lab.simulation.loop import VirtualClock, VirtualLoop
+from nvrx_slurm.liveness.connection import ALIVE
 from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.clock import SystemClock
@@ -104,6 +106,62 @@ async def start_sender(tmp_path):
     os.kill(process.pid, signal.SIGCONT)
     process.kill()
     await process.wait()
+
+
+class SlowStore:
+    """Takes 3.5 s to accept a heartbeat."""
+
+    def __init__(self) -> None:
+        self.begun = self.accepted = 0
+
+    async def send_heartbeat(self, beat: Heartbeat, keep: int | None) -> None:
+        self.begun += 1
+        await asyncio.sleep(3.5)
+        self.accepted += 1
+
+    async def controller_lives(self) -> bool:
+        return True
+
+
+class RecordingLiveness:
+    """A liveness client without a connection: keeps what it is given to say."""
+
+    def __init__(self) -> None:
+        self.said: list[bytes] = []
+
+    def say(self, word: bytes) -> None:
+        self.said.append(word)
+
+    def silence_s(self) -> None: ...
+
+
+def test_heartbeat_that_takes_long_is_not_cancelled():
+    """Each interval until it arrives, "alive" is said, and the lease follows the last touch.
+
+    The next one is sent when the interval in which it arrived is over.
+    """
+    loop, store, client, leases = VirtualLoop(), SlowStore(), RecordingLiveness(), list[float]()
+    sender = HeartbeatSender(
+        bounds=plain_bounds(heartbeat__interval=1.0, heartbeat__timeout=8.0, fence_timeout=8.0),
+        nodes=1,
+        store=store,
+        liveness=client,
+        clock=VirtualClock(loop),
+        make=lambda: Heartbeat(node="n1", incarnation="a"),
+        lease=lambda seconds, outlived=False: leases.append(round(seconds, 3)),
+        post=lambda silent: None,
+    )
+
+    async def run() -> None:
+        running = asyncio.create_task(sender.run())
+        await asyncio.sleep(3.9)
+        running.cancel()
+        await asyncio.wait([running])
+
+    loop.run(run())
+    loop.close()
+    assert (store.begun, store.accepted, client.said) == (1, 1, [ALIVE] * 3)
+    assert leases == [7.0, 6.0, 5.0, 4.5]
 
 
 async def test_lease_is_whole_while_the_store_answers(start_sender):

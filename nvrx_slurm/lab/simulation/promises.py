@@ -321,7 +321,11 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
             yield Promise.SHUTDOWN, f"the job ended with {run.exit_code}, and was shut down with {shutdown.exit_code}"
 
     for name in ended.missing if ended is not None else ():
-        if run.nodes[name].is_well:
+        # An agent that a fault has killed reports nothing, and is given up only after these timeouts.
+        node, beats = run.nodes[name], bounds.heartbeat
+        was_killed = node.agent is not None and (node.agent.exit_code or 0) < 0
+        unnoticed = run.loop.now_s - node.weak_until_s < max(beats.timeout, beats.startup_timeout) + beats.timeout
+        if node.is_well and not (was_killed and unnoticed):
             yield Promise.LEAVING, f"the job has ended, and {name} had not reported that it leaves"
 
     if any(act.traits & Trait.SUSPENDS for act in run.performed):

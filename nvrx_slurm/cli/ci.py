@@ -222,7 +222,7 @@ def clean(artifacts: tuple[Path, ...]) -> int:
 )
 @click.option("--seeds", type=click.IntRange(1), default=10_000, show_default=True, help="How many runs.")
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="The first of their seeds.")
-@click.option("--nodes", type=click.IntRange(1), help="Nodes of a job, at most. Default: 16, now and then up to 64.")
+@click.option("--nodes", type=click.IntRange(1), help="Nodes of a job, at most. Default: 8, now and then up to 64.")
 @click.option("--seed", type=click.IntRange(0), help="Run this one again, and print its journal.")
 @click.option("--scenario", type=_FILE, help="The same for the scenario of a file, as a broken promise prints it.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that run them.")

@@ -30,8 +30,10 @@ from nvrx_slurm.jobspec.values import Allowance
 AGGREGATIONS: tuple[Aggregation, ...] = ("any", "all")
 CLUSTERS: tuple[Literal["local", "slurm"], ...] = ("local", "slurm")
 MOST_SPARES = 3
-# A run has so many nodes at most, and this share of all runs has more.
-USUAL_NODES, MOST_NODES, LARGE = 16, 64, 0.02
+MOST_NODES = 64
+# How many nodes a job has at most, and the share of all runs. A run costs as much as its nodes do. Jobs of up to 8
+# nodes find in as many runs what jobs of up to 16 find, and smaller ones find less (docs/simulation.md).
+SIZES = {8: 0.955, 16: 0.04, MOST_NODES: 0.005}
 
 KILL_WAIT_S = 30.0
 BACKOFF = BackoffSpec(after=2, within=60.0, initial=0.5, max=4.0)
@@ -98,14 +100,12 @@ class Shape:
 
 
 def draw_shape(chance: Random, most_nodes: int | None = None) -> Shape:
-    """A job of `most_nodes` nodes at most, spares included; every other one has all of them. Without a bound it has
-    16 at most, and now and then up to 64."""
+    """A job of `most_nodes` nodes at most, spares included; every other one has all of them. Without a bound `SIZES`
+    has it."""
     # The order of the draws is part of a seed's meaning: a new one goes to the end, or has a `chance` of its own.
-    if most_nodes is None and chance.random() < LARGE:
-        total = chance.randint(USUAL_NODES + 1, MOST_NODES)
-    else:
-        most_nodes = most_nodes or USUAL_NODES
-        total = most_nodes if chance.random() < 0.5 else chance.randint(1, most_nodes)
+    if most_nodes is None:
+        most_nodes = chance.choices(list(SIZES), list(SIZES.values()))[0]
+    total = most_nodes if chance.random() < 0.5 else chance.randint(1, most_nodes)
     spares = min(chance.choice((0, 1, 1, 2, 2, MOST_SPARES)), total - 1)
     cluster = chance.choice(CLUSTERS)
     interval_s = chance.choice((1.0, 2.0))

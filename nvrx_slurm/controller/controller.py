@@ -376,6 +376,7 @@ class Controller:
     async def _commit(self, batch: Batch, controller: ControllerUp | None = None) -> None:
         if not (batch.entries or batch.orders or batch.cursor):
             return
+        asked_at = self.clock.monotonic()
         server_time = await self.store.commit(
             self.epoch,
             batch.entries,
@@ -385,7 +386,7 @@ class Controller:
             shutdown=batch.shutdown,
             controller=controller,
         )
-        self.server_clock.set(server_time)
+        self.server_clock.set(server_time, self.clock.monotonic() - asked_at)
         self.mirror.add(batch.entries)  # only what the store has taken: the copy is never ahead of its source
 
     def _signalled(self, number: signal.Signals) -> None:
@@ -508,13 +509,17 @@ class ServerClock:
         self._store_offset: float | None = None  # of the store's own clock, jumps and all
         self._last = 0.0
 
-    def set(self, server_time: float) -> None:
-        """The store has just sent its time (seconds since the epoch)."""
+    def set(self, server_time: float, took_s: float = 0.0) -> None:
+        """The store's time (seconds since the epoch) has arrived, `took_s` after it was asked for."""
         offset = server_time - self._clock.monotonic()
         if self._store_offset is None:
             self._offset = offset
         elif abs(step := offset - self._store_offset) <= JUMP_S:
             self._offset += step
+        elif -took_s <= step < 0.0:
+            # This process was frozen while the answer was on its way: the answer is old, and no clock was set.
+            # Else what has arrived in the store meanwhile would be dated later than it came.
+            return
         else:
             log.warning("the store's clock was set, or its answer took long (%+.1f s); the journal's goes on", step)
         self._store_offset = offset

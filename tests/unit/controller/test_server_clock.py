@@ -68,6 +68,23 @@ def test_jumps_are_not_followed_and_told_once(clock, hand, caplog, jump_s):
     assert len(caplog.records) == 1
 
 
+def test_answer_that_is_old_when_it_arrives_sets_no_clock(clock, hand, caplog):
+    """The controller was frozen while the answer was under way: a fact that came meanwhile counts from its arrival."""
+    hand.at += 8.0
+    clock.set(5000.0, took_s=8.0)
+    assert clock.stamp(5003.0, since=100.0) == 5003.0
+    assert clock.now() == 5008.0
+    assert not caplog.records
+
+
+def test_clock_that_is_set_back_while_an_answer_takes_long_is_noticed(clock, hand):
+    """By more than the answer took."""
+    hand.at += 8.0
+    clock.set(4900.0, took_s=8.0)
+    assert clock.now() == 5008.0
+    assert clock.stamp(4901.0) == 5008.0
+
+
 def test_moments_of_the_store_are_known_after_a_jump(clock, hand):
     """What the store stamped after its jump is dated as if there had been none."""
     hand.at += 10.0

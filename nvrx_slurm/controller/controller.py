@@ -436,7 +436,10 @@ class Controller:
         while True:
             asked_at = self.clock.monotonic()
             items = await self.store.inbox(cursor)
-            self.inbox_read_at = self.clock.monotonic()
+            now = self.clock.monotonic()
+            # An answer that took longer than it may is from before this process stood still: facts may have arrived
+            # since, and the next read brings them.
+            self.inbox_read_at = now if now - asked_at < INBOX_STALL_S else asked_at
             for identity, fact in items:
                 cursor = identity
                 if fact is not None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from nvrx_slurm.controller.controller import INBOX_STALL_S, Controller
 from nvrx_slurm.report.failure_replay import NoBroker
 from nvrx_slurm.util.clock import SystemClock
@@ -28,9 +30,17 @@ class OneRead:
         return []
 
 
-async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
-    """Deadlines that passed while nobody led wait for what was said meanwhile, until the first read is back."""
-    store: Any = OneRead()
+class Hand:
+    """A monotonic clock that the test moves."""
+
+    at = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+
+def reader(store: Any, clock: Any) -> Controller:
+    """A controller that does nothing but read its inbox."""
     environment: Any = SimpleNamespace(
         host="head",
         pid=1,
@@ -40,7 +50,7 @@ async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
         attribution_broker=lambda _: NoBroker(),
     )
     nobody: Any = None
-    controller = Controller(
+    return Controller(
         plan=plain(),
         info=nobody,
         environment=environment,
@@ -48,8 +58,14 @@ async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
         heartbeats=nobody,
         token="",
         bind="*",
-        clock=SystemClock(),
+        clock=clock,
     )
+
+
+async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
+    """Deadlines that passed while nobody led wait for what was said meanwhile, until the first read is back."""
+    store = OneRead()
+    controller = reader(store, SystemClock())
     reading = asyncio.create_task(controller._read_inbox("0"))
     await store.asked.wait()
     assert not await controller._has_read_all()
@@ -59,4 +75,20 @@ async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
     assert await controller._has_read_all()
     controller.inbox_read_at -= INBOX_STALL_S
     assert not await controller._has_read_all()
+    reading.cancel()
+
+
+@pytest.mark.parametrize(("took_s", "is_read"), [(2.0, True), (INBOX_STALL_S, False)])
+async def test_answer_from_before_a_freeze_is_not_taken_for_a_read(took_s: float, is_read: bool) -> None:
+    """Facts may have arrived since the store sent it. The next read brings them."""
+    store, clock = OneRead(), Hand()
+    controller = reader(store, clock)
+    reading = asyncio.create_task(controller._read_inbox("0"))
+    for takes_s, then in ((took_s, is_read), (2.0, True)):
+        await store.asked.wait()
+        store.asked.clear()
+        clock.at += takes_s
+        store.answers.set()
+        await store.asked.wait()
+        assert await controller._has_read_all() is then
     reading.cancel()

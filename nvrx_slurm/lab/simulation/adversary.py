@@ -19,14 +19,18 @@ from msgspec.structs import replace
 from nvrx_slurm.journal.records import (
     DrainAsked,
     FromAgent,
+    NodeFenced,
     NodeJoined,
+    Progress,
     RestartAsked,
     Signalled,
     UndrainAsked,
+    WorkerFailed,
+    WorkersStarted,
 )
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.lab.simulation.aims import BEFORE, UNANSWERED, Aim, draw_aim
-from nvrx_slurm.lab.simulation.intruder import forge_connection, forge_record, post_outside
+from nvrx_slurm.lab.simulation.intruder import copy_order, forge_connection, forge_record, post_outside
 from nvrx_slurm.lab.simulation.network import NetworkFault, apart
 from nvrx_slurm.lab.simulation.shapes import Shape
 
@@ -53,6 +57,9 @@ AIMED = (0.0, 0.3, 0.7)
 # How far apart the nodes of a job are suspended, and resumed.
 MOST_SKEW_S = 1.5
 
+# No agent of a run sends so many facts.
+FRESH_NUMBER = 1000
+
 # A take-over has about as many.
 AWAITS = 48
 
@@ -77,6 +84,7 @@ class Trait(Flag):
     ASKED = auto()  # a user asks the job for something: of these there are few, and beside all others
     REQUEUES = auto()  # Slurm requeues the job; drawn apart, too
     OUTAGE = auto()  # the controller may be unable to decide while it lasts
+    STAGED = auto()  # it makes sense in a situation that is made for it (`situations`): no swarm knows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +134,7 @@ class Swarm:
             name
             for name, kind in KINDS.items()
             if (shape.cluster == "slurm" or not kind.traits & Trait.ON_SLURM)
-            and not kind.traits & (Trait.ASKED | Trait.REQUEUES)
+            and not kind.traits & (Trait.ASKED | Trait.REQUEUES | Trait.STAGED)
         ]
         share = chance.choice(SHARES)
         self._names = [name for name in possible if chance.random() < share] or [chance.choice(possible)]
@@ -269,6 +277,17 @@ def _hang_worker(run: SimulationRun, act: Act) -> None:
         worker.hang()
 
 
+def _fail_cycles(run: SimulationRun, act: Act) -> None:
+    """In so many cycles to come a worker of the node fails, each time `lasts_s` after its start."""
+    run.nodes[act.node].fails_cycles, run.nodes[act.node].fails_after_s = act.number, act.lasts_s
+
+
+def _linger(run: SimulationRun, act: Act) -> None:
+    """A worker ends so much later than the others of its world, with 0, as they do."""
+    if (worker := run.nodes[act.node].worker(act.number)) is not None:
+        worker.lingers_s = act.lasts_s
+
+
 def _restart_in_process(run: SimulationRun, act: Act) -> None:
     """A group of ranks begins its function again, and says so; its agent learns of it, and nothing else follows."""
     node = run.nodes[act.node]
@@ -296,6 +315,52 @@ def _repeat_record(run: SimulationRun, act: Act) -> None:
     elif act.number % 4 == 1:
         fact = Signalled(reason="cancel", generation=1 + now)
     run.loop.create_task(post_outside(run, fact))
+
+
+def _repeat_join(run: SimulationRun, act: Act) -> None:
+    """The join of an agent that another one has replaced since arrives once more: a request that was on its way."""
+    history = run.promises.monitors.history
+    joins = [each.record for each in run.promises.journal if isinstance(each.record, NodeJoined)]
+    former = [
+        each
+        for each in joins
+        if each.generation == history.generation and history.nodes[each.node].incarnation != each.incarnation
+    ]
+    if former:
+        run.loop.create_task(post_outside(run, former[act.number % len(former)]))
+
+
+def _former_proof(run: SimulationRun, act: Act) -> None:
+    """The proof that a node's former agent is dead arrives while the death of its present one is not proven."""
+    history = run.promises.monitors.history
+    unproven = {name for replica in history.replicas.values() for name in replica.unproven}
+    joins = (each.record for each in reversed(run.promises.journal) if isinstance(each.record, NodeJoined))
+    for join in joins:
+        if join.node in unproven and join.incarnation != history.nodes[join.node].incarnation:
+            fact = NodeFenced(node=join.node, incarnation=join.incarnation, proof="its kernel says so")
+            run.loop.create_task(post_outside(run, fact))
+            return
+
+
+def _repeat_cycle(run: SimulationRun, act: Act) -> None:
+    """An agent says again, under a fresh number, what it has said of an older cycle of the replica that it runs."""
+    history = run.promises.monitors.history
+    for entry in reversed(run.promises.journal):
+        fact = entry.record
+        if not isinstance(fact, WorkersStarted | WorkerFailed | Progress) or fact.generation != history.generation:
+            continue
+        node, replica = history.nodes[fact.node], history.replicas[fact.replica]
+        runs = replica.state == "running" and node.place == "active" and node.replica == replica.id
+        if runs and node.incarnation == fact.incarnation and fact.cycle < replica.cycle:
+            # A record that is refused uses up no number: what the agent says itself, from here on, still counts.
+            run.loop.create_task(post_outside(run, replace(fact, seq=node.seq + FRESH_NUMBER)))
+            return
+
+
+def _copy_order(run: SimulationRun, act: Act) -> None:
+    """A process that can write into the store copies an order to the end of the stream, as it stands there."""
+    if orders := run.store.data.xrange(run.keys.orders):
+        run.loop.create_task(copy_order(run, *orders[act.number % len(orders)]))
 
 
 def _ask_restart(run: SimulationRun, act: Act) -> None:
@@ -364,6 +429,11 @@ def _lossy_link(run: SimulationRun, act: Act) -> None:
     run.disturb([act.node], NetworkFault(apart([act.node]), loss=share, breaks=share), act.lasts_s)
 
 
+def _set_clock(run: SimulationRun, act: Act) -> None:
+    run.promises.knows_times = False
+    run.store_clock.set_by(act.number - 500.0)
+
+
 # From SIGTSTP to SIGSTOP.
 SUSPEND_S = 2.0
 
@@ -372,7 +442,7 @@ def _suspend_all(run: SimulationRun, act: Act) -> None:
     """`scontrol suspend` and `resume`: the control plane and every node, each in a moment of its own."""
     if run.suspended or run.requeue.is_asked or run.requeue.waits:  # Slurm refuses a second one
         return
-    run.suspended = True
+    run.suspended, run.promises.knows_times = True, False
     chance = Random(act.number)
     for host in (None, *run.nodes.values()):
         notice_s, later_s = chance.uniform(0.0, MOST_SKEW_S), chance.uniform(0.0, MOST_SKEW_S)
@@ -397,6 +467,7 @@ def _signal_host(run: SimulationRun, node: SimulatedNode | None, number: signal.
 
 # Short names for the table.
 NODE, LASTS, CHOOSES, ON_SLURM = Trait.NODE, Trait.LASTS, Trait.CHOOSES, Trait.ON_SLURM
+STAGED = Trait.STAGED
 LINK = Trait.ON_SLURM | Trait.NETWORK
 REQUEUES = Trait.REQUEUES | LINK
 OUTAGE, FATAL = Trait.LASTS | Trait.OUTAGE, Trait.FATAL
@@ -504,12 +575,21 @@ KINDS: dict[str, Kind] = {
         "set the store's clock by (less 500 s)",
         2,
         CHOOSES,
-        lambda run, act: run.store_clock.set_by(act.number - 500.0),
+        _set_clock,
     ),
     # ---- its users
     "ask_restart": Kind("a user asks for a restart", 1, CHOOSES | Trait.ASKED, _ask_restart),
     "ask_drain": Kind("a user drains", 1, NODE | CHOOSES | Trait.ASKED, _ask_drain),
     "ask_undrain": Kind("a user undrains", 1, NODE | CHOOSES | Trait.ASKED, _ask_undrain),
+    # ---- only in situations
+    "fail_cycles": Kind(
+        "in so many cycles a worker fails on", 1, NODE | LASTS | CHOOSES | Trait.AT_START | STAGED, _fail_cycles
+    ),
+    "linger": Kind("a worker ends later than the others on", 1, NODE | LASTS | CHOOSES | STAGED, _linger),
+    "repeat_join": Kind("the join of an agent that was replaced arrives", 1, CHOOSES | STAGED, _repeat_join),
+    "former_proof": Kind("the proof of a former agent's death arrives", 1, CHOOSES | STAGED, _former_proof),
+    "repeat_cycle": Kind("an agent speaks of an older cycle", 1, CHOOSES | STAGED, _repeat_cycle),
+    "copy_order": Kind("an old order is copied to the end of the stream", 1, CHOOSES | STAGED, _copy_order),
     # ---- the job
     "requeue": Kind(
         "scontrol requeue", 1, CHOOSES | REQUEUES, lambda run, act: run.requeue.ask(act.number, loses_host=False)

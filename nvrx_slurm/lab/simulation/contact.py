@@ -4,8 +4,10 @@ connection, each link that is cut. What the controller and the agents conclude f
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.journal.records import (
@@ -34,8 +36,14 @@ ERROR_S = 0.5
 SUSPECT_BEATS, STALL_BEATS = 3, 2
 SHORTEST_S = 0.5
 
+# How long after its deadline a node is given up, at most, by a controller that runs.
+LATEST_S = 1.5
+
+# With these acts alone it is known when a node has to be given up.
+DELAYS_NO_LOSS = frozenset({"power_off", "kill_controller", "kill_worker", "fail_worker"})
+
 # The promises that are checked here, and only here.
-CONTACT = frozenset({Promise.PROVEN, Promise.SILENT, Promise.GUARD, Promise.TOUCH})
+CONTACT = frozenset({Promise.PROVEN, Promise.SILENT, Promise.GUARD, Promise.TOUCH, Promise.PROMPTLY})
 
 
 class Contact:
@@ -47,6 +55,7 @@ class Contact:
         self._began: dict[int, float] = {}  # a controller's process id → when it began
         self._controller_began_at = 0.0
         self._agents: dict[str, str] = {}  # incarnation → its node
+        self._joined_at: dict[str, float] = {}  # incarnation → when
         self._gone: set[str] = set()  # incarnations that have left or were given up
         self._granted: set[str] = set()  # nodes whose workers may outlive their lease
 
@@ -69,6 +78,7 @@ class Contact:
                 self._controller_began_at = self._began.get(pid, run.loop.now_s)
             case NodeJoined(node=name, incarnation=incarnation):
                 self._agents[incarnation] = name
+                self._joined_at[incarnation] = run.loop.now_s
                 self._granted.discard(name)
                 self.heard(incarnation)
             case JobSuspended(incarnations=incarnations):
@@ -117,6 +127,7 @@ class Contact:
             if self._may_live(lost.node, lost.incarnation):
                 self._broken(Promise.PROVEN, f"{what} as proven dead, and its supervisor lives")
             return
+        self._check_delay(lost, at, signs[-1] if signs else 0.0)
         suspect_s = min(SUSPECT_BEATS * beats.interval, beats.timeout)
         least_s = suspect_s if lost.cause == "connection_closed" else beats.timeout
         if silent_s < least_s - ERROR_S:
@@ -132,6 +143,26 @@ class Contact:
         grace_s = max(self._bounds.control_plane_grace, self._bounds.gives_away_after_s)
         if stall_s + ERROR_S < at - newest and at - newest_here < grace_s - beats.interval - ERROR_S:
             self._broken(Promise.SILENT, f"{what} when no node had been seen for {at - newest:.3f} s")
+
+    def _check_delay(self, lost: NodeLost, at: float, last_sign: float) -> None:
+        """A node that a controller knows from the journal is given up within the timeout, counted from its last sign
+        or from the take-over: it does not get the time that a node has for its first heartbeat."""
+        run, began = self._run, self._controller_began_at
+        if self._joined_at.get(lost.incarnation, math.inf) >= began or not all(
+            act.kind in DELAYS_NO_LOSS for act in run.performed
+        ):
+            return
+        beats, since = self._bounds.heartbeat, max(last_sign, began)
+        others = [
+            sign for who, signs in self._signs.items() if who != lost.incarnation for sign in signs if sign > since
+        ]
+        stall_s = min(STALL_BEATS * max(beats.interval, SHORTEST_S), beats.timeout / 2)
+        moments = sorted([since, *others, at])
+        if max(later - sooner for sooner, later in pairwise(moments)) > stall_s - ERROR_S:
+            return  # no node was heard for a while: that is no node's silence
+        if (late_s := at - since - beats.timeout) > LATEST_S:
+            why = f"{lost.node} was given up {late_s:.3f} s after its timeout of {beats.timeout:.3f} s"
+            self._broken(Promise.PROMPTLY, why)
 
     def _newest(self, at: float, gone: set[str]) -> float:
         """The last sign of any node until then, or the moment at which the controller began to listen."""

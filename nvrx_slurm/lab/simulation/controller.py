@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 SLURM_ANSWERS_S = 0.05
 VERDICTS = (*[Verdict.RESTART] * 5, *[Verdict.UNKNOWN] * 2, Verdict.TIMEOUT)
-# How long a source takes for its answer.
-AT_LEAST_S = 0.01
 
 
 async def controller_main(run: SimulationRun, process: SimulatedProcess, pid: int) -> int:
@@ -178,7 +176,11 @@ class SimulatedBroker:
                 nodes=(chance.choice(inquiry.nodes),) if inquiry.nodes else (),
             )
             for _ in range(2 if chance.random() < sources.repeats else 1):
-                self._say(key, attribution, chance.choice((AT_LEAST_S, chance.uniform(AT_LEAST_S, sources.slow_s))))
+                self._say(
+                    key,
+                    attribution,
+                    chance.choice((sources.quick_s, chance.uniform(sources.quick_s, sources.slow_s))),
+                )
             if chance.random() < sources.lies:
                 other = chance.choice(
                     (
@@ -188,7 +190,7 @@ class SimulatedBroker:
                     )
                 )
                 self._say(
-                    other, replace(attribution, verdict=Verdict.STOP), chance.uniform(AT_LEAST_S, sources.slow_s)
+                    other, replace(attribution, verdict=Verdict.STOP), chance.uniform(sources.quick_s, sources.slow_s)
                 )
 
     def _say(self, key: FailureKey, attribution: Attribution, after_s: float) -> None:

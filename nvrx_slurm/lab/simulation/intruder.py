@@ -8,6 +8,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
+from redis.exceptions import RedisError
 
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.records import NodeJoined, Record, Signalled, WorkerFailed, WorkersStarted
@@ -54,6 +55,15 @@ async def post_outside(run: SimulationRun, fact: Record) -> None:
 async def _post(store: StoreClient, fact: Record) -> None:
     with contextlib.suppress(StoreUnreachable):
         await store.post(fact)
+
+
+async def copy_order(run: SimulationRun, identity: bytes, fields: list[bytes]) -> None:
+    """Add an order to the end of its stream as it is: its signature is good for every place there."""
+    copied = dict(zip(fields[::2], fields[1::2], strict=True))
+    # Noted first: an agent may read the copy before this process has its answer.
+    run.copied.append((fields[1], identity.decode()))
+    with contextlib.suppress(RedisError, OSError):
+        await run.store.client(run.HOST).xadd(run.keys.orders, copied)
 
 
 def forge_connection(run: SimulationRun, number: int) -> None:

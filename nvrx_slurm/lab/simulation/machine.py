@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.agent.agent import Agent
 from nvrx_slurm.agent.events import Cycle, StacksOnFile
 from nvrx_slurm.agent.hangs import NS
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.jobspec.budgets import grace_within
-from nvrx_slurm.journal.records import AnyOrder, Assignment, ControllerUp
+from nvrx_slurm.journal.records import AnyOrder, Assignment, ControllerUp, NodeJoined, Shutdown
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.lab.simulation.aims import AimedActs
 from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
 from nvrx_slurm.lab.simulation.sockets import ConnectionEnd, HandshakeStream, SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.supervisor import SupervisedWorkers
+from nvrx_slurm.lab.simulation.valkey_keyspace import identity_of
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.store.client import StoreClient
@@ -45,7 +46,8 @@ async def agent_main(run: SimulationRun, node: SimulatedNode, machine: Simulated
         connection=run.store.client(node.name),
         key=run.key,
     )
-    store.aims, store.node = run.aims, node.name
+    store.run, store.aims, store.node = run, run.aims, node.name
+    node.agent_store = store
     agent = Agent(
         plan=run.plan,
         folder=run.folder,
@@ -65,17 +67,67 @@ async def agent_main(run: SimulationRun, node: SimulatedNode, machine: Simulated
 class AgentStore(StoreClient):
     """The agent's store client, which shows the adversary each order that the agent reads."""
 
+    run: SimulationRun
     aims: AimedActs
     node: str
+    incarnation = ""
+    """As which the agent has joined last."""
+    began_at: str | None = None
+    """The id behind which it has begun to read."""
+    read_to = "0-0"
+    """The last order that it has read."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._answers: dict[tuple[str, int], tuple[str, str]] = {}
+        """Rendezvous → who asked for its ranks last, and the newest order by then."""
+
+    async def join(self, fact: NodeJoined) -> tuple[str, Shutdown | None, ControllerUp | None]:
+        self.incarnation = fact.incarnation
+        return await super().join(fact)
+
+    async def assignment(
+        self, replica: str, cycle: int, node: str, incarnation: str = ""
+    ) -> tuple[Assignment | None, str]:
+        assignment, newest = await super().assignment(replica, cycle, node, incarnation)
+        self._answers[replica, cycle] = incarnation, newest
+        return assignment, newest
+
+    def check_ranks(self, replica: str, cycle: int) -> None:
+        """The agent is about to start workers by what it was answered."""
+        asked_by, newest = self._answers[replica, cycle]
+        if asked_by != self.incarnation:
+            self.run.promises.acted_for(self.node, replica, cycle, asked_by)
+        if place_of(self.read_to) < place_of(newest) and place_of(newest) > place_of(self.began_at or "0-0"):
+            self.run.promises.acted_early(self.node, replica, cycle)
 
     async def orders(self, after: str) -> list[tuple[str, AnyOrder | None]]:
         items = await super().orders(after)
+        self.began_at = self.began_at or after
+        self.read_to = items[-1][0] if items else self.read_to
+        if self.run.copied:
+            self._check_copies(items)
         if self.aims.armed:
             orders = [order for _, order in items if order is not None]
             if self.aims.sees(orders, "before receipt", self.node):
                 await asyncio.sleep(0)  # the act comes first
             self.aims.sees(orders, "after receipt", self.node)
         return items
+
+    def _check_copies(self, items: Sequence[tuple[str, AnyOrder | None]]) -> None:
+        """An order that this agent has read at its place has no effect when it comes again as a copy."""
+        stream = self.keys.orders
+        for identity, order in items:
+            [(_, fields)] = self.run.store.data.xrange(stream, identity, identity)
+            for sealed, original in self.run.copied:
+                is_copy = fields[1] == sealed and identity != original
+                if order is not None and is_copy and place_of(original) > place_of(self.began_at or "0-0"):
+                    self.run.promises.obeyed_twice(self.node, order)
+
+
+def place_of(identity: str) -> tuple[int, int]:
+    """Where in a stream an item stands, by its id."""
+    return identity_of(identity.encode())
 
 
 class SimulatedMachine:

@@ -27,6 +27,7 @@ from nvrx_slurm.journal.records import (
     JobEnded,
     JobStarted,
     NodeDrained,
+    NodeFenced,
     NodeIsolated,
     NodeJoined,
     NodeReady,
@@ -70,14 +71,17 @@ class Promise(StrEnum):
     JOURNAL_FIRST = "the journal first, ranks before the close"
     RANKS = "no rank is held twice"
     LEASE = "workers start only under a lease that lasts"
+    OLDER = "an agent acts on its ranks after all older orders, and only as who has got them"
     TOUCH = "a lease is renewed only by contact"
     FRESH = "a stale record leaves no trace"
+    ARRIVAL = "a fact counts from its arrival, and before each deadline after that"
     SIGNED = "nothing is believed without the job's key"
     FAILURES = "each failure is answered at once, and nothing else stops workers"
     FENCED = "an agent that is given up is fenced"
     REGISTERED = "only an agent that has registered is given up"
     SILENT = "no node is given up that was in touch"
     GUARD = "a new controller listens for a full timeout first"
+    PROMPTLY = "a silent node is given up within its timeout"
     PROVEN = "a proof of death is true"
     GIVEN_AWAY = "ranks are given away only on proof of death"
     LATE = "a late node has its grace and the last call"
@@ -106,6 +110,8 @@ class JournalMonitor:
 
     promise: ClassVar[Promise]
     watched: ClassVar[tuple[type[Record], ...]] = ()
+    outage_s: Callable[[], float]
+    """For how long no controller may have decided."""
 
     def __init__(self, history: JobHistory) -> None:
         self.history = history
@@ -129,12 +135,24 @@ class FreshFacts(JournalMonitor):
         self._fenced: set[str] = set()
         self._joined: set[str] = set()
 
-    watched = (*OF_A_CYCLE, NodeReady, NodeJoined, *FromAgent.__subclasses__(), Fence, Attributed, Signalled)
+    watched = (
+        *OF_A_CYCLE,
+        NodeReady,
+        NodeJoined,
+        *FromAgent.__subclasses__(),
+        NodeFenced,
+        Fence,
+        Attributed,
+        Signalled,
+    )
 
     def check(self, entry: Entry) -> Iterator[str]:
         history, record = self.history, entry.record
         if isinstance(record, Fence):
             self._fenced.add(record.incarnation)
+        elif isinstance(record, NodeFenced):
+            if history.nodes[record.node].incarnation != record.incarnation:
+                yield f"the node has another agent by now, and this was taken: {record}"
         elif isinstance(record, Signalled):
             if record.generation != history.generation:
                 yield f"generation {history.generation} runs, and this was taken: {record}"
@@ -169,9 +187,20 @@ class FreshFacts(JournalMonitor):
 
 class FailuresAnswered(JournalMonitor):
     """The first failure of a cycle opens the next rendezvous, or ends the replica or the job, in the same commit; no
-    rendezvous opens otherwise. Some nodes done for `exit_skew`, and others not, is a failure too."""
+    rendezvous opens otherwise. Some nodes done for `exit_skew`, and others not, is a failure too, when it is due."""
 
     promise = Promise.FAILURES
+    watched = (WorkersDone,)
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        done, skew_s = entry.record, self.history.bounds.hang.exit_skew
+        assert isinstance(done, WorkersDone)
+        begun = self.history.replicas[done.replica].first_done_at
+        if skew_s is None or begun is None or self.history.shutdown is not None:
+            return
+        late_s = entry.t - begun - skew_s
+        if late_s > SLACK_S and late_s > SLACK_S + self.outage_s():
+            yield f"{done.node} was done {late_s:.3f} s after exit_skew was over, and had not failed: {done}"
 
     def step_over(self, step: HistoryStep) -> Iterator[str]:
         opened = {record.replica for record in step.decisions if isinstance(record, RendezvousOpened)}
@@ -501,13 +530,10 @@ class QuarantinedNodes(JournalMonitor):
 
 
 class RendezvousBounds(JournalMonitor):
-    """An open rendezvous closes, or the job ends, within the bounds that the plan gives it. `outage_s`: for how long
-    no controller may have decided."""
+    """An open rendezvous closes, or the job ends, within the bounds that the plan gives it."""
 
     promise = Promise.BOUND
     watched = (RendezvousClosed,)
-
-    outage_s: Callable[[], float]
 
     def check(self, entry: Entry) -> Iterator[str]:
         closed, bounds = entry.record, self.history.bounds
@@ -632,8 +658,7 @@ class JournalMonitors:
         # In the order in which they are defined: of several that see one defect the first is named.
         self.monitors = [kind(self.history) for kind in JournalMonitor.__subclasses__()]
         for monitor in self.monitors:
-            if isinstance(monitor, RendezvousBounds):
-                monitor.outage_s = outage_s
+            monitor.outage_s = outage_s
         self._of_steps = [each for each in self.monitors if type(each).step_over is not JournalMonitor.step_over]
         self._of_records: dict[type[Any], list[JournalMonitor]] = {}
         for monitor in self.monitors:

@@ -15,11 +15,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.lab.simulation.loop import VirtualClock
-from nvrx_slurm.lab.simulation.machine import AgentConnection, SimulatedBoard, SimulatedMachine, agent_main
+from nvrx_slurm.lab.simulation.machine import (
+    AgentConnection,
+    AgentStore,
+    SimulatedBoard,
+    SimulatedMachine,
+    agent_main,
+)
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.sockets import SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.supervisor import SimulatedSupervisor
-from nvrx_slurm.lab.simulation.workers import SimulatedWorker
+from nvrx_slurm.lab.simulation.workers import SimulatedWorker, SimulatedWorld
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.run import SimulationRun
@@ -47,10 +53,13 @@ class SimulatedNode:
         self.agent: SimulatedProcess | None = None
         self.supervisor: SimulatedSupervisor | None = None
         self.board: SimulatedBoard | None = None
+        self.agent_store: AgentStore | None = None
         self.connection: AgentConnection | None = None
         self._fence_socket: SimulatedFenceSocket | None = None
         self.weak_until_s = -math.inf  # something lasting was done to it, and it may not do what it should until then
         self.workers: list[SimulatedWorker] = []  # those that live
+        self.fails_cycles, self.fails_after_s = 0, 0.0  # in so many cycles to come a worker fails, after so long
+        self._newest_world: SimulatedWorld | None = None
         self._awaited = 0  # agents that are yet to start
         self._plug_in: Callable[[], None] = lambda: None
         self.ports, self._pids = itertools.count(FIRST_PORT), itertools.count(100)
@@ -109,7 +118,16 @@ class SimulatedNode:
         self.workers.append(worker)
         self.run.promises.worker_started(worker)
         world.enter(worker, lambda: self._first_step(worker))
+        if self.fails_cycles and world is not self._newest_world:
+            self.fails_cycles -= 1
+            self.loop.call_outside(self.fails_after_s, self._fail, worker)
+        self._newest_world = world
         return worker
+
+    def _fail(self, worker: SimulatedWorker) -> None:
+        if worker.alive:
+            self.run.disturbed_until_s = max(self.run.disturbed_until_s, self.loop.now_s)
+            worker.exit(1)
 
     def worker(self, number: int) -> SimulatedWorker | None:
         return self.workers[number % len(self.workers)] if self.workers else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nvrx_slurm.controller.controller import replay
+from nvrx_slurm.controller.controller import INBOX_STALL_S, replay
 from nvrx_slurm.core.state import new_job
 from nvrx_slurm.errors import EXIT_UNREACHABLE
 from nvrx_slurm.jobspec.plan import Plan
@@ -22,6 +22,7 @@ from nvrx_slurm.journal.records import (
     Decision,
     Entry,
     Fence,
+    FromAgent,
     JobEnded,
     JobStarted,
     JobSuspended,
@@ -79,6 +80,8 @@ class Promises:
         self._fenced: set[str] = set()
         self._epoch = self._number = 0  # of the newest controller, of the newest order
         self._followed: dict[str, int] = {}  # incarnation → epoch of the controller that it has connected to
+        self._arrived: dict[bytes, float] = {}  # packed fact → when it came into the inbox
+        self.knows_times = True  # the journal's clock is the store's: none was set, and nothing was suspended
 
     # ---- the store
 
@@ -141,10 +144,41 @@ class Promises:
                 Promise.SHUTDOWN, f"the shutdown that agents read is not the journal's first: {self.shutdown}"
             )
 
+    def arrived(self, packed: bytes, at: float) -> None:
+        """This fact is in the inbox now."""
+        self._arrived[packed] = at
+
+    def obeyed_twice(self, node: str, order: object) -> None:
+        """An agent has taken the copy of an order for another order."""
+        self._broken(
+            Promise.FRESH, f"the agent of {node} has read this again, as a copy, and took it for new: {order}"
+        )
+
+    def joined_twice(self, incarnation: bytes | str) -> None:
+        """A join that was sent again, since its reply was lost, is in the inbox twice."""
+        self._broken(Promise.FRESH, f"the join of agent {incarnation!r} was carried out twice")
+
+    def judged(self, at: float, waited_s: float) -> None:
+        """A deadline has passed, and the oldest fact that the controller had not read by then has waited so long."""
+        if self.knows_times and waited_s > UNREAD_S:
+            why = f"a deadline was judged at {at:.3f}, and a fact had waited in the inbox for {waited_s:.3f} s"
+            self._broken(Promise.ARRIVAL, why)
+
+    def controller_left(self, *, is_newest: bool) -> None:
+        """A controller has left, since another one leads."""
+        if is_newest:
+            self._broken(Promise.DECIDER, "a controller left for a newer one, and there is none")
+
     def _enter(self, entry: Entry) -> None:
         last = self.journal[-1] if self.journal else None
         if last is not None and (entry.n != last.n + 1 or entry.t < last.t):
             self._broken(Promise.JOURNAL, f"journal entry {entry.n} at {entry.t} follows {last.n} at {last.t}")
+        if self.knows_times and last is not None and isinstance(entry.record, FromAgent):
+            # Its time may be that of the fact before it in the controller's queue: times never go back.
+            came = self._arrived.get(pack(entry.record), entry.t)
+            if entry.t > max(came, last.t) + STAMPED_S:
+                why = f"{entry.t - came:.3f} s after it had arrived this fact was taken to happen: {entry.record}"
+                self._broken(Promise.ARRIVAL, why)
         self.journal.append(entry)
         self._check(entry.record)
         self._entered(entry)
@@ -213,8 +247,18 @@ class Promises:
 
     def worker_wanted(self, node: str, rank: int, lease_s: float) -> None:
         """An agent asks for a worker, who may live for so long unless it is in touch again."""
-        if lease_s <= 0.0:
-            self._broken(Promise.LEASE, f"{node} was to start rank {rank}, and its lease was over")
+        if lease_s <= LEAST_LEASE * self.plan.fault_tolerance.fence_timeout:
+            why = f"{node} was to start rank {rank} out of touch: its lease was for {lease_s:.3f} s more"
+            self._broken(Promise.LEASE, why)
+
+    def acted_for(self, node: str, replica: str, cycle: int, incarnation: str) -> None:
+        """An agent starts workers by an answer to the agent that it was before it was given up."""
+        self._broken(Promise.OLDER, f"{node} starts {replica} cycle {cycle}, whose ranks were {incarnation}'s")
+
+    def acted_early(self, node: str, replica: str, cycle: int) -> None:
+        """An agent starts workers before it has read all orders that are older than the answer with its ranks."""
+        why = f"{node} starts {replica} cycle {cycle}, and orders that are older than that answer are unread"
+        self._broken(Promise.OLDER, why)
 
     def worker_started(self, worker: SimulatedWorker) -> None:
         """The strongest one: a rank has one live worker at most, over all cycles and all nodes."""
@@ -244,6 +288,15 @@ class Promises:
 
 # ---- a whole run
 
+
+# An agent that was out of touch for more than half of the lease starts no workers (`heartbeat.is_in_touch`).
+LEAST_LEASE = 0.45
+
+# For so long a fact may have waited when a deadline is judged: a read of the inbox takes most of it, at most.
+UNREAD_S = INBOX_STALL_S + 0.5
+
+# By how much the controller's estimate of the store's time may be wrong.
+STAMPED_S = 0.5
 
 # How many cycles may still fail of what is left of faults that are over.
 SETTLES = 2
@@ -342,8 +395,11 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
                 yield Promise.SUSPENDED, f"the job was suspended, and this is in its journal: {record}"
                 break
 
-    # With one fault, a decision names its node, and its kind: the peers that notice it are not the cause.
-    if len(run.performed) == 1 and (act := run.performed[0]).kind in SETTLED_AS:
+    # With one fault, a decision names its node, and its kind: the peers that notice it are not the cause. But where a
+    # silent node is given up later than a hang is noticed, the peers that wait for it are hung by then.
+    step_s = math.inf if bounds.hang.step_timeout is None else bounds.hang.step_timeout
+    gives_up_first = step_s > bounds.heartbeat.timeout + bounds.heartbeat.interval
+    if gives_up_first and len(run.performed) == 1 and (act := run.performed[0]).kind in SETTLED_AS:
         for decided in (entry.record for entry in promises.journal if isinstance(entry.record, RestartDecided)):
             kind = "node" if decided.rank is None else "worker"
             waits = promises.roles[decided.replica].on_failure in RESTARTS and decided.by != "attribution"

@@ -16,7 +16,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from nvrx_slurm.errors import SimulationStuck
+from nvrx_slurm.errors import FencedError, SimulationStuck
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.journal.records import Entry, Fence, pack
 from nvrx_slurm.lab.simulation.adversary import Act, Trait, perform
@@ -37,6 +37,7 @@ from nvrx_slurm.lab.simulation.sockets import Service, Sockets
 from nvrx_slurm.lab.simulation.store import SimulatedKey, WatchedStore
 from nvrx_slurm.lab.simulation.workers import SimulatedWorld, WorldProgress
 from nvrx_slurm.liveness import fence
+from nvrx_slurm.store.keys import Keys
 
 JOB = "1"
 FENCED_WITHIN_S = 0.5
@@ -99,6 +100,8 @@ class SimulationRun:
         )
         self.address = StoreAddress(url="redis://host", job=JOB, token="token", embedded=True)
         self.key = SimulatedKey(self.address.token)
+        self.keys = Keys(JOB)
+        self.copied: list[tuple[bytes, str]] = []  # orders that were copied, with the id of their first place
         self.folder = JobFolder(Path("/jobs") / JOB)
         self.info = JobInfo(
             job_id=JOB,
@@ -203,7 +206,7 @@ class SimulationRun:
         """What the batch host does, again and again."""
         controller = self.controller = SimulatedProcess(self.loop, "controller")
         self.controllers.append(controller)
-        controller.on_death(lambda: self._crashed(controller))
+        controller.on_death(lambda: self._controller_ended(controller))
         pid = next(self._pids)
         self.contact.controller_begins(pid)
         controller.run(controller_main(self, controller, pid))
@@ -232,6 +235,11 @@ class SimulationRun:
     @property
     def was_suspended(self) -> bool:
         return any(act.traits & Trait.SUSPENDS for act in self.performed)
+
+    def _controller_ended(self, controller: SimulatedProcess) -> None:
+        self._crashed(controller)
+        if controller.exit_code == FencedError.exit_code:
+            self.promises.controller_left(is_newest=controller is self.controller)
 
     def _crashed(self, process: SimulatedProcess) -> None:
         if process.error is not None:

@@ -54,13 +54,14 @@ class WorkerBehaviour:
 @dataclass(frozen=True, slots=True)
 class SourceBehaviour:
     """What attribution sources do, each as a share of all questions: say nothing; say STOP; say STOP of something
-    else (another cycle, generation or rank); answer twice. `slow_s`: the latest answer."""
+    else (another cycle, generation or rank); answer twice. `quick_s`, `slow_s`: the soonest and the latest answer."""
 
     silent: float = 0.15
     stops: float = 0.11
     lies: float = 0.2
     repeats: float = 0.33
     slow_s: float = 20.0
+    quick_s: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)

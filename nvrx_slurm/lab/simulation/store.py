@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b, sha1
 from typing import Any
 
-from nvrx_slurm.journal.records import unpack_entry
+from nvrx_slurm.journal.records import Entry, Tick, unpack_entry
 from nvrx_slurm.lab.simulation.aims import BEFORE, LATE, UNANSWERED, AimedActs
 from nvrx_slurm.lab.simulation.contact import Contact
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.promises import Promises
 from nvrx_slurm.lab.simulation.sockets import RESET, Service, ServiceLink
 from nvrx_slurm.lab.simulation.valkey_client import SOCKET_S, MemoryClient
-from nvrx_slurm.lab.simulation.valkey_keyspace import Keyspace
+from nvrx_slurm.lab.simulation.valkey_keyspace import Keyspace, encoded, identity_of
 from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, ServerAnswer
 from nvrx_slurm.store.client import script_text
 from nvrx_slurm.store.sealing import NUMBER_BYTES
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import SIGNATURE_BYTES, JobKey
 
+INBOX = ":inbox"
 # Where the keys of a commit name them (`store/lua/commit.lua`).
 SHUTDOWN, RENDEZVOUS_KEYS = 5, 8
 
@@ -69,6 +71,8 @@ class WatchedStore(MemoryServer):
         self._faults: list[_CommitFault] = []
         self._commits = 0
         self._late: list[_LateCommit] = []
+        self._posted: deque[tuple[bytes, float]] = deque()  # inbox items that no commit accounts for → when they came
+        self._joined: set[bytes | str] = set()
         self.process: SimulatedProcess = self._begin()
 
     def client(self, host: str, socket_s: float = SOCKET_S) -> MemoryClient:
@@ -92,6 +96,7 @@ class WatchedStore(MemoryServer):
         self._late.clear()
         if not keeps_data:
             self.data = Keyspace(self._clock, self._added)
+            self._posted.clear()
 
     def come_up(self) -> None:
         """The next generation starts it."""
@@ -146,8 +151,17 @@ class WatchedStore(MemoryServer):
         else:
             super().handle(password, commands, answer)
 
+    def _added(self, key: str) -> None:
+        super()._added(key)
+        if key.endswith(INBOX):
+            [(identity, fields)] = self.data.xrevrange(key, count=1)
+            at = self._clock.wall()
+            self._posted.append((identity, at))
+            self._promises.arrived(fields[1][SIGNATURE_BYTES:], at)
+
     def _run(self, command: Command) -> Any:
         """Carry a command out, and show the promises what it has changed."""
+        posted = len(self._posted)
         reply, name = super()._run(command), command[0]
         if name == "xadd":
             if "who" in command[1][1] and not isinstance(reply, Exception):
@@ -160,6 +174,11 @@ class WatchedStore(MemoryServer):
             for late in self._late:
                 late.is_overtaken = True
             self._deliver_late()
+        elif _is_script(command, "join"):
+            incarnation = command[1][-1]
+            if incarnation in self._joined and len(self._posted) > posted:
+                self._promises.joined_twice(incarnation)
+            self._joined.add(incarnation)
         elif _is_script(command, "commit") and reply[0] == b"ok":
             _, many, *words = command[1]
             keys, args = words[:many], words[many:]
@@ -167,6 +186,11 @@ class WatchedStore(MemoryServer):
             entries = int(args[5])
             begun = len(self._promises.journal)
             self._promises.committed(int(args[0]), _entries(command))
+            self._check_deadlines(self._promises.journal[begun:])
+            if args[2] != "":
+                read = identity_of(encoded(args[2]))
+                while self._posted and identity_of(self._posted[0][0]) <= read:
+                    self._posted.popleft()
             if self._aims.armed:
                 self._aims.sees([entry.record for entry in self._promises.journal[begun:]], "after")
             for order in args[7 + entries : 7 + entries + int(args[6 + entries])]:
@@ -178,6 +202,12 @@ class WatchedStore(MemoryServer):
                 self._promises.shutdown_stands(sealed and sealed[SIGNATURE_BYTES:])
             self._deliver_late()
         return reply
+
+    def _check_deadlines(self, entries: Sequence[Entry]) -> None:
+        """A deadline is judged when the controller has read what is in the inbox."""
+        for entry in entries:
+            if isinstance(entry.record, Tick) and self._posted:
+                self._promises.judged(entry.t, entry.t - self._posted[0][1])
 
     def _deliver_late(self) -> None:
         """One more commit, or the take-over, has come before those that are on their way."""
@@ -195,7 +225,7 @@ def _entries(commit: Command) -> list[bytes]:
     return [entry[SIGNATURE_BYTES:] for entry in words[first : first + int(words[first - 1])]]
 
 
-_SHAS = {name: sha1(script_text(name).encode()).hexdigest() for name in ("acquire", "commit")}
+_SHAS = {name: sha1(script_text(name).encode()).hexdigest() for name in ("acquire", "commit", "join")}
 
 
 def _is_script(command: Command, name: str) -> bool:

@@ -243,7 +243,10 @@ class SupervisedWorkers:
     run_command = signal_command = warm = cool = never_called
 
     def spawn(self, rank: int, argv: object, env: Mapping[str, str], *_: object, **__: object) -> None:
-        self._node.run.promises.worker_wanted(self._node.name, rank, self._lease_until - self._node.loop.now_s)
+        node, store = self._node, self._node.agent_store
+        node.run.promises.worker_wanted(node.name, rank, self._lease_until - node.loop.now_s)
+        if store is not None:
+            store.check_ranks(env["NVRX_REPLICA"], int(env["NVRX_CYCLE"]))
         self._ask(SimulatedSupervisor.spawn, rank, env)
 
     def stop(self, grace_s: float, number: int = signal.SIGTERM, checkpoint: tuple[int, float] | None = None) -> None:

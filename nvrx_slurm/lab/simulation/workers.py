@@ -50,6 +50,8 @@ class SimulatedWorker:
         self.node, self.pid, self.world, self.rank = node, pid, world, rank
         self.alive, self.frozen, self.hangs = True, False, False
         self.saved = 0
+        self.lingers_s = 0.0
+        """How long after its world has finished it ends."""
         self._exited, self._raised = exited, raised
         self._pending: list[int] = []
 
@@ -228,4 +230,4 @@ class SimulatedWorld:
         self._rest()
         self.progress.left_s = 0.0
         for worker in self.members.values():
-            self.loop.call_outside(self.chance.uniform(0.0, LAST_STEP_S), worker.exit, 0)
+            self.loop.call_outside(worker.lingers_s + self.chance.uniform(0.0, LAST_STEP_S), worker.exit, 0)

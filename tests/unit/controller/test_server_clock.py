@@ -69,7 +69,7 @@ def test_jumps_are_not_followed_and_told_once(clock, hand, caplog, jump_s):
 
 
 def test_answer_that_is_old_when_it_arrives_sets_no_clock(clock, hand, caplog):
-    """The controller was frozen while the answer was under way: a fact that came meanwhile counts from its arrival."""
+    """The controller was frozen meanwhile: a fact that came during that time counts from its arrival."""
     hand.at += 8.0
     clock.set(5000.0, took_s=8.0)
     assert clock.stamp(5003.0, since=100.0) == 5003.0

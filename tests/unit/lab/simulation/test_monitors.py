@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nvrx_slurm.jobspec.model import AttributionSpec
+from nvrx_slurm.jobspec.model import AttributionSpec, HangSpec
 from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import (
     Attributed,
@@ -31,6 +31,7 @@ from nvrx_slurm.journal.records import (
     RestartOrdered,
     Shutdown,
     WorkerFailed,
+    WorkersDone,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.lab.simulation.monitors import JournalMonitors, Promise
@@ -158,7 +159,23 @@ def taken_back() -> Fleet:
     return fleet
 
 
-STORIES = (drained, taken_back, failed, stepping, lost, late, quarantined, smaller, stopped)
+def skewed() -> Fleet:
+    """Two nodes are done one after the other."""
+    fleet = running(plain(hang=HangSpec(exit_skew=5.0)))
+    fleet.done("n1")
+    fleet.now += 4.0
+    fleet.done("n2")
+    return fleet
+
+
+def slower(fleet: Fleet, kind: type[Record], by_s: float) -> list[Entry]:
+    """The journal, whose last record of a kind came later, and all that followed."""
+    last = max(index for index, entry in enumerate(fleet.journal) if isinstance(entry.record, kind))
+    late = (msgspec.structs.replace(entry, t=entry.t + by_s) for entry in fleet.journal[last:])
+    return [*fleet.journal[:last], *late]
+
+
+STORIES = (skewed, drained, taken_back, failed, stepping, lost, late, quarantined, smaller, stopped)
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -173,6 +190,7 @@ CASES: list[tuple[Promise, Callable[[], Fleet], Callable[[Fleet], list[Entry]]]]
     (Promise.FRESH, failed, lambda fleet: changed(fleet, WorkerFailed, cycle=1)),
     (Promise.FRESH, failed, lambda fleet: changed(fleet, WorkerFailed, seq=1)),
     (Promise.FAILURES, failed, unopened),
+    (Promise.FAILURES, skewed, lambda fleet: slower(fleet, WorkersDone, 3.0)),
     (Promise.BUDGET, failed, lambda fleet: changed(fleet, RestartDecided, restarts_left=2)),
     (Promise.BUDGET, failed, lambda fleet: changed(fleet, RestartDecided, action="stop", by="budget")),
     (Promise.BUDGET, failed, lambda fleet: changed(fleet, RestartDecided, delay_s=1.0)),

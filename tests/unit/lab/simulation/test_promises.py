@@ -16,6 +16,7 @@ from nvrx_slurm.journal.records import (
     NodeJoined,
     NodeLeft,
     NodeLost,
+    Progress,
     RendezvousClosed,
     RendezvousOpened,
     Shutdown,
@@ -167,10 +168,11 @@ def test_rendezvous_that_closes_while_an_old_worker_lives(court):
 
 
 def test_worker_that_may_not_live(court):
-    """Its node was cut off for longer than the lease, and is not in touch again."""
-    court.promises.worker_wanted("n1", 0, 0.1)
+    """Its node was cut off for more than half of the lease, and is not in touch again."""
+    half_s = PLAN.fault_tolerance.fence_timeout / 2
+    court.promises.worker_wanted("n1", 0, half_s)
     assert court.broken == []
-    court.promises.worker_wanted("n1", 0, 0.0)
+    court.promises.worker_wanted("n1", 0, 0.8 * half_s)
     assert court.broken == [Promise.LEASE]
 
 
@@ -228,3 +230,36 @@ def test_agent_that_leaves_with_another_code(court):
     court.promises.left("n1", 69)
     court.promises.left("n1", 1)
     assert court.broken == [Promise.LEAVING]
+
+
+@pytest.mark.parametrize(
+    ("came", "knows_times", "broken"),
+    [
+        (5.0, True, [Promise.ARRIVAL]),  # dated when it was read
+        (5.8, True, []),
+        (5.0, False, []),  # the store's clock was set: it shows another time than the journal's
+    ],
+)
+def test_fact_counts_from_its_arrival(court, came, knows_times, broken):
+    """A controller that was frozen dates what has arrived meanwhile by its arrival."""
+    court.begin()  # the last entry is of 5.0
+    fact = Progress(node="n2", incarnation="b", seq=2, replica="main-0", cycle=0, rank=1, step=1)
+    court.promises.arrived(pack(fact), came)
+    court.promises.knows_times = knows_times
+    court.commit(fact)
+    assert court.broken == broken
+
+
+@pytest.mark.parametrize(("waited_s", "broken"), [(3.0, []), (4.0, [Promise.ARRIVAL])])
+def test_deadline_is_judged_when_the_inbox_is_read(court, waited_s, broken):
+    """A fact may be on its way, and for as long as one read takes."""
+    court.promises.judged(7.0, waited_s)
+    assert court.broken == broken
+
+
+def test_controller_that_leaves_for_none(court):
+    """It is fenced only by a newer one."""
+    court.promises.controller_left(is_newest=False)
+    assert court.broken == []
+    court.promises.controller_left(is_newest=True)
+    assert court.broken == [Promise.DECIDER]

@@ -35,9 +35,15 @@ def simple(shape) -> bool:
 
 @pytest.fixture(scope="module")
 def seed():
-    """Of a plain job with a spare, on Slurm, that may be restarted."""
+    """Of a plain job with a spare, on Slurm, that may be restarted, and gives a silent node up before its peers count
+    as hung."""
     return seed_where(
-        lambda shape: simple(shape) and shape.cluster == "slurm" and shape.plan.fault_tolerance.max_restarts.count
+        lambda shape: (
+            simple(shape)
+            and shape.cluster == "slurm"
+            and shape.plan.fault_tolerance.max_restarts.count
+            and shape.plan.fault_tolerance.hang.step_timeout is None
+        )
     )
 
 

@@ -26,6 +26,7 @@ from nvrx_slurm.lab.simulation.adversary import (
 )
 from nvrx_slurm.lab.simulation.aims import draw_aim
 from nvrx_slurm.lab.simulation.shapes import MOST_NODES, Shape, draw_shape, names
+from nvrx_slurm.lab.simulation.situations import stage
 from nvrx_slurm.util.decoding import decode
 
 MOST_ACTS = 24
@@ -56,6 +57,9 @@ def draw_scenario(seed: int, most_nodes: int | None = None) -> Scenario:
     """The scenario that a seed stands for."""
     shape = draw_shape(chance_of(seed, "shape"), most_nodes)
     acts = draw_acts(chance_of(seed, "adversary"), shape)
+    shape, staged = stage(chance_of(seed, "situation"), shape, acts)
+    if staged != acts:
+        return Scenario(seed, shape, in_order(staged))
     asked = draw_requests(chance_of(seed, "users"), shape)
     requeues = draw_requeues(chance_of(seed, "requeues"), shape)
     return Scenario(seed, shape, in_order((*acts, *asked, *requeues)))

@@ -1,0 +1,112 @@
+"""Each situation makes what it is named for, and no promise is broken in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from random import Random
+
+import pytest
+
+from nvrx_slurm.journal.records import (
+    Attributed,
+    ControllerStarted,
+    Entry,
+    JobStarted,
+    NodeJoined,
+    NodeLost,
+    Record,
+    RestartDecided,
+)
+from nvrx_slurm.lab.simulation import situations
+from nvrx_slurm.lab.simulation.adversary import Act
+from nvrx_slurm.lab.simulation.run import RunResult, run_scenario
+from nvrx_slurm.lab.simulation.scenario import Scenario
+from nvrx_slurm.lab.simulation.shapes import draw_shape
+
+SEEDS = range(4)
+
+
+def runs(situation: Callable[..., situations.Staged]) -> list[RunResult]:
+    """Some of it, each with a job of its own."""
+    results = []
+    for seed in SEEDS:
+        shape, acts = situation(Random(seed), draw_shape(Random(seed), 8))
+        results.append(run_scenario(Scenario(seed, shape, acts)))
+    return results
+
+
+def records(results: Iterable[RunResult], kind: type[Record]) -> list[Record]:
+    return [entry.record for result in results for entry in result.journal if isinstance(entry.record, kind)]
+
+
+def entries(result: RunResult, kind: type[Record]) -> list[Entry]:
+    return [entry for entry in result.journal if isinstance(entry.record, kind)]
+
+
+def restarts(results: Iterable[RunResult]) -> list[RestartDecided]:
+    return records(results, RestartDecided)  # type: ignore[return-value]
+
+
+def forgets(results: list[RunResult]) -> bool:
+    """A run had more restarts than its rate allows at a time."""
+    bounds = [result.shape.plan.fault_tolerance for result in results]
+    rates = [each.max_job_restarts or each.max_restarts for each in bounds]
+    return any(len(restarts([result])) > rate.count + 1 for result, rate in zip(results, rates, strict=True))
+
+
+def joins_again(results: list[RunResult]) -> bool:
+    return any(len(entries(result, NodeJoined)) > len(result.shape.nodes) for result in results)
+
+
+SHOWS: dict[Callable[..., situations.Staged], Callable[[list[RunResult]], object]] = {
+    situations.crash_loop: lambda results: any(each.delay_s for each in restarts(results)),
+    situations.failure_rate: forgets,
+    situations.job_budget: lambda results: any(each.by == "budget" for each in restarts(results)),
+    situations.late_exit: lambda results: any("finished" in each.cause for each in restarts(results)),
+    situations.late_verdict: lambda results: records(results, Attributed) and restarts(results),
+    situations.takeover_after_requeue: lambda results: all(
+        len(entries(result, JobStarted)) == 2 and len(entries(result, ControllerStarted)) == 3 for result in results
+    ),
+    situations.former_join: joins_again,
+    situations.former_proof: joins_again,
+    situations.lossy_joins: lambda results: all(entries(result, NodeJoined) for result in results),
+    situations.dead_with_the_controller: lambda results: all(
+        entries(result, NodeLost) and len(entries(result, ControllerStarted)) == 2 for result in results
+    ),
+    situations.cut_at_the_close: lambda results: any(entries(result, NodeLost) for result in results),
+    situations.replaced_at_the_close: joins_again,
+    situations.cut_without_spares: joins_again,
+    situations.frozen_past_a_deadline: lambda results: all(restarts([result]) for result in results),
+    situations.older_cycle: lambda results: all(restarts([result]) for result in results),
+    situations.copied_orders: lambda results: all(restarts([result]) for result in results),
+}
+
+
+@pytest.mark.parametrize("situation", situations.SITUATIONS, ids=lambda situation: situation.__name__)
+def test_situation_comes_about_and_breaks_nothing(situation: Callable[..., situations.Staged]) -> None:
+    """Its acts happen, and the journal shows what they were to bring about."""
+    results = runs(situation)
+    assert [result.broken for result in results] == [None] * len(results)
+    assert sum(result.happened for result in results) > 0.7 * sum(len(result.acts) for result in results)
+    assert SHOWS[situation](results)
+
+
+def test_situations_are_in_quiet_runs_alone() -> None:
+    """Other runs are those of their swarms; a few have neither."""
+    shape = draw_shape(Random(1), 8)
+    acts = (Act(at_s=1.0, kind="kill_controller"),)
+    staged = [situations.stage(Random(seed), shape, ()) for seed in range(200)]
+    assert all(situations.stage(Random(seed), shape, acts) == (shape, acts) for seed in range(200))
+    assert 0.65 < sum(bool(acts) for _, acts in staged) / len(staged) < 0.85
+
+
+def test_shapes_of_situations_hold_what_configuration_asks() -> None:
+    """Each of their jobs could have been written as a job.yaml."""
+    for situation in situations.SITUATIONS:
+        for seed in range(20):
+            shape, acts = situation(Random(seed), draw_shape(Random(seed), 8))
+            bounds = shape.plan.fault_tolerance
+            assert len(shape.nodes) == shape.plan.total_nodes
+            assert {act.node for act in acts} <= {"", *shape.nodes}
+            assert bounds.heartbeat.interval < bounds.heartbeat.timeout <= bounds.heartbeat.startup_timeout
+            assert bounds.heartbeat.timeout <= bounds.fence_timeout <= bounds.control_plane_grace

@@ -44,6 +44,9 @@ def end(job: Job, fact: JobResumed, now: float) -> list[Decision] | None:
     job.shutdown_deadline += by_s
     job.expected_until += by_s
     job.terminating_until = _moved(job.terminating_until, by_s)
+    # A rate counts the time in which the job may fail: what was counted before the suspension is as recent after it.
+    job.nodes_lost_at = [at + by_s for at in job.nodes_lost_at]
+    job.requeued_at = [at + by_s for at in job.requeued_at]
     for replica in job.replicas.values():
         replica.opened_at += by_s
         replica.began_at += by_s
@@ -52,6 +55,7 @@ def end(job: Job, fact: JobResumed, now: float) -> list[Decision] | None:
         replica.first_done_at = _moved(replica.first_done_at, by_s)
         replica.pause_until = _moved(replica.pause_until, by_s)
         replica.unsafe = {node: at + by_s for node, at in replica.unsafe.items()}
+        replica.restarted_at = [at + by_s for at in replica.restarted_at]
         if (stamps := replica.stamps) is not None:
             stamps.noticed += by_s
             stamps.decided += by_s

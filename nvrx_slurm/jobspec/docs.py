@@ -66,7 +66,8 @@ It is one minute at least; the others are {shortest} to {longest}, and `last_cal
 A size is a number with a unit (`2GiB` is 2 × 1024³ bytes, `500MB` is 500 × 1000²), or a number of bytes: {smallest}
 to {largest}.
 
-A budget is a count (`10`: so often in all) or a rate (`10 per 24h`: so often within any 24 hours).
+A budget is a count (`10`: so often in all) or a rate (`10 per 24h`: so often within any 24 hours). A rate
+does not count the time of a suspension.
 
 A path counts from the folder of job.yaml; one that a flag of its own gives, from where you are. A file's `~/` is your
 home. A URL holds no credentials: they are in files of mode 0600, or in variables.

@@ -361,6 +361,8 @@ class JobHistory:
         """The job stood still for so long: it counts for nothing that is measured from a moment."""
         self.started_at += by_s
         self.shut_down_at += by_s
+        self.requeued_at = [at + by_s for at in self.requeued_at]
+        self.nodes_lost_at = [at + by_s for at in self.nodes_lost_at]
         for replica in self.replicas.values():
             replica.opened_at += by_s
             replica.closed_at += by_s
@@ -368,6 +370,7 @@ class JobHistory:
             replica.not_before += by_s
             replica.first_done_at = None if replica.first_done_at is None else replica.first_done_at + by_s
             replica.unproven = {node: until + by_s for node, until in replica.unproven.items()}
+            replica.restarted_at = [at + by_s for at in replica.restarted_at]
         for failure in self.failures.values():
             failure.at += by_s
             failure.noticed += by_s

@@ -12,6 +12,7 @@ import pytest
 from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.rendezvous import SHORT_S
 from nvrx_slurm.jobspec.model import AttributionSpec, BackoffSpec
+from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import (
     JobResumed,
     JobSuspended,
@@ -166,14 +167,17 @@ def test_cause_that_is_reported_after_a_suspension_counts():
 
 # ------------------------------------------------------------------------------------- what is moved
 
-NO_MOMENTS = frozenset({"plan", "role", "seen", "answers", "restarted_at", "nodes_lost_at", "requeued_at"})
-"""Fields of the core's state without moments, or, the last three, with what a rate counts in the time of day."""
+NO_MOMENTS = frozenset({"plan", "role", "seen", "answers"})
+"""Fields of the core's state without moments."""
 
 
 def moments(of: object, where: str = "job") -> Iterator[tuple[str, float]]:
     """Each moment in the core's state, by the fields that lead to it."""
     if isinstance(of, float):
         yield where, of
+    elif isinstance(of, list):
+        for index, value in enumerate(of):
+            yield from moments(value, f"{where}[{index}]")
     elif isinstance(of, dict):
         for key, value in of.items():
             yield from moments(value, f"{where}[{key}]")
@@ -190,6 +194,15 @@ def recovering() -> Fleet:
     fleet.fail("n2")
     fleet.now += 1.0
     fleet.ready("n1")
+    return fleet
+
+
+def requeued() -> Fleet:
+    """The second generation of a job that was restarted in the first."""
+    fleet = recovering()
+    fleet.now += 3.0
+    fleet.requeue()
+    fleet.join("n1")
     return fleet
 
 
@@ -260,8 +273,9 @@ def shutting_down() -> Fleet:
 @pytest.mark.parametrize(
     ("history", "sets"),
     [
+        (requeued, ("requeued_at[0]", "restarted_at[0]")),
         (recovering, ("opened_at", "began_at", "last_call_at", "noticed", "decided", "due_at", "expected_until")),
-        (lacking_a_node, ("short_since", "torn_down")),
+        (lacking_a_node, ("short_since", "torn_down", "nodes_lost_at[0]")),
         (waiting_for_a_verdict, ("held_at", "torn_down")),
         (pausing, ("pause_until",)),
         (with_workers_that_may_live, ("unsafe[n2]",)),
@@ -279,8 +293,22 @@ def test_suspension_moves_each_moment_of_a_jobs_state_by_its_time(history, sets)
     fleet.now += SHORT_S / 2  # less than any deadline
     suspended(fleet)
     fleet.now += 5000.0
-    assert fleet.tell(JobResumed(stood_still_s=5000.0)) == []
+    assert fleet.tell(JobResumed(stood_still_s=5000.0, generation=fleet.job.generation)) == []
     not_yet = {where for where, at in before.items() if where.endswith((".torn_down", ".closed")) and not at}
     assert dict(moments(fleet.job)) == {
         where: at if where in not_yet else at + 5000.0 for where, at in before.items()
     }
+
+
+@pytest.mark.parametrize("stood_still_s", [0.0, 5000.0])
+def test_rate_counts_no_suspension(stood_still_s):
+    """Two failures within a minute of running time are two within the minute of the rate."""
+    fleet = running(plain(max_restarts=Allowance(count=1, per_s=60.0)))
+    fleet.fail("n1")
+    fleet.ready("n1", "n2")
+    fleet.now += 10.0
+    suspended(fleet)
+    fleet.now += stood_still_s
+    fleet.tell(JobResumed(stood_still_s=stood_still_s))
+    fleet.fail("n2")
+    assert [decided.by for decided in fleet.said(RestartDecided)] == ["policy", "budget"]

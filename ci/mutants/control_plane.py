@@ -292,6 +292,19 @@ CONTROL_PLANE = (
         "a rate forgets what is older than its period",
         Edit(LIMITS, "    return sum(now - allowance.per_s < at for at in times)\n", "    return len(times)\n"),
     ),
+    Mutant(
+        "rate-counts-a-suspension",
+        "a rate of failures does not count the time of a suspension",
+        (
+            Edit(
+                f"{CORE}/suspension.py",
+                "        replica.restarted_at = [at + by_s for at in replica.restarted_at]\n",
+                "",
+            ),
+        ),
+        ("tests/unit/core/test_suspension.py",),
+        simulated="job",
+    ),
     core(
         "lost-node-spends-restarts",
         "lost nodes and failed workers are counted apart",

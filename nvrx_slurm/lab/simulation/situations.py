@@ -97,9 +97,11 @@ def crash_loop(chance: Random, shape: Shape) -> Staged:
 
 
 def failure_rate(chance: Random, shape: Shape) -> Staged:
-    """Failures about as far apart as the period of their rate: some are forgotten when the next one comes."""
-    per_s, cycles = chance.choice((1.5, 3.0)), chance.randint(2, 4)
-    after_s = per_s * chance.uniform(0.7, 1.7)
+    """Failures about as far apart as the period of their rate: some are forgotten when the next one comes. Or the job
+    is suspended between two of them, for longer than the period."""
+    suspended = chance.random() < 0.4
+    per_s, cycles = 8.0 if suspended else chance.choice((1.5, 3.0)), chance.randint(2, 4)
+    after_s = chance.uniform(1.0, 2.0) if suspended else per_s * chance.uniform(0.7, 1.7)
     rate = Allowance(count=chance.choice((1, 1, 2)), per_s=per_s)
     of_job = chance.random() < 0.3
     shape = _job(
@@ -109,7 +111,12 @@ def failure_rate(chance: Random, shape: Shape) -> Staged:
         max_restarts=ENOUGH if of_job else rate,
         max_job_restarts=rate if of_job else None,
     )
-    return shape, (_fails(shape.nodes[0], cycles, after_s),)
+    acts = [_fails(shape.nodes[0], cycles, after_s)]
+    if suspended:
+        lasts_s = round(per_s * chance.uniform(1.1, 1.5), 3)
+        aim = _at("restart_decided", nth=chance.randrange(rate.count))
+        acts.append(Act(at_s=0.0, kind="suspend_all", lasts_s=lasts_s, number=_number(chance), aim=aim))
+    return shape, tuple(acts)
 
 
 def job_budget(chance: Random, shape: Shape) -> Staged:

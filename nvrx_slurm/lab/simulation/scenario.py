@@ -57,12 +57,10 @@ def draw_scenario(seed: int, most_nodes: int | None = None) -> Scenario:
     """The scenario that a seed stands for."""
     shape = draw_shape(chance_of(seed, "shape"), most_nodes)
     acts = draw_acts(chance_of(seed, "adversary"), shape)
-    shape, staged = stage(chance_of(seed, "situation"), shape, acts)
-    if staged != acts:
-        return Scenario(seed, shape, in_order(staged))
     asked = draw_requests(chance_of(seed, "users"), shape)
     requeues = draw_requeues(chance_of(seed, "requeues"), shape)
-    return Scenario(seed, shape, in_order((*acts, *asked, *requeues)))
+    shape, acts = stage(chance_of(seed, "situation"), shape, (*acts, *asked, *requeues))
+    return Scenario(seed, shape, in_order(acts))
 
 
 # ---- as JSON

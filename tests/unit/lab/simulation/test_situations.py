@@ -97,7 +97,7 @@ def test_situations_are_in_quiet_runs_alone() -> None:
     acts = (Act(at_s=1.0, kind="kill_controller"),)
     staged = [situations.stage(Random(seed), shape, ()) for seed in range(200)]
     assert all(situations.stage(Random(seed), shape, acts) == (shape, acts) for seed in range(200))
-    assert 0.65 < sum(bool(acts) for _, acts in staged) / len(staged) < 0.85
+    assert 0.8 < sum(bool(acts) for _, acts in staged) / len(staged) < 1.0
 
 
 def test_shapes_of_situations_hold_what_configuration_asks() -> None:

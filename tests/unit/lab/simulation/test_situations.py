@@ -51,7 +51,8 @@ def forgets(results: list[RunResult]) -> bool:
     """A run had more restarts than its rate allows at a time."""
     bounds = [result.shape.plan.fault_tolerance for result in results]
     rates = [each.max_job_restarts or each.max_restarts for each in bounds]
-    return any(len(restarts([result])) > rate.count + 1 for result, rate in zip(results, rates, strict=True))
+    restarted = [sum(each.action != "stop" for each in restarts([result])) for result in results]
+    return any(times > rate.count for times, rate in zip(restarted, rates, strict=True))
 
 
 def joins_again(results: list[RunResult]) -> bool:

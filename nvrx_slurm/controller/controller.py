@@ -316,7 +316,7 @@ class Controller:
     def _decide(self, inbound: Iterable[InboundFact]) -> Batch:
         batch = Batch()
         for item in inbound:
-            fact = item.fact
+            fact, before = item.fact, self.server_clock.last
             if isinstance(fact, LogFindings):  # for the broker: the core, and so the journal, knows nothing of it
                 batch.cursor = item.inbox_id or batch.cursor
                 self.requests.found(fact)
@@ -331,6 +331,7 @@ class Controller:
             decisions = step(self.job, fact, now)
             batch.cursor = item.inbox_id or batch.cursor
             if decisions is None:
+                self.server_clock.last = before  # it left no trace: a fact that arrived before it keeps its own time
                 continue
             if isinstance(fact, Tick) and not decisions and next_deadline(self.job) == due_before:
                 continue  # it changed nothing; one that moved a deadline must not be missing from a replay
@@ -510,7 +511,7 @@ class ServerClock:
         self._clock = clock
         self._offset = 0.0
         self._store_offset: float | None = None  # of the store's own clock, jumps and all
-        self._last = 0.0
+        self.last = 0.0  # the newest moment that was given out
 
     def set(self, server_time: float, took_s: float = 0.0) -> None:
         """The store's time (seconds since the epoch) has arrived, `took_s` after it was asked for."""
@@ -536,7 +537,7 @@ class ServerClock:
         """Nothing may be stamped before `t`: the journal already holds it. A clock that is behind goes on from
         there."""
         self._offset += max(0.0, t - self.now())
-        self._last = max(self._last, t)
+        self.last = max(self.last, t)
 
     def stamp(self, t: float, since: float | None = None) -> float:
         """The moment `t` of the store's clock, on this one; not before an earlier stamp, and not after now.
@@ -546,13 +547,13 @@ class ServerClock:
         stamped = t if self._store_offset is None else t - self._store_offset + self._offset
         # A store whose clock is set back numbers new entries by the moment of the last one before, and this process
         # learns of it only with the store's next answer: `since` bounds the error.
-        earliest = self._last if since is None else since + self._offset
-        self._last = max(self._last, min(max(stamped, earliest), self._clock.monotonic() + self._offset))
-        return self._last
+        earliest = self.last if since is None else since + self._offset
+        self.last = max(self.last, min(max(stamped, earliest), self._clock.monotonic() + self._offset))
+        return self.last
 
     def now(self) -> float:
-        self._last = max(self._last, self._clock.monotonic() + self._offset)
-        return self._last
+        self.last = max(self.last, self._clock.monotonic() + self._offset)
+        return self.last
 
     def until(self, t: float) -> float:
         """Seconds from now until `t`; a moment, if it has passed."""

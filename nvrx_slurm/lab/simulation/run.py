@@ -96,7 +96,7 @@ class SimulationRun:
         self.store_clock: VirtualClock = VirtualClock(self.loop)
         self.service = Service(self.network, self.HOST)
         self.store: WatchedStore = WatchedStore(
-            self.service, self.store_clock, self.promises, self.contact, self.aims
+            self.service, self.store_clock, self.promises, self.contact, self.aims, lambda: self.key
         )
         self.address = StoreAddress(url="redis://host", job=JOB, token="token", embedded=True)
         self.key = SimulatedKey(self.address.token)

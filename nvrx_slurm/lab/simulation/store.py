@@ -9,6 +9,7 @@ from functools import partial
 from hashlib import blake2b, sha1
 from typing import Any
 
+from nvrx_slurm.errors import ForgedRecord
 from nvrx_slurm.journal.records import Entry, Tick, unpack_entry
 from nvrx_slurm.lab.simulation.aims import BEFORE, LATE, UNANSWERED, AimedActs
 from nvrx_slurm.lab.simulation.contact import Contact
@@ -54,7 +55,7 @@ class SimulatedKey(JobKey):
 
 
 class WatchedStore(MemoryServer):
-    """An in-memory server, and the process that it is."""
+    """An in-memory server, and the process that it is. `key`: the job's, which the next generation may change."""
 
     def __init__(
         self,
@@ -63,10 +64,11 @@ class WatchedStore(MemoryServer):
         promises: Promises,
         contact: Contact,
         aims: AimedActs,
+        key: Callable[[], JobKey],
     ) -> None:
         super().__init__(clock)
         self._service, self._loop, self._promises = service, service.network.loop, promises
-        self._aims, self._contact, self._clock = aims, contact, clock
+        self._aims, self._contact, self._clock, self._key = aims, contact, clock, key
         self._is_removed = False
         self._faults: list[_CommitFault] = []
         self._commits = 0
@@ -155,9 +157,13 @@ class WatchedStore(MemoryServer):
         super()._added(key)
         if key.endswith(INBOX):
             [(identity, fields)] = self.data.xrevrange(key, count=1)
+            try:
+                packed = self._key().verify(key, fields[1])
+            except ForgedRecord:
+                return  # the controller sets it aside, and no commit accounts for it
             at = self._clock.wall()
             self._posted.append((identity, at))
-            self._promises.arrived(fields[1][SIGNATURE_BYTES:], at)
+            self._promises.arrived(packed, at)
 
     def _run(self, command: Command) -> Any:
         """Carry a command out, and show the promises what it has changed."""

@@ -8,7 +8,15 @@ import sys
 
 import pytest
 
-from nvrx_slurm.journal.records import JobEnded, NodeLost, RendezvousClosed, RestartDecided, Shutdown
+from nvrx_slurm.journal.records import (
+    JobEnded,
+    NodeLost,
+    RecordsRefused,
+    RendezvousClosed,
+    RestartDecided,
+    Shutdown,
+    Tick,
+)
 from nvrx_slurm.lab.simulation.adversary import Act
 from nvrx_slurm.lab.simulation.run import run_seed
 from nvrx_slurm.lab.simulation.scenario import draw_scenario
@@ -115,6 +123,15 @@ def test_controller_dies_at_a_commit(seed, moment):
     """Before the store takes it, after, or with the commit still on its way: the next one goes on."""
     result = run_seed(seed, NODES, (Act(at_s=0.6, kind="kill_at_commit", number=moment),))
     assert (result.broken, result.exit_code) == (None, 0)
+
+
+def test_record_without_the_jobs_key_is_no_fact_that_waits(seed):
+    """The controller sets it aside, so a deadline that passes later is not judged ahead of a fact."""
+    missing = [Act(at_s=0.0, kind="never_start", node=node) for node in draw_scenario(seed, NODES).shape.nodes[:2]]
+    result = run_seed(seed, NODES, (*missing, Act(at_s=5.0, kind="forge_record")))
+    assert result.broken is None
+    assert records(result, RecordsRefused)
+    assert records(result, Tick)
 
 
 def test_cancelled_job_ends_with_its_code(seed):

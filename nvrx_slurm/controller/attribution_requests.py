@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from nvrx_slurm.controller.attribution_broker import AttributionBroker
-from nvrx_slurm.core.state import Job, NodeState, Phase, RestartDecision
+from nvrx_slurm.core.state import ControlState, NodeState, Phase, RestartDecision
 from nvrx_slurm.journal.records import (
     AttributionAsked,
     AttributionJudged,
@@ -50,7 +50,7 @@ class _Known(msgspec.Struct):
 class AttributionRequests:
     """Follows the journal; writes to the broker after each commit."""
 
-    def __init__(self, job: Job, files: JobFiles, broker: AttributionBroker) -> None:
+    def __init__(self, job: ControlState, files: JobFiles, broker: AttributionBroker) -> None:
         self._job, self._files, self._broker = job, files, broker
         self._known: dict[_Cycle, _Known] = {}
         self._to_ask: list[_Cycle] = []

@@ -25,7 +25,7 @@ from nvrx_slurm.controller.environment import ControllerEnvironment
 from nvrx_slurm.controller.failure_detector import FailureDetector
 from nvrx_slurm.core.assignment import assignments
 from nvrx_slurm.core.job import next_deadline, step
-from nvrx_slurm.core.state import Job, NodeState, new_job
+from nvrx_slurm.core.state import ControlState, NodeState, new_job
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobInfo, Result
@@ -148,7 +148,7 @@ class Controller:
         self.plan, self.info, self.environment, self.store, self.bind = plan, info, environment, store, bind
         self.clock, self.server_clock = clock, ServerClock(clock)
         self.owner = f"{environment.host}:{environment.pid}"
-        self.job: Job = new_job(plan)
+        self.job: ControlState = new_job(plan)
         self.mirror = environment.mirror
         self.queue: asyncio.Queue[InboundFact] = asyncio.Queue()
         self.heartbeats = heartbeats
@@ -479,7 +479,7 @@ async def _wait(for_: asyncio.Future[Any], tasks: list[asyncio.Task[None]], time
             task.result()
 
 
-def replay(job: Job, journal: Iterable[Entry]) -> list[tuple[Entry, Record | None]]:
+def replay(job: ControlState, journal: Iterable[Entry]) -> list[tuple[Entry, Record | None]]:
     """Feed a journal's facts to the core again. Returns where its decisions differ from those in the journal.
 
     Each difference is the journal's entry with the decision that came instead (None: nothing came).

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from nvrx_slurm.core import limits, membership, rendezvous, requests, restart, restart_decision, suspension
-from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica
+from nvrx_slurm.core.state import ControlState, Failure, Node, NodeState, Phase, Replica
 from nvrx_slurm.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -100,7 +100,7 @@ SIGNALS: dict[SignalReason, Shutdown] = {
 _F = TypeVar("_F", bound=FromAgent)
 
 
-def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
+def step(job: ControlState, fact: Fact, now: float) -> list[Decision] | None:
     """Take in one fact at time `now` (seconds, the store's clock; never smaller than before).
 
     Returns the decisions that follow, in the order in which they hold. None: the fact is stale (an older generation,
@@ -125,7 +125,7 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
     return decisions + _settle(job, decisions, now)
 
 
-def next_deadline(job: Job) -> float | None:
+def next_deadline(job: ControlState) -> float | None:
     """When a `Tick` is due if nothing happens before; None: never."""
     if job.ended or job.suspended_at is not None:
         return None
@@ -142,7 +142,7 @@ def next_deadline(job: Job) -> float | None:
     return min((at for at in deadlines if at is not None), default=None)
 
 
-def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
+def _settle(job: ControlState, decisions: list[Decision], now: float) -> list[Decision]:
     """What follows from the new state: the first shutdown is permanent; the job ends when all nodes have left."""
     more: list[Decision] = []
     if job.shutdown is None:
@@ -180,7 +180,7 @@ def _shutdown_in(decisions: list[Decision]) -> Shutdown | None:
 # ------------------------------------------------------------------------------------------- handlers
 
 
-def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | None:
+def _job_started(job: ControlState, fact: JobStarted, now: float) -> list[Decision] | None:
     # A second one of this generation is of a controller that has replayed no journal.
     if job.started_at and fact.generation <= job.generation:
         return None
@@ -205,7 +205,7 @@ def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | Non
     return decisions
 
 
-def _node_joined(job: Job, fact: NodeJoined, now: float) -> list[Decision] | None:
+def _node_joined(job: ControlState, fact: NodeJoined, now: float) -> list[Decision] | None:
     if not membership.is_news(job, fact):
         return None
     known = job.nodes.get(fact.node)
@@ -224,7 +224,7 @@ def _node_joined(job: Job, fact: NodeJoined, now: float) -> list[Decision] | Non
     return decisions
 
 
-def _node_ready(job: Job, fact: NodeReady, now: float) -> list[Decision] | None:
+def _node_ready(job: ControlState, fact: NodeReady, now: float) -> list[Decision] | None:
     node, replica = membership.recognise(job, fact), job.replicas.get(fact.replica)
     if node is None or replica is None or node.state is not NodeState.ACTIVE or node.replica != fact.replica:
         return None
@@ -238,7 +238,7 @@ def _node_ready(job: Job, fact: NodeReady, now: float) -> list[Decision] | None:
     return []
 
 
-def _workers_started(job: Job, fact: WorkersStarted, now: float) -> list[Decision] | None:
+def _workers_started(job: ControlState, fact: WorkersStarted, now: float) -> list[Decision] | None:
     replica = _running(job, fact, fact.replica, fact.cycle)
     if replica is None:
         return None
@@ -247,7 +247,7 @@ def _workers_started(job: Job, fact: WorkersStarted, now: float) -> list[Decisio
     return _follow_recovery(replica, fact.node, now)
 
 
-def _progress(job: Job, fact: Progress, now: float) -> list[Decision] | None:
+def _progress(job: ControlState, fact: Progress, now: float) -> list[Decision] | None:
     replica = _running(job, fact, fact.replica, fact.cycle)
     if replica is None:
         return None
@@ -256,7 +256,7 @@ def _progress(job: Job, fact: Progress, now: float) -> list[Decision] | None:
     return _follow_recovery(replica, fact.node, now)
 
 
-def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] | None:
+def _worker_failed(job: ControlState, fact: WorkerFailed, now: float) -> list[Decision] | None:
     cause = f"rank {fact.rank} on {fact.node} "
     if fact.error is not None:
         cause += f"{'could not start' if fact.exit_code is None else 'failed'}: {fact.error}"
@@ -279,7 +279,7 @@ def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] |
     return _fail(job, fact, failure, now)
 
 
-def _worker_hung(job: Job, fact: WorkerHung, now: float) -> list[Decision] | None:
+def _worker_hung(job: ControlState, fact: WorkerHung, now: float) -> list[Decision] | None:
     where = f", in {fact.where}" if fact.where else ""
     failure = Failure(
         kind="worker",
@@ -293,12 +293,12 @@ def _worker_hung(job: Job, fact: WorkerHung, now: float) -> list[Decision] | Non
     return _fail(job, fact, failure, now)
 
 
-def _node_isolated(job: Job, fact: NodeIsolated, now: float) -> list[Decision] | None:
+def _node_isolated(job: ControlState, fact: NodeIsolated, now: float) -> list[Decision] | None:
     cause = f"{fact.node} had lost store and controller for {fact.for_s:.0f} s and stopped its workers"
     return _fail(job, fact, Failure(kind="node", cause=cause, node=fact.node, noticed=now), now)
 
 
-def _learned(job: Job, fact: Learned, now: float) -> list[Decision] | None:
+def _learned(job: ControlState, fact: Learned, now: float) -> list[Decision] | None:
     if membership.recognise(job, fact) is None:
         return None
     known = job.seen.setdefault(fact.role, {})
@@ -309,20 +309,20 @@ def _learned(job: Job, fact: Learned, now: float) -> list[Decision] | None:
 
 
 def _noted(
-    job: Job, fact: Prewarmed | PrewarmFailed | StacksDumped | RestartedInProcess | CommandEnded, now: float
+    job: ControlState, fact: Prewarmed | PrewarmFailed | StacksDumped | RestartedInProcess | CommandEnded, now: float
 ) -> list[Decision] | None:
     """Recorded if its sender is the node's current agent; no decision follows."""
     return [] if membership.recognise(job, fact) else None
 
 
-def _dump_asked(job: Job, fact: DumpAsked, now: float) -> list[Decision] | None:
+def _dump_asked(job: ControlState, fact: DumpAsked, now: float) -> list[Decision] | None:
     if fact.request in job.requests:  # sent twice, or copied by another user of the store
         return None
     job.requests.add(fact.request)
     return [DumpOrdered(request=fact.request, ranks=fact.ranks, replica=fact.replica)]
 
 
-def _workers_done(job: Job, fact: WorkersDone, now: float) -> list[Decision] | None:
+def _workers_done(job: ControlState, fact: WorkersDone, now: float) -> list[Decision] | None:
     replica = _running(job, fact, fact.replica, fact.cycle)
     if replica is None:
         return None
@@ -334,7 +334,7 @@ def _workers_done(job: Job, fact: WorkersDone, now: float) -> list[Decision] | N
     return [ReplicaEnded(replica=replica.id, cycle=replica.cycle, outcome="done")]
 
 
-def _agents_started(job: Job, fact: AgentsStarted, now: float) -> list[Decision] | None:
+def _agents_started(job: ControlState, fact: AgentsStarted, now: float) -> list[Decision] | None:
     if fact.generation != job.generation or job.shutdown:
         return None
     for node in (job.nodes[name] for name in fact.nodes if name in job.nodes):
@@ -348,7 +348,7 @@ def _agents_started(job: Job, fact: AgentsStarted, now: float) -> list[Decision]
     return []
 
 
-def _node_left(job: Job, fact: NodeLeft, now: float) -> list[Decision] | None:
+def _node_left(job: ControlState, fact: NodeLeft, now: float) -> list[Decision] | None:
     node = membership.recognise(job, fact)
     if node is None or not node.alive:
         return None
@@ -357,7 +357,7 @@ def _node_left(job: Job, fact: NodeLeft, now: float) -> list[Decision] | None:
     return _depart(job, node, NodeState.LEFT, f"{node.name} left: {fact.reason}", now, now, fact.step)
 
 
-def _node_lost(job: Job, fact: NodeLost, now: float) -> list[Decision] | None:
+def _node_lost(job: ControlState, fact: NodeLost, now: float) -> list[Decision] | None:
     node = job.nodes.get(fact.node)
     if node is None or not node.alive or node.incarnation != fact.incarnation:
         return None
@@ -373,14 +373,14 @@ def _node_lost(job: Job, fact: NodeLost, now: float) -> list[Decision] | None:
     return [fence, *_depart(job, node, NodeState.LOST, cause, now, noticed, fact.step, began)]
 
 
-def _node_fenced(job: Job, fact: NodeFenced, now: float) -> list[Decision] | None:
+def _node_fenced(job: ControlState, fact: NodeFenced, now: float) -> list[Decision] | None:
     node = job.nodes.get(fact.node)
     if node is None or node.incarnation != fact.incarnation:
         return None
     return [] if membership.make_safe(job, node) else None
 
 
-def _signalled(job: Job, fact: Signalled, now: float) -> list[Decision] | None:
+def _signalled(job: ControlState, fact: Signalled, now: float) -> list[Decision] | None:
     if job.shutdown is not None or fact.generation != job.generation:
         return None
     shutdown = SIGNALS[fact.reason]
@@ -390,14 +390,14 @@ def _signalled(job: Job, fact: Signalled, now: float) -> list[Decision] | None:
     return [msgspec.structs.replace(shutdown, checkpoint=True) if saves else shutdown]
 
 
-def _terminating(job: Job, fact: Terminating, now: float) -> list[Decision] | None:
+def _terminating(job: ControlState, fact: Terminating, now: float) -> list[Decision] | None:
     if membership.recognise(job, fact) is None or job.terminating_until is not None or job.shutdown is not None:
         return None
     job.terminating_until = now + TERMINATING_S
     return []
 
 
-def _attributed(job: Job, fact: Attributed, now: float) -> list[Decision] | None:
+def _attributed(job: ControlState, fact: Attributed, now: float) -> list[Decision] | None:
     pending = job.restart_decisions.get((fact.replica, fact.cycle)) if fact.generation == job.generation else None
     if pending is None or pending.failure.rank != fact.rank or not restart_decision.take(pending, fact.attribution):
         return None
@@ -406,12 +406,12 @@ def _attributed(job: Job, fact: Attributed, now: float) -> list[Decision] | None
     return []
 
 
-def _recorded(job: Job, fact: Fact, now: float) -> list[Decision] | None:
+def _recorded(job: ControlState, fact: Fact, now: float) -> list[Decision] | None:
     """Recorded; no decision follows."""
     return []
 
 
-_HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] = {
+_HANDLERS: dict[type[Fact], Callable[[ControlState, Any, float], list[Decision] | None]] = {
     JobStarted: _job_started,
     NodeJoined: _node_joined,
     NodeReady: _node_ready,
@@ -473,7 +473,7 @@ def _follow_recovery(replica: Replica, node: str, now: float) -> list[Decision]:
     return decisions
 
 
-def _running(job: Job, fact: FromAgent, replica_id: str, cycle: int) -> Replica | None:
+def _running(job: ControlState, fact: FromAgent, replica_id: str, cycle: int) -> Replica | None:
     """The replica that the fact is about, if it comes from a member of its running cycle."""
     node, replica = membership.recognise(job, fact), job.replicas.get(replica_id)
     if node is None or replica is None or node.state is not NodeState.ACTIVE or node.replica != replica_id:
@@ -482,7 +482,7 @@ def _running(job: Job, fact: FromAgent, replica_id: str, cycle: int) -> Replica 
 
 
 def _fail(
-    job: Job, fact: WorkerFailed | WorkerHung | NodeIsolated, failure: Failure, now: float
+    job: ControlState, fact: WorkerFailed | WorkerHung | NodeIsolated, failure: Failure, now: float
 ) -> list[Decision] | None:
     """A failure that an agent reports: of its running cycle, or evidence about the one that has just failed."""
     if (replica := _running(job, fact, fact.replica, fact.cycle)) is not None:
@@ -499,7 +499,7 @@ def _fail(
 
 
 def _depart(
-    job: Job,
+    job: ControlState,
     node: Node,
     state: NodeState,
     cause: str,

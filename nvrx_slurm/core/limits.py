@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nvrx_slurm.core.state import Failure, Job, Replica
+from nvrx_slurm.core.state import ControlState, Failure, Replica
 from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.util.durations import words
 
@@ -24,7 +24,7 @@ def count_used(times: Sequence[float], allowance: Allowance, now: float) -> int:
     return sum(now - allowance.per_s < at for at in times)
 
 
-def restarts_left(job: Job, replica: Replica, now: float) -> int:
+def restarts_left(job: ControlState, replica: Replica, now: float) -> int:
     """How many more worker failures the replica would be restarted after, as things stand."""
     bounds = job.plan.fault_tolerance
     left = [_count_left(replica.restarted_at, bounds.max_restarts, now)]
@@ -33,7 +33,7 @@ def restarts_left(job: Job, replica: Replica, now: float) -> int:
     return min(left)
 
 
-def worker_budget_spent(job: Job, replica: Replica, now: float) -> str | None:
+def worker_budget_spent(job: ControlState, replica: Replica, now: float) -> str | None:
     """Which budget another worker failure would overdraw, in words; None: it may be restarted."""
     own, whole = job.plan.fault_tolerance.max_restarts, job.plan.fault_tolerance.max_job_restarts
     if not _count_left(replica.restarted_at, own, now):
@@ -43,7 +43,7 @@ def worker_budget_spent(job: Job, replica: Replica, now: float) -> str | None:
     return None
 
 
-def node_budget_spent(job: Job, now: float) -> str | None:
+def node_budget_spent(job: ControlState, now: float) -> str | None:
     """The same for another lost node."""
     allowance = job.plan.fault_tolerance.max_node_losses
     if allowance is None or _count_left(job.nodes_lost_at, allowance, now):
@@ -51,7 +51,7 @@ def node_budget_spent(job: Job, now: float) -> str | None:
     return f"budget for lost nodes spent ({_describe(job.nodes_lost_at, allowance, now)})"
 
 
-def preemptions_spent(job: Job, now: float) -> str | None:
+def preemptions_spent(job: ControlState, now: float) -> str | None:
     """Whether the job was requeued more often than it may, in words; the latest time counts."""
     allowance = job.plan.fault_tolerance.max_preemptions
     if allowance is None or count_used(job.requeued_at, allowance, now) <= allowance.count:
@@ -63,7 +63,7 @@ def _count_left(times: Sequence[float], allowance: Allowance, now: float) -> int
     return max(0, allowance.count - count_used(times, allowance, now))
 
 
-def _of_all(job: Job) -> list[float]:
+def _of_all(job: ControlState) -> list[float]:
     return [at for replica in job.replicas.values() for at in replica.restarted_at]
 
 
@@ -72,7 +72,7 @@ def _describe(times: Sequence[float], allowance: Allowance, now: float) -> str:
     return f"{count_used(times, allowance, now)} of {allowance.count}{within}"
 
 
-def judges_progress(job: Job) -> bool:
+def judges_progress(job: ControlState) -> bool:
     """Whether the plan says when a job counts as stuck."""
     return job.plan.fault_tolerance.progress.max_no_progress_cycles is not None
 
@@ -97,7 +97,7 @@ def start_cycle(replica: Replica) -> None:
     replica.first_step = replica.reached = None
 
 
-def count_cycle(job: Job, replica: Replica) -> None:
+def count_cycle(job: ControlState, replica: Replica) -> None:
     """Take the cycle that has failed into account."""
     # Steps that an earlier cycle had made already do not count: a job that dies at the same step each time is stuck.
     new_steps = steps_gained(replica)
@@ -105,7 +105,7 @@ def count_cycle(job: Job, replica: Replica) -> None:
     replica.no_progress = 0 if new_steps >= enough else replica.no_progress + 1
 
 
-def is_stuck(job: Job, replica: Replica) -> str | None:
+def is_stuck(job: ControlState, replica: Replica) -> str | None:
     """Why no further cycle is worth it, in words; None: go on."""
     bounds = job.plan.fault_tolerance.progress
     if bounds.max_no_progress_cycles is None or replica.no_progress < bounds.max_no_progress_cycles:
@@ -129,7 +129,7 @@ def steps_gained(replica: Replica) -> int:
 MOST_DOUBLINGS = 30
 
 
-def count_crash(job: Job, replica: Replica, failure: Failure) -> float:
+def count_crash(job: ControlState, replica: Replica, failure: Failure) -> float:
     """Take in a failure after which the replica is restarted. Returns how many seconds after the failure its next
     cycle begins at the earliest."""
     plan = job.plan.fault_tolerance.backoff

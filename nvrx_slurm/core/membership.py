@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from nvrx_slurm.core.state import Job, Node, NodeState
+from nvrx_slurm.core.state import ControlState, Node, NodeState
 from nvrx_slurm.journal.records import FromAgent, NodeJoined
 from nvrx_slurm.util.ids import precedes
 
@@ -28,7 +28,7 @@ TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
 }
 
 
-def move(job: Job, node: Node, state: NodeState) -> None:
+def move(job: ControlState, node: Node, state: NodeState) -> None:
     """Put a node into another state, and keep the pool of spares in step with it."""
     assert state in TRANSITIONS[node.state], f"{node.name}: {node.state} → {state}"
     node.state = state
@@ -40,7 +40,7 @@ def move(job: Job, node: Node, state: NodeState) -> None:
         job.standby.discard(node.name)
 
 
-def recognise(job: Job, fact: FromAgent) -> Node | None:
+def recognise(job: ControlState, fact: FromAgent) -> Node | None:
     """The node that sent the fact, or None if the fact is stale: of an older generation, of an agent that was
     replaced or never joined, or a repetition."""
     node = job.nodes.get(fact.node)
@@ -49,12 +49,12 @@ def recognise(job: Job, fact: FromAgent) -> Node | None:
     return node if fact.seq > node.seq else None
 
 
-def heard(job: Job, fact: FromAgent) -> None:
+def heard(job: ControlState, fact: FromAgent) -> None:
     """A fact was accepted: should it come again, it is stale."""
     job.nodes[fact.node].seq = max(job.nodes[fact.node].seq, fact.seq)
 
 
-def is_news(job: Job, fact: NodeJoined) -> bool:
+def is_news(job: ControlState, fact: NodeJoined) -> bool:
     """Whether a join comes from an agent that has not joined before, and not been overtaken by its own next one."""
     node = job.nodes.get(fact.node)
     if fact.generation != job.generation:
@@ -71,13 +71,13 @@ def safe_at(node: Node, at: float) -> float:
     return math.inf if node.outlives_lease else at
 
 
-def make_safe(job: Job, node: Node) -> bool:
+def make_safe(job: ControlState, node: Node) -> bool:
     """None of the node's old workers lives any more. False: that was known already."""
     replica = job.replicas.get(node.replica or "")
     return replica is not None and replica.unsafe.pop(node.name, None) is not None
 
 
-def welcome(job: Job, fact: NodeJoined) -> Node:
+def welcome(job: ControlState, fact: NodeJoined) -> Node:
     """Enter the agent's particulars. The node is EXPECTED afterwards; the caller says where it goes."""
     node = job.nodes.get(fact.node)
     if node is None:

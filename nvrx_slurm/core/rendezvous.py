@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from nvrx_slurm.core import limits, membership, restart_decision
 from nvrx_slurm.core.assignment import passed_over, seat
-from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica, Stamps
+from nvrx_slurm.core.state import ControlState, Failure, Node, NodeState, Phase, Replica, Stamps
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.journal.records import (
     Decision,
@@ -38,7 +38,9 @@ SHORT_S = 0.5
 EMPTY_S = 30.0
 
 
-def open_round(job: Job, replica: Replica, now: float, noticed: float, dump: str | None = None) -> list[Decision]:
+def open_round(
+    job: ControlState, replica: Replica, now: float, noticed: float, dump: str | None = None
+) -> list[Decision]:
     """Call the replica's nodes to its next cycle. `dump`: why they write down their workers' stacks first."""
     replica.cycle += 1
     replica.phase = Phase.RENDEZVOUS
@@ -58,7 +60,7 @@ def open_round(job: Job, replica: Replica, now: float, noticed: float, dump: str
     return [RendezvousOpened(replica=replica.id, cycle=replica.cycle, generation=job.generation, dump=dump)]
 
 
-def arrive(job: Job, node: Node, now: float) -> None:
+def arrive(job: ControlState, node: Node, now: float) -> None:
     """A node without old workers is here: for the open rendezvous that prefers it, or else as a spare."""
     if node.name in job.drained:
         membership.move(job, node, NodeState.DRAINED)
@@ -76,7 +78,7 @@ def arrive(job: Job, node: Node, now: float) -> None:
     _no_longer_awaited(replica, node, now)
 
 
-def forget(job: Job, node: Node, now: float) -> None:
+def forget(job: ControlState, node: Node, now: float) -> None:
     """A node is gone: no open rendezvous waits for it any more."""
     wanted_by = job.wanted_by.pop(node.name, None)
     if wanted_by is not None:
@@ -85,7 +87,7 @@ def forget(job: Job, node: Node, now: float) -> None:
         _no_longer_awaited(replica, node, now)
 
 
-def close_what_can(job: Job, now: float) -> list[Decision]:
+def close_what_can(job: ControlState, now: float) -> list[Decision]:
     """Close every open rendezvous that may close at `now`, or stop the job if one never can."""
     decisions: list[Decision] = []
     # The replica that failed comes first: other replicas may wait for the decision on its failure.
@@ -97,7 +99,7 @@ def close_what_can(job: Job, now: float) -> list[Decision]:
     return decisions
 
 
-def deadline(job: Job, replica: Replica) -> float:
+def deadline(job: ControlState, replica: Replica) -> float:
     """When the open rendezvous must be looked at again if nothing happens."""
     if replica.unsafe:  # before the proof, or its time, nothing else can close it
         latest = max(replica.unsafe.values())
@@ -115,13 +117,13 @@ def deadline(job: Job, replica: Replica) -> float:
     return min(at for at in due if at is not None)
 
 
-def _overdue_at(job: Job, replica: Replica) -> float:
+def _overdue_at(job: ControlState, replica: Replica) -> float:
     """When the open rendezvous has taken too long; later, where agents have been started for it since."""
     at = replica.opened_at + job.plan.fault_tolerance.rendezvous.join_timeout
     return max(at, job.expected_until) if job.expected else at
 
 
-def _stops_at(job: Job, replica: Replica) -> float | None:
+def _stops_at(job: ControlState, replica: Replica) -> float | None:
     """When the job stops, since this open rendezvous lacks nodes and no more can come."""
     if replica.short_since is None:
         return None
@@ -138,7 +140,7 @@ def _no_longer_awaited(replica: Replica, node: Node, now: float) -> None:
             replica.stamps.torn_down = now
 
 
-def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
+def _close_if_due(job: ControlState, replica: Replica, now: float) -> list[Decision]:
     replica.held = replica.paused = False
     replica.unsafe = {name: at for name, at in replica.unsafe.items() if now < at}
     if replica.unsafe:
@@ -184,7 +186,7 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
     return _close_once_decided(job, replica, now, _stop)
 
 
-def _take_back_drains(job: Job, replica: Replica) -> list[Decision]:
+def _take_back_drains(job: ControlState, replica: Replica) -> list[Decision]:
     """The spares that the open rendezvous' drains had counted on are gone: have as many drained nodes back as it
     lacks."""
     # Not those of an earlier rendezvous: a drain that was carried out stands. So `leaving` is empty after each close.
@@ -208,7 +210,7 @@ def _take_back_drains(job: Job, replica: Replica) -> list[Decision]:
     return taken_back
 
 
-def _stop(job: Job, replica: Replica, now: float) -> list[Decision]:
+def _stop(job: ControlState, replica: Replica, now: float) -> list[Decision]:
     have, role = len(replica.ready) + len(job.standby), replica.role
     missing = sorted(replica.awaited or job.expected)
     reason = f"{replica.id} needs {role.min_nodes or role.nodes_per_replica} nodes and has {have}, no spare is left"
@@ -220,7 +222,10 @@ def _stop(job: Job, replica: Replica, now: float) -> list[Decision]:
 
 
 def _close_once_decided(
-    job: Job, replica: Replica, now: float, then: Callable[[Job, Replica, float], list[Decision]] | None = None
+    job: ControlState,
+    replica: Replica,
+    now: float,
+    then: Callable[[ControlState, Replica, float], list[Decision]] | None = None,
 ) -> list[Decision]:
     """Decide on the failures that the rendezvous waits for; then close it (or do `then`)."""
     # While evidence is awaited it is not given up either: a job that no restart can help must not end with 75, and
@@ -239,7 +244,7 @@ def _close_once_decided(
     return decisions if replica.paused else decisions + (then or _close)(job, replica, now)
 
 
-def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
+def _close(job: ControlState, replica: Replica, now: float) -> list[Decision]:
     previous, want = replica.order, replica.role.nodes_per_replica
     # A node that was lost after the opening and has joined again is a spare by now. It gets its own ranks back.
     here = replica.ready | job.standby.intersection(previous)
@@ -276,7 +281,7 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
     return [closed]
 
 
-def _fence_late(job: Job, replica: Replica, now: float) -> list[Decision]:
+def _fence_late(job: ControlState, replica: Replica, now: float) -> list[Decision]:
     """Nodes that are too late lose their ranks: they are fenced, and the rendezvous waits until they are dead."""
     late = sorted(name for name in replica.awaited if job.nodes[name].state is NodeState.ACTIVE)
     dead_by = now + job.plan.fault_tolerance.gives_away_after_s

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from nvrx_slurm.core import rendezvous, restart_decision
-from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica
+from nvrx_slurm.core.state import ControlState, Node, NodeState, Phase, Replica
 from nvrx_slurm.journal.records import (
     CommandAsked,
     CommandOrdered,
@@ -28,7 +28,7 @@ from nvrx_slurm.journal.records import (
 Asked = RestartAsked | DrainAsked | UndrainAsked | CommandAsked
 
 
-def answer(job: Job, fact: Asked, now: float) -> list[Decision] | None:
+def answer(job: ControlState, fact: Asked, now: float) -> list[Decision] | None:
     """Answer a request, once."""
     if fact.request in job.requests:  # sent twice, or copied by another user of the store
         return None
@@ -48,7 +48,7 @@ def answer(job: Job, fact: Asked, now: float) -> list[Decision] | None:
             return _run(job, fact)
 
 
-def _restart(job: Job, fact: RestartAsked, now: float) -> list[Decision]:
+def _restart(job: ControlState, fact: RestartAsked, now: float) -> list[Decision]:
     """Open the next rendezvous of the replicas that still run the cycle that the user saw."""
     chosen: set[str] = set()
     whys: list[str] = []
@@ -70,7 +70,7 @@ def _restart(job: Job, fact: RestartAsked, now: float) -> list[Decision]:
     return _open(job, fact, chosen, now)
 
 
-def _drain(job: Job, fact: DrainAsked, now: float) -> list[Decision]:
+def _drain(job: ControlState, fact: DrainAsked, now: float) -> list[Decision]:
     """Give the node no ranks any more, and have a spare take those that it has."""
     node = job.nodes.get(fact.node)
     if node is None:
@@ -99,7 +99,7 @@ def _drain(job: Job, fact: DrainAsked, now: float) -> list[Decision]:
     return [drained]
 
 
-def _undrain(job: Job, fact: UndrainAsked, now: float) -> list[Decision]:
+def _undrain(job: ControlState, fact: UndrainAsked, now: float) -> list[Decision]:
     """Let the node have ranks again. One that is lost may when it is back."""
     node = job.nodes.get(fact.node)
     if node is None or node.name not in job.drained:
@@ -114,7 +114,7 @@ def _undrain(job: Job, fact: UndrainAsked, now: float) -> list[Decision]:
     return [NodeUndrained(request=fact.request, by=fact.by, node=node.name)]
 
 
-def _run(job: Job, fact: CommandAsked) -> list[Decision]:
+def _run(job: ControlState, fact: CommandAsked) -> list[Decision]:
     """Have the node that has the rank run the command, in the cycle that the user saw."""
     replica = job.replicas.get(fact.replica)
     if replica is None or replica.phase is not Phase.RUNNING or replica.cycle != fact.cycle:
@@ -140,7 +140,7 @@ def _refuse(fact: Asked, why: str) -> list[Decision]:
 
 
 def _open(
-    job: Job, fact: RestartAsked | DrainAsked, chosen: Collection[str], now: float, node: str | None = None
+    job: ControlState, fact: RestartAsked | DrainAsked, chosen: Collection[str], now: float, node: str | None = None
 ) -> list[Decision]:
     decisions: list[Decision] = []
     for replica in job.replicas.values():
@@ -152,7 +152,7 @@ def _open(
     return decisions
 
 
-def _lacks(job: Job, node: Node, owner: Replica | None, *, force: bool) -> str | None:
+def _lacks(job: ControlState, node: Node, owner: Replica | None, *, force: bool) -> str | None:
     """Why the job cannot go on without the node, in words; None: it can. `owner`: the replica that has the node."""
     if not (node.alive or node.state is NodeState.EXPECTED) or node.state is NodeState.QUARANTINED:
         return None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from nvrx_slurm.core import limits, rendezvous, restart_decision
-from nvrx_slurm.core.state import Failure, Job, Phase, Replica
+from nvrx_slurm.core.state import ControlState, Failure, Phase, Replica
 from nvrx_slurm.errors import EXIT_FAILED
 from nvrx_slurm.journal.records import Decision, ReplicaEnded, RestartDecided, Shutdown
 
 
-def handle_failure(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
+def handle_failure(job: ControlState, replica: Replica, failure: Failure, now: float) -> list[Decision]:
     """Set in motion what follows from a failure of a running replica. What may need evidence is decided when its next
     rendezvous could close; all else now."""
     limits.reach_step(replica, failure.step)
@@ -22,7 +22,7 @@ def handle_failure(job: Job, replica: Replica, failure: Failure, now: float) -> 
     return [*asked, *decisions]
 
 
-def _follow(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
+def _follow(job: ControlState, replica: Replica, failure: Failure, now: float) -> list[Decision]:
     """Do what the role's `on_failure` says."""
     # Of a hang the stacks are wanted from every rank that waits for it, so the nodes write them before they stop it.
     dump = failure.cause if failure.hung else None
@@ -44,7 +44,7 @@ def _follow(job: Job, replica: Replica, failure: Failure, now: float) -> list[De
 # ---------------------------------------------------------------------------------------- early exits
 
 
-def exits_due_at(job: Job, replica: Replica) -> float | None:
+def exits_due_at(job: ControlState, replica: Replica) -> float | None:
     """When the nodes of a running replica that have not finished are held for hung; None: never."""
     skew_s = job.plan.fault_tolerance.hang.exit_skew
     if skew_s is None or replica.first_done_at is None or replica.phase is not Phase.RUNNING:
@@ -52,7 +52,7 @@ def exits_due_at(job: Job, replica: Replica) -> float | None:
     return replica.first_done_at + skew_s
 
 
-def end_exit_skew(job: Job, now: float) -> list[Decision]:
+def end_exit_skew(job: ControlState, now: float) -> list[Decision]:
     """Act on replicas of which some nodes finished long ago while others run on and on."""
     decisions: list[Decision] = []
     for replica in job.replicas.values():

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nvrx_slurm.core import cause, limits
-from nvrx_slurm.core.state import Failure, Job, Phase, Replica, RestartDecision
+from nvrx_slurm.core.state import ControlState, Failure, Phase, Replica, RestartDecision
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_NO_RESTART
 from nvrx_slurm.jobspec.model import Aggregation
 from nvrx_slurm.journal.records import (
@@ -51,7 +51,9 @@ class AggregatedVerdict(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------------------------------------- opening
 
 
-def open_decision(job: Job, replica: Replica, failure: Failure, now: float) -> tuple[RestartDecision, list[Decision]]:
+def open_decision(
+    job: ControlState, replica: Replica, failure: Failure, now: float
+) -> tuple[RestartDecision, list[Decision]]:
     """Ask about the failure of a running cycle."""
     bounds = job.plan.fault_tolerance
     settings, restarts = bounds.attribution, replica.role.on_failure in RESTARTS
@@ -83,7 +85,9 @@ def open_decision(job: Job, replica: Replica, failure: Failure, now: float) -> t
     return pending, _ask(job, pending, now)
 
 
-def take_evidence(job: Job, replica: Replica, failure: Failure, began: float, now: float) -> list[Decision] | None:
+def take_evidence(
+    job: ControlState, replica: Replica, failure: Failure, began: float, now: float
+) -> list[Decision] | None:
     """A failure of the cycle before, reported while the next rendezvous is open. `began`: it did not happen before.
     None: the cause is known, and this is not it."""
     pending = next((each for each in holding(job, replica) if each.is_symptom), None)
@@ -101,7 +105,7 @@ def take_evidence(job: Job, replica: Replica, failure: Failure, began: float, no
     return _ask(job, pending, now)
 
 
-def _ask(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
+def _ask(job: ControlState, pending: RestartDecision, now: float) -> list[Decision]:
     """Have the sources asked about the cause as it is known now. Answers about another one do not count."""
     pending.asked = True
     pending.answers.clear()
@@ -121,25 +125,25 @@ def _ask(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
     return [asked]
 
 
-def restarted_with(job: Job, replica: Replica) -> frozenset[str]:
+def restarted_with(job: ControlState, replica: Replica) -> frozenset[str]:
     """The replicas that are restarted when this one is: with a failure, or for a user."""
     if replica.role.on_failure != "restart_job":
         return frozenset({replica.id})
     return frozenset(other.id for other in job.replicas.values() if other.phase is Phase.RUNNING)
 
 
-def holding(job: Job, replica: Replica) -> list[RestartDecision]:
+def holding(job: ControlState, replica: Replica) -> list[RestartDecision]:
     """The decisions that the replica's open rendezvous cannot close before."""
     return [each for each in job.restart_decisions.values() if not each.decided and replica.id in each.holds]
 
 
-def is_open(job: Job, replica: Replica) -> bool:
+def is_open(job: ControlState, replica: Replica) -> bool:
     """Whether the replica's open rendezvous follows a failure that is not decided yet."""
     pending = job.restart_decisions.get((replica.id, replica.cycle - 1))
     return pending is not None and not pending.decided
 
 
-def waits_for_steps(job: Job, pending: RestartDecision) -> bool:
+def waits_for_steps(job: ControlState, pending: RestartDecision) -> bool:
     """Whether nodes of the replica that failed have yet to report how far they had come."""
     return limits.judges_progress(job) and bool(job.replicas[pending.replica].awaited)
 
@@ -155,7 +159,7 @@ def take(pending: RestartDecision, attribution: Attribution) -> bool:
     return True
 
 
-def is_settled(job: Job, pending: RestartDecision, now: float) -> bool:
+def is_settled(job: ControlState, pending: RestartDecision, now: float) -> bool:
     """Whether the answers can be read: none that is still to come could change the verdict, or their time is up."""
     if not pending.waits or now >= pending.due_at or len(pending.answers) == len(pending.sources):
         return True
@@ -164,7 +168,7 @@ def is_settled(job: Job, pending: RestartDecision, now: float) -> bool:
     return Verdict.STOP in said if how == "any" else bool(said - {Verdict.STOP})
 
 
-def stops(job: Job, pending: RestartDecision, now: float) -> bool:
+def stops(job: ControlState, pending: RestartDecision, now: float) -> bool:
     """Whether the answers end the job, however long its rendezvous will yet be open."""
     if pending.decided or not pending.waits or not is_settled(job, pending, now):
         return False
@@ -197,7 +201,7 @@ def read(
     return AggregatedVerdict(verdict, "; ".join(reasons), tuple(sorted(blamed)))
 
 
-def _read(job: Job, pending: RestartDecision, now: float) -> AggregatedVerdict:
+def _read(job: ControlState, pending: RestartDecision, now: float) -> AggregatedVerdict:
     how = job.plan.fault_tolerance.attribution.aggregation
     return read(pending.sources, pending.answers, how, over=now >= pending.due_at)
 
@@ -205,7 +209,7 @@ def _read(job: Job, pending: RestartDecision, now: float) -> AggregatedVerdict:
 # ------------------------------------------------------------------------------------------ deciding
 
 
-def judge_what_can(job: Job, now: float) -> list[Decision]:
+def judge_what_can(job: ControlState, now: float) -> list[Decision]:
     """Read the answers that no rendezvous waits for (of a dry run, or of a job that ends already), once all have
     arrived or their time is up."""
     decisions: list[Decision] = []
@@ -217,7 +221,7 @@ def judge_what_can(job: Job, now: float) -> list[Decision]:
     return decisions
 
 
-def judge_rest(job: Job, now: float) -> list[Decision]:
+def judge_rest(job: ControlState, now: float) -> list[Decision]:
     """The job ends: open answers are not waited for, and each failure still gets its record."""
     decisions: list[Decision] = []
     for pending in job.restart_decisions.values():
@@ -228,7 +232,7 @@ def judge_rest(job: Job, now: float) -> list[Decision]:
     return decisions
 
 
-def due_at(job: Job) -> float | None:
+def due_at(job: ControlState) -> float | None:
     """When the time of the answers that no rendezvous waits for is up; None: there are none."""
     return min(
         (
@@ -240,7 +244,7 @@ def due_at(job: Job) -> float | None:
     )
 
 
-def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
+def decide(job: ControlState, pending: RestartDecision, now: float) -> list[Decision]:
     """What is done about the failure, on all evidence: a restart, or the job's end."""
     pending.decided = True
     judged = [] if pending.asked else _ask(job, pending, now)
@@ -295,7 +299,7 @@ def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
     return [*judged, decided]
 
 
-def _judge(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
+def _judge(job: ControlState, pending: RestartDecision, now: float) -> list[Decision]:
     pending.judged = True
     aggregated = _read(job, pending, now)
     blamed = tuple(node for node in aggregated.blamed if node in pending.members)

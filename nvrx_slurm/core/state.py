@@ -154,8 +154,8 @@ class RestartDecision(msgspec.Struct):
     decided: bool = False  # what follows is settled
 
 
-class Job(msgspec.Struct):
-    """The whole of a job's state. `standby` is the shared pool of hot spares."""
+class ControlState(msgspec.Struct):
+    """All that decisions about a job rest on. `standby` is the shared pool of hot spares."""
 
     plan: Plan
     generation: int = 0
@@ -190,9 +190,9 @@ class Job(msgspec.Struct):
         return node in self.blamed or node in self.suspects
 
 
-def new_job(plan: Plan) -> Job:
+def new_job(plan: Plan) -> ControlState:
     """A job of which nothing has happened yet."""
-    job = Job(plan=plan)
+    job = ControlState(plan=plan)
     for role in plan.roles:
         for index in range(role.replicas):
             identity = replica_id(role.name, index)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from nvrx_slurm.core import membership
-from nvrx_slurm.core.state import Job
+from nvrx_slurm.core.state import ControlState
 from nvrx_slurm.journal.records import Decision, JobResumed, JobSuspended, NodeResumed, Suspending
 
 
-def begin(job: Job, fact: Suspending, now: float) -> list[Decision] | None:
+def begin(job: ControlState, fact: Suspending, now: float) -> list[Decision] | None:
     """The first announcement of a suspension: the agents that are alive may let their workers outlive the lease."""
     if membership.recognise(job, fact) is None or job.suspended_at is not None:
         return None
@@ -26,7 +26,7 @@ def begin(job: Job, fact: Suspending, now: float) -> list[Decision] | None:
     return [JobSuspended(incarnations=tuple(node.incarnation for node in alive), generation=job.generation)]
 
 
-def node_resumed(job: Job, fact: NodeResumed, now: float) -> list[Decision] | None:
+def node_resumed(job: ControlState, fact: NodeResumed, now: float) -> list[Decision] | None:
     """The node's supervisor has confirmed the ordinary lease: from here on the clock is proof again."""
     node = membership.recognise(job, fact)
     if node is None or not node.outlives_lease:
@@ -35,7 +35,7 @@ def node_resumed(job: Job, fact: NodeResumed, now: float) -> list[Decision] | No
     return []
 
 
-def end(job: Job, fact: JobResumed, now: float) -> list[Decision] | None:
+def end(job: ControlState, fact: JobResumed, now: float) -> list[Decision] | None:
     """Move every deadline, and what is measured from a moment, by the time that the controller stood still."""
     if job.suspended_at is None or fact.generation != job.generation:
         return None

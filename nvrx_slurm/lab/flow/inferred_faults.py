@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica
+from nvrx_slurm.core.state import ControlState, Node, NodeState, Phase, Replica
 from nvrx_slurm.journal.records import (
     ControllerStarted,
     Entry,
@@ -46,7 +46,7 @@ class Inference:
     recovered, which may cost them one cycle or two; `recording` adds them.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ControlState) -> None:
         self.job = job
         self.faults: list[Item] = []
         self.dead: dict[str, str] = {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvrx_slurm.core.job import step
-from nvrx_slurm.core.state import Job, Phase, Replica, new_job
+from nvrx_slurm.core.state import ControlState, Phase, Replica, new_job
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import ControllerStarted, Entry, Fact, JobStarted, NodeJoined, WorkersStarted
@@ -20,7 +20,7 @@ class JobTopology:
     """A job as far as its journal has been fed. Process ids outlive their processes: who signals one must look."""
 
     def __init__(self, plan: Plan) -> None:
-        self._job: Job = new_job(plan)
+        self._job: ControlState = new_job(plan)
         self._agents: dict[str, int] = {}
         self._workers: dict[tuple[str, int], int] = {}
         self._controller: int | None = None

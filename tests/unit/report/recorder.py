@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.core.job import step
-from nvrx_slurm.core.state import Job, new_job
+from nvrx_slurm.core.state import ControlState, new_job
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
 from nvrx_slurm.journal.records import (
@@ -58,7 +58,7 @@ class Recorder:
         self.plan = plan
         self.entries: list[Entry] = []
         self.now = BEGIN
-        self.job: Job = new_job(plan)
+        self.job: ControlState = new_job(plan)
         self.nodes = tuple(f"n{index}" for index in range(plan.total_nodes))
         self._seq = 0
         if start:

@@ -201,7 +201,7 @@ def _job_started(job: ControlState, fact: JobStarted, now: float) -> list[Decisi
         replica.order = tuple(islice(preferred, replica.role.nodes_per_replica))
         replica.cycle, replica.unsafe, replica.leaving = -1, {}, {}
         replica.crashes, replica.pause_until = 0, None
-        decisions += rendezvous.open_round(job, replica, now, noticed=now)
+        decisions += rendezvous.open_rendezvous(job, replica, now, noticed=now)
     return decisions
 
 

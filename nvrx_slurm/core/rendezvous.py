@@ -38,7 +38,7 @@ SHORT_S = 0.5
 EMPTY_S = 30.0
 
 
-def open_round(
+def open_rendezvous(
     job: ControlState, replica: Replica, now: float, noticed: float, dump: str | None = None
 ) -> list[Decision]:
     """Call the replica's nodes to its next cycle. `dump`: why they write down their workers' stacks first."""

@@ -148,7 +148,7 @@ def _open(
             ordered = RestartOrdered(
                 request=fact.request, by=fact.by, replica=replica.id, cycle=replica.cycle, node=node
             )
-            decisions += [ordered, *rendezvous.open_round(job, replica, now, noticed=now)]
+            decisions += [ordered, *rendezvous.open_rendezvous(job, replica, now, noticed=now)]
     return decisions
 
 

@@ -37,7 +37,7 @@ def _follow(job: ControlState, replica: Replica, failure: Failure, now: float) -
             restarted = restart_decision.restarted_with(job, replica)
             for other in job.replicas.values():
                 if other.id in restarted:
-                    opened += rendezvous.open_round(job, other, now, failure.noticed, dump)
+                    opened += rendezvous.open_rendezvous(job, other, now, failure.noticed, dump)
             return opened
 
 

@@ -12,7 +12,7 @@
     limits.py       budgets, progress, the pause between crashes
     state.py        what all of them share
 
-`step` changes the `ControlState` it is given, in place: copying a fleet of thousands for every fact would make a rendezvous
-quadratic. It is deterministic: the same facts at the same times give the same decisions, which is how a restarted
-controller gets its state back, and how a journal is replayed.
+`step` changes the `ControlState` it is given, in place: copying a fleet of thousands for every fact would make a
+rendezvous quadratic. It is deterministic: the same facts at the same times give the same decisions, which is how a
+restarted controller gets its state back, and how a journal is replayed.
 """

@@ -17,7 +17,8 @@ from nvrx_slurm.agent.page_cache import PageCache, matching
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.workload.slot import Reading
 
-WAIT_S = 30.0
+# The cache reads at idle priority: not while other processes keep the disk busy.
+WAIT_S = 90.0
 MIB = 1 << 20
 
 

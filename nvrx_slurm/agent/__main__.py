@@ -5,10 +5,10 @@ Finds the job by `NVRX_JOB_FOLDER`, and its own node's name by `NVRX_NODE` or Sl
 
 from __future__ import annotations
 
-import gc
+from nvrx_slurm.util import garbage
 
 if __name__ == "__main__":
-    gc.disable()  # until all is imported: to look for garbage in it meanwhile takes a quarter of the time
+    garbage.pause()
 
 import asyncio
 import contextlib
@@ -135,6 +135,5 @@ def run() -> NoReturn:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what has been imported stays: no collection need walk it
-    gc.enable()
+    garbage.resume()
     run()

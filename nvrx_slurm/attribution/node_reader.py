@@ -6,10 +6,10 @@ length in four bytes, and the encoded findings. It ends with its input.
 
 from __future__ import annotations
 
-import gc
+from nvrx_slurm.util import garbage
 
 if __name__ == "__main__":
-    gc.disable()  # until all is imported: to look for garbage in it meanwhile takes a quarter of the time
+    garbage.pause()
 
 import os
 import re
@@ -90,6 +90,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what has been imported stays: no collection need walk it
-    gc.enable()
+    garbage.resume()
     main()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
+from nvrx_slurm.util import garbage
 
 if __name__ == "__main__":
-    gc.disable()  # until all is imported: to look for garbage in it meanwhile takes a quarter of the time
+    garbage.pause()
 
 import asyncio
 import contextlib
@@ -250,8 +250,7 @@ def main(
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what has been imported stays: no collection need walk it
-    gc.enable()
+    garbage.resume()
     try:
         sys.exit(main(standalone_mode=False))
     except NvrxError as error:

@@ -29,10 +29,9 @@ from nvrx_slurm.util.ids import succeeding
 # How long after a worker's end by SIGTERM the agent may get that signal too, if it is Slurm's.
 OUR_SIGNAL_S = 0.2
 
-
-RESTARTS_AT_ONCE = 16
 # So many restarts in process are reported one by one in a cycle, and then all of so many seconds as one: a function
 # that fails at once, again and again, does so a hundred times a second, and the journal is kept for weeks.
+RESTARTS_AT_ONCE = 16
 RESTARTS_EVERY_S = 10.0
 
 

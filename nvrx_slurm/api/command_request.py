@@ -24,8 +24,8 @@ from nvrx_slurm.util.job_key import JobKey
 # Takes a piece of output; the flag: it is of standard error.
 Out = Callable[[bytes, bool], None]
 
-ALIVE_S = 1.0
 # How often this side says that it is there: until the command has begun, it begins with the next word.
+ALIVE_S = 1.0
 BEGIN_S = 0.1
 
 AGENT_GONE_S = 15.0

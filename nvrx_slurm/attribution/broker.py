@@ -30,9 +30,9 @@ MOST_KEPT = 64
 # With so many tasks under way no further line is read.
 MOST_AT_WORK = 4096
 
+# At the end: how long the answers may still take, then writing decisions into the spool, then sending them.
 ANSWERS_S = 1.5
 SPOOL_S = 0.5
-# At the end: how long the answers may still take, then writing decisions into the spool, then sending them.
 AFTERWARDS_S = 3.0
 
 CLOSED = "the controller went away before the answer came"

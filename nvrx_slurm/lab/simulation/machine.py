@@ -65,22 +65,22 @@ async def agent_main(run: SimulationRun, node: SimulatedNode, machine: Simulated
 
 
 class AgentStore(StoreClient):
-    """The agent's store client, which shows the adversary each order that the agent reads."""
+    """The agent's store client, which shows the adversary each order that the agent reads.
+
+    `incarnation`: as which the agent has joined last; `began_at`: the id behind which it has begun to read;
+    `read_to`: the last order that it has read."""
 
     run: SimulationRun
     aims: AimedActs
     node: str
     incarnation = ""
-    """As which the agent has joined last."""
     began_at: str | None = None
-    """The id behind which it has begun to read."""
     read_to = "0-0"
-    """The last order that it has read."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        # Rendezvous → the agent that asked for its ranks last, and the newest order by then.
         self._answers: dict[tuple[str, int], tuple[str, str]] = {}
-        """Rendezvous → who asked for its ranks last, and the newest order by then."""
 
     async def join(self, fact: NodeJoined) -> tuple[str, Shutdown | None, ControllerUp | None]:
         self.incarnation = fact.incarnation

@@ -23,7 +23,7 @@ from nvrx_slurm.lab.simulation.aims import Aim, Moment
 from nvrx_slurm.lab.simulation.shapes import BACKOFF, KILL_WAIT_S, NO_BACKOFF, Shape, SourceBehaviour, names
 
 # This share of the runs without a fault gets a situation.
-STAGED = 0.9
+STAGED_SHARE = 0.9
 
 # Restarts, so that only the budget that the situation is about is spent.
 ENOUGH = Allowance(count=10)
@@ -33,7 +33,7 @@ Staged = tuple[Shape, tuple[Act, ...]]
 
 def stage(chance: Random, shape: Shape, acts: tuple[Act, ...]) -> Staged:
     """A situation for a run without acts; another run, and one in ten of these, stays as it is."""
-    if acts or chance.random() >= STAGED:
+    if acts or chance.random() >= STAGED_SHARE:
         return shape, acts
     [situation] = chance.choices(list(SITUATIONS), list(SITUATIONS.values()))
     return situation(chance, shape)

@@ -228,8 +228,10 @@ def swallow_for_ever(ready: Callable[[], None]) -> None:
     with contextlib.suppress(BaseException):
         ready()
     while True:
-        with contextlib.suppress(BaseException):
-            threading.Event().wait(POLL_S)
+        with contextlib.suppress(BaseException):  # one that comes between two rounds of the loop below
+            while True:
+                with contextlib.suppress(BaseException):
+                    threading.Event().wait(POLL_S)
 
 
 def swallow_in_del(ready: Callable[[], None]) -> None:

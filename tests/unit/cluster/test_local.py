@@ -97,11 +97,14 @@ def test_cancel_terminates_the_batch_host(started: Started) -> None:
 
 
 def test_a_batch_host_is_known_while_it_becomes_another_program(tmp_path: Path) -> None:
-    """In the middle of an exec /proc shows no environment. This job does nothing else, and ignores SIGTERM."""
-    again, ready = tmp_path / "again", tmp_path / "ready"
-    again.write_text(f"trap '' TERM; : >'{ready}'; exec bash \"$0\"\n")
+    """In the middle of an exec /proc shows no environment. This job does nothing else, and ignores SIGTERM: as a
+    Python program, since a bash that starts does not for a moment."""
+    again, ready = tmp_path / "again.py", tmp_path / "ready"
+    again.write_text(f"import os, sys\nopen({str(ready)!r}, 'w').close()\nos.execv(sys.executable, sys.orig_argv)\n")
     cluster = LocalCluster(tmp_path)
-    job_id, process = cluster.start(f"exec bash '{again}'\n", folder=tmp_path, detach=True)
+    job_id, process = cluster.start(
+        f"trap '' TERM; exec '{sys.executable}' -ISE '{again}'\n", folder=tmp_path, detach=True
+    )
     try:
         wait_until(ready.exists, timeout_s=30.0, what="the job ignores SIGTERM", clock=SystemClock())
         for _ in range(300):

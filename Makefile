@@ -17,6 +17,10 @@ UV_INDEX := env -u UV_INDEX -u UV_EXTRA_INDEX_URL -u UV_FIND_LINKS UV_DEFAULT_IN
 # All that ucxx needs on a CPU: what else its wheels ask for is for GPUs, and large.
 UCXX := ucxx-cu12==0.52.0 libucxx-cu12==0.52.0 libucx-cu12==1.21.0 librmm-cu12==26.10.0
 
+# For its fault injector. Alone: it asks for pynvml, which costs each start of any Python program 50 ms. No wheels for
+# Python 3.13 and later ones.
+NVRX := nvidia-resiliency-ext==0.4.1
+
 # Without bytecode each process that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -38,6 +42,7 @@ $(TESTS): $(INSTALLED)
 
 $(FRAMEWORKS): $(TESTS)
 	$(PIP) --editable '.[frameworks]'
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 13))' || $(PIP) --no-deps $(NVRX)
 	touch $@
 
 # pip, not uv, installs: it refuses a requirement without a hash. hatchling builds the editable install, and is locked.

@@ -88,8 +88,10 @@ def _inside(root: Path, path: Path) -> Path:
     return root / path.relative_to("/")
 
 
-IN_PACKAGE_IMAGE = ("nvrx_slurm", "msgspec", "redis", "hiredis", "xxhash")
-"""What an agent imports."""
+# What an agent imports. redis-py needs async_timeout before Python 3.11.3.
+IN_PACKAGE_IMAGE = ["nvrx_slurm", "msgspec", "redis", "hiredis", "xxhash"]
+if sys.version_info < (3, 11, 3):
+    IN_PACKAGE_IMAGE.append("async_timeout")
 
 
 def package_image(base: Path) -> Path:

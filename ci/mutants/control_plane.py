@@ -107,7 +107,12 @@ CONTROL_PLANE = (
     core(
         "symptom-spends-the-budget",
         "a decision about a symptom waits for the end of the rendezvous",
-        Edit(DECISION, "(failure.peer_lost or limits.judges_progress(job))", "limits.judges_progress(job)"),
+        Edit(DECISION, "(is_symptom or limits.judges_progress(job))", "limits.judges_progress(job)"),
+    ),
+    core(
+        "hang-as-cause",
+        "a node without power is the cause of its peers' hang, also where they are found first",
+        Edit(f"{CORE}/cause.py", 'if known.hung and failure.kind == "node" and', "if False and"),
     ),
     # ---- who gets which ranks, and when
     core(

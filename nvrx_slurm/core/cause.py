@@ -1,15 +1,18 @@
 """Which of a cycle's failures is the cause: a table of evidence.
 
 When a worker or a node dies, its peers lose their connections to it, and their exceptions often reach the controller
-first. The teardown begins with the first report. The cause is settled when the next rendezvous could close: by then
-each live node has reported how its workers ended, and the failure detector has judged each silent one.
+first. Where the bound for a hang is short, its peers are hung before it counts as lost. The teardown begins with the
+first report. The cause is settled when the next rendezvous could close: by then each live node has reported how its
+workers ended, and the failure detector has judged each silent one.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from nvrx_slurm.core.state import Failure
+from nvrx_slurm.jobspec.model import FaultToleranceSpec
 
 Evidence = Literal["node_lost", "killed", "hung", "failed", "peer_lost"]
 
@@ -38,8 +41,27 @@ def evidence_of(failure: Failure) -> Evidence:
     return "failed" if failure.signal is None else "killed"
 
 
+def is_symptom(failure: Failure, bounds: FaultToleranceSpec) -> bool:
+    """Whether the first report may be a consequence of what is yet to be reported: a lost connection to a peer, and a
+    hang where a worker counts as hung before its peer's node counts as lost."""
+    if not failure.hung:
+        return failure.peer_lost
+    hang, beats = bounds.hang, bounds.heartbeat
+    bounds_s = (hang.step_timeout, hang.startup_timeout, hang.no_output)
+    return min((each for each in bounds_s if each is not None), default=math.inf) <= beats.timeout + beats.interval
+
+
+def explains(failure: Failure, began: float, known: Failure, first_noticed: float) -> bool:
+    """Whether `failure` is the cause rather than `known`. `began`: it did not happen before. `first_noticed`: when
+    the first report of the cycle came."""
+    # The peers of a node without power wait for it, and are hung before it has been silent for long enough.
+    if known.hung and failure.kind == "node" and began < known.noticed:
+        return True
+    return began <= first_noticed + WITHIN_S and outranks(failure, known)
+
+
 def outranks(failure: Failure, known: Failure) -> bool:
-    """Whether `failure` is the cause rather than `known`."""
+    """Whether the evidence alone says that `failure` is the cause rather than `known`."""
     return _order(failure) < _order(known)
 
 

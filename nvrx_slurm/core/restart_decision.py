@@ -6,8 +6,8 @@ and only there: `rendezvous.py` asks for the decision when the rendezvous could 
 
     attribution ─▶ progress ─▶ budget ─▶ restart, or the job's end
 
-A first report of a lost connection to a peer is no cause: the decision then waits for the end of the rendezvous too,
-and `take_evidence` replaces the failure when what ended the peer is reported (`cause.py`).
+A first report that may be a symptom (`cause.py`) is not decided at once: the decision waits for the end of the
+rendezvous too, and `take_evidence` replaces the failure when its cause is reported.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def open_decision(
     bounds = job.plan.fault_tolerance
     settings, restarts = bounds.attribution, replica.role.on_failure in RESTARTS
     waits = restarts and settings.acts
+    is_symptom = cause.is_symptom(failure, bounds)
     pending = RestartDecision(
         replica=replica.id,
         cycle=replica.cycle,
@@ -69,10 +70,10 @@ def open_decision(
         due_at=now + settings.decision_timeout,  # where nothing waits, `_ask` sets it
         waits=waits,
         holds=restarted_with(job, replica)
-        if waits or (restarts and (failure.peer_lost or limits.judges_progress(job)))
+        if waits or (restarts and (is_symptom or limits.judges_progress(job)))
         else frozenset(),
         noticed=failure.noticed,
-        is_symptom=failure.peer_lost,
+        is_symptom=is_symptom,
     )
     # Forget old decisions: a job of weeks may fail thousands of times. A late answer about the others still counts.
     for key, old in list(job.restart_decisions.items()):
@@ -91,7 +92,7 @@ def take_evidence(
     """A failure of the cycle before, reported while the next rendezvous is open. `began`: it did not happen before.
     None: the cause is known, and this is not it."""
     pending = next((each for each in holding(job, replica) if each.is_symptom), None)
-    if pending is None or began > pending.noticed + cause.WITHIN_S or not cause.outranks(failure, pending.failure):
+    if pending is None or not cause.explains(failure, began, pending.failure, pending.noticed):
         return None
     limits.reach_step(replica, failure.step)
     before, pending.failure = pending.failure, failure

@@ -132,7 +132,7 @@ class RestartDecision(msgspec.Struct):
 
     `waits`: a STOP may end the job, so no rendezvous closes before the answers or `due_at`. `holds`: replicas whose
     next rendezvous closes only once this is decided. `policy`: of the replica of the first report. `noticed`: when
-    that came. `is_symptom`: it was of a lost connection to a peer, so evidence of what ended the peer may still come.
+    that came. `is_symptom`: it may be one, so evidence of the cause may still come (`cause.py`).
     """
 
     replica: str

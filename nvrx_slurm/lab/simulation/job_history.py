@@ -95,8 +95,9 @@ class FailureHistory:
     first_noticed: float = 0.0
     is_symptom: bool = False
     """It is of a lost connection to a peer: what ended the peer is yet unknown."""
+    hung: bool = False
     settles: bool = False
-    """It was, when it was first reported: the decision waits for the end of the rendezvous."""
+    """It may have been a consequence when it was reported first: the decision waits for the end of the rendezvous."""
     sources: tuple[str, ...] = ()
     answers: dict[str, Attribution] = field(default_factory=dict)
     waits: bool = False
@@ -264,7 +265,8 @@ class JobHistory:
                 self.replicas[fact.replica].stepped.add(fact.node)
             case WorkerFailed() | WorkerHung():
                 at, lost = self.t - fact.ago_s, isinstance(fact, WorkerFailed) and fact.peer_lost
-                self._fail(fact.replica, "worker", at, fact.rank, fact.step, fact.node, is_symptom=lost)
+                hung = isinstance(fact, WorkerHung)
+                self._fail(fact.replica, "worker", at, fact.rank, fact.step, fact.node, is_symptom=lost, hung=hung)
             case NodeIsolated():
                 self._fail(fact.replica, "node", self.t, None, None, fact.node)
             case WorkersDone():
@@ -423,7 +425,14 @@ class JobHistory:
         for replica in self.replicas.values():
             begun = replica.first_done_at
             if replica.state == "running" and begun is not None and self.t >= begun + skew_s:
-                self._fail(replica.id, "worker", self.t, None, None)
+                self._fail(replica.id, "worker", self.t, None, None, hung=True)
+
+    @property
+    def _hangs_before_a_loss(self) -> bool:
+        """Whether a worker may count as hung sooner than the silent node that it waits for counts as lost."""
+        hang, beats = self.bounds.hang, self.bounds.heartbeat
+        found = (hang.step_timeout, hang.startup_timeout, hang.no_output)
+        return any(each is not None and each <= beats.timeout + beats.interval for each in found)
 
     def open_symptom(self, replica_id: str) -> FailureHistory | None:
         """The failure that the replica's open rendezvous follows, whose cause may still be reported."""
@@ -435,14 +444,16 @@ class JobHistory:
     def _settle(self, known: FailureHistory, cause: FailureHistory, began: float) -> None:
         """Better evidence of what has failed already: `cause`, if it is no symptom and the first of its kind."""
         is_later = began > known.first_noticed + CAUSED_WITHIN_S
-        if cause.is_symptom or is_later or not (known.is_symptom or cause.noticed < known.noticed):
+        is_better = not (cause.is_symptom or is_later) and (known.is_symptom or cause.noticed < known.noticed)
+        was_waited_for = known.hung and cause.kind == "node" and began < known.noticed
+        if not (is_better or was_waited_for):
             return
         if known.rank != cause.rank or known.replica != cause.replica:
             known.answers.clear()
         del self.failures[known.replica, known.cycle]
         known.replica, known.cycle = cause.replica, cause.cycle  # restarted as the symptom's replica says
         known.kind, known.rank, known.node = cause.kind, cause.rank, cause.node
-        known.noticed, known.is_symptom = cause.noticed, False
+        known.noticed, known.is_symptom, known.hung = cause.noticed, False, cause.hung
         self.failures[known.replica, known.cycle] = known
 
     def _fail(
@@ -456,6 +467,7 @@ class JobHistory:
         began: float | None = None,
         *,
         is_symptom: bool = False,
+        hung: bool = False,
     ) -> None:
         """A cycle fails, unless it has failed before, or is over. `began`: it did not fail before."""
         replica = self.replicas[replica_id]
@@ -483,7 +495,8 @@ class JobHistory:
             node=node,
             first_noticed=noticed,
             is_symptom=is_symptom,
-            settles=is_symptom and policy in RESTARTS,
+            hung=hung,
+            settles=(is_symptom or (hung and self._hangs_before_a_loss)) and policy in RESTARTS,
             waits=waits,
             due_at=self.t + (settings.decision_timeout if waits else settings.timeout),
         )

@@ -395,11 +395,8 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
                 yield Promise.SUSPENDED, f"the job was suspended, and this is in its journal: {record}"
                 break
 
-    # With one fault, a decision names its node, and its kind: the peers that notice it are not the cause. But where a
-    # silent node is given up later than a hang is noticed, the peers that wait for it are hung by then.
-    step_s = math.inf if bounds.hang.step_timeout is None else bounds.hang.step_timeout
-    gives_up_first = step_s > bounds.heartbeat.timeout + bounds.heartbeat.interval
-    if gives_up_first and len(run.performed) == 1 and (act := run.performed[0]).kind in SETTLED_AS:
+    # With one fault, a decision names its node, and its kind: the peers that notice it are not the cause.
+    if len(run.performed) == 1 and (act := run.performed[0]).kind in SETTLED_AS:
         for decided in (entry.record for entry in promises.journal if isinstance(entry.record, RestartDecided)):
             kind = "node" if decided.rank is None else "worker"
             waits = promises.roles[decided.replica].on_failure in RESTARTS and decided.by != "attribution"

@@ -371,6 +371,34 @@ def test_journal_without_the_field_decides_as_it_did():
     assert settled(fleet) == ("n1", 0)
 
 
+def hung(*, step_timeout: float, silent_s: float) -> PeersFleet:
+    """n1 hangs; 5 s later n2 is given up, which has been silent for so long."""
+    fleet = started(hang__step_timeout=step_timeout, max_restarts=Allowance(count=1))
+    fleet.hang("n1")
+    fleet.now += 5.0
+    gives_away_s = fleet.plan.fault_tolerance.gives_away_after_s
+    fleet.lose("n2", safe_after_s=gives_away_s - silent_s)
+    fleet.prove_dead("n2")
+    fleet.ready("n1")
+    return fleet
+
+
+def test_a_node_that_was_silent_is_the_cause_of_its_peers_hang():
+    """Where a hang is found before a node without power is lost. It spends no restart."""
+    fleet = hung(step_timeout=10.0, silent_s=12.0)
+    assert settled(fleet) == ("n2", None)
+    assert (fleet.job.replicas["main-0"].restarted_at, len(fleet.job.nodes_lost_at)) == ([], 1)
+
+
+def test_a_node_that_was_heard_after_the_hang_is_not_its_cause():
+    assert settled(hung(step_timeout=10.0, silent_s=4.0)) == ("n1", 0)
+
+
+def test_a_hang_that_is_found_later_than_a_silent_node_is_decided_at_once():
+    fleet = started(hang__step_timeout=60.0)
+    assert [type(each) for each in fleet.hang("n1") or []] == [RestartDecided, RendezvousOpened]
+
+
 FAILURES = [
     Failure(kind="node", cause="n1 lost", node="n1", noticed=5.0),
     Failure(kind="worker", cause="killed", node="n2", noticed=5.0, rank=1, signal=9),

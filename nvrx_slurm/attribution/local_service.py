@@ -134,8 +134,11 @@ def check_listener(url: str) -> None:
     addresses, number = _loopback(url)
     if not addresses:
         return
+    every = (*addresses, "0.0.0.0", "::")
+    # A socket of IPv6 can hold an IPv4 address in its mapped form (ipv6(7)), and gets the connections to it.
+    mapped = [f"::ffff:{each}" for each in every if ":" not in each]
     places = set()
-    for each in (*addresses, "0.0.0.0", "::"):
+    for each in (*every, *mapped):
         # As the kernel writes an address there: 32-bit words in the machine's own byte order.
         packed = ipaddress.ip_address(each).packed
         words = [packed[start : start + 4] for start in range(0, len(packed), 4)]

@@ -155,17 +155,20 @@ def test_a_file_of_another_user_is_not_believed(common: Path) -> None:
         assert find_token("http://127.0.0.1:7", common / "tokens") is None
 
 
-def answer_stop() -> None:
+def answer_stop(address: str) -> None:
     """Listen in a service's place, and print what the first client has sent."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    is_ipv6 = ":" in address
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+    with socket.create_server((address, 0), family=family, dualstack_ipv6=is_ipv6) as listener:
         print(listener.getsockname()[1], flush=True)
         client, _ = listener.accept()
         print(client.recv(65536).decode().replace("\r\n", " | "), flush=True)
 
 
-async def test_a_port_that_another_user_has_taken_gets_no_token_and_is_not_asked(bob: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1", "::ffff:0.0.0.0"])
+async def test_a_port_that_another_user_has_taken_gets_no_token_and_is_not_asked(bob: Any, address: str) -> None:
     """Bob listens where a service of alice's was. Her job's sources name his uid, and send him nothing."""
-    attack = bob.start(answer_stop)
+    attack = bob.start(answer_stop, address)
     url = f"http://127.0.0.1:{attack.line()}"
     http = HttpClient(proxies=False, own_listener=True)
     try:

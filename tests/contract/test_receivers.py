@@ -564,6 +564,23 @@ async def test_what_has_piled_up_is_sent_in_bulk(index: Case) -> None:
     assert index.cycles() == [2]
 
 
+async def test_an_index_that_answers_about_other_documents_is_asked_once(index: Case) -> None:
+    """As where one of its pipelines sets `_id`. What it was sent stays in the spool."""
+    await index.server.stop()
+    notifier = index.notifier()
+    for cycle in range(2):
+        await notifier.decided(decided(index.folder, cycle))
+    await notifier.close()
+    await index.server.start()
+    items = [{"create": {"_id": f"other-{cycle}", "status": 201}} for cycle in range(2)]
+    index.server.requests.clear()
+    index.server.behaviours = [answer(200, {"errors": False, "items": items}) for _ in range(20)]
+    (flushed,) = await flush(index.plan, index.folder, limits=HASTY)
+    assert (flushed.sent, flushed.left) == (0, 2)
+    assert flushed.problem == "its answer names none of the messages that were sent"
+    assert len(index.server.requests) == 1
+
+
 async def test_a_token_that_says_what_it_is_is_sent_as_it_is(index: Case) -> None:
     """Elasticsearch's own keys are no bearer tokens."""
     index.token_file.write_text("ApiKey c2VjcmV0")

@@ -194,6 +194,9 @@ class OutboxWorker:
             with attempt:
                 try:
                     outcome = await self.receiver.deliver(batch)
+                    # Without this `_empty` would send the same batch again and again, without a pause.
+                    if outcome and outcome.keys().isdisjoint(message.identity for message in batch):
+                        raise PermanentError("its answer names none of the messages that were sent")
                 except (PermanentError, ConfigError) as error:
                     self._paused = (self._clock.monotonic() + limits.refused_s, str(error))
                     raise PermanentError(str(error)) from None

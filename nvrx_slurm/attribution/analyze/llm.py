@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nvrx_slurm.attribution.http_client import HttpClient, token_of
-from nvrx_slurm.errors import ConfigError, MalformedRecord, SourceError
+from nvrx_slurm.errors import MalformedRecord, SourceError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.model import LlmSpec
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Scope, Verdict
@@ -108,7 +108,7 @@ class LlmAdvisor:
                 answer = await self._ask(question(shown, rules_say, inquiry))
         except TimeoutError:
             return _without(rules_say, f"no answer within {self._plan.timeout:g} s")
-        except (SourceError, ConfigError) as error:
+        except (SourceError, UsageError) as error:  # the latter: no key can be read, or httpx2 is not installed
             return _without(rules_say, str(error))
         return merged(rules_say, answer, shown, self._plan.model)
 

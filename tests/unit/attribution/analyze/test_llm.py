@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -204,6 +205,14 @@ async def test_an_endpoint_that_is_not_there_is_told() -> None:
     opinion = LlmAdvisor(LlmSpec(url="http://127.0.0.1:9", model="judge-1", timeout=1.0))
     await remains_unknown(opinion, "http://127.0.0.1:9/chat/completions")
     await opinion.close()
+
+
+async def test_a_missing_package_costs_the_second_opinion_alone(
+    opinion: LlmAdvisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules' answer stands, and says what to install."""
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    await remains_unknown(opinion, r"pip install 'nvrx-slurm[attribution]'")
 
 
 ORDERS = [

@@ -117,6 +117,7 @@ _MOST_CALM_OF_A_SCRIPT = 10
 
 def nature(text: str) -> Nature:
     """What kind of line this is, without its label."""
+    # First: such a line often has the words of the error that its rank has recovered from.
     if _RECOVERED.search(text):
         return Nature.RECOVERED
     if _CRASH_BEGINS.match(text) or _CRASH.search(text):

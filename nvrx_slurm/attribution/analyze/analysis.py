@@ -87,6 +87,7 @@ def analyze_logs(
     problems = (*scanned.problems, *side.problems)
     with_logs = {log.rank for log in scanned.files if log.rank is not None}
     with_logs |= {hit.rank for hit in scanned.hits if hit.rank is not None}
+    # Where neither a file nor a line names a rank, all ranks would count as silent.
     silent = sorted(known_ranks(inquiry, scanned) - with_logs) if with_logs else []
     attribution = msgspec.structs.replace(
         attribution,
@@ -177,6 +178,7 @@ def _records(job: Path) -> Iterator[Record]:
         except OSError:
             continue
         for line in lines:
+            # Most lines of a journal are of other kinds, and a search of their bytes costs less than decoding them.
             if any(kind in line for kind in _WANTED_RECORDS):
                 try:
                     yield entry_from_json(line).record

@@ -44,6 +44,7 @@ KEPT = 256
 # Files whose last lines a language model may be shown, where agents have read them all.
 MOST_SHOWN = 16
 
+# Bounds the wait where there is no deadline: threading refuses an infinite timeout.
 MOST_DECIDE_S = 3600.0
 
 # Computations that run at a time; others wait for their turn, within their own bound.
@@ -66,6 +67,7 @@ class _Computation(msgspec.Struct, eq=False):
     rules_say: Attribution | None = None
 
     def end(self) -> None:
+        # Both: the thread that reads looks at `stop` alone, and a request to the language model ends with the task.
         self.stop.set()
         if self.task is not None:
             self.task.cancel()
@@ -180,6 +182,7 @@ class Analyzer:
                 analyze = gathers or analyze_logs
                 work = partial(analyze, inquiry, self._catalogue, logs=logs, stop=computation.stop)
                 result = await awaitable_thread(work, "analyze logs")
+            # Outside of `_turns`: the language model may take a minute, and the next analysis need not wait for it.
             computation.rules_say = answer = result.attribution
             if self._llm is not None:
                 tails = result.tails

@@ -21,6 +21,7 @@ from nvrx_slurm.journal.verdicts import MOST_RANKS, Attribution, Inquiry, Scope,
 
 StandstillKind = Literal["missing", "deadlock", "mismatch", "all_entered"]
 
+# In other operations ranks may pass different shapes: only one rank has the list of a scatter or gather.
 _SHAPES_MUST_AGREE = ("all_reduce", "reduce_scatter_base", "allgather_base", "broadcast")
 _LINE_NUMBER = re.compile(r":(\d+) in ")
 _TIMED_OUT = re.compile(r"time(?:d\s?|-)?out", re.IGNORECASE)
@@ -131,6 +132,7 @@ def missing_ranks(
 
     # Ranks whose main thread is in another function than that of three in four of all.
     places = {rank: _LINE_NUMBER.sub(" in ", frame) for rank, frame in (stacks or {}).items()}
+    # Three at least: of two ranks that differ neither is the odd one.
     if stacks and len(places) >= 3:
         usual, count = Counter(places.values()).most_common(1)[0]
         if _is_few(len(places) - count, len(places)):

@@ -113,6 +113,7 @@ def tail_of(log: LogFile, most_bytes: int = TAIL_BYTES) -> Iterator[TailLine]:
     lines = data.split(b"\n")
     if offset:  # the first is torn
         offset += len(lines.pop(0)) + 1
+    # In a file of one rank `3: ` is no label of srun, but the program's own text.
     srun = log.rank is None and by_srun(plain(b"\n".join(lines[:_LABELS_IN])))
     for line in lines:
         bare = plain(line)

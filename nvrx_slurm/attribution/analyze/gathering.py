@@ -91,6 +91,7 @@ class StopAt(threading.Event):
         super().__init__()
         self._stop, self._clock, self._deadline = stop, clock, deadline
 
+    # Only this method: readers look at the event between two pieces of work, and none of them waits for it.
     def is_set(self) -> bool:
         return super().is_set() or self._stop.is_set() or self._clock.monotonic() >= self._deadline
 
@@ -129,6 +130,7 @@ def gather(
     of_nodes: dict[str, list[LogFile]] = defaultdict(list)
     own: list[LogFile] = []  # what is read here in any case
     for each in logs:
+        # Agents send no dumps of the flight recorder: only all of them together show which rank is missing.
         if each.node in inquiry.nodes and each.node is not None and each.kind != "flight_recorder":
             of_nodes[each.node].append(each)
         else:

@@ -26,6 +26,7 @@ MOST_CHARACTERS = 12_000
 _MOST_PER_LINE = 300
 _TOOL = "attribute_failure"
 
+# A restart in vain costs minutes. A wrong STOP costs all that the job would have done.
 LEAST_CONFIDENCE = {Verdict.RESTART: 0.5, Verdict.STOP: 0.8}
 # A model's own confidence counts for no more than this.
 MOST_CONFIDENCE = 0.75

@@ -104,6 +104,7 @@ _unpack = msgspec.msgpack.Decoder(NodeFindings)
 
 def digest_of(catalogue: Catalogue) -> str:
     """Of what decides which lines are found: findings by other rules are not comparable."""
+    # Without verdict and severity: the leader weighs the lines by its own rules.
     parts = [repr(FORMAT)]
     parts += (
         repr((each.name, each.pattern.pattern, each.ignore_case, each.role, each.below)) for each in catalogue.rules
@@ -137,6 +138,7 @@ def found_in(node: str, folder: Path, scan: Scan, side: SideEvidence, catalogue:
                 head=SAMPLES[nature(read.head)] if read.head else "",
                 first_t=read.first_t,
                 last_t=read.last_t,
+                # The last one suffices: a run that has ended before any of them has ended before the last one, too.
                 start=max(read.starts, default=0),
                 frame=frames.get(log.path),
             )

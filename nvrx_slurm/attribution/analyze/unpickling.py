@@ -110,6 +110,7 @@ def _number(form: str) -> _Act:
 
 
 def _text(form: str) -> _Act:
+    # As the pickler encodes texts: a file name that is not UTF-8 has lone surrogates.
     return _push(lambda machine: machine.take(machine.number(form)).decode("utf-8", "surrogatepass"))
 
 

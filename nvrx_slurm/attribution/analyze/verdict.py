@@ -91,6 +91,7 @@ _SIGNALS: dict[int, tuple[str, str]] = {
 # Faults of a process itself: these signals do not come from outside.
 CRASHES = frozenset({"segfault", "bus_error", "abort", "illegal_instruction", "arithmetic_error"})
 
+# Without SIGABRT: a library that aborts has mostly printed its reason first.
 _SUDDEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 

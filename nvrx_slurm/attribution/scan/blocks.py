@@ -94,6 +94,7 @@ def blocks(pieces: Iterable[bytes]) -> Iterator[LogBlock]:
     before, offset, line = b"", 0, 1
     for raw, left_out, newlines in _whole_lines(pieces):
         text = plain(raw)
+        # The part of a long line that is left out has no bytes here: it only counts for what follows it.
         if raw:
             yield LogBlock(text, raw, before, offset, line)
         before = text[-HISTORY_BYTES:] if len(text) >= HISTORY_BYTES else (before + text)[-HISTORY_BYTES:]
@@ -148,6 +149,7 @@ _BEFORE_MATCH = 80
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]
 
 
+# `surrogateescape` decodes a byte that is not UTF-8 as U+DC00 plus that byte.
 _CLEAN = {control: None for control in _CONTROLS if control != ord("\t")} | {
     0xDC00 + byte: bytes([byte]).decode("cp1252", "replace") for byte in range(0x80, 0x100)
 }

@@ -128,6 +128,7 @@ def _unpacked(file: IO[bytes], piece_bytes: int) -> Iterator[bytes]:
             # `read1`, not `read`: what was unpacked before a tear is not lost.
             while piece := file.read1(piece_bytes):  # type: ignore[attr-defined]
                 yield piece
+        # bz2 raises a plain OSError for corrupt data, which `opened` reports.
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
             raise Unreadable(f"is torn: {error}") from None
 

@@ -90,6 +90,7 @@ class Sheet(msgspec.Struct, frozen=True):
     def match(self, rule: Rule, line: bytes) -> re.Match[bytes] | None:
         """A rule's match in a line, with or without its labels."""
         match = rule.pattern.search(line)
+        # Unless srun or pdsh have labelled the file, every label begins with one of these: most lines end here.
         if match is not None or (not self.numbered and line[:1] not in (b"[", b" ", b"(", b"2")):
             return match
         begin = label_of(line, srun=self.numbered).begin

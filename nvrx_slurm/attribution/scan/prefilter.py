@@ -18,6 +18,7 @@ log = get_logger("attribution")
 _KEPT_CATALOGUES = 4
 _MOST_KEPT_FILES = 8
 
+# `lru_cache` alone would let two threads compile the same rules at once, which takes half a second each.
 _one_at_a_time = threading.Lock()
 
 Search = Callable[[bytes], list[int]]

@@ -155,6 +155,7 @@ def _dated(found: re.Match[bytes], changed_at: float) -> float:
         return datetime(year, month, int(parts["d"]), *clock, tzinfo=zone).timestamp() + fraction
     latest = datetime.fromtimestamp(changed_at).year
     this_year = datetime(latest, month, int(parts["d"]), *clock)
+    # A day of grace: the zone and the clock of the writer may be ahead of those of the file server.
     if this_year.timestamp() > changed_at + _DAY_S:
         this_year = this_year.replace(year=latest - 1)
     return this_year.timestamp() + fraction

@@ -67,6 +67,7 @@ def scan(
     if logs:
         threading.Thread(target=begin, name="scan", daemon=True).start()
     done: dict[int, _FileResult] = {}
+    # A thread that hangs in a file system is left behind: it is a daemon, and takes no other file once `stop` is set.
     while len(done) < len(logs) and not stop.is_set():
         try:
             number, result = results.get(timeout=_LOOK_S)

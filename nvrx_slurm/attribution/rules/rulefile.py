@@ -45,6 +45,7 @@ def read_plain(path: Path) -> YamlFile:
     rule: dict[str, Any] = {}
     items: list[str] | None = None
     at: KeyPath = ()
+    # ASCII alone: a byte order mark, and the other ends of lines in Unicode, are left to the general reader.
     for number, line in enumerate(path.read_text(encoding="ascii").split("\n"), start=1):
         if not line or line.startswith("#"):
             continue

@@ -63,6 +63,7 @@ class Api:
             raise HTTPException(415, "the body must be application/json")
         body = await _body(request)
         asked = checked(decoded(body))
+        # Decoded again, as plain values: the typed decoder has dropped the keys that it does not know.
         ignored = tuple(unknown_keys(msgspec.json.decode(body), Submission))
         # The revision of before `submit`: one that comes after it ends the wait.
         known = self._service.find(id_of(asked.inquiry.key))

@@ -100,6 +100,7 @@ def token_check(token: str | None) -> Callable[[Scope], bool]:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, found = (given[0] if len(given) == 1 else b"").partition(b" ")
         # In constant time: how long it takes must not show how much of a guess was right.
+        # The name of a scheme has no case (RFC 9110, 11.1).
         return hmac.compare_digest(b" ".join((scheme.title(), found.strip())), expected)
 
     return is_known
@@ -154,6 +155,7 @@ class ProofDeadlineProtocol(H11Protocol):
         if oldest is not None:
             most = self.admission.most
             self.dropped.say(f"more than {most} connections without a token: the oldest is closed", now)
+            # Not `close`, which first sends what is buffered, to a client that may read nothing.
             oldest.transport.abort()
 
         def close_unproven() -> None:
@@ -164,6 +166,7 @@ class ProofDeadlineProtocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
+        # After `super`, which has set both from the headers of a whole request.
         if not self._is_proven and self.cycle is not None and self.is_known(self.scope):
             self._is_proven = True
             self.admission.proven(self)

@@ -87,6 +87,7 @@ def confine(roots: Roots, rules: Iterable[Path] = ()) -> bool:
     python = [places[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     own = str(Path(__file__).parents[2])
     program = [Path(os.path.realpath(path)) for path in (*python, sys.prefix, sys.base_prefix, own, *_SYSTEM)]
+    # No right of a later version: an older kernel refuses those that it does not know (EINVAL).
     handled = ctypes.c_uint64(_OF_VERSION_1)
     ruleset = _checked(_libc.syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0))
     try:

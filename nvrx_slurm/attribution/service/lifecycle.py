@@ -94,6 +94,7 @@ def accept(known: InquiryRecord | None, asked: Submission, now: float) -> Inquir
     inquiry = replace(  # what the newer one says, with what only the older one knew
         newer,
         paths=_union(older.paths, newer.paths),
+        # The newest cycle stands first, and the newer request knows it.
         earlier=_union(newer.earlier, older.earlier),
         failed=newer.failed or older.failed,
         nodes=newer.nodes or older.nodes,
@@ -160,6 +161,7 @@ def recover(record: InquiryRecord, now: float) -> InquiryRecord:
     """The record that a service finds on disk: what was in hand when the last one ended is taken up again."""
     if record.state != "running":
         return record
+    # Its analysis may be what ended the service, by taking all memory say: it counts as a loss.
     if record.lost + 1 >= LOST_AT_MOST:
         problem = f"{LOST_AT_MOST} workers, or the service itself, ended during its analysis"
         return replace(record, state="failed", problem=problem, changed_at=now, lost=LOST_AT_MOST)

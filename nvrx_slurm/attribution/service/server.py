@@ -99,6 +99,7 @@ class ServiceRun:
         """Serve until a signal; then drain. Returns the exit code. Raises UsageError for what cannot be started."""
         settings, server, loop = self._settings, self._server, asyncio.get_running_loop()
         signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        # Before the server starts: a signal that came first would end this process without a drain.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signals.put_nowait, number)
 
@@ -179,6 +180,7 @@ def listening(bind: BindAddress) -> Iterator[socket.socket]:
     except OSError as error:
         raise UsageError(f"--bind {bind.host}:{bind.port}: {error.strerror or error}") from None
     with listener:
+        # Connections of the service before, in TIME_WAIT, would keep this one from its port for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
@@ -207,6 +209,7 @@ def configuration(app: Starlette, settings: ServiceSettings) -> uvicorn.Config:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=CONNECTIONS_END_S,
         )
+        # Now, where the error can name the options: `Server.serve` would load the certificate later.
         found.load()
     except (OSError, ssl.SSLError) as error:
         raise UsageError(f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: {error}") from None

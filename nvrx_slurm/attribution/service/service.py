@@ -226,6 +226,7 @@ class AttributionService:
         record = entry.record
         if record.state == "queued":
             if before is None or (before.state, before.is_last) != (record.state, record.is_last):
+                # A last look comes first: a decision may wait for it. The serial keeps the order among equals.
                 self._queue.put_nowait((not record.is_last, next(self._serial), identity))
         elif record.is_followed:
             entry.timer = asyncio.get_running_loop().call_later(record.pause_s, self._look_again, identity)

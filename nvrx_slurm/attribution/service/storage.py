@@ -131,6 +131,7 @@ class StateFolder:
         """id → record of all that is kept. A file that cannot be read is left out, with a warning."""
         found: dict[str, InquiryRecord] = {}
         for path in sorted(self._folder.iterdir()):
+            # This service holds the lock of the folder, so no process is writing that file now.
             if _HALF.fullmatch(path.name):
                 path.unlink(missing_ok=True)
             elif _NAME.fullmatch(path.name):
@@ -218,6 +219,7 @@ class FileSystemThreads:
         bound, loop = asyncio.timeout(self._timeout_s), asyncio.get_running_loop()
 
         def release(_: object) -> None:
+            # A thread may come back after the loop has closed, when nothing waits for its place any more.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._places.release)
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 log = get_logger("attrsvc")
 
+# -P: modules are not searched for in the working folder, where any file may lie.
 PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.attribution.service.workers")
 LONGEST_ANSWER_BYTES = 4 << 20
 # For the start of the process, and for an analysis to notice that its own bound has passed.

@@ -33,6 +33,7 @@ def sources_of(plan: AttributionSpec, *, folder: Path, clock: Clock) -> list[Sou
     if plan.enable_lib:
         from nvrx_slurm.attribution.sources.builtin_rules import BuiltinRulesSource
 
+        # Where no verdict acts no decision waits for one, and the answer may take all of its time.
         decide_s = plan.decision_timeout if plan.acts else plan.timeout
         sources.append(
             BuiltinRulesSource(rules=plan.rules, llm=plan.llm, settle_s=settle_s, clock=clock, decide_s=decide_s)

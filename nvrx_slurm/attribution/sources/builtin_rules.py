@@ -219,6 +219,7 @@ class RulesProcess:
         await self._reading
 
     def _write(self, line: RulesSettings | RulesRequest | RulesFindings) -> None:
+        # Without `drain`, which would wait for as long as the process hangs. It is killed then, and the buffer goes.
         self._stdin.write(msgspec.json.encode(line) + b"\n")
 
     def _kill(self) -> None:

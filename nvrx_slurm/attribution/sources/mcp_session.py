@@ -140,11 +140,13 @@ async def child_streams(command: Sequence[str]) -> AsyncGenerator[Streams, None]
             stdout=PIPE,
             env=env.child_environment({}),
             limit=MOST_BYTES,
+            # In a process group of its own, so that `_end` can kill what the command has started, and nothing else.
             start_new_session=True,
             preexec_fn=dies_with_parent(signal.SIGKILL),
         )
     except (OSError, ValueError) as error:
         raise SourceError(f"mcp_command {command[0]!r} cannot be started: {error}") from None
+    # Without buffers: a child that writes faster than the session reads has to wait.
     to_session, from_child = anyio.create_memory_object_stream[Received](0)
     to_child, from_session = anyio.create_memory_object_stream[SessionMessage](0)
     async with to_session, from_child, to_child, from_session, anyio.create_task_group() as tasks:
@@ -164,6 +166,7 @@ async def _receive(child: Process, to_session: MemoryObjectSendStream[Received])
     assert child.stdout is not None
     stray = 0
     async with to_session:
+        # ValueError: a line of more than MOST_BYTES, of which asyncio has dropped a part. The session ends with it.
         with contextlib.suppress(ValueError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             while stray < MOST_STRAY and (line := await child.stdout.readline()):
                 try:

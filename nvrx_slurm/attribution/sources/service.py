@@ -171,6 +171,7 @@ class ServiceInquiry:
         polled_at = -math.inf
         while True:
             if answer is not None:
+                # A service that has held its answer back was slow enough: the pause is negative then, and none.
                 await asyncio.sleep(LEAST_POLL_S - (self.clock.monotonic() - polled_at))
                 polled_at = self.clock.monotonic()
                 query = f"wait={self._wait_s}&after={answer.revision}"

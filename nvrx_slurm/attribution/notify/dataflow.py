@@ -80,6 +80,7 @@ class DataflowReceiver:
         content = b"".join(
             msgspec.json.encode({"create": {"_id": message.identity}})
             + b"\n"
+            # On one line, whatever the file in the spool holds: in a bulk request a newline ends the document.
             + msgspec.json.format(message.body, indent=-1)
             + b"\n"
             for message in messages

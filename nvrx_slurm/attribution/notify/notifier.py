@@ -31,6 +31,7 @@ from nvrx_slurm.util.log import get_logger
 
 log = get_logger("postprocessing")
 
+# Longer than the ledger waits for its lock: the ledger's own error says what is wrong.
 LEDGER_S = 10.0
 
 
@@ -94,6 +95,7 @@ class Notifier:
 
         def on_end(delivery: asyncio.Task[FlushResult]) -> None:
             del self._deliveries[name]
+            # A receiver with a problem is not asked again at once: the next report, or `close`, starts a delivery.
             if name in self._missed and not delivery.cancelled() and delivery.result().problem is None:
                 self._start_delivery(worker)
 
@@ -102,6 +104,7 @@ class Notifier:
     async def _workers(self) -> list[OutboxWorker]:
         # Made when first needed, since it reads the job's folder.
         self._making = self._making or asyncio.create_task(self._make_workers())
+        # Shielded: a report that is cancelled must not end what the other reports wait for.
         return await asyncio.shield(self._making)
 
     async def _make_workers(self) -> list[OutboxWorker]:

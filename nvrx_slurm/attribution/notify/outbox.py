@@ -61,6 +61,7 @@ class Spool:
         """The oldest messages, in order."""
         found = []
         for path in self._paths()[:most]:
+            # A longer file is cut here. Its receiver finds that it is malformed, and it is dropped.
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # another process may remove it
                 found.append(Message(path.stem.partition("-")[2], file.read(LARGEST_BYTES), path))
         return found

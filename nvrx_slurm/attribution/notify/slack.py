@@ -107,6 +107,7 @@ class SlackReceiver:
         if token is None:
             raise PermanentError(f"there is no token for Slack: set {key} or NVRX_SLURM_SLACK_TOKEN")
         if thread.ts is not None:
+            # By its id: a channel that was renamed has another name, and the thread stays in it.
             message = {**message, "channel": thread.channel_id or message["channel"], "thread_ts": thread.ts}
         http = await self._http.send(
             "POST",

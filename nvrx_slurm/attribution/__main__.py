@@ -90,6 +90,7 @@ async def serve(plan: AttributionSpec, folder: Path) -> None:
         await broker.room()
         try:
             line = await reader.readline()
+        # asyncio has dropped what it had of the line. What still comes of it is malformed, and logged below.
         except ValueError:
             log.error("a line of more than %d bytes is not read", LINE_BYTES)
             continue

@@ -103,6 +103,7 @@ def suspects(blames: Iterable[Blame], cluster: str, now: float) -> list[Suspect]
     for (_, node), of_one_node in _by_node(here).items():
         score = math.fsum(weight(blame, now) for blame in of_one_node)
         if score >= THRESHOLD:
+            # All blames halve at one rate, and so does their sum: it reaches the threshold after so many half-lives.
             until = now + HALF_LIFE_S * math.log2(score / THRESHOLD)
             reasons = tuple(_heaviest_first(of_one_node))
             found.append(Suspect(node=node, score=score, until=until, blames=reasons))

@@ -141,6 +141,7 @@ class SourceBroker:
         await asyncio.gather(*closing)
 
     async def _answer(self, key: FailureKey, source: str, answer: asyncio.Task[Attribution]) -> None:
+        # Not `await answer`: `close` may cancel it, and the CancelledError would end this task without an answer.
         await asyncio.wait({answer})
         gone = Attribution(source=source, verdict=Verdict.UNKNOWN, problem=CLOSED)
         await self._answered(key, gone if answer.cancelled() else answer.result())

@@ -54,6 +54,7 @@ class HttpReply:
     def retry_after_s(self, now: float) -> float | None:
         """The pause that the reply asks for (RFC 9110, 10.2.3); `now`: seconds since the epoch. None: none valid."""
         value = self.headers.get("retry-after", "").strip()
+        # `isdigit` also holds for digits such as "²", which float() refuses.
         if value.isascii() and value.isdigit():
             return float(value)
         try:
@@ -123,6 +124,7 @@ class HttpClient:
 
     async def close(self) -> None:
         starting, self._starting = self._starting, None
+        # One that is still starting has opened no connection yet.
         if starting is not None and starting.done() and not starting.exception():
             await starting.result().aclose()
 
@@ -137,6 +139,7 @@ class HttpClient:
         # Made once, in a thread: the import and the certificates take a while. A start that failed is repeated.
         if self._starting is None or (self._starting.done() and self._starting.exception()):
             self._starting = asyncio.ensure_future(asyncio.to_thread(start))
+        # Shielded: a request that is cancelled must not end the start that others wait for.
         return await asyncio.shield(self._starting)
 
 

@@ -107,6 +107,7 @@ def suspects_among(
         return ()
     asked = in_thread(lambda: open_ledger(where, cluster=cluster, clock=clock).suspects(), "suspects")
     try:
+        # A thread that hangs is left behind: it is a daemon, and does not keep this process from its end.
         names = {suspect.node for suspect in asked.result(timeout_s)}
     except concurrent.futures.TimeoutError:
         log.warning("the ledger of suspect nodes gave no answer within %g s: no node counts as suspect", timeout_s)
@@ -178,6 +179,7 @@ class FileStorage:
     def change(self, change: Change) -> None:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # On a file of its own: each change replaces the ledger, and a lock on that would go with the old file.
             with locked(self._path.with_name(f"{self._path.name}.lock"), timeout_s=self._lock_s, clock=self._clock):
                 write_private(self._path, encode_blames(change(self._read(sets_aside=True))))
         except TimeoutError as error:

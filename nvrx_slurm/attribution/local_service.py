@@ -84,6 +84,7 @@ def find_token(url: str, folder: Path | None = None) -> str | None:
     for each in addresses:
         path = (folder or token_folder()) / _file_name(each, port)
         try:
+            # The owner is checked after this: until then it may be a link, or a FIFO that would wait for a writer.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             continue

@@ -87,6 +87,7 @@ class Tools:
         if self._roots is not None:
             for path in (*inquiry.paths, *inquiry.earlier):
                 try:
+                    # In a thread: it follows links on file systems that may take long to answer.
                     await asyncio.to_thread(self._roots.check, path)
                 except OutsideRoots as error:
                     raise UsageError(str(error)) from None

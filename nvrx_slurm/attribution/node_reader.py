@@ -62,6 +62,7 @@ def logs_of_node(asked: NodeLogs) -> Iterator[LogFile]:
             own = name == f"{asked.node}.txt" if below.name == "health" else named and int(named[1]) in ranks
             path = below / name
             if own and path.is_file() and path.stat().st_size:
+                # The agent knows the node. By the path alone it would be a guess.
                 yield replace(log_file(path, None), node=asked.node)
 
 
@@ -84,6 +85,7 @@ def main() -> None:
             if log.path not in known or known[log.path][0] != state:
                 known[log.path] = state, read_logs([log], catalogue, threading.Event())
         parts = [known[log.path][1] for log in logs]
+        # Empty where even the fewest lines are too many to send: the leader then reads these logs itself.
         data = encoded(found_in(asked.node, Path(asked.folder), *joined(parts), catalogue)) or b""
         sys.stdout.buffer.write(len(data).to_bytes(FINDINGS_LENGTH_BYTES, "big") + data)
         sys.stdout.buffer.flush()

@@ -190,6 +190,7 @@ class GroupHistory(VirtualHistory[GroupShape, GroupAct]):
             self.promises.function_returned(member, number, iteration)
             return f"{number}/{iteration}"
         finally:
+            # When the history closes every thread passes here, and none of these functions has ended in it.
             if not self.scheduler.is_closing:
                 self.promises.function_ends(member)
 

@@ -374,6 +374,7 @@ class SimulatedMonitor:
             self.leave()
             raise InternalError(f"the monitor process could not begin: {message.decode()}")
         self._is_linked = True
+        # It may have died after READY and before the link: then its death has not killed this rank.
         if not self.process.alive:
             self.leave()
             raise InternalError("the monitor process has died as soon as it was ready")

@@ -77,6 +77,7 @@ class SimulatedConnection(Connection):
         def execute() -> bool:
             before = len(self._memory.read(0, 0.0))
             won = self._memory.append(entry, after)
+            # An entry that is sent again wins as well, and is no other entry.
             if won and before == after:
                 self._server.on_append(self._call, entry)
                 self._server.wake_readers(self._call)

@@ -62,6 +62,7 @@ class SimulatedProducer:
         lease_ns = int(shape.lease_s * 1e9)
         ring = history.kernel.create(RingShape(shape.slots, shape.bytes, shape.overwrite, shape.checksum, lease_ns))
         limits = ServerLimits(read_s=max(1.0, shape.lease_s), eviction_s=20.0)
+        # Once it has come back, at the ports of its first life: readers hold refs that name these.
         self.server = PayloadServer(ring, ports=self.ports or shape.ports, token=TOKEN, limits=limits)
         self.ports = tuple(host_and_port(port)[1] for port in self.server.ports)
         while self.left:
@@ -83,6 +84,7 @@ class SimulatedProducer:
         except RingFull:
             history.promises.note(f"{self.process.name}: the ring is full")
             return None
+        # In two halves, with a switch between them: a reader that looks too soon would see a torn payload.
         half = len(data) // 2
         writing.copy_in(0, data[:half])
         history.scheduler.maybe_switch()

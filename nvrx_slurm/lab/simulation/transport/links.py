@@ -138,6 +138,7 @@ class SimulatedLink:
             self._ticket = scheduler.ticket()
             scheduler.park(deadline if deadline < math.inf else math.inf)
             self._ticket = None
+        # The end of a connection stays in the queue: each later read meets it, too.
         data = self._arrived[0]
         if data is _RESET or data == _END:
             raise PeerReset("the connection broke" if data is _RESET else "the peer has closed the connection")

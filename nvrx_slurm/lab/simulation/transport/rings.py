@@ -166,6 +166,7 @@ class RingKernel:
             is_running=self.is_running,
             wake_all=self.wake_all,
             wait=self.wait,
+            # What the module keeps from call to call: each history begins without it.
             _open={},
             _alive_at={},
             _numbers=itertools.count(1),

@@ -159,6 +159,7 @@ class Swarm:
             kind=name,
             node=node,
             lasts_s=round(chance.choice(lengths_s) * chance.uniform(0.3, 1.6), 3) if traits & Trait.LASTS else 0.0,
+            # An aimed act has a number as well: by it `AimedActs` chooses a node, and how long to wait for the event.
             number=chance.randrange(1000) if traits & Trait.CHOOSES or aim else 0,
             aim=aim,
         )
@@ -445,6 +446,7 @@ def _suspend_all(run: SimulationRun, act: Act) -> None:
     run.suspended, run.promises.knows_times = True, False
     chance = Random(act.number)
     for host in (None, *run.nodes.values()):
+        # Drawn for each host: slurmd signals its own processes, and no two do so at the same moment.
         notice_s, later_s = chance.uniform(0.0, MOST_SKEW_S), chance.uniform(0.0, MOST_SKEW_S)
         for at_s, number in (
             (notice_s, signal.SIGTSTP),

@@ -76,7 +76,9 @@ class BatchHost:
         while True:
             await asyncio.sleep(self.chance.uniform(0.05, SLOWEST_START_S))
             began, controller = self.loop.time(), self.run.start_controller()
+            # A signal of before it began was sent to the controller before it, or to none.
             self._signal_controller()
+            # Each has an event of its own: the late death of one that was overtaken does not count for its successor.
             self._controller_over = over = asyncio.Event()
             controller.on_death(over.set)
             await over.wait()

@@ -100,6 +100,7 @@ def _codes() -> Iterator[CodeType]:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
+    # From the collector: what a decorator has wrapped, or a class holds, has no name in its module.
     found = [
         each.__code__
         for each in gc.get_objects()

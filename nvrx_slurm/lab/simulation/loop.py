@@ -183,6 +183,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         # Not while it closes: `close` walks this list, and closes the tasks that a `finally` starts there, too.
         if len(self._tasks) > self._most_tasks and self._open:
             self._tasks = [task for task in self._tasks if not task.done() or task.has_unread_error]
+            # In proportion: so the walks cost each task a constant time, however many live.
             self._most_tasks = 2 * len(self._tasks) + 256
         return task
 

@@ -52,6 +52,7 @@ def _results(run: Callable[[int], R], seeds: Sequence[int], jobs: int) -> Iterat
             yield from _run_chunk(chunk)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        # In the order of the seeds: which one is reported does not depend on how fast each process is.
         for results in pool.imap(_run_chunk, chunks):
             yield from results
 

@@ -79,6 +79,7 @@ class SimulatedProcess:
     def freeze_after(self, steps: int) -> None:
         """Freeze it between two steps of its own, so many from now: at any `await` that it reaches."""
         if self.running:
+            # It still runs, but only of what is not `running` the loop asks `holds`, which counts the steps.
             self.running, self._steps_left = False, steps
 
     def thaw(self) -> None:

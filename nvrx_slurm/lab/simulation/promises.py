@@ -184,6 +184,7 @@ class Promises:
         self._entered(entry)
         self.monitors.enter(entry)
         if isinstance(entry.record, RendezvousClosed):
+            # As the controller writes the order: without nodes, for each agent reads its own ranks alone.
             packed = pack(msgspec.structs.replace(entry.record, nodes=(), promoted=()))
             self._ordered.add(packed)
             self._closing[packed] = len(entry.record.nodes)

@@ -117,6 +117,7 @@ class RequeuedJob:
             ),
             is_fresh=is_fresh,
         )
+        # A fresh store has another address and another key: what was on its way to the old one never gets there.
         if not is_fresh:
             self._deliver_late()
 

@@ -156,6 +156,7 @@ class SimulationRun:
         for what in (*forgotten, *left):
             self._break(Promise.SOUND, what)
         digest = hashlib.sha256(b"".join(map(pack, journal)))
+        # Steps and time as well: two runs with one journal may still have differed.
         digest.update(f"{self.exit_code} {self.broken} {self.loop.steps} {self.loop.now_s!r}".encode())
         return RunResult(
             scenario=self.scenario,

@@ -50,6 +50,7 @@ class Scenario:
 
 def chance_of(seed: int, concern: str) -> Random:
     """A seed's own chances for one concern: one that draws more does not disturb the others."""
+    # A text as its seed: `Random` digests it by SHA-512, and so alike in each process.
     return Random(f"{seed}/{concern}")
 
 

@@ -81,6 +81,7 @@ class _Shrinker:
                 parts = min(len(acts), 2 * parts)
 
     def _simplify(self, simpler: Callable[[Scenario], Iterator[Scenario]]) -> None:
+        # From the start after each success: what was tried in vain may break the promise in the simpler scenario.
         while any(self.breaks(candidate) for candidate in simpler(self.scenario)):
             pass
 

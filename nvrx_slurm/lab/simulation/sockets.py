@@ -64,6 +64,7 @@ class Sockets:
             network.send(back, land, result)
 
         def land(result: ConnectionEnd | OSError) -> None:
+            # The caller has stopped waiting, and no other code would close the connection.
             if future.done() and isinstance(result, ConnectionEnd):
                 result.close()
             settle(future, result)
@@ -118,6 +119,7 @@ class ConnectionEnd:
         if self.closed:
             raise OSError(errno.EBADF, "Bad file descriptor")
         if self.over_by is not None:
+            # One exception is raised at each call: its traceback would grow by the frames of each.
             raise self.over_by.with_traceback(None)
         self._transmit(partial(ConnectionEnd._take, data=data))
 

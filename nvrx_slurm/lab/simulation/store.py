@@ -170,6 +170,7 @@ class WatchedStore(MemoryServer):
         posted = len(self._posted)
         reply, name = super()._run(command), command[0]
         if name == "xadd":
+            # Only heartbeats have this field: what users type into a command is added by XADD, too.
             if "who" in command[1][1] and not isinstance(reply, Exception):
                 self._contact.heard(command[1][1]["who"])
         elif name != "evalsha" or isinstance(reply, Exception):

@@ -270,6 +270,7 @@ class ThreadScheduler:
             if not runnable:
                 if not timers:
                     self._give_up("has nothing left to do")
+                # A timer may be set for a moment that is over: time does not go back to it.
                 self.now_s = max(self.now_s, timers[0][0])
                 if self.now_s > ends_at:
                     self._give_up("did not end in its virtual time")
@@ -298,6 +299,7 @@ class ThreadScheduler:
         self.is_closing = True
         for thread in self.threads:
             self.current = thread
+            # Again where it comes back: `exit` of its process, which a `finally` may call, switches to this greenlet.
             for _ in range(MOST_CLOSINGS):
                 if thread.greenlet.dead or not thread.greenlet:
                     break
@@ -312,6 +314,7 @@ class ThreadScheduler:
         for thread in self.threads:
             if thread.is_done or not thread.process.alive or (frame := thread.greenlet.gr_frame) is None:
                 continue
+            # The frame that waits is one of this module. The reader wants the one of the product that called it.
             while frame.f_back is not None and frame.f_code.co_filename == __file__:
                 frame = frame.f_back
             state = ", frozen" if thread.process.frozen else ""
@@ -340,6 +343,7 @@ class VirtualLock:
         scheduler = self._scheduler
         scheduler.maybe_switch()
         until = math.inf if timeout < 0 else scheduler.now_s + timeout
+        # While the history closes no other thread releases a lock any more: each `finally` gets the ones it takes.
         while self._is_locked and not scheduler.is_closing:
             if not blocking or scheduler.now_s >= until:
                 return False

@@ -315,4 +315,5 @@ class Keyspace:
         return _NONE if stream is None else stream
 
 
+# Shared by all keys that have no stream: nothing is ever added to it, for XADD makes its own.
 _NONE = KeyStream()

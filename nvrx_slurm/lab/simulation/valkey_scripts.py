@@ -164,6 +164,7 @@ class LuaScripts:
         """A script's value as a reply: numbers lose their fraction, an array ends before its first nil."""
         if type(value) is bytes or value is None:
             return value
+        # Before the numbers, since to Python a boolean is an int: false is a nil reply, and not 0.
         if isinstance(value, bool):
             return 1 if value else None
         if isinstance(value, int | float):

@@ -93,6 +93,7 @@ class SimulatedWorker:
         self.frozen = False
         pending, self._pending = self._pending, []
         for number in pending:
+            # A signal that was held back is positive, and the code of an exit is kept as its negative, or 0.
             if number <= 0:
                 self.exit(-number)
             else:

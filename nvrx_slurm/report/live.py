@@ -138,7 +138,7 @@ def _read_on(
     presence = Presence(folder, clock=clock, gives_up_s=GIVE_UP_S)
     fold: JobFold | None = None
     outside = OutsideState()
-    look_at = float("-inf")
+    may_go_on, look_at = False, float("-inf")
     while True:
         _check_is_read()
         # Nothing more is waited for once no process runs the job.
@@ -159,18 +159,24 @@ def _read_on(
             clock=clock,
         )
         # Agents write the last lines of their workers after they have reported that they leave.
-        if not items and (outside.over or (journal.ended and printed is None)):
+        if not items and (may_go_on or outside.over or (journal.ended and printed is None)):
             result = folder.read_result()
-            if result is None or result.exit_code not in MAY_GO_ON:
+            # The next generation removes the result of the one before, and journals its first entry seconds later.
+            may_go_on = may_go_on if result is None else result.exit_code in MAY_GO_ON
+            if not may_go_on:
                 return shot
             # Slurm may requeue the job. Until it has cleared the job away, the job has not ended: `wait` waits too.
             if clock.monotonic() >= look_at:
                 look_at = clock.monotonic() + REQUEUE_LOOK_S
-                outside = OutsideState(slurm_says=still_in_slurm(folder, clock=clock))
-                if outside.slurm_says is None:
+                if result is None:
+                    outside = presence.ask()
+                else:
+                    outside = OutsideState(slurm_says=still_in_slurm(folder, clock=clock))
+                if outside.over or (result is not None and outside.slurm_says is None):
                     return snapshot.snap(fold.view if fold else new_view(), folder, outside=outside, clock=clock)
             face.draw(shot)
             continue
+        may_go_on, look_at = False, float("-inf")
         face.draw(shot)
         if items:
             presence.heard()

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import EXIT_UNREACHABLE, SlurmUnreachable
-from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.folder import JobFolder, Result
+from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted, entry_to_json
 from nvrx_slurm.report import live, presence
 from nvrx_slurm.util.terminal import is_unread
 from tests.still_clock import StillClock
-from tests.unit.report.recorder import with_one_recovery, write
+from tests.unit.report.recorder import JOB, with_one_recovery, write
 
 
 @pytest.mark.parametrize("has_started", [False, True])
@@ -36,6 +38,56 @@ def test_a_watch_ends_when_slurm_stays_silent(
         live.watch(tmp_path, "17", clock=clock)
     assert raised.value.exit_code == EXIT_UNREACHABLE
     assert live.GIVE_UP_S <= clock.now - began <= live.GIVE_UP_S + 3 * presence.ASK_SLURM_EVERY_S
+
+
+class Requeue(StillClock):
+    """Slurm starts the job again 5 s after the watch began; 3 s later its journal goes on, and ends."""
+
+    def __init__(self, folder: JobFolder, entries: Sequence[Entry], now: float) -> None:
+        super().__init__(now)
+        self.slurm, self._folder, self._entries = JobState.PENDING, folder, entries
+        self._began, self._looks = now, 0
+
+    def monotonic(self) -> float:
+        self._looks += 1
+        assert self._looks < 10_000, "the watch goes round without a pause"
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        info = self._folder.read_info()
+        assert info is not None
+        if self.now - self._began >= 5.0 and info.generation == 0:
+            self.slurm = JobState.RUNNING
+            self._folder.remove_result()
+            self._folder.write_info(replace(info, generation=1))
+        elif self.now - self._began >= 8.0 and self._entries:
+            with self._folder.events_path.open("ab") as journal:
+                journal.writelines(entry_to_json(entry) + b"\n" for entry in self._entries)
+            self._folder.write_result(Result(exit_code=0, reason="done", ended_at=self.now))
+            self._entries = ()
+
+
+@pytest.mark.parametrize("left_an_end", [True, False])
+def test_a_watch_goes_on_when_slurm_requeues_the_job(
+    left_an_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the end of a generation, which the journal may lack, over the queue and the start of the next one."""
+    recorder = with_one_recovery()
+    number, at = len(recorder.entries) + 1, recorder.now
+    if left_an_end:
+        recorder.entries.append(Entry(n=number, t=at, record=JobEnded(exit_code=75, reason="preempted")))
+    folder = write(tmp_path, recorder, job="17", cluster="slurm")
+    folder.write_result(Result(exit_code=75, reason="preempted", ended_at=at))
+    again = JobStarted(job=JOB, name="digits", expected=recorder.nodes, generation=1)
+    follows = [
+        Entry(n=number + left_an_end, t=at + 8.0, record=again),
+        Entry(n=number + left_an_end + 1, t=at + 9.0, record=JobEnded(exit_code=0, reason="done")),
+    ]
+    clock = Requeue(folder, follows, at)
+    monkeypatch.setattr(presence, "ask_slurm", lambda job_ids: dict.fromkeys(job_ids, clock.slurm))
+    assert live.watch(tmp_path, "17", clock=clock) == 0
+    assert clock.now - at >= 8.0
 
 
 def test_only_whole_lines_of_ranks_are_passed_on(tmp_path: Path) -> None:

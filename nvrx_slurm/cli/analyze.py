@@ -109,10 +109,14 @@ def _spooled(paths: Sequence[Path]) -> Iterator[tuple[list[Path], dict[str, str]
     with tempfile.TemporaryDirectory(prefix="nvrx-analyze-") as folder:
         readable, names = list[Path](), dict[str, str]()
         for path in paths:
-            if str(path) != "-" and not path.is_fifo():
+            is_stdin = str(path) == "-"
+            try:
+                is_pipe = path.is_fifo()
+            except OSError:  # of a folder that may not be searched, say: the analysis names the path, and says why
+                is_pipe = False
+            if not (is_stdin or is_pipe):
                 readable.append(path)
                 continue
-            is_stdin = str(path) == "-"
             copy = Path(folder) / f"{'stdin' if is_stdin else 'pipe'}-{len(names)}.log"
             source = contextlib.nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb")
             with source as pipe, copy.open("wb") as file:

@@ -137,6 +137,7 @@ def test_an_empty_log(nvrx: Nvrx, tmp_path: Path) -> None:
     [
         ((), "name a log file, a folder of logs, or - for standard input"),
         (("none.log",), "none.log"),
+        (("x" * 300,), "name too long"),
         (("x", "--rules", "no.yaml"), "no.yaml"),
     ],
 )

@@ -11,7 +11,7 @@ import msgspec
 from nvrx_slurm.cluster.ending import goes_on
 from nvrx_slurm.cluster.queue_place import QueuePlace
 from nvrx_slurm.cluster.states import JobState, state_of_word
-from nvrx_slurm.journal.folder import JobFolder, JobInfo
+from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.report import jobs, ranks
 from nvrx_slurm.report.jobs import known_jobs
 from nvrx_slurm.report.model import (
@@ -176,11 +176,18 @@ def take(
         store_now = journal.store_time()
     finally:
         journal.close()
-    if journal.ended:
+    if journal.ended and not begins_again(fold.view, folder.read_info(), folder.read_result()):
         outside = OutsideState(slurm_says=still_in_slurm(folder, clock=clock, slurm=slurm))
     else:
         outside = Presence(folder, clock=clock, slurm=slurm).ask()
     return snap(fold.view, folder, outside=outside, clock=clock, store_now=store_now, store_error=journal.store_error)
+
+
+def begins_again(view: JobView, info: JobInfo | None, result: Result | None) -> bool:
+    """Whether a requeued job has begun its next generation, and has not journaled it yet: the end that the view may
+    have is of the generation before."""
+    # The batch host removes the result of the generation before, seconds before its controller journals anything.
+    return result is None and info is not None and info.generation > view.generation
 
 
 def node_status(view: JobView, node: NodeView, store_now: float | None) -> NodeStatus:
@@ -204,14 +211,15 @@ def snap(
 ) -> Snapshot:
     """The view with what the folder and others add to it."""
     result, info = folder.read_result(), folder.read_info()
+    is_again = begins_again(view, info, result)
     # The result is surest; the journal's end stands in for one that could not be written; then Slurm's word.
-    exit_code = result.exit_code if result else view.exit_code
+    exit_code = result.exit_code if result else None if is_again else view.exit_code
     if exit_code is None and outside.over:
         exit_code = outside.exit_code
     reason = f"{outside.slurm_says} in Slurm" if outside.slurm_says else None
-    if view.shutdown is not None:
+    if view.shutdown is not None and not is_again:
         reason = view.shutdown.reason
-    state: str | None = None
+    state = "starting" if is_again and not outside.over else None
     if result is not None:
         reason = result.reason
         says = state_of_word(outside.slurm_says or "")

@@ -16,6 +16,7 @@ from nvrx_slurm.cluster.queue_place import QueuePlace
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import SlurmUnreachable, UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
+from nvrx_slurm.journal.records import Entry, JobEnded
 from nvrx_slurm.report import page, snapshot
 from nvrx_slurm.report.jobs import find_job, known_jobs
 from nvrx_slurm.report.presence import Presence, still_in_slurm
@@ -289,6 +290,22 @@ def test_status_and_wait_agree_on_a_job_that_slurm_may_requeue(tmp_path: Path, c
         return slurm
 
     assert EndWatch(folder, ask, clock).look() == exit_code
+
+
+def test_a_requeued_job_that_begins_again_has_not_ended(tmp_path: Path) -> None:
+    """Its batch host has removed the result of the generation before; its journal still ends with that one."""
+    recorder = ended()
+    end = JobEnded(exit_code=75, reason="preempted")
+    recorder.entries.append(Entry(n=len(recorder.entries) + 1, t=recorder.now, record=end))
+    folder = write(tmp_path, recorder, job="17", cluster="slurm")
+    shot = snapshot.take(folder, slurm=lambda job_id: JobState.RUNNING)
+    assert (shot.state, shot.exit_code, shot.reason) == ("lost", 75, "done"), "it could not write a result"
+    again = JobInfo(job_id="17", name="digits", cluster="slurm", generation=1, started_at=recorder.now)
+    folder.write_info(again)
+    shot = snapshot.take(folder, slurm=lambda job_id: JobState.RUNNING)
+    assert (shot.state, shot.exit_code, shot.reason) == ("starting", None, "RUNNING in Slurm")
+    shot = snapshot.take(folder, slurm=lambda job_id: JobState.CANCELLED)
+    assert (shot.state, shot.exit_code) == ("cancelled", 143)
 
 
 def test_a_job_that_slurm_forgot_before_it_started_is_not_pending(tmp_path: Path) -> None:

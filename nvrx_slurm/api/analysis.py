@@ -47,6 +47,7 @@ def examine_cycles(
 ) -> list[AnalysisResult]:
     """The same of the last cycles whose logs lie below these folders, each on its own, oldest first. Raises
     UsageError where there are none."""
+    # A set: one of the paths may lie below another one, and a cycle is examined once.
     folders = {folder for path in paths for folder in path.absolute().rglob("cycle-*")}
     found = [(folder, named) for folder in folders if (named := CYCLE.search(str(folder)))]
     if not found:

@@ -28,6 +28,7 @@ Out = Callable[[bytes, bool], None]
 ALIVE_S = 1.0
 BEGIN_S = 0.1
 
+# The agent posts a word at least every 2 s while the command runs: several in a row are missing by then.
 AGENT_GONE_S = 15.0
 # Every agent of the job reads the order.
 MOST_ARGUMENT_BYTES = 64 << 10
@@ -43,6 +44,7 @@ class CommandStream:
         self._in, self._out = keys.command_in(request), keys.command_out(request)
         self._redis = connect(address)
         self._refused = RefusedRecords(SystemClock())
+        # From the beginning: the agent may post its first word before this side reads.
         self._after: str | bytes = "0-0"
         self._said = 0
         self.passed = 0
@@ -64,6 +66,7 @@ class CommandStream:
 
     def read(self, wait_s: float) -> list[CommandWord]:
         """The agent's words that are new, in order; waits up to `wait_s` for one."""
+        # Redis takes a BLOCK of 0 for no bound at all.
         block_ms = max(1, int(wait_s * 1000))
         reply = answered(self._where, lambda: self._redis.xread({self._out: self._after}, block=block_ms))
         words = []
@@ -141,6 +144,7 @@ class CommandRequest(UserRequest):
                     if word.over.error is not None:
                         raise RefusedByJob(f"{ordered.node}: {ordered.argv[0]}: {word.over.error}")
                     return word.over
+            # The journal may report the loss of the node long before the agent has been silent for long enough.
             for record in self.read(0.0):
                 if isinstance(record, NodeLost | NodeLeft) and record.node == ordered.node:
                     raise NvrxError(f"{ordered.node} is gone, and the command with it; `status` shows why")

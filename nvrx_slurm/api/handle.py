@@ -121,6 +121,7 @@ class Job:
         from nvrx_slurm.report.snapshot import as_status
 
         base = self.folder.parent
+        # `take_with_tasks` takes a job without a folder for pending if Slurm knows it. For a handle that is an error.
         if not tasks_of(base, self.folder.name):
             find_job(base, self.job_id)
         return as_status(take_with_tasks(base, self.job_id))
@@ -185,6 +186,7 @@ class Job:
         deadline = self._clock.monotonic() + timeout
         completing_since: float | None = None
         looks = 0
+        # Not from the watcher, whose answer may be 10 s old: few jobs are waited for so, and each for a short time.
         while not (state := self._its_cluster().states([self.job_id])[self.job_id]).terminal:
             if not for_slurm and state is JobState.COMPLETING and read_result(self._files) is not None:
                 completing_since = completing_since or self._clock.monotonic()
@@ -243,6 +245,7 @@ class Job:
         from nvrx_slurm.api.stack_request import StackRequest
 
         request = StackRequest(self._files, ranks=ranks or (), replica=replica, clock=self._clock)
+        # The answer has ranks as its keys: of two replicas one would hide the other.
         if len(request.replicas) > 1:
             raise UsageError(f"several replicas have such ranks: choose one of {', '.join(request.replicas)}")
         return {each.rank: each.text for answer in request.answers(timeout) for each in answer.stacks}
@@ -289,6 +292,7 @@ class Job:
         try:
             return self._seldom_asked_state()
         except SlurmUnreachable:
+            # The watcher does not wait for slurmctld, since each wait looks again. This caller looks once.
             return self._its_cluster().states([self.job_id])[self.job_id]  # with patience
 
     def _seldom_asked_state(self) -> JobState:

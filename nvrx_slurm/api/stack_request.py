@@ -61,6 +61,7 @@ class StackRequest(UserRequest):
         most = max(each.world_size for each in replicas)
         if unknown := [rank for rank in self._ranks if not 0 <= rank < most]:
             raise UsageError(f"no {ranks_of(unknown)}: {ranks_there_are(replicas)}")
+        # Kept from here on: nodes that get workers later were not asked, and are not waited for.
         self._asked = self._nodes()
         if not self._asked:
             whose = ranks_of(self._ranks) if self._ranks else "no replica"
@@ -110,6 +111,7 @@ class StackRequest(UserRequest):
                 if self.journal.ended:
                     break
         finally:
+            # Also when the caller takes no further answer: a generator that is dropped runs this, too.
             self.close()
         # Their workers are gone: `_nodes` names them no more, and nothing will come of them.
         if silent := [name for name in self._asked if name not in answered]:

@@ -109,6 +109,7 @@ def submit(
 
         if cluster == "local":
             raise UsageError("exclude_suspects chooses among Slurm's nodes, and a local job runs on none of them")
+        # A plan holds no `slurm.exclude`: the one that was made before is still that of this spec.
         spec = avoiding(spec, its_plan.fault_tolerance.attribution.ledger, log.warning)
     prepared = prepare(spec, its_plan, cluster=cluster)
     return just_submitted(hand_over(prepared, cluster=cluster), folder=prepared.folder, cluster=cluster)
@@ -182,6 +183,7 @@ def check_store(prepared: PreparedJob) -> None:
     )
     try:
         store.ping()
+    # In this order: to redis-py a wrong password is a kind of ConnectionError, and so a RedisError.
     except (redis.AuthenticationError, redis.ResponseError) as error:
         raise StoreUnreachable(
             f"the store at {plan.store.url} refuses the password ({error}): set store.password_file,"

@@ -55,6 +55,7 @@ def suspects_of(spec: JobSpec, where: str | None) -> list[Suspect]:
     """The suspect nodes of the cluster that the job goes to. `where`: its plan's ledger. Raises what `ledger_for`
     does, and StoreUnreachable."""
     elsewhere = spec.slurm.extra.get("clusters")
+    # Of a list of clusters sbatch chooses one only when the job is submitted.
     return ledger_for(where, elsewhere if isinstance(elsewhere, str) and "," not in elsewhere else None).suspects()
 
 

@@ -86,6 +86,7 @@ class UserRequest:
         self.leaves = False
         """A signal handler sets it: nothing is waited for any more."""
         self.id, self.by = secrets.token_hex(4), _asker()
+        # From where the view ends: no answer to a request can stand in front of it.
         self.journal = Journal(folder, after=self.view.n, clock=self.clock)
 
     def close(self) -> None:
@@ -129,6 +130,7 @@ class UserRequest:
             post(address, Signalled(reason="cancel", generation=self.view.generation, by=self.by))
         deadline = self.clock.monotonic() + timeout_s
         while not self.journal.ended:
+            # Any shutdown will do: what else ended the job meanwhile has done what was asked for.
             if any(isinstance(record, Shutdown) for record in self.read(LOOK_S)):
                 return
             if self.clock.monotonic() > deadline:
@@ -140,6 +142,7 @@ class UserRequest:
         # A restart ends this cycle: the one after it has to run.
         cycles = {each.replica: each.cycle + 1 for each in ordered}
         while self.view.shutdown is None and not self.journal.ended:
+            # A replica in a later cycle than that has failed again since: this restart is over for it.
             late = [
                 replica
                 for name, cycle in cycles.items()

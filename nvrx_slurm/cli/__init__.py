@@ -105,12 +105,14 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """The entry point: every NvrxError is one message on stderr and its exit code, never a traceback."""
+    # First: the guard wraps streams that are there.
     open_missing()
     guard(in_actions=env.github() is not None)
     starts_plain = signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # by `__main__`
     try:
         if starts_plain:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Else click ends the process itself: with 1 for Ctrl-C, and without the exit code that a command returns.
         code = cli.main(standalone_mode=False, prog_name="nvrx-slurm")
     except NvrxError as error:
         click.echo(f"nvrx-slurm: error: {shown(str(error))}", err=True)

@@ -28,6 +28,7 @@ def about_file(file: Path, default: Path) -> str | None:
     if file.suffix in IS_JOB and file != default:
         return None
     try:
+        # Bytes, and not all of them: the user may have named a checkpoint by mistake.
         with file.open("rb") as opened:
             text = opened.read(MOST_READ_BYTES)
     except FileNotFoundError:

@@ -285,6 +285,7 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     from nvrx_slurm.report.ending import NOT_BY_A_FAILURE, end_lines
     from nvrx_slurm.report.jobs import find_job
 
+    # Absolute, as in the evidence: the paths of logs are shown from the job's folder on.
     job = find_job(folder.absolute(), job_id)
     result = job.read_result()
     # Slurm's own word: of a job that was cancelled in the queue, and left no result.
@@ -293,12 +294,14 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     try:
         report, plan = explain_job(job, cycle=cycle, replica=replica)
     except UsageError:
+        # A user who names a cycle or a replica asks for a failure: how the job ended is no answer to that.
         if not exit_code or cycle is not None or replica is not None:
             raise
         # It was cancelled, or ended before a worker could fail.
         if as_json:
             print_json(result or end)
         else:
+            # Without the last line, which recommends the command that runs here.
             click.echo("\n".join([*end_lines(job, exit_code)][:-1]))
         return
     if result is not None and result.exit_code in NOT_BY_A_FAILURE:

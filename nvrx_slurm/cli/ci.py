@@ -78,6 +78,7 @@ _RUN_OPTIONS = (
 
 def suite_options(command: _F) -> _F:
     """Give a command that runs flows the options of `ci run`; it passes them on to `run_and_report`."""
+    # click lists the option first that was added last.
     for option in reversed((_on, *_RUN_OPTIONS)):
         command = option(command)
     return command

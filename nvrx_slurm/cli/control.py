@@ -97,6 +97,7 @@ class CommandLine(click.Command):
     """Takes what stands behind `--` for itself: without JOB the command's first word would be taken for it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Before click parses: it drops the `--`, and then nothing separates the command from JOB.
         at = args.index("--") if "--" in args else len(args)
         ctx.meta["argv"] = tuple(args[at + 1 :])
         return super().parse_args(ctx, args[:at])
@@ -162,6 +163,7 @@ def run_beside(
             for number, handler in before.items():
                 signal.signal(number, handler)
     if end is None:
+        # The last signal: the first Ctrl-C went to the command, and did not end this one.
         return EXIT_INTERRUPTED if seen[-1] == signal.SIGINT else 128 + seen[-1]
     return end.exit_code if end.signal is None else 128 + end.signal
 

@@ -69,6 +69,7 @@ def chosen_job(job_id: str | None, folder: Path) -> tuple[str, Path]:
     newest = jobs.newest_job(base)
     where = newest.path.parent
     note(f"nvrx-slurm: job {newest.job_id}, the newest, in {where}")
+    # As the user wrote the folder, where it is that one: messages and printed paths stay short.
     return newest.job_id, folder if where == folder.absolute() else where
 
 

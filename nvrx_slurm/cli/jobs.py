@@ -84,6 +84,7 @@ def rm(
     if is_expired:
         from nvrx_slurm.jobspec.load import load
 
+        # `load` wants a whole job; the retention comes from the site file alone.
         retention = load(None, instead={"name": "rm", "command": "true"}).spec.retention
         days, keep = days or retention.days, keep or retention.keep
         if not (days or keep):

@@ -157,6 +157,7 @@ class _OnTerminal:
         sys.stdout.flush()
 
     def end(self) -> None:
+        # What was held back as the begin of a character or a colour, and never went on.
         sys.stdout.write("".join(part.feed(b"", final=True) for part in self._parts.values()))
 
 

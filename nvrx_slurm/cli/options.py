@@ -75,6 +75,7 @@ class JobChoice:
         # Read back from its new place: relative paths in the file count from there.
         chosen = replace(self, file=path)
         if chosen.plan(chosen.load()) != self.plan(loaded):
+            # The file was written just now: `write_job` replaces none.
             path.unlink()
             raise UsageError(
                 f"--save {path}: its paths would count from another folder; save it beside"
@@ -228,6 +229,7 @@ def job_options(command: _F) -> _F:
 
 def _key_options(table: dict[str, tuple[tuple[str, ...], str, str]], **about: str) -> Callable[[_F], _F]:
     def decorate(command: _F) -> _F:
+        # click lists the option first that was added last.
         for key, (spelled, takes, text) in reversed(table.items()):
             command = click.option(*spelled, cls=KeyOption, key=key, metavar=takes, help=text, **about)(command)
         return command
@@ -240,6 +242,7 @@ _TYPED, _ALL = "nvrx_slurm.typed", "nvrx_slurm.help_all"
 
 
 def _help_all(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+    # The shell's completion parses the line, too, and reads what is printed.
     if is_given and not ctx.resilient_parsing:
         ctx.meta[_ALL] = True
         click.echo(ctx.get_help())
@@ -267,6 +270,7 @@ class JobCommand(click.Command):
         if typed:
             ctx.meta[_TYPED] = tuple(typed)
         try:
+            # A copy: click takes words out of the list, and the advice needs all of them.
             return super().parse_args(ctx, list(args))
         except click.UsageError as error:
             if not isinstance(error, click.NoSuchOption) and "unexpected extra" not in error.message:

@@ -172,4 +172,6 @@ class ForwardedSignals:
             # and nothing of the job itself does.
             self.kill()
         else:
+            # The batch host hurries when the signal that ended it comes again: a second one, of any kind, is sent as
+            # the first.
             self._host.send_signal(number if self._count == 1 else self.first or number)

@@ -160,6 +160,7 @@ class RecordedSignals:
     """The exit code that stands for the first signal; None: none has arrived."""
 
     def __enter__(self) -> Self:
+        # `set_wakeup_fd` refuses a descriptor that blocks.
         self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before = {number: signal.signal(number, self._record) for number in EXIT_CODES}
         # A signal writes a byte into the pipe, which ends the `select` of `wait`, whenever it arrives.
@@ -167,6 +168,7 @@ class RecordedSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # First: until then a signal writes into the pipe, whose number may be another file's once it is closed.
         signal.set_wakeup_fd(self._woken)
         for number, handler in self._before.items():
             signal.signal(number, handler)

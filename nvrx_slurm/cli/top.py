@@ -113,6 +113,7 @@ class Terminal:
 
         self._before = termios.tcgetattr(sys.stdin)
         tty.setcbreak(sys.stdin)
+        # Python goes on with a `select` that a signal interrupts (PEP 475): a byte in the pipe ends it.
         self._resized = signal.signal(signal.SIGWINCH, lambda number, frame: self._wake())
         self._write("\x1b[?1049h\x1b[?25l")
         return self
@@ -146,6 +147,7 @@ class Terminal:
             os.read(self._wake_r, 4096)
         if sys.stdin not in ready:
             return
+        # Not through `sys.stdin`: `select` knows nothing of what lies in a buffer of Python's.
         data = os.read(sys.stdin.fileno(), 4096)
         if not data:  # the terminal is closed
             yield "q"
@@ -159,6 +161,7 @@ class Terminal:
     def ask(self, followed: FollowedJobs, action: Action) -> None:
         """Get stacks or a log in a thread of its own: the screen goes on."""
         job = next(job for job in followed.jobs if job.folder.job_id == action.job)
+        # A daemon: `q` does not wait for stacks, which take up to `DUMP_S`.
         threading.Thread(target=self._answer, args=(job.folder, action), daemon=True).start()
 
     def answers(self) -> Iterator[tuple[Action, str, str]]:

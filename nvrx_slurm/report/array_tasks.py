@@ -81,4 +81,5 @@ def _tasks(folder: JobFolder) -> tuple[JobLine, ...]:
             folder=str((base / name).absolute()),
             pending=places[name].reason if name in places else None,
         )
+    # By number: as text, task 10 would stand before task 9.
     return tuple(sorted(lines.values(), key=lambda line: int(line.job.rpartition("_")[2])))

@@ -73,6 +73,7 @@ def end_lines(folder: JobFolder, exit_code: int, *, slurm_says: str | None = Non
                 from nvrx_slurm.report import source
                 from nvrx_slurm.report.failure_replay import read_failures
 
+                # Of the folder alone: the job has ended, and its store ends with it.
                 failures, _ = read_failures(plan, folder, source.so_far(folder, live=False))
                 for each in failures:  # the one that ended the job, or the last one
                     if each.timeline.shutdown or failure is None or not failure.timeline.shutdown:
@@ -142,6 +143,7 @@ def _answer(failure: ReplayedFailure) -> Attribution | None:
     answers = [each.attribution for each in failure.timeline.answers if each.attribution.primary is not None]
     if answers:
         return max(answers, key=lambda answer: answer.confidence)
+    # Their sizes first: the user waits for the prompt.
     files = [file for path in failure.inquiry.paths for file in Path(path).rglob("*") if file.is_file()]
     if sum(file.stat().st_size for file in files) > MOST_ANALYZED_BYTES:
         return None
@@ -158,6 +160,7 @@ def _excerpt(path: Path, lines: list[str]) -> Iterator[str]:
 def _last_lines(path: Path) -> list[str]:
     """The last traceback in the file and what follows it, or its last lines; none: there is no such file."""
     text = end_of(path, TAIL_BYTES).replace("\r\n", "\n").rstrip()
+    # Of a progress bar, which begins its line again with \r, only what it drew last.
     lines = [uncoloured(line.rpartition("\r")[2]) for line in text.split("\n")]
     begin = max((number for number, line in enumerate(lines) if TRACEBACK in line), default=None)
     if begin is not None and len(lines) - begin <= MOST_TRACEBACK_LINES:

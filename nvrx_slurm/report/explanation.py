@@ -83,6 +83,7 @@ def explanation(
     ended = view.cycles.get((key.replica, key.generation, key.cycle))
     after = timeline.next_cycle(view)
     answers = (*timeline.answers, *([RecordedAnswer(attribution=now, now=True)] if now is not None else []))
+    # For a failure whose answers were never judged: the job had ended, or the rules are asked only now.
     best = max((each.attribution for each in answers), key=lambda each: each.confidence, default=None)
     verdict = timeline.judged.verdict if timeline.judged is not None else best.verdict if best is not None else None
     return Explanation(

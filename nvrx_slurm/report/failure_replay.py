@@ -68,6 +68,7 @@ class FailureReplay:
                 self._last_in_process[record.replica, view.generation, record.cycle] = record.restart.cause
             case WorkerFailed(peer_lost=True):
                 self._peers_lost[record.replica, view.generation, record.cycle].add(record.rank)
+            # A node reports them once it is ready for the next cycle; they are of the cycle before.
             case NodeReady() if record.peers_lost:
                 self._peers_lost[record.replica, view.generation, record.cycle - 1].update(record.peers_lost)
         for pending in self._job.restart_decisions.values():
@@ -90,6 +91,7 @@ class FailureReplay:
                 best_before=self._best_before[replica.id],
                 best_step=None,
                 last_in_process=self._last_in_process.get(key, ""),
+                # The set itself, not a copy: ranks that lose a peer later are added to it.
                 peers_lost=self._peers_lost[key],
             )
         # Nodes report how far the cycle had come until the next one begins.

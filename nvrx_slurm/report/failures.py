@@ -128,6 +128,7 @@ class Failures:
                     self._end((record.replica, view.generation, record.cycle - 1), entry.t)
                 self._is_asked = False
             case records.Attributed() if failure := self.of(record.replica, view.generation, record.cycle):
+                # The controller reads the answers once: what stands behind its verdict in the journal came later.
                 late = failure.judged is not None
                 failure.answers.append(RecordedAnswer(attribution=record.attribution, at=entry.t, late=late))
             case records.AttributionJudged() if failure := self.of(record.replica, view.generation, record.cycle):
@@ -180,6 +181,7 @@ class Failures:
             self.timelines.append(self._reported)
         failure = self._ending = self._by_cycle[key] = self._reported
         failure.decider = self._controller
+        # With `restart_job` the failure ends a cycle of each replica. It counts for the one in which it was seen.
         if failure.key is None or failure.cause.replica == key[0]:
             failure.key = key
         return failure

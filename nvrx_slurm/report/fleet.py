@@ -116,6 +116,7 @@ def read_fleet(folders: Iterable[JobFolder], *, since: float) -> Fleet:
     found: list[JobSummary] = []
     for folder in folders:
         files = _files(folder)
+        # A job that was active since then has written its journal since then: the others need not be read.
         if not files or max(modified for _, _, modified, _ in files) < since * 1e9:
             continue
         key = str(folder.path.absolute())
@@ -128,6 +129,7 @@ def read_fleet(folders: Iterable[JobFolder], *, since: float) -> Fleet:
             found.append(cached.summary)
     if kept != known.jobs:
         # Jobs of other folders, and older ones, stay.
+        # Of folders that were removed, none: else the cache would only grow.
         there = {key: each for key, each in {**known.jobs, **kept}.items() if Path(key).is_dir()}
         with contextlib.suppress(OSError, NvrxError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

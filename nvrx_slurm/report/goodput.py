@@ -131,6 +131,7 @@ class GoodputMeter:
             case records.RestartedInProcess():
                 cycle = self._cycles[record.replica, view.generation, record.cycle]
                 nodes = len(view.replicas[record.replica].nodes) if record.replica in view.replicas else 0
+                # The record has one restart, the last; `times` is how many it stands for.
                 cycle.in_process_us += round(record.restart.total_s * 1e6) * max(record.times, 0) * nodes
 
     def pending(self, at: float | None = None) -> list[Span]:
@@ -155,6 +156,7 @@ class GoodputMeter:
         best: dict[str, int] = {}
         steps_new = steps_repeated = 0
         reports = {_role(key) for key, cycle in cycles.items() if cycle.first is not None}
+        # By generation and cycle: which steps are new depends on all cycles before.
         for key, cycle in sorted(cycles.items(), key=lambda item: item[0][1:]):
             # Where other cycles of the role report steps, workers that have reported none were still starting.
             parts["startup" if _role(key) in reports else "unreported"] += spent["unstepped", key]
@@ -168,8 +170,10 @@ class GoodputMeter:
                 continue
             # Steps are counted as if each took as long as the others of its cycle.
             made = cycle.last - cycle.first + 1
+            # The first cycle repeats nothing, wherever the checkpoint that it was given begins.
             known = best.get(key[0], cycle.first - 1)
             again = min(max(min(cycle.last, known) - cycle.first + 1, 0), made)
+            # In whole microseconds: what the division drops counts for new steps, and the parts still add up.
             repeated = stepping * again // made
             parts["repeated_steps"] += repeated
             parts["new_steps"] += stepping - repeated

@@ -104,6 +104,7 @@ def _outcome(failure: ReplayedFailure, after: ReplayedFailure | None, view: JobV
     if after.best_step is None:
         # No steps are reported: only the same class of failure again says that the restart got nowhere.
         before, again = ({answer.attribution.fault for answer in each.timeline.answers} for each in (failure, after))
+        # In one cycle several sources answer: one fault that both failures share is enough.
         return "right" if before & again - {"unknown"} else "open"
     return "wrong" if failure.best_step is None or after.best_step > failure.best_step else "right"
 

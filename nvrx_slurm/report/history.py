@@ -47,6 +47,7 @@ class JobTimeline:
 
     def finish(self, view: JobView, at: float | None = None) -> Goodput:
         """The journal is read, and open spans end; `at`: the moment that is shown. Later calls give the same."""
+        # Once: the open spans are added to `spans`, and a second call would add them again.
         if self._goodput is None:
             self._goodput = self._meter.result(view, at)
             self.spans += self._meter.pending(at)

@@ -59,6 +59,7 @@ class JobReport:
         import html
 
         return (
+            # Without `allow-same-origin` the page's script cannot reach the notebook that shows it.
             f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self.html.decode())}" '
             'style="width:100%;height:48rem;border:0" title="nvrx-slurm report"></iframe>'
         )

@@ -159,6 +159,7 @@ def state_of(view: JobView, exit_code: int | None, *, started: bool, over: bool)
 
 
 def _is_job(path: Path) -> bool:
+    # Before any look inside: several users may share the base folder, and the folder may be another user's.
     if path.is_symlink() or not is_ours(path):
         return False
     return path.is_dir() and any((path / name).is_file() for name in ("plan.json", "job.json", SCRIPT_NAME))

@@ -56,6 +56,7 @@ class JournalFile:
 
     def _read_parts(self) -> list[Entry]:
         """Read all parts again. A rotation between listing and opening shows as a gap: then once more."""
+        # A gap that stays is one of the journal itself: then the entries behind it are passed on all the same.
         for _ in range(_ATTEMPTS):
             found: dict[int, Entry] = {}
             # The older parts that may hold new entries, ordered by their first ones: their names need not be trusted.
@@ -88,9 +89,11 @@ def _identity(stat: os.stat_result) -> _Identity:
 
 def _entries(file: BinaryIO) -> Iterator[Entry]:
     """The entries from here on; the file stands behind the last complete line afterwards."""
+    # Whole lines in large blocks, which are decoded at once.
     while block := file.read(_BLOCK_BYTES) + file.readline():
         end = block.rfind(b"\n") + 1
         yield from entries_from_json(block[:end])
+        # A line that is being written: the next call reads it from its begin again.
         if end < len(block):
             file.seek(end - len(block), os.SEEK_CUR)
             return

@@ -62,6 +62,7 @@ class JournalStream:
         cursor = None
         # From the end back: of a journal of weeks a reader that was away for a moment needs the last page only.
         while items := self._redis.xrevrange(journal, max=before, count=_BATCH):
+            # Of the first page: what is appended while older pages are read comes by `_news`.
             cursor = cursor or items[0][0]
             page = self._entries(reversed(items))
             missed[:0] = [entry for entry in page if entry.n > self._after]
@@ -150,4 +151,5 @@ def connect(address: StoreAddress) -> Any:  # redis-py types one reply for sync 
     from nvrx_slurm.store.redis_client import client
 
     # It does not try again by itself: a reader falls back to the folder at once.
+    # An XREAD that finds nothing answers `LONGEST_WAIT_S` late. That is no silence of the store.
     return client(address, connect_s=CONNECT_S, answer_s=LONGEST_WAIT_S + ANSWER_S)

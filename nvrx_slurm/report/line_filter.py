@@ -60,6 +60,7 @@ class LineFilter:
         if self._since is None:
             return True
         if file not in self._begins:
+            # A stamp without a year is the last such date before this moment.
             changed_at = file.path.stat().st_mtime
             begins = changed_at >= self._since
             if begins:
@@ -76,4 +77,5 @@ class LineFilter:
         key = (file, label.rank)
         if (stamp := stamp_of(line[label.begin :], changed_at)) is not None:
             self._shown[key] = stamp >= self._since
+        # A line without a stamp, of a traceback say, belongs to the last line of its rank that has one.
         return self._shown.get(key, begins)

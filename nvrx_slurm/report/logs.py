@@ -156,6 +156,7 @@ class Reader:
                 source.seek(offset)
                 while data := source.read(CHUNK_BYTES):
                     self._offsets[file] += len(data)
+                    # Half a line of one rank must not be continued by another rank's.
                     if self._selection.rank is None:  # output of several ranks
                         *lines, partial = (self._partial.get(file, b"") + data).split(b"\n")
                         self._partial[file] = partial
@@ -175,6 +176,7 @@ class Reader:
         known = set()
         for file in self._watched:
             with contextlib.suppress(OSError):
+                # Where the marks cannot be read, the file is read from its begin, and filtered by its stamps.
                 if (offset := written_since(file.path, moment)) is not None:
                     self._offsets[file] = offset
                     known.add(file)

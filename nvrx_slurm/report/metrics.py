@@ -57,6 +57,7 @@ class JobCollector(Collector):
 
     def collect(self) -> list[Metric]:
         families: dict[str, Metric] = {}
+        # The server answers each scrape in a thread of its own, and a reader of a journal is for one thread.
         with self._one_at_a_time:
             # Every job has the same families: one exposition may name each of them once.
             for family in (family for shot, history in self._read() for family in _families(shot, history)):

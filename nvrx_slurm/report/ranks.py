@@ -106,6 +106,7 @@ def worst(every: Sequence[RankView], most: int) -> list[RankView]:
     stepping = {rank.replica for rank in every if rank.step is not None}
 
     def how_bad(rank: RankView) -> tuple[float, float]:
+        # A rank that has never stepped while others have is the worst of all, however quiet these are.
         unborn = rank.lag is None and rank.replica in stepping
         return inf if unborn else rank.lag or 0, rank.quiet_s or 0.0
 

@@ -71,6 +71,7 @@ def with_first_step(recovery: Recovery, at: float, step: int) -> Recovery:
 
 def with_all_stepped(recovery: Recovery, record: FirstStepReached) -> Recovery:
     """The recovery once every node has reported its first step."""
+    # Of the last node, instead of the first one's: training goes on only with all of them.
     startup_s = record.phases.get(FIRST_STEP, recovery.startup_s)
     return msgspec.structs.replace(recovery, startup_s=startup_s, first_step=record.step, last_to_step=record.node)
 

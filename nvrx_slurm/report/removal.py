@@ -78,6 +78,7 @@ def remove(job: JobFolder) -> None:
             # Renamed first: a reader that comes while files are deleted finds no job, and not half of one.
             with job.opened():  # raises UnsafePath where it is not this user's folder
                 os.rename(job.job_id, gone, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+            # Once it is renamed, not before: a folder that could not be renamed stays in the index.
             forget_job(job.path)
             with contextlib.suppress(FileNotFoundError):  # what sbatch's --output of the job script names
                 os.unlink(f"slurm-{job.job_id}.out", dir_fd=descriptor)

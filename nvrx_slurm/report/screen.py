@@ -268,6 +268,7 @@ class Monitor:
 
     def draw(self, shot: Snapshot) -> None:
         """Redraw, unless it was done a moment ago."""
+        # Not the whole time: a poll that returns a little early would leave out every second redraw.
         if self._clock.monotonic() - self._drawn_at < self._redraw_s * 0.9:
             return
         self._drawn_at = self._clock.monotonic()

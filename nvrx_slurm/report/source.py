@@ -104,6 +104,7 @@ class Journal:
         new: list[Entry | ReceivedHeartbeat] = []
         for item in items:
             if isinstance(item, Entry):
+                # The folder's journal and the store's overlap: each has entries that the other has given already.
                 if item.n <= self.n:
                     continue
                 self.n = item.n

@@ -279,6 +279,7 @@ class Top:
                 -len(shot.view.present),
                 -(line.step or 0),
                 -line.restarts,
+                # A job of which it is not known comes last: a ratio is at most 1.
                 2.0 if goodput.ratio is None else goodput.ratio,
                 line.age_s or 0.0,
                 line.name,

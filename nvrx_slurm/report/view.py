@@ -296,6 +296,7 @@ def fold(view: JobView, entry: Entry) -> JobView:
             view.job, view.name, view.generation = record.job, record.name, record.generation
             # A requeued job goes on with the same journal: its start is that of the first generation.
             view.started_at = t if view.started_at is None else view.started_at
+            # The generation before has ended; the job has not.
             view.shutdown = view.unused_spares = view.exit_code = view.ended_at = None
             view.nodes = {name: NodeView(name=name, since=t) for name in expected}
             view.replicas, view.waiting, view.outages, view.heard, view.missing = {}, {}, {}, {}, ()

@@ -46,6 +46,7 @@ def chosen_events(patterns: Iterable[str]) -> set[str]:
 
 def seconds(duration_s: float) -> str:
     """`312 ms`, `4.21 s`, `42.1 s`, `4m 10s`, `3h 04m`, `2d 03h`: three significant digits and a unit."""
+    # The bounds lie where rounding carries over: 59.96 s would read `60.0 s`, and not `1m 00s`.
     if duration_s < 0.0995:
         return f"{duration_s * 1000:.1f} ms"
     if duration_s < 0.9995:
@@ -79,6 +80,7 @@ def names(nodes: Iterable[str]) -> str:
         digits = name[len(prefix) :]
         split.append((prefix, digits) if len(digits) <= MOST_DIGITS else (name, ""))
     folded = []
+    # Only neighbours are folded: the order is that of ranks, and stays.
     for prefix, group in groupby(split, key=lambda pair: pair[0]):
         numbered = [digits for _, digits in group]
         if len(numbered) == 1 or "" in numbered:

@@ -47,6 +47,7 @@ script-src '{script_hash}'; img-src data:; base-uri 'none'; form-action 'none'">
 
 def text(value: object) -> str:
     """The value as text of one line."""
+    # In this order: escaped afterwards, the references that `_for_runners` writes would be shown as text.
     return _for_runners(html.escape(one_line(str(value))))
 
 

@@ -491,6 +491,7 @@ def _groups(rows: dict[str, list[int]]) -> list[list[object]]:
     alike: dict[bytes, list[int]] = {}
     nodes = list(rows)
     for index, row in enumerate(rows.values()):
+        # Kinds and cycles without their times, which differ by milliseconds between nodes that did the same.
         did = msgspec.msgpack.encode([row[0::4], row[3::4]])
         alike.setdefault(did, []).append(index)
     return [[one_line(names(nodes[index] for index in found)), found] for found in alike.values()]

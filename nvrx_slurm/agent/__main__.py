@@ -115,7 +115,7 @@ def main() -> int:
     with os.fdopen(open_log(job.node_log(node)), "a") as log_file:
         set_up(node, stream=log_file)
         exit_code = asyncio.run(_serve(job, node))
-        if exit_code == EXIT_UNREACHABLE and (job_id := env.slurm_job_id()):
+        if exit_code == EXIT_UNREACHABLE and (job_id := env.own_job_id()):
             info = job.read_info()
             if info is None or info.allocation is None:  # an allocation of the user's is not given back
                 # The batch host is gone, and a `--no-kill` job outlives it without a purpose: give it back to the

@@ -115,7 +115,7 @@ def _stay_outside() -> int:
             null = os.open(os.devnull, os.O_RDWR)
             for descriptor in range(3):
                 os.dup2(null, descriptor)
-            if far.recv(ANSWER_BYTES) == REQUEUE and (job_id := environment.slurm_job_id()):
+            if far.recv(ANSWER_BYTES) == REQUEUE and (job_id := environment.own_job_id()):
                 far.send(requeue(job_id).encode()[:ANSWER_BYTES])
         except OSError:  # the agent does not wait for the answer any more
             status = 1

@@ -1,0 +1,56 @@
+"""What an agent asks of Slurm once the batch host is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.agent import __main__ as agent
+from nvrx_slurm.errors import EXIT_UNREACHABLE
+
+# The last task of an array has the array's own number: `scontrol requeue 7` starts every task again, also one that
+# was cancelled (seen on 22.05.8).
+LAST_TASK = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+OUTSIDE = """
+from nvrx_slurm.agent.inside import _stay_outside, requeue_from_inside
+print(requeue_from_inside("unused", _stay_outside()))
+"""
+
+
+@pytest.fixture
+def in_the_last_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Below a task whose scontrol writes down what it is asked for; returns that file."""
+    asked = tmp_path / "asked"
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
+    scontrol.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:/usr/bin:/bin")
+    for name, value in LAST_TASK.items():
+        monkeypatch.setenv(name, value)
+    return asked
+
+
+def test_agent_of_an_array_requeues_its_own_task_alone(in_the_last_task, tmp_path, monkeypatch):
+    """The other tasks run on, and those that the user has cancelled stay so."""
+
+    async def batch_host_is_gone(*_: object) -> int:
+        return EXIT_UNREACHABLE
+
+    for name in ("set_up", "raise_descriptor_limit"):
+        monkeypatch.setattr(agent, name, lambda *_, **__: None)
+    monkeypatch.setattr(agent, "_serve", batch_host_is_gone)
+    monkeypatch.setenv("NVRX_JOB_FOLDER", str(tmp_path / "7_3"))
+    monkeypatch.setenv("NVRX_NODE", "n1")
+    (tmp_path / "7_3").mkdir(mode=0o700)
+    assert agent.main() == EXIT_UNREACHABLE
+    assert in_the_last_task.read_text() == "requeue 7_3\n"
+
+
+def test_so_does_the_process_outside_of_its_container(in_the_last_task):
+    """It finds the task by the same variables."""
+    done = subprocess.run([sys.executable, "-c", OUTSIDE], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, in_the_last_task.read_text()) == ("scontrol: done\n", "requeue 7_3\n")

@@ -55,7 +55,7 @@ def run(choice: JobChoice, here: bool, quiet: bool) -> int:
         loaded = choice.load()
         make_base(choice.folder)
         allocation = None
-        if not here and env.slurm_job_id() is not None:
+        if not here and env.own_job_id() is not None:
             from nvrx_slurm.cluster.allocation import current_allocation, start_run
 
             allocation = current_allocation()

@@ -72,7 +72,7 @@ def current_allocation(runner: Runner | None = None) -> Allocation | None:
 
     Raises UsageError where it cannot be used, MissingProgramError, SlurmUnreachable.
     """
-    job_id = env.slurm_job_id()
+    job_id = env.own_job_id()
     if job_id is None or env.job_folder() is not None:
         return None
     refuse_het_job()
@@ -87,8 +87,8 @@ def current_allocation(runner: Runner | None = None) -> Allocation | None:
     if not shown.ok or job.get("JobState") != "RUNNING":
         stands = "Slurm knows no such job" if UNKNOWN_JOB in shown.stderr else job.get("JobState", shown.reason)
         raise UsageError(
-            f"SLURM_JOB_ID is {job_id}, and that allocation cannot be used ({stands}): leave its shell, or unset"
-            " SLURM_JOB_ID; `--here` runs the job on this machine alone"
+            f"SLURM_JOB_ID names job {job_id}, and that allocation cannot be used ({stands}): leave its shell, or"
+            " unset SLURM_JOB_ID; `--here` runs the job on this machine alone"
         )
     nodes = programs.ask("scontrol", "show", "hostnames", job.get("NodeList", "")).stdout.split()
     return Allocation(job_id, tuple(nodes))

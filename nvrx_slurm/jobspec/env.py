@@ -143,16 +143,12 @@ def search_path() -> str:
     return get("PATH") or os.defpath
 
 
-def slurm_job_id() -> str | None:
-    return get("SLURM_JOB_ID")
-
-
 def own_job_id() -> str | None:
     """This job's id as squeue lists it: an array's task has a number of its own, which no user knows."""
     # Nor is that number always safe. Slurm gives the last task of an array the number of the array itself: `scontrol`
     # and `scancel` take it for all tasks.
     array, task = get("SLURM_ARRAY_JOB_ID"), get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else slurm_job_id()
+    return f"{array}_{task}" if array and task else get("SLURM_JOB_ID")
 
 
 def slurm_cluster_name() -> str | None:

@@ -67,7 +67,9 @@ def find_job(base: Path, job_id: str) -> JobFolder:
 
 def tasks_of(base: Path, number: str) -> list[JobFolder]:
     """The folders of a job array's tasks, as far as these have started."""
-    return [JobFolder(path) for path in base.glob(f"{number}_[0-9]*") if _is_job(path)]
+    folders = base.glob(f"{number}_[0-9]*")
+    # Not `1_3-run1`: that job runs in the allocation of a task, and is none itself.
+    return [JobFolder(path) for path in folders if path.name.removeprefix(f"{number}_").isdecimal() and _is_job(path)]
 
 
 def base_of(job_id: str) -> Path:

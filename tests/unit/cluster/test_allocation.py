@@ -39,6 +39,21 @@ def test_allocation_is_what_slurm_says_of_it_now(inside: pytest.MonkeyPatch) -> 
     assert current_allocation(Scontrol()) == Allocation("7", ("n1", "n2", "n3"))
 
 
+def test_allocation_of_an_arrays_task_has_the_nodes_of_that_task(inside: pytest.MonkeyPatch) -> None:
+    """The last task of an array has the array's own number, by which scontrol shows all tasks: seen on 22.05.8."""
+    last = "JobId=7 ArrayJobId=7 ArrayTaskId=3 JobState=RUNNING NodeList=n1"
+    other = "JobId=4 ArrayJobId=7 ArrayTaskId=2 JobState=CANCELLED NodeList=n9"
+
+    def scontrol(command: Sequence[str], *, timeout_s: float) -> CommandOutput:
+        if "hostnames" in command:
+            return CommandOutput(0, f"{command[-1]}\n", "")
+        return CommandOutput(0, f"{last}\n" if command[-1] == "7_3" else f"{last}\n{other}\n", "")
+
+    inside.setenv("SLURM_ARRAY_JOB_ID", "7")
+    inside.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert current_allocation(scontrol) == Allocation("7_3", ("n1",))
+
+
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "NVRX_JOB_FOLDER"])
 def test_outside_and_in_a_worker_there_is_none(inside: pytest.MonkeyPatch, name: str) -> None:
     """A worker that starts a job of its own does not take its peers' nodes for it."""

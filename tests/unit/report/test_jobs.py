@@ -18,7 +18,7 @@ from nvrx_slurm.errors import SlurmUnreachable, UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.journal.records import Entry, JobEnded
 from nvrx_slurm.report import page, snapshot
-from nvrx_slurm.report.jobs import find_job, known_jobs
+from nvrx_slurm.report.jobs import find_job, known_jobs, tasks_of
 from nvrx_slurm.report.presence import Presence, still_in_slurm
 from nvrx_slurm.report.snapshot import list_jobs
 from nvrx_slurm.report.view import new_view
@@ -46,6 +46,13 @@ def test_jobs_are_listed_newest_first(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     assert [folder.job_id for folder in known_jobs(tmp_path)] == ["c", "b", "a"]
     assert known_jobs(tmp_path / "nowhere") == []
+
+
+def test_a_run_in_the_allocation_of_an_arrays_task_is_no_task(tmp_path: Path) -> None:
+    """`1_3-run1` stands beside `1_3`, and is another job."""
+    for job in ("1_3", "1_3-run1", "1_12"):
+        write(tmp_path, ended(), job=job)
+    assert sorted(folder.job_id for folder in tasks_of(tmp_path, "1")) == ["1_12", "1_3"]
 
 
 def test_a_job_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: Path) -> None:

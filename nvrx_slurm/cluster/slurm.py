@@ -68,8 +68,9 @@ class SlurmCluster:
                     return job_id
 
                 def again() -> str:
-                    # A submission that timed out may have been accepted all the same: only squeue knows.
-                    listing = self._programs.run("squeue", "--noheader", "--me", "--states=all", "--format=%i|%o")
+                    # A submission that timed out may have been accepted all the same: only squeue knows. It is asked
+                    # for %F, as sbatch prints it: %i of an array that waits is `43_[0-7]`, which is no job id.
+                    listing = self._programs.run("squeue", "--noheader", "--me", "--states=all", "--format=%F|%o")
                     return submitted_by_script(listing.stdout, str(path)) or first()
 
                 job_id = self._programs.patiently(first, again)

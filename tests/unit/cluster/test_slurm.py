@@ -210,13 +210,16 @@ def test_a_refusal_carries_slurms_reason_and_leaves_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("no_pauses")
-def test_a_submission_that_was_accepted_unheard_is_not_made_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", ["43", "43_[0-7]"])  # as squeue lists an array that waits
+def test_a_submission_that_was_accepted_unheard_is_not_made_twice(tmp_path: Path, number: str) -> None:
     """sbatch timed out, but slurmctld had the job: squeue finds it by its script."""
     script = Script(sbatch=TIMEOUT, squeue=CommandOutput(0, "", ""), version=NEW_VERSION)
 
     def squeue_finds_it(command: Sequence[str], *, timeout_s: float) -> CommandOutput:
         if command[0] == "squeue":
-            return CommandOutput(0, f"40|/elsewhere.sh\n43|{script.commands[0][-1]}\n", "")
+            fields = {"%i": number, "%F": "43", "%o": script.commands[0][-1]}
+            asked = command[-1].removeprefix("--format=").split("|")
+            return CommandOutput(0, f"40|/elsewhere.sh\n{'|'.join(fields[each] for each in asked)}\n", "")
         return script(command, timeout_s=timeout_s)
 
     assert SlurmCluster(squeue_finds_it).submit("#!/bin/bash\n", folder=tmp_path, name="a") == "43"

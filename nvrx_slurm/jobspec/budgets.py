@@ -36,4 +36,5 @@ def notice_s(grace_s: float, checkpoint_s: float, time_limit_s: float | None) ->
 
 def grace_within(kill_wait_s: float) -> float:
     """The longest grace that workers can have where SIGKILL comes `kill_wait_s` after the first signal."""
+    # Below a KillWait of 16 s each side gets half: a full AFTER_GRACE_S would leave the workers little, or nothing.
     return max(kill_wait_s - AFTER_GRACE_S, kill_wait_s / 2)

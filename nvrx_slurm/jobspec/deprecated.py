@@ -80,6 +80,7 @@ def _mixed(uses: Sequence[_Use], layers: Sequence[ConfigLayer]) -> Iterator[Conf
     by_new: dict[str, dict[str, _Use]] = defaultdict(dict)
     for use in uses:
         for key in use.sets:
+            # Once for each deprecated name: that it stands in two layers is no contradiction, the stronger one wins.
             by_new[key].setdefault(use.key, use)
     for key, uses_of_key in by_new.items():
         first, *others = uses_of_key.values()

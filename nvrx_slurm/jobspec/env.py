@@ -79,6 +79,7 @@ def handed_on() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
 
     descriptor = os.memfd_create("nvrx-secrets")  # close-on-exec: `pass_fds` lets this one child have it
     try:
+        # A copy of it: closing the file must leave open the descriptor that the child inherits.
         with os.fdopen(os.dup(descriptor), "wb") as file:
             file.write(json.dumps(known).encode())
         yield {SECRETS_FD: str(descriptor)}, (descriptor,)

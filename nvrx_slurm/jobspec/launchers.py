@@ -57,6 +57,7 @@ def launcher_in(command: Sequence[str]) -> tuple[str, int] | None:
     words = [PurePath(word).name for word in command]
     if words[0] in PROGRAMS:
         return words[0], 1
+    # As in `python -u -m`. Further to the right `-m` is a word of the user's own script.
     if words[0].startswith("python") and "-m" in words[1:3]:
         at = words.index("-m") + 1
         if at < len(words) and words[at] in MODULES:
@@ -93,10 +94,13 @@ def unwrapped(command: Sequence[str], *, allocated: int | None, gpus: str | None
         flag = _SHORT.get(flag, flag)
         if not flag.startswith("--") and flag[:2] in _SHORT and not equals:  # -r3
             flag, equals, value = _SHORT[flag[:2]], "=", flag[2:]
+        # torchrun takes both spellings of its flags, and older scripts have `--nproc_per_node`.
         flag = flag.replace("_", "-")
+        # The last one takes no value either, unlike the others that are ignored.
         if flag in _SWITCHES or flag == "--ignore-missing-fault-tol-cfg":
             switches.add(flag)
             continue
+        # Not passed over: whether the next word is its value, or the script, only its meaning says.
         if flag not in _COUNTED | _IGNORED and not flag.startswith("--ft-"):
             raise UsageError(
                 f"{flag} of {name} has no meaning here that is known: leave it out, or write the command without"

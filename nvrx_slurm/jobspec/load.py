@@ -187,6 +187,7 @@ def write_job(path: Path, loaded: Loaded) -> None:
     text = io.StringIO()
     yaml.dump(document, text)
     try:
+        # `x`: after a look for the file another command could still write it.
         with path.open("x", encoding="utf-8") as file:
             file.write(text.getvalue())
     except FileExistsError:
@@ -212,6 +213,8 @@ def _of_file(file: YamlFile) -> ConfigLayer:
 def _environment() -> ConfigLayer:
     """`NVRX_SLURM_SLURM__TIME` sets slurm, time. A name below `env` stays as it is; sbatch's flags have dashes."""
     found = []
+    # Sorted, so that a variable comes ahead of those for keys below it: `_keyed` refuses the pair in this order only,
+    # and in the other one would drop the keys.
     for name, value in sorted(env.overrides().items()):
         levels = name.removeprefix(env.PREFIX).split("__")
         *above, last = [level.lower() for level in levels]

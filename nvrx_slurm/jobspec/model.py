@@ -679,6 +679,7 @@ class JobSpec(Block, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         # A Python caller gives what job.yaml may hold: `command="python train.py"`, `slurm={"time": "1h"}`. Values
         # that `read` has checked pass unchanged. Raises ValueError.
+        # What equals its default counts as not said: `settled` objects only to what the caller has said.
         defaults = {name: key.default for name, key in keys_of(JobSpec).items()}
         given = {name: value for name in defaults if (value := getattr(self, name)) != defaults[name]}
         said = cast("dict[str, Any]", self.long_form(given))

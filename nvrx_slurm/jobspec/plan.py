@@ -156,6 +156,7 @@ def _prewarmed(prewarm: PrewarmSpec | None, here: Path) -> PrewarmSpec | None:
     if prewarm is None or prewarm.is_off:
         return None
     patterns = []
+    # Only what the user wrote is a pattern: the folder of job.yaml, or the home, may have a `[` in its name.
     for pattern in prewarm.read:
         if pattern.startswith("~/"):
             patterns.append(glob.escape(str(Path.home())) + pattern[1:])

@@ -117,6 +117,7 @@ _COLD_OPTIONS = {
     "V": "only prints a text",
 }
 _PRINTING = ("--help", "--help-all", "--help-env", "--help-xoptions", "--version")
+# More than the 256 bytes in which the kernel looks for the interpreter: for a longer path pip writes two lines.
 _FIRST_LINES_BYTES = 1024
 
 
@@ -183,8 +184,10 @@ def _options(words: Sequence[str], interpreter: str) -> tuple[str, ...]:
             if letter in _COLD_OPTIONS:
                 raise ValueError(f"{interpreter} runs with -{letter}, which {_COLD_OPTIONS[letter]}")
             if letter in _ENDS_OPTIONS:
+                # Nothing follows `-c` or `-m`: the worker itself shows Python's own message.
                 if not word[at + 1 :] and not rest:
                     raise ValueError(f"{interpreter} runs with -{letter}, and without what that needs")
+                # Of `-um` the `-u` stays: the warm process must run with the worker's own options.
                 return (*options, *([word[:at]] if at > 1 else []))
             if letter in _WITH_VALUE:
                 options += [word] if word[at + 1 :] else [word, *rest[:1]]

@@ -40,6 +40,8 @@ class Misfit(ValueError):
         self.path = path
 
 
+# eq=False has notes hashed by identity: `rule_of` is cached by the annotation, whose hash is made of its notes, and
+# the dict in a `Schema` has none.
 class Before(msgspec.Struct, frozen=True, eq=False):
     """Changes a value before its type is checked; of several the last one comes first. Raises ValueError."""
 
@@ -151,6 +153,7 @@ def rule_of(annotation: Any) -> ValueRule:
         origin = get_origin(annotation)
         if origin is Annotated:
             annotation, *more = get_args(annotation)
+            # As Python itself joins nested ones: what stands further in comes first.
             notes = (*more, *notes)
         elif origin in (Union, types.UnionType):
             options = [option for option in get_args(annotation) if option is not types.NoneType]

@@ -96,6 +96,7 @@ def _launcher(spec: JobSpec, plan: Plan, python: str, *, in_allocation: bool) ->
         "srun",
         "--no-kill",
         "--kill-on-bad-exit=0",
+        # A site's WaitTime would end all agents so long after the first one has ended.
         "--wait=0",
         "--mpi=none",  # an agent is no MPI rank, even where the site's default is MPI
         "--export=ALL",  # the batch host's environment, also after `sbatch --export=NONE`
@@ -174,6 +175,7 @@ def sbatch_flags(spec: JobSpec, plan: Plan) -> list[str]:
     flags.append(("--no-kill", None))
     if "no-requeue" not in slurm.extra and "requeue" not in slurm.extra:
         flags.append(("--requeue", None))
+    # B: to the batch host alone, which Slurm leaves out otherwise; it knows what workers and agents must do first.
     flags += [("--open-mode", "append"), ("--signal", f"B:USR1@{notice_s(plan)}")]
     if "\\" in plan.folder:  # Slurm takes it for "replace nothing from here on", and drops it
         raise ConfigError(

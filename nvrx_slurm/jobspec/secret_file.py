@@ -33,6 +33,7 @@ def secret_in(file: str, *, key: str) -> str:
                 problem = f"can be written by others {mode}; `chmod go-w` it"
             if problem:
                 raise ConfigError(problem, file=file, key=key)
+            # `replace`: the repr of a UnicodeDecodeError holds the bytes that could not be read, so the secret.
             return opened.read(LONGEST_BYTES).decode(errors="replace")
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", file=file, key=key) from None

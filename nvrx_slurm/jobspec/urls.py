@@ -25,6 +25,8 @@ def parse_url(text: str, *, token_goes_to: str) -> str:
         is_usable = False
     if not is_usable or not text.isprintable() or " " in text:
         raise ValueError("must look like https://host:8443, or http://…, with no space in it")
+    # Ahead of the refusal of any `?`, since this message says where a credential belongs. The path of a Slack webhook
+    # is one.
     secrets = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if _SECRET_QUERY.search(name)]
     if "@" in parts.netloc or secrets or parts.hostname == _WEBHOOKS:
         raise ValueError(f"must not hold credentials, since the job script would show them; {token_goes_to}")

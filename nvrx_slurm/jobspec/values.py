@@ -18,6 +18,7 @@ SMALLEST_BYTES, LARGEST_BYTES = 1 << 20, 1 << 40
 # What workers can be sent and can catch.
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT")
 
+# msgspec searches for this pattern in plan.json: hence `^` and `\Z`, since `$` passes a newline at the end.
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FLAG = re.compile(r"[a-z][a-z0-9-]+")
@@ -201,6 +202,7 @@ def parse_size(value: object) -> int:
     match = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip())
     if match is None:
         raise ValueError(f"{value!r} is no size; write it like 2GiB, 500MB")
+    # Not by float: of 8.2GB, say, or of a long number of bytes, it would lose the last ones.
     return int(Decimal(match[1]) * _BY_NAME[(match[2] or "B").upper()])
 
 

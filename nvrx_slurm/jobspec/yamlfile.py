@@ -65,6 +65,7 @@ def read_value(text: str, source: str) -> Any:
 
 def _parse(text: str, file: str) -> Node | None:
     try:
+        # compose, not load: a node knows its line, and its text as it was written.
         tree: Node | None = YAML(typ="safe", pure=True).compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -127,6 +128,7 @@ class _Values:
         for base in reversed(bases):  # the first of several wins
             if not isinstance(base, MappingNode):
                 raise self._wrong("`<<` must name a mapping", base)
+            # `of` enters the lines of the base's keys. Those of this mapping's own keys come later, and replace them.
             merged |= self.of(base, at)
         own: dict[str, Any] = {}
         for key, value in node.value:

@@ -63,6 +63,7 @@ def preemption_of(accounting: Accounting, spec: JobSpec, config: Settings, parti
     if qos is None or config.get("PreemptType") != "preempt/qos":
         return {}
     mode = qos.get("PreemptMode", "cluster")
+    # `cluster`: the QOS leaves it to slurm.conf.
     said = {} if mode in ("cluster", "") else {"PreemptMode": mode.upper()}
     return {**said, "GraceTime": f"{parse_time_limit(qos.get('GraceTime') or '0'):.0f}"}
 

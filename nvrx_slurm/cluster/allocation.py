@@ -90,6 +90,7 @@ def current_allocation(runner: Runner | None = None) -> Allocation | None:
             f"SLURM_JOB_ID names job {job_id}, and that allocation cannot be used ({stands}): leave its shell, or"
             " unset SLURM_JOB_ID; `--here` runs the job on this machine alone"
         )
+    # From Slurm's NodeList: SLURM_JOB_NODELIST still names nodes that were lost since.
     nodes = programs.ask("scontrol", "show", "hostnames", job.get("NodeList", "")).stdout.split()
     return Allocation(job_id, tuple(nodes))
 
@@ -183,6 +184,7 @@ def start_run(
     """
     clock = clock or SystemClock()
     prepare_folder(folder)
+    # The lock is held until `job.json` is written: there the next run sees that these nodes are taken.
     with locked(folder / LOCK_NAME, timeout_s=LOCK_S, clock=clock):
         runs = _runs(allocation, folder)
         # A run that has ended holds its nodes until its batch host, who waits for the agents, has gone.
@@ -190,6 +192,7 @@ def start_run(
             node: run.job_id
             for run in runs
             if (info := run.read_info()) is not None
+            # The process of a run on another machine cannot be looked at: such a run is over once it has a result.
             and (info.host_lives() if info.is_here else run.read_result() is None)
             for node in info.nodes
         }
@@ -201,6 +204,7 @@ def start_run(
         spec = fitted(spec, len(free), all_nodes=all_nodes, where=where)
         its_plan = plan(spec, folder=folder, job_file=job_file)
         nodes = tuple(free[: its_plan.total_nodes])
+        # Not from their count: the user may have removed the folder of an earlier run.
         number = 1 + max((int(run.job_id.rpartition(RUN)[2]) for run in runs), default=0)
         job_id, process = LocalCluster(folder, clock=clock).start(
             render_job(spec, its_plan, cluster="slurm", python=sys.executable, allocation=(allocation.job_id, nodes)),

@@ -96,6 +96,7 @@ def prepare_folder(folder: Path) -> bool:
     return is_new
 
 
+# A process that submits many jobs warns once of each folder.
 @functools.cache
 def _warn_of(path: Path, folder: Path) -> None:
     log.warning(

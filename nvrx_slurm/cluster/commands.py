@@ -137,6 +137,7 @@ def environment_for(program: str, environment: Mapping[str, str]) -> dict[str, s
     if program != "sbatch":
         # A query must not depend on the user's settings: SQUEUE_PARTITION would hide jobs, SACCT_FORMAT would change
         # the answer.
+        # LC_ALL=C: answers are recognised by their words (`_NO_ANSWER`), and some of these come from strerror(3).
         own = f"{program.upper()}_"
         return {name: value for name, value in environment.items() if not name.startswith(own)} | {"LC_ALL": "C"}
     if "SLURM_JOB_ID" not in environment:

@@ -186,6 +186,7 @@ class EndWatch:
         if info is None:
             return False
         logs = (self._job.node_log(node) for node in info.nodes)
+        # A node may have a log of an earlier generation: it counts only if it was written in this one.
         newest = max((log.stat().st_mtime for log in logs if log.is_file()), default=0.0)
         return info.allocation is not None or newest > info.started_at - CLOCKS_DIFFER_S
 

@@ -121,6 +121,7 @@ class LocalCluster:
             raise UsageError(f"{job_id} runs on {info.host}: cancel it there{whole}")
         # The process is held by a descriptor before it is looked at: between the look and the signal its number
         # cannot pass to another process.
+        # For kill(2) a number of 0 or less names a group of processes.
         if info.host_pid <= 0:
             return
         try:
@@ -128,6 +129,7 @@ class LocalCluster:
         except ProcessLookupError:
             return
         try:
+            # Ahead of the look whether it lives: this may take a while, and a job that ends meanwhile is no stranger.
             problem = self._stranger(info)
             if not info.host_lives():
                 return
@@ -195,6 +197,7 @@ def _read_own(path: Path) -> JobInfo | None:
     """A job.json that this user wrote; None if there is none. Raises UsageError for another user's: it may name any
     process."""
     try:
+        # Another user may have put a link there, or a pipe, whose opening would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None

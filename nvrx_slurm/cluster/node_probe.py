@@ -98,6 +98,7 @@ def main(folder: Path, nodes: int) -> None:
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
         (folder / f"{node}.lock").open("w") as lock,
     ):
+        # Lock and sockets are ready before `.here` is written: a peer that reads that file tries them at once.
         flock = _flock(lock.fileno())
         datagrams.bind((address, 0))
         for serve in (lambda: _serve(server, folder, node), lambda: _echo(datagrams)):
@@ -194,6 +195,7 @@ def _try(folder: Path, node: str, peer: str, there: Here) -> PeerFacts:
             peer=peer,
             tcp_s=connected_s,
             udp=udp,
+            # As in NTP: its clock was read in the middle, if both ways take the same time.
             skew_s=its_time - (asked_at + answered_at) / 2,
             seen_after_s=time.monotonic() - written_at if seen else None,
             lock_is_seen=not _flock(lock.fileno()),

@@ -26,6 +26,7 @@ from nvrx_slurm.util.durations import words
 
 TIME_LIMIT_S, POLL_S, LATE_S = 120.0, 0.5, 10.0
 NAME, FACTS = "nvrx-slurm-doctor", "*.facts"
+# These would hold the probe back, or send mail of it; `requeue` contradicts its `no-requeue`.
 _NOT_FOR_A_PROBE = ("begin", "deadline", "mail-type", "mail-user", "time-min", "requeue")
 
 LONGEST_SKEW_S, LONGEST_WRITE_S, LONGEST_SEEN_S = 1.0, 0.1, 3.0
@@ -52,6 +53,7 @@ def probe_script(spec: JobSpec, *, nodes: int, folder: Path, python: str) -> str
     flags = "\n".join(f"#SBATCH {flag}" for flag in sbatch_flags(small, plan(small, folder=folder)))
     step = " ".join([*srun, "--ntasks-per-node=1", *step_flags(small), shlex.quote(python), "-P"])
     setup = "\n".join(spec.setup)
+    # `:` ends the flags: sbatch reads them up to the first command, and a line of `setup` may look like one.
     return f"#!/bin/bash\n{flags}\n:\n{setup}\nexec {step} -m nvrx_slurm.cluster.node_probe {where} {nodes}\n"
 
 
@@ -73,6 +75,7 @@ def run_probe(
     queue, deadline, problem = QueueReporter(job_id, say), clock.monotonic() + timeout_s, ""
     try:
         while not (state := cluster.states([job_id])[job_id]).terminal:
+            # The end of the job is not awaited: it may be COMPLETING for a while, and says nothing more.
             if len(list(where.glob(FACTS))) == nodes:
                 break
             if clock.monotonic() > deadline:

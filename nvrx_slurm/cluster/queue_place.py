@@ -100,6 +100,7 @@ def places_of(stdout: str) -> dict[str, QueuePlace]:
     """squeue's lines `id|submitted|expected|reason`, with times in seconds since 1970."""
     found = {}
     for line in stdout.splitlines():
+        # The reason is last, and is not split: it may be a sentence, in which nothing rules a bar out.
         fields = line.strip().split("|", 3)
         if len(fields) == 4:
             job_id, submitted, expected, reason = (field.strip() for field in fields)

@@ -88,6 +88,7 @@ class SlurmCluster:
             log.warning("%s: the script could not be kept there (%s)", job.path, error)
         record_job(job.path)
         with contextlib.suppress(SlurmUnreachable):
+            # `run`, not `ask`: no submitter waits half a minute for the sake of a warning.
             version = version_of(self._programs.run("sbatch", "--version").stdout)
             if version is not None and version < RELIABLE_SINCE:
                 log.warning(
@@ -111,6 +112,7 @@ class SlurmCluster:
             known = states_of(listing.stdout, numbers)
             absent = [number for number in numbers if known.get(number, JobState.UNKNOWN) is JobState.UNKNOWN]
             # squeue forgets a job MinJobAge after its end; the accounting keeps it.
+            # Only for these: of a requeued job the accounts go on to show how the run before has ended.
             if absent:
                 known |= self._sacct_states(cluster, absent)
             found |= {job_id: known[number] for number, job_id in numbers.items() if number in known}
@@ -148,6 +150,7 @@ class SlurmCluster:
 
     def _batch_host_and_nodes(self, job_id: str) -> tuple[str, tuple[str, ...]]:
         number, cluster = split_job_id(job_id)
+        # The bar in front tells these lines from the headline that `--clusters` adds.
         listing = self._programs.ask(
             "squeue", *on_cluster(cluster), "--noheader", "--states=all", f"--jobs={number}", "--format=|%B|%N"
         )

@@ -28,7 +28,9 @@ ANSWER_S, REAPED_S = 5.0, 1.0
 CLOCK_SKEW_S = 300.0
 
 _NAME = re.compile(r"NodeName=(\S+)")
+# With the blank in front: `NextState=`, of a node that is to boot, ends with the same word.
 _STATE = re.compile(r" State=(\S+)")
+# A reason is a whole sentence, and not always the last field of its line: hence up to what is known to follow.
 _REASON = re.compile(r" Reason=(.*?)(?: \[[^\s@\]]+@\S+\])?(?:\s+(?:Comment|Extra)=.*)?$")
 _BOOT_TIME = re.compile(r" BootTime=(\S+)")
 _ADDR, _PORT = re.compile(r" NodeAddr=(\S+)"), re.compile(r" Port=(\d+)")

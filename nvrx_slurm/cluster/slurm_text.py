@@ -20,6 +20,7 @@ RELIABLE_SINCE = (23, 2, 3)
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?(;[A-Za-z0-9_.-]+)?")
 _SUBMITTED = re.compile(r"^(\d+(?:;\S+)?)$", re.MULTILINE)
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+# `SlurmctldHost[0]` is the first of several controllers.
 _SETTING = re.compile(r"^(\w+)(?:\[0\])?\s*=\s?(.*)$", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)=(\S+)")
 

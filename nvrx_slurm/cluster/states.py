@@ -73,6 +73,7 @@ _SYNONYMS = {
     "SIGNALING": JobState.RUNNING,
     "STAGE_OUT": JobState.COMPLETING,
     "STOPPED": JobState.SUSPENDED,
+    # Slurm puts a job that it could not launch back into the queue, and holds it.
     "LAUNCH_FAILED": JobState.REQUEUED,
     "RECONFIG_FAIL": JobState.BOOT_FAIL,
 }

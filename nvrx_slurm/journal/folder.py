@@ -244,6 +244,7 @@ def claim_node(job: JobFolder, node: str) -> tuple[Path, int]:
     """
     own = job.make_runtime_folder(node)
     lock = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # It blocks: an agent that began at the same moment may be trying this lock, and lets go of it at once.
     fcntl.flock(lock, fcntl.LOCK_EX)
     # The own lock first: of two agents that start at one moment each may see the other's, and then both leave; but
     # never does either miss the other's.

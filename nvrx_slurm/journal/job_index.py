@@ -99,6 +99,7 @@ def _entries(index: int, job_id: str | None) -> Iterator[IndexedJob]:
     with os.scandir(index) as entries:
         for entry in entries:
             named, at, _ = entry.name.rpartition("@")
+            # A name with a dot in front is of a link that is just being made, or of one whose maker was killed.
             if not at or entry.name.startswith(".") or job_id not in (None, named):
                 continue
             with contextlib.suppress(OSError):  # removed meanwhile, or no symbolic link

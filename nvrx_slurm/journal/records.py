@@ -34,6 +34,7 @@ PREEMPTED = "preempted or requeued"
 
 # What is checked when a record is decoded. Readers make paths of names, and pack numbers into 64 bits again.
 # A name of a node, replica or role: one component of a path, and not `.` or `..`.
+# `\Z`: msgspec searches for the pattern, and `$` would pass a newline at the end.
 FileName = Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]{1,255}\Z")]
 # A path below the job folder: relative, and without `..`.
 PathBelow = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(?:.*/)?\.\.(?:/|\Z))[^\x00-\x1f\x7f]{1,4096}\Z")]
@@ -842,6 +843,7 @@ def entry_to_json(entry: Entry) -> bytes:
 def entry_from_json(line: bytes) -> Entry:
     """The entry of one line of `events.jsonl`. Raises MalformedRecord on a torn line."""
     line = _translate_deprecated(line, _RENAMED_IN_JSON)
+    # Both decoders read the whole line: each passes the other's keys as unknown ones.
     head = decode(_head_from_json.decode, line, "a line of the journal")
     return Entry(n=head.n, t=head.t, record=decode(_record_from_json.decode, line, "a line of the journal"))
 

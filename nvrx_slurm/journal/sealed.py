@@ -52,6 +52,7 @@ class SealedFolder:
                 write_private(self.path / name, _seal(name, body) + b"\n" + body, dir_fd=folder)
                 with os.scandir(folder) as entries:
                     by_age = sorted(entries, key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
+                # After the write: where that fails, as on a full disk, no file that is still good is lost.
                 for entry in by_age[self.most :]:
                     os.unlink(entry.name, dir_fd=folder)
 

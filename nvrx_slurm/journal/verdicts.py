@@ -72,6 +72,8 @@ class Failed(Wire, frozen=True, kw_only=True):
     t: float = 0.0  # seconds since the epoch, the store's clock
 
 
+# As strerror(3) begins for ENOENT, EACCES, ENOEXEC and ENOTDIR: a report has no errno, only this text. What begins
+# with `container.` names a key of that block.
 _NEVER_RAN = ("No such ", "Permission denied", "Exec format error", "Not a directory", "container.")
 
 

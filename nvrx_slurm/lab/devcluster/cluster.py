@@ -201,6 +201,7 @@ class DevCluster:
         def ended() -> bool:
             if not slurm.unfinished_jobs(self.environment()):
                 return True
+            # At each look: a job may have been submitted, or requeued, since the last one.
             slurm.cancel_all(self.environment(), self.spec.user)
             table = processes.read_table()
             below = [table[pid] for pid in below_slurmds(table)]
@@ -210,6 +211,7 @@ class DevCluster:
             return False
 
         wait_until(ended, timeout_s=timeout_s, what="all jobs to end", clock=self._clock)
+        # What a job has detached is part of no step: Slurm has called the job ended, and left that alone.
         processes.kill(below_slurmds, self._clock)
         await_usable(self.spec, self.nodes, self._clock, self._say)
         lifecycle.await_idle(self.spec, self._clock, self._say, timeout_s)
@@ -240,6 +242,7 @@ def remove(name: str, clock: Clock | None = None) -> None:
     """Take the cluster down, also one whose `up` was killed, or whose cluster.json is damaged. Raises UsageError."""
     try:
         cluster = DevCluster.load(name, clock=clock)
+    # A ConfigError, of a damaged `cluster.json`, is one too.
     except UsageError:
         if name not in names():
             raise
@@ -262,6 +265,7 @@ def revive(spec: ClusterSpec, node: str) -> None:
     slurmd = living(spec.places, table).get(node)
     if slurmd is None:
         start(lifecycle.slurmd(spec, node, require(["slurmd"])["slurmd"]), spec.places)
+    # The table is older than the SIGCONT: it shows whether slurmd was frozen.
     elif table[slurmd].state == "T":
         # So it registers at once. If slurmctld holds it for down by now, it would ask for that only some 30 s later.
         processes.send([table[slurmd]], signal.SIGHUP)

@@ -45,6 +45,7 @@ def slurm_conf(spec: ClusterSpec) -> str:
         "SlurmdPidFile": places.runtime / "%n.pid",
         "SlurmctldLogFile": places.log("slurmctld"),
         "SlurmdLogFile": places.log("%n"),
+        # proctrack/cgroup needs cgroups that an ordinary user may not make.
         "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
         "SelectType": "select/cons_tres",
@@ -53,7 +54,9 @@ def slurm_conf(spec: ClusterSpec) -> str:
         "MpiDefault": "none",
         "MailProg": "/bin/true",
         "SlurmdParameters": "config_overrides",  # more CPUs and memory than there are
+        # By default Slurm looks at the queue again after 3 to 60 s, for which tests would wait.
         "SchedulerParameters": "batch_sched_delay=0,bf_interval=1,sched_interval=5",
+        # A node that was DOWN is used again as soon as its slurmd registers.
         "ReturnToService": 2,
         "TreeWidth": 65_533,  # no node relays messages, so a dead one delays no other
         "SlurmdTimeout": SLURMD_TIMEOUT_S,
@@ -151,6 +154,7 @@ def database(spec: ClusterSpec, programs: Mapping[str, str]) -> Daemon:
         "user": spec.user,
         "innodb-buffer-pool-size": "32M",
         "innodb-lock-wait-timeout": "900",  # what slurmdbd asks for
+        # No commit waits for the disk: a crash may lose a second of the accounts, which does no harm here.
         "innodb-flush-log-at-trx-commit": "0",
     }
     return Daemon(

@@ -60,6 +60,7 @@ def plan_cluster(
     spec = ClusterSpec(
         name=name,
         user=pwd.getpwuid(os.getuid()).pw_name,
+        # NodeHostname is what `hostname -s` prints (slurm.conf(5)).
         hostname=socket.gethostname().split(".")[0],
         slurm_version=slurm_version,
         cpus_per_node=cpus_per_node,
@@ -80,6 +81,7 @@ def launch(spec: ClusterSpec, programs: Mapping[str, str], clock: Clock, say: Sa
     places.slurm_conf.write_text(configuration.slurm_conf(spec))
     if (cgroup := configuration.cgroup_conf(spec)) is not None:
         (places.state / "cgroup.conf").write_text(cgroup)
+    # The mode ahead of the key: at no moment can another user read it.
     places.munge_key.touch(mode=0o600)
     places.munge_key.write_bytes(secrets.token_bytes(_MUNGE_KEY_BYTES))
     for node in spec.nodes:
@@ -109,6 +111,7 @@ def launch(spec: ClusterSpec, programs: Mapping[str, str], clock: Clock, say: Sa
     _serve(spec, slurmctld, spec.controller_port, clock)
     say(f"starting {len(spec.nodes)} nodes")
     for node in spec.nodes:
+        # No wait after each of them, as `_serve` has: `await_idle` waits for all at once.
         start(slurmd(spec, node, programs["slurmd"]), places)
     await_idle(spec, clock, say)
 
@@ -190,6 +193,7 @@ def free_ports(count: int, taken: Iterable[int] = ()) -> list[int]:
         highest = int(_EPHEMERAL.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         highest = 32_768
+    # An ephemeral range that begins so low leaves too few ports below it: then ports inside of it are taken.
     if highest <= _LOWEST + 1_000:
         highest = 60_000
     refused, ports = set(taken), list[int]()

@@ -57,6 +57,7 @@ class Places:
 
     def remove(self) -> None:
         """Delete everything; what is already gone is fine."""
+        # The state folder last: it is the claim on the name, and its link leads to the other one.
         for folder in (self.runtime, self.state):
             shutil.rmtree(folder, ignore_errors=True)
         if self.state.exists() or self.runtime.exists():

@@ -169,6 +169,7 @@ def kill(
     """
     doomed = freeze(members, clock)
     table = read_table()  # again: one of them may have been killed by others meanwhile
+    # Sorted ahead of the call, so that the kills follow it without a pause.
     in_order = children_first(doomed, table)
     at_the_kill()
     send((table[pid] for pid in in_order if pid in table), signal.SIGKILL)

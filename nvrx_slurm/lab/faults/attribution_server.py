@@ -197,6 +197,7 @@ class AttributionServer:
         self._http = _Server(("127.0.0.1", port), _Handler)
         self._http.attribution = self
         self.port: int = self._http.server_address[1]
+        # `shutdown` waits for the loop's next look, which by default comes every half second.
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
@@ -240,6 +241,7 @@ class AttributionServer:
 class _Server(ThreadingHTTPServer):
     attribution: AttributionServer
     daemon_threads = True
+    # With Python's 5 the kernel drops a burst of connections, and their clients try again after a second.
     request_queue_size = 128
 
     def handle_error(self, request: object, client_address: object) -> None:

@@ -22,6 +22,7 @@ class SmallDisk:
 
     def __init__(self, options: str) -> None:
         self._holder = subprocess.Popen(
+            # Only in a user namespace of its own may an ordinary user mount anything.
             ["unshare", "--map-root-user", "--mount", "sh", "-c", _HOLD, "sh", options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -99,6 +99,7 @@ class HostNetwork:
         """What to write before a command that shall run on that host."""
         process = f"/proc/{self.pid}"
         net = f"--net={process}/fd/{self.namespaces[host]}"
+        # Else nsenter drops the user's groups (nsenter(1)), which `unshare --map-root-user` forbids in its namespace.
         return ["nsenter", "--preserve-credentials", f"--user={process}/ns/user", net]
 
     def agents(self) -> list[str]:

@@ -226,6 +226,7 @@ class Switch:
             if self._may_pass(source, target, frame, loss=max(loss for _, loss in slow)):
                 self.carried += 1
                 due = time.monotonic() + max(delay_s for delay_s, _ in slow)
+                # The number keeps frames that are due at one time in the order in which they came.
                 heapq.heappush(self.later, (due, self.carried, target, frame))
 
     def _may_pass(self, source: str, target: str, frame: bytes, loss: float) -> bool:
@@ -305,6 +306,7 @@ def make_host(index: int, door: int) -> tuple[int, list[int]]:
         # The namespace lives on by the descriptor that is sent: no process needs to stay in it.
         _become_host(index, door, there)
         os._exit(0)
+    # Or there would be no end of the stream, and the next call would wait for a child that has failed.
     there.close()
     _, received, _, _ = socket.recv_fds(here, 1, 2)
     os.waitpid(child, 0)
@@ -316,7 +318,9 @@ def make_host(index: int, door: int) -> tuple[int, list[int]]:
 def open_port(index: int) -> socket.socket:
     """The switch's end of that host's cable."""
     _configure(f"link set port{index} up")
+    # No protocol until it is bound: with one it would first take the frames of all interfaces (packet(7)).
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK)
+    # Or what the switch sends to the host would come back here as a frame of that host.
     port.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     port.bind((f"port{index}", EVERY_PROTOCOL))
     return port

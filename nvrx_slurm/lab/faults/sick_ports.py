@@ -25,6 +25,7 @@ from nvrx_slurm.transport.protocol import PeerLink, Seen, address_of, host_and_p
 
 PIECE_BYTES = 1 << 16
 CONNECT_S = 5.0
+# A socket that lingers for 0 s is closed by a reset (socket(7)).
 _NO_LINGER = struct.pack("ii", 1, 0)
 _ACK_MARK = protocol.Ack(protocol.AckVerdict.TAKEN, 0, 0).pack()[:4]
 
@@ -224,6 +225,7 @@ class SickPort:
         while not self._over.is_set():
             try:
                 client, _ = listening.accept()
+            # The port goes down, as the loop then finds, or the client has left already.
             except OSError:
                 continue
             self.connections += 1
@@ -236,6 +238,7 @@ class SickPort:
                 return
             # Only now: a port with a fault at the connect leaves its server alone.
             with self._kept(socket.create_connection(host_and_port(self.server), CONNECT_S)) as server:
+                # CONNECT_S bounds the connect alone: a conversation may be silent for longer.
                 server.settimeout(None)
                 _Conversation(self, client, server).run()
 
@@ -357,6 +360,7 @@ def _end(client: socket.socket, action: PortAction) -> None:
 def _pause(client: socket.socket, seconds: float | None) -> None:
     """Raises _Ended when the client leaves meanwhile, or the port goes down."""
     poll = select.poll()
+    # Not POLLIN: what the client sends meanwhile stays unread, and must not end the pause.
     poll.register(client, select.POLLRDHUP)
     if poll.poll(None if seconds is None else seconds * 1000):
         raise _Ended

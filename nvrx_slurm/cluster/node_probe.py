@@ -153,7 +153,8 @@ def _serve(server: socket.socket, folder: Path, node: str) -> None:
     """Answer each peer: its first line with the time here, its second one by writing a file for it."""
     while True:
         connection, _ = server.accept()
-        with contextlib.suppress(OSError), connection, connection.makefile("rwb") as stream:
+        # ValueError: any program of the network may connect, and send what is no text.
+        with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rwb") as stream:
             connection.settimeout(TRY_S)
             peer = stream.readline().decode().strip()
             stream.write(f"{time.time()}\n".encode())
@@ -171,8 +172,8 @@ def _echo(datagrams: socket.socket) -> None:
 
 
 def _try(folder: Path, node: str, peer: str, there: Here) -> PeerFacts:
-    began = time.monotonic()
     udp = _udp(there)
+    began = time.monotonic()
     try:
         with socket.create_connection((there.address, there.tcp), timeout=TRY_S) as connection:
             connected_s = time.monotonic() - began

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from nvrx_slurm.cluster import node_probe
 from nvrx_slurm.cluster.node_probe import NodeFacts, Room
 from nvrx_slurm.cluster.probe_job import check_nodes, probe_script
 from nvrx_slurm.jobspec.plan import plan
+from nvrx_slurm.lab.devcluster.processes import wait_until
+from nvrx_slurm.util.clock import SystemClock
 from tests.unit.jobspec.specs import job_spec
 
 WAIT_S = 60.0
@@ -21,14 +26,16 @@ SPEC = job_spec({**KEYS, "slurm": {"partition": "gpu"}})
 PLAN = plan(SPEC, folder=Path("/jobs"))
 
 
+def start(folder: Path, node: str) -> subprocess.Popen[bytes]:
+    """The probe of one of two nodes."""
+    command = [sys.executable, "-P", "-m", "nvrx_slurm.cluster.node_probe", str(folder), "2"]
+    return subprocess.Popen(command, env={**os.environ, "SLURMD_NODENAME": node, "NVRX_NODE": ""})
+
+
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> list[NodeFacts]:
     folder = tmp_path_factory.mktemp("shared")
-    command = [sys.executable, "-P", "-m", "nvrx_slurm.cluster.node_probe", str(folder), "2"]
-    started = [
-        subprocess.Popen(command, env={**os.environ, "SLURMD_NODENAME": node, "NVRX_NODE": ""})
-        for node in ("n1", "n2")
-    ]
+    started = [start(folder, node) for node in ("n1", "n2")]
     assert [process.wait(WAIT_S) for process in started] == [0, 0]
     return [msgspec.json.decode((folder / f"{node}.facts").read_bytes(), type=NodeFacts) for node in ("n1", "n2")]
 
@@ -40,6 +47,25 @@ def test_each_node_tries_the_other(facts: list[NodeFacts]) -> None:
         assert (peer.peer, peer.udp, peer.lock_is_seen, peer.error) == (other, True, True, "")
         assert peer.tcp_s is not None and peer.seen_after_s is not None and peer.skew_s is not None
         assert abs(peer.skew_s) < 1.0  # one machine has one clock
+
+
+def test_a_stranger_who_sends_no_text_ends_nothing(tmp_path: Path) -> None:
+    """The node answers the next peer, and the time to connect is without the time that UDP was waited for."""
+    process, here = start(tmp_path, "n1"), tmp_path / "n1.here"
+    try:
+        wait_until(here.exists, timeout_s=WAIT_S, what="n1 listens", clock=SystemClock())
+        there = msgspec.json.decode(here.read_bytes(), type=node_probe.Here)
+        with socket.create_connection((there.address, there.tcp)) as stranger:
+            stranger.sendall(b"\xff\xfe\n")
+            assert stranger.recv(1) == b""
+        with socket.socket(type=socket.SOCK_DGRAM) as silent:
+            silent.bind((there.address, 0))
+            facts = node_probe._try(tmp_path, "n2", "n1", replace(there, udp=silent.getsockname()[1]))
+        assert (facts.error, facts.udp, facts.seen_after_s is not None) == ("", False, True)
+        assert facts.tcp_s is not None and facts.tcp_s < node_probe.TRY_S / 3
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_what_two_such_nodes_say_is_fit(facts: list[NodeFacts]) -> None:

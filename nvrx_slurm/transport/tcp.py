@@ -430,6 +430,9 @@ def resolve(host: str, port: int, deadline: float) -> list[Address]:
         _asked[host, port] = lookup
         found = lookup.result(max(0.0, deadline - time.monotonic()))
     except concurrent.futures.TimeoutError:
+        # A failed lookup of the system may raise TimeoutError, too. It has ended, so the next caller asks again.
+        if lookup.done():
+            _asked.pop((host, port), None)
         raise PayloadTimeout(f"the address of host {host} could not be found in time") from None
     except (OSError, UnicodeError, RuntimeError) as error:
         # RuntimeError: this process can start no more threads.

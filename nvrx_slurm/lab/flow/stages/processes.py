@@ -141,9 +141,15 @@ def _kill(action: FaultAction, members: Members, clock: Clock) -> FaultResult:
     poller, deadline = select.poll(), clock.monotonic() + PROOF_S
     try:
         # Handles, not pids: a pid may belong to another process as soon as its own has been reaped.
+        is_hit = False
         for handle in handles:
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            # One may end by itself after it was found. The others must die all the same.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                is_hit = True
             poller.register(handle, select.POLLIN)  # readable once the process has ended, reaped or not
+        if not is_hit:
+            raise FaultFailed(f"{action.who} has ended already, before SIGKILL was sent")
         left = set(handles)
         while left:
             ended = {handle for handle, _ in poller.poll(max(0.0, deadline - clock.monotonic()) * 1000)}

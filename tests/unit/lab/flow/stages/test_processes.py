@@ -26,3 +26,27 @@ def test_process_that_loads_its_program_is_of_the_job_all_the_same(tmp_path: Pat
                     apply(action, SystemClock())
         finally:
             again.kill()
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_process_that_ends_by_itself_just_before_the_kill_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held: bool
+) -> None:
+    """It is found alive, and has been reaped when its pid is opened (`is_held`: right after that)."""
+    hold = os.pidfd_open
+    sleeper = subprocess.Popen(["sleep", "60"], env={**os.environ, "NVRX_JOB_FOLDER": str(tmp_path)})
+
+    def ends(pid: int) -> int:
+        handle = hold(pid) if is_held else None
+        sleeper.kill()
+        sleeper.wait()
+        return hold(pid) if handle is None else handle
+
+    monkeypatch.setattr(os, "pidfd_open", ends)
+    action = FaultAction(act="kill", who="rank 0", pids=(sleeper.pid,), folder=str(tmp_path))
+    try:
+        with pytest.raises(FaultFailed, match="rank 0 has ended already"):
+            apply(action, SystemClock())
+    finally:
+        sleeper.kill()
+        sleeper.wait()

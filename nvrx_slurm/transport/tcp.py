@@ -247,9 +247,8 @@ class TcpListener:
             if error.errno in _EXHAUSTED:
                 self._exhausted.say(f"{self.address} cannot take a connection: {error.strerror}", now)
                 self._paused_until = now + EXHAUSTED_S
-                # The oldest has had the longest time.
-                if self._pending:
-                    self._reject(next(iter(self._pending)), "had to go for want of descriptors", now)
+                if (dropped := self._admission.shed(now)) is not None:
+                    self._reject(dropped, "had to go for want of descriptors", now)
             return
         if self._entry is None:
             self._start(connection, b"", None)

@@ -46,6 +46,7 @@ def describe(array: object) -> tuple[list[object], memoryview]:
 
 
 def _flat(array: np.ndarray[Any, Any]) -> memoryview:
+    # numpy gives no buffer of some types, datetime64 among them. Of their bytes it does.
     return array.reshape(-1).view(np.uint8).data
 
 

@@ -237,6 +237,7 @@ def _known(on_missing: OnMissing) -> OnMissing:
     return on_missing
 
 
+# These are about a ring's server. Other errors are about one payload, and say nothing of the ring's others.
 _AWAY = (PeerReset, PeerRefused, PayloadTimeout)
 
 Read = Callable[[PayloadRef, float, ReadCancellation], object]  # one read: the ref, until when, and what ends it
@@ -287,10 +288,12 @@ class _Round:
         try:
             for end in ends:
                 running.append(threads.start(partial(self._work, end)))
+            # Reads end at the deadline by themselves. A moment more lets their threads report what they have.
             wait(running, self._deadline + END_S - time.monotonic())
         finally:
             for end in ends:
                 end.abort()
+        # `_work` keeps each TransportError. Any other exception is the caller's, and must not get lost in a thread.
         for future in running:
             if future.done():
                 future.result()

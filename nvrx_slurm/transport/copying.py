@@ -104,6 +104,7 @@ def copy_hashed(target: memoryview, source: memoryview) -> int:
 def room(size: int) -> bytearray:
     """Memory that holds anything: it is written next. In huge pages where it is big, else its page faults would take
     longer than all else."""
+    # `bytearray(size)` would write zeros first: one more pass over all of the memory.
     made: bytearray = _new_bytearray(None, size)
     if size >= HUGE_BYTES:
         with _address(memoryview(made), _WRITABLE) as start:

@@ -101,6 +101,7 @@ class Directory:
     def lookup(self, topic: str = TOPIC, after: str | None = None) -> list[Published]:
         """What is published now, oldest first; with `after`, the `id` of one, only what came later."""
         key, last = self._stream(topic), START if after is None else checked_id(after)
+        # The newest record of this moment is the end: a producer that goes on must not keep the loop going.
         newest = self._newest(key)
         reader = _TopicReader(key, self._key)
         found: list[Published] = []

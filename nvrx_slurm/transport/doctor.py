@@ -315,6 +315,7 @@ def measure(scheme: str) -> Pace:
         except subprocess.TimeoutExpired:
             raise TransportError(f"a producer of {scheme} has not ended in {END_S:.0f} s") from None
         finally:
+            # The end of the `with` block waits for the process without a bound.
             process.kill()
     return Pace(medians_s[0], SIZES[1] / medians_s[1])
 

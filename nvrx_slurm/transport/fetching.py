@@ -334,6 +334,7 @@ class Fetcher:
         busy = []
         try:
             while unconfirmed_acks:
+                # It is removed only after the answer: where the link breaks before that, `finally` keeps it.
                 lost = unconfirmed_acks[-1]
                 status = settle(connection.link, ring, lost.slot, lost.generation, until)
                 connection.was_heard()

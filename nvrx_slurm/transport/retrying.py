@@ -129,6 +129,7 @@ class ReadPlan:
         if outcome is AttemptOutcome.STALE:
             self._end = EndRead(outcome)
         elif outcome is AttemptOutcome.BUSY:
+            # A busy slot is no fault: after the pause each port may be asked again, also those that failed before.
             self._tried.clear()
             self._moved = 0
             self._resume_at = now + min(BUSY_PAUSE_S * 2 ** min(self._busy, 16), LONGEST_BUSY_PAUSE_S)

@@ -112,6 +112,7 @@ class SharedRing:
         folder = arguments.folder(folder)
         slots, slot_bytes = arguments.whole("slots", slots, 0), arguments.whole("slot_bytes", slot_bytes, 0)
         layout = checked(slots, slot_bytes)
+        # Before the new ring takes its memory: what killed creators have left may fill the folder.
         ring_file.sweep(folder)
         creator = Creator(*this_process(), namespace())
         header = Header(creator, RingShape(slots, slot_bytes, overwrite, checksum, int(lease_s * 1e9)))
@@ -190,6 +191,7 @@ class SharedRing:
             )
         if len(described) > LONGEST_SCHEMA:
             raise RingError(f"a schema of {len(described)} bytes is longer than {LONGEST_SCHEMA} bytes")
+        # An exception may come after a slot was taken, and before a `Writing` has it: then `disown` gives it back.
         attempt = OwnedAttempt(id(steps))
         try:
             found = self._slot_for(attempt.owner, until)
@@ -244,6 +246,7 @@ class SharedRing:
                 try:
                     claim.check("" if ref is None else ref.checksum)
                 except PayloadCorrupt as error:
+                    # A writer that has the slot by now changes the checksum, too: that payload is stale, not corrupt.
                     if not claim.is_ours():
                         raise StaleSlotError(
                             f"slot {claim.slot}@{claim.generation}: its lease was shorter than the check of its sum",
@@ -388,6 +391,7 @@ class SharedRing:
     def _slot_for(self, owner: SlotOwner, deadline: float) -> tuple[int, int] | None:
         """A slot and its new generation."""
         for steps in self._turns(deadline):
+            # First without waiting for any lock: a contended slot costs no time while another one can be had.
             for patience_s in (0.0, WRITE_PATIENCE_S):
                 for index in self._places(steps):
                     generation = steps.begin(index, owner, overwrite=self.overwrite, patience_s=patience_s)
@@ -400,6 +404,7 @@ class SharedRing:
         """Where to write, the best first."""
         yield from steps.memory.free(self._cursor)
         seen = steps.memory.glance()
+        # To reclaim takes each held slot's lock and may read /proc: so only when no free slot could be taken.
         if any(glance.state in HELD for glance in seen):
             steps.reclaim_all()
             yield from steps.memory.free(self._cursor)

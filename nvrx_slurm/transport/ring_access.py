@@ -186,6 +186,7 @@ class Writing:
         if self._attempt.owner.pid != this_process()[0]:
             raise RingError("this process was forked in the middle of a write: that is its parent's to end")
         target = self._payload[offset : offset + source.nbytes]
+        # Not in order until the copy has ended: an exception may leave the hash behind the bytes, or ahead of them.
         in_order, self._in_order = self._in_order, -1
         if self._hash is None or offset != in_order:
             copying.copy(target, source)
@@ -276,6 +277,7 @@ class Steps:
         """The generation that the slot has now; None where it cannot be had."""
 
         def move(slot: RingSlot) -> RingSlot | Refusal:
+            # More than any slot's, not only this one's: readers take the lowest generation for the oldest payload.
             generation = max(self.memory.latest_generation(), slot.generation) + 1
             return slots.begin(slot, generation, owner, overwrite=overwrite)
 
@@ -386,6 +388,7 @@ class Steps:
         def act() -> RingSlot | Refusal:
             nonlocal is_news
             before = slot = memory.load(index)
+            # The end of a read is valid after its lease, too, as long as no other step has taken the slot from it.
             if not is_end and slot.state in HELD:
                 lost = slots.lapsed(slot, time.monotonic_ns(), owner_is_dead=is_dead(slot.owner))
                 slot = slots.reclaim(slot) if lost else slot

@@ -99,6 +99,7 @@ def open_(folder: Path, name: str) -> tuple[mmap.mmap, Header]:
                     f"ring {name} was made in another namespace of process ids (another container): its locks and "
                     "owners mean nothing here; read it through its server, or share the namespace"
                 )
+            # A lock is an address, which no view checks: in a file that is too short it may lie beyond the mapping.
             expected = checked(header.shape.slots, header.shape.slot_bytes).total_bytes
             if status.st_size != expected:
                 raise RingError(
@@ -165,6 +166,7 @@ def _is_orphan(path: Path) -> bool:
             creator, _ = made_by(os.pread(descriptor, HEADER_BYTES, 0))
         finally:
             os.close(descriptor)
+        # In another namespace this pid may be a different process, or none, while the creator lives.
         if creator is not None and creator.namespace == namespace():
             return not is_running(creator.pid, creator.started_ticks)
     return False
@@ -340,6 +342,7 @@ class Memory:
     def wake_waiting(self) -> None:
         """A slot has changed: wake the processes that wait, if any."""
         if self._waiting[0]:
+            # Cleared before the wake: later, it would erase the mark of a process that announced itself meanwhile.
             self._waiting[0] = 0
             ring_locks.wake_all(self.changes_address)
 
@@ -354,6 +357,7 @@ PAGE, LINE = 4096, 64
 HEADER_BYTES = 128
 CHANGES_AT, WAITING_AT = 128, 132
 WORDS_AT = 192
+# glibc's pthread_mutex_t has 40 bytes on x86-64 and 48 on aarch64: one cache line is enough for it.
 WORD_BYTES, MUTEX_BYTES, BANK_BYTES = 8, 64, 128
 CONTROL_BYTES = MUTEX_BYTES + 2 * BANK_BYTES
 MOST_SLOTS = 1 << 16

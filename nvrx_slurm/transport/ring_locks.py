@@ -144,6 +144,7 @@ def _is_nested(lock: Lock) -> bool:
 # that lapses.
 SLICE_S = 1.0
 _SYSCALL = {"x86_64": 202, "aarch64": 98}
+# Without FUTEX_PRIVATE_FLAG: each process has the ring at another address, so the kernel must compare the pages.
 _WAIT, _WAKE_OP = 0, 5
 _ALL = (1 << 31) - 1
 _ADD_ONE = 1 << 28 | 1 << 12  # FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_EQ, 0): atomically, by the kernel
@@ -244,6 +245,7 @@ def namespace() -> int:
 def is_dead(owner: SlotOwner) -> bool:
     """Whether this owner has ended: its process, or its attempt in this process."""
     process = (owner.pid, owner.started_ticks)
+    # This process lives, but an exception may have ended the read or the write, and left the slot behind.
     if process == this_process():
         return owner.attempt not in _open
     now = time.monotonic()

@@ -157,6 +157,7 @@ class PayloadServer:
         until = time.monotonic() + CLOSE_S
         for listener in self._listeners:
             listener.close()
+        # `_is_closed` was set under this lock, and `_serve` adds no link once it is: so none is missed here.
         with self._changed:
             for link in self._links:
                 link.cut()

@@ -48,6 +48,7 @@ class TcpLink:
 
     def __init__(self, connection: socket.socket, ahead: bytes = b"") -> None:
         connection.setblocking(False)
+        # Nagle's algorithm would hold a request back until the peer's kernel has confirmed the Ack before it.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if connection.getpeername()[0] == connection.getsockname()[0]:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
@@ -67,6 +68,7 @@ class TcpLink:
         left = sum(map(len, parts))
         while True:
             try:
+                # One system call for both parts: with TCP_NODELAY, two would send the frame in a packet of its own.
                 sent = self._socket.sendmsg(parts) if len(parts) > 1 else self._socket.send(parts[0])
             except BlockingIOError:
                 self._wait(self._writable, deadline, "the peer takes no more")
@@ -130,6 +132,7 @@ class TcpLink:
                 self._socket.close()
 
     def drop(self) -> None:
+        # No shutdown: that would end the parent's connection, which is the same one.
         self._is_closed = True
         self._socket.close()
 
@@ -209,6 +212,7 @@ class TcpListener:
             self._is_closed.set()
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            # The thread ends first: the number of a closed descriptor may soon belong to another file.
             self._thread.join()
             self._socket.close()
 
@@ -423,6 +427,7 @@ def resolve(host: str, port: int, deadline: float) -> list[Address]:
         return addresses
     if len(_asked) >= MOST_HOSTS:
         _asked.clear()
+    # In a thread: getaddrinfo(3) has no timeout of its own, and cannot be cancelled.
     try:
         look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         lookup = _asked.get((host, port)) or in_thread(look_up, f"look up {host}")

@@ -31,6 +31,7 @@ def describe(array: Any) -> tuple[list[object], memoryview]:
         raise Unsendable(f"a tensor of {array.dtype} is not sent")
     if array.dim() > MOST_DIMENSIONS:
         raise Unsendable(f"a tensor of {array.dim()} dimensions is not sent; {MOST_DIMENSIONS} are the most")
+    # torch keeps a conjugated or negated view as a flag beside the old bytes: only resolved, they are its values.
     tensor = array.detach().to("cpu").resolve_conj().resolve_neg()
     node: list[object] = ["tensor", _name(tensor.dtype), list(tensor.shape)]
     if tensor.is_contiguous():

@@ -194,6 +194,7 @@ class UcxxBackend:
     scheme = SCHEME
 
     def __init__(self, token: bytes) -> None:
+        # UCX is loaded here: a library that is missing then shows when the client is made, not in its first read.
         engine()
         self._token = token
         self._sockets = TcpBackend(SCHEME)

@@ -325,6 +325,7 @@ class UcxWorker:
 
     def nth(self, theirs: bytes, index: int) -> Any:
         """The client's endpoint of that number."""
+        # The loop below makes an endpoint for each number up to `index`: a wrong one must not make thousands.
         if index > self._made.get(theirs, 0) + MOST_AHEAD:
             raise PeerReset(f"the server has named connection {index}")
         while self._made.get(theirs, 0) <= index:

@@ -127,6 +127,7 @@ class AttemptRun:
             excerpt=excerpt(entries, struck),
             artifacts=None if verdict == "passed" else str(self._folder.path),
         )
+        # The outcome is written last: it also says what the clean-up could not end.
         self._folder.write_outcome(attempt)
         return exit_code
 
@@ -151,6 +152,7 @@ class AttemptRun:
             end: End
             try:
                 end = self._run.run(self._began + flow.wall_s)
+            # Caught while the stage is still open: `close` below takes the diagnosis of the running job.
             except OutOfTime:
                 end = "out_of_time"
             log.info("the flow's end: %s", end)

@@ -190,6 +190,7 @@ def clean_up(folder: Path, patience_s: float) -> list[str]:
         try:
             what = "local jobs to end"
             wait_until(lambda: not any(map(lives, alive)), timeout_s=patience_s, what=what, clock=clock)
+        # Not a problem yet: `kill_processes` ends them, as a later step.
         except WaitTimeout as error:
             log.info("%s; killing them", error)
 
@@ -235,6 +236,7 @@ def clean_up(folder: Path, patience_s: float) -> list[str]:
         except (NvrxError, OSError) as error:
             log.warning("%s: %s", folder, error)
             problems.append(str(error))
+    # With problems the list stays as it is: the next process that cleans up tries all of it again.
     if not problems and held:
         cleanup = CleanupList(folder)
         cleanup.nothing()

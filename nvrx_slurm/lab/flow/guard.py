@@ -56,6 +56,7 @@ class RunGuard:
 
     def dismiss(self) -> None:
         """The run ends by itself, and nothing is left."""
+        # A guard that is slow to end is not waited for: it has its goodbye, and ends without this process.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.communicate(GOODBYE, timeout=ATTEMPTS_END_S)
 
@@ -85,6 +86,7 @@ def clean(folder: Path, patience_s: float = PATIENCE_S) -> list[str]:
 
 def _end(folder: Path, patience_s: float) -> list[str]:
     """The attempt itself first: it knows which jobs it has submitted."""
+    # The first process of the list is the attempt: `AttemptRun.run` writes its own line before all others.
     runners = [held.process for held in standing(folder) if isinstance(held, HeldProcess)][:1]
     living = [runner for runner in runners if processes.lives(runner)]
     processes.send(living, signal.SIGTERM)

@@ -81,6 +81,7 @@ class ExpectationIndex:
         self._names[key[0]][key[1]] = None
         self._by_key[key][id(waiting)] = waiting
         if waiting.deadline is not None:
+            # `id` decides between equal deadlines: the heap cannot compare two expectations.
             heapq.heappush(self._deadlines, (waiting.deadline, id(waiting), waiting))
 
     def remove(self, waiting: PendingExpectation) -> None:

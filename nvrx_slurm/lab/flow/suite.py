@@ -119,6 +119,7 @@ class _Suite:
         self._ending: EarlyEnd | None = None
         self._notices: int | None = None
         with contextlib.suppress(OSError):  # stderr is closed
+            # An attempt's own stderr is its log. Through this copy it reaches the user who watches the run.
             self._notices = os.dup(2)
 
     async def run(self, flows: Sequence[Flow]) -> SuiteOutcome:

@@ -101,6 +101,7 @@ class FaultScheduler:
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
+        # By `id`, not by value: two parts of a trigger may say the same, and each is counted for itself.
         self._pending = {
             fault.number: _PendingFault(fault, {id(leaf): _Leaf(leaf) for leaf in leaves(fault.when)})
             for fault in faults

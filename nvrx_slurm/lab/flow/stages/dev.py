@@ -108,6 +108,7 @@ class DevStage(SlurmStage):
         return sorted(self.cluster.spec.places.logs.glob("*.log"))
 
     def close(self) -> None:
+        # The cluster first: its jobs may still use the disk and the service that `super` ends.
         self.cluster.down()
         super().close()
 

@@ -56,6 +56,7 @@ class SlurmStage(Stage):
             self.killed |= set(nodes)
 
     def _left(self, job: Job) -> list[str]:
+        # No patience with Slurm: `gone` asks again until its own time is over.
         try:
             state = SlurmCluster(self._runner, patience_s=0).states([job.job_id])[job.job_id]
         except SlurmUnreachable as error:

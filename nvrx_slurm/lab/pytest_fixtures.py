@@ -64,6 +64,7 @@ class PytestSession:
         """A Slurm of so many nodes, under the guard."""
         # Clusters of sessions that were killed together with their guards; their names hold those sessions' pids.
         for other in names():
+            # This process has no cluster yet: one that is named by its pid is an earlier process's.
             pid = other.removeprefix(PREFIX)
             if other.startswith(PREFIX) and pid.isdigit() and (int(pid) == os.getpid() or not is_alive(int(pid))):
                 remove(other)

@@ -4,6 +4,7 @@ fails does not stop the others."""
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -48,8 +49,9 @@ def take(steps: Mapping[str, Callable[[], object]], folder: Path) -> None:
     threads = [threading.Thread(target=taken, args=(each,), name=f"diagnosis: {each}", daemon=True) for each in steps]
     for thread in threads:
         thread.start()
+    until = time.monotonic() + STEP_S
     for thread in threads:
-        thread.join(STEP_S)
+        thread.join(max(0.0, until - time.monotonic()))
     for name in steps:
         if why := failures[name]:
             (folder / f"{name}.missing.txt").write_text(f"{why}\n")

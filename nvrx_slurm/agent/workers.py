@@ -253,9 +253,13 @@ class Workers:
             return
         # No order may be lost, so this waits where the buffer is full; reads never do.
         self._control.setblocking(True)
-        with contextlib.suppress(ConnectionError):  # it died: `_read` finds that
+        try:
             socket.send_fds(self._control, [json.dumps(order).encode()], fds)
-        self._control.setblocking(False)
+        except ConnectionError:
+            pass  # it died: `_read` finds that
+        finally:
+            # Also after an order that is too large: `_read` reads until recv would block, and that would never end.
+            self._control.setblocking(False)
 
     def _read(self) -> None:
         assert self._control is not None

@@ -8,13 +8,23 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from nvrx_slurm.agent import supervisor, workers
 from nvrx_slurm.agent.supervisor import descendants, send_all
-from nvrx_slurm.agent.workers import Exited, Released, Spawned, Stopped, SupervisorDied, Tearing, Workers
+from nvrx_slurm.agent.workers import (
+    CommandExited,
+    Exited,
+    Released,
+    Spawned,
+    Stopped,
+    SupervisorDied,
+    Tearing,
+    Workers,
+)
 from nvrx_slurm.liveness import fence
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import wait_gone
@@ -323,6 +333,25 @@ async def test_many_workers_are_all_heard_of(node):
     assert ended == set(range(64))
     for output in outputs:
         output.close()
+
+
+async def test_order_that_is_too_large_does_not_hold_the_agent_up(node):
+    """Its caller is told, and the agent goes on to hear of its workers without a wait."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with node.spawn(0, "sleep", "1000"):
+        pid = (await node.next(Spawned)).pid
+        node.workers.run_command("r", ["x" * (32 << 20)], {}, pid, writing, os.dup(2))
+        assert (await node.next(CommandExited)).end.error == "it is too large"
+        os.kill(pid, signal.SIGKILL)
+        # Ends a wait that would block the event loop, and with it this test, for ever.
+        watchdog = threading.Timer(15.0, os.kill, (node.workers.supervisor_pid, signal.SIGKILL))
+        watchdog.start()
+        try:
+            assert (await node.next(Exited)).signal == signal.SIGKILL
+            assert is_alive(node.workers.supervisor_pid)
+        finally:
+            watchdog.cancel()
 
 
 async def test_closing_takes_everybody_along(node):

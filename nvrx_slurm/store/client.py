@@ -285,10 +285,15 @@ class StoreClient:
 
     async def retire(self, keep_s: int) -> None:
         """The job has ended: let its keys go by themselves after `keep_s`, when the last reader has read."""
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for key in self.keys.all(self.generation):
-                pipeline.expire(key, keep_s)
-            await self._patiently(pipeline.execute)
+
+        async def expire() -> None:
+            # A new pipeline for each try: redis-py empties one when it has failed, and sends nothing the second time.
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for key in self.keys.all(self.generation):
+                    pipeline.expire(key, keep_s)
+                await pipeline.execute()
+
+        await self._patiently(expire)
 
     async def inbox(self, after: str) -> list[tuple[str, AnyFact | LogFindings | None]]:
         """The facts after an id; an empty list after `BLOCK_MS` without any. None in place of one that was set

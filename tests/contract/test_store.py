@@ -279,6 +279,24 @@ async def test_new_password_of_the_store_leaves_the_open_connections(tmp_path):
     await server.end()
 
 
+async def test_retirement_that_a_failover_interrupts_is_tried_again(tmp_path):
+    """The keys of a job that has ended go, although the server refused the first try."""
+    server = RealServer(tmp_path / "server")
+    await server.start()
+    client, raw = server.store(), server.raw()
+    await client.acquire("a", 60.0)
+    await raw.execute_command("REPLICAOF", "127.0.0.1", "1")
+    retiring = asyncio.create_task(client.retire(60))
+    while "cmdstat_expire" not in await raw.info("commandstats"):  # noqa: ASYNC110 - it shows up in the server alone
+        await asyncio.sleep(0.01)
+    await raw.execute_command("REPLICAOF", "NO", "ONE")
+    await retiring
+    assert 0 < await raw.ttl(client.keys.epoch) <= 60
+    await client.close()
+    await raw.aclose()
+    await server.end()
+
+
 async def test_store_that_stays_away_is_given_up_after_the_patience(server):
     """The wait has a bound, and says what it waited for."""
     await server.kill()

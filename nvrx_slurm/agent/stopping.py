@@ -7,10 +7,7 @@ free: the driver gives that of a killed worker back some time after its death.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import shutil
 import signal
-from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable
 from functools import partial
 
@@ -18,6 +15,7 @@ from nvrx_slurm.agent.events import Cycle
 from nvrx_slurm.agent.machine import BoardPort, WorkersPort
 from nvrx_slurm.agent.stacks import DUMP_FIRST_S, Dumping
 from nvrx_slurm.agent.workers import Tearing
+from nvrx_slurm.diagnostics.stacks import programs
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
@@ -118,26 +116,14 @@ MIB = 1 << 20
 
 async def used_bytes() -> list[int] | None:
     """Memory in use on each GPU of this node, by nvidia-smi; None: there is none, or it does not say."""
-    program = shutil.which("nvidia-smi")
+    program = await programs.find("nvidia-smi", ANSWER_S)
     if program is None:
         return None
-    asked = await asyncio.create_subprocess_exec(
-        program,
-        "--query-gpu=memory.used",
-        "--format=csv,noheader,nounits",
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=DEVNULL,
-    )
+    said = await programs.run(program, "--query-gpu=memory.used", "--format=csv,noheader,nounits", timeout_s=ANSWER_S)
     try:
-        said, _ = await asyncio.wait_for(asked.communicate(), ANSWER_S)
-        return [int(line) * MIB for line in said.decode().split()] if asked.returncode == 0 else None
-    except (TimeoutError, ValueError):
+        return [int(line) * MIB for line in said.text.split()] if said.ok else None
+    except ValueError:
         return None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            if asked.returncode is None:
-                asked.kill()
 
 
 async def reclaim(below_bytes: int, budget_s: float, clock: Clock) -> float:

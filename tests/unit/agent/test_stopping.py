@@ -37,6 +37,13 @@ async def test_smi_that_knows_nothing_is_waited_for_no_longer(smi, script):
     assert await stopping.reclaim(GIB, 60.0, SystemClock()) < 30.0
 
 
+async def test_smi_that_cannot_be_started_costs_the_agent_nothing(smi, tmp_path):
+    """A program of another machine, or a node without a process left: then there is no answer either."""
+    smi("")
+    (tmp_path / "nvidia-smi").write_bytes(b"no program")
+    assert await stopping.used_bytes() is None
+
+
 async def test_node_without_smi_waits_for_nothing(tmp_path, monkeypatch):
     """There is no GPU."""
     monkeypatch.setenv("PATH", str(tmp_path))

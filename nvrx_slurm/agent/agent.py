@@ -263,6 +263,7 @@ class Agent:
             self._go(self._look_up(order.replica, order.cycle))
 
     async def _look_up(self, replica: str, cycle: int) -> None:
+        # Taken before the wait: while the store answers, this agent may be fenced and join under another name.
         asked_by = self.publisher.incarnation
         assignment = await self.orders.assignment(replica, cycle, asked_by)
         self.inbox.put_nowait(Assigned(replica, cycle, assignment, asked_by))
@@ -370,6 +371,7 @@ class Agent:
     def _on_dumped(self, event: Dumped) -> None:
         event.cycle.dumped = True
         self.dumping.publish(event, at_work=event.cycle is self.cycle and self._is_at_work())
+        # Also where the cycle is over: a stop that waits for its stacks must go on.
         if event.then is not None:
             event.then()
 
@@ -519,6 +521,7 @@ class Agent:
     def _forget_cycle(self) -> None:
         if self.cycle is not None:
             self.cycle.step = max(self.board.steps().values(), default=None)
+            # An agent that stays reports the step with `NodeReady`; for one that leaves `NodeLeft` is the last fact.
             self._last_step = self.cycle.step if self.leaving else None
         self.commands.end_all()
         self.mode, self.cycle = AgentMode.STANDBY, None

@@ -33,6 +33,7 @@ def become(parent: int, pipe: int, program: str, argv: list[str], env: dict[str,
             os._exit(1)
         # Only now: a folder on a dead file system may hold this process up for ever.
         os.chdir(cwd)
+        # CPython ignores SIGPIPE, and a signal that is ignored stays so across execve (signal(7)).
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in zip((null, *out), (0, 1, 2), strict=True):
@@ -45,6 +46,7 @@ def become(parent: int, pipe: int, program: str, argv: list[str], env: dict[str,
     except OSError as error:
         os.write(pipe, f"{error.strerror}: {what}".encode())
     finally:
+        # Whatever was raised: a return would run the supervisor's loop a second time, on the same sockets.
         os._exit(127)
 
 

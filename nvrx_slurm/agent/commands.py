@@ -125,6 +125,7 @@ class _Command:
             # The order may be read late, by an agent that was frozen: nothing starts for a user who has left since.
             # What counts is a word that arrives from now on.
             with contextlib.suppress(TimeoutError):
+                # Shielded: a timeout would cancel the future itself, and `_listen` could not set it any more.
                 await asyncio.wait_for(asyncio.shield(self._is_there), ASKER_GONE_S)
             order = self.order
             if not self._is_there.done() or self._is_asked:

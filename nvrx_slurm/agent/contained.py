@@ -90,6 +90,7 @@ class Contained:
         self._guard, self._tied = os.pipe2(os.O_CLOEXEC)  # read and write end
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        # Handlers, though empty: CPython writes only signals that have one into the wakeup descriptor.
         for number in (signal.SIGCHLD, *(signal.Signals[each] for each in PASSED_ON)):
             signal.signal(number, lambda *_: None)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -124,6 +125,7 @@ class Contained:
         fcntl.fcntl(self._guard, fcntl.F_SETOWN, 0)  # what the worker has left lives on until the teardown
         code = 128 - code if code < 0 else code
         if code > 128 and code - 128 in signal.valid_signals():
+            # No core file of this process, which dies as the worker did: it could replace the worker's own.
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             with contextlib.suppress(OSError):  # of SIGKILL none can be set
                 signal.signal(code - 128, signal.SIG_DFL)

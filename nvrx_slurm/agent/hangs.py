@@ -174,6 +174,7 @@ def _deadlines(
                 _Deadline(worker.rank, ended_ns, limits.exit_skew, before, after, step=worker.reading.step)
             )
         for deadline in deadlines:
+            # A standstill that was over before the deadline began has taken nothing from it.
             later_ns = sum(for_ns for until_ns, for_ns in suspended if until_ns > deadline.since_ns)
             yield replace(deadline, later_ns=later_ns) if later_ns else deadline
 

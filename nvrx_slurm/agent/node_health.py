@@ -80,6 +80,7 @@ class NodeHealth:
 
     async def _in_turn(self, earlier: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -> None:
         if earlier is not None:
+            # Not `await earlier`: an error of that look, or its cancellation, is not one of this look.
             await asyncio.wait([earlier])
         try:
             await work
@@ -87,6 +88,8 @@ class NodeHealth:
             log.warning("the node's state was not written down: %r", error)
 
     async def _begin(self) -> None:
+        # None until it is known: the thread closes the kernel log of the cycle before, also where it is given up, and
+        # no later look may read from that descriptor.
         earlier, self._since = self._since, None
         self._since = await self._bounded(partial(self._now, earlier), "node begin")
 

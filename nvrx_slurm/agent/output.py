@@ -72,6 +72,7 @@ class Output:
             file = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         self._tails.pop(rank, None)
         times = TimeMarks(path, file)
+        # Here too: until the reading thread has seen the new pipe, `wait_drained` would answer for earlier workers.
         self._drained.clear()
         self._new.put(_Source(pipe=read_end, file=file, prefix=prefix.encode(), rank=rank, times=times))
         self._wake()

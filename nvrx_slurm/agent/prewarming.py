@@ -270,6 +270,7 @@ class Prewarming:
         workdir = role.workdir or self._plan.workdir
         ahead = role.workers_per_node
         self._workers.warm(role.name, role.command, self._environment(role), workdir, wanted, ahead)
+        # With its number: no timer of an earlier attempt ends this one.
         asyncio.get_running_loop().call_later(spec.timeout, self._too_late, warmth, warmth.attempt)
 
     def _restart(self, warmth: RoleWarmth) -> None:

@@ -111,6 +111,7 @@ def arm(fence_socket: int) -> None:
     """Have the kernel kill this process, and so its workers, when the fence key arrives (`liveness/fence.py`)."""
     fcntl.fcntl(fence_socket, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fence_socket, F_SETSIG, int(signal.SIGKILL))
+    # Last: for a key that arrives before F_SETSIG the kernel would send SIGIO, and no SIGKILL.
     fcntl.fcntl(fence_socket, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
 
 
@@ -154,6 +155,8 @@ class Supervisor:
                 deadlines += [self.teardown.deadline(), self.say_at]
                 deadlines += [self.kill_at] if self.teardown.phase == "kill" else []
             wait_s = min(deadlines) - time.monotonic() if deadlines else None
+            # Rounded up: poll(2) takes whole milliseconds, and one that returns ahead of the deadline would be called
+            # again and again until then.
             wait_ms = None if wait_s is None else max(0, int(wait_s * 1000) + 1)
             ready = {descriptor for descriptor, _ in self.poller.poll(wait_ms)}
             self._check_lease()  # first: after a freeze nothing may be served that a lapsed lease forbids
@@ -162,6 +165,7 @@ class Supervisor:
             for pid in [pid for pid, pipe in self.starting.items() if pipe in ready]:
                 self._has_started(pid)
             self.warm.look(ready)
+            # One order a turn: the lease is checked before each of them.
             if self.control.fileno() in ready and not self._serve_one():
                 break
             self._reap()
@@ -428,6 +432,8 @@ class Supervisor:
         self.lapsed = False
 
     def _say(self, **message: Any) -> None:
+        # This waits where a frozen agent has left the buffer full. A lease that lapses then is ended by the kernel
+        # (`self_fence.py`), in the place of this loop.
         with contextlib.suppress(OSError):  # the agent is gone: the next read of the socket ends this process
             self.control.send(json.dumps(message).encode())
 

@@ -284,6 +284,7 @@ class Workers:
         asyncio.get_running_loop().remove_reader(self._control)
         self._control.close()
         self._control = None
+        # A short wait: nothing but its death closes its end of the socket.
         if self._process is not None:
             self._process.wait()
         deadline = time.monotonic() + KILL_S

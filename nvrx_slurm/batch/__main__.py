@@ -54,6 +54,7 @@ def advertised_address() -> str:
     with contextlib.suppress(OSError):
         for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM):
             address = str(entry[4][0])
+            # Debian gives the host's own name 127.0.1.1, which leads from another node to that node itself.
             if not ipaddress.ip_address(address).is_loopback:
                 return address
     return default_route_address()
@@ -92,6 +93,7 @@ def _prepare(
     folder = JobFolder(Path(plan.folder) / job_id)
     try:
         folder.create()
+        # A requeued job goes on in its own folder. What a new job finds there belongs to another of the same id.
         if is_slurm_job and env.slurm_restart_count() == 0 and (aside := set_earlier_job_aside(folder)):
             folder.create()
             print(f"nvrx-slurm: an earlier job had the id {job_id}; its folder is now {aside}")

@@ -172,6 +172,7 @@ class AgentSteps:
             if self.steps:
                 continue
             alone_s = 0.0 if alone_since is None else self._clock.monotonic() - alone_since
+            # Not before each node has been looked at: one whose turn is still to come may answer.
             in_vain = alone_s > NO_AGENT_S and all(missing.looks for missing in self._missing.values())
             if self._closed or self._is_over() or not self._missing or in_vain:
                 return codes
@@ -273,6 +274,8 @@ class AgentSteps:
 
     async def _start_step(self, command: Sequence[str], nodes: Iterable[str]) -> None:
         step, now = Step(await self._start(command), set(nodes)), self._clock.monotonic()
+        # A node counts to its newest step alone. The end of an older srun, which a lost node holds up, must not take
+        # the node for missing again.
         for other in self.steps:
             other.nodes -= step.nodes
         self.steps.append(step)

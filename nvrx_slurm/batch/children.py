@@ -135,6 +135,7 @@ class ManagedService:
             self._folder.write(
                 self._folder.service_path.name, msgspec.json.encode({"url": url, "token": self._token})
             )
+        # To the end, and dropped: a pipe that is full would stop the service.
         while await self.process.stdout.read(READ_BYTES):
             pass
         await self.process.wait()

@@ -213,6 +213,7 @@ class StoreClient:
         any. The next call begins with the id and the number that come first."""
         key, words = self.keys.command_in(request), list[AskerWord]()
         for identity, fields in await self._read(key, after):
+            # Before the check: a word that is set aside must not come again with the next read.
             after = identity
             try:
                 passed, packed = open_order(self._key, key, field_m(fields), passed)
@@ -233,6 +234,8 @@ class StoreClient:
         epoch, last, cursor = await self._patiently(
             lambda: self._acquire(keys=names, args=[owner, int(ttl_s * 1000), kept])
         )
+        # Nothing signs the cursor: in a site's store it may be any text. Read from 0-0 no fact is missed, and one
+        # that the journal has already is known by its `seq`.
         return int(epoch), int(last), cursor.decode() if _ID.fullmatch(cursor) else "0-0"
 
     async def commit(
@@ -274,6 +277,7 @@ class StoreClient:
             for node, assignment in fields:
                 args += [node, sign(f"{key} {node}", pack(assignment))]
         status, micros = await self._patiently(lambda: self._commit(keys=names, args=args))
+        # `already`: an earlier try of this commit was carried out, and its answer was lost.
         if status not in (b"ok", b"already"):
             raise FencedError(f"a newer controller than epoch {epoch} writes the journal ({status.decode()})")
         return int(micros) / 1e6

@@ -255,6 +255,7 @@ class RetryingRedis:
                     raise refusal
             except AccessRefused as error:
                 # One that is open is served on, where the store took another password after the login.
+                # Without a code its certificate was refused, and no connection that is open makes that one trusted.
                 if not (self._idle or self._busy) or code_of(error) is None:
                     raise StoreUnreachable(f"the store at {self._where} refuses us: {error}", refused=True) from None
                 self._wait(retry.failed(error, time.monotonic(), served=True), until)
@@ -282,6 +283,7 @@ class RetryingRedis:
     def cancel(self) -> None:
         """From any thread: as `close`; a call that waits for an answer raises ClientClosed at once."""
         self._closed.set()
+        # A copy: each thread whose connection is cut takes it out of `_busy` meanwhile.
         for connection in list(self._busy):
             connection.cut()
 

@@ -88,6 +88,7 @@ def make_certificate(folder: Path) -> Certificate | str:
     words += ["-days", "3650", "-config", str(request), "-keyout", str(made.key), "-out", str(made.certificate)]
     try:
         request.write_text(_REQUEST)
+        # Made before OpenSSL writes it: no umask, and no version of OpenSSL, lets another user read the key.
         made.key.touch(mode=0o600)
         made.key.chmod(0o600)
         done = subprocess.run([openssl, *words], capture_output=True, text=True, timeout=OPENSSL_S, check=False)
@@ -135,6 +136,7 @@ class EmbeddedStore:
     async def start(self) -> Process:
         """Start the server and wait until it answers. Raises StoreUnreachable with the end of its log."""
         for _ in range(5):
+            # A port that clients have been given stays, also where it is taken now: only a new one may be exchanged.
             fresh = self.port == 0 and self._name is None
             if fresh:
                 self.port = free_port("" if self._bind == "*" else self._bind)
@@ -159,6 +161,7 @@ class EmbeddedStore:
             stderr=STDOUT,
             cwd=self._folder,
             preexec_fn=self._adopt,
+            # The socket, and the file with all of the job's records, are this user's alone.
             umask=0o077,
         )
         assert server.stdin is not None and server.stdout is not None

@@ -46,6 +46,7 @@ def async_client(
     address: StoreLocation, look: Look | None, *, connect_s: float, answer_s: float
 ) -> redis.asyncio.Redis:
     """A client that does not try again by itself. Without `look` the address stays what it is."""
+    # RESP2: `HeartbeatReader` takes replies as hiredis has parsed them, and those of RESP3 have another form.
     options: dict[str, Any] = {"socket_connect_timeout": connect_s, "socket_timeout": answer_s, "protocol": 2}
     retry = AsyncRetry(NoBackoff(), 0)
     if not address.embedded:
@@ -133,6 +134,7 @@ class _AsyncStoreConnection(AsyncConnection):
             host, port = link.host_and_port(self._where)
             streams = await asyncio.open_connection(host, port, ssl=link.tls_of(self._where))
             self._reader, self._writer = streams
+            # Without TCP_NODELAY, which asyncio sets itself.
             self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     async def _log_in(self, _: Any) -> None:

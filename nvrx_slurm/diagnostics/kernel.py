@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 KMSG = Path("/dev/kmsg")
+# As the kernel bounds a record (CONSOLE_EXT_LOG_MAX): into less than the record read(2) reads nothing, with EINVAL.
 LONGEST_RECORD_BYTES = 8192
 # Of a flood the beginning and the end are kept: what set it off, and how it ended.
 FIRST_KEPT, LAST_KEPT = 500, 1500

@@ -65,6 +65,7 @@ def disks(folders: Iterable[Path]) -> Iterator[str]:
         room = (
             f"{format_size(found.f_bavail * found.f_frsize)} free of {format_size(found.f_blocks * found.f_frsize)}"
         )
+        # Btrfs makes inodes as it needs them, and counts 0.
         inodes = f"; {found.f_favail} of {found.f_files} inodes free" if found.f_files else ""
         yield f"{folder}: {room}{inodes}"
 
@@ -130,6 +131,7 @@ def memory_cgroup(root: Path = ROOT, own: Path = SELF) -> MemoryCgroup | None:
             found = MemoryCgroup(root / "memory" / below, *_V1)
         else:
             continue
+        # In a container the path of /proc/self/cgroup may be the host's, and no folder below what is mounted here.
         if found.oom_kills() is not None:
             return found
     return None

@@ -32,6 +32,7 @@ def locked(path: Path, *, timeout_s: float, clock: Clock) -> Iterator[bool]:
     deadline, pause_s = clock.monotonic() + timeout_s, FIRST_PAUSE_S
     try:
         while not is_held:
+            # Asked repeatedly: only a signal ends a flock(2) that waits, and only the main thread handles signals.
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 is_held = True

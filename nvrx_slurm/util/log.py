@@ -21,6 +21,7 @@ def set_up(name: str, *, stream: TextIO | None = None, level: int = logging.INFO
     root = logging.getLogger("nvrx")
     root.handlers[:] = [handler]
     root.setLevel(level)
+    # Else a program that has configured the root logger prints each line twice.
     root.propagate = False
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
 PR_SET_PDEATHSIG = 1
+# The kernel gives the moment of its boot in whole seconds, and moves it when the wall clock is set (btime).
 _CLOCKS_DIFFER_S = 2.0
 _STATE, _PARENT, _STARTED = 0, 1, 19  # places in `stat_fields`
 

@@ -23,6 +23,7 @@ class GuardedStream(io.TextIOWrapper):
     def __init__(self, stream: TextIO, *, in_actions: bool) -> None:
         super().__init__(
             stream.buffer,
+            # In an ASCII locale every other character would become an escape, and terminals read UTF-8 there too.
             encoding="utf-8" if codecs.lookup(stream.encoding).name == "ascii" else stream.encoding,
             errors="backslashreplace",
             line_buffering=getattr(stream, "line_buffering", True),

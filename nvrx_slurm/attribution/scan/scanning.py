@@ -49,20 +49,21 @@ def scan(
         # In a thread: compiling the rules takes a while, and a stop does not wait for it.
         try:
             prefilter = prefilter_of(catalogue)
+            for _ in range(1, min(jobs, len(logs))):
+                threading.Thread(target=work, args=(prefilter,), name="scan", daemon=True).start()
         except BaseException as error:
             results.put((0, error))
             return
-        for _ in range(1, min(jobs, len(logs))):
-            threading.Thread(target=work, args=(prefilter,), name="scan", daemon=True).start()
         work(prefilter)
 
     def work(prefilter: Prefilter) -> None:
-        searcher = Searcher(prefilter)
-        while not stopped() and (number := next(numbers)) < len(logs):
-            try:
+        number = 0
+        try:
+            searcher = Searcher(prefilter)
+            while not stopped() and (number := next(numbers)) < len(logs):
                 results.put((number, _scan_file(logs[number], searcher, stopped)))
-            except BaseException as error:  # raised by the caller of `scan`, not printed by the thread's hook
-                results.put((number, error))
+        except BaseException as error:  # raised by the caller of `scan`, not printed by the thread's hook
+            results.put((number, error))
 
     if logs:
         threading.Thread(target=begin, name="scan", daemon=True).start()

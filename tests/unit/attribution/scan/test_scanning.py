@@ -7,20 +7,21 @@ import gzip
 import lzma
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.rules.catalogue import Catalogue, load_catalogue
-from nvrx_slurm.attribution.scan import LogFile, scan
+from nvrx_slurm.attribution.rules.catalogue import Catalogue, Rule, load_catalogue
+from nvrx_slurm.attribution.scan import LogFile, scan, scanning
 from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, LogBlock, blocks
 from nvrx_slurm.attribution.scan.matching import ONE_BY_ONE, LineMatcher, Sheet
 from nvrx_slurm.attribution.scan.model import KEPT, Hit
-from nvrx_slurm.attribution.scan.prefilter import Searcher, prefilter_of
+from nvrx_slurm.attribution.scan.prefilter import Prefilter, Search, Searcher, prefilter_of
 from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.journal.sealed import SealedFolder
 from tests.unit.attribution.scan.logs import CATALOGUE, found, rule, scanned
 
 OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
@@ -252,6 +253,28 @@ def test_nothing_to_look_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         scan(logs, Catalogue((rule("any", ".*"),)))
     assert caught.value.key == "any"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_search_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    """A search that finds no memory ends the scan with its error, and not only once `stop` is set."""
+
+    def search(rules: Sequence[Rule], forms: str, kept: SealedFolder | None) -> Callable[[], Search]:
+        def begin() -> Search:
+            raise MemoryError
+
+        return begin
+
+    monkeypatch.setattr(scanning, "prefilter_of", lambda catalogue: Prefilter(catalogue, search=search))
+    logs = [LogFile(tmp_path / name, None, None, "mixed") for name in ("a.log", "b.log")]
+    stop = threading.Event()
+    bound = threading.Timer(10.0, stop.set)
+    bound.start()
+    try:
+        with pytest.raises(MemoryError):
+            scan(logs, CATALOGUE, stop=stop, jobs=jobs)
+    finally:
+        bound.cancel()
 
 
 def test_shipped_rules(tmp_path: Path) -> None:

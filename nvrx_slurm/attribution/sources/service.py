@@ -183,9 +183,6 @@ class ServiceInquiry:
                 return answer
 
     async def _request(self, method: str, path: str, body: bytes | None = None) -> HttpReply:
-        headers = {"Accept": "application/json"}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
         tried = 0
         while True:
             tried += 1
@@ -194,8 +191,10 @@ class ServiceInquiry:
                 # At each try: a service that was started again has another port, and another token.
                 endpoint = await asyncio.to_thread(self.locate)  # it reads files, on a file system that may hang
                 wait_s = self._wait_s
+                # Made at each try: a token is for its own endpoint alone.
+                headers = {"Accept": "application/json"}
                 if body is not None:
-                    headers["Prefer"] = f"wait={wait_s}"
+                    headers |= {"Content-Type": "application/json", "Prefer": f"wait={wait_s}"}
                 if endpoint.token is not None:
                     headers["Authorization"] = f"Bearer {endpoint.token}"
                 reply = await self.http.send(

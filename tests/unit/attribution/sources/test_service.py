@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from nvrx_slurm.attribution.http_client import HttpReply, RetryableError
+from nvrx_slurm.attribution.http_client import HttpClient, HttpReply, RetryableError
 from nvrx_slurm.attribution.sources.service import (
     MANAGED_NAME,
     ServiceEndpoint,
+    ServiceInquiry,
     fixed_endpoint,
     managed_endpoint,
     problem_of,
 )
 from nvrx_slurm.errors import ConfigError, SourceError
 from nvrx_slurm.jobspec import env
+from tests.still_clock import StillClock
+from tests.unit.attribution.sources.scripted import inquiry_of, key_of, said
 
 NOW = 1_800_000_000.0  # Fri, 15 Jan 2027 08:00:00 GMT
 
@@ -101,3 +106,38 @@ def test_the_jobs_own_service_may_move(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         locate()
     assert not isinstance(caught.value, RetryableError)
+
+
+class RecordedClient(HttpClient):
+    """Keeps the headers of each request. The service refuses the first one for now, and answers the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[dict[str, str]] = []
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        connect_s: float,
+        read_s: float,
+        total_s: float | None = None,
+    ) -> HttpReply:
+        self.sent.append(dict(headers or {}))
+        if len(self.sent) == 1:
+            return HttpReply(503, {"retry-after": "0"}, b"")
+        answer = {"key": str(key_of()), "state": "done", "attribution": msgspec.to_builtins(said())}
+        return HttpReply(200, {}, msgspec.json.encode(answer))
+
+
+async def test_a_token_is_sent_to_its_own_endpoint_alone() -> None:
+    """A retry at an endpoint without a token carries none."""
+    endpoints = iter([ServiceEndpoint(url="http://a", token="s3cret"), ServiceEndpoint(url="http://b")])
+    http, clock = RecordedClient(), StillClock(NOW)
+    asked = ServiceInquiry(http, lambda: next(endpoints), inquiry_of(), clock, NOW + 60.0, 1.0, waits_for_start=False)
+    assert (await asked.follow("terminal")).is_final
+    assert [each.get("Authorization") for each in http.sent] == ["Bearer s3cret", None]
+    assert {each["Content-Type"] for each in http.sent} == {"application/json"}

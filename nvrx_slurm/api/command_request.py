@@ -95,10 +95,17 @@ class CommandRequest(UserRequest):
     ) -> CommandEnd | None:
         """Run it, and return how it ended; None: the user has left. `timeout_s`: for the controller's answer.
 
-        Raises UsageError for a rank that has no worker, RefusedByJob, WaitTimeout, StoreUnreachable, and NvrxError
-        where the agent is lost meanwhile.
+        Raises UsageError for a rank that has no worker and for an argument that is not UTF-8, RefusedByJob,
+        WaitTimeout, StoreUnreachable, and NvrxError where the agent is lost meanwhile.
         """
-        if sum(len(each.encode(errors="surrogateescape")) for each in argv) > MOST_ARGUMENT_BYTES:
+        try:
+            size = sum(len(each.encode()) for each in argv)
+        except UnicodeEncodeError as error:  # Python has a byte that is not UTF-8 as half of a surrogate pair
+            raise UsageError(
+                f"the argument {error.object[:100]!r} is not UTF-8, and a request can carry nothing else: put the "
+                "command into a script"
+            ) from None
+        if size > MOST_ARGUMENT_BYTES:
             raise UsageError(f"the command is longer than {MOST_ARGUMENT_BYTES >> 10} KiB: put it into a script")
         replicas = self.chosen_replicas(replica)
         having = [each for each in replicas if 0 <= rank < each.world_size]

@@ -95,10 +95,15 @@ def doctor(
 
 
 def _accounting(programs: SlurmPrograms, config: Mapping[str, str]) -> Accounting | None:
-    """What sacctmgr shows of this user; None where it does not answer."""
+    """What sacctmgr shows of this user; None where it does not answer, or the user has no name to ask it about."""
     from nvrx_slurm.cluster import accounting_limits as limits
 
-    user, show = pwd.getpwuid(os.getuid()).pw_name, ("sacctmgr", "--parsable2", "--readonly", "show")
+    show = ("sacctmgr", "--parsable2", "--readonly", "show")
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may know no names, by which accounting knows users
+        note(f"uid {os.getuid()} has no user name here: sacctmgr cannot be asked about it")
+        return None
     try:
         answers = [
             programs.run(*show, "qos", limits.QOS_FORMAT),

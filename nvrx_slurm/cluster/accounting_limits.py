@@ -73,12 +73,12 @@ def check_limits(
 ) -> Iterator[SiteCheck]:
     """A line for each limit that the job does not keep to; one that says so where it keeps to all.
 
-    `accounting`: None where sacctmgr does not answer."""
+    `accounting`: None where sacctmgr has no answer about the user."""
     if not is_enforced(config):
         return
     if accounting is None:
         yield SiteCheck(
-            part="QOS", level="warn", seen="sacctmgr does not answer", by="you",
+            part="QOS", level="warn", seen="sacctmgr has no answer about you", by="you",
             effect="whether the job keeps to the limits of its QOS and account is not known",
             todo="ask on a login node: sacctmgr show qos; sacctmgr show assoc user=$USER",
         )  # fmt: skip

@@ -139,17 +139,23 @@ def _failure_lines(failure: ReplayedFailure, plan: Plan, folder: JobFolder) -> I
 
 
 def _answer(failure: ReplayedFailure) -> Attribution | None:
-    """The surest answer that names a line; where none does the rules are asked now."""
+    """The surest answer that names a line; where none does the rules are asked now. None: the logs cannot be read."""
     answers = [each.attribution for each in failure.timeline.answers if each.attribution.primary is not None]
     if answers:
         return max(answers, key=lambda answer: answer.confidence)
-    # Their sizes first: the user waits for the prompt.
-    files = [file for path in failure.inquiry.paths for file in Path(path).rglob("*") if file.is_file()]
-    if sum(file.stat().st_size for file in files) > MOST_ANALYZED_BYTES:
-        return None
-    from nvrx_slurm.attribution.analyze.analyzer import analyze_sync
+    try:
+        # Their sizes first: the user waits for the prompt.
+        files = [file for path in failure.inquiry.paths for file in Path(path).rglob("*") if file.is_file()]
+        if sum(file.stat().st_size for file in files) > MOST_ANALYZED_BYTES:
+            return None
+        from nvrx_slurm.attribution.analyze.analyzer import analyze_sync
 
-    return analyze_sync(failure.inquiry)
+        return analyze_sync(failure.inquiry)
+    except (
+        NvrxError,
+        OSError,
+    ):  # the logs may be removed meanwhile, or cannot be read; the rest is said all the same
+        return None
 
 
 def _excerpt(path: Path, lines: list[str]) -> Iterator[str]:

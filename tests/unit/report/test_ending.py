@@ -89,6 +89,23 @@ def test_a_torn_journal_costs_the_failure_not_the_end(tmp_path: Path) -> None:
     assert "restart budget spent" in lines and "explain" in lines
 
 
+def test_a_log_that_vanishes_costs_its_lines_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was listed, and is gone when its size is read: another process removes the job's logs."""
+    folder = failed(tmp_path, *TRACEBACK)
+    is_file = Path.is_file
+
+    def vanishes(path: Path) -> bool:
+        was_file = is_file(path)
+        if path.name == "rank-3.err":
+            path.unlink()
+        return was_file
+
+    monkeypatch.setattr(Path, "is_file", vanishes)
+    lines = text(folder, EXIT_FAILED)
+    assert "rank 3 on n1 exited with code 1" in lines and "  decision  " in lines
+    assert TRACEBACK[0] not in lines
+
+
 def test_nothing_is_said_of_a_good_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Else it is on standard error, so that standard output stays what it was."""
     folder = failed(tmp_path, *TRACEBACK)

@@ -175,7 +175,7 @@ class AttributionService:
     # ---- working
 
     async def _work(self, worker: AnalysisWorker) -> None:
-        with contextlib.suppress(OSError):  # tried again with the first inquiry, which reports it
+        with contextlib.suppress(Exception):  # tried again with the first inquiry, which reports it
             await worker.start()
         while True:
             _, _, identity = await self._queue.get()

@@ -109,7 +109,9 @@ class AnalysisWorker:
         except TimeoutError:
             await self.end()
             raise WorkerLost(f"the worker hung: it gave no answer within {bound_s:g} s, and was killed") from None
-        except (OSError, EOFError, ValueError) as error:  # ValueError: what it wrote is too long, or no answer
+        except Exception as error:
+            # Also a SubprocessError of its start, or a RecursionError for brackets in brackets: whatever it is costs
+            # this inquiry alone. It would end the service's task, which has all later inquiries to do.
             ended = await self.end()
             raise WorkerLost(f"the worker was lost: {error or 'no answer'}; {ended}") from None
         except asyncio.CancelledError:
@@ -126,7 +128,7 @@ class AnalysisWorker:
         return result.attribution
 
     async def start(self) -> Process:
-        """The process, which may have to be started. Raises OSError."""
+        """The process, which may have to be started. Raises OSError, and SubprocessError where `preexec_fn` fails."""
         if self._process is not None and self._process.returncode is None:
             return self._process
 

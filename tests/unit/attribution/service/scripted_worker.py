@@ -1,6 +1,7 @@
 """A worker whose answers a test writes: what the first path of an inquiry holds. A FIFO holds it until the test does.
 
-`STOP`, `RESTART`, `UNKNOWN` are verdicts; `problem …` is one; `die`, `garbage` and `leave` are what they say.
+`STOP`, `RESTART`, `UNKNOWN` are verdicts; `problem …` is one; `die`, `garbage`, `nested` (brackets in brackets) and
+`leave` are what they say.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import msgspec
 
 from nvrx_slurm.attribution.service.workers import AnalysisJob, WorkerResult, WorkerSetup
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
+
+INSTEAD = {"garbage": b"what?", "nested": b'{"a":' + b"[" * 100_000}
 
 
 def answer(job: AnalysisJob) -> WorkerResult:
@@ -32,8 +35,9 @@ def main() -> None:
     msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSetup)
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line, type=AnalysisJob)
-        garbage = Path(job.inquiry.paths[0]).is_file() and Path(job.inquiry.paths[0]).read_text() == "garbage"
-        line = b"what?" if garbage else msgspec.json.encode(answer(job))
+        log = Path(job.inquiry.paths[0])
+        instead = INSTEAD.get(log.read_text()) if log.is_file() else None  # a FIFO is read once
+        line = instead or msgspec.json.encode(answer(job))
         sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()
 

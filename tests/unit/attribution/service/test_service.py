@@ -7,6 +7,9 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
+from nvrx_slurm.attribution.service import workers
 from nvrx_slurm.attribution.service.storage import RetentionLimits
 from nvrx_slurm.attribution.service.wire import id_of
 from tests.unit.attribution.service.conftest import Fleet, ask, until
@@ -125,13 +128,28 @@ async def test_bad_answers(fleet: Fleet) -> None:
     """A worker that answers garbage or has a problem fails the inquiry, and the service goes on."""
     client = fleet.start()
     told = {}
-    for cycle, says in enumerate(("garbage", "problem: no such file", "leave", "STOP")):
+    for cycle, says in enumerate(("garbage", "nested", "problem: no such file", "leave", "STOP")):
         answer = (await ask(client, fleet.inquiry(says, cycle))).json()
         told[says] = (answer["state"], answer["problem"])
     assert told["problem: no such file"] == ("failed", "problem: no such file")
     assert told["leave"] == ("failed", "too much memory")
     assert told["garbage"][0] == "failed" and "malformed" in told["garbage"][1]
+    assert told["nested"][0] == "failed" and "recursion" in told["nested"][1]
     assert told["STOP"] == ("done", None)
+
+
+async def test_worker_cannot_start(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that fails before its program runs fails the inquiry, and the next one gets a new process."""
+
+    def fails() -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "dies_with_parent", lambda number: fails)
+        client = fleet.start()
+        answer = (await ask(client, fleet.inquiry("STOP"))).json()
+        assert answer["state"] == "failed" and "the worker was lost" in answer["problem"]
+    assert (await ask(client, fleet.inquiry("STOP", cycle=1))).json()["state"] == "done"
 
 
 async def test_queue_is_bounded(fleet: Fleet) -> None:

@@ -14,9 +14,10 @@ if __name__ == "__main__":
 import os
 import re
 import signal
+import stat
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -48,9 +49,10 @@ class NodeLogs(Wire, frozen=True, kw_only=True):
     rules: tuple[str, ...] = ()
 
 
-def logs_of_node(asked: NodeLogs) -> Iterator[LogFile]:
-    """What the node's ranks have written, their stacks, and the node's own state. The folder is listed, but no other
-    file in it is looked at: at a thousand nodes that would be a million looks."""
+def logs_of_node(asked: NodeLogs) -> Iterator[tuple[LogFile, tuple[int, int]]]:
+    """What the node's ranks have written, their stacks, and the node's own state; with the size and the time of the
+    last change of each. The folder is listed, but no other file in it is looked at: at a thousand nodes that would be
+    a million looks."""
     folder, ranks = Path(asked.folder), frozenset(asked.ranks)
     for below in (folder, folder / "health", folder / "stacks"):
         try:
@@ -61,9 +63,15 @@ def logs_of_node(asked: NodeLogs) -> Iterator[LogFile]:
             named = _OF_A_RANK.match(name)
             own = name == f"{asked.node}.txt" if below.name == "health" else named and int(named[1]) in ranks
             path = below / name
-            if own and path.is_file() and path.stat().st_size:
+            if not own:
+                continue
+            try:
+                status = path.stat()
+            except OSError:  # it has been removed since the folder was listed
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_size:
                 # The agent knows the node. By the path alone it would be a guess.
-                yield replace(log_file(path, None), node=asked.node)
+                yield replace(log_file(path, None), node=asked.node), (status.st_size, status.st_mtime_ns)
 
 
 def main() -> None:
@@ -78,10 +86,8 @@ def main() -> None:
     known: dict[Path, tuple[tuple[int, int], tuple[Scan, SideEvidence]]] = {}
     for _ in lines:
         # Of files that have not changed since the time before, what was found then.
-        logs: Sequence[LogFile] = list(logs_of_node(asked))
-        for log in logs:
-            found = log.path.stat()
-            state = found.st_size, found.st_mtime_ns
+        logs = dict(logs_of_node(asked))
+        for log, state in logs.items():
             if log.path not in known or known[log.path][0] != state:
                 known[log.path] = state, read_logs([log], catalogue, threading.Event())
         parts = [known[log.path][1] for log in logs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,8 +107,9 @@ def my_jobs(base: Path | None = None) -> Iterator[JobFolder]:
     # Older versions made no entries, nor does a job whose user has a read-only home: what lies here counts too.
     for path in here.iterdir() if here.is_dir() else ():
         if path not in entries and _is_job(path):
-            at = started_at(JobFolder(path)) or path.stat().st_mtime
-            entries[path] = IndexedJob(path.name, path, at)
+            with contextlib.suppress(FileNotFoundError):  # `rm` may have removed it meanwhile
+                at = started_at(JobFolder(path)) or path.stat().st_mtime
+                entries[path] = IndexedJob(path.name, path, at)
     for each in sorted(entries.values(), key=lambda each: (each.at, each.job_id), reverse=True):
         if _is_there(each):
             yield JobFolder(each.folder)
@@ -139,7 +141,10 @@ def started_at(folder: JobFolder) -> float | None:
     info = folder.read_info()
     if info is not None:
         return info.started_at
-    return folder.plan_path.stat().st_mtime if folder.plan_path.is_file() else None
+    try:
+        return folder.plan_path.stat().st_mtime
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def state_of(view: JobView, exit_code: int | None, *, started: bool, over: bool) -> str:

@@ -150,9 +150,13 @@ class Reader:
         """What was written since the last call, file by file."""
         for file in self._watched:
             offset = self._offsets.setdefault(file, 0)
-            if file.path.stat().st_size <= offset:
+            try:
+                if file.path.stat().st_size <= offset:
+                    continue
+                source = file.path.open("rb")
+            except FileNotFoundError:  # the next `look` no longer finds it
                 continue
-            with file.path.open("rb") as source:
+            with source:
                 source.seek(offset)
                 while data := source.read(CHUNK_BYTES):
                     self._offsets[file] += len(data)
@@ -168,7 +172,8 @@ class Reader:
         """Begin with the last so many lines of what there is. Of long files only their ends are read."""
         # From the newest file back, until it has so many lines.
         for file in reversed(self._watched):
-            self._offsets[file], lines = _last_lines(file.path, lines)
+            with contextlib.suppress(FileNotFoundError):
+                self._offsets[file], lines = _last_lines(file.path, lines)
 
     def skip_to(self, moment: float) -> set[RankLog]:
         """Begin with what was written since the moment, or up to ten seconds before it, in those files of which the

@@ -64,8 +64,12 @@ def expired(jobs: Iterable[JobFolder], *, days: int | None, keep: int | None, cl
 
 def size_of(folder: Path) -> int:
     """The bytes of all files below the folder."""
-    # os.walk follows no symbolic link to a folder
-    return sum((Path(above) / name).lstat().st_size for above, _, names in os.walk(folder) for name in names)
+    size = 0
+    for above, _, names in os.walk(folder):  # it follows no symbolic link to a folder
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # a process of the job may still remove its own files
+                size += (Path(above) / name).lstat().st_size
+    return size
 
 
 def remove(job: JobFolder) -> None:

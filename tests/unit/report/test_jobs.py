@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,8 +20,9 @@ from nvrx_slurm.errors import SlurmUnreachable, UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.journal.records import Entry, JobEnded
 from nvrx_slurm.report import page, snapshot
-from nvrx_slurm.report.jobs import find_job, known_jobs, tasks_of
+from nvrx_slurm.report.jobs import find_job, known_jobs, my_jobs, tasks_of
 from nvrx_slurm.report.presence import Presence, still_in_slurm
+from nvrx_slurm.report.removal import size_of
 from nvrx_slurm.report.snapshot import list_jobs
 from nvrx_slurm.report.view import new_view
 from nvrx_slurm.util.clock import SystemClock
@@ -53,6 +56,43 @@ def test_a_run_in_the_allocation_of_an_arrays_task_is_no_task(tmp_path: Path) ->
     for job in ("1_3", "1_3-run1", "1_12"):
         write(tmp_path, ended(), job=job)
     assert sorted(folder.job_id for folder in tasks_of(tmp_path, "1")) == ["1_12", "1_3"]
+
+
+@pytest.mark.parametrize("look", [1, 2])
+def test_a_job_that_is_removed_meanwhile_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    """Another process removes its folder after this look at its plan; no host has taken it up yet."""
+    for job in ("a", "b"):
+        (write(tmp_path, ended(), job=job).path / "job.json").unlink()
+    is_file, looks = Path.is_file, itertools.count(1)
+
+    def vanishes(path: Path) -> bool:
+        was_file = is_file(path)
+        if path == tmp_path / "b" / "plan.json" and next(looks) == look:
+            shutil.rmtree(path.parent)
+        return was_file
+
+    monkeypatch.setattr(Path, "is_file", vanishes)
+    assert "a" in [folder.job_id for folder in my_jobs(tmp_path)]
+
+
+def test_the_size_of_a_folder_is_that_of_the_files_that_are_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes all other files when the first one is looked at."""
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text("four")
+    lstat = Path.lstat
+
+    def vanish(path: Path) -> os.stat_result:
+        for other in path.parent.iterdir():
+            if other != path:
+                other.unlink()
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", vanish)
+    assert size_of(tmp_path) == 4
 
 
 def test_a_job_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: Path) -> None:

@@ -64,6 +64,18 @@ def test_a_new_cycles_file_is_read_after_the_old_ones_end(folder: JobFolder) -> 
     assert [(chunk.file.cycle, chunk.data) for chunk in reader.read()] == [(0, b"last words\n"), (1, b"b\n")]
 
 
+def test_a_file_that_vanishes_is_passed_over(folder: JobFolder) -> None:
+    """Another process may remove it once it was found; the other ranks' output comes all the same."""
+    for rank in (0, 1):
+        say(folder, "one\ntwo\n", rank=rank)
+    reader, first = Reader(folder, Selection()), find(folder, Selection(rank=0))[0]
+    first.path.unlink()
+    reader.skip_to_last(3)
+    assert text_of(reader) == "[main-0 1] one\n[main-0 1] two\n"
+    reader.look()
+    assert text_of(reader) == ""
+
+
 def test_streams_can_be_chosen(folder: JobFolder) -> None:
     """Only the chosen stream is read."""
     say(folder, "out\n")

@@ -165,7 +165,8 @@ class Workers:
         """Start a warm process for a role, in the place of an earlier one; `WarmSaid` follows. `spec`: what it is to
         do, in the words of `nvrx_warm.py`; `ahead`: how many workers it forks before they are asked for."""
         order = {"op": "warm", "id": role, "argv": list(argv), "env": dict(env), "cwd": cwd, "spec": list(spec)}
-        self._send({**order, "ahead": ahead})
+        too_large = WarmSaid(role, ("failed", "its environment and list of imports are too large"))
+        self._send_if_it_fits({**order, "ahead": ahead}, too_large)
 
     def cool(self, role: str) -> None:
         """End the warm process of a role, if there is one."""
@@ -237,16 +238,21 @@ class Workers:
             sweep_rings()
 
     def _send_with_output(self, order: dict[str, Any], out: int, err: int, too_large: WorkerEvent) -> None:
-        """Pass on two descriptors, and close them here. `too_large`: posted where no datagram can be so long."""
+        """Pass on two descriptors, and close them here."""
         try:
-            self._send(order, out, err)
+            self._send_if_it_fits(order, too_large, out, err)
+        finally:
+            os.close(out)
+            os.close(err)
+
+    def _send_if_it_fits(self, order: dict[str, Any], too_large: WorkerEvent, *fds: int) -> None:
+        """`too_large`: posted where no datagram can be so long."""
+        try:
+            self._send(order, *fds)
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
                 raise
             self._post(too_large)
-        finally:
-            os.close(out)
-            os.close(err)
 
     def _send(self, order: dict[str, Any], *fds: int) -> None:
         if self._control is None:

@@ -23,6 +23,7 @@ from nvrx_slurm.agent.workers import (
     Stopped,
     SupervisorDied,
     Tearing,
+    WarmSaid,
     Workers,
 )
 from nvrx_slurm.liveness import fence
@@ -343,6 +344,10 @@ async def test_order_that_is_too_large_does_not_hold_the_agent_up(node):
         pid = (await node.next(Spawned)).pid
         node.workers.run_command("r", ["x" * (32 << 20)], {}, pid, writing, os.dup(2))
         assert (await node.next(CommandExited)).end.error == "it is too large"
+        node.workers.warm("main", ["true"], {"NAME": "x" * (32 << 20)}, "/", [])
+        assert await node.next(WarmSaid) == WarmSaid(
+            "main", ("failed", "its environment and list of imports are too large")
+        )
         os.kill(pid, signal.SIGKILL)
         # Ends a wait that would block the event loop, and with it this test, for ever.
         watchdog = threading.Timer(15.0, os.kill, (node.workers.supervisor_pid, signal.SIGKILL))

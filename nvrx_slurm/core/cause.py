@@ -8,7 +8,6 @@ workers ended, and the failure detector has judged each silent one.
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from nvrx_slurm.core.state import Failure
@@ -48,7 +47,7 @@ def is_symptom(failure: Failure, bounds: FaultToleranceSpec) -> bool:
         return failure.peer_lost
     hang, beats = bounds.hang, bounds.heartbeat
     bounds_s = (hang.step_timeout, hang.startup_timeout, hang.no_output)
-    return min((each for each in bounds_s if each is not None), default=math.inf) <= beats.timeout + beats.interval
+    return any(each is not None and each <= beats.timeout + beats.interval for each in bounds_s)
 
 
 def explains(failure: Failure, began: float, known: Failure, first_noticed: float) -> bool:

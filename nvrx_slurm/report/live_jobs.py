@@ -42,8 +42,9 @@ class FollowedJob:
         # A job that reports lives: Slurm need not be asked.
         if items:
             self._presence.heard()
-        info, result = self.folder.read_info(), self.folder.read_result()
-        has_ended = self._journal.ended and not snapshot.begins_again(self._fold.view, info, result)
+        has_ended = self._journal.ended and not snapshot.begins_again(
+            self._fold.view, self.folder.read_info(), self.folder.read_result()
+        )
         outside = OutsideState() if has_ended else self._presence.ask()
         return snapshot.snap(
             self._fold.view,

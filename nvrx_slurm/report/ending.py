@@ -151,10 +151,7 @@ def _answer(failure: ReplayedFailure) -> Attribution | None:
         from nvrx_slurm.attribution.analyze.analyzer import analyze_sync
 
         return analyze_sync(failure.inquiry)
-    except (
-        NvrxError,
-        OSError,
-    ):  # the logs may be removed meanwhile, or cannot be read; the rest is said all the same
+    except (NvrxError, OSError):  # the logs may be removed meanwhile; the rest is said all the same
         return None
 
 

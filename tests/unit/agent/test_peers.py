@@ -11,7 +11,7 @@ from nvrx_slurm.attribution.rules.catalogue import built_in_files
 
 def samples(role: str, *faults: str) -> list[str]:
     """Lines that the built-in rules of that role are shown to match; of all faults, if none is named."""
-    rules = [rule for path in built_in_files() for rule in yaml.safe_load(path.read_text()).values()]
+    rules = [rule for path in built_in_files() for rule in yaml.load(path.read_text(), yaml.CSafeLoader).values()]
     of_role = [rule for rule in rules if rule.get("role", "cause") == role]
     return [text for rule in of_role if not faults or rule["fault"] in faults for text in rule["sample"]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,12 +13,15 @@ from nvrx_slurm.lab.flow import report_junit
 from nvrx_slurm.lab.flow.outcome import FlowOutcome
 from tests.outcomes import JOURNAL, attempt, flow, of_every_kind, suite, unwell
 
-SCHEMA = xmlschema.XMLSchema(Path(__file__).with_name("junit.xsd"))
+
+@cache
+def schema() -> xmlschema.XMLSchema:
+    return xmlschema.XMLSchema(Path(__file__).with_name("junit.xsd"))
 
 
 def parsed(*flows: FlowOutcome) -> ElementTree.Element:
     text = report_junit.document(suite(*flows), "runner-1")
-    SCHEMA.validate(text)
+    schema().validate(text)
     return ElementTree.fromstring(text)
 
 
@@ -30,7 +34,7 @@ def case(flow: FlowOutcome) -> ElementTree.Element:
 def test_every_kind_of_outcome_is_valid() -> None:
     """Whatever came of a suite, hostile names and control characters included, the report fits the schema."""
     text = report_junit.document(of_every_kind(), "runner-1")
-    SCHEMA.validate(text)
+    schema().validate(text)
     root = ElementTree.fromstring(text)
     assert {name: root.get(name) for name in ("tests", "failures", "errors")} == {
         "tests": "8",
@@ -43,7 +47,7 @@ def test_the_schema_refuses_what_readers_do_not_know() -> None:
     """The schema is one that a report can fail: properties of a test case are no part of it."""
     text = report_junit.document(suite(flow("happy-path", attempt())), "runner-1")
     with pytest.raises(xmlschema.XMLSchemaValidationError, match="properties"):
-        SCHEMA.validate(text.replace("<system-out>", "<properties /><system-out>", 1))
+        schema().validate(text.replace("<system-out>", "<properties /><system-out>", 1))
 
 
 def test_a_flow_is_a_suite_with_one_case() -> None:

@@ -25,7 +25,7 @@ NVRX := nvidia-resiliency-ext==0.4.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lock lock-check sbom dist demo test test-torch ci-slurm ci-simulate ci-soak ci-mutants ci-mutants-generated corpus fuzz slurm-packages browser prometheus ucxx fmt lint type docs bench clean
+.PHONY: help deps lock lock-check sbom dist demo test test-torch ci-slurm ci-simulate ci-soak ci-mutants ci-mutants-generated corpus fuzz slurm-packages browser prometheus ucxx fmt lint type docs bench clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -73,6 +73,8 @@ sbom: $(BIN)/uv  ## Write dist/nvrx-slurm.cdx.json (CycloneDX): the locked packa
 	mkdir -p dist
 	$(UV) export --quiet --frozen --extra attribution --extra ci --no-emit-project --no-header --output-file $(VENV)/sbom.txt
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --of JSON -o dist/nvrx-slurm.cdx.json $(VENV)/sbom.txt
+
+deps: $(FRAMEWORKS) slurm-packages browser prometheus ucxx  ## Install all that the tests need, torch too
 
 demo: $(INSTALLED)  ## Train on 4 local nodes with 2 hot spares, kill one node midway, compare the result
 	$(BIN)/nvrx-slurm demo

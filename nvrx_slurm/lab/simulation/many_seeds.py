@@ -29,13 +29,14 @@ def first_broken(run: Callable[[int], R], seeds: Sequence[int], jobs: int, say: 
     clock = SystemClock()
     began = said = clock.monotonic()
     done = acts = happened = 0
-    for result in _results(run, seeds, jobs):
-        done += 1
-        if isinstance(result, RunResult):
-            acts, happened = acts + len(result.acts), happened + result.happened
-        if result.broken:
-            say(f"seed {result.seed}: {result.broken}")
-            return result
+    for results in _chunks(run, seeds, jobs):
+        for result in results:
+            done += 1
+            if isinstance(result, RunResult):
+                acts, happened = acts + len(result.acts), happened + result.happened
+            if result.broken:
+                say(f"seed {result.seed}: {result.broken}")
+                return result
         if (now := clock.monotonic()) - said > SAY_EVERY_S:
             said = now
             say(f"{done:,} of {len(seeds):,} {of}, {60 * done / (now - began):,.0f} a minute")
@@ -45,16 +46,14 @@ def first_broken(run: Callable[[int], R], seeds: Sequence[int], jobs: int, say: 
     return None
 
 
-def _results(run: Callable[[int], R], seeds: Sequence[int], jobs: int) -> Iterator[R]:
+def _chunks(run: Callable[[int], R], seeds: Sequence[int], jobs: int) -> Iterator[list[R]]:
     chunks = [(run, seeds[at : at + CHUNK]) for at in range(0, len(seeds), CHUNK)]
     if jobs == 1:
-        for chunk in chunks:
-            yield from _run_chunk(chunk)
+        yield from map(_run_chunk, chunks)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         # In the order of the seeds: which one is reported does not depend on how fast each process is.
-        for results in pool.imap(_run_chunk, chunks):
-            yield from results
+        yield from pool.imap(_run_chunk, chunks)
 
 
 def _run_chunk(chunk: tuple[Callable[[int], R], Sequence[int]]) -> list[R]:

@@ -10,7 +10,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from nvrx_slurm.cli.ci import simulate
-from nvrx_slurm.lab.simulation import seeds
+from nvrx_slurm.lab.simulation import many_seeds, seeds
 from nvrx_slurm.lab.simulation.adversary import Act
 from nvrx_slurm.lab.simulation.monitors import Promise
 from nvrx_slurm.lab.simulation.run import run_scenario
@@ -48,6 +48,15 @@ def test_runs_without_a_failure_are_counted():
     said: list[str] = []
     assert seeds.run_seeds(range(4), NODES, 2, said.append) == 0
     assert said[-1].startswith("4 runs of up to 4 nodes")
+
+
+def test_progress_counts_the_runs_that_are_over(monkeypatch):
+    """A process hands its results over in chunks: each line counts a whole one."""
+    monkeypatch.setattr(many_seeds, "SAY_EVERY_S", -1.0)
+    monkeypatch.setattr(many_seeds, "CHUNK", 2)
+    said: list[str] = []
+    assert seeds.run_seeds(range(5), NODES, 1, said.append) == 0
+    assert [line.split(" runs")[0] for line in said[:-1]] == ["2 of 5", "4 of 5", "5 of 5"]
 
 
 LEFT: weakref.WeakSet[Coroutine[Any, Any, None]] = weakref.WeakSet()

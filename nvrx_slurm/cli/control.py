@@ -159,6 +159,8 @@ def run_beside(
         before = {number: signal.signal(number, on_signal) for number in SIGNALS}
         try:
             end = request.run(argv, rank, replica, out, timeout, note)
+        except KeyboardInterrupt:  # the user has left before the controller answered
+            end = None
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -160,7 +160,7 @@ class Terminal:
 
     def ask(self, followed: FollowedJobs, action: Action) -> None:
         """Get stacks or a log in a thread of its own: the screen goes on."""
-        job = next(job for job in followed.jobs if job.folder.job_id == action.job)
+        job = next(job for job in followed.jobs if str(job.folder.path) == action.job)
         # A daemon: `q` does not wait for stacks, which take up to `DUMP_S`.
         threading.Thread(target=self._answer, args=(job.folder, action), daemon=True).start()
 
@@ -171,7 +171,7 @@ class Terminal:
 
     def _answer(self, folder: JobFolder, action: Action) -> None:
         what = "stacks" if action.kind == "stacks" else "last lines"
-        title = f"{what} of {action.replica} rank {action.rank}, job {action.job}"
+        title = f"{what} of {action.replica} rank {action.rank}, job {folder.job_id}"
         try:
             text = stacks_of(folder, action) if action.kind == "stacks" else log_of(folder, action)
         except (NvrxError, OSError) as error:

@@ -48,7 +48,7 @@ class Action(NamedTuple):
     """What the caller has to do: `quit`; or get the stacks or the log of a rank, and `answer` it."""
 
     kind: Literal["quit", "stacks", "log"]
-    job: str = ""
+    job: str = ""  # as in `Top`
     replica: str = ""
     rank: int = 0
     is_refresh: bool = False  # of what is on the screen
@@ -79,7 +79,7 @@ class Top:
     """The state of the screen. Rows are sorted and filtered when they are drawn."""
 
     mode: Mode = "jobs"
-    job: str = ""
+    job: str = ""  # the path of its folder: two base folders may have jobs of one id
     filter: str = ""
     typing: bool = False
     reverse: bool = False
@@ -92,11 +92,11 @@ class Top:
     _is_at_end: bool = False  # the last line of the text is on the screen
     _log: Action | None = None  # what is to be read again: the log on the screen
     _shots: dict[str, tuple[Snapshot, Goodput]] = field(default_factory=dict)
-    _of_ranks: dict[str, tuple[RankView, ...]] = field(default_factory=dict)  # job → its ranks, until the next `show`
+    _of_ranks: dict[str, tuple[RankView, ...]] = field(default_factory=dict)  # of a job, until the next `show`
 
     def show(self, jobs: Sequence[tuple[Snapshot, Goodput]]) -> None:
         """How the jobs stand now."""
-        self._shots = {shot.folder.job_id: (shot, goodput) for shot, goodput in jobs}
+        self._shots = {str(shot.folder.path): (shot, goodput) for shot, goodput in jobs}
         self._of_ranks = {}
         # A list of one job is no choice.
         if len(self._shots) == 1 and not self.job:
@@ -214,7 +214,7 @@ class Top:
         shot, goodput = self._shots[self.job]
         view = shot.view
         spares = f"{len(view.spares)}/{view.plan.spares}" if view.plan else str(len(view.spares))
-        first = f"{self.job}  {shot.state}  {seconds(shot.elapsed_s)}  {view.name}"
+        first = f"{shot.folder.job_id}  {shot.state}  {seconds(shot.elapsed_s)}  {view.name}"
         second = f"step {number(view.step)}  cycle {view.cycle}  restarts {view.restarts}  spares {spares}"
         last = f"failed last: {view.last_failure.why}" if view.last_failure else "nothing has failed"
         waits = page.waiting(view) if shot.exit_code is None else None
@@ -272,9 +272,18 @@ class Top:
             line = line_of(shot)
             age = "–" if line.age_s is None else seconds(line.age_s)
             step = number(line.step)
-            cells = (job, line.state, line.nodes, step, str(line.restarts), percent(goodput.ratio), age, line.name)
+            cells = (
+                line.job,
+                line.state,
+                line.nodes,
+                step,
+                str(line.restarts),
+                percent(goodput.ratio),
+                age,
+                line.name,
+            )
             order = (
-                job,
+                line.job,
                 line.state,
                 -len(shot.view.present),
                 -(line.step or 0),

@@ -59,7 +59,7 @@ def test_a_job_is_opened_and_its_ranks_are_sorted(two: Top) -> None:
         two.press(key)
     two.press("enter")
     assert two.press("enter") is None
-    assert two.job == "17"
+    assert Path(two.job).name == "17"
     for _ in range(3):
         two.press("s")
     lines = text(two)
@@ -70,12 +70,19 @@ def test_a_job_is_opened_and_its_ranks_are_sorted(two: Top) -> None:
     assert two.mode == "jobs"
 
 
-def test_a_rank_is_asked_for_its_stacks_and_its_log(two: Top) -> None:
+def test_two_jobs_of_one_id(tmp_path: Path) -> None:
+    """Two clusters may give one id: each job has its line."""
+    screen = Top()
+    screen.show([shot_of(tmp_path / "one", to_first_cycle(), "9"), shot_of(tmp_path / "other", ended(), "9")])
+    assert {line[2:].split()[1] for line in text(screen) if line[2:].startswith("9 ")} == {"running", "completed"}
+
+
+def test_a_rank_is_asked_for_its_stacks_and_its_log(two: Top, tmp_path: Path) -> None:
     """The caller gets them; the answer takes the screen, is searched, and escape leads back to the ranks."""
-    two.mode, two.job = "job", "17"
+    two.mode, two.job = "job", str(tmp_path / "17")
     two.press("down")
-    assert two.press("d") == Action("stacks", "17", "main-0", 1)
-    assert two.press("l") == Action("log", "17", "main-0", 1)
+    assert two.press("d") == Action("stacks", two.job, "main-0", 1)
+    assert two.press("l") == Action("log", two.job, "main-0", 1)
     two.answer(Action("stacks"), "stacks of main-0 rank 1", "Thread 1\n\x1b]0;owned\x07 in step\nlast")
     lines = text(two)
     assert lines[2] == r"\x1b]0;owned\x07 in step"
@@ -87,9 +94,9 @@ def test_a_rank_is_asked_for_its_stacks_and_its_log(two: Top) -> None:
     assert two.mode == "job"
 
 
-def test_an_open_log_is_read_again(two: Top) -> None:
+def test_an_open_log_is_read_again(two: Top, tmp_path: Path) -> None:
     """It stays at its end, unless the user has scrolled up; an answer that comes after escape opens nothing."""
-    two.mode, two.job = "job", "17"
+    two.mode, two.job = "job", str(tmp_path / "17")
     log = two.press("l")
     assert log is not None and two.refresh() is None
     two.answer(log, "log", "nothing so far")

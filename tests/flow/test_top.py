@@ -62,7 +62,11 @@ class Screen:
     def end(self) -> None:
         """q: it leaves the terminal as it was."""
         self.press("q")
-        assert self.process.wait(DEADLINE_S) == 0
+        self.expect_restored(exit_code=0)
+
+    def expect_restored(self, exit_code: int) -> None:
+        """It has ended, and the terminal is as it was."""
+        assert self.process.wait(DEADLINE_S) == exit_code
         if select.select([self.master], [], [], 1.0)[0]:
             self.seen += os.read(self.master, 65536).decode(errors="replace")
         assert self.seen.endswith("\x1b[?25h\x1b[?1049l")
@@ -103,6 +107,15 @@ def test_without_colours_and_from_a_signal(tmp_path: Path) -> None:
     screen.process.send_signal(signal.SIGWINCH)
     screen.until(r"\x1b\[40;1H")
     screen.end()
+
+
+def test_sigterm_restores_the_terminal(tmp_path: Path) -> None:
+    """The cursor, the screen and the echo, as q does; the exit code is 143."""
+    write(tmp_path, ended())
+    screen = Screen(JOB, "--folder", str(tmp_path))
+    screen.until("n5")
+    screen.process.terminate()
+    screen.expect_restored(exit_code=143)
 
 
 def test_without_a_terminal_it_is_one_error(tmp_path: Path) -> None:

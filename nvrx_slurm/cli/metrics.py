@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,23 +101,24 @@ def address_of(text: str) -> tuple[str, int]:
 
 def serve(jobs: list[JobFolder], host: str, port: int) -> None:
     """Answer scrapes until SIGINT or SIGTERM. Raises UsageError where the address cannot be had."""
-    import threading
-
     from prometheus_client import start_http_server
 
     from nvrx_slurm.report.live_jobs import FollowedJobs
     from nvrx_slurm.report.metrics import registry_of
+    from nvrx_slurm.util.clock import SystemClock
 
     with FollowedJobs(jobs) as followed:
         try:
             server, thread = start_http_server(port, addr=host, registry=registry_of(followed.look))
         except OSError as error:
             raise UsageError(f"--listen {host}:{port}: cannot listen there: {error.strerror}") from None
+        # It raises, as Ctrl-C does. Setting an Event here could hang: the thread that waits for it may hold its lock.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         note(f"nvrx-slurm: metrics at http://{host}:{server.server_port}/metrics")
-        ended = threading.Event()
-        signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
         try:
-            ended.wait()  # Ctrl-C raises
+            # Again and again: a signal that arrives just before a sleep begins does not end that sleep.
+            while True:
+                SystemClock().sleep(1.0)
         finally:
             server.shutdown()
             thread.join()

@@ -28,6 +28,23 @@ sys.argv = ["nvrx-slurm", "wait"]
 cli.main()
 """
 
+# SIGTERM arrives at the place that is behind the lock of an Event, or else where the command sleeps.
+TERMINATED = """
+import os
+import signal
+import sys
+from nvrx_slurm import cli
+
+def terminate(frame, event, arg):
+    places = ("Condition.wait", "SystemClock.sleep")
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL and frame.f_code.co_qualname in places:
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+sys.setprofile(terminate)
+cli.main()
+"""
+
 
 def test_an_interrupt_during_an_import_exits_with_130(tmp_path: Path) -> None:
     """Not by SIGINT, as CPython ends a module that `python -m` has started."""
@@ -49,3 +66,11 @@ def test_a_signal_before_the_controller_answers_exec(
     argv = ["exec", JOB, f"--folder={tmp_path}", "--rank=0", "--", "true"]
     done = CliRunner().invoke(cli, argv, standalone_mode=False)
     assert done.return_value == 128 + number, done.exception
+
+
+def test_sigterm_as_metrics_begins_to_wait(tmp_path: Path) -> None:
+    """`metrics --listen` ends with 0, and does not hang."""
+    write(tmp_path, to_first_cycle())
+    argv = ["metrics", JOB, "--listen=127.0.0.1:0", f"--folder={tmp_path}"]
+    done = subprocess.run([sys.executable, "-c", TERMINATED, *argv], capture_output=True, text=True, timeout=30.0)
+    assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.lab.devcluster.daemons import Daemon, last_words
+from nvrx_slurm.lab.devcluster.daemons import MARK, Daemon, last_words
 from nvrx_slurm.lab.devcluster.spec import ClusterSpec
 
 PARTITION = "main"
@@ -134,9 +134,13 @@ def prepare(spec: ClusterSpec, programs: Mapping[str, str]) -> None:
         "--skip-test-db",
         f"--user={spec.user}",
     ]
+    # It is a script. Where its wait is cut short, `down` finds by the mark the server that the script has started.
+    environment = {**os.environ, MARK: str(places.state)}
     with places.errors("mariadb-install").open("ab") as log:
         try:
-            done = subprocess.run(command, stdout=log, stderr=log, timeout=_INSTALL_TIMEOUT_S, check=False)
+            done = subprocess.run(
+                command, env=environment, stdout=log, stderr=log, timeout=_INSTALL_TIMEOUT_S, check=False
+            )
         except subprocess.TimeoutExpired:
             problem = f"mariadb-install-db did not end within {_INSTALL_TIMEOUT_S} s"
             raise NvrxError(f"{problem}\n{last_words('mariadb-install', places)}") from None

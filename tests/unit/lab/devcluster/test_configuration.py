@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from nvrx_slurm.errors import NvrxError, UsageError
-from nvrx_slurm.lab.devcluster import configuration, programs
+from nvrx_slurm.lab.devcluster import configuration, processes, programs
 from nvrx_slurm.lab.devcluster.places import Places
-from nvrx_slurm.lab.devcluster.spec import ClusterSpec, check_request, decode, encode
+from nvrx_slurm.lab.devcluster.spec import ClusterSpec, check_request, decode, encode, of_daemons
+from nvrx_slurm.util.clock import SystemClock
 
 
 def spec(version: tuple[int, int] = (22, 5), database_port: int | None = None) -> ClusterSpec:
@@ -141,3 +142,17 @@ def test_missing_programs_come_with_the_line_that_installs_them(missing: list[st
 def test_sinfo_is_read_by_node() -> None:
     """The state keeps its star: it says that the node does not answer."""
     assert programs.parse_node_states("n1 idle\nn2 down*\n\n") == {"n1": "idle", "n2": "down*"}
+
+
+def test_database_server_of_a_script_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes the cluster down finds it: subprocess has killed the script alone."""
+    script = tmp_path / "mariadb-install-db"
+    script.write_text("#!/bin/sh\nsleep 60 &\nwait\n")
+    script.chmod(0o700)
+    places = Places(state=tmp_path / "state", runtime=tmp_path)
+    places.logs.mkdir(parents=True)
+    monkeypatch.setattr(configuration, "_INSTALL_TIMEOUT_S", 1)
+    of_cluster = msgspec.structs.replace(spec(database_port=10004), state=str(places.state), runtime=str(tmp_path))
+    with pytest.raises(NvrxError, match="did not end"):
+        configuration.prepare(of_cluster, {"mariadb-install-db": str(script)})
+    assert len(processes.kill(lambda table: of_daemons(places, table), SystemClock())) == 1

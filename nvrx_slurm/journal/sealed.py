@@ -36,8 +36,9 @@ class SealedFolder:
         try:
             with self._opened() as folder:
                 data = read_owned(self.path / name, dir_fd=folder)
-                # It was used now: `put` keeps the files that were used last.
-                os.utime(name, dir_fd=folder)
+                # It was used now: `put` keeps the files that were used last. A read-only file system has no `put`.
+                with contextlib.suppress(OSError):
+                    os.utime(name, dir_fd=folder)
         except (OSError, UnsafePath):
             return None
         seal, _, body = data.partition(b"\n")

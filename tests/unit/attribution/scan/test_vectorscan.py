@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +82,17 @@ def test_nowhere_to_keep(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     assert finds(SealedFolder(Path(place), 3)) == [0]
     assert not list(tmp_path.iterdir())
+
+
+def test_on_a_read_only_file_system(kept: SealedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is loaded, though its time of use cannot be written."""
+    kept.put("name", b"kept")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert kept.get("name") == b"kept"
 
 
 def test_a_folder_of_others(kept: SealedFolder) -> None:

@@ -41,9 +41,7 @@ NEWEST = "last"
 
 def known_jobs(base: Path) -> list[JobFolder]:
     """This user's job folders below `base`, newest first. A base folder that does not exist holds none."""
-    if not base.is_dir():
-        return []
-    folders = [JobFolder(path) for path in base.iterdir() if _is_job(path)]
+    folders = [JobFolder(path) for path in _paths_in(base) if _is_job(path)]
     return sorted(folders, key=lambda folder: (started_at(folder) or 0.0, folder.job_id), reverse=True)
 
 
@@ -105,7 +103,7 @@ def my_jobs(base: Path | None = None) -> Iterator[JobFolder]:
     here = (DEFAULT_FOLDER if base is None else base).absolute()
     entries = {each.folder: each for each in _in_index() if base is None or each.folder.parent == here}
     # Older versions made no entries, nor does a job whose user has a read-only home: what lies here counts too.
-    for path in here.iterdir() if here.is_dir() else ():
+    for path in _paths_in(here):
         if path not in entries and _is_job(path):
             with contextlib.suppress(FileNotFoundError):  # `rm` may have removed it meanwhile
                 at = started_at(JobFolder(path)) or path.stat().st_mtime
@@ -113,6 +111,13 @@ def my_jobs(base: Path | None = None) -> Iterator[JobFolder]:
     for each in sorted(entries.values(), key=lambda each: (each.at, each.job_id), reverse=True):
         if _is_there(each):
             yield JobFolder(each.folder)
+
+
+def _paths_in(base: Path) -> list[Path]:
+    try:
+        return list(base.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # no look beforehand: the folder may be removed at any moment
+        return []
 
 
 def _in_index(job_id: str | None = None) -> list[IndexedJob]:

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -75,6 +76,22 @@ def test_a_job_that_is_removed_meanwhile_hides_no_other(
 
     monkeypatch.setattr(Path, "is_file", vanishes)
     assert "a" in [folder.job_id for folder in my_jobs(tmp_path)]
+
+
+@pytest.mark.parametrize("jobs_of", [known_jobs, my_jobs])
+def test_a_base_folder_that_is_removed_holds_no_jobs(
+    jobs_of: Callable[[Path], Iterable[JobFolder]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes it just before it is read."""
+    write(tmp_path / "jobs", ended())
+    iterdir = Path.iterdir
+
+    def vanishes(path: Path) -> Iterator[Path]:
+        shutil.rmtree(path)
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", vanishes)
+    assert list(jobs_of(tmp_path / "jobs")) == []
 
 
 def test_the_size_of_a_folder_is_that_of_the_files_that_are_still_there(

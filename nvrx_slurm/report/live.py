@@ -138,7 +138,8 @@ def _read_on(
     presence = Presence(folder, clock=clock, gives_up_s=GIVE_UP_S)
     fold: JobFold | None = None
     outside = OutsideState()
-    may_go_on, look_at = False, float("-inf")
+    # Between two generations: from an end after which Slurm may requeue the job, until its journal goes on.
+    between, ask_at = False, float("-inf")
     while True:
         _check_is_read()
         # Nothing more is waited for once no process runs the job.
@@ -150,37 +151,46 @@ def _read_on(
             fold.take(item)
         if printed is not None and (lines := printed.new()):
             face.print_output(lines)
+        view = fold.view if fold else new_view()
         shot = snapshot.snap(
-            fold.view if fold else new_view(),
+            view,
             folder,
             outside=outside,
             store_now=journal.store_time(),
             store_error=None if journal.ended else journal.store_error,  # the store ends with its job
             clock=clock,
         )
-        # Agents write the last lines of their workers after they have reported that they leave.
-        if not items and (may_go_on or outside.over or (journal.ended and printed is None)):
-            result = folder.read_result()
-            # The next generation removes the result of the one before, and journals its first entry seconds later.
-            may_go_on = may_go_on if result is None else result.exit_code in MAY_GO_ON
-            if not may_go_on:
-                return shot
-            # Slurm may requeue the job. Until it has cleared the job away, the job has not ended: `wait` waits too.
-            if clock.monotonic() >= look_at:
-                look_at = clock.monotonic() + REQUEUE_LOOK_S
-                if result is None:
-                    outside = presence.ask()
-                else:
-                    outside = OutsideState(slurm_says=still_in_slurm(folder, clock=clock))
-                if outside.over or (result is not None and outside.slurm_says is None):
-                    return snapshot.snap(fold.view if fold else new_view(), folder, outside=outside, clock=clock)
-            face.draw(shot)
-            continue
-        may_go_on, look_at = False, float("-inf")
-        face.draw(shot)
+        # 1. It reports: it lives, and nothing else need be asked.
         if items:
+            face.draw(shot)
             presence.heard()
-        outside = OutsideState() if items else presence.ask()
+            outside, between, ask_at = OutsideState(), False, float("-inf")
+            continue
+        # 2. It is silent, and has not ended. Where the workers' output is shown, the last process has to end: agents
+        # write the last lines of their workers after they have reported that they leave.
+        if not (between or outside.over or (journal.ended and printed is None)):
+            face.draw(shot)
+            outside = presence.ask()
+            continue
+        # 3. It has ended, for good or until Slurm requeues it.
+        result = folder.read_result()
+        # The next generation removes the result of the one before, and journals its first entry seconds later.
+        if result is not None:
+            between = result.exit_code in MAY_GO_ON
+        if not between:
+            return shot
+        # Until Slurm has cleared the job away, it has not ended: `wait` waits too.
+        if clock.monotonic() >= ask_at:
+            ask_at = clock.monotonic() + REQUEUE_LOOK_S
+            if result is None:  # the next generation runs, or has died before it journaled anything
+                outside = presence.ask()
+                is_over = outside.over
+            else:
+                outside = OutsideState(slurm_says=still_in_slurm(folder, clock=clock))
+                is_over = outside.slurm_says is None
+            if is_over:
+                return snapshot.snap(view, folder, outside=outside, clock=clock)
+        face.draw(shot)
 
 
 def _check_is_read() -> None:

@@ -292,8 +292,8 @@ class SlurmNodeState(Fact, frozen=True, kw_only=True, tag="slurm_node_state"):
 
 class AgentsStarted(Fact, frozen=True, kw_only=True, tag="agents_started"):
     """The batch host starts agents on these nodes again, in one step of Slurm. `missing`: nodes without an agent that
-    do not answer. `step_ended`: Slurm had ended the step of all their agents at once, which is no fault of theirs.
-    `attempt`: the how-manieth start within a short time, from 1."""
+    do not answer. `step_ended`: the srun of all their agents had ended, by Slurm or a signal, which is no fault of
+    theirs. `attempt`: the how-manieth start within a short time, from 1."""
 
     nodes: tuple[FileName, ...]
     missing: tuple[FileName, ...] = ()

@@ -91,7 +91,7 @@ def describe(record: AnyRecord) -> str:
         case records.SlurmNodeState():
             return f"Slurm says of {record.node}: {slurm_state(record)}"
         case records.AgentsStarted():
-            ended = "Slurm ended the agents' step; " if record.step_ended else ""
+            ended = "the agents' srun ended; " if record.step_ended else ""
             missing = f"; {names(record.missing)} did not answer" if record.missing else ""
             again = f" (attempt {record.attempt})" if record.attempt > 1 else ""
             return f"{ended}the batch host starts agents on {names(record.nodes)}{again}{missing}"

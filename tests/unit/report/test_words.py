@@ -139,6 +139,10 @@ WHY = "no step for 612 s (limit 600 s) after step 41"
         ),
         (records.SlurmNodeState(node="n2", state="IDLE"), "Slurm says of n2: IDLE"),
         (
+            records.AgentsStarted(nodes=("n1", "n2"), step_ended=True, attempt=2),
+            "the agents' srun ended; the batch host starts agents on n[1-2] (attempt 2)",
+        ),
+        (
             records.DumpAsked(request="ab12", by="ann@login1", ranks=(3, 4), replica="main-0"),
             "ann@login1 asked for the stacks of ranks 3-4 of main-0 (request ab12)",
         ),

@@ -142,7 +142,8 @@ def hold(pid: int) -> int | None:
     except OSError as error:
         if error.errno == errno.ENOSYS:
             return None
-        if error.errno in (errno.EINVAL, errno.ESRCH):
+        # ENOENT (EINVAL in older kernels): the number is that of a thread of another process.
+        if error.errno in (errno.EINVAL, errno.ENOENT, errno.ESRCH):
             raise ProcessLookupError(error.errno, error.strerror) from None
         raise
 

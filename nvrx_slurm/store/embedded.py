@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 from asyncio.subprocess import PIPE, STDOUT, Process
@@ -20,9 +21,13 @@ from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.store.link import short_path
 from nvrx_slurm.store.servers import bundled_binary
 from nvrx_slurm.util.files import open_log
+from nvrx_slurm.util.processes import send_signal
 
 # How long the server may take to load its append-only file and accept connections.
 READY_S = 30.0
+
+# How long a start that has failed waits for the server that it has killed.
+KILLED_S = 5.0
 
 # In lower case: Redis 7.0 and Valkey write it differently.
 _READY = b"ready to accept connections"
@@ -165,16 +170,24 @@ class EmbeddedStore:
             umask=0o077,
         )
         assert server.stdin is not None and server.stdout is not None
-        # By its standard input: the password is in no file and no argv.
-        server.stdin.write(self._config().encode())
-        server.stdin.close()
-        lines: list[bytes] = []
-        while line := await server.stdout.readline():
-            lines = [*lines[-20:], line]
-            if _READY in line.lower():
-                self._drain = asyncio.create_task(self._log_rest(server.stdout, lines))
-                return server
-        await server.wait()
+        try:
+            # By its standard input: the password is in no file and no argv.
+            server.stdin.write(self._config().encode())
+            server.stdin.close()
+            lines: list[bytes] = []
+            while line := await server.stdout.readline():
+                lines = [*lines[-20:], line]
+                if _READY in line.lower():
+                    self._drain = asyncio.create_task(self._log_rest(server.stdout, lines))
+                    return server
+            await server.wait()
+        except BaseException:
+            # It was not ready in time. No other code can end this process, and the next server uses the same files.
+            send_signal(server, signal.SIGKILL)
+            # A process that waits for a dead file system does not end: the error counts for more than its exit.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(server.wait(), KILLED_S)
+            raise
         raise StoreUnreachable("the embedded store did not start:\n" + b"".join(lines[-8:]).decode(errors="replace"))
 
     def _config(self) -> str:

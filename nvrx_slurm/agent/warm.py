@@ -97,12 +97,10 @@ class WarmProcesses:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         own.setblocking(False)
         pipes = [os.pipe() for _ in range(2)]  # its output; of the kind that workers have
-        failure, failure_end = os.pipe2(os.O_CLOEXEC)
         inherited = [theirs.fileno(), *(read for read, _ in pipes)]
         env = {**environment, "NVRX_WARM_FD": ",".join(map(str, inherited))}
         supervisor = os.getpid()
         own.send(b"\0".join(os.fsencode(each) for each in (str(supervisor), *order["spec"])))
-        why = ""
         try:
             program = find_program(argv[0], env.get("PATH", os.defpath))
             pid = os.fork()
@@ -111,17 +109,16 @@ class WarmProcesses:
         if pid == 0:
             for descriptor in inherited:
                 os.set_inheritable(descriptor, True)
-            become(supervisor, failure_end, program, argv, env, order["cwd"], *(write for _, write in pipes))
+            # What keeps it from its program is the last line on its standard error. This process waits for no execve:
+            # the work folder may be on a dead file system.
+            out, err = (write for _, write in pipes)
+            become(supervisor, err, program, argv, env, order["cwd"], out, err)
         theirs.close()
-        os.close(failure_end)
         # The process has its own ends. Kept here is one of its standard error: the last line there says why it ended.
         (out_read, out_write), (err_read, err_write) = pipes
         for descriptor in (out_read, out_write, err_write):
             os.close(descriptor)
-        if pid > 0:
-            why = os.read(failure, LAST_BYTES).decode(errors="replace")  # closed by execve
-        os.close(failure)
-        if why:
+        if pid < 0:
             own.close()
             os.close(err_read)
             self._say(op="warm", id=role, said=["failed", why])
@@ -141,6 +138,7 @@ class WarmProcesses:
         os.close(warm.err)
         if not is_reaped:
             self._dying.add(warm.pid)
+            os.kill(warm.pid, signal.SIGKILL)  # it may not have its group yet
         with contextlib.suppress(ProcessLookupError):
             os.killpg(warm.pid, signal.SIGKILL)  # each worker has a group of its own
         for fork in self._waiting(role):

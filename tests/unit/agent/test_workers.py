@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -334,6 +335,32 @@ async def test_many_workers_are_all_heard_of(node):
     assert ended == set(range(64))
     for output in outputs:
         output.close()
+
+
+async def test_warm_process_that_cannot_start_says_why(node):
+    """A missing folder is the last line of its standard error."""
+    node.workers.warm("main", ["sleep", "1"], {}, "/no/folder", [])
+    said = "it exited with code 127: No such file or directory: /no/folder"
+    assert await node.next(WarmSaid) == WarmSaid("main", ("ended", said))
+
+
+async def test_warm_process_that_never_runs_its_program_does_not_hold_the_workers_up(node, tmp_path):
+    """Its file system is dead: here execve waits for a lease of the file (fcntl(2)), for 45 s at most."""
+    program = tmp_path / "program"
+    program.touch(0o755)
+    leased = os.open(program, os.O_RDWR)
+    asked = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    try:
+        fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        node.workers.warm("main", [str(program)], {}, "/", [])
+        with node.spawn(0, "true"):
+            assert (await node.next(Exited)).code == 0
+        node.workers.cool("main")
+        node.workers.stop(grace_s=0.0)
+        assert (await node.next(Stopped)).survivors == ()
+    finally:
+        os.close(leased)
+        signal.signal(signal.SIGIO, asked)
 
 
 async def test_order_that_is_too_large_does_not_hold_the_agent_up(node):

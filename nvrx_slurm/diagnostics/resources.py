@@ -105,13 +105,15 @@ class MemoryCgroup(msgspec.Struct, frozen=True):
         return None if limited is None else limited[1]
 
     def _limited(self) -> tuple[int, int, Path] | None:
+        found = []
+        # The kernel enforces each limit on the way up, and a folder's may be larger than the one above it.
         for folder in (self.folder, *self.folder.parents):
             limit, used = first_line(folder / self.limit), first_line(folder / self.used)
             if limit.isdecimal() and used.isdecimal() and int(limit) < _NO_LIMIT_BYTES:
-                return int(used), int(limit), folder
+                found.append((int(used), int(limit), folder))
             if folder == ROOT:
                 break
-        return None
+        return min(found, key=lambda each: each[1], default=None)
 
 
 def memory_cgroup(root: Path = ROOT, own: Path = SELF) -> MemoryCgroup | None:

@@ -45,6 +45,16 @@ def test_kills_are_counted_and_the_limit_is_found_above(tmp_path: Path, version:
     assert found.oom_kills() == 3
 
 
+@pytest.mark.parametrize(("own_bytes", "smallest_bytes"), [(900 << 20, 600 << 20), (300 << 20, 300 << 20)])
+def test_the_smallest_limit_on_the_way_up_holds(tmp_path: Path, own_bytes: int, smallest_bytes: int) -> None:
+    """A step may be allowed more than its job."""
+    found = lay_out(tmp_path, 2)
+    assert found is not None
+    (found.folder / "memory.max").write_text(f"{own_bytes}\n")
+    (found.folder / "memory.current").write_text("0\n")
+    assert found.limit_bytes() == smallest_bytes
+
+
 @pytest.mark.parametrize("own", ["", "0::/\n", "4:memory:/gone\n", "torn"])
 def test_no_cgroup_is_none(tmp_path: Path, own: str) -> None:
     """A node without one, and one whose folder is not to be seen from here."""

@@ -167,6 +167,8 @@ def _kill(action: FaultAction, members: Members, clock: Clock) -> FaultResult:
 def _stop(action: FaultAction, members: Members, clock: Clock) -> FaultResult:
     at = clock.wall()
     stopped = processes.freeze(members, clock)
+    if not stopped:
+        raise FaultFailed(f"{action.who} has ended already, before SIGSTOP was sent")
     wait_until(lambda: all(map(is_stopped, stopped)), timeout_s=PROOF_S, what=f"{action.who} to stop", clock=clock)
     return FaultResult(at=at, proof=f"SIGSTOP froze {action.who}: {_named(stopped)} in state T")
 
@@ -185,6 +187,8 @@ def _continue(action: FaultAction, members: Members, clock: Clock) -> FaultResul
 def _signal(action: FaultAction, members: Members, clock: Clock) -> FaultResult:
     table = read_table()
     number, receivers, at = signal.Signals[action.signal], members(table), clock.wall()
+    if not receivers:
+        raise FaultFailed(f"{action.who} has ended already, before {action.signal} was sent")
     processes.send((table[pid] for pid in receivers), number)
 
     def was_taken() -> bool:

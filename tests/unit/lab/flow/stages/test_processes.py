@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.errors import FaultFailed
-from nvrx_slurm.lab.flow.stages.processes import FaultAction, apply
-from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.lab.flow.stages import processes
+from nvrx_slurm.lab.flow.stages.processes import Act, FaultAction, apply
+from nvrx_slurm.util.clock import Clock, SystemClock
 
 
 def test_process_that_loads_its_program_is_of_the_job_all_the_same(tmp_path: Path) -> None:
@@ -44,6 +45,30 @@ def test_process_that_ends_by_itself_just_before_the_kill_is_no_fault(
 
     monkeypatch.setattr(os, "pidfd_open", ends)
     action = FaultAction(act="kill", who="rank 0", pids=(sleeper.pid,), folder=str(tmp_path))
+    try:
+        with pytest.raises(FaultFailed, match="rank 0 has ended already"):
+            apply(action, SystemClock())
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+@pytest.mark.parametrize("act", ["stop", "signal", "kill"])
+def test_process_that_ends_once_it_is_proven_to_be_of_the_job_gets_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Act
+) -> None:
+    """Of no process the proof of each fault would hold."""
+    sleeper = subprocess.Popen(["sleep", "60"], env={**os.environ, "NVRX_JOB_FOLDER": str(tmp_path)})
+    proves = processes._proves_to_be_of_job
+
+    def ends(pid: int, folder: str, clock: Clock) -> bool:
+        is_of_job = proves(pid, folder, clock)
+        sleeper.kill()
+        sleeper.wait()
+        return is_of_job
+
+    monkeypatch.setattr(processes, "_proves_to_be_of_job", ends)
+    action = FaultAction(act=act, who="rank 0", pids=(sleeper.pid,), folder=str(tmp_path))
     try:
         with pytest.raises(FaultFailed, match="rank 0 has ended already"):
             apply(action, SystemClock())

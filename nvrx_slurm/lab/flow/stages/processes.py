@@ -134,12 +134,12 @@ def _kill(action: FaultAction, members: Members, clock: Clock) -> FaultResult:
     # another one die and reports it.
     doomed = processes.freeze(members, clock) if action.part == "tree" else members(read_table())
     handles: list[int] = []
-    for pid in children_first(doomed, read_table()):
-        with contextlib.suppress(ProcessLookupError):
-            handles.append(os.pidfd_open(pid))
-    at = clock.wall()  # to find and freeze a whole node may take a second on a machine that is busy
-    poller, deadline = select.poll(), clock.monotonic() + PROOF_S
     try:
+        for pid in children_first(doomed, read_table()):
+            with contextlib.suppress(ProcessLookupError):
+                handles.append(os.pidfd_open(pid))
+        at = clock.wall()  # to find and freeze a whole node may take a second on a machine that is busy
+        poller, deadline = select.poll(), clock.monotonic() + PROOF_S
         # Handles, not pids: a pid may belong to another process as soon as its own has been reaped.
         is_hit = False
         for handle in handles:

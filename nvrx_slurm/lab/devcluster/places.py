@@ -91,13 +91,18 @@ def claim(name: str) -> Places:
             f"cluster {name!r} already exists ({state}): take it down with"
             f" `nvrx-slurm cluster down --name {name}`, or choose another --name"
         ) from None
-    # In /tmp, not $TMPDIR: that may be deep, and then the paths of sockets do not fit.
-    places = Places(state, runtime=Path(tempfile.mkdtemp(prefix=f"nvrx-{name}-", dir="/tmp")))  # 0700
-    (state / _RUNTIME_LINK).symlink_to(places.runtime)
-    for folder in (places.daemons, places.logs, places.controller_state):
-        folder.mkdir(mode=PRIVATE)
-    for holder in (places.munge_key, places.munge_socket, places.database_socket):
-        holder.parent.mkdir(mode=PRIVATE)
+    places = Places(state, runtime=state)
+    try:
+        # In /tmp, not $TMPDIR: that may be deep, and then the paths of sockets do not fit.
+        places = Places(state, runtime=Path(tempfile.mkdtemp(prefix=f"nvrx-{name}-", dir="/tmp")))  # 0700
+        (state / _RUNTIME_LINK).symlink_to(places.runtime)
+        for folder in (places.daemons, places.logs, places.controller_state):
+            folder.mkdir(mode=PRIVATE)
+        for holder in (places.munge_key, places.munge_socket, places.database_socket):
+            holder.parent.mkdir(mode=PRIVATE)
+    except BaseException:  # a full /tmp, or Ctrl-C: the name is free again
+        places.remove()
+        raise
     return places
 
 

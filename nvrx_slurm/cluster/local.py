@@ -225,12 +225,18 @@ def _start_waiting(
     job: JobFolder, detach: bool, environment: Mapping[str, str]
 ) -> tuple[int, subprocess.Popen[bytes]]:
     """The process, and the descriptor to which the line that it waits for is written."""
-    with job.opened() as folder:
-        script = open_owned(job.path / SCRIPT_NAME, dir_fd=folder)
-    reading, go = os.pipe()
-    log = open_log(job.path / HOST_LOG) if detach else None
-    try:
-        with handed_on() as (variables, descriptors):
+    with contextlib.ExitStack() as opened:
+        with job.opened() as folder:
+            script = open_owned(job.path / SCRIPT_NAME, dir_fd=folder)
+        opened.callback(os.close, script)
+        reading, go = os.pipe()
+        opened.callback(os.close, reading)
+        opened.callback(os.close, go)
+        log = open_log(job.path / HOST_LOG) if detach else None
+        if log is not None:
+            opened.callback(os.close, log)
+        variables, descriptors = opened.enter_context(handed_on())
+        try:
             process = subprocess.Popen(
                 ["bash", "-c", _WAITING, "nvrx-job", f"/proc/self/fd/{script}"],
                 env=child_environment({**environment, **variables, "NVRX_JOB_ID": job.job_id}),
@@ -241,11 +247,6 @@ def _start_waiting(
                 start_new_session=True,
                 preexec_fn=None if detach else dies_with_parent(signal.SIGTERM),
             )
-    except FileNotFoundError:
-        os.close(go)
-        raise MissingProgramError("bash is not on PATH, and job scripts need it") from None
-    finally:
-        for descriptor in (reading, script, log):
-            if descriptor is not None:
-                os.close(descriptor)
-    return go, process
+        except FileNotFoundError:
+            raise MissingProgramError("bash is not on PATH, and job scripts need it") from None
+        return os.dup(go), process

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.cluster.local import LocalCluster, new_job_id
+from nvrx_slurm.cluster.local import HOST_LOG, LocalCluster, new_job_id
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
@@ -86,6 +86,24 @@ def test_a_detached_job_outlives_its_submitter(tmp_path: Path) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(detached, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("cause", ["environment", "log"])
+def test_a_start_that_fails_keeps_no_descriptor(tmp_path: Path, cause: str) -> None:
+    """execve takes no variable as long as this one; the log cannot be opened, since a folder has its name."""
+    cluster, job_id = LocalCluster(tmp_path), "local-1"
+    if cause == "log":
+        (tmp_path / job_id / HOST_LOG).mkdir(parents=True)
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(OSError, match=r"Argument list too long|Is a directory"):
+        cluster.start(
+            BLOCKED,
+            folder=tmp_path,
+            job_id=job_id,
+            detach=True,
+            environment={"LONG": "x" * 200_000} if cause == "environment" else {},
+        )
+    assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
 def test_cancel_terminates_the_batch_host(started: Started) -> None:

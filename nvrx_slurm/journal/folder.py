@@ -243,7 +243,11 @@ def claim_node(job: JobFolder, node: str) -> tuple[Path, int]:
     so a lock that is free says that no worker is left either.
     """
     own = job.make_runtime_folder(node)
-    lock = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        lock = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Not locked yet, it was taken for a killed agent's by one that began at the same moment.
+        raise UsageError(f"another agent of job {job.job_id} runs on {node}: it has removed {own}") from None
     # It blocks: an agent that began at the same moment may be trying this lock, and lets go of it at once.
     fcntl.flock(lock, fcntl.LOCK_EX)
     # The own lock first: of two agents that start at one moment each may see the other's, and then both leave; but

@@ -42,3 +42,22 @@ def test_supervisor_that_outlives_its_agent_keeps_the_node(job):
     assert job.runtime_folders() == [second], "what the dead ones left is removed"
     assert second != first
     os.close(lock)
+
+
+class Overtaken(JobFolder):
+    """Another agent claims the node between this one's folder and its lock."""
+
+    def make_runtime_folder(self, node: str) -> Path:
+        own = super().make_runtime_folder(node)
+        self.others = claim_node(JobFolder(self.path), node)
+        return own
+
+
+def test_agent_that_is_overtaken_at_its_start_is_refused(job):
+    """Its folder, not locked yet, was taken for what a killed agent has left."""
+    overtaken = Overtaken(job.path)
+    with pytest.raises(UsageError):
+        claim_node(overtaken, "n1")
+    first, lock = overtaken.others
+    assert job.runtime_folders() == [first]
+    os.close(lock)

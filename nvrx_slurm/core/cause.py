@@ -46,7 +46,7 @@ def is_symptom(failure: Failure, bounds: FaultToleranceSpec) -> bool:
     if not failure.hung:
         return failure.peer_lost
     hang, beats = bounds.hang, bounds.heartbeat
-    bounds_s = (hang.step_timeout, hang.startup_timeout, hang.no_output)
+    bounds_s = (hang.step_timeout, hang.startup_timeout, hang.no_output, hang.exit_skew)
     return any(each is not None and each <= beats.timeout + beats.interval for each in bounds_s)
 
 

@@ -431,7 +431,7 @@ class JobHistory:
     def _hangs_before_a_loss(self) -> bool:
         """Whether a worker may count as hung sooner than the silent node that it waits for counts as lost."""
         hang, beats = self.bounds.hang, self.bounds.heartbeat
-        found = (hang.step_timeout, hang.startup_timeout, hang.no_output)
+        found = (hang.step_timeout, hang.startup_timeout, hang.no_output, hang.exit_skew)
         return any(each is not None and each <= beats.timeout + beats.interval for each in found)
 
     def open_symptom(self, replica_id: str) -> FailureHistory | None:

@@ -394,6 +394,19 @@ def test_a_node_that_was_heard_after_the_hang_is_not_its_cause():
     assert settled(hung(step_timeout=10.0, silent_s=4.0)) == ("n1", 0)
 
 
+def test_a_node_that_was_silent_is_the_cause_of_a_late_exit():
+    """n1 has finished; n2 and n3 have not, since n3 has no power."""
+    fleet = started(nodes=3, hang__exit_skew=10.0, max_restarts=Allowance(count=1))
+    fleet.done("n1")
+    fleet.later(10.0)
+    fleet.now += 5.0
+    fleet.lose("n3", safe_after_s=fleet.plan.fault_tolerance.gives_away_after_s - 12.0)
+    fleet.prove_dead("n3")
+    fleet.ready("n1", "n2")
+    assert settled(fleet) == ("n3", None)
+    assert (fleet.job.replicas["main-0"].restarted_at, len(fleet.job.nodes_lost_at)) == ([], 1)
+
+
 def test_a_hang_that_is_found_later_than_a_silent_node_is_decided_at_once():
     fleet = started(hang__step_timeout=60.0)
     assert [type(each) for each in fleet.hang("n1") or []] == [RestartDecided, RendezvousOpened]

@@ -71,12 +71,11 @@ class PytestSession:
         folder = self._folder / "session" / "cluster"
         make_folders(folder)
         name = f"{PREFIX}{os.getpid()}"
-        cleanup = CleanupList(folder)
-        cleanup.cluster(name)
-        with DevCluster.up(name=name, nodes=nodes) as cluster:
-            yield cluster
-        cleanup.nothing()
-        cleanup.close()
+        with contextlib.closing(CleanupList(folder)) as cleanup:
+            cleanup.cluster(name)
+            with DevCluster.up(name=name, nodes=nodes) as cluster:
+                yield cluster
+            cleanup.nothing()
 
     def jobs(self, test: pytest.Item, *, here: Path, cluster: DevCluster | None, bound_s: float) -> Jobs:
         """The jobs of one test, under the guard."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from nvrx_slurm.errors import NvrxError
 
 _HOLD = 'mount -t tmpfs -o "$1" tmpfs /mnt && echo mounted && read -r _'
 _BLOCK = b"\0" * 4096
+
+MOUNTED_WITHIN_S = 20.0
 
 
 class SmallDisk:
@@ -28,7 +31,8 @@ class SmallDisk:
             stdout=subprocess.PIPE,
         )
         assert self._holder.stdout is not None
-        if self._holder.stdout.readline() != b"mounted\n":
+        answers, _, _ = select.select([self._holder.stdout], [], [], MOUNTED_WITHIN_S)
+        if not answers or self._holder.stdout.readline() != b"mounted\n":
             self.close()
             raise NvrxError("no small disk: this kernel lets us have no mount namespace of our own")
 
@@ -64,7 +68,8 @@ class SmallDisk:
 
     def close(self) -> None:
         assert self._holder.stdin is not None and self._holder.stdout is not None
-        # The holder's `read` ends with the pipe, and the mount with the holder: also when this process is killed.
+        # The mount ends with the holder. Where this process is killed, the holder's `read` ends with the pipe.
+        self._holder.kill()
+        self._holder.wait()
         self._holder.stdin.close()
         self._holder.stdout.close()
-        self._holder.wait()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -25,6 +26,9 @@ NO_NAMESPACES = (
     " `sysctl kernel.apparmor_restrict_unprivileged_userns=0`"
 )
 
+# How long the switch may take to build the network, and to answer an order.
+ANSWERS_WITHIN_S = 30.0
+
 # Host → by how many seconds its frames are late, and which share of them is lost.
 Slowness = Mapping[str, tuple[float, float]]
 
@@ -39,6 +43,7 @@ class HostNetwork:
     def __init__(self, nodes: Sequence[str], *, door: int = 0) -> None:
         self.nodes = tuple(nodes)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(ANSWERS_WITHIN_S)
         with theirs:
             self._switch = subprocess.Popen(
                 [
@@ -47,8 +52,10 @@ class HostNetwork:
                 ],
                 pass_fds=[theirs.fileno()],
             )
-        data, doors, _, _ = socket.recv_fds(self._control, 65536, 1 + len(nodes))
-        # The switch has ended before it could report: `unshare` or `ip` said why on stderr.
+        data, doors = b"", list[int]()
+        with contextlib.suppress(TimeoutError):
+            data, doors, _, _ = socket.recv_fds(self._control, 65536, 1 + len(nodes))
+        # The switch hangs, or has ended before it could report: then `unshare` or `ip` said why on stderr.
         if not data:
             self.close()
             raise NvrxError(NO_NAMESPACES)
@@ -58,6 +65,7 @@ class HostNetwork:
     def close(self) -> None:
         """End the switch, and with it the network; what still runs in it receives nothing."""
         self._control.close()
+        self._switch.kill()  # one that hangs would not see that its control socket was closed
         self._switch.wait()
 
     # ---- faults

@@ -4,6 +4,7 @@ scripted attribution service. Each returns its proof."""
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -128,6 +129,7 @@ def disk_faults(disk: SmallDisk, clock: Clock) -> dict[str, Injector]:
 
 
 PROVEN_WITHIN_S = 5.0
+LISTENS_WITHIN_S = 30.0
 # What is done to it → the signal, and the states of a process (proc(5)) that prove it; `-`: it is no more.
 SIGNALS = {
     "kill": (signal.SIGKILL, "ZX-"),
@@ -149,7 +151,8 @@ class ScriptedService:
         )
         assert self._process.stdout is not None
         # The service prints its address once it listens.
-        said = self._process.stdout.readline()
+        answers, _, _ = select.select([self._process.stdout], [], [], LISTENS_WITHIN_S)
+        said = self._process.stdout.readline() if answers else ""
         if not said:
             self.close()
             raise NvrxError(f"the scripted attribution service did not start ({behaviour})")

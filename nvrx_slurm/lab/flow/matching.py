@@ -311,7 +311,9 @@ class Evaluation:
         return (last_fault, "the last fault") if last_fault > start else (start, of)
 
     def _fail(self, one: PendingExpectation | OpenWatch, reason: str) -> None:
-        self.unmet = UnmetExpectation(one.item, one.since, reason, self.count)
+        # One entry may be what several of them exclude: the first in the list is the finding.
+        if self.unmet is None:
+            self.unmet = UnmetExpectation(one.item, one.since, reason, self.count)
 
 
 # ----------------------------------------------------------------------------------- one flow

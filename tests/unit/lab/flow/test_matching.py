@@ -328,6 +328,12 @@ def test_a_strike_may_be_told_after_what_followed_from_it(write: Write) -> None:
     assert results == [(None, True, {"dead": "n2"})] * len(entries)
 
 
+def test_of_several_that_one_entry_excludes_the_first_is_the_finding(write: Write) -> None:
+    """The entry must not come by either line of the file."""
+    items = ("never: node_joined", "never: {node_joined: {node: n0}}", "job_ended")
+    assert miss(feed(matcher(write, *items), ended().entries)).line == 3
+
+
 # ---------------------------------------------------------------------------------------------------- captures
 
 

@@ -197,8 +197,12 @@ class _Suite:
             parent=os.getpid(),
             notices_fd=self._notices,
         )
-        folder.create(spec)
-        process = await AttemptProcess.start(folder, self._clock, self._notices)
+        try:
+            folder.create(spec)
+            process = await AttemptProcess.start(folder, self._clock, self._notices)
+        except OSError as error:  # the disk is full, or no process can be had
+            self._exit_codes[flow.name] = EXIT_FAILED
+            return self._unreported(flow, number, f"the attempt could not begin: {error}")
         self._running.add(process)
         if self._ending:  # it came while the process was being started
             process.send(self._ending.signal)

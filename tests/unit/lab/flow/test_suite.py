@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.errors import EXIT_FAILED, UsageError
 from nvrx_slurm.lab.flow.artifacts import Artifacts, AttemptFolder, AttemptSpec, check_over
+from nvrx_slurm.lab.flow.load import load_flow
 from nvrx_slurm.lab.flow.outcome import FlowAttempt
-from nvrx_slurm.lab.flow.suite import AttemptProcess
+from nvrx_slurm.lab.flow.suite import AttemptProcess, SuiteOptions, _Suite
 from nvrx_slurm.util.clock import SystemClock
 
 DEAF = """
@@ -98,3 +99,16 @@ def test_outcome_and_specification_survive_the_way_through_their_files(tmp_path)
     attempt = FlowAttempt(number=2, verdict="failed", began_at=1.0, took_s=2.0)
     folder.write_outcome(attempt)
     assert folder.read_outcome() == attempt
+
+
+async def test_attempt_that_cannot_begin_is_broken(tmp_path, write):
+    """Its folder cannot be made: the other flows run all the same, and the report says why this one did not."""
+    flow = load_flow(write("job: job.yaml\nexpect: [job_ended]\non: local\n"))
+    artifacts = Artifacts(tmp_path / "a")
+    artifacts.create()
+    (artifacts.path / flow.name).touch()
+    options = SuiteOptions(stage="local", artifacts=artifacts.path)
+    outcome = await _Suite(options, artifacts, lambda _: None, SystemClock()).run([flow])
+    artifacts.sweep()
+    assert (outcome.exit_code, outcome.flows[0].status) == (EXIT_FAILED, "broken")
+    assert "could not begin" in outcome.flows[0].attempts[0].findings[0].message

@@ -238,7 +238,7 @@ def clean_up(folder: Path, patience_s: float) -> list[str]:
             problems.append(str(error))
     # With problems the list stays as it is: the next process that cleans up tries all of it again.
     if not problems and held:
-        cleanup = CleanupList(folder)
-        cleanup.nothing()
-        cleanup.close()
+        # On a full disk the list stays as well: the next process then finds nothing of it.
+        with contextlib.suppress(OSError), contextlib.closing(CleanupList(folder)) as cleanup:
+            cleanup.nothing()
     return problems

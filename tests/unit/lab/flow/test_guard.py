@@ -25,6 +25,7 @@ from nvrx_slurm.lab.flow.cleanup import (
 from nvrx_slurm.lab.flow.guard import KILLER_OF_CHILDREN, RunGuard, clean
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.processes import is_alive
+from tests.fault_harness import small_disk
 from tests.harness import wait_gone
 
 # A process whose own child has lost it: it says its pid, and waits until somebody ends it.
@@ -57,6 +58,22 @@ def start() -> Iterator[Callable[..., int]]:
     for process in found:
         process.kill()
         process.communicate()
+
+
+def test_list_on_a_full_disk_stays(start):
+    """All of it is ended, and only the list cannot say so: nothing is left behind."""
+    with small_disk("size=64k") as disk:
+        pid = start(STAYS)
+        cleanup = CleanupList(disk.path)
+        cleanup.process(pid)
+        cleanup.close()
+        # The list ends with its page, so that not even a line more fits.
+        file = disk.path / HELD
+        file.write_bytes(file.read_bytes().ljust(4096, b"\n"))
+        disk.fill()
+        assert clean_up(disk.path, 0.0) == []
+        assert standing(disk.path)
+        wait_gone([pid])
 
 
 def test_what_is_held_stands_until_all_has_ended(attempt):

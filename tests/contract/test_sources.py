@@ -350,6 +350,16 @@ async def test_a_server_whose_end_is_called_off_is_gone(tmp_path: Path) -> None:
     wait_gone(pids)
 
 
+async def test_what_a_server_that_has_ended_left_is_gone(tmp_path: Path) -> None:
+    """The command ends by itself, and a process that it has started does not."""
+    from nvrx_slurm.attribution.sources.mcp_session import child_streams
+
+    left = tmp_path / "pid"
+    async with child_streams(("sh", "-c", f"sleep 600 & echo $! > {left}.new && mv {left}.new {left}")):
+        await asyncio.to_thread(until, left.exists, "it has started a process")
+    wait_gone([int(left.read_text())])
+
+
 async def test_a_command_that_is_not_there(tmp_path: Path) -> None:
     """The problem names the command and the key that sets it."""
     answer = await ask(

@@ -213,7 +213,9 @@ async def _end(child: Process) -> None:
     try:
         await ended()
     finally:
-        if child.returncode is None:
+        # Where the command itself has ended, others of its group may still hold its output. While the group has a
+        # member, the kernel gives its number to no other process.
+        if child.returncode is None or not stdout.at_eof():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             await ended()

@@ -188,9 +188,9 @@ class AttributionService:
     async def _look(self, worker: AnalysisWorker, identity: str, entry: TrackedInquiry) -> None:
         begun = lifecycle.begin(entry.record)
         self._entries.put(identity, begun)
-        await self._keeper.save(identity, begun)
-        began = self._clock.monotonic()
         try:
+            await self._keeper.save(identity, begun)
+            began = self._clock.monotonic()
             attribution = await worker.analyze(begun.inquiry)
         except asyncio.CancelledError:  # the service ends, and the inquiry has no part in that
             await self._keeper.save(identity, replace(entry.record, state="queued"))

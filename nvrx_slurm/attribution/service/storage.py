@@ -182,11 +182,12 @@ class RecordWriter:
     async def save(self, identity: str, record: InquiryRecord) -> None:
         """A record that cannot be written is answered all the same, as long as this process lives."""
         if self._results is not None:
-            await self._write(partial(self._results.save, identity, record))
+            # Shielded, as is `drop`: a write whose caller is cancelled goes on in its thread, and keeps its turn.
+            await asyncio.shield(self._write(partial(self._results.save, identity, record)))
 
     async def drop(self, identities: list[str]) -> None:
         if self._results is not None and identities:
-            await self._write(partial(self._results.drop, identities))
+            await asyncio.shield(self._write(partial(self._results.drop, identities)))
 
     async def _write(self, work: Callable[[], None]) -> None:
         async with self._turn:

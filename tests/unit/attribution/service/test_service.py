@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 from nvrx_slurm.attribution.service import workers
-from nvrx_slurm.attribution.service.storage import RetentionLimits
+from nvrx_slurm.attribution.service.lifecycle import InquiryRecord
+from nvrx_slurm.attribution.service.storage import RetentionLimits, StateFolder
 from nvrx_slurm.attribution.service.wire import id_of
 from tests.unit.attribution.service.conftest import Fleet, ask, until
 
@@ -196,6 +198,28 @@ async def test_restart(fleet: Fleet) -> None:
     assert (await ask(again, done)).json() == answer
     taken_up = (await again.get(f"/v1/inquiries/{id_of(held.key)}?wait=20")).json()
     assert (taken_up["state"], taken_up["attribution"]["fault"]) == ("done", "ecc")
+
+
+async def test_end_in_the_middle_of_a_save(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service ends while it notes that a look begins: the look has not cost a worker, and is still wanted."""
+    begins, may_go_on, save = threading.Event(), threading.Event(), StateFolder.save
+
+    def slow(self: StateFolder, identity: str, record: InquiryRecord) -> None:
+        if record.state == "running":
+            begins.set()
+            may_go_on.wait()
+        save(self, identity, record)
+
+    monkeypatch.setattr(StateFolder, "save", slow)
+    client = fleet.start(state=True)
+    await ask(client, fleet.inquiry("STOP"), wait_s=0)
+    assert await asyncio.to_thread(begins.wait, 20)
+    closing = asyncio.create_task(fleet.services[0].close())
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await closing
+    (kept,) = StateFolder(fleet.room / "state").load().values()
+    assert kept.state == "queued"
 
 
 async def test_keeps_no_more_than_it_may(fleet: Fleet) -> None:

@@ -330,11 +330,11 @@ class Controller:
             due_before = next_deadline(self.job) if isinstance(fact, Tick) else None
             decisions = step(self.job, fact, now)
             batch.cursor = item.inbox_id or batch.cursor
-            if decisions is None:
+            # A tick that moved a deadline must not be missing from a replay.
+            is_idle = isinstance(fact, Tick) and not decisions and next_deadline(self.job) == due_before
+            if decisions is None or is_idle:
                 self.server_clock.last = before  # it left no trace: a fact that arrived before it keeps its own time
                 continue
-            if isinstance(fact, Tick) and not decisions and next_deadline(self.job) == due_before:
-                continue  # it changed nothing; one that moved a deadline must not be missing from a replay
             self.detector.take_note(fact)
             if isinstance(fact, Terminating) and self.info.cluster == "slurm":
                 self._explain(None)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nvrx_slurm.controller.controller import INBOX_STALL_S, Controller, InboundFact
-from nvrx_slurm.journal.records import NodeFenced
+from nvrx_slurm.journal.records import NodeFenced, Tick
 from nvrx_slurm.report.failure_replay import NoBroker
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import JobFiles
@@ -95,12 +95,12 @@ async def test_answer_from_before_a_freeze_is_not_taken_for_a_read(took_s: float
     reading.cancel()
 
 
-def test_fact_that_is_refused_dates_no_other() -> None:
+@pytest.mark.parametrize("fact", [NodeFenced(node="unknown", incarnation="a", proof="its kernel says so"), Tick()])
+def test_fact_that_changes_nothing_dates_no_other(fact: NodeFenced | Tick) -> None:
     """After a freeze the controller may look at it before it reads what has arrived in the store meanwhile."""
     clock = Hand()
     controller = reader(OneRead(), clock)
     controller.server_clock.set(100.0)
     clock.at += 10.0
-    refused = NodeFenced(node="unknown", incarnation="a", proof="its kernel says so")
-    assert controller._decide([InboundFact(refused)]).entries == []
+    assert controller._decide([InboundFact(fact)]).entries == []
     assert controller.server_clock.stamp(103.0) == 103.0

@@ -19,6 +19,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,7 @@ from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.durations import words
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.threads import awaitable_thread, in_thread
 
 log = get_logger("agent")
 
@@ -233,7 +235,7 @@ class Prewarming:
         role = warmth.role
         why = "its workers run in a container" if role.container is not None else None
         if warmth.imports is None:
-            warmth.imports = await asyncio.to_thread(self._read_list, role)
+            warmth.imports = await awaitable_thread(partial(self._read_list, role), "prewarm list")
         env, workdir = self._environment(role), role.workdir or self._plan.workdir
         path = {**environment.child_environment({}), **env}.get("PATH")
 
@@ -298,7 +300,7 @@ class Prewarming:
         if warmth.is_learned:
             warmth.is_learned = False
             found = [name for name in warmth.imports or () if name not in skipped and name not in failed]
-            self._go(asyncio.to_thread(self._write_list, warmth.role, found))
+            in_thread(partial(self._write_list, warmth.role, found), "prewarm list")
 
     def _refused(self, warmth: RoleWarmth, *, name: str, why: str) -> None:
         """Again, without what no fork may inherit."""
@@ -352,7 +354,7 @@ class Prewarming:
         """A standby node has no worker that could tell it."""
         while warmth.imports is None:
             await asyncio.sleep(READ_EVERY_S)
-            names = await asyncio.to_thread(self._read_list, warmth.role)
+            names = await awaitable_thread(partial(self._read_list, warmth.role), "prewarm list")
             if warmth.imports is None and names is not None:
                 warmth.imports = names
                 self._warm(warmth)

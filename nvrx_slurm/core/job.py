@@ -75,6 +75,7 @@ from nvrx_slurm.journal.records import (
     WorkersStarted,
 )
 from nvrx_slurm.journal.verdicts import cannot_run, is_misconfigured
+from nvrx_slurm.util.signals import signal_name
 
 # How long beyond its teardown grace an agent may take to report that it has left.
 ACKNOWLEDGE_S = 10.0
@@ -261,7 +262,7 @@ def _worker_failed(job: ControlState, fact: WorkerFailed, now: float) -> list[De
     if fact.error is not None:
         cause += f"{'could not start' if fact.exit_code is None else 'failed'}: {fact.error}"
     elif fact.signal is not None:
-        cause += f"was killed by signal {fact.signal}"
+        cause += f"was killed by {signal_name(fact.signal)}"
     else:
         cause += f"exited with code {fact.exit_code}"
     failure = Failure(

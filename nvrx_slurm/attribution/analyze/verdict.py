@@ -242,8 +242,8 @@ def _doubt(cause: Finding, others: Sequence[Finding], failed: Failed | None, con
     """Why STOP cannot be the verdict; None: nothing contradicts it."""
     if confidence < STOPS_FROM:
         return "the evidence for a STOP is weak"
-    if failed is not None and contradicts(failed, cause.hit.rule.fault, cause.rank):
-        return f"the worker was ended by signal {signal_of(failed)}, which this error does not explain"
+    if failed is not None and (number := signal_of(failed)) and contradicts(failed, cause.hit.rule.fault, cause.rank):
+        return f"the worker was ended by {signal_name(number)}, which this error does not explain"
     rule = cause.hit.rule
     if rule.scope in OF_THE_CLUSTER and not rule.widespread:
         return None

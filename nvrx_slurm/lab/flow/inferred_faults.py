@@ -93,7 +93,7 @@ class Inference:
                     # Slurm signals all steps of a job that is cancelled; the job's own signal may come later.
                     self._before_term = self._all_running()
                 elif fact.signal == SIGKILL:
-                    why = "was killed by signal 9: by hand, or by the kernel for want of memory"
+                    why = "was killed by SIGKILL: by hand, or by the kernel for want of memory"
                     self._add_worker("kill_worker", fact, why)
             case WorkerHung() as fact if self._is_of_running_cycle(fact):
                 why = f"hung ({fact.why}): take this fault out if the workers do so by themselves"

@@ -37,6 +37,7 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.lab.flow.inferred_faults import LOSE_BATCH_HOST, SIGKILL, SIGTERM, Inference
 from nvrx_slurm.lab.flow.writing import NOTE, Item, in_any_order, nice, without_never
 from nvrx_slurm.util.durations import words
+from nvrx_slurm.util.signals import signal_name
 
 # How much longer than in the recording a recovery may take: another machine, and a busy one.
 SLACK = 10.0
@@ -137,7 +138,7 @@ class _Story:
                     self.episodes[replica.id].lost.append(capture)
                     self.episodes[replica.id].closed = None
             case WorkerFailed():
-                how = f"signal {fact.signal}" if fact.signal else fact.error or f"exit code {fact.exit_code}"
+                how = signal_name(fact.signal) if fact.signal else fact.error or f"exit code {fact.exit_code}"
                 note = "" if fact.signal == SIGKILL else f"By itself: rank {fact.rank}, {how}. It must do so again."
                 self._note_failure(fact, {NOTE: note, "worker_failed": self._of(fact)})
                 if fact.replica in self.episodes:

@@ -4,6 +4,7 @@ here is where the two part."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,9 +21,13 @@ from nvrx_slurm.journal.records import ControllerStarted, Decision, Entry, First
 from nvrx_slurm.lab.flow.patterns import EVENTS
 from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.util.files import journal_parts
+from nvrx_slurm.util.signals import signal_name
 
 # Durations in decisions are differences of exact times; the file has those times to the microsecond.
 CLOSE_S = 1e-4
+
+# In the causes of older journals, which name a signal by its number.
+_SIGNAL = re.compile(r"(?<=was killed by )signal (\d+)")
 
 MOST_BEFORE = 8
 
@@ -104,6 +109,8 @@ def differences(recorded: Decision, decided: Decision) -> list[str]:
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, abs_tol=CLOSE_S)
+    if isinstance(one, str) and isinstance(other, str):
+        one, other = (_SIGNAL.sub(lambda found: signal_name(int(found[1])), text) for text in (one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     return bool(one == other)

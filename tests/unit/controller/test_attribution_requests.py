@@ -227,7 +227,7 @@ def test_a_signal_and_a_hang_are_told_as_such() -> None:
     told = [inquiry.failed for inquiry in led.broker.inquiries]
     at = led.fleet.now
     assert told == [
-        Failed(cause="rank 3 on n2 was killed by signal 9", node="n2", rank=3, signal=9, t=at),
+        Failed(cause="rank 3 on n2 was killed by SIGKILL", node="n2", rank=3, signal=9, t=at),
         Failed(cause="rank 3 on n2 hung: no step", node="n2", rank=3, hung=True, t=at),
     ]
 

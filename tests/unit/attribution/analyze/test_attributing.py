@@ -120,7 +120,7 @@ def test_an_exception_does_not_explain_a_kill() -> None:
     """The rank that printed it was ended by SIGKILL."""
     found = attribute(inquiry(failed(3, signal=9)), scan(hit(KEY_ERROR, 3)))
     assert (found.verdict, found.fault) == (Verdict.UNKNOWN, "key_error")
-    assert "signal 9, which this error does not explain" in found.explanation
+    assert "ended by SIGKILL, which this error does not explain" in found.explanation
 
 
 def test_a_lost_node_is_blamed() -> None:

@@ -18,11 +18,12 @@ from nvrx_slurm.journal.records import (
     Recovered,
     RendezvousClosed,
     RestartDecided,
+    WorkerFailed,
     WorkersStarted,
     entry_from_json,
     entry_to_json,
 )
-from nvrx_slurm.lab.flow.replaying import Parting, explain, read_journal, read_plan, replay
+from nvrx_slurm.lab.flow.replaying import Parting, differences, explain, read_journal, read_plan, replay
 from tests.unit.core.fleet import Fleet, plain, running
 
 JOURNALS = Path(__file__).with_name("journals")
@@ -275,3 +276,14 @@ def test_plan(tmp_path):
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(ConfigError, match=r"bad\.json: is no plan\.json: "):
         read_plan(tmp_path / "bad.json")
+
+
+def test_signal_of_an_older_journal():
+    """The causes of an older journal have a signal's number. The name that is written now is the same decision."""
+    fleet = running()
+    fleet.tell(WorkerFailed(**fleet.by("n1"), replica="main-0", cycle=0, rank=0, signal=9))
+    at = place_of(fleet.journal, RestartDecided)
+    record = fleet.journal[at].record
+    assert record.cause == "rank 0 on n1 was killed by SIGKILL"
+    older = msgspec.structs.replace(record, cause="rank 0 on n1 was killed by signal 9")
+    assert differences(older, record) == []

@@ -25,8 +25,9 @@ def main() -> None:
         listener.bind(("127.0.0.1", 0))
         Path(sys.argv[1]).write_text(f"{listener.getsockname()[1]}\n")
         app = Starlette(routes=[Route("/v1/inquiries/{id}", answer)])
-        quiet = {"lifespan": "off", "log_config": None, "access_log": False}
-        config = uvicorn.Config(app, http="h11", timeout_keep_alive=75, **quiet)
+        config = uvicorn.Config(
+            app, http="h11", timeout_keep_alive=75, lifespan="off", log_config=None, access_log=False
+        )
         uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -6,6 +6,7 @@ Usage: bare_listener.py HOST PORT KEY    (the password on the standard input)
 import socket
 import sys
 import time
+from typing import Any
 
 import hiredis
 
@@ -17,7 +18,7 @@ connection = socket.create_connection((host, port))
 reader = hiredis.Reader()
 
 
-def ask(*words: str) -> object:
+def ask(*words: str) -> Any:
     parts = "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
     connection.sendall(f"*{len(words)}\r\n{parts}".encode())
     while (reply := reader.gets()) is False:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bench.errors import PeerFailed
 from bench.processes import temporary_folder
@@ -143,11 +144,12 @@ def journal(plan: Plan, job_id: str, events: int) -> Iterator[Entry]:
         nonlocal n, now
         now = round(now + after_s, 6)
         decisions = step(job, fact, now)
-        for record in [] if decisions is None else [fact, *decisions]:
+        records: list[Any] = [] if decisions is None else [fact, *decisions]
+        for record in records:
             n += 1
             yield Entry(n=n, t=now, record=record)
 
-    def agent(node: str) -> dict[str, object]:
+    def agent(node: str) -> dict[str, Any]:
         return {"node": node, "incarnation": f"a{born[node]}-{node}", "seq": next(seq)}
 
     yield from told(JobStarted(job=job_id, name=plan.name, expected=names), 0.0)
@@ -156,7 +158,7 @@ def journal(plan: Plan, job_id: str, events: int) -> Iterator[Entry]:
     replica = job.replicas["main-0"]
     reached = 0
     while True:
-        place = {"replica": "main-0", "cycle": replica.cycle}
+        place: dict[str, Any] = {"replica": "main-0", "cycle": replica.cycle}
         for index, node in enumerate(replica.order):
             pids = {index * RANKS + local: 40_000 + local for local in range(RANKS)}
             yield from told(WorkersStarted(**agent(node), **place, pids=pids, spawn_s=0.2), 0.001)

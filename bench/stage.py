@@ -11,6 +11,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.errors import BenchTimeout
 from nvrx_slurm.batch import children
@@ -99,10 +100,11 @@ async def _orders(store: StoreClient) -> AsyncGenerator[AnyOrder, None]:
     while True:
         for identity, order in await store.orders(last):
             last = identity
-            yield order
+            if order is not None:  # one that only a newer version knows
+                yield order
 
 
-async def start_python(stack: contextlib.AsyncExitStack, *arguments: str, **streams: int) -> Process:
+async def start_python(stack: contextlib.AsyncExitStack, *arguments: str, **streams: Any) -> Process:
     """A process of this Python, which is killed when the stack is left, or this process dies."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, **streams, preexec_fn=dies_with_parent(signal.SIGKILL)

@@ -56,8 +56,9 @@ async def measure(size: int, spread_s: float, flood: int = 0) -> float:
         stack.push_async_callback(server.close)
         fleets = []
         if flood:
-            words = (str(port), "0", str(flood), "0", "flood")
-            flooding = await start_fleet(stack, "bench.fleet.ties", *words, first=token)
+            flooding = await start_fleet(
+                stack, "bench.fleet.ties", str(port), "0", str(flood), "0", "flood", first=token
+            )
             say(flooding, "begin")
         for part in range(FLEETS):
             count = size // FLEETS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,7 @@ import click
 from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job, found_jobs, jobs_argument
 from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.cli.output import note
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.errors import EXIT_INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from nvrx_slurm.journal.folder import JobFolder
@@ -103,23 +101,21 @@ def serve(jobs: list[JobFolder], host: str, port: int) -> None:
     """Answer scrapes until SIGINT or SIGTERM. Raises UsageError where the address cannot be had."""
     from prometheus_client import start_http_server
 
+    from nvrx_slurm.cli.recorded_signals import RecordedSignals
     from nvrx_slurm.report.live_jobs import FollowedJobs
     from nvrx_slurm.report.metrics import registry_of
-    from nvrx_slurm.util.clock import SystemClock
 
-    with FollowedJobs(jobs) as followed:
+    with RecordedSignals() as interruption, FollowedJobs(jobs) as followed:
         try:
             server, thread = start_http_server(port, addr=host, registry=registry_of(followed.look))
         except OSError as error:
             raise UsageError(f"--listen {host}:{port}: cannot listen there: {error.strerror}") from None
-        # It raises, as Ctrl-C does. Setting an Event here could hang: the thread that waits for it may hold its lock.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         note(f"nvrx-slurm: metrics at http://{host}:{server.server_port}/metrics")
         try:
-            # Again and again: a signal that arrives just before a sleep begins does not end that sleep.
-            while True:
-                SystemClock().sleep(1.0)
+            interruption.wait(None)
         finally:
             server.shutdown()
             thread.join()
             server.server_close()
+    if interruption.exit_code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt

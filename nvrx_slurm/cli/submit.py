@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import click
 
 from nvrx_slurm.cli.job_argument import job_argument
 from nvrx_slurm.cli.options import JobChoice, JobCommand, duration_option, job_options
 from nvrx_slurm.cli.output import note, only_reads
-from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, NvrxError, UsageError
+from nvrx_slurm.cli.recorded_signals import RecordedSignals
+from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, NvrxError, UsageError
 from nvrx_slurm.util.sanitize import shown
 from nvrx_slurm.util.terminal import write_exactly
 
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 
 # Longer than the longest teardown that Slurm's own KillWait (30 s by default) allows.
 GONE_TIMEOUT_S = 120.0
-
-EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 
 
 @click.command(cls=JobCommand)
@@ -148,41 +144,6 @@ def state_reports(job: Job) -> tuple[Callable[[JobState], None], Callable[[], No
     from nvrx_slurm.cluster.queue_place import QueueReporter
 
     return report, QueueReporter(job.job_id, lambda why: report(f"PENDING: {why}")).look
-
-
-class RecordedSignals:
-    """Records SIGINT and SIGTERM instead of acting on them, until the context ends.
-
-    A signal then acts between two looks at the job, and never inside of an import or a call.
-    """
-
-    exit_code: int | None = None
-    """The exit code that stands for the first signal; None: none has arrived."""
-
-    def __enter__(self) -> Self:
-        # `set_wakeup_fd` refuses a descriptor that blocks.
-        self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._before = {number: signal.signal(number, self._record) for number in EXIT_CODES}
-        # A signal writes a byte into the pipe, which ends the `select` of `wait`, whenever it arrives.
-        self._woken = signal.set_wakeup_fd(self._pipe[1])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # First: until then a signal writes into the pipe, whose number may be another file's once it is closed.
-        signal.set_wakeup_fd(self._woken)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        for descriptor in self._pipe:
-            os.close(descriptor)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait, but no longer than until a signal arrives; whether one has."""
-        if self.exit_code is None:
-            select.select([self._pipe[0]], [], [], seconds)
-        return self.exit_code is not None
-
-    def _record(self, number: int, _: object) -> None:
-        self.exit_code = self.exit_code or EXIT_CODES[signal.Signals(number)]
 
 
 @click.command()

@@ -28,7 +28,7 @@ sys.argv = ["nvrx-slurm", "wait"]
 cli.main()
 """
 
-# SIGTERM arrives at the place that is behind the lock of an Event, or else where the command sleeps.
+# SIGTERM arrives behind the lock of an Event, or just before the command begins to wait for it.
 TERMINATED = """
 import os
 import signal
@@ -36,8 +36,8 @@ import sys
 from nvrx_slurm import cli
 
 def terminate(frame, event, arg):
-    places = ("Condition.wait", "SystemClock.sleep")
-    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL and frame.f_code.co_qualname in places:
+    is_there = event == "c_call" and frame.f_code.co_qualname in ("Condition.wait", "RecordedSignals.wait")
+    if is_there and signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         sys.setprofile(None)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -110,7 +110,7 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, abs_tol=CLOSE_S)
     if isinstance(one, str) and isinstance(other, str):
-        one, other = (_SIGNAL.sub(lambda found: signal_name(int(found[1])), text) for text in (one, other))
+        return one == other or _SIGNAL.sub(lambda found: signal_name(int(found[1])), one) == other
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     return bool(one == other)

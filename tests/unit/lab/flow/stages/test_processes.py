@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,15 @@ from nvrx_slurm.lab.flow.stages import processes
 from nvrx_slurm.lab.flow.stages.processes import Act, FaultAction, apply
 from nvrx_slurm.util.clock import Clock, SystemClock
 from tests.harness import wait_gone
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the job whose folder is `tmp_path`."""
+    process = subprocess.Popen(["sleep", "60"], env={**os.environ, "NVRX_JOB_FOLDER": str(tmp_path)})
+    yield process
+    process.kill()
+    process.wait()
 
 
 def test_process_that_loads_its_program_is_of_the_job_all_the_same(tmp_path: Path) -> None:
@@ -34,11 +44,10 @@ def test_process_that_loads_its_program_is_of_the_job_all_the_same(tmp_path: Pat
 
 @pytest.mark.parametrize("is_held", [True, False])
 def test_process_that_ends_by_itself_just_before_the_kill_is_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held: bool
+    sleeper: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held: bool
 ) -> None:
     """It is found alive, and has been reaped when its pid is opened (`is_held`: right after that)."""
     hold = os.pidfd_open
-    sleeper = subprocess.Popen(["sleep", "60"], env={**os.environ, "NVRX_JOB_FOLDER": str(tmp_path)})
 
     def ends(pid: int) -> int:
         handle = hold(pid) if is_held else None
@@ -48,20 +57,15 @@ def test_process_that_ends_by_itself_just_before_the_kill_is_no_fault(
 
     monkeypatch.setattr(os, "pidfd_open", ends)
     action = FaultAction(act="kill", who="rank 0", pids=(sleeper.pid,), folder=str(tmp_path))
-    try:
-        with pytest.raises(FaultFailed, match="rank 0 has ended already"):
-            apply(action, SystemClock())
-    finally:
-        sleeper.kill()
-        sleeper.wait()
+    with pytest.raises(FaultFailed, match="rank 0 has ended already"):
+        apply(action, SystemClock())
 
 
 @pytest.mark.parametrize("act", ["stop", "signal", "kill"])
 def test_process_that_ends_once_it_is_proven_to_be_of_the_job_gets_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Act
+    sleeper: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Act
 ) -> None:
     """Of no process the proof of each fault would hold."""
-    sleeper = subprocess.Popen(["sleep", "60"], env={**os.environ, "NVRX_JOB_FOLDER": str(tmp_path)})
     proves = processes._proves_to_be_of_job
 
     def ends(pid: int, folder: str, clock: Clock) -> bool:
@@ -72,12 +76,8 @@ def test_process_that_ends_once_it_is_proven_to_be_of_the_job_gets_no_fault(
 
     monkeypatch.setattr(processes, "_proves_to_be_of_job", ends)
     action = FaultAction(act=act, who="rank 0", pids=(sleeper.pid,), folder=str(tmp_path))
-    try:
-        with pytest.raises(FaultFailed, match="rank 0 has ended already"):
-            apply(action, SystemClock())
-    finally:
-        sleeper.kill()
-        sleeper.wait()
+    with pytest.raises(FaultFailed, match="rank 0 has ended already"):
+        apply(action, SystemClock())
 
 
 def test_kill_for_which_there_are_too_few_descriptors_keeps_none(

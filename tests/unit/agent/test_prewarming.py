@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Nothing ever writes into the FIFO, so that the agent's read of the list does not come back.
+# The FIFO is opened for writing, and never written: the agent's read of the list does not come back.
 AGENT = """
 import asyncio, os
 from pathlib import Path
@@ -39,7 +39,7 @@ async def run():
     os.mkfifo(file)
     prewarming.begin()
     assert len(tasks) == 1
-    await asyncio.wait(tasks, timeout=0.5)
+    await asyncio.to_thread(os.open, file, os.O_WRONLY)  # returns once a reader has opened it
     assert not tasks[0].done()
 
 asyncio.run(run())

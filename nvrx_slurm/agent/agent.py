@@ -340,7 +340,7 @@ class Agent:
     def _first_step(self, rank: int, step: int) -> None:
         if self.cycle is not None and self.mode is AgentMode.ACTIVE:
             self.reporting.first_step(self.cycle, rank, step)
-            self.prewarming.stepped(self.cycle)
+            self.prewarming.stepped(self.cycle, rank)
         self.watch.look()
 
     def _restarted_in_process(self, restart: InProcessRestart) -> None:

@@ -153,9 +153,14 @@ class Prewarming:
         warmth = self._roles.get(role)
         return warmth is not None and warmth.imports is None and warmth.state != "off"
 
-    def stepped(self, cycle: Cycle) -> None:
-        """A worker of this node has reported its first step, or runs for long: what it has imported by now is warmed
-        from now on."""
+    def stepped(self, cycle: Cycle, rank: int) -> None:
+        """This worker has reported its first step."""
+        # Only the first worker writes the list: when another one steps, the list may not be complete yet.
+        if rank == cycle.assignment.first_rank:
+            self._learn(cycle)
+
+    def _learn(self, cycle: Cycle) -> None:
+        """What this node's first worker has imported by now is warmed from now on."""
         warmth = self._roles.get(cycle.assignment.role)
         if warmth is None or warmth.imports is not None or cycle.modules_file is None or warmth.state == "off":
             return
@@ -210,7 +215,7 @@ class Prewarming:
         elif warmth is not None and warmth.state == "ready":
             warmth.ends = 0
         if cycle.modules_file is not None:
-            asyncio.get_running_loop().call_later(LEARN_S, self.stepped, cycle)
+            asyncio.get_running_loop().call_later(LEARN_S, self._learn, cycle)
 
     def heard(self, event: WarmSaid) -> None:
         """A warm process has said something, or ended."""

@@ -26,6 +26,7 @@ from nvrx_slurm.journal.records import (
     NodeLost,
     Prewarmed,
     PrewarmFailed,
+    Progress,
     Recovered,
     RendezvousClosed,
     WorkerFailed,
@@ -220,6 +221,25 @@ def test_imports_are_learned_by_the_first_step_for_spares_and_the_next_job_too(r
     assert len(list(Path(plan.folder).glob(".prewarm/*.json"))) == 1
     job.kill_node("n1")
     assert all(map(is_warm, gate.wait(2, cycle=2).values()))
+    finish(job, gate)
+
+
+def test_imports_are_not_learned_by_the_step_of_another_worker(run_local, gate, tmp_path):
+    """One worker writes them down: where another has stepped before, they are not all there yet."""
+    plan = warm_plan(gate, tmp_path, prewarm={"imports": "auto"})
+    script, held = tmp_path / "train.py", tmp_path / "held"
+    os.mkfifo(held)
+    holding = "if os.environ['RANK'] + os.environ['NVRX_CYCLE'] == '00':\n    open('held').close()\nmodule = "
+    stepping = "from nvrx_slurm.workload import beat\nbeat(step=1)\ngate = "
+    script.write_text(script.read_text().replace("module = ", holding, 1).replace("gate = ", stepping, 1))
+    job = run_local(plan)
+    gate.wait(1, cycle=0)
+    job.expect(Progress, node="n1", rank=1)
+    held.write_text("")  # which rank 0 waits for
+    before = gate.wait(2, cycle=0)
+    warm_again(job)
+    fail(before[1])
+    assert all(map(is_warm, gate.wait(2, cycle=1).values()))
     finish(job, gate)
 
 

@@ -144,8 +144,9 @@ def test_forked_child_answers_for_itself(start, take):
     """A child made by fork, such as a data loader's, writes into its own file, and its parent's stays whole."""
     worker = start(
         "import os, signal\n"
-        "def child():\n  print(os.getpid(), flush=True)\n  while True: signal.pause()\n"
-        "def parent():\n  while True: signal.pause()\n"
+        "ready, go = os.pipe()\n"
+        "def child():\n  os.read(ready, 1)\n  print(os.getpid(), flush=True)\n  while True: signal.pause()\n"
+        "def parent():\n  os.write(go, b'.')\n  while True: signal.pause()\n"
         "child() if os.fork() == 0 else parent()"
     )
     child = int(worker.said)

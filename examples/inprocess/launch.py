@@ -21,7 +21,8 @@ def free_port() -> int:
 
 
 def start(world: int, command: list[str]) -> list[subprocess.Popen[bytes]]:
-    world_of = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    port = os.environ.get("MASTER_PORT") or str(free_port())
+    world_of = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     return [subprocess.Popen([sys.executable, *command], env={**os.environ, **world_of, **each}) for each in own]
 

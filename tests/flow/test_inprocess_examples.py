@@ -18,6 +18,7 @@ import pytest
 
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import NodeLost, RestartDecided, RestartedInProcess, WorkerFailed
+from nvrx_slurm.lab.devcluster.lifecycle import free_ports
 from nvrx_slurm.report.source import so_far
 from tests.slurm_harness import CLI
 
@@ -229,7 +230,9 @@ def with_import_changed(folder: Path, form: str, faults: str, world: int) -> Tol
     script = folder / "script.py"
     script.write_text(text.replace(THEIRS, OURS))
     command = [str(EXAMPLES / "launch.py"), str(world), str(script), str(folder), form, "20", faults]
-    return run(command, folder, PYTHONPATH=str(SCRIPT.parents[1]), OMP_NUM_THREADS="1")
+    # Its TCPStore listens at the next port, once torch is imported: a connection of another test must not take that.
+    port = free_ports(1)[0] - 1
+    return run(command, folder, PYTHONPATH=str(SCRIPT.parents[1]), OMP_NUM_THREADS="1", MASTER_PORT=str(port))
 
 
 @pytest.mark.torch

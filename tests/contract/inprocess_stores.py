@@ -19,8 +19,8 @@ from nvrx_slurm.inprocess.store import Connection, Store
 from nvrx_slurm.inprocess.store_file import FileStore
 from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.inprocess.store_tcp import TCPStore
+from nvrx_slurm.lab.devcluster.lifecycle import free_ports
 from nvrx_slurm.lab.faults.inprocess_store import MemoryStore
-from nvrx_slurm.store.embedded import free_port
 from nvrx_slurm.store.servers import bundled_binary
 
 PASSWORD = "hunter2 with a space"
@@ -32,7 +32,7 @@ class Valkey:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self._folder, self.port = folder, free_port("127.0.0.1")
+        self._folder, self.port = folder, free_ports(1)[0]
         self.password_file = folder / "password"
         self.password_file.write_text(f"{PASSWORD}\n")
         self.start()

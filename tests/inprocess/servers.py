@@ -9,7 +9,7 @@ from pathlib import Path
 
 import redis
 
-from nvrx_slurm.store.embedded import free_port
+from nvrx_slurm.lab.devcluster.lifecycle import free_ports
 from nvrx_slurm.store.servers import bundled_binary
 from tests.inprocess.logs import WAIT_S, until_logged
 
@@ -23,7 +23,7 @@ class Valkey:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.port = free_port("127.0.0.1")
+        self.port = free_ports(1)[0]
         self.start()
 
     @property

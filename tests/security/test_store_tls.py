@@ -21,8 +21,8 @@ from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.jobspec.plan import plan
 from nvrx_slurm.journal.folder import StoreAddress
+from nvrx_slurm.lab.devcluster.lifecycle import free_ports
 from nvrx_slurm.store.client import StoreClient
-from nvrx_slurm.store.embedded import free_port
 from nvrx_slurm.store.redis_client import client
 from nvrx_slurm.transport import Directory
 from nvrx_slurm.util.clock import SystemClock
@@ -44,7 +44,7 @@ class SiteStore:
         words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=site -addext"
         files = [f"subjectAltName={names}", "-keyout", str(key), "-out", str(self.certificate)]
         subprocess.run(["openssl", *words.split(), *files], check=True, capture_output=True)
-        self.port = free_port("127.0.0.1")
+        self.port = free_ports(1)[0]
         self.password_file = folder / "password"
         self.password_file.touch(mode=0o600)
         self.password_file.write_text(PASSWORD)

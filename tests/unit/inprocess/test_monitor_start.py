@@ -16,7 +16,7 @@ from nvrx_slurm.inprocess.exception import InternalError, OptionError
 from nvrx_slurm.inprocess.monitor import MonitorOptions, MonitorProcess
 from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.inprocess.store_redis import RedisStore
-from nvrx_slurm.store.embedded import free_port
+from nvrx_slurm.lab.devcluster.lifecycle import free_ports
 
 WAIT_S = 30.0
 SECRET = "not-for-others"
@@ -31,7 +31,7 @@ class Here(RedisStore):
 @pytest.fixture
 def unreachable() -> dict[str, Any]:
     """Where no store answers."""
-    return {"url": f"redis://127.0.0.1:{free_port('127.0.0.1')}", "patience": timedelta(seconds=0.05)}
+    return {"url": f"redis://127.0.0.1:{free_ports(1)[0]}", "patience": timedelta(seconds=0.05)}
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import click
 
 from nvrx_slurm.cli.job_argument import folder_of_user, found_jobs, jobs_argument
 from nvrx_slurm.cli.options import folder_option
-from nvrx_slurm.cli.output import note, print_json, print_table
+from nvrx_slurm.cli.output import note, print_json, print_problems, print_table
 from nvrx_slurm.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from nvrx_slurm.util.sanitize import one_line
 
@@ -31,7 +31,7 @@ def ls(most: int, is_all: bool, live: bool, as_json: bool, folder: Path) -> None
     found = my_jobs(folder_of_user(folder))
     # A job that left its end needs no question to Slurm. Of the others only their state says whether they live.
     if live:
-        found = (job for job in found if job.read_result() is None and job.read_slurm_end() is None)
+        found = (job for job in found if not job.has_end)
     shown = list(found if is_all else islice(found, most))
     lines = snapshot.lines_of(shown)
     if live:
@@ -44,6 +44,7 @@ def ls(most: int, is_all: bool, live: bool, as_json: bool, folder: Path) -> None
         from nvrx_slurm.report import page
 
         print_table(page.my_job_table(lines))
+        print_problems(lines)
     # `found` goes on behind the last one that was taken from it.
     if not is_all and next(iter(found), None) is not None:
         click.echo(f"older jobs are left out: --all, or --last N with more than {most}", err=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import click
 from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
+    from nvrx_slurm.report.snapshot import JobLine
     from nvrx_slurm.report.tables import Row, Table
 
 
@@ -41,7 +42,7 @@ def only_reads(job_id: str, folder: Path) -> Iterator[None]:
         from nvrx_slurm.journal.folder import JobFolder
 
         job = JobFolder(folder / folder_name(job_id))
-        if job.read_result() is None and job.read_slurm_end() is None:
+        if not job.has_end:
             here = f"; its logs: {job.path}" if job.path.is_dir() else ""
             click.echo(nl=sys.stderr.isatty(), err=True)  # the terminal has shown ^C
             note(f"job {job_id} goes on{here}; to end it: nvrx-slurm cancel {job_id}")
@@ -58,6 +59,13 @@ def print_table(table: Table) -> None:
         from nvrx_slurm.report import plain
 
         click.echo(plain.table(table))
+
+
+def print_problems(lines: Iterable[JobLine]) -> None:
+    """What keeps jobs from being read, a line each on standard error."""
+    for line in lines:
+        if line.problem is not None:
+            note(f"{line.job}: {line.problem}")
 
 
 def print_facts(rows: Sequence[Row], table: Table) -> None:

@@ -11,7 +11,7 @@ import click
 from nvrx_slurm.cli.completion import complete_jobs, complete_ranks, complete_replicas
 from nvrx_slurm.cli.job_argument import chosen_job, job_argument
 from nvrx_slurm.cli.options import duration_option, folder_option
-from nvrx_slurm.cli.output import note, only_reads, print_facts, print_json, print_table
+from nvrx_slurm.cli.output import note, only_reads, print_facts, print_json, print_problems, print_table
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.util.sanitize import one_line, shown
 
@@ -59,6 +59,7 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
             click.echo(f"no jobs in {folder}", err=True)
         else:
             print_table(page.job_table(lines))
+            print_problems(lines)
         return 0
     from nvrx_slurm.report.array_tasks import take_with_tasks
 

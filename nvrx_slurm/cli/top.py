@@ -61,7 +61,7 @@ def top(job_ids: tuple[str, ...], folder: Path) -> None:
         jobs = found_jobs(job_ids, folder)
     else:
         known = my_jobs(folder_of_user(folder))
-        live = (job for job in known if job.read_result() is None and job.read_slurm_end() is None)
+        live = (job for job in known if not job.has_end)
         jobs = list(islice(live, MOST_JOBS))
     if not jobs:
         raise UsageError("no job has not ended; name one: nvrx-slurm top JOB")

@@ -28,6 +28,7 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -141,8 +142,8 @@ class JobFolder(JobFiles):
         self.write_plan_json(plan_to_json(plan))
 
     def read_plan(self, digest: str | None = None) -> Plan:
-        """The plan; see `JobFiles.read_plan_json`. Raises what that does, and msgspec.DecodeError."""
-        return plan_from_json(self.read_plan_json(digest))
+        """The plan; see `JobFiles.read_plan_json`. Raises what that does, and ConfigError."""
+        return self._decoded("plan.json", plan_from_json, self.read_plan_json(digest))
 
     def read_origins(self) -> dict[str, tuple[str, str]] | None:
         """Key of job.yaml → its value in JSON, and where that came from; None: the submission has not recorded it."""
@@ -180,6 +181,11 @@ class JobFolder(JobFiles):
     def read_result(self) -> Result | None:
         return self._read("result.json", Result)
 
+    @property
+    def has_end(self) -> bool:
+        """Whether it has left how it ended, or Slurm's word for that, readable or not."""
+        return any((self.path / name).exists() for name in ("result.json", "slurm.json"))
+
     def remove_result(self) -> None:
         self.remove("result.json")
         self.remove("slurm.json")
@@ -192,9 +198,14 @@ class JobFolder(JobFiles):
 
     def _read(self, name: str, kind: type[_T]) -> _T | None:
         try:
-            return decode_json(kind, self.read(name), name)
+            data = self.read(name)
         except FileNotFoundError:
             return None
+        return self._decoded(name, lambda text: decode_json(kind, text, name), data)
+
+    def _decoded(self, name: str, decode: Callable[[bytes], _T], data: bytes) -> _T:
+        try:
+            return decode(data)
         except MalformedRecord as error:
             remedy = "restore the file, or remove the job's folder if nothing in it is needed"
             raise ConfigError(f"{error}; {remedy}", file=str(self.path / name)) from None

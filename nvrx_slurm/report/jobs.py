@@ -15,6 +15,7 @@ from nvrx_slurm.errors import (
     EXIT_RETRY,
     EXIT_TERMINATED,
     EXIT_TIMEOUT,
+    ConfigError,
     UsageError,
 )
 from nvrx_slurm.jobspec.plan import Plan
@@ -143,9 +144,9 @@ def read_plan(folder: JobFolder) -> Plan | None:
 
 def started_at(folder: JobFolder) -> float | None:
     """When the job was started: as its batch host says, or else by the age of its plan. None: not yet."""
-    info = folder.read_info()
-    if info is not None:
-        return info.started_at
+    with contextlib.suppress(ConfigError):
+        if (info := folder.read_info()) is not None:
+            return info.started_at
     try:
         return folder.plan_path.stat().st_mtime
     except (FileNotFoundError, NotADirectoryError):

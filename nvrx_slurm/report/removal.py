@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.job_index import forget_job
 from nvrx_slurm.report.presence import Presence, still_in_slurm
@@ -46,11 +46,13 @@ def why_kept(job: JobFolder) -> Kept | None:
 
 
 def ended_at(job: JobFolder) -> float | None:
-    """When the job ended, as far as its folder says."""
-    if (result := job.read_result()) is not None:
-        return result.ended_at
-    end = job.read_slurm_end()
-    return None if end is None else end.seen_at
+    """When the job ended, as far as its folder says, and can be read."""
+    with contextlib.suppress(ConfigError):
+        if (result := job.read_result()) is not None:
+            return result.ended_at
+        if (end := job.read_slurm_end()) is not None:
+            return end.seen_at
+    return None
 
 
 def expired(jobs: Iterable[JobFolder], *, days: int | None, keep: int | None, clock: Clock) -> Iterator[JobFolder]:

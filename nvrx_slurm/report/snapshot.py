@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 from nvrx_slurm.cluster.ending import goes_on
 from nvrx_slurm.cluster.queue_place import QueuePlace
 from nvrx_slurm.cluster.states import JobState, state_of_word
+from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.report import jobs, ranks
 from nvrx_slurm.report.jobs import known_jobs
@@ -101,6 +103,8 @@ class JobLine(Value, frozen=True, kw_only=True):
     """Its own folder."""
     pending: str | None = None
     """Why Slurm has not started it yet, in Slurm's word."""
+    problem: str | None = None
+    """What keeps its records from being read, and what to do; its state is `unreadable` then."""
 
 
 class ReplicaStatus(ReplicaView, frozen=True, kw_only=True):
@@ -292,23 +296,39 @@ def list_jobs(base: Path) -> list[JobLine]:
 
 
 def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
-    """These jobs, a line each."""
-    asked = [
-        folder.job_id
-        for folder in folders
-        if folder.read_result() is None and in_slurm(folder.job_id, folder.read_info())
-    ]
+    """These jobs, a line each, also where the records of one cannot be read."""
+    asked = []
+    for folder in folders:
+        with contextlib.suppress(ConfigError):
+            if folder.read_result() is None and in_slurm(folder.job_id, folder.read_info()):
+                asked.append(folder.job_id)
     # One call for all of them, and one for those that are pending.
     states = ask_slurm(asked) if asked else {}
     waiting = [job_id for job_id, state in states.items() if state is JobState.PENDING]
     places = ask_queue(waiting) if waiting else {}
-    lines = (line_of(take(folder, slurm=states.get)) for folder in folders)
+    lines = (_line(folder, states.get) for folder in folders)
     return [
         msgspec.structs.replace(line, pending=places[line.job].reason)
         if line.state == "pending" and line.job in places
         else line
         for line in lines
     ]
+
+
+def _line(folder: JobFolder, slurm: Callable[[str], JobState | None]) -> JobLine:
+    try:
+        return line_of(take(folder, slurm=slurm))
+    except ConfigError as error:
+        path = folder.path.absolute()
+        return JobLine(
+            job=folder.job_id,
+            name="",
+            cluster="",
+            state="unreadable",
+            nodes="-",
+            folder=str(path),
+            problem=str(error),
+        )
 
 
 def line_of(shot: Snapshot) -> JobLine:

@@ -76,6 +76,20 @@ def test_ls_lists_the_jobs_of_all_folders(nvrx: Nvrx, tmp_path: Path) -> None:
     assert [line.split()[0] for line in nvrx("ls", "--folder=a").stdout.splitlines()] == ["JOB", "old"]
 
 
+@pytest.mark.parametrize("name", ["result.json", "job.json", "plan.json"])
+def test_ls_lists_a_job_that_cannot_be_read_and_all_others(nvrx: Nvrx, tmp_path: Path, name: str) -> None:
+    """A line says what is wrong with it, and what to do; `rm --expired` leaves it alone."""
+    ended_job(tmp_path, "whole", days_ago=1)
+    damaged = running_job(tmp_path, "damaged").path / name
+    damaged.write_text("{")
+    for command in (("ls",), ("status", "--folder", str(tmp_path))):
+        shown = json.loads(nvrx(*command, "--json").stdout)["jobs"]
+        assert {job["job"]: job["state"] for job in shown} == {"damaged": "unreadable", "whole": "completed"}
+        (line,) = nvrx(*command).stderr.splitlines()
+        assert line.startswith("damaged: ") and str(damaged) in line and "restore the file" in line
+    assert nvrx("rm", "--expired", "--days", "1", "--dry-run").returncode == 0
+
+
 def test_rm_removes_an_ended_job_and_no_other(nvrx: Nvrx, tmp_path: Path) -> None:
     """With all that is in its folder, and its entry; one that runs is left alone, whatever is forced."""
     gone, running = ended_job(tmp_path / "a", "gone"), running_job(tmp_path / "c", "local-1")

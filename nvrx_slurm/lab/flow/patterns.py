@@ -132,7 +132,12 @@ class Compares(Pattern):
             return OPERATORS[self.sign](value, self.operand.value)
         # Not `trial.agrees`: a comparison binds nothing, so a capture without a value does not fit.
         bound = {**trial.known, **trial.new}
-        return self.operand.name in bound and OPERATORS[self.sign](value, bound[self.operand.name])
+        if self.operand.name not in bound:
+            return False
+        try:
+            return OPERATORS[self.sign](value, bound[self.operand.name])
+        except TypeError:  # a number, and a capture that is a text or not known
+            return False
 
     def parts(self) -> Iterator[Pattern]:
         return iter((self.operand,))

@@ -85,6 +85,9 @@ def test_a_comparison_does_not_bind() -> None:
     """`!= $a` compares with what `$a` stands for; while it stands for nothing, nothing fits."""
     assert fit("!= $a", str, "n1", {"a": "n2"}) == {}
     assert fit("> $a", int, 3, {"a": 3}) is None
+    assert fit("> $a", int, 3, {"a": "n1"}) is None
+    assert fit("> $a", int, 3, {"a": None}) is None
+    assert fit("!= $a", int, 3, {"a": "n1"}) == {}
     assert fit("!= $a", str, "n1", {}) is None
     assert fit(["$a", "!= $a"], Nodes, ("n1", "n2"), {}) == {"a": "n1"}
     assert fit(["$a", "!= $a"], Nodes, ("n1", "n1"), {}) is None

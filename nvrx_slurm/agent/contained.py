@@ -9,7 +9,7 @@ For the supervisor this process is the worker:
 - It is a child subreaper, so that conmon, which detaches itself, becomes its child; the supervisor's kill finds the
   worker among its descendants.
 - It passes signals on: to apptainer, which does the same, and to podman's worker itself.
-- It ends as the worker has ended. podman gives a death by signal 9 as exit code 137: this process dies by signal 9.
+- It ends as the worker has ended. podman gives a death by SIGKILL as exit code 137: this process dies by SIGKILL.
 - Where this process is killed, the kernel kills the worker: that owns the read end of a pipe (F_SETOWN, F_SETSIG),
   and the write end closes with this process. So it dies with the supervisor, as any worker does.
 """

@@ -329,6 +329,21 @@ def test_ctrl_c_ends_a_reader_and_not_the_job(
     assert running.process.poll() is None
 
 
+def test_sigterm_ends_a_watch_and_shows_the_cursor_again(
+    running: RunningJob, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """The live screen hides it. The job goes on."""
+    terminal, inside = pty.openpty()
+    argv = command("status", "j1", "--watch", base=running.folder.path.parent)
+    watcher = start(argv, stdin=inside, stdout=inside, stderr=inside, env={**os.environ, "TERM": "xterm-256color"})
+    os.close(inside)
+    assert "\x1b[?25l" in read_until(terminal, "n3")
+    watcher.send_signal(signal.SIGTERM)
+    assert "\x1b[?25h" in read_until(terminal, None)
+    assert watcher.wait(WAIT_S) == 143
+    assert running.process.poll() is None
+
+
 def test_sighup_ends_a_watch(running: RunningJob, start: Callable[..., subprocess.Popen[str]]) -> None:
     """The kernel sends it to the processes of a terminal that is closed."""
     watcher = start(command("status", "j1", "--watch", base=running.folder.path.parent))

@@ -18,6 +18,8 @@ def test_a_cluster_that_does_not_start_leaves_no_descriptor(tmp_path: Path, monk
         raise NvrxError("slurmctld ended instead of serving")
 
     monkeypatch.setattr(DevCluster, "up", fail)
+    # A session takes down what earlier ones have left, and this process's own cluster, which other tests use, too.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     session = PytestSession(tmp_path)
     with pytest.raises(NvrxError, match="slurmctld ended"), session.cluster(1):
         pass

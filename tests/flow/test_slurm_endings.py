@@ -37,6 +37,16 @@ def jobs(strict_cluster, gate, tmp_path):
     jobs.close()
 
 
+@pytest.fixture
+def patient_jobs(gate, tmp_path):
+    """Jobs on a Slurm that completes the job of a dead node for longer than any test."""
+    settings = {"SlurmdTimeout": "300"}
+    with DevCluster.up(name=f"test-patient-{os.getpid()}", nodes=3, settings=settings) as cluster:
+        jobs = SlurmJobs(cluster, gate, tmp_path)
+        yield jobs
+        jobs.close()
+
+
 def saved(jobs):
     return {path.name: path.read_text() for path in jobs.folder.glob("saved-*")}
 
@@ -155,9 +165,10 @@ def test_cancelled_job_with_a_frozen_node_leaves_its_result_in_time(jobs):
     jobs.all_gone(job)
 
 
-def test_cancel_does_not_wait_for_slurm_to_clear_a_lost_node_away(jobs):
+def test_cancel_does_not_wait_for_slurm_to_clear_a_lost_node_away(patient_jobs):
     """Slurm completes a job for a minute and longer where a node of it is dead. `cancel` returns before that, once
     the job has left its result, and says so."""
+    jobs = patient_jobs
     job = jobs.start(CALM, spares=1)
     jobs.running(job, 2)
     jobs.cluster.kill_node("n2")
@@ -165,5 +176,6 @@ def test_cancel_does_not_wait_for_slurm_to_clear_a_lost_node_away(jobs):
     done = nvrx("cancel", job.folder.job_id, cwd=jobs.folder, env=jobs.cluster.environment())
     assert (done.returncode, done.stdout) == (0, "CANCELLED\n")
     assert "done; Slurm is still completing it (COMPLETING)" in done.stderr
+    jobs.cluster.restore_node("n2")
     assert job.finish() == 143
     jobs.all_gone(job)

@@ -78,7 +78,8 @@ def test_the_example_reads_all_that_was_played(tmp_path):
 
 def test_what_died_with_a_rollouts_node_is_skipped_and_all_else_is_read(run_local: RunLocal, tmp_path):
     """The spare takes its place and publishes: the policy ends only once it has read that, too."""
-    job = run_local(rollouts_job(tmp_path, "--payloads", "40", "--of-replacements", "5", "--skipped", "1"))
+    slow = ("--step-time", "0.5")  # slower than the rollouts, so that one that dies leaves something unread
+    job = run_local(rollouts_job(tmp_path, "--payloads", "40", "--of-replacements", "5", "--skipped", "1", *slow))
     kill_the_node_of(job, "rollout-1")
     assert job.finish(LONGEST_S) == 0, job.story()
     lines = said(job.folder, "policy-0")

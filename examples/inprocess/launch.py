@@ -2,6 +2,8 @@
 
     python launch.py 4 ddp.py --checkpoint-dir /tmp/inprocess
 
+The ranks have the MASTER_PORT that is set here, or else a free one.
+
 Every launcher that leaves the others alone will do: `srun --kill-on-bad-exit=0`, `mpirun` with fault tolerance.
 torchrun stops all workers when one of them dies, so there a death is for torchrun to mend.
 """

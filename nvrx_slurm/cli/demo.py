@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
-from nvrx_slurm.errors import EXIT_TERMINATED
+from nvrx_slurm.cli.recorded_signals import exit_on_sigterm
 
 
 @click.command()
@@ -27,7 +25,7 @@ def demo(keep: Path | None) -> int:
 
     from nvrx_slurm.lab.demo import demo
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # the job is cancelled on the way out
+    exit_on_sigterm()  # the job is cancelled on the way out
     with ExitStack() as stack:
         base = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nvrx-demo-")))
         report = base.resolve() / "report.html"

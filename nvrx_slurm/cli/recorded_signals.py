@@ -1,15 +1,21 @@
-"""Signals that a command waits for."""
+"""Signals that a command waits for, or ends by."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
+import sys
 from typing import Self
 
 from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
+
+
+def exit_on_sigterm() -> None:
+    """Have SIGTERM end this process by an exception, as Ctrl-C does: what it has set up is undone on the way out."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
 
 
 class RecordedSignals:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,8 @@ from nvrx_slurm.cli.completion import complete_jobs, complete_ranks, complete_re
 from nvrx_slurm.cli.job_argument import chosen_job, job_argument
 from nvrx_slurm.cli.options import duration_option, folder_option
 from nvrx_slurm.cli.output import note, only_reads, print_facts, print_json, print_problems, print_table
-from nvrx_slurm.errors import EXIT_TERMINATED, UsageError
+from nvrx_slurm.cli.recorded_signals import exit_on_sigterm
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.util.sanitize import one_line, shown
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
         from nvrx_slurm.report import live
 
         job_id, folder = chosen_job(job_id, folder)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # the terminal is restored on the way out
+        exit_on_sigterm()  # the terminal is restored on the way out
         with only_reads(job_id, folder):
             exit_code = live.watch(folder, job_id)
         # Behind the screen: the last thing on the terminal says why the job ended.

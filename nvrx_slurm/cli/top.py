@@ -18,7 +18,8 @@ import click
 
 from nvrx_slurm.cli.job_argument import folder_of_user, found_jobs, jobs_argument
 from nvrx_slurm.cli.options import folder_option
-from nvrx_slurm.errors import EXIT_TERMINATED, NvrxError, UsageError
+from nvrx_slurm.cli.recorded_signals import exit_on_sigterm
+from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.util.terminal import as_is
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def top(job_ids: tuple[str, ...], folder: Path) -> None:
         jobs = list(islice(live, MOST_JOBS))
     if not jobs:
         raise UsageError("no job has not ended; name one: nvrx-slurm top JOB")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # the terminal is restored on the way out
+    exit_on_sigterm()  # the terminal is restored on the way out
     with FollowedJobs(jobs) as followed, Terminal() as terminal:
         run(followed, terminal)
 

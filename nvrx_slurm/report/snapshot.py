@@ -319,14 +319,13 @@ def _line(folder: JobFolder, slurm: Callable[[str], JobState | None]) -> JobLine
     try:
         return line_of(take(folder, slurm=slurm))
     except ConfigError as error:
-        path = folder.path.absolute()
         return JobLine(
             job=folder.job_id,
             name="",
             cluster="",
             state="unreadable",
             nodes="-",
-            folder=str(path),
+            folder=str(folder.path.absolute()),
             problem=str(error),
         )
 

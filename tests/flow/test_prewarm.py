@@ -44,6 +44,8 @@ import os
 IMPORTED_BY = os.getpid()
 VERSION = 1
 """
+STEPPING = "from nvrx_slurm.workload import beat\nbeat(step=1)\ngate = "
+"""Replaces `gate = ` in train.py, which then reports a step before it goes to the gate."""
 SUPERVISORS_NODE = """
 import os
 with open(f"/proc/{os.getppid()}/environ", "rb") as file:
@@ -209,8 +211,7 @@ def test_imports_are_learned_by_the_first_step_for_spares_and_the_next_job_too(r
     """`auto`: from then on workers are warm, also those of a spare that has had none."""
     plan = warm_plan(gate, tmp_path, spares=1, prewarm={"imports": "auto"})
     script = tmp_path / "train.py"
-    stepping = "from nvrx_slurm.workload import beat\nbeat(step=1)\ngate = "
-    script.write_text(script.read_text().replace("gate = ", stepping, 1))
+    script.write_text(script.read_text().replace("gate = ", STEPPING, 1))
     job = run_local(plan)
     before = gate.wait(2, cycle=0)
     assert not any(map(is_warm, before.values()))
@@ -230,8 +231,7 @@ def test_imports_are_not_learned_by_the_step_of_another_worker(run_local, gate, 
     script, held = tmp_path / "train.py", tmp_path / "held"
     os.mkfifo(held)
     holding = "if os.environ['RANK'] + os.environ['NVRX_CYCLE'] == '00':\n    open('held').close()\nmodule = "
-    stepping = "from nvrx_slurm.workload import beat\nbeat(step=1)\ngate = "
-    script.write_text(script.read_text().replace("module = ", holding, 1).replace("gate = ", stepping, 1))
+    script.write_text(script.read_text().replace("module = ", holding, 1).replace("gate = ", STEPPING, 1))
     job = run_local(plan)
     gate.wait(1, cycle=0)
     job.expect(Progress, node="n1", rank=1)

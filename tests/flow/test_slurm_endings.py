@@ -168,14 +168,13 @@ def test_cancelled_job_with_a_frozen_node_leaves_its_result_in_time(jobs):
 def test_cancel_does_not_wait_for_slurm_to_clear_a_lost_node_away(patient_jobs):
     """Slurm completes a job for a minute and longer where a node of it is dead. `cancel` returns before that, once
     the job has left its result, and says so."""
-    jobs = patient_jobs
-    job = jobs.start(CALM, spares=1)
-    jobs.running(job, 2)
-    jobs.cluster.kill_node("n2")
-    jobs.running(job, 2, cycle=1)
-    done = nvrx("cancel", job.folder.job_id, cwd=jobs.folder, env=jobs.cluster.environment())
+    job = patient_jobs.start(CALM, spares=1)
+    patient_jobs.running(job, 2)
+    patient_jobs.cluster.kill_node("n2")
+    patient_jobs.running(job, 2, cycle=1)
+    done = nvrx("cancel", job.folder.job_id, cwd=patient_jobs.folder, env=patient_jobs.cluster.environment())
     assert (done.returncode, done.stdout) == (0, "CANCELLED\n")
     assert "done; Slurm is still completing it (COMPLETING)" in done.stderr
-    jobs.cluster.restore_node("n2")
+    patient_jobs.cluster.restore_node("n2")
     assert job.finish() == 143
-    jobs.all_gone(job)
+    patient_jobs.all_gone(job)

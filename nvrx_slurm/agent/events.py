@@ -98,12 +98,13 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Hung(msgspec.Struct, frozen=True):
-    """A worker lives and makes no progress, for so long; `why` is one sentence."""
+    """A worker lives and makes no progress, for longer than `limit_s`; `why` is one sentence."""
 
     rank: int
     why: str
     step: int | None
     silent_s: float = 0.0
+    limit_s: float | None = None
 
 
 class StacksOnFile(msgspec.Struct, frozen=True):

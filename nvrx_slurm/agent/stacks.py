@@ -135,6 +135,7 @@ class Dumping:
                 where=event.stacks.where.get(hang.rank),
                 stacks=event.stacks.files.get(hang.rank),
                 silent_s=round(hang.silent_s, 6),
+                limit_s=hang.limit_s,
             )
         elif event.stacks.files or event.stacks.problems or event.request:
             self._publisher.publish(

@@ -80,7 +80,7 @@ class HangWatch:
     def _post_hangs(self) -> None:
         for hang in self._judged()[1]:
             self._started.pop(hang.rank)
-            self._post(Hung(hang.rank, hang.why, hang.step, hang.since_s))
+            self._post(Hung(hang.rank, hang.why, hang.step, hang.since_s, hang.limit_s))
 
     def _judged(self) -> tuple[Mapping[int, Reading], list[Hang]]:
         now_ns, readings = self._now_ns(), self._board.readings()

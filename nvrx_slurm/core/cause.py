@@ -46,7 +46,8 @@ def is_symptom(failure: Failure, bounds: FaultToleranceSpec) -> bool:
     if not failure.hung:
         return failure.peer_lost
     hang, beats = bounds.hang, bounds.heartbeat
-    bounds_s = (hang.step_timeout, hang.startup_timeout, hang.no_output, hang.exit_skew)
+    of_the_job = (hang.step_timeout, hang.startup_timeout, hang.no_output, hang.exit_skew)
+    bounds_s = of_the_job if failure.hang_limit_s is None else (failure.hang_limit_s,)
     return any(each is not None and each <= beats.timeout + beats.interval for each in bounds_s)
 
 

@@ -290,6 +290,7 @@ def _worker_hung(job: ControlState, fact: WorkerHung, now: float) -> list[Decisi
         rank=fact.rank,
         step=fact.step,
         hung=True,
+        hang_limit_s=fact.limit_s,
     )
     return _fail(job, fact, failure, now)
 

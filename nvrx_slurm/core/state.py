@@ -121,6 +121,7 @@ class Failure(msgspec.Struct, frozen=True):
     rank: int | None = None
     step: int | None = None
     hung: bool = False  # it lives: its stacks, and those of all ranks that wait for it, show why
+    hang_limit_s: float | None = None  # the deadline that has passed, where its agent says so
     signal: int | None = None  # that ended the worker
     peer_lost: bool = False  # the worker reports that it lost the connection to a peer
     unrunnable: bool = False  # the node's kernel would not execute the worker's program

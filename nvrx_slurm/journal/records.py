@@ -193,6 +193,8 @@ class WorkerHung(FromAgent, frozen=True, kw_only=True, tag="worker_hung"):
     ago_s: float = 0.0
     silent_s: float = 0.0
     """How long it had made no progress by then."""
+    limit_s: float | None = None
+    """The deadline that has passed; a section has its own. None: an older agent's."""
 
 
 class NodeIsolated(FromAgent, frozen=True, kw_only=True, tag="node_isolated"):

@@ -265,8 +265,9 @@ class JobHistory:
                 self.replicas[fact.replica].stepped.add(fact.node)
             case WorkerFailed() | WorkerHung():
                 at, lost = self.t - fact.ago_s, isinstance(fact, WorkerFailed) and fact.peer_lost
-                hung = isinstance(fact, WorkerHung)
-                self._fail(fact.replica, "worker", at, fact.rank, fact.step, fact.node, is_symptom=lost, hung=hung)
+                hung, limit_s = (True, fact.limit_s) if isinstance(fact, WorkerHung) else (False, None)
+                about = (at, fact.rank, fact.step, fact.node)
+                self._fail(fact.replica, "worker", *about, is_symptom=lost, hung=hung, limit_s=limit_s)
             case NodeIsolated():
                 self._fail(fact.replica, "node", self.t, None, None, fact.node)
             case WorkersDone():
@@ -427,11 +428,12 @@ class JobHistory:
             if replica.state == "running" and begun is not None and self.t >= begun + skew_s:
                 self._fail(replica.id, "worker", self.t, None, None, hung=True)
 
-    @property
-    def _hangs_before_a_loss(self) -> bool:
-        """Whether a worker may count as hung sooner than the silent node that it waits for counts as lost."""
+    def _hangs_before_a_loss(self, limit_s: float | None) -> bool:
+        """Whether a worker may count as hung, by its bound or else by any of the job's, sooner than the silent node
+        that it waits for counts as lost."""
         hang, beats = self.bounds.hang, self.bounds.heartbeat
-        found = (hang.step_timeout, hang.startup_timeout, hang.no_output, hang.exit_skew)
+        of_the_job = (hang.step_timeout, hang.startup_timeout, hang.no_output, hang.exit_skew)
+        found = of_the_job if limit_s is None else (limit_s,)
         return any(each is not None and each <= beats.timeout + beats.interval for each in found)
 
     def open_symptom(self, replica_id: str) -> FailureHistory | None:
@@ -468,6 +470,7 @@ class JobHistory:
         *,
         is_symptom: bool = False,
         hung: bool = False,
+        limit_s: float | None = None,
     ) -> None:
         """A cycle fails, unless it has failed before, or is over. `began`: it did not fail before."""
         replica = self.replicas[replica_id]
@@ -496,7 +499,7 @@ class JobHistory:
             first_noticed=noticed,
             is_symptom=is_symptom,
             hung=hung,
-            settles=(is_symptom or (hung and self._hangs_before_a_loss)) and policy in RESTARTS,
+            settles=(is_symptom or (hung and self._hangs_before_a_loss(limit_s))) and policy in RESTARTS,
             waits=waits,
             due_at=self.t + (settings.decision_timeout if waits else settings.timeout),
         )

@@ -113,9 +113,12 @@ class Fleet:
         at = self.job.replicas[replica].cycle if cycle is None else cycle
         return self.tell(WorkerFailed(**self.by(node), replica=replica, cycle=at, rank=0, exit_code=1))
 
-    def hang(self, node: str, *, replica: str = "main-0", cycle: int | None = None) -> list[Decision] | None:
-        at = self.job.replicas[replica].cycle if cycle is None else cycle
-        return self.tell(WorkerHung(**self.by(node), replica=replica, cycle=at, rank=0, why="no step for 9 s"))
+    def hang(
+        self, node: str, *, replica: str = "main-0", cycle: int | None = None, limit_s: float | None = None
+    ) -> list[Decision] | None:
+        of_cycle = {"replica": replica, "cycle": self.job.replicas[replica].cycle if cycle is None else cycle}
+        hung = WorkerHung(**self.by(node), **of_cycle, rank=0, why="no step for 9 s", limit_s=limit_s)
+        return self.tell(hung)
 
     def isolate(self, node: str, *, replica: str = "main-0", cycle: int | None = None) -> list[Decision] | None:
         """It had lost everybody, its workers are dead, and it is back."""

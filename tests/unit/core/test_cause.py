@@ -371,10 +371,10 @@ def test_journal_without_the_field_decides_as_it_did():
     assert settled(fleet) == ("n1", 0)
 
 
-def hung(*, step_timeout: float, silent_s: float) -> PeersFleet:
-    """n1 hangs; 5 s later n2 is given up, which has been silent for so long."""
+def hung(*, step_timeout: float, silent_s: float, limit_s: float | None = None) -> PeersFleet:
+    """n1 hangs, past a deadline of `limit_s`; 5 s later n2 is given up, which has been silent for so long."""
     fleet = started(hang__step_timeout=step_timeout, max_restarts=Allowance(count=1))
-    fleet.hang("n1")
+    fleet.hang("n1", limit_s=limit_s)
     fleet.now += 5.0
     gives_away_s = fleet.plan.fault_tolerance.gives_away_after_s
     fleet.lose("n2", safe_after_s=gives_away_s - silent_s)
@@ -388,6 +388,13 @@ def test_a_node_that_was_silent_is_the_cause_of_its_peers_hang():
     fleet = hung(step_timeout=10.0, silent_s=12.0)
     assert settled(fleet) == ("n2", None)
     assert (fleet.job.replicas["main-0"].restarted_at, len(fleet.job.nodes_lost_at)) == ([], 1)
+
+
+def test_the_deadline_that_has_passed_says_whether_a_hang_may_be_a_symptom():
+    """A section's may be short where the job's are long, and the other way round."""
+    assert settled(hung(step_timeout=600.0, silent_s=12.0, limit_s=10.0)) == ("n2", None)
+    assert settled(hung(step_timeout=10.0, silent_s=12.0, limit_s=600.0)) == ("n1", 0)
+    assert settled(hung(step_timeout=600.0, silent_s=12.0)) == ("n1", 0)
 
 
 def test_a_node_that_was_heard_after_the_hang_is_not_its_cause():

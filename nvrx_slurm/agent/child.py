@@ -23,7 +23,7 @@ def find_program(program: str, path: str) -> str:
     raise FileNotFoundError(errno.ENOENT, "No such program (looked on PATH)", program)
 
 
-def become(parent: int, pipe: int, program: str, argv: list[str], env: dict[str, str], cwd: str, *out: int) -> None:
+def become(parent: int, pipe: int, argv: list[str], env: dict[str, str], cwd: str, *out: int) -> None:
     """In the child: run the worker's program, or write into `pipe` why not. Does not return."""
     what = cwd
     try:
@@ -31,14 +31,15 @@ def become(parent: int, pipe: int, program: str, argv: list[str], env: dict[str,
         _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:  # the supervisor died before the line above: no signal will come
             os._exit(1)
-        # Only now: a folder on a dead file system may hold this process up for ever.
+        # Only now: a folder on a dead file system, this one or one on PATH, may hold this process up for ever.
         os.chdir(cwd)
         # CPython ignores SIGPIPE, and a signal that is ignored stays so across execve (signal(7)).
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in zip((null, *out), (0, 1, 2), strict=True):
             os.dup2(source, target)
-        what = program
+        what = argv[0]
+        what = program = find_program(argv[0], env.get("PATH", os.defpath))
         if "NVRX_START_FD" in env:  # a worker in a container: `container.py` reports, and closes the pipe, itself
             os.set_inheritable(pipe, True)
             env["NVRX_START_FD"] = str(pipe)

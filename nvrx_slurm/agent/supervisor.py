@@ -55,7 +55,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nvrx_slurm.agent.child import Place, become, become_command, find_program
+from nvrx_slurm.agent.child import Place, become, become_command
 from nvrx_slurm.agent.teardown import KILL_S, Phase, Teardown
 from nvrx_slurm.agent.warm import WarmProcesses
 from nvrx_slurm.liveness.self_fence import SelfFenceTimer
@@ -223,14 +223,13 @@ class Supervisor:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         try:
-            program = find_program(argv[0], env.get("PATH", os.defpath))
             pid = os.fork()  # not posix_spawn, which cannot set PR_SET_PDEATHSIG
         except OSError as error:
             os.close(read_end)
             self._say(op="exited", id=order["id"], error=f"{error.strerror}: {argv[0]}")
         else:
             if pid == 0:
-                become(parent, write_end, program, argv, env, order["cwd"], *fds)
+                become(parent, write_end, argv, env, order["cwd"], *fds)
             self.workers[pid] = order["id"]
             self.cold[pid] = why
             self.starting[pid] = read_end

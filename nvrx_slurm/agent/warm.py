@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvrx_slurm.agent.child import become, find_program
+from nvrx_slurm.agent.child import become
 
 # How long a warm process may take to fork a worker. Then it is killed, and the worker starts cold.
 FORK_S = 10.0
@@ -102,7 +102,6 @@ class WarmProcesses:
         supervisor = os.getpid()
         own.send(b"\0".join(os.fsencode(each) for each in (str(supervisor), *order["spec"])))
         try:
-            program = find_program(argv[0], env.get("PATH", os.defpath))
             pid = os.fork()
         except OSError as error:
             why, pid = f"{error.strerror}: {argv[0]}", -1
@@ -112,7 +111,7 @@ class WarmProcesses:
             # What keeps it from its program is the last line on its standard error. This process waits for no execve:
             # the work folder may be on a dead file system.
             out, err = (write for _, write in pipes)
-            become(supervisor, err, program, argv, env, order["cwd"], out, err)
+            become(supervisor, err, argv, env, order["cwd"], out, err)
         theirs.close()
         # The process has its own ends. Kept here is one of its standard error: the last line there says why it ended.
         (out_read, out_write), (err_read, err_write) = pipes

@@ -1,4 +1,4 @@
-"""`python -m ci.programs slurm|browser|prometheus`: see to it that this machine has the programs that tests start.
+"""`python -m ci.programs [slurm] [browser] [prometheus]`: see to it that this machine has the programs of the tests.
 
 Missing ones are installed on Debian and its kin. Without a browser or Prometheus their tests are skipped (in CI they
 fail), and all others run; without Slurm nearly nothing can be tested, so that is an error.
@@ -62,24 +62,27 @@ def lacking(kind: str) -> list[str]:
     return missing(SLURM if kind == "slurm" else PROMETHEUS)
 
 
-def main(kind: str) -> int:
+def main(kinds: Sequence[str]) -> int:
     """0: all are here, or were installed, or the tests that need them are skipped."""
-    if not (absent := lacking(kind)):
+    wanted = [kind for kind in kinds if lacking(kind)]
+    if not wanted:
         return 0
-    print(f"installing {', '.join(DEBIAN[kind])} (missing: {', '.join(absent)})", file=sys.stderr)
+    packages = [package for kind in wanted for package in DEBIAN[kind]]
+    absent = [program for kind in wanted for program in lacking(kind)]
+    print(f"installing {', '.join(packages)} (missing: {', '.join(absent)})", file=sys.stderr)
     if Path("/etc/debian_version").exists():
         try:
-            install(DEBIAN[kind])
+            install(packages)
         except (subprocess.CalledProcessError, FileNotFoundError) as error:
             print(f"that failed: {error}", file=sys.stderr)
-    if not (absent := lacking(kind)):
-        return 0
-    if kind != "slurm":
-        print(f"no {kind}: {', '.join(absent)} not on PATH", file=sys.stderr)
+    for kind in wanted:
+        if kind != "slurm" and (absent := lacking(kind)):
+            print(f"no {kind}: {', '.join(absent)} not on PATH", file=sys.stderr)
+    if "slurm" not in wanted or not (absent := lacking("slurm")):
         return 0
     print(
         f"the tests on a real Slurm need {', '.join(absent)}. Install them:\n"
-        f"  Debian, Ubuntu:  sudo apt-get install -y {' '.join(DEBIAN[kind])}\n"
+        f"  Debian, Ubuntu:  sudo apt-get install -y {' '.join(DEBIAN['slurm'])}\n"
         f"  RHEL and kin:    sudo dnf install -y epel-release && sudo dnf install -y {' '.join(RHEL)}",
         file=sys.stderr,
     )
@@ -87,4 +90,4 @@ def main(kind: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -59,6 +59,7 @@ def test_each_open_section_has_its_own_deadline(run_local, gate, tmp_path):
         assert hung.rank == 1
         assert hung.why.startswith(f'section "{section}" open for')
         assert hung.why.endswith("(limit 1 s)")
+        assert hung.limit_s == 1.0
         assert hung.where.endswith("in wait_quietly")
 
 

@@ -284,6 +284,7 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     from nvrx_slurm.report import explanation
     from nvrx_slurm.report.ending import NOT_BY_A_FAILURE, end_lines
     from nvrx_slurm.report.jobs import find_job
+    from nvrx_slurm.report.presence import Presence
 
     # Absolute, as in the evidence: the paths of logs are shown from the job's folder on.
     job = find_job(folder.absolute(), job_id)
@@ -293,9 +294,16 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     exit_code = result.exit_code if result is not None else state_of_word(end.state).exit_code if end else None
     try:
         report, plan = explain_job(job, cycle=cycle, replica=replica)
-    except UsageError:
+    except UsageError as error:
         # A user who names a cycle or a replica asks for a failure: how the job ended is no answer to that.
-        if not exit_code or cycle is not None or replica is not None:
+        if cycle is not None or replica is not None:
+            raise
+        if exit_code is None:  # it runs, or it died with its batch host
+            outside = Presence(job).ask()
+            if outside.over and outside.exit_code is None:
+                raise UsageError(f"{error}; its host process is gone and left no result") from None
+            exit_code, end = outside.exit_code, job.read_slurm_end()
+        if not exit_code:
             raise
         # It was cancelled, or ended before a worker could fail.
         if as_json:

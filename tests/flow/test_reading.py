@@ -374,6 +374,9 @@ def test_a_job_that_was_killed_whole_died(
     assert watcher.returncode == 75
     assert "died: its host process is gone" in out
     assert json.loads(nvrx("status", "j1", "--json", job=job).stdout)["state"] == "died"
+    explained = nvrx("explain", "j1", job=job, check=False)
+    assert (explained.returncode, explained.stdout) == (2, "")
+    assert "nothing has failed in job j1; its host process is gone" in explained.stderr
 
 
 def process_of(job: RunningJob, words: str) -> int:

@@ -168,6 +168,15 @@ def test_a_pending_job_says_why_and_stays_cancelled(slurm: SlurmCluster, workpla
     assert "Slurm did not start the job: JobHeldUser" in done.stdout
 
 
+def test_explain_asks_slurm_about_a_job_that_left_no_result(slurm: SlurmCluster, workplace: Path) -> None:
+    """No reader saw it end."""
+    job_id = nvrx("submit", "--set", "slurm.extra.hold=true", "job.yaml", folder=workplace).stdout.strip()
+    slurm.cancel(job_id)
+    explained = nvrx("explain", job_id, folder=workplace)
+    assert (explained.returncode, explained.stderr) == (0, "")
+    assert f"job {job_id} was cancelled with exit code 143" in explained.stdout
+
+
 def test_a_job_waits_for_the_one_that_it_depends_on(slurm: SlurmCluster, workplace: Path) -> None:
     """`slurm.dependency`, from the flag --set here: `status` gives the reason, and the end of the other starts it."""
     first = slurm.submit(script("--hold"), folder=workplace, name="first")

@@ -102,7 +102,8 @@ class JobNodes:
         listed = await said(["squeue", "--noheader", "--format=%N", f"--jobs={self.job_id}"], environment, ANSWER_S)
         if not listed.strip():
             return None
-        return tuple((await said(["scontrol", "show", "hostnames", listed.strip()], environment, ANSWER_S)).split())
+        unfolded = await said(["scontrol", "show", "hostnames", listed.strip()], environment, ANSWER_S)
+        return tuple(unfolded.split()) or None  # a program that failed has said nothing
 
     async def nodes(self, names: Sequence[str]) -> dict[str, SlurmNode]:
         """See `node_states`."""

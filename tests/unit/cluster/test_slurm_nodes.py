@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.cluster.slurm_nodes import CLOCK_SKEW_S, SlurmNode, node_states, nodes_of
+from nvrx_slurm.cluster.slurm_nodes import CLOCK_SKEW_S, JobNodes, SlurmNode, node_states, nodes_of
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
@@ -76,6 +76,19 @@ def test_a_reboot_after_the_node_was_heard_proves_it() -> None:
     assert node.proves_dead(heard_at=BOOTED_AT - CLOCK_SKEW_S - 1.0)
     assert not node.proves_dead(heard_at=BOOTED_AT - CLOCK_SKEW_S)
     assert not node.proves_dead(heard_at=BOOTED_AT + 1.0)
+
+
+async def test_a_list_of_nodes_that_cannot_be_unfolded_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not say that the job holds no node."""
+    for name, script in (("squeue", "echo 'n[1-2]'"), ("scontrol", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    (tmp_path / "slurm.conf").touch()
+    assert await JobNodes("7").allocated() is None
 
 
 # ---- answers that do not come

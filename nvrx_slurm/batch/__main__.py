@@ -131,13 +131,17 @@ def _prepare(
 
 def _link_log(pattern: str, folder: JobFolder, name: str) -> None:
     """Make the link to the job's log that `output` asks for. An older job's link is replaced, another file is not."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # of an id that a container's /etc/passwd does not have
+        user = str(os.getuid())
     known = {
         "%": "%",
         "j": folder.job_id,
         "A": env.get("SLURM_ARRAY_JOB_ID") or folder.job_id,
         "a": env.get("SLURM_ARRAY_TASK_ID") or "4294967294",  # sbatch's own number for "no array"
         "x": name,
-        "u": getpass.getuser(),
+        "u": user,
     }
     link = Path(re.sub("%(.)", lambda match: known.get(match[1], match[0]), pattern))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,19 @@ def test_sbatchs_patterns_stand_for_the_job(folder: JobFolder, tmp_path: Path) -
     """The folder of the link is made; what it names is the log."""
     _link_log(f"{tmp_path}/new/%x-%j-%u-100%%.out", folder, "train")
     assert (tmp_path / "new" / f"train-12-{getpass.getuser()}-100%.out").read_text() == "hello\n"
+
+
+def test_a_user_without_a_name_is_a_number(
+    folder: JobFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may not know who runs in it."""
+
+    def no_name() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(getpass, "getuser", no_name)
+    _link_log(f"{tmp_path}/%u.out", folder, "train")
+    assert (tmp_path / f"{os.getuid()}.out").read_text() == "hello\n"
 
 
 def test_an_older_jobs_link_is_replaced_and_nothing_else(

@@ -18,6 +18,7 @@ from nvrx_slurm.cluster.base import (
 from nvrx_slurm.cluster.ending import MAY_GO_ON, EndWatch, OnState, goes_on, last_known, read_result
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState, state_of_result
+from nvrx_slurm.cluster.tasks import exit_code_of, tasks_of
 from nvrx_slurm.errors import NvrxError, SlurmUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder
@@ -72,7 +73,9 @@ class Job:
         state = self._cluster_state()
         result = read_result(self._files)
         if result is None:
-            return last_known(self._files, state, self._clock.wall())
+            state = last_known(self._files, state, self._clock.wall())
+            code = exit_code_of(self._files, state)
+            return state if code in (None, state.exit_code) else state_of_result(code)
         # The result is of an earlier generation: Slurm has requeued the job, or may yet do so.
         if state in _NOT_STARTED or (self.cluster == "slurm" and goes_on(result, state)):
             return state
@@ -83,7 +86,7 @@ class Job:
         """How the job ended: 0, 1, 75, 93, 124, 130 or 143 (`nvrx_slurm.errors`); None while it lives."""
         result = read_result(self._files)
         if result is None:
-            return last_known(self._files, self._cluster_state(), self._clock.wall()).exit_code
+            return exit_code_of(self._files, last_known(self._files, self._cluster_state(), self._clock.wall()))
         # Slurm is asked only about results that a requeue may have left.
         if self.cluster == "slurm" and result.exit_code in MAY_GO_ON and goes_on(result, self._cluster_state()):
             return None
@@ -117,7 +120,7 @@ class Job:
         Reads the job's folder and, while it runs, its store. Raises UsageError for a job that has no folder.
         """
         from nvrx_slurm.report.array_tasks import take_with_tasks
-        from nvrx_slurm.report.jobs import find_job, tasks_of
+        from nvrx_slurm.report.jobs import find_job
         from nvrx_slurm.report.snapshot import as_status
 
         base = self.folder.parent
@@ -172,7 +175,11 @@ class Job:
                 with self._request() as request:
                     request.cancel(CANCEL_S)
             return
-        self._its_cluster().cancel(self.job_id)
+        try:
+            self._its_cluster().cancel(self.job_id)
+        except UsageError:
+            if not self._files.has_end:  # Slurm has forgotten it
+                raise
         if self.cluster == "slurm":
             _slurm_watcher().register_job(self.job_id)  # what it knew is old now
 
@@ -188,6 +195,8 @@ class Job:
         looks = 0
         # Not from the watcher, whose answer may be 10 s old: few jobs are waited for so, and each for a short time.
         while not (state := self._its_cluster().states([self.job_id])[self.job_id]).terminal:
+            if state is JobState.UNKNOWN and self._files.has_end:  # Slurm has forgotten it
+                break
             if not for_slurm and state is JobState.COMPLETING and read_result(self._files) is not None:
                 completing_since = completing_since or self._clock.monotonic()
                 if self._clock.monotonic() - completing_since >= COMPLETES_S:

@@ -109,12 +109,14 @@ class SlurmCluster:
             )
             if not listing.ok and UNKNOWN_JOB not in listing.stderr:  # so it fails where it knows none of the jobs
                 raise NvrxError(f"squeue does not know the state of {', '.join(numbers)}: {listing.reason}")
-            known = states_of(listing.stdout, numbers)
-            absent = [number for number in numbers if known.get(number, JobState.UNKNOWN) is JobState.UNKNOWN]
-            # squeue forgets a job MinJobAge after its end; the accounting keeps it.
-            # Only for these: of a requeued job the accounts go on to show how the run before has ended.
+            listed = listed_states(listing.stdout)
+            rows = {job_id: state for job_id, state in listed.items() if state is not JobState.UNKNOWN}
+            known = states_of(rows, numbers)
+            # squeue forgets a job MinJobAge after its end, and each element of an array after its own; the accounting
+            # keeps them. Only for these: of a requeued job the accounts go on to show how the run before has ended.
+            absent = [number for number in numbers if _may_have_forgotten(number, known.get(number), rows)]
             if absent:
-                known |= self._sacct_states(cluster, absent)
+                known |= states_of(self._sacct_states(cluster, absent) | rows, absent)
             found |= {job_id: known[number] for number, job_id in numbers.items() if number in known}
         return found
 
@@ -178,7 +180,12 @@ class SlurmCluster:
             return {}
         if not listing.ok and NO_ACCOUNTING not in listing.stderr:
             log.debug("sacct: %s", listing.reason)
-        return states_of(listing.stdout, numbers)
+        return listed_states(listing.stdout)
+
+
+def _may_have_forgotten(number: str, state: JobState | None, rows: Mapping[str, JobState]) -> bool:
+    """Whether squeue does not list a job, or lists elements of an array that have all ended: there may be more."""
+    return state is None or (state.terminal and number not in rows)
 
 
 @contextlib.contextmanager

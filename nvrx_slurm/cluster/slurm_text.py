@@ -65,12 +65,9 @@ def listed_states(stdout: str) -> dict[str, JobState]:
     return {listed.strip(): state_of_word(word) for listed, bar, word in lines if bar}  # -M adds a headline without
 
 
-def states_of(stdout: str, job_ids: Iterable[str]) -> dict[str, JobState]:
-    """The state of each of these jobs that the lines `id|state` of squeue or sacct name.
-
-    The id of a whole job array stands for all of its elements.
-    """
-    rows = listed_states(stdout)
+def states_of(rows: Mapping[str, JobState], job_ids: Iterable[str]) -> dict[str, JobState]:
+    """The state of each of these jobs that squeue or sacct has listed. The id of a whole job array stands for all of
+    its elements."""
     elements: dict[str, list[JobState]] = {}
     for listed, state in rows.items():
         elements.setdefault(listed.partition("_")[0], []).append(state)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name
 from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.cluster.tasks import tasks_of
 from nvrx_slurm.errors import EXIT_DONE, NvrxError, UsageError
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.report.jobs import ENDINGS, find_job, tasks_of
+from nvrx_slurm.report.jobs import ENDINGS, find_job
 from nvrx_slurm.report.presence import Presence, ask_queue
 from nvrx_slurm.report.snapshot import QUEUED, JobLine, Snapshot, lines_of, snap, take
 from nvrx_slurm.report.view import new_view

@@ -7,7 +7,8 @@ import difflib
 from collections.abc import Iterator
 from pathlib import Path
 
-from nvrx_slurm.cluster.base import DEFAULT_FOLDER, SCRIPT_NAME, folder_name
+from nvrx_slurm.cluster.base import DEFAULT_FOLDER, folder_name
+from nvrx_slurm.cluster.tasks import is_job
 from nvrx_slurm.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -16,13 +17,13 @@ from nvrx_slurm.errors import (
     EXIT_TERMINATED,
     EXIT_TIMEOUT,
     ConfigError,
+    UnsafePath,
     UsageError,
 )
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.job_index import IndexedJob, forget_job, index_folder, indexed_jobs
 from nvrx_slurm.report.model import JobView
-from nvrx_slurm.util.ownership import is_ours
 
 # Exit code → the state of a job that ended with it; any other is `failed`.
 ENDINGS = {
@@ -42,7 +43,7 @@ NEWEST = "last"
 
 def known_jobs(base: Path) -> list[JobFolder]:
     """This user's job folders below `base`, newest first. A base folder that does not exist holds none."""
-    folders = [JobFolder(path) for path in _paths_in(base) if _is_job(path)]
+    folders = [JobFolder(path) for path in _paths_in(base) if is_job(path)]
     return sorted(folders, key=lambda folder: (started_at(folder) or 0.0, folder.job_id), reverse=True)
 
 
@@ -54,7 +55,7 @@ def find_job(base: Path, job_id: str) -> JobFolder:
     if folder.is_dir():
         with JobFolder(folder).opened():
             pass
-    if _is_job(folder):
+    if is_job(folder):
         return JobFolder(folder)
     known = [job.job_id for job in known_jobs(base)]
     if not known:
@@ -65,18 +66,11 @@ def find_job(base: Path, job_id: str) -> JobFolder:
     raise UsageError(f"no job {job_id!r} in {base}{hint}; it holds {', '.join(known[:MOST_NAMED])}{more}")
 
 
-def tasks_of(base: Path, number: str) -> list[JobFolder]:
-    """The folders of a job array's tasks, as far as these have started."""
-    folders = base.glob(f"{number}_[0-9]*")
-    # Not `1_3-run1`: that job runs in the allocation of a task, and is none itself.
-    return [JobFolder(path) for path in folders if path.name.removeprefix(f"{number}_").isdecimal() and _is_job(path)]
-
-
 def base_of(job_id: str) -> Path:
     """The base folder of a job that no base folder was named for: `nvrx-jobs` here, if it holds the job; else the one
     in which the index has it; else `nvrx-jobs`. Raises UsageError where several folders hold a job of this id."""
     name = folder_name(job_id)
-    if _is_job(DEFAULT_FOLDER / name):
+    if is_job(DEFAULT_FOLDER / name):
         return DEFAULT_FOLDER
     found = [each.folder for each in _in_index(name) if _is_there(each)]
     if len(found) > 1:
@@ -105,7 +99,7 @@ def my_jobs(base: Path | None = None) -> Iterator[JobFolder]:
     entries = {each.folder: each for each in _in_index() if base is None or each.folder.parent == here}
     # Older versions made no entries, nor does a job whose user has a read-only home: what lies here counts too.
     for path in _paths_in(here):
-        if path not in entries and _is_job(path):
+        if path not in entries and is_job(path):
             with contextlib.suppress(FileNotFoundError):  # `rm` may have removed it meanwhile
                 at = started_at(JobFolder(path)) or path.stat().st_mtime
                 entries[path] = IndexedJob(path.name, path, at)
@@ -130,7 +124,7 @@ def _in_index(job_id: str | None = None) -> list[IndexedJob]:
 
 def _is_there(entry: IndexedJob) -> bool:
     """Whether the job's folder is still there; if it was removed, its entry goes too."""
-    if _is_job(entry.folder):
+    if is_job(entry.folder):
         return True
     if entry.folder.parent.is_dir() and not entry.folder.exists():  # not a file system that is not mounted now
         forget_job(entry.folder)
@@ -144,7 +138,7 @@ def read_plan(folder: JobFolder) -> Plan | None:
 
 def started_at(folder: JobFolder) -> float | None:
     """When the job was started: as its batch host says, or else by the age of its plan. None: not yet."""
-    with contextlib.suppress(ConfigError):
+    with contextlib.suppress(ConfigError, UnsafePath):
         if (info := folder.read_info()) is not None:
             return info.started_at
     try:
@@ -169,10 +163,3 @@ def state_of(view: JobView, exit_code: int | None, *, started: bool, over: bool)
     if any(replica.cycle for replica in opening):
         return "recovering"
     return "joining" if opening else "running"
-
-
-def _is_job(path: Path) -> bool:
-    # Before any look inside: several users may share the base folder, and the folder may be another user's.
-    if path.is_symlink() or not is_ours(path):
-        return False
-    return path.is_dir() and any((path / name).is_file() for name in ("plan.json", "job.json", SCRIPT_NAME))

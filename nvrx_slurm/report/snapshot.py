@@ -12,7 +12,8 @@ import msgspec
 from nvrx_slurm.cluster.ending import goes_on
 from nvrx_slurm.cluster.queue_place import QueuePlace
 from nvrx_slurm.cluster.states import JobState, state_of_word
-from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.cluster.tasks import tasks_of
+from nvrx_slurm.errors import ConfigError, UnsafePath
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.report import jobs, ranks
 from nvrx_slurm.report.jobs import known_jobs
@@ -224,9 +225,11 @@ def snap(
     if view.shutdown is not None and not is_again:
         reason = view.shutdown.reason
     state = "starting" if is_again and not outside.over else None
+    says = state_of_word(outside.slurm_says or "")
+    if info is None and result is None and says is JobState.RUNNING:  # a job array as a whole has no batch host
+        state = "running" if tasks_of(folder.path.parent, folder.job_id) else "starting"
     if result is not None:
         reason = result.reason
-        says = state_of_word(outside.slurm_says or "")
         if goes_on(result, says):  # as `wait` sees it: the job has not ended
             state = "pending" if says in QUEUED else "stopping"
             reason = f"{says} in Slurm; its last generation ended with exit code {result.exit_code}: {result.reason}"
@@ -299,7 +302,7 @@ def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
     """These jobs, a line each, also where the records of one cannot be read."""
     asked = []
     for folder in folders:
-        with contextlib.suppress(ConfigError):
+        with contextlib.suppress(ConfigError, UnsafePath):
             if folder.read_result() is None and in_slurm(folder.job_id, folder.read_info()):
                 asked.append(folder.job_id)
     # One call for all of them, and one for those that are pending.
@@ -318,7 +321,7 @@ def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
 def _line(folder: JobFolder, slurm: Callable[[str], JobState | None]) -> JobLine:
     try:
         return line_of(take(folder, slurm=slurm))
-    except ConfigError as error:
+    except (ConfigError, UnsafePath) as error:
         return JobLine(
             job=folder.job_id,
             name="",

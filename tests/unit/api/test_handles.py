@@ -52,6 +52,24 @@ def test_a_cluster_that_is_none_is_an_error(tmp_path: Path) -> None:
         nv.Job("1", cluster="locl")  # type: ignore[arg-type]
 
 
+def test_a_job_that_slurm_has_forgotten_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has left its result, or Slurm's word: there is nothing to cancel, nor to wait for."""
+    for name, text in (
+        ("squeue", "slurm_load_jobs error: Invalid job id specified"),
+        ("sacct", "storage is disabled"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}' >&2\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    folder = write(tmp_path / "c", ended(), job="12", cluster="slurm")
+    job = nv.Job("12", folder=folder.path.parent, cluster="slurm")
+    with pytest.raises(UsageError, match="Slurm knows no job 12"):
+        job.cancel()
+    folder.write_result(Result(exit_code=0, reason="done", ended_at=BEGIN))
+    job.cancel()
+    assert job.wait_until_gone(timeout=5.0) is nv.JobState.COMPLETED
+
+
 def test_a_job_tells_how_it_stands() -> None:
     """The object that `status --json` prints, as a typed value."""
     status = nv.job("new").status()

@@ -53,6 +53,33 @@ def test_the_result_is_the_exit_code_whatever_slurm_says(job: JobFolder) -> None
     assert clock.slept == []
 
 
+def test_an_array_ends_as_its_first_task_that_failed(job: JobFolder) -> None:
+    """Whatever is left of it in Slurm. A result may be seen later than its task's end; else Slurm's word counts."""
+    results = {"7_0": 0, "7_2": 93, "7_11": 124}
+    for name in (*results, "7_3"):
+        task = JobFolder(job.path.parent / name)
+        task.create()
+        task.write("job.json", b"{}")
+        if name in results:
+            task.write_result(Result(exit_code=results[name], reason="", ended_at=0.0))
+    clock = WaitingClock()
+    assert follow(EndWatch(job, in_turn([JobState.RUNNING, JobState.COMPLETED]), clock), clock) == 93
+    assert sum(clock.slept) >= RESULT_GRACE_S, "7_3 has no result yet"
+    for name in results:
+        JobFolder(job.path.parent / name).write_result(Result(exit_code=0, reason="", ended_at=0.0))
+    assert follow(EndWatch(job, in_turn([JobState.OUT_OF_MEMORY]), clock), clock) == JobState.OUT_OF_MEMORY.exit_code
+
+
+def test_an_array_that_slurm_has_forgotten_ends_as_its_tasks_did(job: JobFolder) -> None:
+    """Where there is no accounting."""
+    task = JobFolder(job.path.parent / "7_0")
+    task.create()
+    task.write("job.json", b"{}")
+    task.write_result(Result(exit_code=0, reason="", ended_at=0.0))
+    clock = WaitingClock()
+    assert follow(EndWatch(job, in_turn([JobState.UNKNOWN]), clock), clock) == 0
+
+
 @pytest.mark.parametrize("code", [69, 75, 143])
 def test_the_result_of_a_generation_that_slurm_requeues_is_not_the_jobs(job: JobFolder, code: int) -> None:
     """A preempted job leaves a result, waits in the queue, and goes on: its last result counts."""

@@ -110,7 +110,17 @@ def test_each_cluster_named_in_a_job_id_is_asked_once() -> None:
 
 def test_the_id_of_a_whole_array_stands_for_its_elements() -> None:
     """squeue lists elements only."""
-    assert slurm_text.states_of(LISTED.stdout, ["2"]) == {"2": JobState.RUNNING}
+    assert SlurmCluster(Script(squeue=LISTED)).states(["2"]) == {"2": JobState.RUNNING}
+
+
+def test_an_element_that_squeue_has_forgotten_counts() -> None:
+    """It forgets each MinJobAge after that element's own end. The accounts are asked once all that it lists ended."""
+    accounts = CommandOutput(0, "2_0|FAILED\n2_1|RUNNING\n", "")
+    script = Script(squeue=CommandOutput(0, "2_1|COMPLETED\n", ""), sacct=accounts)
+    assert SlurmCluster(script).states(["2"]) == {"2": JobState.FAILED}
+    script = Script(squeue=CommandOutput(0, "2_1|RUNNING\n", ""), sacct=accounts)
+    assert SlurmCluster(script).states(["2"]) == {"2": JobState.RUNNING}
+    assert script.count("sacct") == 0
 
 
 def test_a_squeue_that_fails_for_another_reason_is_an_error_with_that_reason() -> None:

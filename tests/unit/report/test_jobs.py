@@ -17,11 +17,12 @@ import pytest
 from nvrx_slurm.cluster.ending import EndWatch
 from nvrx_slurm.cluster.queue_place import QueuePlace
 from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.cluster.tasks import tasks_of
 from nvrx_slurm.errors import SlurmUnreachable, UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.journal.records import Entry, JobEnded
 from nvrx_slurm.report import page, snapshot
-from nvrx_slurm.report.jobs import find_job, known_jobs, my_jobs, tasks_of
+from nvrx_slurm.report.jobs import find_job, known_jobs, my_jobs
 from nvrx_slurm.report.presence import Presence, still_in_slurm
 from nvrx_slurm.report.removal import size_of
 from nvrx_slurm.report.snapshot import list_jobs
@@ -54,9 +55,9 @@ def test_jobs_are_listed_newest_first(tmp_path: Path) -> None:
 
 def test_a_run_in_the_allocation_of_an_arrays_task_is_no_task(tmp_path: Path) -> None:
     """`1_3-run1` stands beside `1_3`, and is another job."""
-    for job in ("1_3", "1_3-run1", "1_12"):
+    for job in ("1_12", "1_3", "1_3-run1"):
         write(tmp_path, ended(), job=job)
-    assert sorted(folder.job_id for folder in tasks_of(tmp_path, "1")) == ["1_12", "1_3"]
+    assert [folder.job_id for folder in tasks_of(tmp_path, "1")] == ["1_3", "1_12"]
 
 
 @pytest.mark.parametrize("look", [1, 2])
@@ -370,6 +371,24 @@ def test_a_requeued_job_that_begins_again_has_not_ended(tmp_path: Path) -> None:
     assert (shot.state, shot.exit_code, shot.reason) == ("starting", None, "RUNNING in Slurm")
     shot = snapshot.take(folder, slurm=lambda job_id: JobState.CANCELLED)
     assert (shot.state, shot.exit_code) == ("cancelled", 143)
+
+
+def test_a_job_array_is_what_slurm_and_its_tasks_say(tmp_path: Path) -> None:
+    """It has a folder, and no batch host. Once Slurm has forgotten it, its tasks say how it ended."""
+    array = JobFolder(tmp_path / "17")
+    array.create()
+    array.write("job.sh", b"#SBATCH --array=0-1\n")
+    assert snapshot.take(array, slurm=lambda job_id: JobState.PENDING).state == "pending"
+    first, second = (write(tmp_path, ended(), job=f"17_{number}") for number in (0, 1))
+    assert snapshot.take(array, slurm=lambda job_id: JobState.RUNNING).state == "running"
+    second.write_result(Result(exit_code=0, reason="done", ended_at=0.0))
+    first.write_result(Result(exit_code=93, reason="budget", ended_at=0.0))
+    shot = snapshot.take(array, slurm=lambda job_id: JobState.UNKNOWN)
+    assert (shot.state, shot.exit_code) == ("stopped", 93)
+    first.write_result(Result(exit_code=0, reason="done", ended_at=0.0))
+    assert snapshot.take(array, slurm=lambda job_id: JobState.UNKNOWN).state == "completed"
+    second.remove_result()
+    assert snapshot.take(array, slurm=lambda job_id: JobState.UNKNOWN).exit_code is None
 
 
 def test_a_job_that_slurm_forgot_before_it_started_is_not_pending(tmp_path: Path) -> None:

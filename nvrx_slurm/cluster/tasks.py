@@ -1,0 +1,55 @@
+"""The tasks of a job array, by their folders. A task is a job of its own; the array as a whole leaves no result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from nvrx_slurm.cluster.base import SCRIPT_NAME
+from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.errors import EXIT_DONE, ConfigError, UnsafePath
+from nvrx_slurm.journal.folder import JobFolder, Result
+from nvrx_slurm.util.ownership import is_ours
+
+
+def is_job(path: Path) -> bool:
+    """Whether it is the folder of a job of this user's."""
+    # Before any look inside: several users may share the base folder, and the folder may be another user's.
+    if path.is_symlink() or not is_ours(path):
+        return False
+    return path.is_dir() and any((path / name).is_file() for name in ("plan.json", "job.json", SCRIPT_NAME))
+
+
+def tasks_of(base: Path, number: str) -> list[JobFolder]:
+    """The folders of a job array's tasks, as far as these have started, in the order of their numbers."""
+    tasks = {path.name.removeprefix(f"{number}_"): path for path in base.glob(f"{number}_[0-9]*")}
+    # Not `1_3-run1`: that job runs in the allocation of a task, and is none itself.
+    numbers = sorted((task for task, path in tasks.items() if task.isdecimal() and is_job(path)), key=int)
+    return [JobFolder(tasks[task]) for task in numbers]
+
+
+def results_of_tasks(job: JobFolder) -> list[Result | None]:
+    """Of a whole job array the result of each task that has started; None: it has left none, or none that can be
+    read. Of another job an empty list."""
+    if not job.job_id.isdecimal():
+        return []
+    results: list[Result | None] = []
+    for task in tasks_of(job.path.parent, job.job_id):
+        result = None
+        with contextlib.suppress(ConfigError, UnsafePath):
+            result = task.read_result()
+        results.append(result)
+    return results
+
+
+def first_failure(results: Sequence[Result | None]) -> int:
+    """The first exit code that is not 0; else 0."""
+    return next((result.exit_code for result in results if result is not None and result.exit_code), EXIT_DONE)
+
+
+def exit_code_of(job: JobFolder, state: JobState) -> int | None:
+    """The exit code of a job that left no result itself, by Slurm's state; None while it lives. Of a whole job array
+    that of the first task that failed: Slurm knows only 0, 1 and signals, and may have forgotten that task."""
+    code = state.exit_code
+    return code if code is None else first_failure(results_of_tasks(job)) or code

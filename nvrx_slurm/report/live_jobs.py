@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Self
 
+from nvrx_slurm.errors import ConfigError, UnsafePath
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.history import JobTimeline
@@ -69,5 +70,12 @@ class FollowedJobs:
             job.close()
 
     def look(self) -> list[tuple[Snapshot, JobTimeline]]:
-        """Each job as it is now."""
-        return [(job.look(), job.history) for job in self.jobs]
+        """Each job as it is now. Of several one that cannot be read is left out: `ls` says what is wrong with it."""
+        found = []
+        for job in self.jobs:
+            try:
+                found.append((job.look(), job.history))
+            except (ConfigError, UnsafePath):
+                if len(self.jobs) == 1:
+                    raise
+        return found

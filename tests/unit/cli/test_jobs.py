@@ -90,6 +90,34 @@ def test_ls_lists_a_job_that_cannot_be_read_and_all_others(nvrx: Nvrx, tmp_path:
     assert nvrx("rm", "--expired", "--days", "1", "--dry-run").returncode == 0
 
 
+def test_a_folder_that_others_can_write_to_hides_no_other_job(nvrx: Nvrx, tmp_path: Path) -> None:
+    """Nor does an ended job whose records cannot be read keep `rm --expired` from the rest."""
+    for name in ("whole", "open", "damaged"):
+        ended_job(tmp_path, name, days_ago=2)
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "damaged" / "job.json").write_text("{")
+    shown = json.loads(nvrx("ls", "--json").stdout)["jobs"]
+    states = {"whole": "completed", "open": "unreadable", "damaged": "unreadable"}
+    assert {job["job"]: job["state"] for job in shown} == states
+    removed = nvrx("rm", "--expired", "--days", "1")
+    assert (removed.returncode, removed.stdout.split()[0]) == (2, "whole")
+    assert "damaged is kept: " in removed.stderr and "--force removes it" in removed.stderr
+    assert nvrx("rm", "damaged", "--force").returncode == 0
+
+
+def test_explain_names_the_task_of_an_array_that_failed(nvrx: Nvrx, tmp_path: Path) -> None:
+    """The array as a whole has no journal."""
+    array = JobFolder(tmp_path / "17")
+    write(tmp_path, ended(), job="17_0").write_result(Result(exit_code=0, reason="", ended_at=0.0))
+    failed = write(tmp_path, ended(), job="17_1")
+    failed.write_result(Result(exit_code=1, reason="", ended_at=0.0))
+    array.create()
+    array.write("plan.json", (failed.path / "plan.json").read_bytes())
+    told = nvrx("explain", "17", "--folder", str(tmp_path))
+    assert told.returncode == 2
+    assert "nvrx-slurm explain 17_1" in told.stderr
+
+
 def test_rm_removes_an_ended_job_and_no_other(nvrx: Nvrx, tmp_path: Path) -> None:
     """With all that is in its folder, and its entry; one that runs is left alone, whatever is forced."""
     gone, running = ended_job(tmp_path / "a", "gone"), running_job(tmp_path / "c", "local-1")

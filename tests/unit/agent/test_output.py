@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +71,28 @@ def test_log_that_cannot_be_written_is_no_error(tmp_path):
     output.close(10.0)
     assert (tmp_path / "a.out").read_bytes() == b"hello\n"
     os.close(writing)
+
+
+def test_error_of_a_close_ends_no_reading(tmp_path, monkeypatch):
+    """NFS says only there that a quota is spent: the other pipes, and those of later cycles, are read on."""
+    job_log = os.open(os.devnull, os.O_WRONLY)
+    output = Output(job_log, SystemClock())
+    close, denied = os.close, []
+
+    def close_late(descriptor):
+        name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        close(descriptor)
+        if name == str(tmp_path / "a.out"):
+            denied.append(name)
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "close", close_late)
+    for name in ("a.out", "b.out"):
+        pipe = output.capture(tmp_path / name, "")
+        os.write(pipe, b"x\n" * 1000)
+        os.close(pipe)
+    assert output.wait_drained(10.0)
+    output.close(10.0)
+    os.close(job_log)
+    assert denied
+    assert (tmp_path / "b.out").read_bytes() == b"x\n" * 1000

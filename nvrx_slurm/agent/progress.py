@@ -80,7 +80,10 @@ class ProgressBoard:
         """The cycle is over: forget its slots."""
         self._slots.clear()
         for path in self._folder.glob("*.*"):
-            path.unlink(missing_ok=True)
+            if path.is_dir():  # a worker was killed while it copied the package (`container.py`)
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def steps(self) -> dict[int, int]:
         """Rank → last step, of those workers that have reported one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,4 +87,15 @@ async def test_error_file_is_read_as_torch_writes_it(tmp_path: Path, written: An
     assert board.recorded_error(3) == error
     board.prepare(3, 1)
     assert board.recorded_error(3) is None
+    board.close()
+
+
+async def test_half_a_copy_of_the_package_goes_with_its_cycle(tmp_path: Path) -> None:
+    """A worker in a container was killed while it made it; the whole one stays."""
+    ears = Ears()
+    board = ProgressBoard(tmp_path, ears.first_step, ears.failing, ears.restart)
+    for name in ("lib.4711", "lib"):
+        (tmp_path / name / "hook").mkdir(parents=True)
+    board.clear()
+    assert await asyncio.to_thread(os.listdir, tmp_path) == ["lib"]
     board.close()

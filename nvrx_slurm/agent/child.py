@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import signal
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 
@@ -54,26 +55,23 @@ def become(parent: int, pipe: int, argv: list[str], env: dict[str, str], cwd: st
 class Place:
     """Where a worker is: its folder, and, if it is in a container, its namespaces, root and environment.
 
-    Opened before any of them is entered, since /proc is another one inside. Raises OSError.
+    Opened before any of them is entered, since /proc is another one inside. Raises OSError; a worker's file system
+    that is dead holds the caller up.
     """
 
     def __init__(self, pid: int) -> None:
         self.env: dict[str, str] | None = None
         self.namespaces: list[int] = []
         self.folders = [os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("root", "cwd")]
-        try:
-            if os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt"):  # noqa: PTH115  as above
-                return
-            for name in ("user", "mnt"):  # in this order: the first gives the right to enter the second
-                path = f"/proc/{pid}/ns/{name}"
-                if os.readlink(path) != os.readlink(f"/proc/self/ns/{name}"):  # noqa: PTH115  as above
-                    self.namespaces.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123  as above
-                pairs = (each.partition(b"=") for each in file.read().split(b"\0") if each)
-                self.env = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-        except OSError:
-            self.close()
-            raise
+        if os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt"):  # noqa: PTH115  as above
+            return
+        for name in ("user", "mnt"):  # in this order: the first gives the right to enter the second
+            path = f"/proc/{pid}/ns/{name}"
+            if os.readlink(path) != os.readlink(f"/proc/self/ns/{name}"):  # noqa: PTH115  as above
+                self.namespaces.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123  as above
+            pairs = (each.partition(b"=") for each in file.read().split(b"\0") if each)
+            self.env = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
     def enter(self) -> None:
         root, cwd = self.folders
@@ -85,19 +83,21 @@ class Place:
             os.chroot(".")
         os.fchdir(cwd)
 
-    def close(self) -> None:
-        for descriptor in (*self.namespaces, *self.folders):
-            os.close(descriptor)
 
-
-def become_command(parent: int, pipe: int, place: Place, argv: list[str], env: dict[str, str], *out: int) -> None:
+def become_command(parent: int, pipe: int, order: dict[str, Any], *out: int) -> None:
     """In the child: run a user's command where the worker is, or write into `pipe` why not. Does not return."""
+    argv = order["argv"]
     what = argv[0]
     try:
         os.setsid()
+        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        place = Place(order["beside"])
+        # In a container the worker has its image's environment, with what this node has set.
+        outer = os.environ if place.env is None else place.env
+        env = {name: value for name, value in outer.items() if name not in order["without"]} | order["env"]
         null = os.open(os.devnull, os.O_RDONLY)
         place.enter()
-        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # only now: new credentials clear it
+        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # once more: new credentials clear it
         if os.getppid() not in (parent, 0):  # the supervisor died before the line above: no signal will come
             os._exit(1)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

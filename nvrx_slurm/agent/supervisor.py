@@ -55,7 +55,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nvrx_slurm.agent.child import Place, become, become_command
+from nvrx_slurm.agent.child import become, become_command
 from nvrx_slurm.agent.teardown import KILL_S, Phase, Teardown
 from nvrx_slurm.agent.warm import WarmProcesses
 from nvrx_slurm.liveness.self_fence import SelfFenceTimer
@@ -246,7 +246,7 @@ class Supervisor:
 
     def _run(self, order: dict[str, Any], fds: list[int]) -> None:
         """Fork a user's command, where a worker is."""
-        argv, identity = order["argv"], order["id"]
+        identity = order["id"]
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         # While workers are stopped it would only be one more to stop. A worker that is no child has ended.
@@ -254,18 +254,13 @@ class Supervisor:
         try:
             if refused:
                 raise OSError(errno.ESRCH, "the worker that it was to run beside has ended")
-            place = Place(order["beside"])
             pid = os.fork()
         except OSError as error:
             os.close(read_end)
             self._say(op="command", id=identity, error=f"{error.strerror}")
         else:
             if pid == 0:
-                # In a container the worker has its image's environment, with what this node has set.
-                outer = os.environ if place.env is None else place.env
-                env = {name: value for name, value in outer.items() if name not in order["without"]}
-                become_command(parent, write_end, place, argv, {**env, **order["env"]}, *fds)
-            place.close()
+                become_command(parent, write_end, order, *fds)
             self.commands[pid] = identity
             self.starting[pid] = read_end
             self.poller.register(read_end, select.POLLIN)

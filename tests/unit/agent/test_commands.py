@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from nvrx_slurm.agent.workers import CommandExited, Spawned, Stopped
+from nvrx_slurm.agent.workers import CommandExited, Exited, Spawned, Stopped
 from nvrx_slurm.journal.commands import CommandEnd
 from nvrx_slurm.util.processes import is_alive
+from tests import frozen_fs
 from tests.harness import wait_gone
 from tests.unit.agent.test_workers import Node
 
@@ -99,3 +100,14 @@ async def test_a_command_that_cannot_run_says_why(node):
     assert "no-such-program" in ((await end_of(node)).error or "")
     run(node, 1, "true").close()
     assert "ended" in ((await end_of(node)).error or ""), "process 1 is no worker of this node"
+
+
+@pytest.mark.skipif(not frozen_fs.IS_HERE, reason="needs /dev/fuse")
+async def test_command_beside_a_worker_on_a_dead_file_system_holds_nobody_up(node, tmp_path):
+    """That worker is the one that its user wants to look at: the others are reaped, and stopped, as ever."""
+    with frozen_fs.frozen(tmp_path, answers=True):
+        pid = await worker(node, "sh", "-c", "echo up; exec sleep 1000", cwd=str(tmp_path))
+        with run(node, pid, "true"), node.spawn(1, "true"):
+            assert (await node.next(Exited)).rank == 1
+            node.workers.stop(grace_s=0.0)
+            assert (await node.next(Stopped)).survivors == ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import os
 import signal
@@ -30,9 +29,8 @@ from nvrx_slurm.agent.workers import (
 )
 from nvrx_slurm.liveness import fence
 from nvrx_slurm.util.processes import is_alive
+from tests import frozen_fs
 from tests.harness import wait_gone
-
-MNT_DETACH = 2
 
 STUBBORN = "import signal, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'up'); signal.pause()"
 SAVING = (
@@ -103,19 +101,6 @@ def others():
         send_all(pids, signal.SIGKILL)
 
 
-@pytest.fixture
-def frozen_folder(tmp_path):
-    """The root of a file system that answers nothing: FUSE, whose server reads no request."""
-    libc, server = ctypes.CDLL(None, use_errno=True), os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
-    if libc.mount(b"frozen", os.fsencode(tmp_path), b"fuse", 0, options):
-        os.close(server)
-        pytest.skip(f"cannot mount a FUSE file system: {os.strerror(ctypes.get_errno())}")
-    yield str(tmp_path)
-    os.close(server)  # whoever waits gets ENOTCONN
-    assert libc.umount2(os.fsencode(tmp_path), MNT_DETACH) == 0
-
-
 async def test_worker_runs_with_its_environment_and_folder(node, tmp_path):
     """Environment, folder, output and exit code are as asked for."""
     code = "import os; print(os.environ['A'], os.getcwd()); raise SystemExit(7)"
@@ -146,10 +131,10 @@ async def test_worker_that_cannot_start_says_why(node, argv, cwd, why):
         assert why in (await node.next(Exited)).error
 
 
-@pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse")
-async def test_worker_whose_program_is_looked_for_on_a_dead_file_system_holds_nobody_up(node, frozen_folder):
+@pytest.mark.skipif(not frozen_fs.IS_HERE, reason="needs /dev/fuse")
+async def test_worker_whose_program_is_looked_for_on_a_dead_file_system_holds_nobody_up(node, tmp_path):
     """Neither another worker, nor the stop."""
-    with node.spawn(0, "true", env={"PATH": frozen_folder}), node.spawn(1, "true"):
+    with frozen_fs.frozen(tmp_path), node.spawn(0, "true", env={"PATH": str(tmp_path)}), node.spawn(1, "true"):
         assert (await node.next(Exited)).rank == 1
         node.workers.stop(grace_s=0.0)
         assert (await node.next(Stopped)).survivors == ()

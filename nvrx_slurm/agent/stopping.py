@@ -65,7 +65,9 @@ class Stopping:
 
     def over(self) -> Callable[[], object] | None:
         """No worker is left. Returns what comes next."""
-        self._is_on = False
+        # Nothing more is sent: a dump that this stop has begun may end when the supervisor is another one, and the
+        # workers are the next cycle's.
+        self._is_on, self._is_sent, self.phase = False, True, None
         then, self.then = self.then, None
         return then
 

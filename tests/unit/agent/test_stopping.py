@@ -1,11 +1,16 @@
-"""The wait for GPU memory, with an `nvidia-smi` that says what the test tells it to: the program is the boundary."""
+"""The stop of a node's workers, and the wait for GPU memory, with an `nvidia-smi` that says what it is told to."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
 from nvrx_slurm.agent import stopping
+from nvrx_slurm.agent.events import Cycle
+from nvrx_slurm.journal.records import Assignment
 from nvrx_slurm.util.clock import SystemClock
+from tests.unit.core.fleet import plan_of
 
 GIB = 1 << 30
 
@@ -63,3 +68,39 @@ async def test_budget_ends_the_wait(smi, caplog):
     await stopping.reclaim(GIB, 0.1, SystemClock())
     assert "still in use" in caplog.text
     assert "4096" in caplog.text
+
+
+class Sent:
+    """Stands for the workers and for the stacks: what was asked of them."""
+
+    def __init__(self) -> None:
+        self.stops: list[float] = []
+        self.dumped: Callable[[], object] | None = None
+
+    def stop(self, grace_s: float, *_: object) -> None:
+        self.stops.append(grace_s)
+
+    def begin(self, *_: object, then: Callable[[], object]) -> None:
+        self.dumped = then
+
+
+def test_dump_that_ends_after_its_stop_sends_nothing():
+    """The supervisor has died meanwhile: another one has the workers of the next cycle."""
+    sent = Sent()
+    stop = stopping.Stopping(plan_of().fault_tolerance, workers=sent, board=sent, dumping=sent, clock=SystemClock())
+    ranks = Assignment(
+        group_rank=0,
+        first_rank=0,
+        workers=1,
+        world_size=1,
+        group_world_size=1,
+        master_addr="n1",
+        master_port=1,
+        role="main",
+    )
+    stop.stop(Cycle("main-0", 0, ranks, 0.0, running={0}), lambda: None, dump="rank 0 hangs")
+    assert sent.dumped is not None and sent.stops == []
+    stop.phase = "stop"
+    stop.over()
+    sent.dumped()
+    assert (sent.stops, stop.phase) == ([], None)

@@ -306,6 +306,8 @@ class Agent:
             warm=self.prewarming.assigned(self.cycle),
             learn=self.prewarming.learns(role),
         )
+        for rank in self.cycle.ranks:  # one that never gets to its program hangs too; `Spawned` starts its time anew
+            self.watch.started(rank)
         self.machine.health.begin()
 
     async def _assign_after(self, wait: Coroutine[Any, Any, None], event: Assigned) -> None:

@@ -7,10 +7,11 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nvrx_slurm.agent.agent import Agent
-from nvrx_slurm.agent.events import AgentMode, Assigned
+from nvrx_slurm.agent.events import AgentMode, Assigned, Hung
 from nvrx_slurm.agent.linux import LinuxMachine
 from nvrx_slurm.agent.log_reader import LogReader
 from nvrx_slurm.agent.node_health import NodeHealth
@@ -26,10 +27,12 @@ from nvrx_slurm.lab.simulation.valkey_client import MemoryClient
 from nvrx_slurm.lab.simulation.valkey_server import MemoryServer
 from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.tasks import end
+from tests import frozen_fs
 from tests.harness import WAIT_S, wait_gone
 from tests.still_clock import StillClock
 from tests.unit.core.fleet import plan_of
 
+STARTUP_S = 600.0
 RANKS = Assignment(
     group_rank=1,
     first_rank=2,
@@ -49,7 +52,7 @@ class Node:
         self.clock, self.folder = StillClock(), JobFolder(tmp / "7")
         runtime, self._lock = claim_node(self.folder, "n1")
         role = RolePlan(name="main", command=("sleep", "1000"), nodes_per_replica=2, workers_per_node=2)
-        plan = plan_of(role, fence_timeout=30.0)
+        plan = plan_of(role, fence_timeout=30.0, hang__startup_timeout=STARTUP_S)
         self._job_log = os.open(os.devnull, os.O_WRONLY)
         machine = LinuxMachine(
             node="n1",
@@ -138,6 +141,20 @@ async def test_workers_wait_until_the_agent_is_in_touch(node: Node) -> None:
     assert node.agent.mode is AgentMode.ACTIVE
     assert await node.ranks_started() == [2, 3]
     assert len(node.processes()) == 1 + RANKS.workers
+
+
+@pytest.mark.skipif(not frozen_fs.IS_HERE, reason="needs /dev/fuse")
+async def test_worker_that_never_gets_to_its_program_hangs(node: Node, tmp_path: Path) -> None:
+    """Its folder is on a dead file system: it is watched from the moment in which it is ordered."""
+    (tmp_path / "dead").mkdir()
+    with frozen_fs.frozen(tmp_path / "dead"):
+        node.agent.plan = msgspec.structs.replace(node.agent.plan, workdir=str(tmp_path / "dead"))
+        node.assign()
+        node.clock.now += STARTUP_S + 1.0
+        async with asyncio.timeout(WAIT_S):
+            while not isinstance(event := await node.agent.inbox.get(), Hung):
+                pass
+    assert (event.rank, event.limit_s) == (2, STARTUP_S)
 
 
 @pytest.mark.parametrize(("name", "value"), [("fenced", True), ("leaving", ("cancelled", 0))])

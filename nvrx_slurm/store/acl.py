@@ -14,7 +14,7 @@ from nvrx_slurm.store.keys import Keys
 
 COMMANDS = (
     *("ping", "time", "select", "client|setinfo", "evalsha", "script|load"),
-    *("get", "set", "incr", "exists", "expire", "unlink"),
+    *("get", "set", "incr", "exists", "expire", "persist", "unlink"),
     *("hget", "hgetall", "hincrby", "hlen", "hset", "hsetnx", "lrange", "lrem", "rpush"),
     *("xadd", "xrange", "xread", "xrevrange", "xtrim"),
 )

@@ -230,7 +230,8 @@ class StoreClient:
         `kept`: the last number in the job folder's copy, from which a fresh store counts on.
         """
         keys = self.keys
-        names = [keys.epoch, keys.lease, keys.journal_n, keys.cursor]
+        first = (keys.epoch, keys.lease, keys.journal_n, keys.cursor)
+        names = [*first, *(key for key in keys.all(self.generation) if key not in first)]
         epoch, last, cursor = await self._patiently(
             lambda: self._acquire(keys=names, args=[owner, int(ttl_s * 1000), kept])
         )

@@ -15,6 +15,7 @@ from nvrx_slurm.journal.records import (
     Entry,
     Fence,
     NodeJoined,
+    Progress,
     RendezvousClosed,
     Shutdown,
     Tick,
@@ -277,6 +278,19 @@ async def test_new_password_of_the_store_leaves_the_open_connections(tmp_path):
     await client.close()
     await raw.aclose()
     await server.end()
+
+
+async def test_keys_that_were_retired_live_on_with_the_next_generation(server, store):
+    """The batch host died between the end of its generation and the removal of the store's address."""
+    await store.acquire("a", 60.0)
+    progress = {"incarnation": "n1.0", "node": "n1", "generation": 0, "replica": "main-0", "cycle": 0}
+    await store.post(Progress(**progress, seq=1, rank=0, step=1))
+    await store.retire(60)
+    await store.acquire("b", 60.0)
+    raw = server.raw()
+    assert [await raw.ttl(key) for key in (store.keys.epoch, store.keys.journal_n, store.keys.inbox)] == [-1] * 3
+    assert 0 < await raw.ttl(store.keys.lease) <= 60
+    await raw.aclose()
 
 
 async def test_retirement_that_a_failover_interrupts_is_tried_again(tmp_path):

@@ -90,7 +90,7 @@ Word = str | bytes | int | float
 
 Hash = dict[bytes, bytes]
 
-WRITES = frozenset({"set", "incr", "hset", "expire", "delete", "xadd", "xtrim"})
+WRITES = frozenset({"set", "incr", "hset", "expire", "persist", "delete", "xadd", "xtrim"})
 DISK_FULL = "MISCONF Errors writing to the AOF file: No space left on device"
 NOT_A_NUMBER = "value is not an integer or out of range"
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -158,6 +158,10 @@ class Keyspace:
             return False
         self._expires_ms[key_of(name)] = self._now_ms() + time * 1000
         return True
+
+    def persist(self, name: Word) -> bool:
+        self._check_disk()
+        return self._find(name) is not None and self._expires_ms.pop(key_of(name), None) is not None
 
     def ttl(self, name: Word) -> int:
         if self._find(name) is None:

@@ -285,6 +285,7 @@ COMMANDS: dict[bytes, tuple[int, int, Callable[..., Any]]] = {
     b"DEL": (1, MANY, Keyspace.delete),
     b"EXISTS": (1, MANY, Keyspace.exists),
     b"EXPIRE": (2, 2, lambda data, key, time_s: int(data.expire(key, _number(time_s)))),
+    b"PERSIST": (1, 1, lambda data, key: int(data.persist(key))),
     b"HGET": (2, 2, Keyspace.hget),
     b"HSET": (3, MANY, _hset),
     b"HSETNX": (3, 3, _hsetnx),

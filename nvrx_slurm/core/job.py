@@ -393,8 +393,10 @@ def _signalled(job: ControlState, fact: Signalled, now: float) -> list[Decision]
 
 
 def _terminating(job: ControlState, fact: Terminating, now: float) -> list[Decision] | None:
-    if membership.recognise(job, fact) is None or job.terminating_until is not None or job.shutdown is not None:
+    if membership.recognise(job, fact) is None or job.shutdown is not None:
         return None
+    if job.terminating_until is not None and now < job.terminating_until:
+        return None  # the same signal, at another node
     job.terminating_until = now + TERMINATING_S
     return []
 

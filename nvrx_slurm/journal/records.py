@@ -379,7 +379,7 @@ class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
 
 class Terminating(FromAgent, frozen=True, kw_only=True, tag="terminating"):
     """Slurm has sent SIGTERM to this node's processes; ahead of a preemption with a GraceTime, to no other process of
-    the job. Only the first of a generation is journaled."""
+    the job. Of several at once only the first is journaled."""
 
 
 class Suspending(FromAgent, frozen=True, kw_only=True, tag="suspending"):

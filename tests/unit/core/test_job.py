@@ -309,6 +309,16 @@ def test_first_node_that_slurm_terminates_is_recorded():
     assert fleet.tell(Terminating(**fleet.by("n2"))) is None
 
 
+def test_each_signal_of_slurms_is_recorded() -> None:
+    """One that ended an agent alone says nothing of a preemption hours later, which is announced in the same way."""
+    fleet = running()
+    assert fleet.tell(Terminating(**fleet.by("n3"))) == []
+    fleet.later(3600.0)
+    assert fleet.tell(Terminating(**fleet.by("n1"))) == []
+    fleet.done("n1", "n2")
+    assert fleet.said(Shutdown) == [], "the batch host says why in the next moment"
+
+
 @pytest.mark.parametrize(("reason", "code"), [("cancel", 143), ("preempted", 75)])
 def test_workers_that_end_with_0_at_slurms_sigterm_are_not_done(reason: Any, code: int) -> None:
     """They have saved. Slurm signals all processes in one moment, and the batch host says why in the next."""

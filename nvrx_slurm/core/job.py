@@ -342,7 +342,7 @@ def _agents_started(job: ControlState, fact: AgentsStarted, now: float) -> list[
     for node in (job.nodes[name] for name in fact.nodes if name in job.nodes):
         if fact.step_ended and node.alive:
             node.excused = True  # the controller has not noticed yet that its agent is gone
-        elif fact.step_ended:
+        elif fact.step_ended and node.state is NodeState.LOST:  # of a node that has left nothing was counted
             node.deaths = max(0, node.deaths - 1)
         if not node.alive and node.name not in job.drained:
             job.expected.add(node.name)  # LOST as before: an old agent that still runs there is fenced all the same

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nvrx_slurm.core.rendezvous import EMPTY_S, SHORT_S
 from nvrx_slurm.core.state import NodeState
-from nvrx_slurm.journal.records import AgentsStarted, RendezvousClosed, RestartDecided, Shutdown
+from nvrx_slurm.journal.records import AgentsStarted, NodeLeft, RendezvousClosed, RestartDecided, Shutdown
 from tests.unit.core.fleet import plain, running
 
 ALL = ("n1", "n2", "n3")
@@ -81,3 +81,14 @@ def test_start_of_another_generation_is_stale():
     """A batch host that Slurm has requeued meanwhile does not speak for the job."""
     fleet = without_agents()
     assert fleet.tell(AgentsStarted(nodes=ALL, generation=7)) is None
+
+
+def test_end_of_a_step_lifts_no_quarantine():
+    """Of a node that has left, with a process that no signal ends, no death was counted."""
+    fleet = running()
+    fleet.tell(NodeLeft(**fleet.by("n2"), reason="processes are left", survivors=(1,)))
+    fleet.ready("n1")
+    fleet.leave("n1", "n3")
+    fleet.tell(AgentsStarted(nodes=ALL, step_ended=True))
+    fleet.rejoin("n2")
+    assert fleet.job.nodes["n2"].state is NodeState.QUARANTINED

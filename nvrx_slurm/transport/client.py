@@ -18,7 +18,14 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport import arguments
 from nvrx_slurm.transport.backends import SCHEMES
 from nvrx_slurm.transport.environment import token_or_none
-from nvrx_slurm.transport.errors import PayloadTimeout, PeerRefused, PeerReset, StaleSlotError, TransportError
+from nvrx_slurm.transport.errors import (
+    PayloadTimeout,
+    PeerRefused,
+    PeerReset,
+    RingError,
+    StaleSlotError,
+    TransportError,
+)
 from nvrx_slurm.transport.fetching import ClientOptions, Fetcher, ReadCancellation
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import Limits, pause_s
@@ -313,3 +320,5 @@ class _Round:
                 self.missing[ref] = error
                 if isinstance(error, _AWAY):
                     self._away[ref.ring] = error
+            except (OSError, MemoryError) as error:  # of this process: what was read must not get lost with it
+                self.missing[ref] = RingError(f"{ref} was not read: {error!r}", ref=ref)

@@ -219,7 +219,10 @@ def this_process() -> tuple[int, int]:
     global _this_process
     if _this_process is None:
         pid = os.getpid()
-        ticks = started_ticks(pid)
+        try:
+            ticks = started_ticks(pid)
+        except OSError as error:
+            raise RingError(f"/proc cannot be read: {error}") from None
         if ticks is None:
             raise RingError("/proc does not show this process: rings need it to find out which processes are alive")
         _this_process = (pid, ticks)
@@ -251,8 +254,11 @@ def is_dead(owner: SlotOwner) -> bool:
     now = time.monotonic()
     if now - _alive_at.get(process, -SURE_S) < SURE_S:
         return False
-    if not is_running(*process):
-        return True
+    try:
+        if not is_running(*process):
+            return True
+    except OSError:  # /proc cannot be read now, as with too many open files: that says nothing of the owner
+        return False
     if len(_alive_at) >= _MOST_REMEMBERED:
         _alive_at.clear()
     _alive_at[process] = now

@@ -29,6 +29,7 @@ from nvrx_slurm.transport import (
     PayloadTimeout,
     PeerReset,
     RingError,
+    RingFull,
     SharedRing,
     TransportError,
     protocol,
@@ -226,6 +227,31 @@ def test_too_many_open_files_do_not_make_a_payload_stale(served: Served) -> None
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert client.read(ref, deadline=5.0) == b"still here"
+
+
+def test_too_many_open_files_lose_no_payload_that_was_read(served: Served) -> None:
+    """Whether another process that holds a payload still lives cannot be found out for a moment: the others are
+    delivered, and a write waits for its slot."""
+    code = "import sys; from nvrx_slurm.transport import SharedRing\n"
+    code += "claim = SharedRing.attach(sys.argv[1]).claim(3); print(claim, flush=True); sys.stdin.read()"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with PayloadClient() as client:
+        client.read(served.ring.write(b"the ring is attached"))
+        refs = sorted((served.ring.write(b"%d" % number) for number in range(4)), key=lambda ref: ref.slot)
+        command = [sys.executable, "-c", code, served.ring.name]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None and other.stdout.readline()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            try:
+                found = client.fetch_all(refs, deadline=0.5, on_missing="skip")
+                for number in range(3):
+                    served.ring.write(b"%d" % number)
+                with pytest.raises(RingFull):
+                    served.ring.write(b"waits", timeout_s=0.2)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert list(found) == refs[:3]
+        assert list(found.missing) == refs[3:]
 
 
 def test_a_closed_client_reads_nothing(served: Served) -> None:

@@ -105,6 +105,16 @@ class WrapperOptions:
             if not shorter < longer:
                 seen = f"{shorter.total_seconds():g} s and {longer.total_seconds():g} s"
                 yield f"{less} must be shorter than {more}; they are {seen}", less, more
+        kill = self.hard_timeout + self.termination_grace_time + self.monitor_process_interval
+        if not kill < self.barrier_timeout:
+            names = ("hard_timeout", "termination_grace_time", "monitor_process_interval")
+            seen = f"{kill.total_seconds():g} s and {self.barrier_timeout.total_seconds():g} s"
+            together = f"{names[0]}, {names[1]} and {names[2]} together must be shorter than barrier_timeout"
+            yield (
+                f"{together}, for which the others wait while a rank is killed; they are {seen}",
+                *names,
+                "barrier_timeout",
+            )
         logfile = self.monitor_process_logfile
         if logfile is not None and not Path(logfile).is_absolute():
             yield f"monitor_process_logfile must be an absolute path, not {logfile!r}", "monitor_process_logfile"

@@ -123,7 +123,7 @@ def test_abort_waits_for_an_atomic_part(start) -> None:
 
 def test_a_long_atomic_part_costs_nobody_its_place(start) -> None:
     """The others wait beyond the barrier's bound for the end of a part that makes progress."""
-    bounds = {"soft_timeout": 4.0, "hard_timeout": 6.0, "heartbeat_timeout": 6.0, "barrier_timeout": 7.0}
+    bounds = {"soft_timeout": 4.0, "hard_timeout": 6.0, "heartbeat_timeout": 6.0, "barrier_timeout": 9.0}
     with start(3, options=bounds) as group:
         group.entered([0, 1, 2], 0)
         group.order(1, 0, "atomic")
@@ -181,7 +181,7 @@ def test_a_restart_tells_of_its_own_faults(start) -> None:
 def test_nothing_waits_for_an_interval(start, kind: str) -> None:
     """With intervals and a last call of half a minute, a restart and the end of the call do not take so long."""
     slow = dict.fromkeys(("monitor_thread_interval", "monitor_process_interval", "heartbeat_interval"), 30.0)
-    longer = {"soft_timeout": 70.0, "hard_timeout": 80.0, "heartbeat_timeout": 60.0, "barrier_timeout": 90.0}
+    longer = {"soft_timeout": 70.0, "hard_timeout": 80.0, "heartbeat_timeout": 60.0, "barrier_timeout": 120.0}
     with start(3, options={**slow, **longer, "progress_watchdog_interval": 30.0, "last_call_wait": 30.0}) as group:
         group.entered([0, 1, 2], 0)
         group.order(1, 0, kind)

@@ -110,6 +110,14 @@ def test_a_relation_that_breaks_is_named(name: str, seconds: float, other: str) 
     assert caught.value.options == (name, other)
 
 
+@pytest.mark.parametrize("bounds", [{"termination_grace_time": 29}, {"hard_timeout": 118}])
+def test_a_kill_that_takes_longer_than_the_barrier_is_named(bounds: dict[str, float]) -> None:
+    """The others would leave the call while they wait for it."""
+    with pytest.raises(OptionError, match="while a rank is killed; they are 12[0-9] s and 120 s") as caught:
+        inprocess.Wrapper(**{name: timedelta(seconds=seconds) for name, seconds in bounds.items()})
+    assert {*bounds, "barrier_timeout"} <= {*caught.value.options}
+
+
 def test_two_monitor_relations_are_named() -> None:
     """A monitor that looks less often than a rank may be silent is named beside that timeout."""
     options = {"heartbeat_timeout": 119, "monitor_process_interval": 61}

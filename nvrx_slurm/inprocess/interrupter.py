@@ -30,10 +30,12 @@ class Interrupter:
         self._again_s = options.monitor_thread_interval.total_seconds()
         self._thread: threading.Thread | None = None
         self._refusal: BaseException | None = None
+        self._has_aborted = False
         self.own: Interrupted | None = None
 
     def begin(self, state: FrozenState) -> None:
-        self._thread = threading.Thread(target=self._run, args=(state,), name="nvrx-interrupter", daemon=True)
+        work = (self._thread, state)
+        self._thread = threading.Thread(target=self._run_after, args=work, name="nvrx-interrupter", daemon=True)
         self._thread.start()
 
     def join(self) -> BaseException | None:
@@ -42,9 +44,17 @@ class Interrupter:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self.own = None
+        self.own, self._has_aborted = None, False
         refusal, self._refusal = self._refusal, None
         return refusal
+
+    def _run_after(self, former: threading.Thread | None, state: FrozenState) -> None:
+        """A group that fails in the middle of an interruption interrupts once more: Abort is called once, and the
+        former thread is waited for."""
+        if former is not None:
+            former.join()
+        if not self._has_aborted:
+            self._run(state)
 
     def _run(self, state: FrozenState) -> None:
         try:
@@ -63,6 +73,7 @@ class Interrupter:
             with self._region.held(report_wait):
                 if waited:
                     self._group.report_atomic(iteration, b"")
+                self._has_aborted = True
                 self._stamps.expect_end()
                 if self._abort is not None:
                     try:

@@ -83,12 +83,13 @@ class CallWrapper:
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
         """`with call.disable_hang_protection():` a block that may take longer than the soft and the hard timeout.
-        It may be nested. The monitor still sees the death of the process."""
-        self._stamps.suspend()
+        It may be nested. The monitor still sees the death of the process, and once the iteration is interrupted the
+        block, too, must end within the hard timeout."""
+        suspended = self._stamps.suspend()
         try:
             yield
         finally:
-            self._stamps.resume()
+            self._stamps.resume(suspended)
 
     # ---- the call
 

@@ -33,7 +33,7 @@ class ProgressStamps:
         self.fd = fd
         self._memory = mmap.mmap(fd, CELLS * CELL_BYTES)
         self._cells = memoryview(self._memory).cast("q")
-        self._suspensions = 0
+        self._suspensions = self._begun = 0
         self._lock = threading.Lock()
         # A closure, since that is the fastest call there is: no attribute is looked up.
         cells = self._cells
@@ -73,6 +73,7 @@ class ProgressStamps:
         """Start again: no ping is expected before the first one, no end is expected, and nothing is suspended."""
         with self._lock:
             self._suspensions = 0
+            self._begun += 1
             self.automatic()
             self._cells[MANUAL] = self._cells[ENDING] = 0
             # After the stamps: silence from before no longer counts.
@@ -84,15 +85,21 @@ class ProgressStamps:
         """The function must be left: from now on only the next `begin_iteration` is progress."""
         self._cells[ENDING] = monotonic_ns()
 
-    def suspend(self) -> None:
-        """No progress is expected until `resume`; both nest, in any thread."""
+    def suspend(self) -> int:
+        """No progress is expected until `resume`, which takes what this returns; both nest, in any thread."""
         with self._lock:
             self._suspensions += 1
             self._cells[SUSPENDED] = self._suspensions
+            return self._begun
 
-    def resume(self) -> None:
-        """End a suspension. Silence counts from now, not from before the suspension. Without one nothing happens."""
+    def resume(self, suspended: int | None = None) -> None:
+        """End a suspension. Silence counts from now, not from before the suspension. Without one nothing happens.
+
+        `suspended`: what `suspend` has returned. One of an iteration that is over has ended with it, whatever a
+        thread does that is left of it."""
         with self._lock:
+            if suspended not in (None, self._begun):
+                return
             if self._suspensions == 1:
                 self.automatic()
                 if self._cells[MANUAL]:
@@ -116,10 +123,11 @@ class ProgressStamps:
         return self._cells[ITERATION]
 
     def silent_s(self, now_ns: int) -> float:
-        """How long there has been no progress, in seconds: 0 while suspended; by the oldest stamp that counts."""
-        if self._cells[SUSPENDED]:
-            return 0.0
+        """How long there has been no progress, in seconds, by the oldest stamp that counts. While suspended 0; or,
+        once an end is expected, since then: no suspension puts that off."""
         automatic, manual, ending = self._cells[AUTOMATIC], self._cells[MANUAL], self._cells[ENDING]
+        if self._cells[SUSPENDED]:
+            return max(0.0, (now_ns - ending) / 1e9) if ending else 0.0
         return max(0.0, (now_ns - min(automatic, manual or automatic, ending or automatic)) / 1e9)
 
 

@@ -66,6 +66,27 @@ def test_once_an_end_is_expected_only_the_next_iteration_is_progress(stamps):
     assert progress(stamps) > progress(stamps)
 
 
+def test_no_suspension_puts_the_end_of_the_function_off(stamps):
+    """A rank that hangs in native code under `disable_hang_protection` is killed too, once the others restart."""
+    stamps.suspend()
+    stamps.expect_end()
+    assert 9.0 < stamps.silent_s(in_ten_s()) < 11.0
+    stamps.begin_iteration(1)
+    stamps.suspend()
+    assert stamps.silent_s(in_ten_s()) == 0.0
+
+
+def test_a_thread_of_the_last_iteration_ends_no_suspension_of_this_one(stamps):
+    """It has left its own block late."""
+    former = stamps.suspend()
+    stamps.begin_iteration(1)
+    suspended = stamps.suspend()
+    stamps.resume(former)
+    assert stamps.silent_s(in_ten_s()) == 0.0
+    stamps.resume(suspended)
+    assert stamps.silent_s(in_ten_s()) > 0.0
+
+
 def test_suspensions_nest(stamps):
     """While any suspension is open there is no silence; after the last one it counts from there, pings too."""
     stamps.manual()

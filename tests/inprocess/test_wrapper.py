@@ -113,7 +113,7 @@ def test_a_relation_that_breaks_is_named(name: str, seconds: float, other: str) 
 @pytest.mark.parametrize("bounds", [{"termination_grace_time": 29}, {"hard_timeout": 118}])
 def test_a_kill_that_takes_longer_than_the_barrier_is_named(bounds: dict[str, float]) -> None:
     """The others would leave the call while they wait for it."""
-    with pytest.raises(OptionError, match="while a rank is killed; they are 12[0-9] s and 120 s") as caught:
+    with pytest.raises(OptionError, match=r"while a rank is killed; they are 12[0-9] s and 120 s") as caught:
         inprocess.Wrapper(**{name: timedelta(seconds=seconds) for name, seconds in bounds.items()})
     assert {*bounds, "barrier_timeout"} <= {*caught.value.options}
 

@@ -45,12 +45,12 @@ def frozen(folder: Path, *, answers: bool = False) -> Iterator[None]:
         if server is not None:
             server.kill()
             server.wait()
-        os.close(device)  # whoever still waits gets ENOTCONN
+        os.close(device)  # a process that still waits gets ENOTCONN
         libc.umount2(os.fsencode(folder), MNT_DETACH)
 
 
 def serve(device: int) -> None:
-    """Answer until both questions were asked. What the kernel asks then is not read: so who waits can be killed."""
+    """Answer until both questions were asked. What the kernel asks then is not read, so a process that waits can be killed."""
     asked = set()
     while not asked >= {ACCESS, GETATTR}:
         _, kind, unique, *_ = REQUEST.unpack_from(os.read(device, 1 << 17))

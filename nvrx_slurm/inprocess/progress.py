@@ -95,8 +95,8 @@ class ProgressStamps:
     def resume(self, suspended: int | None = None) -> None:
         """End a suspension. Silence counts from now, not from before the suspension. Without one nothing happens.
 
-        `suspended`: what `suspend` has returned. One of an iteration that is over has ended with it, whatever a
-        thread does that is left of it."""
+        `suspended`: what `suspend` has returned. One of an iteration that is over has ended with it: a thread that is
+        left of that iteration changes nothing."""
         with self._lock:
             if suspended not in (None, self._begun):
                 return

@@ -50,7 +50,7 @@ def frozen(folder: Path, *, answers: bool = False) -> Iterator[None]:
 
 
 def serve(device: int) -> None:
-    """Answer until both questions were asked. What the kernel asks then is not read, so a process that waits can be killed."""
+    """Answer until both questions were asked. Later ones are not read, so a process that waits can be killed."""
     asked = set()
     while not asked >= {ACCESS, GETATTR}:
         _, kind, unique, *_ = REQUEST.unpack_from(os.read(device, 1 << 17))

@@ -87,7 +87,7 @@ class Place:
 def become_command(parent: int, pipe: int, order: dict[str, Any], *out: int) -> None:
     """In the child: run a user's command where the worker is, or write into `pipe` why not. Does not return."""
     argv = order["argv"]
-    what = argv[0]
+    what = "the worker that it was to run beside"
     try:
         os.setsid()
         _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -103,6 +103,7 @@ def become_command(parent: int, pipe: int, order: dict[str, Any], *out: int) -> 
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         for source, target in zip((null, *out), (0, 1, 2), strict=True):
             os.dup2(source, target)
+        what = argv[0]
         what = program = find_program(argv[0], env.get("PATH", os.defpath))
         os.execve(program, argv, env)
     except OSError as error:

@@ -81,7 +81,11 @@ NODE = (
     workers(
         "worker-outlives-the-supervisor",
         "the kernel kills the workers when their supervisor dies",
-        Edit(CHILD, "        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)\n", ""),
+        Edit(
+            CHILD,
+            "        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)\n        if os.getppid() != parent:",
+            "        if os.getppid() != parent:",
+        ),
         Edit(CHILD, "        if os.getppid() != parent:", "        if False:"),
         Edit(
             WORKERS,

@@ -306,7 +306,7 @@ class Agent:
             warm=self.prewarming.assigned(self.cycle),
             learn=self.prewarming.learns(role),
         )
-        for rank in self.cycle.ranks:  # one that never gets to its program hangs too; `Spawned` starts its time anew
+        for rank in self.cycle.ranks:  # one that never gets to its program hangs too; `Spawned` starts its time again
             self.watch.started(rank)
         self.machine.health.begin()
 

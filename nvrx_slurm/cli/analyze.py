@@ -281,7 +281,7 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     """
     from nvrx_slurm.api.explaining import explain_job
     from nvrx_slurm.cluster.states import state_of_word
-    from nvrx_slurm.cluster.tasks import results_of_tasks, tasks_of
+    from nvrx_slurm.cluster.tasks import results_of_tasks
     from nvrx_slurm.report import explanation
     from nvrx_slurm.report.ending import NOT_BY_A_FAILURE, end_lines
     from nvrx_slurm.report.jobs import find_job
@@ -299,11 +299,12 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
         # A user who names a cycle or a replica asks for a failure: how the job ended is no answer to that.
         if cycle is not None or replica is not None:
             raise
-        if tasks := tasks_of(job.path.parent, job.job_id):
-            results = zip(tasks, results_of_tasks(job), strict=False)  # one may start just now
-            task = next((task for task, result in results if result is not None and result.exit_code), tasks[0])
+        if results := results_of_tasks(job):
+            task = next(
+                (task for task, result in results.items() if result and result.exit_code), next(iter(results))
+            )
             raise UsageError(
-                f"job {job_id} is an array, and each of its tasks a job of its own: nvrx-slurm explain {task.job_id}"
+                f"job {job_id} is an array, and each of its tasks a job of its own: nvrx-slurm explain {task}"
             ) from None
         if exit_code is None:  # it runs, or it died with its batch host
             outside = Presence(job).ask()

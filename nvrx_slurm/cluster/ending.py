@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 
 from nvrx_slurm.cluster.states import JobState, state_of_word
-from nvrx_slurm.cluster.tasks import exit_code_of, first_failure, results_of_tasks
+from nvrx_slurm.cluster.tasks import exit_code_of, exit_code_of_tasks, results_of_tasks
 from nvrx_slurm.errors import (
     EXIT_RETRY,
     EXIT_TERMINATED,
@@ -156,15 +156,14 @@ class EndWatch:
             if result is not None:
                 return result.exit_code
             # A state that the folder has kept is no news: that job's result would be there.
-            has_started = self._job.read_info() is not None or None in results_of_tasks(self._job)
+            has_started = self._job.read_info() is not None or None in results_of_tasks(self._job).values()
             may_come = has_started and state in (JobState.COMPLETED, JobState.FAILED)
             if may_come and self._lasted_s() < RESULT_GRACE_S:
                 return None
             return exit_code_of(self._job, state)
         if self._state is JobState.UNKNOWN and self._lasted_s() > LOST_AFTER_S:
-            results = results_of_tasks(self._job)
-            if results and None not in results:
-                return first_failure(results)
+            if (code := exit_code_of_tasks(self._job)) is not None:
+                return code
             raise NvrxError(
                 f"how job {self._job.job_id} ended is not known: Slurm does not know it any more, keeps no"
                 f" accounting of it, and {self._job.path} holds no result"

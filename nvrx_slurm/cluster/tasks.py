@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nvrx_slurm.cluster.base import SCRIPT_NAME
@@ -29,27 +29,37 @@ def tasks_of(base: Path, number: str) -> list[JobFolder]:
     return [JobFolder(tasks[task]) for task in numbers]
 
 
-def results_of_tasks(job: JobFolder) -> list[Result | None]:
-    """Of a whole job array the result of each task that has started; None: it has left none, or none that can be
-    read. Of another job an empty list."""
+def results_of_tasks(job: JobFolder) -> dict[str, Result | None]:
+    """Of a whole job array the id and the result of each task that has started, in the order of their numbers; None:
+    it has left none, or none that can be read. Of another job nothing."""
     if not job.job_id.isdecimal():
-        return []
-    results: list[Result | None] = []
+        return {}
+    results: dict[str, Result | None] = {}
     for task in tasks_of(job.path.parent, job.job_id):
-        result = None
+        results[task.job_id] = None
         with contextlib.suppress(ConfigError, UnsafePath):
-            result = task.read_result()
-        results.append(result)
+            results[task.job_id] = task.read_result()
     return results
 
 
-def first_failure(results: Sequence[Result | None]) -> int:
-    """The first exit code that is not 0; else 0."""
-    return next((result.exit_code for result in results if result is not None and result.exit_code), EXIT_DONE)
+def first_failure(exit_codes: Iterable[int | None]) -> int:
+    """The first exit code that is not 0; else 0. None: the task has none yet."""
+    return next((code for code in exit_codes if code), EXIT_DONE)
+
+
+def exit_code_of_tasks(job: JobFolder) -> int | None:
+    """Of a whole job array that of the first task that failed, once each task that has started has left a result; of
+    another job None. For an array that Slurm has forgotten."""
+    results = results_of_tasks(job).values()
+    return None if not results or None in results else first_failure(_codes(results))
 
 
 def exit_code_of(job: JobFolder, state: JobState) -> int | None:
     """The exit code of a job that left no result itself, by Slurm's state; None while it lives. Of a whole job array
     that of the first task that failed: Slurm knows only 0, 1 and signals, and may have forgotten that task."""
     code = state.exit_code
-    return code if code is None else first_failure(results_of_tasks(job)) or code
+    return code if code is None else first_failure(_codes(results_of_tasks(job).values())) or code
+
+
+def _codes(results: Iterable[Result | None]) -> Iterator[int | None]:
+    return (None if result is None else result.exit_code for result in results)

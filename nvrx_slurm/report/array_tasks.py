@@ -11,8 +11,8 @@ from pathlib import Path
 
 from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name
 from nvrx_slurm.cluster.states import JobState
-from nvrx_slurm.cluster.tasks import tasks_of
-from nvrx_slurm.errors import EXIT_DONE, NvrxError, UsageError
+from nvrx_slurm.cluster.tasks import first_failure, tasks_of
+from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report.jobs import ENDINGS, find_job
 from nvrx_slurm.report.presence import Presence, ask_queue
@@ -39,8 +39,8 @@ def take_with_tasks(base: Path, job_id: str) -> Snapshot:
     shot = replace(shot, tasks=tasks)
     codes = [task.exit_code for task in tasks]
     if None not in codes:
-        code = next((code for code in codes if code), EXIT_DONE)
-        return replace(shot, state=ENDINGS.get(code or EXIT_DONE, "failed"), exit_code=code)
+        code = first_failure(codes)
+        return replace(shot, state=ENDINGS.get(code, "failed"), exit_code=code)
     if any(task.exit_code is None and task.state not in ("pending", "died") for task in tasks):
         return replace(shot, state="running", exit_code=None)
     return shot

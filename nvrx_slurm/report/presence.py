@@ -106,25 +106,22 @@ class Presence:
         if state is not None or self._folder.read_slurm_end() is not None:
             from nvrx_slurm.cluster.ending import last_known
             from nvrx_slurm.cluster.states import JobState
-            from nvrx_slurm.cluster.tasks import exit_code_of, first_failure, results_of_tasks
+            from nvrx_slurm.cluster.tasks import exit_code_of, exit_code_of_tasks
 
             self._unanswered_since = None
             if state is not None and state.terminal and job_id != self._folder.job_id:
                 state = JobState.NODE_FAIL  # how the user's allocation ended says nothing of a lost run
             state = last_known(self._folder, state or JobState.UNKNOWN, self._clock.wall())
             place = self._queue(job_id) if self._queue and state == "PENDING" else None
-            over = state.terminal
+            over, code = state.terminal, exit_code_of(self._folder, state)
             if state == "UNKNOWN" and info is None:
                 # Of an array that Slurm has forgotten its tasks say how it ended. Another job was submitted, by its
                 # folder, and never started: it was cancelled in the queue, and no reader saw it before that.
-                results = results_of_tasks(self._folder)
-                if results and None not in results:
-                    self._answer = OutsideState(over=True, slurm_says=state.value, exit_code=first_failure(results))
-                    return self._answer
+                code = exit_code_of_tasks(self._folder)
+                over = code is not None
                 with contextlib.suppress(OSError):
                     submitted_at = self._folder.plan_path.stat().st_mtime
-                    over = self._clock.wall() - submitted_at > FORGOTTEN_S
-            code = exit_code_of(self._folder, state)
+                    over |= self._clock.wall() - submitted_at > FORGOTTEN_S
             self._answer = OutsideState(over=over, slurm_says=state.value, exit_code=code, queue=place)
             return self._answer
         if self._unanswered_since is None:

@@ -12,7 +12,6 @@ import os
 import queue
 import selectors
 import threading
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -134,9 +133,10 @@ class Output:
             self._selector.unregister(source.pipe)
             os.close(source.pipe)
             self._open -= 1
-            for close in (partial(os.close, source.file), source.times.close):
-                with contextlib.suppress(OSError):  # NFS says only now that what was written late did not fit
-                    close()
+            with contextlib.suppress(OSError):  # NFS says only now that what was written late did not fit
+                os.close(source.file)
+            with contextlib.suppress(OSError):
+                source.times.close()
             return
         now = self._last[source.rank] = self._clock.monotonic()
         source.times.note(now, self._clock.wall())

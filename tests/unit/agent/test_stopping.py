@@ -8,8 +8,8 @@ import pytest
 
 from nvrx_slurm.agent import stopping
 from nvrx_slurm.agent.events import Cycle
-from nvrx_slurm.journal.records import Assignment
 from nvrx_slurm.util.clock import SystemClock
+from tests.unit.agent.test_joining import RANKS
 from tests.unit.core.fleet import plan_of
 
 GIB = 1 << 30
@@ -88,17 +88,7 @@ def test_dump_that_ends_after_its_stop_sends_nothing():
     """The supervisor has died meanwhile: another one has the workers of the next cycle."""
     sent = Sent()
     stop = stopping.Stopping(plan_of().fault_tolerance, workers=sent, board=sent, dumping=sent, clock=SystemClock())
-    ranks = Assignment(
-        group_rank=0,
-        first_rank=0,
-        workers=1,
-        world_size=1,
-        group_world_size=1,
-        master_addr="n1",
-        master_port=1,
-        role="main",
-    )
-    stop.stop(Cycle("main-0", 0, ranks, 0.0, running={0}), lambda: None, dump="rank 0 hangs")
+    stop.stop(Cycle("main-0", 0, RANKS, 0.0, running={0}), lambda: None, dump="rank 0 hangs")
     assert sent.dumped is not None and sent.stops == []
     stop.phase = "stop"
     stop.over()

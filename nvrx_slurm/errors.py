@@ -76,6 +76,10 @@ class UnsafePath(UsageError):
         super().__init__(message)
 
 
+# What a job folder raises whose records cannot be read.
+UNREADABLE = (ConfigError, UnsafePath)
+
+
 class SubmissionRefused(UsageError):
     """Slurm refused the job; the message carries its reason."""
 

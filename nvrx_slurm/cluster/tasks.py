@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nvrx_slurm.cluster.base import SCRIPT_NAME
 from nvrx_slurm.cluster.states import JobState
-from nvrx_slurm.errors import EXIT_DONE, ConfigError, UnsafePath
+from nvrx_slurm.errors import EXIT_DONE, UNREADABLE
 from nvrx_slurm.journal.folder import JobFolder, Result
 from nvrx_slurm.util.ownership import is_ours
 
@@ -37,7 +37,7 @@ def results_of_tasks(job: JobFolder) -> dict[str, Result | None]:
     results: dict[str, Result | None] = {}
     for task in tasks_of(job.path.parent, job.job_id):
         results[task.job_id] = None
-        with contextlib.suppress(ConfigError, UnsafePath):
+        with contextlib.suppress(*UNREADABLE):
             results[task.job_id] = task.read_result()
     return results
 

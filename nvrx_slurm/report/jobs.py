@@ -16,8 +16,7 @@ from nvrx_slurm.errors import (
     EXIT_RETRY,
     EXIT_TERMINATED,
     EXIT_TIMEOUT,
-    ConfigError,
-    UnsafePath,
+    UNREADABLE,
     UsageError,
 )
 from nvrx_slurm.jobspec.plan import Plan
@@ -138,7 +137,7 @@ def read_plan(folder: JobFolder) -> Plan | None:
 
 def started_at(folder: JobFolder) -> float | None:
     """When the job was started: as its batch host says, or else by the age of its plan. None: not yet."""
-    with contextlib.suppress(ConfigError, UnsafePath):
+    with contextlib.suppress(*UNREADABLE):
         if (info := folder.read_info()) is not None:
             return info.started_at
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Self
 
-from nvrx_slurm.errors import ConfigError, UnsafePath
+from nvrx_slurm.errors import UNREADABLE
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.history import JobTimeline
@@ -75,7 +75,7 @@ class FollowedJobs:
         for job in self.jobs:
             try:
                 found.append((job.look(), job.history))
-            except (ConfigError, UnsafePath):
+            except UNREADABLE:
                 if len(self.jobs) == 1:
                     raise
         return found

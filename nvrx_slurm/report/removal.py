@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from nvrx_slurm.errors import ConfigError, UnsafePath, UsageError
+from nvrx_slurm.errors import UNREADABLE, UsageError
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.job_index import forget_job
 from nvrx_slurm.report.presence import Presence, still_in_slurm
@@ -29,7 +29,7 @@ def why_kept(job: JobFolder) -> Kept | None:
     """None: the job has ended, and its folder may go."""
     try:
         return _why_kept(job)
-    except (ConfigError, UnsafePath) as error:
+    except UNREADABLE as error:
         return Kept(f"{error}; --force removes it")
 
 
@@ -54,7 +54,7 @@ def _why_kept(job: JobFolder) -> Kept | None:
 
 def ended_at(job: JobFolder) -> float | None:
     """When the job ended, as far as its folder says, and can be read."""
-    with contextlib.suppress(ConfigError, UnsafePath):
+    with contextlib.suppress(*UNREADABLE):
         if (result := job.read_result()) is not None:
             return result.ended_at
         if (end := job.read_slurm_end()) is not None:

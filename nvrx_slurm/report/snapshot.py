@@ -13,7 +13,7 @@ from nvrx_slurm.cluster.ending import goes_on
 from nvrx_slurm.cluster.queue_place import QueuePlace
 from nvrx_slurm.cluster.states import JobState, state_of_word
 from nvrx_slurm.cluster.tasks import tasks_of
-from nvrx_slurm.errors import ConfigError, UnsafePath
+from nvrx_slurm.errors import UNREADABLE
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.report import jobs, ranks
 from nvrx_slurm.report.jobs import known_jobs
@@ -226,8 +226,9 @@ def snap(
         reason = view.shutdown.reason
     state = "starting" if is_again and not outside.over else None
     says = state_of_word(outside.slurm_says or "")
-    if info is None and result is None and says is JobState.RUNNING:  # a job array as a whole has no batch host
-        state = "running" if tasks_of(folder.path.parent, folder.job_id) else "starting"
+    has_started = info is not None or says is JobState.RUNNING
+    if info is None and has_started and tasks_of(folder.path.parent, folder.job_id):
+        state = "running"  # a job array as a whole has no batch host, and no journal
     if result is not None:
         reason = result.reason
         if goes_on(result, says):  # as `wait` sees it: the job has not ended
@@ -238,7 +239,7 @@ def snap(
         view=view,
         folder=folder,
         info=info,
-        state=state or jobs.state_of(view, exit_code, started=info is not None, over=outside.over),
+        state=state or jobs.state_of(view, exit_code, started=has_started, over=outside.over),
         now=(clock or SystemClock()).wall(),
         exit_code=exit_code,
         reason=reason,
@@ -302,7 +303,7 @@ def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
     """These jobs, a line each, also where the records of one cannot be read."""
     asked = []
     for folder in folders:
-        with contextlib.suppress(ConfigError, UnsafePath):
+        with contextlib.suppress(*UNREADABLE):
             if folder.read_result() is None and in_slurm(folder.job_id, folder.read_info()):
                 asked.append(folder.job_id)
     # One call for all of them, and one for those that are pending.
@@ -321,7 +322,7 @@ def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
 def _line(folder: JobFolder, slurm: Callable[[str], JobState | None]) -> JobLine:
     try:
         return line_of(take(folder, slurm=slurm))
-    except (ConfigError, UnsafePath) as error:
+    except UNREADABLE as error:
         return JobLine(
             job=folder.job_id,
             name="",

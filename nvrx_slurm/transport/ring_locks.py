@@ -42,8 +42,10 @@ _try_lock, _unlock, _make_consistent = (
     getattr(_quick, name) for name in ("pthread_mutex_trylock", "pthread_mutex_unlock", "pthread_mutex_consistent")
 )
 _try_lock.argtypes = _unlock.argtypes = _make_consistent.argtypes = (ctypes.c_void_p,)
-_lock_until = _waiting.pthread_mutex_timedlock
-_lock_until.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Timespec))
+# glibc has the one with a clock since 2.30; the other takes the wall clock, which may be set back during a wait.
+_monotonic = hasattr(_waiting, "pthread_mutex_clocklock")
+_lock_until = _waiting.pthread_mutex_clocklock if _monotonic else _waiting.pthread_mutex_timedlock
+_lock_until.argtypes = (ctypes.c_void_p, *[ctypes.c_int] * _monotonic, ctypes.POINTER(_Timespec))
 _initialize = _quick.pthread_mutex_init
 _initialize.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
@@ -109,11 +111,10 @@ def _take(lock: Lock, code: int, patience_s: float) -> None:
 
 def _wait(address: int, deadline: float) -> int:
     while True:
-        # pthread_mutex_timedlock takes the wall clock, which may be set meanwhile: a wrong wait lasts one slice.
-        seconds, nanoseconds = divmod(
-            time.time_ns() + int(min(LOCK_SLICE_S, deadline - time.monotonic()) * 1e9), 10**9
-        )
-        code = int(_lock_until(address, _Timespec(seconds, nanoseconds)))
+        clock = (time.CLOCK_MONOTONIC,) if _monotonic else ()
+        slice_ns = int(min(LOCK_SLICE_S, deadline - time.monotonic()) * 1e9)
+        now_ns = time.monotonic_ns() if _monotonic else time.time_ns()
+        code = int(_lock_until(address, *clock, _Timespec(*divmod(now_ns + slice_ns, 10**9))))
         if code != errno.ETIMEDOUT or time.monotonic() >= deadline:
             return code
 

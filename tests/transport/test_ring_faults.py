@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import pytest
 
+from nvrx_slurm.transport import ring_locks
 from nvrx_slurm.transport.errors import RingError
 from nvrx_slurm.transport.ring import Claim, SharedRing, is_gone, sweep
 from nvrx_slurm.transport.slots import Refusal, State
@@ -149,6 +150,22 @@ def test_a_stopped_process_in_the_middle_of_a_step(start: Start) -> None:
         frozen.send_signal(signal.SIGCONT)
         assert frozen.communicate(timeout=WAIT_S)[0] == "went on\n"
         assert ring.try_read(ref) == b"in slot 0"
+
+
+@pytest.mark.skipif(not ring_locks._monotonic, reason="pthread_mutex_clocklock: glibc 2.30")
+def test_a_wall_clock_set_back_does_not_prolong_the_wait_for_a_stopped_process(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour back, just after the wait has read it."""
+    with SharedRing.create(1, 64) as ring:
+        ring.write_raw(b"in slot 0")
+        frozen = start("ring_frozen", ring.name)
+        until(lambda: is_stopped(frozen.pid), "the stop")
+        ahead_ns = time.time_ns() + 3600 * 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: ahead_ns)
+        begun = time.monotonic()
+        assert ring.claim(0) is Refusal.BUSY
+        assert time.monotonic() - begun < WAIT_S
 
 
 def test_a_lock_of_a_dead_process_is_taken_over(start: Start) -> None:

@@ -6,7 +6,6 @@ The request goes to the controller, which journals it and answers by journal, as
 from __future__ import annotations
 
 import os
-import pwd
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -37,6 +36,7 @@ from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import fold
 from nvrx_slurm.report.words import names, numbers, seconds
 from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.ownership import login_name
 
 SAY_AFTER_S = 2.0
 LOOK_S = 0.5
@@ -47,11 +47,7 @@ ANSWERS = (RestartOrdered, NodeDrained, NodeUndrained, CommandOrdered)
 
 def _asker() -> str:
     """Who asks, for the journal: `ada@login1`."""
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container may know no names
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+    return f"{login_name(os.getuid()) or os.getuid()}@{socket.gethostname()}"
 
 
 def ranks_there_are(replicas: Iterable[ReplicaView]) -> str:

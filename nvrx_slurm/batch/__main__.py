@@ -9,7 +9,6 @@ if __name__ == "__main__":
 
 import asyncio
 import contextlib
-import getpass
 import ipaddress
 import os
 import re
@@ -39,6 +38,7 @@ from nvrx_slurm.liveness.connection import address_towards
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import digest_of_plan, open_log
 from nvrx_slurm.util.log import set_up
+from nvrx_slurm.util.ownership import login_name
 from nvrx_slurm.util.processes import boot_id, raise_descriptor_limit, started_ticks
 from nvrx_slurm.util.threads import in_thread
 
@@ -131,17 +131,13 @@ def _prepare(
 
 def _link_log(pattern: str, folder: JobFolder, name: str) -> None:
     """Make the link to the job's log that `output` asks for. An older job's link is replaced, another file is not."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # of an id that a container's /etc/passwd does not have
-        user = str(os.getuid())
     known = {
         "%": "%",
         "j": folder.job_id,
         "A": env.get("SLURM_ARRAY_JOB_ID") or folder.job_id,
         "a": env.get("SLURM_ARRAY_TASK_ID") or "4294967294",  # sbatch's own number for "no array"
         "x": name,
-        "u": user,
+        "u": login_name(os.getuid()) or str(os.getuid()),
     }
     link = Path(re.sub("%(.)", lambda match: known.get(match[1], match[0]), pattern))
     try:

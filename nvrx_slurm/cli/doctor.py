@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 from nvrx_slurm.cli.options import DEFAULT_FILE, JobChoice, duration_option, folder_option, make_base
 from nvrx_slurm.cli.output import note, print_json
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, MissingProgramError, SlurmUnreachable
+from nvrx_slurm.util.ownership import login_name
 from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
@@ -99,9 +99,8 @@ def _accounting(programs: SlurmPrograms, config: Mapping[str, str]) -> Accountin
     from nvrx_slurm.cluster import accounting_limits as limits
 
     show = ("sacctmgr", "--parsable2", "--readonly", "show")
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container may know no names, by which accounting knows users
+    user = login_name(os.getuid())
+    if user is None:  # accounting knows users by their names
         note(f"uid {os.getuid()} has no user name here: sacctmgr cannot be asked about it")
         return None
     try:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import pwd
 import re
 import resource
 import select
@@ -47,6 +46,7 @@ from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.ring import SharedRing
 from nvrx_slurm.transport.ring_file import SHM, sweep
 from nvrx_slurm.transport.server import PayloadServer
+from nvrx_slurm.util.ownership import login_name
 from nvrx_slurm.util.threads import in_thread
 
 CONTAINER_BYTES = 64 << 20
@@ -128,12 +128,7 @@ def _rings() -> Iterator[TransportCheck]:
             stat = path.stat()
             size += stat.st_size
             owners[stat.st_uid] += 1
-    users = []
-    for uid, count in owners.most_common():
-        try:
-            users.append(f"{count} of {pwd.getpwuid(uid).pw_name}")
-        except KeyError:
-            users.append(f"{count} of {uid}")
+    users = [f"{count} of {login_name(uid) or uid}" for uid, count in owners.most_common()]
     parts = [f"{gibibytes(size)}: {', '.join(users)}" if owners else "none"]
     if swept:
         parts.append(f"{len(swept)} of dead processes removed ({', '.join(swept)})")

@@ -182,9 +182,15 @@ def _folders_on_the_way(path: Path, option: str) -> Iterator[tuple[Path, os.stat
                 here = Path(ahead.pop())
 
 
+def login_name(uid: int) -> str | None:
+    """The user's name; None where this machine, or container, knows none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return None
+
+
 def user_name(uid: int) -> str:
     """The user's name and number, for a message."""
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:
-        return f"uid {uid}"
+    name = login_name(uid)
+    return f"uid {uid}" if name is None else f"{name} (uid {uid})"

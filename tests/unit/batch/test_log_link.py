@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> JobFolder:
 def test_sbatchs_patterns_stand_for_the_job(folder: JobFolder, tmp_path: Path) -> None:
     """The folder of the link is made; what it names is the log."""
     _link_log(f"{tmp_path}/new/%x-%j-%u-100%%.out", folder, "train")
-    assert (tmp_path / "new" / f"train-12-{getpass.getuser()}-100%.out").read_text() == "hello\n"
+    assert (tmp_path / "new" / f"train-12-{pwd.getpwuid(os.getuid()).pw_name}-100%.out").read_text() == "hello\n"
 
 
 def test_a_user_without_a_name_is_a_number(
@@ -31,10 +31,10 @@ def test_a_user_without_a_name_is_a_number(
 ) -> None:
     """A container may not know who runs in it."""
 
-    def no_name() -> str:
-        raise KeyError("getpwuid(): uid not found: 12345")
+    def nameless(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
 
-    monkeypatch.setattr(getpass, "getuser", no_name)
+    monkeypatch.setattr(pwd, "getpwuid", nameless)
     _link_log(f"{tmp_path}/%u.out", folder, "train")
     assert (tmp_path / f"{os.getuid()}.out").read_text() == "hello\n"
 

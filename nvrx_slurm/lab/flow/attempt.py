@@ -32,7 +32,7 @@ from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, NvrxError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.plan import Plan
-from nvrx_slurm.journal.folder import Result
+from nvrx_slurm.journal.folder import JobFolder, Result
 from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted, Recovered, Signalled
 from nvrx_slurm.lab.flow.artifacts import AttemptFolder, AttemptSpec
 from nvrx_slurm.lab.flow.cleanup import CleanupList, clean_up
@@ -45,6 +45,7 @@ from nvrx_slurm.lab.flow.replaying import explain, replay
 from nvrx_slurm.lab.flow.stages import open_stage
 from nvrx_slurm.lab.flow.stages.base import Stage
 from nvrx_slurm.lab.flow.triggers import FaultScheduler
+from nvrx_slurm.report.ending import end_lines
 from nvrx_slurm.report.sentences import NAME_WIDTH, TIME_WIDTH, Lines
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.durations import words
@@ -207,6 +208,8 @@ def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[F
     if not run.entries and run.queue.place is not None:
         why = f"Slurm did not start the job: {run.queue.place.describe(stage.clock.wall())}"
         found.append(finding_of(flow, "bound", why))
+    elif end == "ended":
+        found += of_unexplained_end(flow, run.entries, run.struck, run.folder, state)
     if (miss := run.matcher.miss) is not None:
         found.append(of_miss(flow, miss, run.entries))
     found += run.findings
@@ -239,6 +242,18 @@ def of_miss(flow: Flow, miss: Miss, entries: Sequence[Entry]) -> FlowFinding:
         detail += [f"    {difference}" for difference in miss.nearest.differences]
     message = f"expected {miss.expected}: {miss.reason}"
     return finding_of(flow, "expectation", message, line=miss.line, detail=detail)
+
+
+def of_unexplained_end(
+    flow: Flow, entries: Sequence[Entry], struck: Sequence[InjectedFault], folder: JobFolder, state: JobState | None
+) -> Iterator[FlowFinding]:
+    """Without a fault a job does not end but by its journal's word. One that never began has broken no `never`."""
+    if struck or exit_code_of(entries) is not None:
+        return
+    when = "the journal says how" if entries else "its journal began"
+    says = state or JobState.UNKNOWN
+    detail = end_lines(folder, says.exit_code or EXIT_FAILED, slurm_says=says)
+    yield finding_of(flow, "exit_code", f"the job ended before {when}: its state is {says}", detail=detail)
 
 
 def of_faults(flow: Flow, scheduler: FaultScheduler) -> Iterator[FlowFinding]:

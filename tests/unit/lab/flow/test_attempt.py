@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from nvrx_slurm.cluster.states import JobState
-from nvrx_slurm.journal.folder import Result
+from nvrx_slurm.journal.folder import JobFolder, Result
 from nvrx_slurm.journal.records import JobEnded, JobStarted, NodeLost, RendezvousClosed, Signalled
 from nvrx_slurm.lab.flow import attempt
 from nvrx_slurm.lab.flow.load import load_flow
@@ -97,6 +97,24 @@ def test_journal_result_and_slurm_must_tell_the_same_end(flow, entries, told, st
     found = [finding.message for finding in attempt.of_exit_code(flow, entries, told, state)]
     assert len(found) == len(said)
     assert all(words in message for words, message in zip(said, found, strict=True))
+
+
+def test_a_job_that_ended_before_its_journal_began_is_a_finding(flow, tmp_path):
+    """A flow that says only what must never come would pass. The end of the script's output says why."""
+    folder = JobFolder(tmp_path / "7")
+    (tmp_path / "slurm-7.out").write_text("no module named cuda\n")
+    (found,) = attempt.of_unexplained_end(flow, [], [], folder, JobState.FAILED)
+    assert (found.kind, found.line) == ("exit_code", flow.line)
+    assert "FAILED" in found.message
+    assert any("no module named cuda" in line for line in found.detail)
+
+
+def test_an_end_that_the_journal_does_not_have_is_a_finding_unless_a_fault_struck(flow, entries, tmp_path):
+    """The batch host cannot write the end of a journal after its own death."""
+    folder, struck = JobFolder(tmp_path / "7"), [InjectedFault(number=1, what="kill_batch_host", t=0.0, proof="gone")]
+    assert list(attempt.of_unexplained_end(flow, entries, [], folder, JobState.COMPLETED)) == []
+    assert len(list(attempt.of_unexplained_end(flow, entries[:-1], [], folder, JobState.FAILED))) == 1
+    assert list(attempt.of_unexplained_end(flow, entries[:-1], struck, folder, JobState.FAILED)) == []
 
 
 def test_the_end_of_an_older_generation_is_not_the_jobs(entries):

@@ -27,7 +27,10 @@ from nvrx_slurm.lab.flow.model import (
     Needs,
     Never,
     OnEvent,
+    OnFault,
+    OnSeveral,
     StageName,
+    Trigger,
     leaves,
 )
 from nvrx_slurm.lab.flow.parsing import read_expectations, read_faults
@@ -138,6 +141,8 @@ def load_flow(path: Path) -> Flow:
     faults = read_faults(problems, raw["faults"], ("faults",))
     expect = read_expectations(problems, raw["expect"], ("expect",))
     job = _plan_of_job(path, file, problems)
+    if not problems.found:  # a trigger that could not be read says nothing of what it waits for
+        _check_triggers(problems, faults)
     _check_captures(problems, faults, expect)
     if form is not None:
         for fault in faults:
@@ -248,6 +253,22 @@ def load_flows(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Flow]:
 
 
 # ------------------------------------------------------- what is wrong although each key is right
+
+
+def _check_triggers(problems: Problems, faults: Sequence[Fault]) -> None:
+    """No fault waits for itself, directly or in a circle."""
+    stuck = {fault.number for fault in faults}
+
+    def waits(trigger: Trigger) -> bool:
+        if isinstance(trigger, OnSeveral):
+            return (any if trigger.needs_all else all)(map(waits, trigger.of))
+        return isinstance(trigger, OnFault) and trigger.number in stuck
+
+    while free := {fault.number for fault in faults if not waits(fault.when)} & stuck:
+        stuck -= free
+    for fault in faults:
+        if fault.number in stuck:
+            problems.add_at(f"fault {fault.number} can never happen: it waits for itself", fault.line, "when")
 
 
 def _check_captures(problems: Problems, faults: Sequence[Fault], expect: Sequence[Expectation]) -> None:

@@ -68,6 +68,8 @@ _BESIDE: dict[str, tuple[str, ...]] = {
     "count": ("is", "until"),
 }
 
+# What YAML takes for null.
+NULLS = ("null", "Null", "NULL", "~")
 _TRIGGERS = ("event", "state", "fault", "all", "any")
 _CAPTURE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
 _WORDS: dict[Any, str] = {
@@ -108,7 +110,9 @@ def _expectation(problems: Problems, raw: Any, at: KeyPath) -> Expectation:
         branches: list[tuple[Expectation, ...]] = []
         for index, branch in enumerate(listed):
             here = (*at, head, index)
-            if isinstance(branch, list):
+            if branch == []:
+                problems.add("a branch without an item expects nothing", *here)
+            elif isinstance(branch, list):
                 branches.append(read_expectations(problems, branch, here))
             else:
                 with problems.caught(*here):
@@ -323,9 +327,7 @@ def parse_pattern(raw: Any, kind: Any) -> Pattern:
     if isinstance(raw, str):
         return _parse_text(raw, kind)
     if raw is None:
-        if type(None) not in get_args(kind):
-            raise Misfit(f"is never null; it is {_describe(kind)}")
-        return Equals(None)
+        return _null(kind)
     if isinstance(raw, Mapping):
         return _parse_mapping(raw, kind)
     if (a_tuple := _option(kind, tuple)) is None:
@@ -358,9 +360,17 @@ def _parse_text(raw: str, kind: Any) -> Pattern:
             text = raw.removeprefix(sign).strip()
             if sign != "!=" and _option(kind, int) is None and _option(kind, float) is None:
                 raise Misfit(f"`{sign}` compares numbers, and this is {_describe(kind)}")
+            if sign == "!=" and text in NULLS:
+                return Compares(sign, _null(kind))
             name = capture_name(text)
             return Compares(sign, Equals(_literal(text, kind)) if name is None else Capture(name))
     return Equals(_literal(raw, kind))
+
+
+def _null(kind: Any) -> Equals:
+    if type(None) not in get_args(kind):
+        raise Misfit(f"is never null; it is {_describe(kind)}")
+    return Equals(None)
 
 
 def _parse_mapping(raw: Mapping[str, Any], kind: Any) -> Pattern:

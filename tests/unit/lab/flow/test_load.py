@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +140,8 @@ BAD_ITEMS = {
     "{count: job_ended, is: many}": "expect.0.is: must be a whole number, not 'many'",
     "{count: job_ended, is: $n}": "expect.0.is: must be a number such as 3, or a comparison such as '>= 2', not '$n'",
     "any_order: []": "expect.0.any_order: must be a list of items, or of lists of items",
+    "any_order: [tick, []]": "expect.0.any_order.1: a branch without an item expects nothing",
+    "node_lost: {node: '!= null'}": "expect.0.node_lost.node: is never null; it is text",
     "any_order: [[fense], tick]": "expect.0.any_order.0.0.fense: is no event of the journal; nearest: fence, "
     "learned, node_fenced, job_ended, agents_started, … (all are in docs/journal.md)",
 }
@@ -414,6 +417,29 @@ def test_a_capture_that_nothing_binds(write: Write, flow: str, place: tuple[int,
     with pytest.raises(ConfigError) as caught:
         load_flow(write(flow))
     assert (caught.value.line, caught.value.key) == place
+
+
+@pytest.mark.parametrize(
+    ("whens", "lines"),
+    [
+        (["{fault: 1}"], [5]),
+        (["{event: tick}", "{fault: 3}", "{fault: 2}"], [6, 7]),
+        (["{all: [{event: tick}, {fault: 2}]}", "{fault: 1}"], [5, 6]),
+    ],
+)
+def test_faults_that_wait_for_each_other(write: Write, whens: list[str], lines: list[int]) -> None:
+    """None of them could ever happen."""
+    faults = "".join(f"  - {{when: {when}, do: kill_store}}\n" for when in whens)
+    found = problem(write(flow_text("tick", faults=faults)))
+    assert [int(line) for line in re.findall(r"flow\.yaml:(\d+):", found)] == lines
+
+
+def test_a_fault_that_need_not_wait_for_another(write: Write) -> None:
+    """One branch of `any` is enough."""
+    faults = (
+        "  - {when: {any: [{event: tick}, {fault: 2}]}, do: kill_store}\n  - {when: {fault: 1}, do: kill_store}\n"
+    )
+    assert len(load_flow(write(flow_text("tick", faults=faults))).faults) == 2
 
 
 def test_a_capture_that_nothing_binds_names_the_nearest(write: Write) -> None:

@@ -35,6 +35,8 @@ CASES: list[tuple[Any, Any, list[Any], list[Any]]] = [
     ("<5", int, [4], [5]),
     ("!= 5", int | None, [4, None], [5]),
     ("!= n1", str, ["n2"], ["n1"]),
+    ("!= null", str | None, ["null", "n1"], [None]),
+    ("!= ~", int | None, [0], [None]),
     ("~ ^n[12]$", str, ["n1"], ["n11", "xn1"]),
     ("~ closed", str | None, ["connection_closed"], [None, "fenced"]),
     ("tether_lost", str, ["tether_lost", "connection_closed"], ["heartbeat_timeout"]),

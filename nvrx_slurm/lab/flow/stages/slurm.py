@@ -143,6 +143,8 @@ class SlurmFaults:
     def cancel(self, arguments: Arguments, scene: Scene) -> FaultResult:
         # Plain scancel must end the job; a signal goes to the batch script, as ahead of the time limit.
         job, at, name = scene.job.job_id, self._clock.wall(), arguments.get("signal")
+        if (state := self._show(job)["JobState"]) in _ENDING:
+            raise FaultFailed(f"job {job} ends already: Slurm says that it is {state}")
         command = ("scancel", "--batch", f"--signal={name}", job) if name else ("scancel", job)
         self._ask(*command)
         if arguments.get("twice"):
@@ -218,13 +220,19 @@ class SlurmFaults:
     def preempt(self, arguments: Arguments, scene: Scene) -> FaultResult:
         """A job that ends at once takes every node of the flow's job, from a partition of higher priority."""
         job, at, grace_s = scene.job.job_id, self._clock.wall(), round(float(arguments.get("grace", 0.0)))
+        before = self._show(job)
         settings = (f"GraceTime={grace_s}", f"PreemptMode={arguments.get('mode', 'REQUEUE')}")
         rival = self._submit_rival(job, settings, "true")
 
         def preempted() -> str | None:
             now = self._show(job)
-            said = now["JobState"] if now["JobState"] != "RUNNING" else now.get("PreemptTime", "None")
-            return f"job {rival} came first: job {job} is {said}" if said != "None" else None
+            state, signs = now["JobState"], ("PreemptTime", "Restarts")
+            # Not by COMPLETING: a job that ends by itself is that too.
+            if state in ("PREEMPTED", "PENDING") or any(now.get(key) != before.get(key) for key in signs):
+                return f"job {rival} came first: job {job} is {state}"
+            if state in ("COMPLETED", "FAILED", "TIMEOUT"):
+                raise FaultFailed(f"job {job} has ended by itself, before job {rival} could take its nodes: {state}")
+            return None
 
         return FaultResult(at=at, proof=self._seen(preempted, f"job {rival} to take the nodes", SCHEDULING_S))
 

@@ -179,7 +179,8 @@ class Flows:
         self._count += 1
         if isinstance(flow, Mapping):
             path = self._folder / f"flow-{self._count}.yaml"
-            path.write_text(to_yaml({**flow, "job": str(self._here / str(flow["job"]))}))
+            job = {"job": str(self._here / str(flow["job"]))} if "job" in flow else {}
+            path.write_text(to_yaml({**flow, **job}))
         else:
             path = self._here / flow
         results = self._folder / f"flow-{self._count}.json"

@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m: a test that is not run wants no cluster
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """One cluster serves the whole session: it is as large as its largest test wants it."""
     wrong = []

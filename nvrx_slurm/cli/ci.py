@@ -92,8 +92,9 @@ def run(paths: tuple[Path, ...], only: tuple[str, ...], **options: Any) -> int:
     """Run the flows of PATHS: files, or folders of them.
 
     \b
-    Exit code: 0 all passed, 1 a flow failed, 2 a flow or the command line is wrong (then nothing was submitted),
-    69 Slurm does not answer, 124 --timeout has passed, 130/143 interrupted; everything was cancelled then.
+    Exit code: 0 all passed, 1 a flow failed, 2 a flow or the command line is wrong, or the stage runs
+    none of the flows (then nothing was submitted), 69 Slurm does not answer, 124 --timeout has passed,
+    130/143 interrupted; everything was cancelled then.
     """
     from nvrx_slurm.lab.flow.load import load_flows
 
@@ -148,18 +149,20 @@ def run_and_report(
             from nvrx_slurm.lab.flow.outcome import to_json
 
             report_text.write(as_json, to_json(outcome).decode())
-    except OSError as error:
-        raise UsageError(f"{error.filename}: the report cannot be written there: {error.strerror}") from None
-    # What was found: as GitHub folds and annotates it, or as text.
-    places = env.github() or (env.GitHub() if github else None)
-    if places is None or github is False:
-        for line in report_text.closing(outcome, Path.cwd()):
-            click.echo(line)
-    else:
-        from nvrx_slurm.lab.flow.report_github import announce
+        # What was found: as GitHub folds and annotates it, or as text.
+        places = env.github() or (env.GitHub() if github else None)
+        if places is None or github is False:
+            for line in report_text.closing(outcome, Path.cwd()):
+                click.echo(line)
+        else:
+            from nvrx_slurm.lab.flow.report_github import announce
 
-        announce(outcome, places, options.artifacts)
-        click.echo(report_text.summary(outcome))
+            announce(outcome, places, options.artifacts)
+            click.echo(report_text.summary(outcome))
+    except BrokenPipeError:  # of standard output
+        raise
+    except OSError as error:
+        raise UsageError(f"{error.filename or 'a report'}: cannot be written: {error.strerror}") from None
     return outcome.exit_code
 
 

@@ -71,6 +71,7 @@ def flow_of(gate, folder, *, nodes=2, spares=1, faults=(), stages=("local", "dev
         faults=tuple(faults),
         expect=(),
         wall_s=120.0,
+        lines={},
     )
 
 

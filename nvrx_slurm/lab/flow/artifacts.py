@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 from datetime import datetime
@@ -31,6 +32,8 @@ from nvrx_slurm.util.files import write_private
 
 DEFAULT_BASE = Path("nvrx-ci")
 LEASE = "lease"
+GUARD_LOG = "guard.log"
+RUN_FILES = (LEASE, GUARD_LOG)
 LOG_TAIL_LINES = 30
 
 
@@ -131,5 +134,15 @@ def check_over(folder: Path) -> None:
 
 
 def default_folder(wall: float) -> Path:
-    """`nvrx-ci/20261121-153012`."""
-    return DEFAULT_BASE / f"{datetime.fromtimestamp(wall):%Y%m%d-%H%M%S}"
+    """`nvrx-ci/20261121-153012`; with `-2` behind it where another run began in that second."""
+    path = second = DEFAULT_BASE / f"{datetime.fromtimestamp(wall):%Y%m%d-%H%M%S}"
+    for number in itertools.count(2):
+        try:
+            path.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            path = second.with_name(f"{second.name}-{number}")
+        except OSError:  # `create` says why
+            break
+        else:
+            break
+    return path

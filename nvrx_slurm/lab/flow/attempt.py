@@ -5,7 +5,8 @@ It dies with the run that started it. On SIGTERM it cleans up; on SIGALRM it fir
 writes its stacks into its log.
 
 Four things are checked after every attempt without being asked for: every fault happened; the journal replays to the
-same decisions; journal, result.json and Slurm agree on the exit code; nothing of the job is left.
+same decisions; it has the job's end, unless a fault has happened, and result.json and Slurm agree on the exit code;
+nothing of the job is left.
 """
 
 from __future__ import annotations

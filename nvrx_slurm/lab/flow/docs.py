@@ -160,8 +160,8 @@ entry that came nearest and what kept it from being the one: `cycle: 0, not 1`; 
 (rendezvous_closed)`.
 
 After every attempt four things are checked without being asked for: every fault happened; the journal, fed through
-the controller's core again, leads to the same decisions; the job's exit code is the one that its journal says;
-nothing of the job is left.
+the controller's core again, leads to the same decisions; the journal has the job's end, unless a fault has happened,
+and its exit code is the job's; nothing of the job is left.
 """
 
 

@@ -232,7 +232,7 @@ FAULTS: dict[str, FaultKind] = {
     "kill_batch_host": FaultKind("SIGKILL for the process that the batch script becomes."),
     "kill_node": _node("Everything on a node dies at once. On a site's Slurm: everything of the job."),
     "stop_node": _node("Everything on a node freezes. On a site's Slurm: everything of the job."),
-    "restore_node": _node("A killed node boots again; a frozen one goes on."),
+    "restore_node": _node("A frozen node goes on; a killed one boots again, on `dev`."),
     "drain_node": _node("`scontrol update state=drain`: the node gets no new job.", _OWN_SLURM),
     "down_node": _node("`scontrol update state=down`: Slurm gives the node up.", _OWN_SLURM),
     "resume_node": _node("`scontrol update state=resume`.", _OWN_SLURM),

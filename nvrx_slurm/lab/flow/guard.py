@@ -20,13 +20,13 @@ from nvrx_slurm.errors import UnsafePath, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.lab.devcluster import processes
 from nvrx_slurm.lab.devcluster.processes import wait_until
+from nvrx_slurm.lab.flow.artifacts import GUARD_LOG
 from nvrx_slurm.lab.flow.cleanup import HELD, HeldProcess, clean_up, standing
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.log import get_logger, set_up
 
 log = get_logger("ci")
 
-LOG = "guard.log"
 GOODBYE = b"goodbye\n"
 # How long attempts may take to end after SIGTERM.
 ATTEMPTS_END_S = 8.0
@@ -105,7 +105,7 @@ def main(arguments: Iterable[str]) -> None:
     (folder,) = map(Path, arguments)
     if sys.stdin.buffer.read() == GOODBYE:
         return
-    with (folder / LOG).open("a") as log_file:
+    with (folder / GUARD_LOG).open("a") as log_file:
         set_up("guard", stream=log_file)
         log.info("the run was killed: ending what it has left")
         for problem in clean(folder):

@@ -16,6 +16,7 @@ from nvrx_slurm.jobspec.plan import Plan, plan
 from nvrx_slurm.jobspec.reading import After, Before, Block, Schema, dotted, read, together
 from nvrx_slurm.jobspec.values import AS_LIST, Duration, Line, Name, Nodes, Size
 from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_yaml
+from nvrx_slurm.lab.flow.artifacts import RUN_FILES
 from nvrx_slurm.lab.flow.faults import FAULTS, NEEDS
 from nvrx_slurm.lab.flow.model import (
     STAGES,
@@ -37,6 +38,7 @@ from nvrx_slurm.lab.flow.parsing import read_expectations, read_faults
 from nvrx_slurm.lab.flow.patterns import Equals, EventPattern
 from nvrx_slurm.lab.flow.problems import Problems, nearest
 from nvrx_slurm.report.words import plural
+from nvrx_slurm.util.durations import words
 from nvrx_slurm.util.ids import replica_id
 
 # ------------------------------------------------------------------------------------- the keys of the file
@@ -145,7 +147,13 @@ def load_flow(path: Path) -> Flow:
         _check_triggers(problems, faults)
     _check_captures(problems, faults, expect)
     if form is not None:
+        if (name := form.name or path.stem) in RUN_FILES:
+            problems.add(f"{name} is the name of a file of the run itself: give the flow another", "name")
         for fault in faults:
+            lasts_s = float(fault.arguments.get("lasts", 0.0))
+            if lasts_s >= form.limits.wall:  # nothing else is looked at meanwhile
+                message = f"lasts {words(lasts_s)}, and limits.wall ends the flow after {words(form.limits.wall)}"
+                problems.add_at(message, fault.line, fault.action)
             needs = FAULTS[fault.action].needs
             if needs is not None and not getattr(form.cluster, needs):
                 problems.add_at(f"needs `cluster: {{{NEEDS[needs]}}}`", fault.line, fault.action)
@@ -177,6 +185,7 @@ def load_flow(path: Path) -> Flow:
         faults=faults,
         expect=expect,
         wall_s=form.limits.wall,
+        lines={dotted(key): line for key, line in file.lines.items() if key[0] in ("on", "cluster")},
     )
 
 
@@ -221,7 +230,7 @@ def _overrides(said: Mapping[str, Any], at: KeyPath = ()) -> Iterator[tuple[KeyP
 def load_flows(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Flow]:
     """The flows of files, and of all `*.yaml` files of folders, whose names fit one of the globs `only` (none: all).
 
-    Raises ConfigError with the problems of all files; UsageError if no flow is left.
+    Raises ConfigError with the problems of all files; UsageError if there is no flow, or none that fits a glob.
     """
     # A dict keeps the order, and a file that is named twice, by itself and by its folder, is one flow.
     files: dict[Path, None] = {}
@@ -247,8 +256,10 @@ def load_flows(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Flow]:
     chosen = [flow for flow in flows.values() if not only or any(fnmatch.fnmatchcase(flow.name, g) for g in only)]
     if not flows:
         raise UsageError("no flow: name a flow file, or a folder of them")
-    if not chosen:
-        raise UsageError(f"no flow is called {' or '.join(only)}; {nearest(only[0], flows)}")
+    # Each, or a name with a typo would be a flow that is never run, and never missed.
+    for glob in only:
+        if not fnmatch.filter(flows, glob):
+            raise UsageError(f"no flow is called {glob}; {nearest(glob, flows)}")
     return chosen
 
 

@@ -158,6 +158,11 @@ class Fault:
         rest = [f"{key} {shown(value)}" for key, value in self.arguments.items() if key not in _TARGET_WORDS]
         return ", ".join([" ".join([self.action, *target]), *rest])
 
+    def restores(self, other: Fault) -> bool:
+        """Whether its node is one that the other fault kills, as far as the file tells."""
+        is_it = self.arguments == other.arguments or self.arguments.get("node") == f"${other.binds}"
+        return other.action == "kill_node" and is_it
+
     def captures(self) -> Iterator[str]:
         """The captures that its arguments use."""
         return (value[1:] for value in self.arguments.values() if isinstance(value, str) and value.startswith("$"))
@@ -176,7 +181,8 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One flow file. `job` exists and loads with `overrides` ((dotted key, value) each)."""
+    """One flow file. `job` exists and loads with `overrides` ((dotted key, value) each). `lines`: of `on`, `cluster`
+    and what stands below it."""
 
     name: str
     about: str
@@ -189,3 +195,4 @@ class Flow:
     faults: tuple[Fault, ...]
     expect: tuple[Expectation, ...]
     wall_s: float  # how long one attempt may take, its clean-up aside
+    lines: Mapping[str, int]

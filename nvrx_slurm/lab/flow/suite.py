@@ -25,6 +25,7 @@ from nvrx_slurm.errors import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     EXIT_TIMEOUT,
+    EXIT_USAGE,
     NvrxError,
 )
 from nvrx_slurm.jobspec import env
@@ -139,8 +140,11 @@ class _Suite:
         if self._notices is not None:
             os.close(self._notices)
         # An early end says more than the flows that it cut short; a failed flow more than one that could not be run.
+        note = self._ending.why if self._ending else None
         if self._ending:
             exit_code = self._ending.exit_code
+        elif all(flow.status == "left_out" for flow in ended):
+            exit_code, note = EXIT_USAGE, f"no flow runs on the stage {self._options.stage}"
         elif any(flow.status == "failed" for flow in ended):
             exit_code = EXIT_FAILED
         else:
@@ -153,7 +157,7 @@ class _Suite:
             took_s=self._clock.monotonic() - began,
             flows=tuple(sorted(ended, key=lambda flow: order[Path(flow.file)])),
             exit_code=exit_code,
-            note=self._ending.why if self._ending else None,
+            note=note,
         )
 
     async def _flow(self, flow: Flow) -> FlowOutcome:

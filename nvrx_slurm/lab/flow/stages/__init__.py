@@ -58,20 +58,26 @@ def check(flow: Flow, stage: StageName) -> None:
     done."""
     needs = flow.needs
     asked: list[tuple[int, str, str, tuple[StageName, ...]]] = []  # line, key, what, and the stages that can do it
-    asked.append((flow.line, "on", "this flow", flow.on))
+
+    def ask(key: str, what: str, able: tuple[StageName, ...]) -> None:
+        asked.append((flow.lines.get(key, flow.line), key, what, able))
+
+    ask("on", "this flow", flow.on)
     if needs.disk_bytes is not None:
-        asked.append((flow.line, "cluster.disk", "a small disk", ("local", "dev")))
+        ask("cluster.disk", "a small disk", ("local", "dev"))
     if needs.attribution is not None:
-        asked.append((flow.line, "cluster.attribution", "a scripted attribution service", ("local", "dev")))
+        ask("cluster.attribution", "a scripted attribution service", ("local", "dev"))
     if needs.own_network:
-        asked.append((flow.line, "cluster.network", "a network of each node's own", ("local",)))
+        ask("cluster.network", "a network of each node's own", ("local",))
     if needs.own_network and needs.disk_bytes is not None:
-        asked.append((flow.line, "cluster.disk", "a small disk beside networks of their own", ()))
+        ask("cluster.disk", "a small disk beside networks of their own", ())
     if needs.settings and stage != "local":  # without Slurm there is nothing to set
-        asked.append((flow.line, "cluster.settings", "a slurm.conf of the flow's own", ("dev",)))
+        ask("cluster.settings", "a slurm.conf of the flow's own", ("dev",))
     for fault in flow.faults:
         kind = FAULTS[fault.action]
         asked.append((fault.line, fault.action, f"the fault {fault.action}", kind.stages))
+        if fault.action == "restore_node" and any(fault.restores(other) for other in flow.faults):
+            asked.append((fault.line, fault.action, "a killed node that boots again", ("dev",)))
         if fault.arguments.get("batch_host") and kind.needs != "network":
             key = f"{fault.action}.batch_host"
             asked.append((fault.line, key, "a node that the batch host runs on", ("dev", "slurm")))

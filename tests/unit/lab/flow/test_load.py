@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from nvrx_slurm.lab.flow.load import load_flow, load_flows
 from nvrx_slurm.lab.flow.model import STAGES, Happens, Needs, OnEvent, OnSeveral
 from nvrx_slurm.lab.flow.patterns import EVENTS, FIELDS
 from nvrx_slurm.lab.flow.schema import flow_schema
+from nvrx_slurm.lab.flow.stages import check as check_stage
 
 Write = Callable[[str], Path]
 
@@ -312,8 +314,8 @@ def test_folders_files_and_globs(write: Write) -> None:
 def test_no_flow_left(write: Write, tmp_path: Path) -> None:
     """A glob that fits nothing, and a folder without flows, are errors that say so."""
     flow = write(HEAD + END)
-    with pytest.raises(UsageError, match=r"^no flow is called fow or x; valid: flow$"):
-        load_flows([flow], ["fow", "x"])
+    with pytest.raises(UsageError, match=r"^no flow is called fow; valid: flow$"):
+        load_flows([flow], ["fl*", "fow"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"^empty: the folder holds no flow \(\*\.yaml\)$"):
         load_flows([Path("empty")])
@@ -417,6 +419,46 @@ def test_a_capture_that_nothing_binds(write: Write, flow: str, place: tuple[int,
     with pytest.raises(ConfigError) as caught:
         load_flow(write(flow))
     assert (caught.value.line, caught.value.key) == place
+
+
+def test_what_a_stage_cannot_do_has_its_line(write: Write) -> None:
+    """Where the file says it, not where it begins."""
+    flow = load_flow(write(flow_text("tick", head="name: small\non: [dev, local]\ncluster:\n  disk: 8m\n")))
+    with pytest.raises(ConfigError) as caught:
+        check_stage(flow, "slurm")
+    assert re.findall(r"flow\.yaml:(\d+): (\S+):", str(caught.value)) == [("3", "on"), ("5", "cluster.disk")]
+
+
+@pytest.mark.parametrize(
+    ("faults", "able"),
+    [
+        (KILL + "  - {when: {fault: 1}, do: {restore_node: $dead}}\n", ["dev"]),
+        (KILL + "  - {when: {fault: 1}, do: {restore_node: n1}}\n", ["dev"]),
+        (KILL + "  - {when: {fault: 1}, do: {restore_node: {of_rank: 1}}}\n", ["local", "dev", "slurm"]),
+        (KILL.replace("kill", "stop") + "  - {when: {fault: 1}, do: {restore_node: $dead}}\n", [*STAGES]),
+    ],
+)
+def test_a_killed_node_boots_again_on_a_cluster_of_the_runs_own(write: Write, faults: str, able: list[str]) -> None:
+    """A frozen one goes on anywhere."""
+    flow, found = load_flow(write(flow_text("tick", faults=faults))), []
+    for stage in STAGES:
+        with contextlib.suppress(ConfigError):
+            check_stage(flow, stage)
+            found.append(stage)
+    assert found == able
+
+
+def test_a_fault_that_outlasts_the_flow(write: Write) -> None:
+    """It is carried out to its end before anything else is looked at."""
+    faults = "  - {when: {state: running}, do: {suspend: {lasts: 45s}}}\n"
+    message = problem(write(flow_text("tick", faults=faults, head="limits: {wall: 10s}\n")))
+    assert message.startswith("flow.yaml:6: suspend: ")
+
+
+@pytest.mark.parametrize("name", ["lease", "guard.log"])
+def test_a_flow_named_as_a_file_of_its_run(write: Write, name: str) -> None:
+    """Its attempts would need a folder of that name."""
+    assert problem(write(flow_text("tick", head=f"name: {name}\n"))).startswith("flow.yaml:2: name: ")
 
 
 @pytest.mark.parametrize(

@@ -381,7 +381,7 @@ def test_what_must_never_come_to_the_node_that_was_hit(write: Write) -> None:
 def flow_of(*items: object) -> Flow:
     """A flow that only expects."""
     needs = Needs(nodes=6, settings={})
-    return Flow("f", "", Path("f"), 1, Path("j"), (), ("local",), needs, (), items, 120.0)  # type: ignore[arg-type]
+    return Flow("f", "", Path("f"), 1, Path("j"), (), ("local",), needs, (), items, 120.0, {})  # type: ignore[arg-type]
 
 
 def literal(entry: Entry) -> EventPattern:

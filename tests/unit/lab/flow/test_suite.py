@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.errors import EXIT_FAILED, UsageError
-from nvrx_slurm.lab.flow.artifacts import Artifacts, AttemptFolder, AttemptSpec, check_over
+from nvrx_slurm.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+from nvrx_slurm.lab.flow.artifacts import Artifacts, AttemptFolder, AttemptSpec, check_over, default_folder
 from nvrx_slurm.lab.flow.load import load_flow
 from nvrx_slurm.lab.flow.outcome import FlowAttempt
 from nvrx_slurm.lab.flow.suite import AttemptProcess, SuiteOptions, _Suite
@@ -64,6 +64,21 @@ def test_artifacts_of_two_runs_do_not_mix(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+def test_two_runs_that_begin_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
+    """A third one does too; where no folder can be made, `create` says so."""
+    monkeypatch.chdir(tmp_path)
+    folders = [Artifacts(default_folder(0.0)) for _ in range(3)]
+    for folder in folders:
+        folder.create()
+    assert len({folder.path for folder in folders}) == 3
+    for folder in folders:
+        folder.sweep()
+    Path("nvrx-ci").rmdir()
+    Path("nvrx-ci").touch()
+    with pytest.raises(UsageError):
+        Artifacts(default_folder(0.0)).create()
+
+
 def test_a_run_that_goes_on_is_known_from_outside(tmp_path):
     """As long as its process lives its folder says whose it is; afterwards, and where there is none, nothing does."""
     check_over(tmp_path / "a")
@@ -99,6 +114,17 @@ def test_outcome_and_specification_survive_the_way_through_their_files(tmp_path)
     attempt = FlowAttempt(number=2, verdict="failed", began_at=1.0, took_s=2.0)
     folder.write_outcome(attempt)
     assert folder.read_outcome() == attempt
+
+
+async def test_a_run_of_no_flow_is_not_a_good_one(tmp_path, write):
+    """All of them are left out on this stage."""
+    flow = load_flow(write("job: job.yaml\nexpect: [job_ended]\non: slurm\n"))
+    artifacts = Artifacts(tmp_path / "a")
+    artifacts.create()
+    options = SuiteOptions(stage="local", artifacts=artifacts.path)
+    outcome = await _Suite(options, artifacts, lambda _: None, SystemClock()).run([flow])
+    artifacts.sweep()
+    assert (outcome.exit_code, outcome.flows[0].status) == (EXIT_USAGE, "left_out")
 
 
 async def test_attempt_that_cannot_begin_is_broken(tmp_path, write):

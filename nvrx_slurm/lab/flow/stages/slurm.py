@@ -143,8 +143,10 @@ class SlurmFaults:
     def cancel(self, arguments: Arguments, scene: Scene) -> FaultResult:
         # Plain scancel must end the job; a signal goes to the batch script, as ahead of the time limit.
         job, at, name = scene.job.job_id, self._clock.wall(), arguments.get("signal")
-        if (state := self._show(job)["JobState"]) in _ENDING:
-            raise FaultFailed(f"job {job} ends already: Slurm says that it is {state}")
+        before = self._show(job)["JobState"]
+        # One that is COMPLETING may be on its way back into the queue.
+        if before in _ENDING and before != "COMPLETING":
+            raise FaultFailed(f"job {job} has ended already: Slurm says that it is {before}")
         command = ("scancel", "--batch", f"--signal={name}", job) if name else ("scancel", job)
         self._ask(*command)
         if arguments.get("twice"):
@@ -155,9 +157,10 @@ class SlurmFaults:
 
         def ending() -> str | None:
             state = self._show(job)["JobState"]
-            return f"Slurm says that job {job} is {state}" if state in _ENDING else None
+            return f"Slurm says that job {job} is {state}" if state in proofs else None
 
-        what = f"job {job} to be {' or '.join(_ENDING)}"
+        proofs = ("CANCELLED",) if before == "COMPLETING" else _ENDING
+        what = f"job {job} to be {' or '.join(proofs)}"
         return FaultResult(at=at, proof=self._seen(ending, what, PROOF_S))
 
     def requeue(self, arguments: Arguments, scene: Scene) -> FaultResult:

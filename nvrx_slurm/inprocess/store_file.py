@@ -143,7 +143,7 @@ class FileConnection(Connection):
                 self._watch.wait(min(left_s, LOOK_S))
             else:
                 # Then read again before the first wait: an entry, or a cancel, may have come before the watch.
-                with self._guard:
+                with self._usable(), self._guard:
                     self._watch = FileWatch(self._folder / "log")
 
     def arrive(self, barrier: str, member: int, payload: bytes = b"") -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import os
 import signal
 import subprocess
@@ -119,6 +120,18 @@ def test_a_lock_that_somebody_keeps_is_not_waited_for_forever(path: Path, connec
         with pytest.raises(Cancelled):
             waiting.result(DEADLINE_S)
     assert impatient.append(b"two", 1)
+
+
+def test_a_process_without_a_descriptor_left(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot wait, as it cannot read."""
+
+    def fail(*_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched, pytest.raises(StoreError):
+        patched.setattr(os, "eventfd", fail)
+        connection.read(0, LONG_S)
+    assert connection.append(b"one", 0)
 
 
 def test_what_the_kernel_does_not_tell_of_is_found_by_looking(path: Path, connection: Connection) -> None:

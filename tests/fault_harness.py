@@ -8,7 +8,6 @@ import platform
 import signal
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +17,8 @@ import pytest
 from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.lab.faults.disk import SmallDisk
-from tests.harness import WAIT_S, RunningJob
+from tests.harness import RunningJob
+from tests.waiting import until
 
 _T = TypeVar("_T")
 
@@ -26,15 +26,6 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _SECCOMP_ALLOW, _SECCOMP_ERRNO = 0x7FFF0000, 0x00050000
 _SETSOCKOPT = {"x86_64": 54, "aarch64": 208}
 _SO_ATTACH_FILTER = 26
-
-
-def until(condition: Callable[[], _T], what: str, *, timeout: float = WAIT_S) -> _T:
-    """Wait until the condition holds; returns what it gave."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not in {timeout} s: {what}"
-        time.sleep(0.01)
-    return value
 
 
 def child_of(pid: int, words: str) -> int:

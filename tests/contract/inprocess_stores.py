@@ -11,7 +11,6 @@ import signal
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -109,14 +108,6 @@ KINDS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Store]]] = {
     "redis": _redis,
     "tcp": _tcp,
 }
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for it, up to a deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.002)
 
 
 class TlsRelay:

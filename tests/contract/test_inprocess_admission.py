@@ -17,7 +17,8 @@ from nvrx_slurm.inprocess.exception import RestartError, StoreError, TimeoutErro
 from nvrx_slurm.inprocess.store import Store
 from nvrx_slurm.util.processes import process_space, started_ticks
 from nvrx_slurm.util.threads import in_thread
-from tests.contract.inprocess_stores import DEADLINE_S, KINDS, until
+from tests.contract.inprocess_stores import DEADLINE_S, KINDS
+from tests.waiting import until
 
 GROUP = "group"
 HERE = MemberProcess(host="here", pid=os.getpid(), began=started_ticks(os.getpid()) or 0, space=process_space())

@@ -22,7 +22,8 @@ from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import make_folders
 from nvrx_slurm.util.locks import locked
 from nvrx_slurm.util.threads import in_thread
-from tests.contract.inprocess_stores import DEADLINE_S, until
+from tests.contract.inprocess_stores import DEADLINE_S
+from tests.waiting import until
 
 LONG_S = 600.0
 APPEND_FOREVER = """

@@ -23,7 +23,8 @@ from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.inprocess.store_tcp import TCPStore
 from nvrx_slurm.store.link import open_socket
 from nvrx_slurm.util.processes import is_alive
-from tests.contract.inprocess_stores import DEADLINE_S, until
+from tests.contract.inprocess_stores import DEADLINE_S
+from tests.waiting import until
 
 GROUP = "a group"
 ASK = f"""

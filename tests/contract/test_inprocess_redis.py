@@ -28,7 +28,8 @@ from nvrx_slurm.store.job_store import JobStore
 from nvrx_slurm.store.keys import InprocessKeys
 from nvrx_slurm.util.redis_url import parse_redis_url
 from nvrx_slurm.util.threads import in_thread
-from tests.contract.inprocess_stores import DEADLINE_S, PASSWORD, TlsRelay, Valkey, until
+from tests.contract.inprocess_stores import DEADLINE_S, PASSWORD, TlsRelay, Valkey
+from tests.waiting import until
 
 LONG_S = 600.0
 

@@ -22,7 +22,7 @@ import pytest
 from nvrx_slurm.attribution.local_service import find_token
 from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
 from nvrx_slurm.util.processes import is_alive
-from tests.fault_harness import until
+from tests.waiting import until
 
 DEADLINE_S = 60.0
 TOKEN = "correct-horse-battery-staple"

@@ -16,14 +16,14 @@ import pytest
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.lab.devcluster import DevCluster, names, places, programs, remove
 from nvrx_slurm.lab.devcluster.daemons import MARK, living, recorded
-from nvrx_slurm.lab.devcluster.processes import environment_of, kill, read_table, wait_until
+from nvrx_slurm.lab.devcluster.processes import environment_of, kill, read_table
 from nvrx_slurm.lab.devcluster.spec import of_cluster
 from nvrx_slurm.util.clock import SystemClock
+from tests.waiting import until
 
 pytest_plugins = ["tests.slurm_cluster"]
 pytestmark = pytest.mark.slurm(nodes=6)
 
-WAIT_S = 60.0
 NOTICED_S = 90.0  # slurmctld takes 15 to 20 s to hold a silent node for down
 
 # Each task leaves a detached process behind, tells its node's name, and lives until it reads from its pipe.
@@ -47,11 +47,6 @@ def small() -> Iterator[DevCluster]:
     """A cluster of two nodes that a test may ruin."""
     with DevCluster.up(name="test-small", nodes=2) as cluster:
         yield cluster
-
-
-def until(condition: object, what: str, timeout_s: float = WAIT_S) -> None:
-    assert callable(condition)
-    wait_until(condition, timeout_s=timeout_s, what=what, clock=SystemClock())
 
 
 class Job:

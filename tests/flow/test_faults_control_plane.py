@@ -14,8 +14,9 @@ from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.journal.records import ControllerStarted, NodeLost, RendezvousOpened, Shutdown
 from nvrx_slurm.store.redis_client import client
 from nvrx_slurm.util.processes import is_alive
-from tests.fault_harness import child_of, until
+from tests.fault_harness import child_of
 from tests.harness import gate_plan, wait_gone
+from tests.waiting import until
 
 QUICK = {"heartbeat__interval": 0.2, "heartbeat__timeout": 3.0}
 

@@ -11,9 +11,10 @@ import pytest
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.journal.records import entry_from_json
 from nvrx_slurm.util.processes import is_alive
-from tests.fault_harness import child_of, small_disk, until
+from tests.fault_harness import child_of, small_disk
 from tests.fault_jobs import fault_plan, printed
 from tests.harness import gate_plan, wait_gone
+from tests.waiting import until
 
 
 @pytest.fixture

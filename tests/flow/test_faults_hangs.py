@@ -13,8 +13,9 @@ from nvrx_slurm.cli import cli
 from nvrx_slurm.jobspec.model import HangSpec
 from nvrx_slurm.journal.records import Learned, WorkerHung, WorkersDone
 from nvrx_slurm.util.processes import is_alive
-from tests.fault_harness import child_of, until
+from tests.fault_harness import child_of
 from tests.fault_jobs import causes, ends_well, fault_plan, printed
+from tests.waiting import until
 
 
 def hangs_of(job, gate, count):

@@ -11,9 +11,10 @@ import pytest
 
 from nvrx_slurm.agent.supervisor import send_all
 from nvrx_slurm.journal.records import NodeFenced, NodeJoined, NodeLost, RendezvousClosed, RestartDecided
-from tests.fault_harness import FrozenNode, child_of, supervisor_of, until, without_socket_filters
+from tests.fault_harness import FrozenNode, child_of, supervisor_of, without_socket_filters
 from tests.harness import wait_gone
 from tests.ledger import Ledger
+from tests.waiting import until
 
 QUICK = {"heartbeat__interval": 0.2, "heartbeat__timeout": 4.0, "heartbeat__startup_timeout": 10.0}
 

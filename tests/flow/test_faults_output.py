@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.journal.records import NodeLost
-from tests.fault_harness import until
 from tests.fault_jobs import ends_well, fault_plan, printed
+from tests.waiting import until
 
 MOST_RESIDENT_KB = 300_000
 QUICK = {"heartbeat__interval": 0.5, "heartbeat__timeout": 5.0}

@@ -8,9 +8,9 @@ from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.jobspec.model import HangSpec
 from nvrx_slurm.journal.records import NodeReady, StacksDumped, WorkerFailed
 from nvrx_slurm.util.processes import is_alive
-from tests.fault_harness import until
 from tests.fault_jobs import causes, ends_well, fault_plan, printed
 from tests.harness import wait_gone
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("nodes", [1, 2], ids=["on its own node", "across nodes"])

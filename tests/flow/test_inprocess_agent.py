@@ -31,9 +31,10 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.lab.flow.replaying import replay
 from nvrx_slurm.store.embedded import EmbeddedStore
-from tests.fault_harness import child_of, until
+from tests.fault_harness import child_of
 from tests.harness import Gate, RunningJob, Waiting, plan_of, wait_gone
 from tests.inprocess_worker import HOLD, RAISE
+from tests.waiting import until
 
 WORKER = Path(__file__).parents[1] / "inprocess_worker.py"
 ONE_NODE = {"nodes": 1, "workers": 2}

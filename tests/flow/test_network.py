@@ -11,10 +11,11 @@ import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.journal.records import NodeFenced, NodeIsolated, NodeJoined, NodeLost, RestartDecided
-from tests.fault_harness import FrozenNode, until
+from tests.fault_harness import FrozenNode
 from tests.harness import end_with_all, wait_gone
 from tests.ledger import Ledger
 from tests.network import BATCH, GateNetwork
+from tests.waiting import until
 
 NODES = ("n1", "n2", "n3")
 QUICK = {

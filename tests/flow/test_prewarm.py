@@ -33,9 +33,10 @@ from nvrx_slurm.journal.records import (
     WorkersStarted,
 )
 from nvrx_slurm.util.processes import is_alive
-from tests.fault_harness import FrozenNode, supervisor_of, until
+from tests.fault_harness import FrozenNode, supervisor_of
 from tests.harness import WAIT_S, Gate, RunningJob, Waiting, plan_of, wait_gone
 from tests.ledger import Ledger
+from tests.waiting import until
 
 SEEDS = [int(each) for each in os.environ.get("NVRX_TEST_SEEDS", "1 2").split()]
 WORKER = Path(__file__).parents[1] / "prewarm_worker.py"

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.lab.devcluster import names
-from nvrx_slurm.lab.devcluster.processes import environment_of, read_table, wait_until
+from nvrx_slurm.lab.devcluster.processes import environment_of, read_table
 from nvrx_slurm.lab.flow.cleanup import MARK
-from nvrx_slurm.util.clock import SystemClock
+from tests.waiting import until
 
 pytest_plugins = ["pytester"]
 
-WAIT_S = 60.0
 FOREVER = "[sh, -c, 'while :; do read _ || exec tail -f /dev/null; done']"
 JOB_YAML = f"name: theirs\ncommand: {FOREVER}\nworkers_per_node: 2\nfault_tolerance: {{teardown: {{grace: 1s}}}}\n"
 PASSING = """
@@ -223,8 +222,3 @@ def test_killed_session_leaves_nothing(theirs):
 def clusters(pid: int) -> list[str]:
     """The clusters of that session."""
     return [name for name in names() if name == f"pytest-{pid}"]
-
-
-def until(condition: object, what: str) -> None:
-    assert callable(condition)
-    wait_until(condition, timeout_s=WAIT_S, what=what, clock=SystemClock())

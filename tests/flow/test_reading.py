@@ -23,9 +23,9 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, JobEnded, NodeJoined, Recovered, RendezvousClosed, WorkersStarted
 from nvrx_slurm.report import source
 from nvrx_slurm.report.snapshot import take
-from tests.fault_harness import until
 from tests.forks import run_command
 from tests.harness import Gate, RunningJob, end_with_all, gate_plan, is_alive, start_local, wait_gone
+from tests.waiting import until
 
 WAIT_S = 60.0
 RunLocal = Callable[..., RunningJob]

@@ -13,22 +13,17 @@ import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.errors import EXIT_RETRY
-from nvrx_slurm.lab.devcluster.processes import wait_until
-from nvrx_slurm.util.clock import SystemClock
 from tests.forks import run_command
 from tests.harness import wait_gone
 from tests.slurm_harness import CLI
 from tests.slurm_jobs import STUBBORN, gate_command
+from tests.waiting import until
 
 IGNORES_SIGCHLD = """
 import os, signal, sys
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-
-
-def until(condition, what):
-    wait_until(condition, timeout_s=30.0, what=what, clock=SystemClock())
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.processes import is_alive
 from tests.contract.inprocess_stores import PASSWORD, Valkey
-from tests.fault_harness import until
 from tests.harness import gate_plan
+from tests.waiting import until
 
 NEVER = -1
 

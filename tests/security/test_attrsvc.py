@@ -25,7 +25,7 @@ from nvrx_slurm.attribution.sources.service import fixed_endpoint
 from nvrx_slurm.errors import SourceError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.util.processes import MOST_DESCRIPTORS
-from tests.fault_harness import until
+from tests.waiting import until
 
 BOUND_S = 60.0
 Start = Callable[..., "Service"]

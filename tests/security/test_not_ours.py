@@ -35,7 +35,8 @@ from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import boot_id, is_alive, started_ticks
 from nvrx_slurm.util.redis_url import parse_redis_url
 from nvrx_slurm.util.threads import in_thread
-from tests.contract.inprocess_stores import PASSWORD, Valkey, until
+from tests.contract.inprocess_stores import PASSWORD, Valkey
+from tests.waiting import until
 
 LONG_S = 60.0
 FACT = NodeReady(seq=1, node="n1", incarnation="i", replica="main-0", cycle=0, port=1)

@@ -22,8 +22,9 @@ from nvrx_slurm.batch.__main__ import default_route_address
 from nvrx_slurm.jobspec.model import StoreSpec
 from nvrx_slurm.journal.folder import LOOPBACK, StoreAddress
 from nvrx_slurm.store.redis_client import client
-from tests.fault_harness import child_of, until
+from tests.fault_harness import child_of
 from tests.harness import gate_plan
+from tests.waiting import until
 
 QUICK = {"heartbeat__interval": 0.2, "heartbeat__timeout": 60.0, "fence_timeout": 30.0}
 AGENTS = f'for n in n1 n2; do NVRX_NODE=$n "{sys.executable}" -P -m nvrx_slurm.agent & done; wait'

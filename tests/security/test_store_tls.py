@@ -26,7 +26,7 @@ from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.redis_client import client
 from nvrx_slurm.transport import Directory
 from nvrx_slurm.util.clock import SystemClock
-from tests.fault_harness import until
+from tests.waiting import until
 
 PASSWORD = "the password of the site's store"
 WRONG, RIGHT = "DNS:other.example", "IP:127.0.0.1"

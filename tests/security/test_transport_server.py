@@ -19,7 +19,7 @@ import pytest
 
 from nvrx_slurm.transport import PayloadClient, PayloadRef, PayloadServer, PeerRefused, SharedRing, protocol
 from nvrx_slurm.util.admission import MOST_UNPROVEN
-from tests.transport.harness import until
+from tests.waiting import until
 
 WAIT_S = 60.0
 FLOOD = 2400

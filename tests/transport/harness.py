@@ -22,6 +22,7 @@ from nvrx_slurm.transport.errors import PayloadTimeout, TransportError
 from nvrx_slurm.transport.protocol import PeerLink, TokenHandshake, pass_through
 from nvrx_slurm.transport.ring import SharedRing
 from nvrx_slurm.transport.server import ServerLimits, serve
+from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -39,15 +40,6 @@ TOKEN = b"one token of the job, 32 bytes.."
 
 def soon(seconds: float = WAIT_S) -> float:
     return time.monotonic() + seconds
-
-
-def until(condition: Callable[[], T], what: str, timeout: float = WAIT_S) -> T:
-    """Wait until it holds; returns what it gave."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not in {timeout} s: {what}"
-        time.sleep(0.002)
-    return value
 
 
 def pattern(size: int, seed: int = 1) -> memoryview:

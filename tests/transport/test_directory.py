@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from nvrx_slurm.store import connection
 from nvrx_slurm.transport.directory import KEPT_RECORDS, LONGEST_RECORD_BYTES, Directory, Following, Published, pack
 from nvrx_slurm.transport.ref import PayloadRef
 from tests.inprocess.servers import Valkey
+from tests.waiting import until
 
 WAIT_S = 30.0
 KEY = "nvrx:{j}:payloads:payloads"
@@ -74,13 +75,6 @@ def take(following: Following, count: int) -> list[int]:
         assert time.monotonic() < deadline, got
         got += numbers(following.next(timeout_s=1.0))
     return got
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.005)
 
 
 def connections(server: Valkey) -> int:

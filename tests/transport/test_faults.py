@@ -44,9 +44,9 @@ from tests.transport.harness import (
     rings_of,
     soon,
     stopped,
-    until,
 )
 from tests.transport.nodes import BRISK, Consumer, Node, Producer, asked, client_of, node
+from tests.waiting import until
 
 PATIENT = replace(BRISK, calls=1000, pause_s=0.02)
 """Goes on for as long as there is time."""

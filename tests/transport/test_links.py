@@ -39,9 +39,9 @@ from tests.transport.harness import (
     signals_every,
     soon,
     stopped,
-    until,
 )
 from tests.transport.links import Far, receive, receive_payload, send
+from tests.waiting import until
 
 SIZES = [1, 7, 4096, (1 << 20) + 1, 64 << 20]
 SHORT_S = 0.4

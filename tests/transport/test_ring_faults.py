@@ -21,6 +21,7 @@ from nvrx_slurm.transport.errors import RingError
 from nvrx_slurm.transport.ring import Claim, SharedRing, is_gone, sweep
 from nvrx_slurm.transport.slots import Refusal, State
 from nvrx_slurm.util.processes import is_alive
+from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -46,15 +47,6 @@ def start() -> Iterator[Start]:
     for process in begun:
         process.kill()
         process.communicate()
-
-
-def until(condition: Callable[[], T], what: str) -> T:
-    """Once it is true."""
-    deadline = time.monotonic() + WAIT_S
-    while not (outcome := condition()):
-        assert time.monotonic() < deadline, f"never came: {what}"
-        os.sched_yield()
-    return outcome
 
 
 def is_stopped(pid: int) -> bool:

@@ -45,8 +45,9 @@ from nvrx_slurm.transport.server import offer
 from nvrx_slurm.transport.shm import MOST_RINGS
 from nvrx_slurm.transport.slots import State
 from nvrx_slurm.transport.tcp import TcpBackend
-from tests.transport.harness import TOKEN, WAIT_S, Async, bounded, on_deadline, soon, until
+from tests.transport.harness import TOKEN, WAIT_S, Async, bounded, on_deadline, soon
 from tests.transport.nodes import asked, client_of
+from tests.waiting import until
 
 
 class Served:

@@ -18,8 +18,9 @@ from nvrx_slurm.transport import PayloadRef, PayloadServer, ServerLimits, Shared
 from nvrx_slurm.transport.protocol import PeerLink, acknowledge, greet, host_and_port, receive, request, settle
 from nvrx_slurm.transport.slots import State
 from nvrx_slurm.transport.tcp import TcpBackend, TcpLink
-from tests.transport.harness import TOKEN, Async, pattern, soon, until
+from tests.transport.harness import TOKEN, Async, pattern, soon
 from tests.transport.nodes import client_of
+from tests.waiting import until
 
 SIZE = 50_000
 BOUND_BYTES = 2 << 20

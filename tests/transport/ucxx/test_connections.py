@@ -21,8 +21,9 @@ from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset, RingError, TransportError
 from nvrx_slurm.transport.protocol import Backend, PeerLink, host_and_port
 from nvrx_slurm.transport.ucxx import REFUSAL, UcxxLink, WorkerHello
-from tests.transport.harness import WAIT_S, Async, on_deadline, soon, until, without_ucx
+from tests.transport.harness import WAIT_S, Async, on_deadline, soon, without_ucx
 from tests.transport.links import Far, receive, send
+from tests.waiting import until
 
 FRAME = b"a frame of 32 bytes, neither more"[:32]
 

@@ -30,10 +30,10 @@ from tests.transport.harness import (
     bounded,
     pattern,
     soon,
-    until,
     without_ucx,
 )
 from tests.transport.links import Far, receive, receive_payload, send
+from tests.waiting import until
 
 FRAME = b"a frame of 32 bytes, neither more"[:32]
 
@@ -57,7 +57,8 @@ link = backend.connect(listener.address, soon())
 
 FAR = """
 import signal
-from tests.transport.harness import soon, until
+from tests.transport.harness import soon
+from tests.waiting import until
 from tests.transport.links import Far
 """
 

@@ -7,7 +7,7 @@ import ctypes
 import mmap
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,9 @@ from nvrx_slurm.agent import page_cache
 from nvrx_slurm.agent.page_cache import PageCache, matching
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.workload.slot import Reading
+from tests.waiting import async_until
 
 # The cache reads at idle priority: not while other processes keep the disk busy.
-WAIT_S = 90.0
 MIB = 1 << 20
 
 
@@ -76,15 +76,8 @@ def write(path: Path, size: int = MIB, *, newer_s: int = 0) -> Path:
     return path
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what a thread does."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110  a thread makes it so, and sets no event
-            await asyncio.sleep(0.01)
-
-
 async def looked(cache: PageCache) -> None:
-    await until(lambda: cache._running is None)
+    await async_until(lambda: cache._running is None)
 
 
 async def test_standby_node_reads_what_matches(cache: PageCache, folder: Path) -> None:
@@ -178,11 +171,11 @@ async def test_node_with_ranks_looks_after_a_checkpoint_only(cache: PageCache, f
     cache.saw(checkpoints(0))
     assert cache._running is None and cache._timer is None
     cache.saw(checkpoints(1))
-    await until(lambda: cache.files == 1)
+    await async_until(lambda: cache.files == 1)
     assert cached(first) == 1.0
     second = write(folder / "2.pt")
     cache.saw(checkpoints(2))
-    await until(lambda: cache.files == 2)
+    await async_until(lambda: cache.files == 2)
     assert cached(second) == 1.0
 
 
@@ -192,7 +185,7 @@ async def test_standby_node_looks_again_by_the_clock(folder: Path) -> None:
     cache.begin(["*.pt"], folder, None)
     await looked(cache)
     later = write(folder / "later.pt")
-    await until(lambda: cache.files == 1)
+    await async_until(lambda: cache.files == 1)
     assert cached(later) == 1.0
     cache.stop()
     assert cache._timer is None
@@ -203,7 +196,7 @@ async def test_stop_ends_a_read_in_the_middle_of_a_file(cache: PageCache, folder
     path = write(folder / "large.pt", 1)
     os.truncate(path, 1 << 29)  # a hole: it takes pages of the cache as any other content, and no time to write
     cache.begin(["*.pt"], folder, None)
-    await until(lambda: cached(path) > 0.0)
+    await async_until(lambda: cached(path) > 0.0)
     cache.stop()
     await looked(cache)
     assert cached(path) < 1.0
@@ -223,7 +216,7 @@ async def test_begin_while_the_thread_of_before_still_reads(cache: PageCache, fo
     running = cache._running
     cache.begin(["second.pt"], folder, None)
     assert cache._running is running
-    await until(lambda: cached(second) == 1.0)
+    await async_until(lambda: cached(second) == 1.0)
     assert cached(first) < 1.0
 
 

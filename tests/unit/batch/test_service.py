@@ -13,6 +13,7 @@ from nvrx_slurm.batch.children import ManagedService
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.util.processes import is_alive
 from tests.unit.core.fleet import plain
+from tests.waiting import async_until
 
 WITHIN_S = 30.0
 
@@ -41,12 +42,6 @@ def folder(tmp_path: Path) -> JobFolder:
     return folder
 
 
-async def until(said: object) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not said():  # type: ignore[operator]  # noqa: ASYNC110 -- it is another process that does it
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     "script",
     [
@@ -59,7 +54,7 @@ async def test_a_service_that_is_no_use_is_started_again(folder: JobFolder, scri
     """Nothing of it ends the task that keeps it, and with it the job."""
     service = Scripted(folder, script)
     keeping = asyncio.create_task(service.keep())
-    await until(lambda: keeping.done() or service.ends == 2)
+    await async_until(lambda: keeping.done() or service.ends == 2)
     assert not keeping.done()
     keeping.cancel()
     await asyncio.wait([keeping])
@@ -73,7 +68,7 @@ async def test_a_folder_that_takes_no_file_is_survived(folder: JobFolder) -> Non
     service = Scripted(folder, "")
     service._token_path.mkdir()
     keeping = asyncio.create_task(service.keep())
-    await until(lambda: keeping.done() or service.ends == 1)
+    await async_until(lambda: keeping.done() or service.ends == 1)
     assert not keeping.done()
     keeping.cancel()
     await asyncio.wait([keeping])
@@ -86,9 +81,9 @@ async def test_the_address_is_this_ones_or_none(folder: JobFolder) -> None:
     script += "; time.sleep(99)"
     service = Scripted(folder, script)
     keeping = asyncio.create_task(service.keep())
-    await until(lambda: service.process)
+    await async_until(lambda: service.process)
     assert not folder.service_path.exists()
-    await until(folder.service_path.exists)
+    await async_until(folder.service_path.exists)
     assert msgspec.json.decode(folder.service_path.read_bytes())["url"] == "http://127.0.0.1:4711"
     keeping.cancel()
     await asyncio.wait([keeping])

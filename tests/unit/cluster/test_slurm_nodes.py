@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nvrx_slurm.cluster.slurm_nodes import CLOCK_SKEW_S, JobNodes, SlurmNode, node_states, nodes_of
-from nvrx_slurm.lab.devcluster.processes import wait_until
-from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
+from tests.waiting import async_until
 
 HEAD = "NodeName=n2 Arch=x86_64 CPUTot=4 NodeAddr=127.0.0.1 OS=Linux 6.18 #1 SMP PREEMPT_DYNAMIC @0  Gres=(null)"
 UP = f"{HEAD} State=IDLE ThreadsPerCore=1 Partitions=main  BootTime=2026-11-21T08:55:39 SlurmdStartTime=None"
 DOWN = UP.replace("IDLE", "DOWN+NOT_RESPONDING") + " ExtSensorsTemp=n/s Reason={} [root@2026-11-21T12:26:48]"
 BOOTED_AT, ADDR = 1795251339.0, "127.0.0.1"
-DEADLINE_S = 30.0
 
 
 def test_a_node_that_is_well_has_a_state_and_no_reason() -> None:
@@ -105,18 +102,14 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "pid"
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    await asyncio.to_thread(wait_until, condition, timeout_s=DEADLINE_S, what=what, clock=SystemClock())
-
-
 async def test_a_question_that_is_cancelled_leaves_no_process(hanging: Path) -> None:
     """A controller that ends kills the scontrol it has asked, and what that has started."""
     asked = asyncio.create_task(node_states(["n2"], timeout_s=1000.0))
-    await until(hanging.exists, "scontrol to hang")
+    await async_until(hanging.exists, "scontrol to hang")
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    await until(lambda: not is_alive(int(hanging.read_text())), "its child to be dead")
+    await async_until(lambda: not is_alive(int(hanging.read_text())), "its child to be dead")
 
 
 async def test_a_scontrol_that_hangs_is_no_answer(hanging: Path) -> None:

@@ -8,7 +8,8 @@ from nvrx_slurm.controller.mirror import Mirror, last_number, read_copy
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, Tick, entry_from_json, entry_to_json
 from nvrx_slurm.report.source import so_far
-from tests.fault_harness import small_disk, until
+from tests.fault_harness import small_disk
+from tests.waiting import until
 
 
 def entries(first, last):

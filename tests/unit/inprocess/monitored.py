@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,12 @@ from nvrx_slurm.inprocess.ledger import AnyEntry, GroupLedger, Log, Lost
 from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.util.processes import is_alive
 from tests.inprocess.servers import Valkey
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 30.0
 PROMPT = {"soft_timeout_s": 60.0, "hard_timeout_s": 90.0, "heartbeat_timeout_s": 30.0, "heartbeat_interval_s": 0.05}
 PROMPT |= {"interval_s": 0.05, "grace_s": 0.1}
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for a condition, and return what it comes to."""
-    deadline = time.monotonic() + WAIT_S
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
-        select.select([], [], [], 0.002)
-    return result
 
 
 class Rank:

@@ -19,8 +19,9 @@ from nvrx_slurm.inprocess.ledger import Completed, Interrupted, IterationOpened,
 from nvrx_slurm.inprocess.monitor import IGNORED_SIGNALS
 from nvrx_slurm.util.processes import is_alive
 from tests.inprocess.servers import Valkey
-from tests.unit.inprocess.monitored import ROOT, Group, until
+from tests.unit.inprocess.monitored import ROOT, Group
 from tests.unit.inprocess.monitored_rank import INHERITABLE
+from tests.waiting import until
 
 Watch = Callable[..., Group]
 APART = [{"host": "n0"}, {"host": "n1"}, {"host": "n2"}]

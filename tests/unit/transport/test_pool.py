@@ -15,8 +15,9 @@ from nvrx_slurm.transport.protocol import PeerLink, acknowledge, request
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.server import ServerLimits
 from nvrx_slurm.transport.tcp import TcpBackend
-from tests.transport.harness import TOKEN, admit_and_serve, soon, until
+from tests.transport.harness import TOKEN, admit_and_serve, soon
 from tests.unit.transport.sides import Side, server_of
+from tests.waiting import until
 
 RING, OTHER_RING = "nvrx-ring-1-2-3", "nvrx-ring-4-5-6"
 REF = PayloadRef(node="n1", ring=RING, slot=3, generation=9, size=0)

@@ -8,7 +8,6 @@ import signal
 import stat
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from nvrx_slurm.diagnostics.stacks.dump import DumpMethod, dump
 from nvrx_slurm.diagnostics.stacks.hook_client import DUMP_SIGNAL
 from nvrx_slurm.diagnostics.stacks.process import describe
 from nvrx_slurm.util.processes import is_alive
+from tests.waiting import until
 
 DEADLINE_S = 20.0
 WHY = "no progress for 30 s"
@@ -61,14 +61,6 @@ def take(dump_dir, tmp_path):
         return asyncio.run(dump(groups, dump_dir=dump_dir, why=WHY, **wanted))
 
     return take
-
-
-def until(condition, what):
-    """Waits until a condition holds."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s until {what}"
-        os.sched_yield()
 
 
 def state_of(pid):

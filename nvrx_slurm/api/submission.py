@@ -20,7 +20,7 @@ from nvrx_slurm.util.log import get_logger
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import Job
     from nvrx_slurm.cluster.base import ClusterName
-    from nvrx_slurm.jobspec.model import JobSpec
+    from nvrx_slurm.jobspec.model import JobSpec, StoreSpec
     from nvrx_slurm.jobspec.plan import Plan
 
 log = get_logger("submit")
@@ -118,7 +118,9 @@ def submit(
 def hand_over(prepared: PreparedJob, *, cluster: ClusterName) -> str:
     """Submit a job that was prepared for this cluster, and return its id. Raises what `submit` raises."""
     if prepared.uses_site_store:
-        check_store(prepared)
+        from nvrx_slurm.jobspec.plan import plan_from_json
+
+        check_store(plan_from_json(prepared.plan_json.encode()).store)
     if cluster == "local":
         return _submitted(prepared, cluster)
     with KillWaitQuestion() as kill_wait:  # asked while sbatch runs, so that it costs no time
@@ -165,18 +167,16 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
     return job_id
 
 
-def check_store(prepared: PreparedJob) -> None:
+def check_store(site: StoreSpec) -> None:
     """Knock at the site's own store, as the batch host will. Raises StoreUnreachable, ConfigError."""
     import redis  # takes longer to import than all the rest, and the embedded store needs no knock
 
-    from nvrx_slurm.jobspec.plan import plan_from_json
     from nvrx_slurm.jobspec.secret_file import secret_in
 
-    plan = plan_from_json(prepared.plan_json.encode())
-    assert plan.store.url is not None
-    file = plan.store.password_file
+    assert site.url is not None
+    file = site.password_file
     store = redis.Redis.from_url(
-        plan.store.url,
+        site.url,
         password=env.get(env.STORE_PASSWORD) if file is None else secret_in(file, key="store.password_file").strip(),
         socket_connect_timeout=STORE_ANSWER_S,
         socket_timeout=STORE_ANSWER_S,
@@ -186,12 +186,12 @@ def check_store(prepared: PreparedJob) -> None:
     # In this order: to redis-py a wrong password is a kind of ConnectionError, and so a RedisError.
     except (redis.AuthenticationError, redis.ResponseError) as error:
         raise StoreUnreachable(
-            f"the store at {plan.store.url} refuses the password ({error}): set store.password_file,"
+            f"the store at {site.url} refuses the password ({error}): set store.password_file,"
             " or NVRX_SLURM_STORE_PASSWORD"
         ) from None
     except (redis.RedisError, OSError) as error:
         raise StoreUnreachable(
-            f"the store at {plan.store.url} does not answer ({error}): check store.url, or leave it out for the"
+            f"the store at {site.url} does not answer ({error}): check store.url, or leave it out for the"
             " embedded store"
         ) from None
     finally:

@@ -59,13 +59,18 @@ def run(choice: JobChoice, here: bool, quiet: bool) -> int:
             from nvrx_slurm.cluster.allocation import current_allocation, start_run
 
             allocation = current_allocation()
+        plan = choice.plan(loaded)
+        if plan.store.url is not None:
+            # Before a job is started: its batch host would wait for the store for minutes, and only its log says so.
+            from nvrx_slurm.api.submission import check_store
+
+            check_store(plan.store)
         if signals.first is not None:
             exit_code, why = ENDS[signals.first]
             click.echo(f"nvrx-slurm: {why} before the job was started", err=True)
             return exit_code
         base = choice.folder
         if allocation is None:
-            plan = choice.plan(loaded)
             script = render_job(loaded.spec, plan, cluster="local", python=sys.executable)
             job_id, host = LocalCluster(base).start(script, folder=base, name=plan.name, detach=False)
         else:

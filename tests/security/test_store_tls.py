@@ -15,7 +15,7 @@ import pytest
 import redis
 
 import nvrx_slurm as nv
-from nvrx_slurm.api.submission import check_store, prepare
+from nvrx_slurm.api.submission import check_store
 from nvrx_slurm.errors import NvrxError, StoreUnreachable
 from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.store_redis import RedisStore
@@ -101,7 +101,7 @@ def by_submit(site: SiteStore, folder: Path) -> None:
     (folder / "job.yaml").write_text("name: a\ncommand: [x]\n")
     options = {"store__url": site.url, "store__password_file": str(site.password_file)}
     spec = nv.load_job(folder / "job.yaml", **options)
-    check_store(prepare(spec, plan(spec, folder=folder, job_file=folder / "job.yaml"), cluster="local"))
+    check_store(plan(spec, folder=folder, job_file=folder / "job.yaml").store)
 
 
 CLIENTS: list[Callable[[SiteStore, Path], Any]] = [by_thread, by_agent, by_rank, by_directory, by_submit]

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from nvrx_slurm.cli import cli
 from nvrx_slurm.cli.options import name_of
-from nvrx_slurm.errors import ConfigError, UsageError
+from nvrx_slurm.errors import ConfigError, StoreUnreachable, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +177,13 @@ def test_a_wrong_value_or_file_is_named(here: Path, arguments: tuple[str, ...], 
     with pytest.raises(ConfigError) as caught:
         typed(*arguments)
     assert (caught.value.key, says in str(caught.value)) == (key, True)
+
+
+def test_run_starts_nothing_where_the_store_does_not_answer(here: Path) -> None:
+    """As `submit`: the error comes at once, and no job has a folder."""
+    with pytest.raises(StoreUnreachable):
+        typed("run", "--here", "--set", "store.url=redis://127.0.0.1:1/0", "--", "true")
+    assert not [*(here / "nvrx-jobs").iterdir()]
 
 
 @pytest.mark.parametrize(

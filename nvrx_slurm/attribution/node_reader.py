@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from nvrx_slurm.attribution.analyze.attributing import SideEvidence
 from nvrx_slurm.attribution.analyze.evidence import read_logs
 from nvrx_slurm.attribution.analyze.node_findings import encoded, found_in, joined
-from nvrx_slurm.attribution.rules.catalogue import load_catalogue
+from nvrx_slurm.attribution.rules.catalogue import load_catalogue, usable_files
 from nvrx_slurm.attribution.scan import LogFile, Scan
 from nvrx_slurm.attribution.scan.files import log_file
 from nvrx_slurm.journal.verdicts import FINDINGS_LENGTH_BYTES, Wire
@@ -82,7 +82,9 @@ def main() -> None:
     set_up("attribution")
     lines = iter(sys.stdin.buffer.readline, b"")
     asked = msgspec.json.decode(next(lines), type=NodeLogs)
-    catalogue = load_catalogue([Path(rule) for rule in asked.rules])
+    # As the controller's `lib` reads: with other rules it could not use these findings. It names the wrong files.
+    rules, _ = usable_files([Path(rule) for rule in asked.rules])
+    catalogue = load_catalogue(rules)
     known: dict[Path, tuple[tuple[int, int], tuple[Scan, SideEvidence]]] = {}
     for _ in lines:
         # Of files that have not changed since the time before, what was found then.

@@ -437,14 +437,14 @@ async def test_the_analysis_is_killed(tmp_path: Path) -> None:
 
 
 async def test_a_rule_file_that_is_wrong_is_a_problem(tmp_path: Path) -> None:
-    """Each answer says where the file is wrong, and the other sources go on."""
+    """Each answer says where the file is wrong, and is that of the other rules."""
     (tmp_path / "mine.yaml").write_text("rules: [\n")
     write_failure(tmp_path / "logs")
     plan = AttributionSpec(enable_lib=True, rules=(str(tmp_path / "mine.yaml"),))
     source = only(plan, tmp_path)
     answer = await ask(source, inquiry_of(tmp_path / "logs"))
     await source.close()
-    assert answer.verdict is UNKNOWN
+    assert (answer.verdict, answer.ranks) == (STOP, (1,))
     assert answer.problem is not None and "mine.yaml" in answer.problem
 
 

@@ -90,6 +90,23 @@ def load_catalogue(own: Sequence[Path] = ()) -> Catalogue:
     return Catalogue(tuple(rules.values()))
 
 
+def usable_files(own: Sequence[Path]) -> tuple[list[Path], ConfigError | None]:
+    """Those of the user's files that `load_catalogue` takes, and all that is wrong with the others."""
+    usable: list[Path] = []
+    problems: list[ConfigError] = []
+    for path in own:
+        try:
+            rules_of(read_rule_file(path), proved=True)
+            usable.append(path)
+        except ConfigError as problem:
+            problems.append(problem)
+    if not problems:
+        return usable, None
+    from nvrx_slurm.jobspec.reading import together
+
+    return usable, together(problems)
+
+
 def built_in_files() -> list[Path]:
     return sorted(BUILT_IN.glob("*.yaml"))
 

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from nvrx_slurm.attribution.sources.base import look_twice
 from nvrx_slurm.errors import MalformedRecord, NvrxError, SourceError
@@ -112,8 +113,8 @@ class BuiltinRulesSource:
         await self._started()
 
     async def ask(self, inquiry: Inquiry, *, settled: asyncio.Event, timeout_s: float) -> Attribution:
-        """Look at once; again when the logs are whole. Raises SourceError: a rule file is wrong, there is nothing to
-        read, or the process has died."""
+        """Look at once; again when the logs are whole. The answer's problem names rule files that cannot be used.
+        Raises SourceError: there is nothing to read, or the process has died."""
         began = self._clock.monotonic()
         deadline = began + timeout_s - SPARE_S
         decide_at = min(deadline, began + self._decide_s * DECIDE_SHARE)
@@ -245,13 +246,16 @@ async def serve() -> None:
     # Only in this process: the analyzer loads vectorscan, and the source's own process never needs it.
     from nvrx_slurm.attribution.analyze.analyzer import Analyzer
     from nvrx_slurm.attribution.analyze.gathering import IncompleteFindings, ReceivedFindings
+    from nvrx_slurm.attribution.rules.catalogue import usable_files
     from nvrx_slurm.util.tasks import standard_streams
 
     reader, writer = await standard_streams(LINE_BYTES)
     settings = msgspec.json.decode(await reader.readline(), type=RulesSettings)
     analyzer, problem, received = None, "", ReceivedFindings()
+    # The job was submitted with good files. One that has broken since must not cost it the built-in rules.
+    rules, wrong = usable_files([Path(rule) for rule in settings.rules])
     try:
-        analyzer = Analyzer(rules=[Path(rule) for rule in settings.rules], llm=settings.llm, received=received)
+        analyzer = Analyzer(rules=rules, llm=settings.llm, received=received)
     except NvrxError as error:
         problem = str(error)
     else:
@@ -266,6 +270,9 @@ async def serve() -> None:
                 attribution = await analyzer.analyze(
                     request.inquiry, timeout_s=request.timeout_s, whole=request.whole, decide_s=request.decide_s
                 )
+                if wrong is not None:
+                    problems = filter(None, (attribution.problem, f"without rules of yours: {wrong}"))
+                    attribution = replace(attribution, problem="; ".join(problems))
                 result = RulesResult(number=request.number, attribution=attribution)
             except IncompleteFindings as error:
                 result = RulesResult(number=request.number, problem=str(error), incomplete=True)

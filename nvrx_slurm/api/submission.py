@@ -51,7 +51,9 @@ class PreparedJob(NamedTuple):
 def prepare(
     spec: JobSpec, plan: Plan, *, cluster: ClusterName, origins: dict[str, tuple[str, str]] | None = None
 ) -> PreparedJob:
-    """Render the job's script, which runs under this interpreter. Raises ConfigError."""
+    """Render the job's script, which runs under this interpreter. Raises ConfigError, also for a file of failure
+    attribution that cannot be used."""
+    check_attribution(plan)
     from nvrx_slurm.jobspec.plan import plan_to_json
     from nvrx_slurm.jobspec.script import render_job
 
@@ -165,6 +167,36 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
     except (OSError, NvrxError) as error:  # the job is submitted: too late for an error
         log.warning("%s: the plan could not be kept there (%s)", files.path, error)
     return job_id
+
+
+def check_attribution(plan: Plan) -> None:
+    """Read the files that failure attribution names, as the job will at its first failure. Raises ConfigError, which
+    lists all that is wrong with them."""
+    asked = plan.fault_tolerance.attribution
+    files = {
+        "token_file": asked.token_file if asked.attrsvc_url or asked.http_urls else None,
+        "llm.key_file": asked.llm.key_file if asked.llm else None,
+        "slack.token_file": asked.slack.token_file if asked.slack else None,
+        "dataflow.token_file": asked.dataflow.token_file if asked.dataflow else None,
+    }
+    problems: list[ConfigError] = []
+    for key, file in files.items():
+        if file is not None:
+            from nvrx_slurm.attribution.http_client import token_of  # loads asyncio; few jobs name such a file
+
+            try:
+                token_of(file, None, key=f"fault_tolerance.attribution.{key}")
+            except ConfigError as problem:
+                problems.append(problem)
+    if asked.rules:
+        from nvrx_slurm.attribution.rules.catalogue import usable_files
+
+        _, wrong = usable_files([Path(rule) for rule in asked.rules])
+        problems += wrong
+    if problems:
+        from nvrx_slurm.jobspec.reading import together
+
+        raise together(problems)
 
 
 def check_store(site: StoreSpec) -> None:

@@ -46,6 +46,7 @@ def run(choice: JobChoice, here: bool, quiet: bool) -> int:
     a second one kills its workers, a third one everything; the death of this command ends the job too.
     """
     with ForwardedSignals() as signals:  # from before anything is loaded: no exception cuts an import short
+        from nvrx_slurm.api.submission import check_attribution, check_store
         from nvrx_slurm.cluster.local import LocalCluster
         from nvrx_slurm.jobspec.script import render_job
         from nvrx_slurm.journal.folder import JobFolder
@@ -60,10 +61,9 @@ def run(choice: JobChoice, here: bool, quiet: bool) -> int:
 
             allocation = current_allocation()
         plan = choice.plan(loaded)
+        check_attribution(plan)
         if plan.store.url is not None:
             # Before a job is started: its batch host would wait for the store for minutes, and only its log says so.
-            from nvrx_slurm.api.submission import check_store
-
             check_store(plan.store)
         if signals.first is not None:
             exit_code, why = ENDS[signals.first]

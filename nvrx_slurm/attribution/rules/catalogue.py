@@ -90,8 +90,8 @@ def load_catalogue(own: Sequence[Path] = ()) -> Catalogue:
     return Catalogue(tuple(rules.values()))
 
 
-def usable_files(own: Sequence[Path]) -> tuple[list[Path], ConfigError | None]:
-    """Those of the user's files that `load_catalogue` takes, and all that is wrong with the others."""
+def usable_files(own: Sequence[Path]) -> tuple[list[Path], list[ConfigError]]:
+    """Those of the user's files that `load_catalogue` takes, and what is wrong with each other one."""
     usable: list[Path] = []
     problems: list[ConfigError] = []
     for path in own:
@@ -100,11 +100,7 @@ def usable_files(own: Sequence[Path]) -> tuple[list[Path], ConfigError | None]:
             usable.append(path)
         except ConfigError as problem:
             problems.append(problem)
-    if not problems:
-        return usable, None
-    from nvrx_slurm.jobspec.reading import together
-
-    return usable, together(problems)
+    return usable, problems
 
 
 def built_in_files() -> list[Path]:

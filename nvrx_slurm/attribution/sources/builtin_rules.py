@@ -270,8 +270,8 @@ async def serve() -> None:
                 attribution = await analyzer.analyze(
                     request.inquiry, timeout_s=request.timeout_s, whole=request.whole, decide_s=request.decide_s
                 )
-                if wrong is not None:
-                    problems = filter(None, (attribution.problem, f"without rules of yours: {wrong}"))
+                if wrong:
+                    problems = filter(None, (attribution.problem, "rules of yours were not used", *map(str, wrong)))
                     attribution = replace(attribution, problem="; ".join(problems))
                 result = RulesResult(number=request.number, attribution=attribution)
             except IncompleteFindings as error:

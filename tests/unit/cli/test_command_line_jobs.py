@@ -186,6 +186,32 @@ def test_run_starts_nothing_where_the_store_does_not_answer(here: Path) -> None:
     assert not [*(here / "nvrx-jobs").iterdir()]
 
 
+@pytest.mark.parametrize("command", [("run", "--here"), ("submit", "--local"), ("submit", "--dry-run")])
+def test_files_of_attribution_are_read_before_a_job_starts(here: Path, command: tuple[str, ...]) -> None:
+    """One error names each that cannot be used, and no job has a folder."""
+    (here / "open").write_text("secret")
+    (here / "open").chmod(0o644)
+    (here / "bad.yaml").write_text("mine: {pattern: (}\n")
+    keys = {
+        "slack.channel": "c",
+        "slack.token_file": "gone",
+        "attrsvc_url": "http://localhost:1",
+        "token_file": "open",
+    }
+    keys["rules"] = "[bad.yaml, none.yaml]"
+    flags = [word for key, value in keys.items() for word in ("--set", f"fault_tolerance.attribution.{key}={value}")]
+    with pytest.raises(ConfigError) as caught:
+        typed(*command, *flags, "--", "true")
+    for file in ("gone", "open", "bad.yaml", "none.yaml"):
+        assert str(here / file) in str(caught.value)
+    assert not [*here.glob("nvrx-jobs/*")]
+
+
+def test_a_token_that_no_source_needs_is_not_read(here: Path) -> None:
+    """As where a site file names one and the job asks no service."""
+    assert typed("submit", "--dry-run", "--set", "fault_tolerance.attribution.token_file=gone", "--", "true")
+
+
 @pytest.mark.parametrize(
     ("command", "name"),
     [

@@ -8,7 +8,7 @@ from time import process_time
 
 import pytest
 
-from nvrx_slurm.attribution.rules.catalogue import Rule, built_in_files, load_catalogue, rules_of
+from nvrx_slurm.attribution.rules.catalogue import Rule, built_in_files, load_catalogue, rules_of, usable_files
 from nvrx_slurm.attribution.rules.rulefile import read_rule_file
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.journal.verdicts import Scope, Verdict
@@ -222,3 +222,11 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     text = OWN.replace("STOP", "HALT") + OWN.replace("own.rule", "own.other").replace("user_code", "moon")
     with pytest.raises(ConfigError, match=r"(?s)own\.rule\.verdict.*own\.other\.scope"):
         load_catalogue([own(tmp_path, text)])
+
+
+def test_a_wrong_file_costs_only_itself(tmp_path: Path) -> None:
+    """Of several files those that can be used are told from the others, each with what is wrong."""
+    good = own(tmp_path, "mine:\n  fault: x\n  pattern: my own words\n  verdict: STOP\n  scope: user_code\n")
+    usable, problems = usable_files([tmp_path / "none.yaml", good])
+    assert usable == [good]
+    assert [problem.file for problem in problems] == [str(tmp_path / "none.yaml")]

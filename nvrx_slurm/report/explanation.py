@@ -70,7 +70,7 @@ class Explanation(Value, frozen=True, kw_only=True):
     first_step: FirstStepReached | None = None
     """When every node had reported its first step, and what took how long until then."""
     verdict: Verdict | None = None
-    """What was read from all answers; before that, what the surest of them says. None: no source was asked."""
+    """What was read from all answers; where none were, what the surest of them says. None: there is no answer."""
     meaning: str = ""
     """What that verdict means for this job, and what was done."""
 
@@ -83,9 +83,9 @@ def explanation(
     ended = view.cycles.get((key.replica, key.generation, key.cycle))
     after = timeline.next_cycle(view)
     answers = (*timeline.answers, *([RecordedAnswer(attribution=now, now=True)] if now is not None else []))
-    # For a failure whose answers were never judged: the job had ended, or the rules are asked only now.
-    best = max((each.attribution for each in answers), key=lambda each: each.confidence, default=None)
-    verdict = timeline.judged.verdict if timeline.judged is not None else best.verdict if best is not None else None
+    verdict = timeline.verdict
+    if verdict is None and answers:  # never read: the job had ended, or the rules are asked only now
+        verdict = max((each.attribution for each in answers), key=lambda each: each.confidence).verdict
     return Explanation(
         job=job,
         name=name,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import Entry
-from nvrx_slurm.journal.verdicts import Attribution
+from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.report.model import CycleKey, CycleView, FailureView, JobView, Recovery, Value
 
 MOST_FOLLOWED = 8
@@ -76,6 +76,13 @@ class FailureTimeline:
     def running_again_at(self, view: JobView) -> float | None:
         """When the rendezvous after it had closed."""
         return None if (cycle := self.next_cycle(view)) is None else cycle.closed_at
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the controller read from the answers; None: it read none, or the job's end waited for none."""
+        if self.judged is None or (self.judged.verdict is Verdict.TIMEOUT and self.shutdown is not None):
+            return None
+        return self.judged.verdict
 
     @property
     def first_line(self) -> str | None:

@@ -157,7 +157,9 @@ def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
             "restarts_left", "Restarts that the budget for failed workers still allows.", {(): view.restarts_left}
         )
     verdicts = Counter(
-        (str(s.judged.verdict), "yes" if s.judged.acted else "no") for s in history.failures if s.judged
+        (str(each.verdict), "yes" if each.judged.acted else "no")
+        for each in history.failures
+        if each.judged is not None and each.verdict is not None
     )
     of_verdicts: Values = {
         (verdict, acted): verdicts[verdict, acted] for verdict in Verdict for acted in ("yes", "no")

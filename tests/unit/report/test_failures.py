@@ -27,9 +27,12 @@ from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report import explanation, hindsight, plain, screen
 from nvrx_slurm.report.explanation import Explanation
 from nvrx_slurm.report.failure_replay import ReplayedFailure, read_failures
+from nvrx_slurm.report.metrics import registry_of
 from nvrx_slurm.report.model import JobView
+from nvrx_slurm.report.presence import OutsideState
+from nvrx_slurm.report.snapshot import snap
 from nvrx_slurm.util.files import JobFiles
-from tests.unit.report.recorder import BEGIN, Recorder, plain_plan, roles_plan
+from tests.unit.report.recorder import BEGIN, Recorder, plain_plan, roles_plan, write
 from tests.unit.report.test_goodput import wandering_fleet
 from tests.unit.report.test_history import history_of
 
@@ -189,6 +192,28 @@ def test_the_end_belongs_to_the_failure_that_it_was_decided_for() -> None:
     first, second = failures(recorder)
     assert first.timeline.shutdown is not None
     assert second.timeline.shutdown is None
+
+
+def test_where_the_end_waits_for_no_answer_the_one_that_came_later_counts(tmp_path: Path) -> None:
+    """A spent budget ends the job at once, and the journal has that as a TIMEOUT: no source was too late, and the
+    metrics count none."""
+    bounds = plain_bounds(max_restarts=0, attribution=AttributionSpec(enable_lib=True))
+    recorder = Recorder(msgspec.structs.replace(plain_plan(), fault_tolerance=bounds))
+    recorder.join()
+    recorder.start_workers()
+    recorder.fail("n1", 3, exit_code=1)
+    recorder.leave()
+    (failure,), view = told(recorder)
+    assert failure.timeline.judged is not None and failure.timeline.judged.verdict is Verdict.TIMEOUT
+    assert failure.timeline.verdict is None
+    answer = Attribution(source="lib", verdict=Verdict.STOP, confidence=0.98)
+    before = explanation.explanation(failure, view, job="42", name="digits")
+    after = explanation.explanation(failure, view, job="42", name="digits", now=answer)
+    assert (before.verdict, after.verdict) == (None, Verdict.STOP)
+    shot = snap(view, write(tmp_path, recorder), outside=OutsideState())
+    registry = registry_of(lambda: [(shot, history_of(recorder.entries))])
+    labels = {"job_id": shot.folder.job_id, "verdict": "TIMEOUT", "acted": "no"}
+    assert registry.get_sample_value("nvrx_verdicts_total", labels) == 0
 
 
 def test_a_stop_that_comes_while_the_job_ends_is_said_not_to_be_acted_on() -> None:

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name
-from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.cluster.states import JobState, state_of_word
 from nvrx_slurm.cluster.tasks import first_failure, tasks_of
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.report.jobs import ENDINGS, find_job
+from nvrx_slurm.report.jobs import ENDINGS, find_job, not_of_ours
 from nvrx_slurm.report.presence import Presence, ask_queue
 from nvrx_slurm.report.snapshot import QUEUED, JobLine, Snapshot, lines_of, snap, take
 from nvrx_slurm.report.view import new_view
@@ -23,7 +23,8 @@ from nvrx_slurm.report.view import new_view
 def take_with_tasks(base: Path, job_id: str) -> Snapshot:
     """The job as `snapshot.take` has it; of a whole array also its tasks, from which its state follows.
 
-    A job that has no folder yet, but that Slurm knows, is pending. Raises UsageError where neither knows the job.
+    A job that has no folder yet, and that is in Slurm's queue, is pending. Raises UsageError for any other without a
+    folder.
     """
     tasks = _tasks(JobFolder(base / folder_name(job_id)))
     try:
@@ -33,6 +34,8 @@ def take_with_tasks(base: Path, job_id: str) -> Snapshot:
         outside = Presence(folder).ask()
         if outside.slurm_says in (None, "UNKNOWN") and not tasks:
             raise
+        if not tasks and state_of_word(outside.slurm_says or "") not in QUEUED:
+            raise not_of_ours(base, job_id, str(outside.slurm_says)) from None
         shot = snap(new_view(), folder, outside=outside)
     if not tasks:
         return shot

@@ -65,6 +65,14 @@ def find_job(base: Path, job_id: str) -> JobFolder:
     raise UsageError(f"no job {job_id!r} in {base}{hint}; it holds {', '.join(known[:MOST_NAMED])}{more}")
 
 
+def not_of_ours(base: Path, job_id: str, slurm_says: str) -> UsageError:
+    """The error about a job that Slurm has started and that has no folder here. Slurm knows the jobs of all users."""
+    return UsageError(
+        f"no job {job_id!r} in {base}. Slurm has a job of this id ({slurm_says}); if it is one of nvrx-slurm,"
+        " --folder names its base folder"
+    )
+
+
 def base_of(job_id: str) -> Path:
     """The base folder of a job that no base folder was named for: `nvrx-jobs` here, if it holds the job; else the one
     in which the index has it; else `nvrx-jobs`. Raises UsageError where several folders hold a job of this id."""

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.cluster.base import folder_name
 from nvrx_slurm.cluster.ending import MAY_GO_ON
+from nvrx_slurm.cluster.states import state_of_word
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import snapshot
-from nvrx_slurm.report.jobs import find_job, read_plan
+from nvrx_slurm.report.jobs import find_job, not_of_ours, read_plan
 from nvrx_slurm.report.logs import MergedReader
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.report.presence import OutsideState, Presence, still_in_slurm
@@ -35,6 +36,8 @@ _OF_A_RANK = re.compile(rb"\[[\w.-]+ \d+\] ")
 REDRAW_S = 0.125
 QUEUE_LOOK_S = 0.5
 REQUEUE_LOOK_S = 2.0
+# How long a job that Slurm has started may be without a folder: its batch host imports from a shared file system.
+FOLDER_S = 30.0
 # How long a job is watched that reports nothing while Slurm answers nothing. A restart of slurmctld is shorter.
 GIVE_UP_S = 300.0
 
@@ -114,12 +117,18 @@ def _until_ended(base: Path, job_id: str, face: EventPrinter | Monitor, clock: C
     """Wait for the job's folder, then read its journal on until the job has ended. Returns its exit code."""
     folder = JobFolder(base / folder_name(job_id))
     presence = Presence(folder, clock=clock, gives_up_s=GIVE_UP_S)
-    while not folder.path.is_dir():  # it gets one when it leaves Slurm's queue
+    started_at: float | None = None
+    while not folder.path.is_dir():  # its batch host makes it, soon after the job has left Slurm's queue
         _check_is_read()
         outside = presence.ask()
-        if outside.over or outside.slurm_says in (None, "UNKNOWN"):
+        if outside.slurm_says in (None, "UNKNOWN"):
             folder = find_job(base, job_id)
             break
+        if state_of_word(outside.slurm_says) not in snapshot.QUEUED:
+            started_at = clock.monotonic() if started_at is None else started_at
+            is_late = outside.over or clock.monotonic() - started_at >= FOLDER_S
+            if is_late and not folder.path.is_dir():
+                raise not_of_ours(base, job_id, outside.slurm_says)
         face.draw(snapshot.snap(new_view(), folder, outside=outside, clock=clock))
         clock.sleep(QUEUE_LOOK_S)
     journal = Journal(folder, beats=True, clock=clock)

@@ -21,7 +21,8 @@ from nvrx_slurm.cluster.tasks import tasks_of
 from nvrx_slurm.errors import SlurmUnreachable, UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.journal.records import Entry, JobEnded
-from nvrx_slurm.report import page, snapshot
+from nvrx_slurm.report import page, presence, snapshot
+from nvrx_slurm.report.array_tasks import take_with_tasks
 from nvrx_slurm.report.jobs import find_job, known_jobs, my_jobs
 from nvrx_slurm.report.presence import Presence, still_in_slurm
 from nvrx_slurm.report.removal import size_of
@@ -389,6 +390,20 @@ def test_a_job_array_is_what_slurm_and_its_tasks_say(tmp_path: Path) -> None:
     assert snapshot.take(array, slurm=lambda job_id: JobState.UNKNOWN).state == "completed"
     second.remove_result()
     assert snapshot.take(array, slurm=lambda job_id: JobState.UNKNOWN).exit_code is None
+
+
+def test_a_job_of_slurms_without_a_folder_is_one_only_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that was submitted with plain sbatch gets its folder when it starts; a running job is another's."""
+    monkeypatch.setattr(presence, "ask_queue", lambda job_ids: {})
+    for state in (JobState.PENDING, JobState.CONFIGURING):
+        monkeypatch.setattr(presence, "ask_slurm", lambda job_ids, state=state: dict.fromkeys(job_ids, state))
+        assert take_with_tasks(tmp_path, "17").slurm_state == state
+    for state in (JobState.RUNNING, JobState.COMPLETED, JobState.UNKNOWN):
+        monkeypatch.setattr(presence, "ask_slurm", lambda job_ids, state=state: dict.fromkeys(job_ids, state))
+        with pytest.raises(UsageError):
+            take_with_tasks(tmp_path, "17")
 
 
 def test_a_job_that_slurm_forgot_before_it_started_is_not_pending(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from nvrx_slurm.cluster.states import JobState
-from nvrx_slurm.errors import EXIT_UNREACHABLE, SlurmUnreachable
+from nvrx_slurm.errors import EXIT_UNREACHABLE, SlurmUnreachable, UsageError
 from nvrx_slurm.journal.folder import JobFolder, Result
 from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted, entry_to_json
 from nvrx_slurm.report import live, presence
@@ -38,6 +38,17 @@ def test_a_watch_ends_when_slurm_stays_silent(
         live.watch(tmp_path, "17", clock=clock)
     assert raised.value.exit_code == EXIT_UNREACHABLE
     assert live.GIVE_UP_S <= clock.now - began <= live.GIVE_UP_S + 3 * presence.ASK_SLURM_EVERY_S
+
+
+def test_a_watch_of_anothers_job_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm knows the id, and no folder comes: the watch has a bound, and less of one where the job is over."""
+    for state, least_s in ((JobState.RUNNING, live.FOLDER_S), (JobState.COMPLETED, 0.0)):
+        clock = StillClock()
+        began = clock.now
+        monkeypatch.setattr(presence, "ask_slurm", lambda job_ids, state=state: dict.fromkeys(job_ids, state))
+        with pytest.raises(UsageError):
+            live.watch(tmp_path, "17", clock=clock)
+        assert least_s <= clock.now - began <= least_s + 1.0
 
 
 class Requeue(StillClock):

@@ -49,8 +49,13 @@ def about_file(file: Path, default: Path) -> str | None:
 
 def as_command(script: Path) -> str:
     """The line that runs a script without a job.yaml."""
-    interpreter = {".py": "python ", ".sh": "bash "}.get(script.suffix, "")
-    return f"nvrx-slurm run -- {interpreter}{shlex.quote(str(script))}"
+    return f"nvrx-slurm run -- {shlex.join(_runnable([str(script)]))}"
+
+
+def _runnable(command: list[str]) -> list[str]:
+    """The command with an interpreter in front, where it begins with a script: no shell looks for one."""
+    interpreter = {".py": ["python"], ".sh": ["bash"]}.get(Path(command[0]).suffix, [])
+    return [*interpreter, *command]
 
 
 def advised(ctx: click.Context, error: click.UsageError, args: list[str]) -> click.UsageError:
@@ -61,11 +66,11 @@ def advised(ctx: click.Context, error: click.UsageError, args: list[str]) -> cli
     first = 0  # the first word that is no flag and no flag's value
     while first < len(args) and args[first].startswith("-") and args[first] != flag:
         first += 2 if args[first] in takes_value else 1
-    typed = " ".join([*args[:first], "--", *args[first:]])
     if flag in ("-n", "--ntasks", "--ntasks-per-node"):
         advice = "One task runs on each node, its agent; --workers-per-node is how many workers it starts"
     elif first < len(args) and args[first] != flag and Path(args[first]).suffix not in IS_JOB:
-        advice = f"A command stands after --: {ctx.command_path} {typed}"
+        typed = [*args[:first], "--", *_runnable(args[first:])]
+        advice = f"A command stands after --: {ctx.command_path} {shlex.join(typed)}"
     elif flag.startswith("--"):
         longer = [name for name in known if name.startswith(flag)]
         near = [*longer, *(getattr(error, "possibilities", None) or ())][:1]

@@ -135,7 +135,8 @@ def test_a_save_overwrites_nothing_and_changes_no_path(here: Path, place: str) -
 MISTAKES: dict[tuple[str, ...], str] = {
     ("sumbit", "job.yaml"): "Did you mean 'submit'?",
     ("run", "python", "train.py", "--epochs", "4"): "nvrx-slurm run -- python train.py --epochs 4",
-    ("run", "-N", "2", "./train.sh", "x"): "nvrx-slurm run -N 2 -- ./train.sh x",
+    ("run", "-N", "2", "./train.sh", "a b"): "nvrx-slurm run -N 2 -- bash ./train.sh 'a b'",
+    ("run", "--nnodes=1", "train.py", "--steps", "3"): "nvrx-slurm run --nodes 1 -- python train.py --steps 3",
     ("submit", "-n", "16", "--", "x"): "--workers-per-node",
     ("submit", "-N", "2-4", "--", "x"): "--nodes 2 --spares 0..2",
     ("submit", "--ntasks-per-node=8", "--", "x"): "--workers-per-node",

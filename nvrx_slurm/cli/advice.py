@@ -71,12 +71,26 @@ def advised(ctx: click.Context, error: click.UsageError, args: list[str]) -> cli
     elif first < len(args) and args[first] != flag and Path(args[first]).suffix not in IS_JOB:
         typed = [*args[:first], "--", *_runnable(args[first:])]
         advice = f"A command stands after --: {ctx.command_path} {shlex.join(typed)}"
+    elif owners := _owners(flag, ctx):
+        advice = f"{flag} is a flag of {' and '.join(f'nvrx-slurm {name}' for name in owners)}"
     elif flag.startswith("--"):
         longer = [name for name in known if name.startswith(flag)]
         near = [*longer, *(getattr(error, "possibilities", None) or ())][:1]
         advice = "".join(f"Did you mean {name}? " for name in near)
-        if not longer:
+        if flag.startswith("--ft-"):
+            advice += "Flags of ft_launcher stand behind -- ft_launcher"
+        elif not longer:
             advice += f"Another flag of sbatch is written --set slurm.extra.{flag[2:]}=VALUE"
     else:
         return error
     return click.UsageError(f"{error.message}\n{advice}", ctx)
+
+
+def _owners(flag: str, ctx: click.Context) -> list[str]:
+    """The other commands for jobs that take the flag."""
+    root, owners = ctx.find_root(), []
+    for name in ("run", "submit", "render"):
+        command = root.command.get_command(root, name) if isinstance(root.command, click.Group) else None
+        if command not in (None, ctx.command) and any(flag in each.opts for each in command.params):
+            owners.append(name)
+    return owners

@@ -20,6 +20,7 @@ from nvrx_slurm.report.words import (
     ranks_of,
     ranks_wait,
     seconds,
+    spares_of,
 )
 
 
@@ -31,7 +32,7 @@ def facts(shot: Snapshot) -> list[Row]:
     cycle = str(view.cycle)
     if len(view.replicas) > 1:
         cycle = ", ".join(f"{replica.id} {replica.cycle}" for replica in view.replicas.values())
-    spares = f"{len(view.spares)} of {view.plan.spares}" if view.plan else str(len(view.spares))
+    spares = spares_of(len(view.spares), view.plan.spares if view.plan else None)
     # The spares leave with the job: "0 left" at its end would read as if they had been lost.
     spares += " left" if view.unused_spares is None else " not used"
     left = "" if view.restarts_left is None else f", {view.restarts_left} left for failed workers"

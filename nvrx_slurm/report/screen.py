@@ -24,7 +24,7 @@ from nvrx_slurm.report.model import JobView, Recovery
 from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.tables import Mood, Row, Table, mood
-from nvrx_slurm.report.words import how_started, names, seconds
+from nvrx_slurm.report.words import how_started, names, seconds, spares_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.sanitize import coloured, one_line
 
@@ -120,7 +120,7 @@ def header(shot: Snapshot) -> RenderableType:
     if view.replicas:
         counters = {"cycle": view.cycle, "step": "-" if view.step is None else view.step, "restarts": view.restarts}
         if shot.exit_code is None:
-            counters["spares"] = f"{len(view.spares)}/{view.plan.spares}" if view.plan else len(view.spares)
+            counters["spares"] = spares_of(len(view.spares), view.plan.spares if view.plan else None, "/")
         else:
             counters = {"exit code": shot.exit_code, **counters}
         for label, value in counters.items():

@@ -18,7 +18,7 @@ from nvrx_slurm.report.model import RankView
 from nvrx_slurm.report.ranks import ranks
 from nvrx_slurm.report.snapshot import Snapshot, line_of
 from nvrx_slurm.report.tables import Mood, mood, number
-from nvrx_slurm.report.words import percent, seconds
+from nvrx_slurm.report.words import percent, seconds, spares_of
 from nvrx_slurm.util.sanitize import one_line, shown
 
 JOBS = ("JOB", "STATE", "NODES", "STEP", "RESTARTS", "GOODPUT", "AGE", "NAME")
@@ -213,7 +213,7 @@ class Top:
             return [ScreenLine(one_line(f"job {self.job}"), is_head=True)]
         shot, goodput = self._shots[self.job]
         view = shot.view
-        spares = f"{len(view.spares)}/{view.plan.spares}" if view.plan else str(len(view.spares))
+        spares = spares_of(len(view.spares), view.plan.spares if view.plan else None, "/")
         first = f"{shot.folder.job_id}  {shot.state}  {seconds(shot.elapsed_s)}  {view.name}"
         second = f"step {number(view.step)}  cycle {view.cycle}  restarts {view.restarts}  spares {spares}"
         last = f"failed last: {view.last_failure.why}" if view.last_failure else "nothing has failed"

@@ -192,6 +192,11 @@ def shares(parts: Sequence[int]) -> list[int]:
     return floors
 
 
+def spares_of(left: int, planned: int | None, sign: str = " of ") -> str:
+    """`1 of 2`. The count alone where it is higher: the nodes of replicas that are done stand by as spares, too."""
+    return f"{left}" if planned is None or left > planned else f"{left}{sign}{planned}"
+
+
 def plural(count: int, noun: str) -> str:
     """`1 node`, `2 nodes`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

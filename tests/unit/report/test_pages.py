@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
-from nvrx_slurm.journal.records import NodeJoined, Prewarmed, PrewarmFailed, SlurmNodeState
+from nvrx_slurm.journal.records import NodeJoined, Prewarmed, PrewarmFailed, SlurmNodeState, WorkersDone
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report import plain, screen, snapshot
 from nvrx_slurm.report.model import ReceivedHeartbeat
@@ -61,6 +61,21 @@ def test_the_plain_page_is_stable_and_greppable(tmp_path: Path) -> None:
     assert rows["n2"][:2] == ["n2", "lost"]
     assert rows["n4"][:5] == ["n4", "active", "main-0", "4-5", "76"]
     assert rows["spares"] == ["spares", "1", "of", "2", "left:", "n5"]
+
+
+def test_nodes_of_replicas_that_are_done_are_spares_beyond_those_of_the_plan(tmp_path: Path) -> None:
+    """Two of three rollouts are done, and the plan has one spare: the page counts three, and not of one."""
+    recorder = Recorder(roles_plan())
+    recorder.join()
+    for replica in ("policy-0", "rollout-0", "rollout-1", "rollout-2"):
+        recorder.start_workers(replica)
+    for replica in ("rollout-0", "rollout-1"):
+        (node,) = recorder.job.replicas[replica].order
+        recorder.tell(WorkersDone(**recorder.agent(node), replica=replica, cycle=0, step=1))
+        recorder.ready(replica)
+    page = plain.page(shot(tmp_path, recorder))
+    rows = {line.split()[0]: line.split() for line in page.splitlines() if line}
+    assert rows["spares"][:3] == ["spares", "3", "left:"]
 
 
 def test_a_pages_columns_are_aligned(tmp_path: Path) -> None:

@@ -300,6 +300,11 @@ def _without_launcher(args: list[str], typed: list[str], *, is_run: bool) -> tup
     from nvrx_slurm.jobspec import env, launchers
 
     nodes, gpus = env.get("SLURM_JOB_NUM_NODES"), env.get("SLURM_GPUS_ON_NODE")
+    # For `--nproc-per-node gpu`. What the line asks for counts before what this node has: `h100:8`, or `8`.
+    for word, value in itertools.pairwise([*args, ""]):
+        flag, equals, own_value = word.partition("=")
+        if flag == "--gpus-per-node":
+            gpus = (own_value if equals else value).rpartition(":")[2]
     allocated = int(nodes) if is_run and nodes and nodes.isdecimal() else None
     own = launchers.own_flags(args, allocated=allocated, gpus=gpus)
     found = launchers.unwrapped(typed, allocated=allocated, gpus=gpus) if typed else None

@@ -75,8 +75,8 @@ def unwrapped(command: Sequence[str], *, allocated: int | None, gpus: str | None
     """The launcher's name and what its command line means; `rest` is the command that each worker runs. None: the
     command starts no launcher.
 
-    `allocated`: the nodes of the allocation that the command is called in. `gpus`: those of a node, if Slurm has said
-    how many. Raises UsageError.
+    `allocated`: the nodes of the allocation that the command is called in. `gpus`: those of a node, if the line or
+    Slurm has said how many. Raises UsageError.
     """
     found = launcher_in(command)
     if found is None:
@@ -162,7 +162,8 @@ def _counted(flag: str, value: str, allocated: int | None, gpus: str | None) -> 
         if value in ("gpu", "auto") and gpus and gpus.isdecimal():
             value = gpus
         if not value.isdecimal():
-            raise UsageError(f"--nproc-per-node {value}: say how many, as `--workers-per-node 8`")
+            also = ", or give --gpus-per-node in front of `--`" if value in ("gpu", "auto") else ""
+            raise UsageError(f"--nproc-per-node {value}: say how many, as `--workers-per-node 8`{also}")
         return ["--workers-per-node", value]
     if flag == "--max-restarts":
         return ["--set", f"fault_tolerance.max_restarts={value}"]

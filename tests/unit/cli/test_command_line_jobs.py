@@ -47,6 +47,13 @@ def test_a_line_of_torchrun_is_a_job() -> None:
     assert found["fault_tolerance.max_restarts"] == 5
 
 
+@pytest.mark.parametrize("flag", [("--gpus-per-node", "8"), ("--gpus-per-node=h100:8",)])
+def test_a_worker_for_each_gpu_that_the_line_asks_for(flag: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's `gpu` is a number then, whatever the node has where the line is typed."""
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
+    assert keys(*flag, "--", "torchrun", "--nproc-per-node=gpu", "train.py")["workers_per_node"] == 8
+
+
 def test_modules_to_prewarm_are_a_flag() -> None:
     """`--prewarm`: names with commas, `auto` or `off`; it stands instead of the file's."""
     Path("job.yaml").write_text("name: a\ncommand: x\nprewarm: {imports: [numpy], memory: 1GiB}\n")

@@ -95,6 +95,14 @@ CRASHES = frozenset({"segfault", "bus_error", "abort", "illegal_instruction", "a
 _SUDDEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
+# How the error of a worker that never ran begins → where to look. The agent names the key of `container`.
+_NEVER_RAN = {
+    "container.runtime": "`module load` the runtime in `setup`, or correct `container` in job.yaml.",
+    "container.": "Correct `container` in job.yaml.",
+    "": "Check the command, PATH and the working folder.",
+}
+
+
 def signal_of(failed: Failed) -> int | None:
     """The signal that ended the worker, also where a shell reports it as exit code 128 and more."""
     if failed.signal is not None:
@@ -116,7 +124,8 @@ def ending(failed: Failed | None) -> WorkerEnding:
         )
     number = signal_of(failed)
     if cannot_run(failed.exit_code, failed.signal, failed.error):
-        sentence, hint = f"It could not start ({failed.error})", "Check the command, PATH and the working folder."
+        sentence = f"It could not start ({failed.error})"
+        hint = next(text for begin, text in _NEVER_RAN.items() if (failed.error or "").startswith(begin))
         return WorkerEnding("usage_error", Verdict.STOP, Scope.USER_CODE, 0.8, sentence, hint)
     if number is None and failed.exit_code is None and failed.error is not None:
         sentence = f"It could not start ({failed.error})"

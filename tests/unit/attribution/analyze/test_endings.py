@@ -46,6 +46,23 @@ def test_a_worker_that_never_ran(error: str, verdict: Verdict) -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "names"),
+    [
+        ("No such program (looked on PATH): pyton", {"PATH"}),
+        (
+            "container.runtime: this node has no apptainer or singularity on its PATH (/bin)",
+            {"`setup`", "`container`"},
+        ),
+        ("container.image: /images/train.sif does not exist on this node", {"`container`"}),
+    ],
+)
+def test_the_hint_names_what_to_correct(error: str, names: set[str]) -> None:
+    """A container that cannot start is no matter of the command, nor of the worker's PATH."""
+    hint = ending(failed(error=error)).hint
+    assert {each for each in ("PATH", "`setup`", "`container`") if each in hint} == names
+
+
+@pytest.mark.parametrize(
     ("how", "expected"),
     [(failed(signal=6), 6), (failed(exit_code=143), 15), (failed(exit_code=93), None), (failed(exit_code=255), None)],
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nvrx_slurm.cli.completion import complete_job_or_node, complete_ranks, complete_replicas
-from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job, job_argument
+from nvrx_slurm.cli.job_argument import chosen_job, job_argument, with_find_job
 from nvrx_slurm.cli.options import duration_option, folder_option
 from nvrx_slurm.cli.output import note
 from nvrx_slurm.errors import UsageError
@@ -42,7 +42,7 @@ def node_argument(command: _F) -> _F:
         job_id, folder = chosen_job(words[0] if len(words) == 2 else None, folder)
         return command(*args, job_id=job_id, node=words[-1], folder=folder, **rest)
 
-    wrapper.__doc__ = f"{(command.__doc__ or '').rstrip()}\n\n    {FIND_JOB}\n    "
+    wrapper.__doc__ = with_find_job(command.__doc__)
     return wrapper  # type: ignore[return-value]
 
 

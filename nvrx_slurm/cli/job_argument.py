@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,13 @@ FIND_JOB = "JOB is found from any folder. Without it, or as `last`: the newest."
 jobs_argument = click.argument("job_ids", metavar="[JOB]…", nargs=-1, shell_complete=complete_jobs)
 
 
+def with_find_job(text: str | None) -> str:
+    """A command's help, and how its JOB is found."""
+    # Without the indentation of a docstring, which Python 3.13 removes and older ones keep: click would take a
+    # paragraph with less of it for the margin.
+    return f"{inspect.cleandoc(text or '')}\n\n{FIND_JOB}"
+
+
 def job_argument(command: _F) -> _F:
     """Give a command the argument JOB and the option --folder; it is called with `job_id: str` and `folder: Path`,
     the base folder in which the job lies. JOB may be left out, or be `last`: then it is the newest, and stderr says
@@ -39,7 +47,7 @@ def job_argument(command: _F) -> _F:
         job_id, folder = chosen_job(job_id, folder)
         return command(*args, job_id=job_id, folder=folder, **rest)
 
-    wrapper.__doc__ = f"{(command.__doc__ or '').rstrip()}\n\n    {FIND_JOB}\n    "
+    wrapper.__doc__ = with_find_job(command.__doc__)
     return wrapper  # type: ignore[return-value]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job, found_jobs, jobs_argument
+from nvrx_slurm.cli.job_argument import chosen_job, found_jobs, jobs_argument, with_find_job
 from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.cli.output import note
 from nvrx_slurm.errors import EXIT_INTERRUPTED, UsageError
@@ -86,7 +86,7 @@ def metrics(
         raise UsageError(f"--textfile {textfile}: cannot be written: {error.strerror}") from None
 
 
-metrics.help = f"{(metrics.help or '').rstrip()}\n\n{FIND_JOB}"
+metrics.help = with_find_job(metrics.help)
 
 
 def address_of(text: str) -> tuple[str, int]:

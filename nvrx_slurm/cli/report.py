@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from nvrx_slurm.cli.completion import complete_jobs
-from nvrx_slurm.cli.job_argument import FIND_JOB, chosen_job, folder_of_user, job_argument
+from nvrx_slurm.cli.job_argument import chosen_job, folder_of_user, job_argument, with_find_job
 from nvrx_slurm.cli.options import folder_option, output_option, since_option
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.util.sanitize import one_line
@@ -54,7 +54,7 @@ def report(job_id: str | None, output: Path | None, since: float | None, opens: 
         show(path)
 
 
-report.help = f"{(report.help or '').rstrip()}\n\n{FIND_JOB}"
+report.help = with_find_job(report.help)
 
 
 def _written(data: bytes, path: Path) -> Path:

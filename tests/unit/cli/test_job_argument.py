@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from nvrx_slurm.cli import cli
 from nvrx_slurm.journal.job_index import record_job
 from tests.unit.cli.conftest import Nvrx
 from tests.unit.report.recorder import ended, with_one_recovery, write
@@ -62,3 +64,11 @@ def test_a_variable_names_the_folder(nvrx: Nvrx, tmp_path: Path, state: None) ->
     rendered = nvrx("render", NVRX_SLURM_FOLDER=folder)
     assert (rendered.returncode, rendered.stderr) == (0, "")
     assert f'"folder": "{folder}"' in rendered.stdout
+
+
+@pytest.mark.parametrize("command", ["report", "metrics", "wait", "drain"])
+def test_the_paragraphs_of_a_help_text_have_one_margin(command: str) -> None:
+    """Also where a sentence about JOB is added to a docstring, which has an indentation of its own."""
+    text, _, _ = CliRunner().invoke(cli, [command, "--help"]).output.partition("Options:")
+    _, *lines = filter(None, text.splitlines())
+    assert {len(line) - len(line.lstrip()) for line in lines} == {2}

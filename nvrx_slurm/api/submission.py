@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -170,8 +171,8 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
 
 
 def check_attribution(plan: Plan) -> None:
-    """Read the files that failure attribution names, as the job will at its first failure. Raises ConfigError, which
-    lists all that is wrong with them."""
+    """Read the files that failure attribution names, as the job will at its first failure, and warn where a package
+    is missing that it needs. Raises ConfigError, which lists all that is wrong with the files."""
     asked = plan.fault_tolerance.attribution
     files = {
         "token_file": asked.token_file if asked.attrsvc_url or asked.http_urls else None,
@@ -197,6 +198,18 @@ def check_attribution(plan: Plan) -> None:
         from nvrx_slurm.jobspec.reading import together
 
         raise together(problems)
+    needed = {"mcp": asked.enable_mcp}
+    has_service = asked.manage_attrsvc or bool(asked.attrsvc_url or asked.http_urls)
+    needed["httpx2"] = has_service or any(each is not None for each in (asked.llm, asked.slack, asked.dataflow))
+    needed["starlette"] = needed["uvicorn"] = asked.manage_attrsvc
+    # The job runs under this interpreter. No error: the job runs without these sources and receivers, too.
+    missing = [name for name, is_needed in needed.items() if is_needed and importlib.util.find_spec(name) is None]
+    if missing:
+        log.warning(
+            "failure attribution is configured with sources or receivers that need %s, which is not installed:"
+            " pip install 'nvrx-slurm[attribution]'",
+            ", ".join(missing),
+        )
 
 
 def check_store(site: StoreSpec) -> None:

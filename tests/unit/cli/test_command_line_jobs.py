@@ -218,6 +218,19 @@ def test_files_of_attribution_are_read_before_a_job_starts(here: Path, command: 
     assert not [*here.glob("nvrx-jobs/*")]
 
 
+def test_a_package_that_attribution_lacks_is_said_before_the_first_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the extra is not installed: a warning names the packages of the sources that are asked."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    asked = ("submit", "--dry-run", "--set", "fault_tolerance.attribution.enable_mcp=true")
+    assert typed(*asked, "--ft-attribution-http-url", "http://localhost:1", "--", "true")
+    (record,) = caplog.records
+    assert record.args == ("mcp, httpx2",)
+    assert typed("submit", "--dry-run", "--", "true")
+    assert len(caplog.records) == 1
+
+
 def test_a_token_that_no_source_needs_is_not_read(here: Path) -> None:
     """As where a site file names one and the job asks no service."""
     assert typed("submit", "--dry-run", "--set", "fault_tolerance.attribution.token_file=gone", "--", "true")

@@ -14,7 +14,7 @@ from nvrx_slurm.cluster.states import JobState, state_of_word
 from nvrx_slurm.cluster.tasks import first_failure, tasks_of
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.report.jobs import ENDINGS, find_job, not_of_ours
+from nvrx_slurm.report.jobs import ENDINGS, error_without_folder, find_job
 from nvrx_slurm.report.presence import Presence, ask_queue
 from nvrx_slurm.report.snapshot import QUEUED, JobLine, Snapshot, lines_of, snap, take
 from nvrx_slurm.report.view import new_view
@@ -35,7 +35,7 @@ def take_with_tasks(base: Path, job_id: str) -> Snapshot:
         if outside.slurm_says in (None, "UNKNOWN") and not tasks:
             raise
         if not tasks and state_of_word(outside.slurm_says or "") not in QUEUED:
-            raise not_of_ours(base, job_id, str(outside.slurm_says)) from None
+            raise error_without_folder(base, job_id, str(outside.slurm_says)) from None
         shot = snap(new_view(), folder, outside=outside)
     if not tasks:
         return shot

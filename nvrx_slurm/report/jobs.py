@@ -65,7 +65,7 @@ def find_job(base: Path, job_id: str) -> JobFolder:
     raise UsageError(f"no job {job_id!r} in {base}{hint}; it holds {', '.join(known[:MOST_NAMED])}{more}")
 
 
-def not_of_ours(base: Path, job_id: str, slurm_says: str) -> UsageError:
+def error_without_folder(base: Path, job_id: str, slurm_says: str) -> UsageError:
     """The error about a job that Slurm has started and that has no folder here. Slurm knows the jobs of all users."""
     return UsageError(
         f"no job {job_id!r} in {base}. Slurm has a job of this id ({slurm_says}); if it is one of nvrx-slurm,"

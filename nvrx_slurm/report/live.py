@@ -15,7 +15,7 @@ from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import snapshot
-from nvrx_slurm.report.jobs import find_job, not_of_ours, read_plan
+from nvrx_slurm.report.jobs import error_without_folder, find_job, read_plan
 from nvrx_slurm.report.logs import MergedReader
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.report.presence import OutsideState, Presence, still_in_slurm
@@ -128,7 +128,7 @@ def _until_ended(base: Path, job_id: str, face: EventPrinter | Monitor, clock: C
             started_at = clock.monotonic() if started_at is None else started_at
             is_late = outside.over or clock.monotonic() - started_at >= FOLDER_S
             if is_late and not folder.path.is_dir():
-                raise not_of_ours(base, job_id, outside.slurm_says)
+                raise error_without_folder(base, job_id, outside.slurm_says)
         face.draw(snapshot.snap(new_view(), folder, outside=outside, clock=clock))
         clock.sleep(QUEUE_LOOK_S)
     journal = Journal(folder, beats=True, clock=clock)

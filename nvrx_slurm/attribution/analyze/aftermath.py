@@ -36,7 +36,8 @@ class Finality(IntEnum):
 
 class TailLine(msgspec.Struct, frozen=True):
     """One of the last lines of a file. `offset`: of its first byte, in the unpacked file. `rank`: by the line's label
-    or the file's name. Or several of them (`times`) that are of one `kind`, without their text: `condensed`."""
+    or the file's name. `kind`: where the text alone does not show it. Or several lines (`times`) of one `kind`,
+    without their text: `condensed`."""
 
     offset: int
     text: str
@@ -59,18 +60,26 @@ class Aftermath(msgspec.Struct, frozen=True):
 
 
 _PROGRESS = re.compile(
-    r"""\b(?:iter(?:ation)?|(?:global[_ ])?step|batch|epoch)s?\b\s*[:=#]?\s*\[?\s*\d+  # iteration 12/ 100, step=12
+    r"""\b(?:iter(?:ation)?|(?:global[_ ])?step|batch|epoch)s?\b
+        ['"]?\s*[:=#]?\s*['"]?\[?\s*\d+                              # iteration 12/ 100, step=12, {"step": 12
       | \bit\b\s*\d+\s*/\s*\d+
-      | ^\W*\d+%\|.{0,80}\d+/\d+                                                       # tqdm's bar
-      | \bit/s\b|\bs/it\b|\bloss\b\s*[:=]?\s*-?\d+\.\d                                     # loss: 2.31
+      | ^\W*\d+%\|.{0,80}\d+/\d+                                    # tqdm's bar
+      | \bit/s\b|\bs/it\b
+      | (?:\b|_)loss\b['"]?\s*[:=]?\s*['"]?-?\d+\.\d                # loss: 2.31, {'loss': 2.31, train_loss=2.31
       | \b(?:samples|tokens)(?:/s|\s+per\s+sec)""",
     re.VERBOSE | re.IGNORECASE,
 )
+# In a progress bar: `120/1000 [00:10<01:00, 3.20it/s, loss=2.1]`, `120it [00:10, 3.20it/s]`.
+_BAR = re.compile(
+    r"(?<![\d.])(?P<done>\d[\d.]{0,12}[kMGT]?)(?:/(?P<total>\d[\d.]{0,12}[kMGT]?)|[A-Za-z]{1,8}) \[\d+:\d\d"
+)
+_LETTERS = re.compile(r"[A-Za-z]+")
 # What stands at a line's beginning is tried there only: these are asked for thousands of lines.
 _CRASH_BEGINS = re.compile(
     r"""\s*$ | \s+File\ " | \s+(?:\^|~)+ | Traceback\b | \s*frame\ \#\d | \s*at\ \S+\( | \s{4,}\S
       | (?:Fatal\ Python\ error|Current\ thread|Thread\ 0x|Extension\ modules)
-      | \S*(?:Error|Exception|Exit|Interrupt|Warning)\b | \*\*\*|={8,}|-{8,}|\#\d+\s
+      | \S*(?:Error|Exception|Exit|Interrupt|Warning)\b | \*\*\*|\#\d+\s
+      | (?:={8,}+|-{8,}+)(?!\ *(?i:step|iter(?:ation)?|epoch|batch)\b)  # a rule, unless it is that of a step
       | \[?(?:rank|default)?\d*\]?:?\s*\[?[EF]\d{4}\ | (?:During\ handling|The\ above\ exception)\b
       | (?:srun|slurmstepd|wandb|sacct|seff|scontrol|sbatch|pdsh@\S+|mpirun|prterun|ORTE):
     """,
@@ -125,6 +134,12 @@ def nature(text: str) -> Nature:
     if _PROGRESS.search(text):
         return Nature.PROGRESS
     return Nature.CRASH if _EPILOGUE.match(text) else Nature.CALM
+
+
+def bar_of(text: str) -> tuple[str, str] | None:
+    """Which progress bar a line draws, and how far it is; None: it draws none."""
+    bar = _BAR.search(text)
+    return bar and (f"{''.join(_LETTERS.findall(text, 0, bar.start()))}/{bar['total']}", bar["done"])
 
 
 def aftermath(offset: int, rank: int | None, tail: Sequence[TailLine]) -> Aftermath:

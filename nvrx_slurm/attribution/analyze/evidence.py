@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from nvrx_slurm.attribution.analyze.aftermath import Nature, TailLine, condensed, nature
+from nvrx_slurm.attribution.analyze.aftermath import Nature, TailLine, bar_of, condensed, nature
 from nvrx_slurm.attribution.analyze.attributing import SideEvidence
 from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE
 from nvrx_slurm.attribution.analyze.flight_recorder import Dump, DumpError, read_dump
@@ -30,6 +31,10 @@ LONG_TAIL_BYTES = 2 << 20
 
 MOST_DUMP_BYTES = 64 << 20
 _LABELS_IN = 100
+# As in the scan (scan/blocks.py), so that the offsets and the lines are the same.
+_END = re.compile(rb"[\n\r\0]")
+# So often a progress bar is drawn again without a step while its program ends: by `set_postfix`, and at its close.
+_MOST_REDRAWS = 3
 _SECTION = "=== "
 
 
@@ -99,7 +104,7 @@ def _tail_after(log: LogFile, offset: int) -> tuple[TailLine, ...]:
     """The last lines; more of them where they hold no step and begin after the possible cause at `offset`: the steps
     that it was followed by may lie before a long epilogue."""
     tail = tuple(tail_of(log))
-    if not tail or tail[0].offset <= offset or any(nature(line.text) is Nature.PROGRESS for line in tail):
+    if not tail or tail[0].offset <= offset or any(line.nature is Nature.PROGRESS for line in tail):
         return tail
     return tuple(tail_of(log, LONG_TAIL_BYTES))
 
@@ -110,19 +115,25 @@ def tail_of(log: LogFile, most_bytes: int = TAIL_BYTES) -> Iterator[TailLine]:
         offset, data = _last_bytes(log.path, most_bytes)
     except Unreadable:
         return
-    lines = data.split(b"\n")
+    lines = _END.split(data)
     if offset:  # the first is torn
         offset += len(lines.pop(0)) + 1
     # In a file of one rank `3: ` is no label of srun, but the program's own text.
     srun = log.rank is None and by_srun(plain(b"\n".join(lines[:_LABELS_IN])))
+    # Bar → how far it was when it was drawn last, and how often it has been drawn there again.
+    drawn: dict[tuple[int | None, str], tuple[str, int]] = {}
     for line in lines:
         bare = plain(line)
         label = label_of(bare, srun=srun)
-        yield TailLine(
-            offset,
-            decoded(bare[label.begin : label.begin + LONGEST_LINE_BYTES]),
-            label.rank if log.rank is None else log.rank,
-        )
+        text = decoded(bare[label.begin : label.begin + LONGEST_LINE_BYTES])
+        rank, kind = label.rank if log.rank is None else log.rank, None
+        if (bar := bar_of(text)) is not None:
+            name, done = bar
+            before, again = drawn.get((rank, name), ("", 0))
+            again = again + 1 if done == before else 0
+            drawn[rank, name] = done, again
+            kind = Nature.CRASH if 0 < again <= _MOST_REDRAWS else None
+        yield TailLine(offset, text, rank, kind=kind)
         offset += len(line) + 1
 
 

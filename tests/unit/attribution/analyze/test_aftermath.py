@@ -21,6 +21,13 @@ PROGRESS = [
     " 45%|████▌     | 450/1000 [07:12<08:49,  1.04it/s, loss=2.1]",
     "[2026-11-21 18:00:00] INFO train: loss: 2.513",
     "throughput 181234 tokens/s",
+    "{'loss': 2.2990, 'grad_norm': 1.2010, 'learning_rate': 5.00e-05, 'epoch': 0.01}",
+    "{'loss': '2.299', 'grad_norm': '1.201', 'epoch': '0.01'}",
+    '{"step": 12, "loss": 2.1}',
+    '{"epoch": 1, "update": 0.012, "loss": "12.3", "ups": "3.1"}',
+    "12/1000 train_loss=2.1 lr=1e-4",
+    "===== Step 12/1000 =====",
+    "-------------------- iteration 12 --------------------",
 ]
 CRASH = [
     "Traceback (most recent call last):",
@@ -31,6 +38,7 @@ CRASH = [
     "srun: error: n2: task 3: Exited with exit code 1",
     "terminate called after throwing an instance of 'c10::Error'",
     "wandb: Synced 5 W&B file(s)",
+    "==================== stack of step() ====================",
     "[E1121 18:00:00.123 ProcessGroupNCCL.cpp:607] [Rank 1] Some NCCL operations have failed",
     "",
 ]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.attribution.analyze.aftermath import Nature
 from nvrx_slurm.attribution.analyze.attributing import SideEvidence
 from nvrx_slurm.attribution.analyze.evidence import context, frame_of, read_evidence, tail_of
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
@@ -50,6 +51,30 @@ def test_the_tail_has_the_scans_offsets(tmp_path: Path, packed: bool) -> None:
     assert [line.text for line in lines][-2:] == ["line 998", "line 999"]
     assert all(text[line.offset :].startswith(line.text.encode() + b"\n") for line in lines)
     assert sum(len(line.text) + 1 for line in lines) <= 100
+
+
+def test_the_tail_has_the_lines_of_the_scan(tmp_path: Path) -> None:
+    """A progress bar ends its lines with carriage returns, and a hole that a file system left is of NUL bytes."""
+    text = b"".join(b"\rstep %d/40" % number for number in range(40)) + b"\0\0last\n"
+    path = tmp_path / "train.log"
+    path.write_bytes(text)
+    lines = [line for line in tail_of(log(path), most_bytes=100) if line.text]
+    assert [line.text for line in lines][-3:] == ["step 38/40", "step 39/40", "last"]
+    assert all(text[line.offset :].startswith(line.text.encode()) for line in lines)
+
+
+def test_a_bar_that_is_drawn_again_makes_no_step(tmp_path: Path) -> None:
+    """Each bar on its own; one that is drawn again for long belongs to a program that lives."""
+    bars = ["Epoch:  33%|###   | 1/3 [00:02<00:04,  2.4s/it]", "Step:  14%|#   | 7/50 [00:00<00:01, 21.8it/s]"]
+    path = tmp_path / "train.log"
+    path.write_text("\r" + "\r".join([*bars, *bars, "Step:  16%|#   | 8/50 [00:00<00:01, 21.8it/s]"]))
+    assert [line.nature for line in tail_of(log(path)) if line.text] == [
+        *(Nature.PROGRESS, Nature.PROGRESS),
+        *(Nature.CRASH, Nature.CRASH),
+        Nature.PROGRESS,
+    ]
+    path.write_text("\r".join(["120it [00:10, 3.20it/s, loss=2.1]"] * 100))
+    assert sum(line.nature is Nature.PROGRESS for line in tail_of(log(path))) > 90
 
 
 def test_the_tail_knows_whose_line_it_is(tmp_path: Path) -> None:

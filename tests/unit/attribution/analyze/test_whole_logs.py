@@ -102,6 +102,40 @@ def test_a_retry_that_succeeded(tmp_path: Path) -> None:
     assert answer(tmp_path, log).fault == "unknown"
 
 
+WATCHDOG = (
+    "[rank0]:[E501 12:10:00.1 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=8123, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600001 milliseconds before timing out.\n"
+    "[rank0]:[E501 12:10:00.2 ProcessGroupNCCL.cpp:1177] To avoid data inconsistency, we are taking the entire "
+    "process down.\n"
+)
+BARS = "".join(f"\rTraining:  12%|###   | {n}/2000 [00:10<01:00,  3.20it/s, loss=2.1]" for n in range(120, 1120))
+SURVIVED_BY = {
+    "a bar": BARS,
+    "transformers": "".join(f"{{'loss': 2.29, 'grad_norm': 1.2, 'epoch': 0.{n:03}}}\n" for n in range(300)),
+    "JSON": "".join(f'{{"step": {n}, "loss": 2.1}}\n' for n in range(300)),
+}
+
+
+@pytest.mark.parametrize("steps", SURVIVED_BY.values(), ids=SURVIVED_BY)
+@pytest.mark.parametrize("caught", ["ValueError: bad prompt", "FileNotFoundError: [Errno 2] No such file: 'a'"])
+def test_steps_of_any_form(tmp_path: Path, steps: str, caught: str) -> None:
+    """The error was survived; the timeout is what is left."""
+    found = answer(tmp_path, f"{HEAD}{caught}\n{steps}\n{WATCHDOG}")
+    assert (found.verdict, found.fault, found.nodes) == ("RESTART", "nccl_timeout", ())
+
+
+def test_bars_that_a_program_closes_at_its_end(tmp_path: Path) -> None:
+    """The bars of an exception's frames are drawn once more below its traceback."""
+    bars = (
+        "\rEpoch:  33%|###      | 1/3 [00:02<00:04,  2.40s/it]",
+        "\n\rStep:  14%|#        | 7/50 [00:00<00:01, 21.85it/s]",
+        "\n\n\rmicro:  25%|##     | 1/4 [00:00<00:00, 97.82it/s]\x1b[A\x1b[A",
+    )
+    closed = "\n".join(bars).replace("1/4", "2/4")
+    found = answer(tmp_path, {"rank-0.err": f"{''.join(bars)}\n{HEAD}KeyError: 'lr'\n{closed}\n"})
+    assert said(found) == ("STOP", "key_error", "KeyError: 'lr'")
+
+
 # ---- a shell's complaints
 
 

@@ -16,8 +16,9 @@ from nvrx_slurm.attribution.scan.blocks import LogBlock, decoded, excerpt
 from nvrx_slurm.attribution.scan.model import KEPT, MOST_DIGITS, Hit, LogFile
 from nvrx_slurm.attribution.scan.prefilter import Searcher
 from nvrx_slurm.attribution.scan.prefixes import first_stamp, label_of, named_in, stamp_of
-from nvrx_slurm.attribution.scan.quotations import is_quoted, is_source, without_negated
+from nvrx_slurm.attribution.scan.quotations import counts_none, is_mild, is_quoted, is_source, without_negated
 from nvrx_slurm.attribution.scan.tracebacks import ExceptionSearch, lines_back, may_end, traceback_above
+from nvrx_slurm.journal.verdicts import Verdict
 
 # Where a line begins and ends in its block.
 Span = tuple[int, int]
@@ -311,7 +312,10 @@ class LineMatcher:
         words, low = match.group(), match.group().lower() if rule.ignore_case else match.group()
         start = cleared.find(words)
         within = min((at for literal in rule.literals if (at := low.find(literal)) >= 0), default=0)
-        if is_quoted(text, start + within, begin):
+        if is_quoted(text, start + within, begin) or counts_none(text, start, start + len(words)):
+            return None
+        # A cause of another verdict is often reported at a low level: a health check that failed, a preemption.
+        if rule.role == "cause" and rule.verdict is Verdict.STOP and is_mild(text, start + within, begin):
             return None
         if text[:1].isspace() and is_source(text, lines_back(block.window(line[0]))):
             return None

@@ -28,6 +28,19 @@ _NO = re.compile(rb"\b(?:no|not any|never|without(?: any)?|zero|0)[ :]+(?:[\w-]+
 # Before a whole line in quotation marks.
 _NO_TEXT = re.compile(rb"\b(?:no|without(?: any)?|zero|0) ['\"`]", re.IGNORECASE)
 
+# What a check that passed reports: `12 Pass, 0 Fail`, `0 checks failed`, `no failed links`.
+_FAILURE = re.compile(rb"\b(?:fail(?:s|ed|ures?)?|errors?|faults?|timeouts?|crash(?:es|ed)?)\b", re.IGNORECASE)
+_COUNTED_NONE = re.compile(
+    rb"(?:(?P<before>[A-Za-z]+['\"]?)[ :=#]*)?\b(?:0 (?:[a-z]+s )?|(?:no|zero) )$", re.IGNORECASE
+)
+
+# What stands before the text of a line that calls itself no error.
+_MILD = re.compile(
+    rb"(?:[IW]\d{4} [\d:.]{8,18} "
+    rb"|(?:(?!(?:Error|Exception|ERROR|CRITICAL|FATAL)\b).){0,200}?"
+    rb"(?:^|[\s\[|:])(?:WARNING|INFO|DEBUG|(?<=\d )WARN|\w{0,20}Warning)\b[\]:| ])"
+)
+
 _FOUND = re.compile(
     rb"\b(?:found|seen|detected|reported|occurred|observed|recorded|so far|in the last)\b", re.IGNORECASE
 )
@@ -75,6 +88,22 @@ def is_quoted(line: bytes, at: int, begin: int) -> bool:
     if _FOUND.search(after) and (_NO.search(before) or _NO_TEXT.search(before[:_NEAR])):
         return True
     return _in_a_setting(before, after)
+
+
+def counts_none(line: bytes, at: int, end: int) -> bool:
+    """Whether all failures that the words from `at` to `end` name are counted as none, as in `12 Pass, 0 Fail`."""
+    failures = list(_FAILURE.finditer(line, at, end))
+    return bool(failures) and all(
+        (none := _COUNTED_NONE.search(line[max(0, failure.start() - _NEAR) : failure.start()])) is not None
+        and not (none["before"] and _NUMBERED.search(none["before"]))
+        for failure in failures
+    )
+
+
+def is_mild(line: bytes, at: int, begin: int) -> bool:
+    """Whether the words at a position stand in a line that calls itself a warning or less. `begin`: where the line
+    proper begins, after its labels."""
+    return _MILD.match(line[begin:at]) is not None
 
 
 def is_source(line: bytes, above: Iterable[bytes]) -> bool:

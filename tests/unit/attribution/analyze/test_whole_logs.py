@@ -49,6 +49,42 @@ def test_routine_lines(tmp_path: Path, routine: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "routine",
+    [
+        "DCGM health check: 12 Pass, 0 Fail",
+        "nvidia-fabricmanager: no failed links",
+        "Prolog: 0 checks failed",
+        "[2026-05-01 12:00:00,123] [WARNING] [real_accelerator.py:162] CUDA_HOME environment variable is not set",
+        "/opt/torch_geometric/typing.py:54: UserWarning: An issue occurred while importing 'pyg-lib'. Disabling its "
+        "usage. Stacktrace: /opt/libpyg.so: undefined symbol: _ZN5torch3jit17parseSchemaOrNameE",
+        "2026-05-01 12:00:00 INFO df: /tmp 90% used, disk full in 3 days",
+        "INFO Comet API key not set, logging disabled",
+        "[rank0]:W0501 12:00:00.123000 4711 extension.py:7] CUDA_HOME environment variable is not set",
+    ],
+)
+def test_lines_of_a_program_that_goes_on(tmp_path: Path, routine: str) -> None:
+    """A count of no failures, and what calls itself a warning, even as the last line."""
+    assert said(answer(tmp_path, f"step 1 loss 2.0\n{routine}\n")) == ("UNKNOWN", "unknown", None)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("DCGM health check: 11 Pass, 1 Fail", "gpu_health"),
+        ("DCGM diagnostic of GPU 0 Fail", "gpu_health"),
+        ("DCGM diagnostic: 2 Fail, 0 Failure", "gpu_health"),
+        ("Prolog: 10 checks failed", "slurm_prolog"),
+        ("OSError: CUDA_HOME environment variable is not set. WARNING: set it", "extension_build"),
+        ("OSError: WARNING, CUDA_HOME environment variable is not set", "extension_build"),
+        ("2026-05-01 12:00:00 INFO DCGM health check: Fail", "gpu_health"),
+    ],
+)
+def test_failures_that_only_look_mild(tmp_path: Path, line: str, fault: str) -> None:
+    """One failure among the counts, the number of a GPU, an error whose text names a level."""
+    assert answer(tmp_path, f"step 1 loss 2.0\n{line}\n").fault == fault
+
+
+@pytest.mark.parametrize(
     "line",
     [
         '{"level": "error", "ok": false, "msg": "CUDA error: uncorrectable ECC error encountered"}',

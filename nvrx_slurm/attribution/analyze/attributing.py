@@ -92,7 +92,7 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
             rule.fault, fingerprint(rule.fault, cause.evidence, frames), () if node is None else (node,)
         )
         others = [each for each in found if each.place != cause.place]
-        lasted_s = _lasted_s(inquiry, scan, cause)
+        lasted_s = _lasted_s(inquiry, scan, side, cause)
         shared = spread(cause, found, inquiry, scan)
         weighed = weigh(
             cause,
@@ -216,14 +216,23 @@ def _blamed_ranks(
     return tuple(sorted(rank for rank in ranks if rank is not None))
 
 
-def _lasted_s(inquiry: Inquiry, scan: Scan, cause: Finding) -> float | None:
+def _lasted_s(inquiry: Inquiry, scan: Scan, side: SideEvidence, cause: Finding) -> float | None:
     """From the cycle's start to the line: by the inquiry, or by the stamps in the workers' logs."""
-    workers = [scan.of(log) for log in scan.files if log.kind not in OF_THE_MACHINE]
-    if not inquiry.started_at and any(nature(read.head) is Nature.PROGRESS for read in workers):
-        return None  # a log that begins with a step was cut: when it began is not known
-    began = inquiry.started_at or min((read.first_t for read in workers if read.first_t is not None), default=None)
+    workers = {log: scan.of(log) for log in scan.files if log.kind not in OF_THE_MACHINE}
+    began = inquiry.started_at or None
+    if began is None:
+        for log, read in workers.items():
+            tail = side.tails.get(str(log.path), ())
+            stepped = any(nature(line) is Nature.PROGRESS for line in read.tail)
+            stepped = stepped or any(line.nature is Nature.PROGRESS for line in tail)
+            # A log that begins with a step was cut, and one that shows steps without times says not when it began.
+            if nature(read.head) is Nature.PROGRESS or (stepped and read.first_t is None):
+                return None
+        # The cause's own stamp is no start: a kernel's log may begin with it.
+        stamps = [read.first_t for read in workers.values() if read.first_t is not None]
+        began = min((t for t in stamps if cause.hit.t is None or t < cause.hit.t), default=None)
     known = inquiry.failed.t if inquiry.failed is not None else 0.0
-    last = max((read.last_t for read in workers if read.last_t is not None), default=None)
+    last = max((read.last_t for read in workers.values() if read.last_t is not None), default=None)
     ended = cause.t or known or last
     return None if began is None or ended is None else max(0.0, ended - began)
 

@@ -242,7 +242,8 @@ def weigh(
         and lasted_s is not None
         and lasted_s <= START_S
     ):
-        verdict = Verdict.STOP
+        # The time since the start decides what the rule leaves open.
+        verdict, confidence = Verdict.STOP, max(confidence, STOPS_FROM)
         reasons.append(f"that was {lasted_s:.0f} s after the start, and will be so again")
     return WeighedVerdict(round(confidence, 2), verdict, scope, tuple(reasons))
 

@@ -123,6 +123,14 @@ def test_classes(tmp_path: Path, line: str, fault: str) -> None:
     assert answer(tmp_path, f"{STEPS}{HEAD}{line}\n").fault == fault
 
 
+@pytest.mark.parametrize("log", ["", "loading the model\nstep 91200 loss 2.1\nstep 91260 loss 2.1\n"])
+def test_the_kernel_s_own_stamp_is_no_start(tmp_path: Path, log: str) -> None:
+    """Of a cycle whose start is not known."""
+    dmesg = "[Fri May  1 12:00:00 2026] Memory cgroup out of memory: Killed process 4711 (python) total-vm:99kB\n"
+    found = answer(tmp_path, {"dmesg.log": dmesg, **({"rank-0.out": log} if log else {})})
+    assert (found.verdict, found.fault) == (Verdict.UNKNOWN, "host_oom")
+
+
 @pytest.mark.parametrize(("head", "verdict"), [("loading the model\n", Verdict.STOP), ("", Verdict.UNKNOWN)])
 def test_a_log_that_was_cut(tmp_path: Path, head: str, verdict: Verdict) -> None:
     """A log that begins with a step does not show when its job began: memory that ran out may be a leak."""

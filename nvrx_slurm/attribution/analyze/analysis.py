@@ -17,6 +17,8 @@ from nvrx_slurm.attribution.analyze.evidence import read_logs
 from nvrx_slurm.attribution.analyze.verdict import CycleEnding
 from nvrx_slurm.attribution.rules.catalogue import Catalogue
 from nvrx_slurm.attribution.scan import Hit, LogFile, Scan, find_logs
+from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, decoded, excerpt
+from nvrx_slurm.attribution.scan.model import LONGEST_TEXT
 from nvrx_slurm.errors import MalformedRecord, UsageError
 from nvrx_slurm.journal.records import Record, RendezvousClosed, WorkerFailed, entry_from_json
 from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, LogsRead
@@ -110,7 +112,9 @@ def with_reported(scanned: Scan, inquiry: Inquiry, catalogue: Catalogue) -> Scan
     failed = inquiry.failed
     if failed is None or failed.error is None:
         return scanned
-    error, line = failed.error, failed.error.encode()
+    # As long as a line of a log at most: the patterns take seconds for a message of a megabyte.
+    line = failed.error.encode()[:LONGEST_LINE_BYTES]
+    error = decoded(line)[: LONGEST_TEXT // 2]  # a hit of the output keeps this much of it, behind any label
     own = (hit for hit in scanned.hits if hit.rank in (failed.rank, None))
     if any(error in hit.text and not never_ends_the_rank(hit.groups.get("non_fatal")) for hit in own):
         return scanned
@@ -120,8 +124,10 @@ def with_reported(scanned: Scan, inquiry: Inquiry, catalogue: Catalogue) -> Scan
         # Literals first: so most patterns are never compiled.
         text = line.lower() if rule.ignore_case else line
         if any(literal in text for literal in rule.literals) and (match := rule.pattern.search(line)):
-            groups = {name: value.decode() for name, value in match.groupdict().items() if value}
-            hits.append(Hit(log, 0, error, rule, failed.rank, failed.node, failed.t, groups, 0))
+            groups = {name: decoded(value) for name, value in match.groupdict().items() if value}
+            hits.append(
+                Hit(log, 0, excerpt(line, match.start()), rule, failed.rank, failed.node, failed.t, groups, 0)
+            )
     return replace(scanned, hits=(*scanned.hits, *hits))
 
 

@@ -7,6 +7,8 @@ import pytest
 from nvrx_slurm.attribution.analyze.analysis import NO_FILE, with_reported
 from nvrx_slurm.attribution.analyze.attributing import attribute
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
+from nvrx_slurm.attribution.scan.blocks import excerpt
+from nvrx_slurm.attribution.scan.model import LONGEST_TEXT
 from nvrx_slurm.journal.verdicts import Verdict
 from tests.unit.attribution.analyze.evidence import failed, hit, inquiry, rule, scan
 
@@ -27,6 +29,19 @@ def test_it_does_not_count_twice(text: str) -> None:
     """Once its output has it, that line stands for it."""
     written = scan(hit(rule("import_error.module"), 3, text=text))
     asked = inquiry(failed(3, error=NO_MODULE))
+    assert with_reported(written, asked, load_catalogue()) == written
+
+
+def test_of_a_long_one_the_beginning_counts() -> None:
+    """As of a line of a log, and it does not count twice either."""
+    long = f"{NO_MODULE} {'é' * 900_000}"
+    asked = inquiry(failed(3, exit_code=1, error=long, t=50.0))
+    found = with_reported(scan(), asked, load_catalogue()).hits
+    assert {hit.rule.fault for hit in found} >= {"import_error"}
+    assert all(len(hit.text) <= LONGEST_TEXT for hit in found)
+    hidden = inquiry(failed(3, exit_code=1, error=f"{'x' * 900_000} {NO_MODULE}"))
+    assert with_reported(scan(), hidden, load_catalogue()) == scan()
+    written = scan(hit(rule("import_error.module"), 3, text=excerpt(f"[rank3]: {long}".encode())))
     assert with_reported(written, asked, load_catalogue()) == written
 
 

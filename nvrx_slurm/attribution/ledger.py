@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import structs
 
 from nvrx_slurm.attribution.blames import Blame, Suspect, merged, suspects
 from nvrx_slurm.errors import MalformedRecord, NvrxError, StoreUnreachable, UsageError, WaitTimeout
@@ -36,7 +38,11 @@ REDIS_LIFE_S = 30 * 24 * 3600
 MOST_TRIES = 50
 
 Blames = tuple[Blame, ...]
-Change = Callable[[Blames], Iterable[Blame]]
+# From the blames that are kept, and the present by the clock of what keeps them, which all processes share.
+Change = Callable[[Blames, float], Iterable[Blame]]
+
+# Clocks that differ by less say the same.
+SAME_TIME_S = 60.0
 
 
 class Ledger:
@@ -49,8 +55,14 @@ class Ledger:
     def blame(self, blames: Iterable[Blame]) -> None:
         """Add these, of any cluster. A blame that the ledger has already is not added twice."""
         new = tuple(blames)
+
+        def with_new(known: Blames, present: float) -> Blames:
+            # A blame of a clock that is ahead would weigh in full until all other clocks have come as far.
+            dated = (b if b.at <= present + SAME_TIME_S else structs.replace(b, at=present) for b in new)
+            return self._worth_keeping((*known, *dated), present)
+
         if new:
-            self._storage.change(lambda known: merged((*known, *new), self._clock.wall()))
+            self._storage.change(with_new)
 
     def suspects(self, now: float | None = None) -> list[Suspect]:
         """The nodes that are suspect at `now` (seconds since the epoch; None: the present), the worst first."""
@@ -60,13 +72,17 @@ class Ledger:
         """Remove the blames of a node (None: of all nodes of this cluster). Returns the nodes that had any."""
         cleared: set[str] = set()
 
-        def without(known: Blames) -> Blames:
+        def without(known: Blames, present: float) -> Blames:
             gone = [b for b in known if b.cluster == self.cluster and node in (None, b.node)]
             cleared.update(blame.node for blame in gone)
-            return merged((blame for blame in known if blame not in gone), self._clock.wall())
+            return self._worth_keeping((blame for blame in known if blame not in gone), present)
 
         self._storage.change(without)
         return tuple(sorted(cleared))
+
+    def _worth_keeping(self, blames: Iterable[Blame], present: float) -> Blames:
+        """By the earlier one of two clocks: one that is ahead would drop the blames of all others as too old."""
+        return merged(blames, min(self._clock.wall(), present))
 
 
 def open_ledger(where: str | None, *, cluster: str, clock: Clock | None = None) -> Ledger:
@@ -141,8 +157,8 @@ class LedgerStorage(Protocol):
     def read(self) -> Blames: ...
 
     def change(self, change: Change) -> None:
-        """Replace all that is kept by what `change` makes of it. Concurrent changes are not lost, nor seen in
-        half."""
+        """Replace all that is kept by what `change` makes of it and of the storage's own time. Concurrent changes are
+        not lost, nor seen in half."""
         ...
 
 
@@ -180,8 +196,10 @@ class FileStorage:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # On a file of its own: each change replaces the ledger, and a lock on that would go with the old file.
-            with locked(self._path.with_name(f"{self._path.name}.lock"), timeout_s=self._lock_s, clock=self._clock):
-                write_private(self._path, encode_blames(change(self._read(sets_aside=True))))
+            lock = self._path.with_name(f"{self._path.name}.lock")
+            with locked(lock, timeout_s=self._lock_s, clock=self._clock):
+                os.utime(lock)  # on NFS the server sets the time, by its own clock
+                write_private(self._path, encode_blames(change(self._read(sets_aside=True), lock.stat().st_mtime)))
         except TimeoutError as error:
             raise WaitTimeout(f"the ledger of suspect nodes was not changed: {error}") from None
         except OSError as error:
@@ -235,10 +253,11 @@ class RedisStorage:
                 with contextlib.suppress(self._failures.WatchError), self._redis.pipeline() as pipe:
                     # WATCH makes EXEC fail with WatchError where another client has changed the key since.
                     pipe.watch(REDIS_KEY)
-                    known = pipe.get(REDIS_KEY)
-                    # GET was sent at once; what follows is queued until EXEC.
+                    known, (seconds, _) = pipe.get(REDIS_KEY), pipe.time()
+                    # Both were sent at once; what follows is queued until EXEC.
                     pipe.multi()
-                    pipe.set(REDIS_KEY, encode_blames(change(self._decoded(known, pipe))), ex=REDIS_LIFE_S)
+                    changed = change(self._decoded(known, pipe), float(seconds))
+                    pipe.set(REDIS_KEY, encode_blames(changed), ex=REDIS_LIFE_S)
                     pipe.execute()
                     return
         except (self._failures.RedisError, OSError) as error:

@@ -22,6 +22,7 @@ from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.locks import locked
 from tests.contract.servers import PASSWORD
+from tests.still_clock import StillClock
 
 BLAMER = """
 import sys
@@ -125,6 +126,21 @@ def test_a_node_that_is_cleared_is_suspect_no_more_and_the_others_are(case: Case
     assert names(case) == ["n1"]
     assert ledger(case).clear("n2") == ()
     assert ledger(case).clear() == ("n1", "n3")
+
+
+def test_a_clock_that_is_ahead_costs_no_other_blame(case: Case) -> None:
+    """Nor does its own blame weigh for longer than that of another clock."""
+    ledger(case).blame([blame("n1")])
+    ahead = open_ledger(case.where, cluster="alpha", clock=StillClock(ahead_at(40)))
+    ahead.blame([blame("n2", at=ahead_at(40))])
+    assert set(names(case)) == {"n1", "n2"}
+    assert ahead.clear("n9") == ()
+    assert set(names(case)) == {"n1", "n2"}
+    assert ledger(case).suspects(ahead_at(3)) == []
+
+
+def ahead_at(days: float) -> float:
+    return SystemClock().wall() + days * 86400.0
 
 
 def test_jobs_that_blame_at_the_same_time_are_all_heard(case: Case) -> None:

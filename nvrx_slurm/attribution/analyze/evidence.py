@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyze.aftermath import Nature, TailLine, bar_of, condensed, nature
 from nvrx_slurm.attribution.analyze.attributing import SideEvidence
-from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE
+from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE, later_parts
 from nvrx_slurm.attribution.analyze.flight_recorder import Dump, DumpError, read_dump
 from nvrx_slurm.attribution.rules.catalogue import Catalogue
 from nvrx_slurm.attribution.scan import LogFile, Scan, scan
@@ -72,8 +72,13 @@ def read_evidence(scan: Scan, stop: threading.Event) -> SideEvidence:
             if not any(nature(line) is Nature.PROGRESS for line in lines[own + 1 :]):
                 continue
         with_causes[hit.file.path] = hit.file
-    of_workers = [log for log in with_causes.values() if log.kind not in OF_THE_MACHINE]
     offsets: dict[Path, list[int]] = defaultdict(list)
+    # What follows a line in the later parts of a log that was rotated, from their beginning.
+    later = later_parts(scan)
+    for part in dict.fromkeys(part for path in with_causes for part in later.get(path, ())):
+        with_causes[part.path] = part
+        offsets[part.path].append(-1)
+    of_workers = [log for log in with_causes.values() if log.kind not in OF_THE_MACHINE]
     for hit in scan.hits:
         if hit.file.path in with_causes:
             offsets[hit.file.path].append(hit.offset)

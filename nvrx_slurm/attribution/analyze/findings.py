@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 
 import msgspec
@@ -19,7 +22,7 @@ from nvrx_slurm.attribution.analyze.aftermath import (
     finality,
     nature,
 )
-from nvrx_slurm.attribution.scan import Hit, Scan
+from nvrx_slurm.attribution.scan import Hit, LogFile, Scan
 from nvrx_slurm.attribution.scan.model import MOST_DIGITS
 from nvrx_slurm.attribution.scan.prefixes import stamp_of
 from nvrx_slurm.journal.verdicts import Evidence, Inquiry, Verdict
@@ -117,7 +120,7 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
     begins = {name: last_run(own, scan.of(own[0].file).starts, tails.get(name, ())) for name, own in by_file.items()}
     hits = [hit for hit in hits if hit.offset >= begins[str(hit.file.path)]]
     # After the cut: the clocks of an earlier run say nothing about this one.
-    ahead, progress = offsets(hits, inquiry), last_progress(scan)
+    ahead, progress, later = offsets(hits, inquiry), last_progress(scan), later_parts(scan)
     rank_of = {pid: rank for rank, pid in inquiry.pids.items()}
     found = []
     for hit in hits:
@@ -139,6 +142,9 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
             final = Finality.SURVIVED
         else:
             after = aftermath(hit.offset, own, tails.get(str(hit.file.path), ()))
+            for part in later.get(hit.file.path, ()):
+                more = aftermath(-1, own, tails.get(str(part.path), ()))
+                after = replace(after, progress=after.progress + more.progress, calm=after.calm + more.calm)
             final = finality(
                 after,
                 shared=hit.file.kind == "mixed",
@@ -148,6 +154,38 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
             )
         found.append(Finding(hit, rank, node, t, final, since, after.stepped))
     return _without_scripts_that_went_on(found)
+
+
+_ROTATED = re.compile(
+    r"(?P<name>.+\.(?:log|out|err|txt))"
+    r"(?:\.(?P<number>[1-9]\d{0,2})|[.-](?P<date>20\d\d-?\d\d-?\d\d(?:[._-]?\d\d){0,3}))(?:\.(?:gz|bz2|xz))?"
+)
+
+
+def later_parts(scan: Scan) -> dict[Path, tuple[LogFile, ...]]:
+    """File → the parts of its log that were written after it, where the log was rotated: `train.log.1`, and after it
+    `train.log`, for `train.log.2.gz`."""
+    logs = {log.path: log for log in scan.files}
+    older: dict[LogFile, list[tuple[str, LogFile]]] = defaultdict(list)
+    for log in scan.files:
+        if (named := _ROTATED.fullmatch(log.path.name)) is None:
+            continue
+        newest = logs.get(log.path.with_name(named["name"]))
+        # Tasks are counted from 0, and parts from 1.
+        if newest is None or log.path.with_name(f"{named['name']}.0") in logs:
+            continue
+        if (newest.rank, newest.node, newest.kind) == (log.rank, log.node, log.kind):
+            age = named["date"] or f"{999 - int(named['number']):03}"
+            older[newest].append((age, log))
+    found: dict[Path, tuple[LogFile, ...]] = {}
+    for newest, dated in older.items():
+        parts = [*(log for _, log in sorted(dated, key=lambda part: part[0])), newest]
+        reads = [scan.of(log) for log in parts]
+        # Of a rotated log no part begins before the one before it ends.
+        ends = [(read.last_t or -math.inf, after.first_t or math.inf) for read, after in itertools.pairwise(reads)]
+        if all(end <= begin for end, begin in ends):
+            found |= {log.path: tuple(parts[number:]) for number, log in enumerate(parts[:-1], 1)}
+    return found
 
 
 _REQUEUED = ("preemption.slurm", "node_failure.slurm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,44 @@ def test_bars_that_a_program_closes_at_its_end(tmp_path: Path) -> None:
     closed = "\n".join(bars).replace("1/4", "2/4")
     found = answer(tmp_path, {"rank-0.err": f"{''.join(bars)}\n{HEAD}KeyError: 'lr'\n{closed}\n"})
     assert said(found) == ("STOP", "key_error", "KeyError: 'lr'")
+
+
+def stamped(steps: range) -> str:
+    return "".join(f"[2026-05-01 12:{n // 60:02}:{n % 60:02}] step {n} loss 2.1\n" for n in steps)
+
+
+@pytest.mark.parametrize(
+    ("older", "newest"),
+    [
+        (["train.log.1"], "train.log"),
+        (["train.log.1.gz"], "train.log"),
+        (["train.log-20260501.gz"], "train.log"),
+        (["train.log.2026-05-01_12"], "train.log"),
+        (["train.log.2", "train.log.1"], "train.log"),
+        (["rank0.log.1"], "rank0.log"),
+    ],
+)
+def test_steps_in_the_next_part_of_a_rotated_log(tmp_path: Path, older: list[str], newest: str) -> None:
+    """The end of an earlier part is not that of its rank, unless no step follows."""
+    failure = f"[2026-05-01 12:05:00] ERROR train: caught\n{HEAD}ValueError: bad prompt\n"
+    end = len(older) * 300
+    logs = {older[0]: stamped(range(300)) + failure}
+    logs |= {name: stamped(range(300 * n, 300 * n + 300)) for n, name in enumerate(older[1:], 1)}
+    folder = tmp_path / "survived"
+    folder.mkdir()
+    for name, text in {**logs, newest: stamped(range(end, end + 300)) + WATCHDOG}.items():
+        (folder / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    assert answer(folder, {}).fault == "nccl_timeout"
+    ended = answer(tmp_path / "ended", {older[-1].removesuffix(".gz"): logs[older[0]], newest: "rotated\n"})
+    assert said(ended) == ("STOP", "value_error", "ValueError: bad prompt")
+
+
+@pytest.mark.parametrize("others", [{"job.out.0": stamped(range(300, 600))}, {"job.out": stamped(range(600))}])
+def test_a_number_that_is_a_task_s(tmp_path: Path, others: dict[str, str]) -> None:
+    """Tasks are counted from 0, and write at the same time."""
+    failure = f"{stamped(range(300))}{HEAD}ValueError: bad prompt\n"
+    found = answer(tmp_path, {"job.out": stamped(range(300, 600)), "job.out.1": failure, **others})
+    assert said(found) == ("STOP", "value_error", "ValueError: bad prompt")
 
 
 # ---- a shell's complaints

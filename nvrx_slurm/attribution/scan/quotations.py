@@ -17,7 +17,7 @@ _PAIR = re.compile(
 _SAYS_NO = re.compile(rb"""[:=]\s{0,8}(?:False|false|None|null|[Oo]ff|[Nn]o|0(?![0-9])|\[\]|\{\}|''|"")""")
 # Keys whose 0 is the name of something.
 _NUMBERED = re.compile(
-    rb"(?:rank|gpu|device|node|id|idx|index|task|step|iteration|iter|epoch|pid|seq|code|status|port|group|stage|signal)"
+    rb"(?:rank|gpu|device|node|host|worker|process|replica|id|idx|index|task|step|iteration|iter|epoch|pid|seq|code|status|port|group|stage|signal)"
     rb"['\"]?$",
     re.IGNORECASE,
 )
@@ -30,8 +30,11 @@ _NO_TEXT = re.compile(rb"\b(?:no|without(?: any)?|zero|0) ['\"`]", re.IGNORECASE
 
 # What a check that passed reports: `12 Pass, 0 Fail`, `0 checks failed`, `no failed links`.
 _FAILURE = re.compile(rb"\b(?:fail(?:s|ed|ures?)?|errors?|faults?|timeouts?|crash(?:es|ed)?)\b", re.IGNORECASE)
+# A 0 behind a word is the number of something: `worker 0 failed`.
 _COUNTED_NONE = re.compile(
-    rb"(?:(?P<before>[A-Za-z]+['\"]?)[ :=#]*)?\b(?:0 (?:[a-z]+s )?|(?:no|zero) )$", re.IGNORECASE
+    rb"(?:(?:^|(?P<before>[A-Za-z]*)['\"]?[,:;=(\[|] ?|\b(?:and|found|had|has|with) )0 (?:[a-z]+s )?"
+    rb"|\b(?:no|zero) )$",
+    re.IGNORECASE,
 )
 
 # What stands before the text of a line that calls itself no error.

@@ -55,6 +55,7 @@ def test_routine_lines(tmp_path: Path, routine: str) -> None:
         "DCGM health check: 12 Pass, 0 Fail",
         "nvidia-fabricmanager: no failed links",
         "Prolog: 0 checks failed",
+        "Prolog ran 4 checks and found 0 failed",
         "[2026-05-01 12:00:00,123] [WARNING] [real_accelerator.py:162] CUDA_HOME environment variable is not set",
         "/opt/torch_geometric/typing.py:54: UserWarning: An issue occurred while importing 'pyg-lib'. Disabling its "
         "usage. Stacktrace: /opt/libpyg.so: undefined symbol: _ZN5torch3jit17parseSchemaOrNameE",
@@ -75,6 +76,8 @@ def test_lines_of_a_program_that_goes_on(tmp_path: Path, routine: str) -> None:
         ("DCGM diagnostic of GPU 0 Fail", "gpu_health"),
         ("DCGM diagnostic: 2 Fail, 0 Failure", "gpu_health"),
         ("Prolog: 10 checks failed", "slurm_prolog"),
+        ("Prolog of worker 0 failed", "slurm_prolog"),
+        ("Prolog on host: 0 failed", "slurm_prolog"),
         ("OSError: CUDA_HOME environment variable is not set. WARNING: set it", "extension_build"),
         ("OSError: WARNING, CUDA_HOME environment variable is not set", "extension_build"),
         ("2026-05-01 12:00:00 INFO DCGM health check: Fail", "gpu_health"),

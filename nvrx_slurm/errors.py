@@ -77,7 +77,7 @@ class UnsafePath(UsageError):
 
 
 # What a job folder raises whose records cannot be read.
-UNREADABLE = (ConfigError, UnsafePath)
+UNREADABLE = (ConfigError, UnsafePath, OSError)
 
 
 class SubmissionRefused(UsageError):

@@ -90,8 +90,16 @@ def fold(view: JobView, entry: Entry) -> JobView:
     if entry.n <= view.n:
         return view
     view.n, view.t = entry.n, entry.t
-    t = entry.t
-    match record := entry.record:
+    t, record = entry.t, entry.record
+    key = (getattr(record, "replica", None), view.generation, getattr(record, "cycle", None))
+    if None not in key and key not in view.cycles:
+        # The line that opened the cycle is lost: the journal is damaged, or its first part is gone. The line that
+        # closes the rendezvous has all that is needed to go on. Until then no entry about the cycle can be shown.
+        if isinstance(record, records.RendezvousClosed):
+            _open_rendezvous(view, records.RendezvousOpened(replica=record.replica, cycle=record.cycle), t)
+        elif not isinstance(record, records.RendezvousOpened):
+            return view
+    match record:
         # ---- workers. The first two come from every node in every cycle, as `NodeReady` does: nearly all entries
         # are of these three kinds.
         case records.WorkersStarted():
@@ -280,15 +288,14 @@ def fold(view: JobView, entry: Entry) -> JobView:
             view.restarts_asked += 1
         case records.NodeDrained():
             view.drained[record.node] = record.by
-            drained = view.nodes[record.node]
+            drained = view.nodes.setdefault(record.node, NodeView(name=record.node))
             if drained.state in ("ready", "standby"):
                 arrive(view, drained.name, t)
             elif drained.state == "joining":
                 for replica in view.replicas.values():
                     stop_waiting(view, replica.id, drained.name)
         case records.NodeUndrained():
-            view.drained.pop(record.node, None)
-            if view.nodes[record.node].state == "drained":
+            if view.drained.pop(record.node, None) is not None and view.nodes[record.node].state == "drained":
                 arrive(view, record.node, t)
 
         # ---- the job as a whole: its generations, its controllers, its end

@@ -90,6 +90,20 @@ def test_ls_lists_a_job_that_cannot_be_read_and_all_others(nvrx: Nvrx, tmp_path:
     assert nvrx("rm", "--expired", "--days", "1", "--dry-run").returncode == 0
 
 
+def test_a_journal_that_cannot_be_read_hides_no_other_job(nvrx: Nvrx, tmp_path: Path) -> None:
+    """`ls` lists it, and `metrics` and `report --since` leave it out."""
+    ended_job(tmp_path, "whole", days_ago=1)
+    damaged = ended_job(tmp_path, "damaged", days_ago=1)
+    damaged.events_path.unlink()
+    damaged.events_path.mkdir()
+    shown = json.loads(nvrx("ls", "--json").stdout)["jobs"]
+    assert {job["job"]: job["state"] for job in shown} == {"damaged": "unreadable", "whole": "completed"}
+    metrics = nvrx("metrics", "damaged", "whole", "--folder", str(tmp_path))
+    assert metrics.returncode == 0
+    assert 'job_id="whole"' in metrics.stdout and 'job_id="damaged"' not in metrics.stdout
+    assert nvrx("report", "--since", "3d", "--folder", str(tmp_path), "-o", "fleet.html").returncode == 0
+
+
 def test_a_folder_that_others_can_write_to_hides_no_other_job(nvrx: Nvrx, tmp_path: Path) -> None:
     """Nor does an ended job whose records cannot be read keep `rm --expired` from the rest."""
     for name in ("whole", "open", "damaged"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import (
     AttributionJudged,
     ControllerStarted,
@@ -11,12 +12,17 @@ from nvrx_slurm.journal.records import (
     Entry,
     JobStarted,
     NodeJoined,
+    RendezvousOpened,
     Tick,
+    UndrainAsked,
 )
 from nvrx_slurm.journal.verdicts import Verdict
+from nvrx_slurm.report.failure_replay import FailureReplay
+from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.report.page import tally, waiting
 from nvrx_slurm.report.view import JobFold, fold, new_view, with_heartbeat
+from tests.jobs import eventful
 from tests.unit.report.recorder import (
     JOB,
     Recorder,
@@ -336,3 +342,49 @@ def test_a_drained_node_has_no_ranks_and_no_step_and_says_at_whose_request() -> 
     assert (view.restarts, view.restarts_asked, view.last_failure) == (0, 1, None)
     assert view.cycles["main-0", 0, 0].last_step == 7
     assert "ada@login1" in (view.cycles["main-0", 0, 0].outcome or "")
+
+
+def with_drains() -> Recorder:
+    """Four replicas, one of which restarts; a node is drained, and is not any more."""
+    recorder = Recorder(roles_plan())
+    recorder.join()
+    for replica in list(recorder.job.replicas):
+        recorder.start_workers(replica)
+        recorder.progress(1, replica)
+    recorder.fail("n2", 0, replica="rollout-0", exit_code=1)
+    recorder.ready("rollout-0")
+    recorder.start_workers("rollout-0")
+    recorder.tell(DrainAsked(node="n0", by="ann", request="r1"))
+    recorder.ready("policy-0")
+    recorder.start_workers("policy-0")
+    recorder.tell(UndrainAsked(node="n0", by="ann", request="r2"))
+    recorder.finish()
+    return recorder
+
+
+@pytest.mark.parametrize("record", [eventful, with_drains])
+@pytest.mark.parametrize("lost", [1, 6, None])
+def test_every_reader_reads_a_damaged_journal_to_its_end(record, lost: int | None, tmp_path) -> None:
+    """Wherever a line or six are lost, or all before it are: the end of the job is shown."""
+    entries = record().entries
+    for index in range(len(entries) - 1):
+        rest = entries[index:] if lost is None else entries[:index] + entries[index + lost :] + entries[-1:]
+        history = JobTimeline()
+        job = JobFold(record().plan, [history, FailureReplay(record().plan, JobFolder(tmp_path))])
+        for entry in rest:
+            job.take(entry)
+        history.finish(job.view)
+        assert (job.view.n, job.view.exit_code) == (len(entries), 0)
+
+
+def test_a_cycle_whose_opening_is_lost_is_shown_from_its_close_on() -> None:
+    """Its nodes and ranks are those of a whole journal."""
+    recorder = with_one_recovery()
+    whole, view = view_of(recorder), new_view(recorder.plan)
+    for entry in recorder.entries:
+        if not isinstance(entry.record, RendezvousOpened):
+            view = fold(view, entry)
+    assert states(view) == states(whole)
+    assert view.replicas["main-0"].phase == "running"
+    assert view.cycles["main-0", 0, 1].nodes == whole.cycles["main-0", 0, 1].nodes
+    assert view.recoveries.keys() == whole.recoveries.keys()

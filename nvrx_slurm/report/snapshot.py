@@ -42,6 +42,7 @@ QUEUED = (JobState.PENDING, JobState.REQUEUED, JobState.CONFIGURING)
 class Snapshot:
     """`now` is this machine's clock, `store_now` the store's, by which heartbeats are stamped (None: it is not read).
 
+    `ended_at`: of a job that has ended, as `ended_at` has it.
     `store_error` says why the steps may be old although the job runs. `slurm_state`: where Slurm was asked; of a job
     that has ended, only while Slurm still has it. `queue`: why a pending job waits. `tasks`: of a whole job array.
     """
@@ -52,6 +53,7 @@ class Snapshot:
     state: str
     now: float
     exit_code: int | None = None
+    ended_at: float | None = None
     reason: str | None = None
     store_now: float | None = None
     store_error: str | None = None
@@ -67,12 +69,12 @@ class Snapshot:
     @property
     def moment(self) -> float:
         """The moment that the page shows: now, or the end of a job that has ended."""
-        return (self.view.ended_at or self.view.t or self.now) if self.is_over else self.now
+        return (self.ended_at or self.view.t or self.now) if self.is_over else self.now
 
     @property
     def until(self) -> float | None:
-        """Up to which moment a job that goes on is shown; None: to the last entry of its journal."""
-        return None if self.is_over else self.now
+        """Up to which moment the job is shown; None: to the last entry of its journal."""
+        return self.ended_at if self.is_over else self.now
 
     @property
     def started_at(self) -> float | None:
@@ -195,6 +197,15 @@ def begins_again(view: JobView, info: JobInfo | None, result: Result | None) -> 
     return result is None and info is not None and info.generation > view.generation
 
 
+def ended_at(view: JobView, result: Result | None) -> float | None:
+    """When the job ended; None: neither its journal nor a result says so."""
+    if view.ended_at is not None or result is None:
+        return view.ended_at
+    # The batch host was killed: the journal has no end, and its last entry may be hours older than the job's end. The
+    # result has the clock of its host: by that of the store the end may seem to come before the last entry.
+    return max(view.t, result.ended_at)
+
+
 def node_status(view: JobView, node: NodeView, store_now: float | None) -> NodeStatus:
     """A node with what its last heartbeat reported."""
     heard = view.last_heartbeat(node.name)
@@ -242,6 +253,7 @@ def snap(
         state=state or jobs.state_of(view, exit_code, started=has_started, over=outside.over),
         now=(clock or SystemClock()).wall(),
         exit_code=exit_code,
+        ended_at=None if exit_code is None else ended_at(view, result),
         reason=reason,
         store_now=store_now,
         store_error=None if outside.over else store_error,
@@ -261,7 +273,7 @@ def as_status(shot: Snapshot) -> Status:
         state=shot.state,
         generation=view.generation,
         started_at=shot.started_at,
-        ended_at=view.ended_at,
+        ended_at=shot.ended_at,
         elapsed_s=shot.elapsed_s,
         exit_code=shot.exit_code,
         reason=shot.reason,

@@ -178,8 +178,13 @@ def _problems(shot: Snapshot) -> list[str]:
     found = []
     if not shot.view.n:
         found.append("The journal has no entry yet: there is nothing to show but the configuration.")
-    elif shot.state == "died":
+    elif shot.is_over and shot.ended_at is None:
         found.append("The job left no result: the page ends with the last entry that its journal has.")
+    elif shot.is_over and shot.view.ended_at is None:
+        last = f"its last entry, at {utc(shot.view.t)} UTC,"
+        found.append(
+            f"The journal has no end of the job: from {last} to the end the page shows what was going on then."
+        )
     elif shot.exit_code is None:
         found.append(f"The job goes on: the page shows how it stood at {utc(shot.now)} UTC.")
     if shot.store_error:

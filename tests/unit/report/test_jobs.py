@@ -23,6 +23,7 @@ from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.journal.records import Entry, JobEnded
 from nvrx_slurm.report import page, presence, snapshot
 from nvrx_slurm.report.array_tasks import take_with_tasks
+from nvrx_slurm.report.job_report import job_report
 from nvrx_slurm.report.jobs import find_job, known_jobs, my_jobs
 from nvrx_slurm.report.presence import Presence, still_in_slurm
 from nvrx_slurm.report.removal import size_of
@@ -168,6 +169,31 @@ def test_the_result_says_how_a_job_ended(tmp_path: Path, exit_code: int, state: 
     folder.write_result(Result(exit_code=exit_code, reason="because", ended_at=BEGIN))
     shot = snapshot.take(folder)
     assert (shot.state, shot.exit_code, shot.reason) == (state, exit_code, "because")
+
+
+def test_a_job_whose_journal_has_no_end_ends_with_its_result(tmp_path: Path) -> None:
+    """Its batch host was killed: its last steps count up to the end that the result has, on each page."""
+    recorder = with_one_recovery()
+    folder = write(tmp_path, recorder)
+    folder.write_result(Result(exit_code=75, reason="batch host killed", ended_at=recorder.now + 3600.0))
+    report = job_report(folder)
+    shot = snapshot.take(folder)
+    assert (shot.moment, snapshot.as_status(shot).ended_at) == (recorder.now + 3600.0,) * 2
+    assert shot.elapsed_s == pytest.approx(3600.0, abs=60.0)
+    assert report.goodput.parts_us["new_steps"] + report.goodput.parts_us["repeated_steps"] > 4 * 3590e6
+    assert b'class="note"' in report.html
+
+
+def test_the_end_of_the_journal_is_the_end_of_the_job(tmp_path: Path) -> None:
+    """Whatever the clock of the batch host said: neither it, nor an older one, moves the end."""
+    recorder = ended()
+    folder = write(tmp_path, recorder)
+    folder.write_result(Result(exit_code=0, reason="done", ended_at=recorder.now + 3600.0))
+    assert snapshot.take(folder).moment == recorder.now
+    cut = write(tmp_path, with_one_recovery(), job="cut")
+    cut.write_result(Result(exit_code=75, reason="batch host killed", ended_at=BEGIN - 30.0))
+    shot = snapshot.take(cut)
+    assert shot.moment == shot.view.t
 
 
 def test_a_local_job_whose_host_process_is_gone_died(tmp_path: Path) -> None:

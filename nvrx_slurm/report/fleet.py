@@ -1,8 +1,8 @@
 """Many jobs added up: mean times between failures and to repair, by cause and by node; what was lost, what verdicts
 were worth. From journals alone.
 
-Each job is read once: its summary is kept in the user's cache, with the sizes and times of the journal's files, and
-read again only when these change.
+A job that does not run is read once: its summary is kept in the user's cache, with the sizes and times of the
+journal's files and the result, and the job is read again only when these change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from statistics import fmean, median
 
 import msgspec
 
-from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.errors import UNREADABLE, NvrxError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report.goodput import PARTS, Goodput
@@ -27,11 +28,13 @@ from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.journal_file import JournalFile
 from nvrx_slurm.report.model import FailureKind, Value
 from nvrx_slurm.report.recovery import PHASES, STARTUP
+from nvrx_slurm.report.snapshot import ended_at, slurm_states
 from nvrx_slurm.report.view import JobFold
+from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.files import journal_parts, write_private
 
 # Of the summaries in the cache: one of another version is read again from the journal.
-VERSION = 2
+VERSION = 3
 
 
 class FailureLine(Value, frozen=True, kw_only=True):
@@ -68,7 +71,7 @@ class JobSummary(Value, frozen=True, kw_only=True):
 
 
 class Cached(Value, frozen=True, kw_only=True):
-    """What a summary was made from: name, size, time and inode of each file of the journal."""
+    """What a summary was made from: name, size, time and inode of each file of the journal, and of the result."""
 
     files: tuple[tuple[str, int, int, int], ...]
     summary: JobSummary | None
@@ -105,8 +108,10 @@ class Fleet:
     precision: float | None
 
 
-def read_fleet(folders: Iterable[JobFolder], *, since: float) -> Fleet:
-    """The jobs that were active since then. Those whose journal cannot be read are left out."""
+def read_fleet(folders: Iterable[JobFolder], *, since: float, clock: Clock | None = None) -> Fleet:
+    """The jobs that were active since then, those that run up to now. Jobs that cannot be read are left out."""
+    folders, now = list(folders), (clock or SystemClock()).wall()
+    states = slurm_states(folder for folder in folders if not folder.has_end)
     path, known = cache_path(), Cache()
     # A cache that cannot be read, is of another version, or is torn: then all jobs are read again.
     with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -116,18 +121,23 @@ def read_fleet(folders: Iterable[JobFolder], *, since: float) -> Fleet:
     found: list[JobSummary] = []
     for folder in folders:
         files = _files(folder)
-        # A job that was active since then has written its journal since then: the others need not be read.
-        if not files or max(modified for _, _, modified, _ in files) < since * 1e9:
+        if not files:
             continue
         key = str(folder.path.absolute())
-        cached = known.jobs.get(key)
-        # A journal of the same sizes and times has the same summary; a running job's is read again each time.
-        if cached is None or cached.files != files:
-            cached = Cached(files=files, summary=summarise(folder))
-        kept[key] = cached
-        if cached.summary is not None and cached.summary.ended >= since:
-            found.append(cached.summary)
-    if kept != known.jobs:
+        if _runs(folder, states.get(folder.job_id)):
+            # Its journal may be silent for hours, and its summary holds for this moment only.
+            summary = summarise(folder, now)
+        # Another job that was active since then has written its journal, or its result, since then.
+        elif max(modified for _, _, modified, _ in files) < since * 1e9:
+            continue
+        elif (cached := known.jobs.get(key)) is not None and cached.files == files:
+            summary = cached.summary
+        else:
+            summary = summarise(folder)
+            kept[key] = Cached(files=files, summary=summary)
+        if summary is not None and summary.ended >= since:
+            found.append(summary)
+    if kept:
         # Jobs of other folders, and older ones, stay.
         # Of folders that were removed, none: else the cache would only grow.
         there = {key: each for key, each in {**known.jobs, **kept}.items() if Path(key).is_dir()}
@@ -137,20 +147,31 @@ def read_fleet(folders: Iterable[JobFolder], *, since: float) -> Fleet:
     return add_up(found)
 
 
-def summarise(folder: JobFolder) -> JobSummary | None:
-    """One job from its folder; None where its journal has no entry."""
+def _runs(folder: JobFolder, state: JobState | None) -> bool:
+    """Whether the job is known to run: Slurm says so, or its batch host's process is on this machine."""
+    # In doubt it does not: a job that died weeks ago without a result would count as running ever since.
+    if state is not None:
+        return not state.terminal and state is not JobState.UNKNOWN
+    with contextlib.suppress(*UNREADABLE):
+        return not folder.has_end and (info := folder.read_info()) is not None and info.host_lives()
+    return False
+
+
+def summarise(folder: JobFolder, now: float | None = None) -> JobSummary | None:
+    """One job from its folder; None where its journal has no entry, or it cannot be read. `now`: it runs."""
     history = JobTimeline()
-    plan = None
-    with contextlib.suppress(OSError, NvrxError, msgspec.DecodeError):
-        plan = read_plan(folder)
-    fold = JobFold(plan, [history])
-    with contextlib.suppress(OSError):
+    try:
+        plan, result = read_plan(folder), folder.read_result()
+        fold = JobFold(plan, [history])
         for entry in JournalFile(folder).read():
             fold.take(entry)
+    except UNREADABLE:
+        return None
     view = fold.view
     if not view.n or view.started_at is None:
         return None
-    goodput = history.finish(view)
+    until = ended_at(view, result) if now is None else now
+    goodput = history.finish(view, until)
     busy: Counter[str] = Counter()
     for span in history.spans:
         if span.cycle is not None:
@@ -169,8 +190,8 @@ def summarise(folder: JobFolder) -> JobSummary | None:
         name=view.name,
         folder=str(folder.path.absolute()),
         began=view.started_at,
-        ended=view.t,
-        exit_code=view.exit_code,
+        ended=max(view.t, until or 0.0),
+        exit_code=view.exit_code if result is None else result.exit_code,
         goodput=goodput,
         failures=tuple(failures),
         phases=tuple(
@@ -258,9 +279,9 @@ def cache_path() -> Path:
 
 
 def _files(folder: JobFolder) -> tuple[tuple[str, int, int, int], ...]:
-    """What the journal's files are now."""
+    """What the journal's files, and the result, are now."""
     found = []
-    for path in (*journal_parts(folder.events_path), folder.events_path):
+    for path in (*journal_parts(folder.events_path), folder.events_path, folder.path / "result.json"):
         with contextlib.suppress(OSError):
             stat = path.stat()
             found.append((path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -313,13 +313,8 @@ def list_jobs(base: Path) -> list[JobLine]:
 
 def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
     """These jobs, a line each, also where the records of one cannot be read."""
-    asked = []
-    for folder in folders:
-        with contextlib.suppress(*UNREADABLE):
-            if folder.read_result() is None and in_slurm(folder.job_id, folder.read_info()):
-                asked.append(folder.job_id)
-    # One call for all of them, and one for those that are pending.
-    states = ask_slurm(asked) if asked else {}
+    states = slurm_states(folders)
+    # One call for all that are pending.
     waiting = [job_id for job_id, state in states.items() if state is JobState.PENDING]
     places = ask_queue(waiting) if waiting else {}
     lines = (_line(folder, states.get) for folder in folders)
@@ -329,6 +324,16 @@ def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
         else line
         for line in lines
     ]
+
+
+def slurm_states(folders: Iterable[JobFolder]) -> Mapping[str, JobState]:
+    """Slurm's state of those that have left no result, in one call; nothing where Slurm cannot be asked."""
+    asked = []
+    for folder in folders:
+        with contextlib.suppress(*UNREADABLE):
+            if folder.read_result() is None and in_slurm(folder.job_id, folder.read_info()):
+                asked.append(folder.job_id)
+    return ask_slurm(asked) if asked else {}
 
 
 def _line(folder: JobFolder, slurm: Callable[[str], JobState | None]) -> JobLine:

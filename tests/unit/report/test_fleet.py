@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.journal.folder import JobInfo, Result
 from nvrx_slurm.journal.records import SlurmNodeState
 from nvrx_slurm.report import fleet as fleets
 from nvrx_slurm.report.fleet import Fleet, cache_path, read_fleet
 from nvrx_slurm.report.web.fleet_page import fleet_page
+from nvrx_slurm.util.processes import boot_id, started_ticks
 from tests.jobs import HOSTILE, eventful
-from tests.unit.report.recorder import BEGIN, ended, write
+from tests.still_clock import StillClock
+from tests.unit.report.recorder import BEGIN, ended, with_one_recovery, write
 
 
 @pytest.fixture
@@ -62,6 +66,39 @@ def test_what_was_read_is_not_read_again(jobs, monkeypatch: pytest.MonkeyPatch) 
     assert SlurmNodeState(node="n2", state="DOWN")
     assert read_fleet(jobs, since=BEGIN).jobs[0].ended == 1790000400.0
     assert read == ["1"]
+
+
+def test_a_job_that_runs_counts_up_to_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its journal has been silent, and at each look anew. One that nothing vouches for counts up to its
+    last entry, and one whose batch host was killed up to the end that its result has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    recorder, pid = with_one_recovery(), os.getpid()
+    folders = [write(tmp_path / "jobs", recorder, job=job) for job in ("runs", "unknown", "killed")]
+    folders[0].write_info(
+        JobInfo(
+            job_id="runs",
+            name="digits",
+            cluster="local",
+            started_at=BEGIN,
+            host=socket.gethostname(),
+            host_pid=pid,
+            host_began=started_ticks(pid),
+            host_boot=boot_id(),
+        )
+    )
+    folders[2].write_result(Result(exit_code=75, reason="batch host killed", ended_at=recorder.now + 600.0))
+    for folder in folders[:2]:
+        os.utime(folder.events_path, (recorder.now, recorder.now))
+    for later_s in (86400.0, 90000.0):
+        clock = StillClock(recorder.now + later_s)
+        fleet = read_fleet(folders, since=BEGIN, clock=clock)
+        ends = {job.job: job.ended - recorder.now for job in fleet.jobs}
+        assert ends == {"runs": later_s, "unknown": 0.0, "killed": 600.0}
+        total_s = {job.job: job.goodput.total_us / 1e6 for job in fleet.jobs}
+        more_s = (total_s["runs"] - total_s["unknown"], total_s["killed"] - total_s["unknown"])
+        assert more_s == pytest.approx((6 * later_s, 6 * 600.0))  # of six nodes
+        (recent,) = read_fleet(folders[:2], since=recorder.now + 3600.0, clock=clock).jobs
+        assert (recent.job, recent.exit_code) == ("runs", None)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00garbage", b"\x81\xa7version\xce\xff\xff\xff\xff"])

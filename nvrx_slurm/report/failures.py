@@ -77,6 +77,14 @@ class FailureTimeline:
         """When the rendezvous after it had closed."""
         return None if (cycle := self.next_cycle(view)) is None else cycle.closed_at
 
+    def is_settled(self, view: JobView) -> bool:
+        """Whether its cause stays what it is."""
+        if self.key is None or self.decided is not None:
+            return True
+        # Nothing is decided about it any more: the job ends or was requeued, or its controller recorded no decisions.
+        over = view.shutdown is not None or self.key[1] != view.generation
+        return over or self.running_again_at(view) is not None
+
     @property
     def verdict(self) -> Verdict | None:
         """What the controller read from the answers; None: it read none, or the job's end waited for none."""

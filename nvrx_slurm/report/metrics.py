@@ -127,7 +127,8 @@ def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
     yield gauge("step", "The last step that a rank of the role has reported.", reached, "role")
     yield gauge("cycle", "The highest cycle of a replica.", {(): view.cycle})
 
-    causes = Counter(failure.cause.kind for failure in history.failures)
+    # Until it is settled, another cause may be found: then the counter of the first one would go down.
+    causes = Counter(failure.cause.kind for failure in history.failures if failure.is_settled(view))
     kinds = get_args(FailureKind)
     yield counter("failures", "Failures by cause.", {(kind,): causes[kind] for kind in kinds}, "cause")
     recovered = Counter(each.kind for each in view.recoveries.values())
@@ -136,10 +137,17 @@ def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
     )
     # A job that had no recovery has empty distributions, so that rates begin at zero.
     took: dict[str, list[float]] = {phase: [] for phase in (*PHASES, STARTUP)}
-    for each in view.recoveries.values():
-        for phase, took_s in [*each.phases.items(), (STARTUP, each.startup_s)]:
-            if phase in took and took_s is not None:
+    whole_s: list[float] = []
+    for key, each in view.recoveries.items():
+        for phase, took_s in each.phases.items():
+            if phase in took:
                 took[phase].append(took_s)
+        # Until the last node has stepped these grow with each node, and a bucket must not go down. A cycle that has
+        # ended, or is of an older version's controller, may have no last node.
+        is_final = each.last_to_step is not None or view.cycles[key].ended_at is not None
+        if is_final and each.startup_s is not None and each.to_first_step_s is not None:
+            took[STARTUP].append(each.startup_s)
+            whole_s.append(each.to_first_step_s)
     by_phase = HistogramMetricFamily("nvrx_recovery_seconds", "Recoveries by phase.", labels=("job_id", "phase"))
     for phase, values in took.items():
         _observe(by_phase, (job, phase), values)
@@ -147,8 +155,7 @@ def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
     whole = HistogramMetricFamily(
         "nvrx_recovery_whole_seconds", "From a failure to the first step of all nodes.", labels=("job_id",)
     )
-    ways = (each.to_first_step_s for each in view.recoveries.values())
-    _observe(whole, (job,), [way_s for way_s in ways if way_s is not None])
+    _observe(whole, (job,), whole_s)
     yield whole
     yield counter("restarts", "Restarts that a failure led to.", {(): view.restarts})
     yield counter("restarts_in_process", "Restarts inside the processes.", {(): view.restarts_in_process})

@@ -86,9 +86,9 @@ class CycleView(Value, frozen=True, kw_only=True):
     first_step: int | None = None
     ended_at: float | None = None
     outcome: str | None = None
-    """`done`, `failed`, or the cause of the restart."""
+    """`done`, `failed`, or the cause of the restart, or of the job's end; none where its generation left no end."""
     last_step: int | None = None
-    """The last step that any rank reported in it, once the next rendezvous has closed."""
+    """The last step that any rank reported in it, once the next rendezvous has closed or its generation has ended."""
     nodes: tuple[str, ...] = ()
     promoted: tuple[str, ...] = ()
     world_size: int = 0
@@ -263,6 +263,10 @@ class JobView:
     heard: dict[str, ReceivedHeartbeat] = field(default_factory=dict)
     heard_before: dict[str, ReceivedHeartbeat] = field(default_factory=dict)
     controllers: int = 0
+    led_from: tuple[int, float] = (
+        0,
+        0.0,
+    )  # the last start of a controller: its number, and when the entry before it was
     restarts: int = 0
     restarts_left: int | None = None
     restarts_asked: int = 0  # by users: no budget counts them
@@ -282,6 +286,15 @@ class JobView:
     unused_spares: tuple[str, ...] | None = None  # the hot spares at the shutdown: they leave with the job
     exit_code: int | None = None
     missing: tuple[str, ...] = ()
+
+    def last_step(self, cycle: CycleView) -> int | None:
+        """The last step that any rank reported in the cycle, also of one that runs."""
+        replica = self.replicas.get(cycle.replica)
+        if cycle.last_step is not None or replica is None or cycle.generation != self.generation:
+            return cycle.last_step
+        # While a rendezvous is open the replica has the step of the cycle before.
+        is_open = self.cycles[cycle.replica, self.generation, replica.cycle].closed_at is None
+        return replica.step if cycle.cycle == replica.cycle - is_open else None
 
     def waits_for(self, replica: str) -> tuple[str, ...]:
         """The nodes that keep the replica in its phase, in its order; none while it runs or merely lacks nodes."""

@@ -143,7 +143,7 @@ def _of_ranks(
             yield _slice(pid, tid, f"cycle {key[2]}", start, max(0, end - start), "rank", **args)
             first = None if cycle is None or cycle.first_step_at is None else us(cycle.first_step_at)
             if cycle is not None and first is not None and start <= first < end:
-                steps = {"first_step": cycle.first_step, "last_step": cycle.last_step}
+                steps = {"first_step": cycle.first_step, "last_step": view.last_step(cycle)}
                 yield _slice(pid, tid, "steps", first, end - first, "rank", **steps)
 
 
@@ -229,8 +229,7 @@ def _counters(
             continue
         first = us(cycle.first_step_at)
         end = until if cycle.ended_at is None else us(cycle.ended_at)
-        running = view.replicas.get(key[0])
-        last = cycle.last_step if cycle.last_step is not None else running.step if running else None
+        last = view.last_step(cycle)
         rate = 0.0 if last is None or end <= first else max(0, last - cycle.first_step) / ((end - first) / 1e6)
         name = f"steps/s of {one_line(key[0])}"
         yield {"ph": "C", "name": name, "pid": JOB_PID, "tid": 0, "ts": first, "args": {"steps/s": round(rate, 6)}}

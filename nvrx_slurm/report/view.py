@@ -89,7 +89,7 @@ def fold(view: JobView, entry: Entry) -> JobView:
     """The view after `entry`. One that was folded in before (by its number) changes nothing."""
     if entry.n <= view.n:
         return view
-    view.n, view.t = entry.n, entry.t
+    last_t, view.n, view.t = view.t, entry.n, entry.t
     t, record = entry.t, entry.record
     key = (getattr(record, "replica", None), view.generation, getattr(record, "cycle", None))
     if None not in key and key not in view.cycles:
@@ -300,6 +300,10 @@ def fold(view: JobView, entry: Entry) -> JobView:
 
         # ---- the job as a whole: its generations, its controllers, its end
         case records.JobStarted(expected=expected):
+            # A generation that left no end ended with its last entry, which stands before that of the controller that
+            # begins this one.
+            number, led_at = view.led_from
+            end_cycles(view, led_at if number == entry.n - 1 else last_t, None)
             view.job, view.name, view.generation = record.job, record.name, record.generation
             # A requeued job goes on with the same journal: its start is that of the first generation.
             view.started_at = t if view.started_at is None else view.started_at
@@ -317,6 +321,7 @@ def fold(view: JobView, entry: Entry) -> JobView:
                     first += role.nodes_per_replica
         case records.ControllerStarted():
             view.controllers += 1
+            view.led_from = entry.n, last_t
         case records.Shutdown():
             if view.shutdown is None:
                 # Before any of them leaves: a job that has ended shows how many it had not used.
@@ -329,10 +334,7 @@ def fold(view: JobView, entry: Entry) -> JobView:
                     change_replica(view, replica.id, phase="stopping", since=t)
         case records.JobEnded():
             view.exit_code, view.ended_at, view.missing = record.exit_code, t, record.missing
-            # Cycles of a generation that left no end keep none: nothing says when they ended.
-            for key, cycle in view.cycles.items():
-                if cycle.generation == view.generation and cycle.ended_at is None:
-                    view.cycles[key] = replace(cycle, ended_at=t, outcome=record.reason)
+            end_cycles(view, t, record.reason)
             for replica in list(view.replicas.values()):
                 if replica.phase not in ENDED:
                     change_replica(view, replica.id, phase="stopped", since=t)
@@ -438,6 +440,16 @@ def change_cycle(view: JobView, replica: str, cycle: int, **changes: Any) -> Non
     key = (replica, view.generation, cycle)
     if key in view.cycles:
         view.cycles[key] = replace(view.cycles[key], **changes)
+
+
+def end_cycles(view: JobView, at: float, outcome: str | None) -> None:
+    """The running generation ends, and with it its open cycles. The last cycles keep the steps of their replicas."""
+    for key, cycle in view.cycles.items():
+        if cycle.generation == view.generation:
+            changes: dict[str, Any] = {"last_step": view.last_step(cycle)}
+            if cycle.ended_at is None:
+                changes |= {"ended_at": at, "outcome": outcome}
+            view.cycles[key] = replace(cycle, **changes)
 
 
 def report_step(view: JobView, name: str, step: int | None) -> None:

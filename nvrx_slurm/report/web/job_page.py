@@ -451,10 +451,6 @@ def _data(
             row += (_KIND_INDEX[span.kind], since, until, cycle_index.get(span.cycle, -1))
     cycles = []
     for cycle in view.cycles.values():
-        running, last_step = view.replicas.get(cycle.replica), cycle.last_step
-        # The view knows the last step of a cycle once the next one has begun.
-        if last_step is None and running is not None and running.cycle == cycle.cycle:
-            last_step = running.step
         of_generation = f" of generation {cycle.generation}" if view.generation else ""
         moments = (cycle.opened_at, cycle.closed_at, cycle.first_step_at, cycle.ended_at)
         cycles.append(
@@ -463,7 +459,7 @@ def _data(
                 one_line(cycle.replica),
                 *(None if at is None else round((at - began) * 1000) for at in moments),
                 cycle.first_step,
-                last_step,
+                view.last_step(cycle),
                 one_line(cycle.outcome or ""),
             ]
         )

@@ -174,7 +174,8 @@ class Recorder:
     def agent(self, node: str) -> dict[str, object]:
         """What the node's next fact says of who tells it."""
         self._seq += 1
-        return {"node": node, "incarnation": f"agent-of-{node}", "seq": self._seq}
+        who = {"node": node, "incarnation": f"agent-of-{node}", "seq": self._seq}
+        return {**who, "generation": self.job.generation}
 
 
 def to_first_cycle() -> Recorder:

@@ -205,6 +205,37 @@ def test_a_requeued_job_starts_again_and_keeps_its_past() -> None:
     assert view.restarts == 1
 
 
+def test_the_cycles_of_a_generation_end_with_it() -> None:
+    """Also where it left no end, and keep their own last steps whatever later generations report."""
+    recorder = with_one_recovery()
+    recorder.progress(90)
+    left_at = recorder.now
+    for record in (
+        ControllerStarted(epoch=2, host="h", pid=1),
+        JobStarted(job=JOB, name="digits", expected=recorder.nodes, generation=1),
+    ):
+        recorder.tell(record, 300.0)
+    recorder.join()
+    recorder.start_workers()
+    recorder.progress(500)
+    view = view_of(recorder)
+    assert {key: (each.ended_at, each.last_step) for key, each in view.cycles.items()} == {
+        ("main-0", 0, 0): (view.cycles["main-0", 0, 1].opened_at, 80),
+        ("main-0", 0, 1): (left_at, 90),
+        ("main-0", 1, 0): (None, None),
+    }
+    assert [view.last_step(each) for each in view.cycles.values()] == [80, 90, 500]
+    recorder.finish(at=510)
+    assert view_of(recorder).cycles["main-0", 1, 0].last_step == 510
+
+
+def test_while_a_rendezvous_is_open_the_last_step_is_of_the_cycle_before() -> None:
+    recorder = to_first_cycle()
+    recorder.lose("n2", at=80)
+    view = view_of(recorder)
+    assert [view.last_step(each) for each in view.cycles.values()] == [80, None]
+
+
 def test_an_entry_that_was_folded_in_already_changes_nothing() -> None:
     """Entries may come twice, from the file and from the store: the second time they are ignored."""
     recorder = with_one_recovery()

@@ -276,26 +276,30 @@ CONTROL_PLANE = (
         "each replica has a restart budget of its own",
         Edit(
             LIMITS,
-            "left = [_count_left(replica.restarted_at, bounds.max_restarts, now)]",
-            "left = [_count_left(_of_all(job), bounds.max_restarts, now)]",
+            "left = [bounds.max_restarts.left(replica.restarted_at, now)]",
+            "left = [bounds.max_restarts.left(_of_all(job), now)]",
         ),
         Edit(
             LIMITS,
-            "if not _count_left(replica.restarted_at, own, now):",
-            "if not _count_left(_of_all(job), own, now):",
+            "if not own.left(replica.restarted_at, now):",
+            "if not own.left(_of_all(job), now):",
         ),
     ),
     core(
         "job-budget-ignored",
         "the job's own restart budget is kept",
         Edit(
-            LIMITS, "if whole is not None and not _count_left(", "if False and whole is not None and not _count_left("
+            LIMITS, "if whole is not None and not whole.left(", "if False and whole is not None and not whole.left("
         ),
     ),
     core(
         "rate-never-forgets",
         "a rate forgets what is older than its period",
-        Edit(LIMITS, "    return sum(now - allowance.per_s < at for at in times)\n", "    return len(times)\n"),
+        Edit(
+            "nvrx_slurm/jobspec/values.py",
+            "if self.per_s is None else sum(now - self.per_s < at for at in times)",
+            "",
+        ),
     ),
     Mutant(
         "rate-counts-a-suspension",

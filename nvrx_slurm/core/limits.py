@@ -17,28 +17,21 @@ from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.util.durations import words
 
 
-def count_used(times: Sequence[float], allowance: Allowance, now: float) -> int:
-    """How many of what has happened still counts."""
-    if allowance.per_s is None:
-        return len(times)
-    return sum(now - allowance.per_s < at for at in times)
-
-
 def restarts_left(job: ControlState, replica: Replica, now: float) -> int:
     """How many more worker failures the replica would be restarted after, as things stand."""
     bounds = job.plan.fault_tolerance
-    left = [_count_left(replica.restarted_at, bounds.max_restarts, now)]
+    left = [bounds.max_restarts.left(replica.restarted_at, now)]
     if bounds.max_job_restarts is not None:
-        left.append(_count_left(_of_all(job), bounds.max_job_restarts, now))
+        left.append(bounds.max_job_restarts.left(_of_all(job), now))
     return min(left)
 
 
 def worker_budget_spent(job: ControlState, replica: Replica, now: float) -> str | None:
     """Which budget another worker failure would overdraw, in words; None: it may be restarted."""
     own, whole = job.plan.fault_tolerance.max_restarts, job.plan.fault_tolerance.max_job_restarts
-    if not _count_left(replica.restarted_at, own, now):
+    if not own.left(replica.restarted_at, now):
         return f"restart budget spent ({_describe(replica.restarted_at, own, now)})"
-    if whole is not None and not _count_left(_of_all(job), whole, now):
+    if whole is not None and not whole.left(_of_all(job), now):
         return f"the job's restart budget is spent ({_describe(_of_all(job), whole, now)})"
     return None
 
@@ -46,7 +39,7 @@ def worker_budget_spent(job: ControlState, replica: Replica, now: float) -> str 
 def node_budget_spent(job: ControlState, now: float) -> str | None:
     """The same for another lost node."""
     allowance = job.plan.fault_tolerance.max_node_losses
-    if allowance is None or _count_left(job.nodes_lost_at, allowance, now):
+    if allowance is None or allowance.left(job.nodes_lost_at, now):
         return None
     return f"budget for lost nodes spent ({_describe(job.nodes_lost_at, allowance, now)})"
 
@@ -54,13 +47,9 @@ def node_budget_spent(job: ControlState, now: float) -> str | None:
 def preemptions_spent(job: ControlState, now: float) -> str | None:
     """Whether the job was requeued more often than it may, in words; the latest time counts."""
     allowance = job.plan.fault_tolerance.max_preemptions
-    if allowance is None or count_used(job.requeued_at, allowance, now) <= allowance.count:
+    if allowance is None or allowance.used(job.requeued_at, now) <= allowance.count:
         return None
     return f"preempted or requeued too often ({_describe(job.requeued_at, allowance, now)})"
-
-
-def _count_left(times: Sequence[float], allowance: Allowance, now: float) -> int:
-    return max(0, allowance.count - count_used(times, allowance, now))
 
 
 def _of_all(job: ControlState) -> list[float]:
@@ -69,7 +58,7 @@ def _of_all(job: ControlState) -> list[float]:
 
 def _describe(times: Sequence[float], allowance: Allowance, now: float) -> str:
     within = "" if allowance.per_s is None else f" per {words(allowance.per_s)}"
-    return f"{count_used(times, allowance, now)} of {allowance.count}{within}"
+    return f"{allowance.used(times, now)} of {allowance.count}{within}"
 
 
 def judges_progress(job: ControlState) -> bool:

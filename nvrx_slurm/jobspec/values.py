@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Annotated
 
@@ -221,6 +222,14 @@ class Allowance(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     count: int
     per_s: float | None = None
+
+    def used(self, times: Sequence[float], now: float) -> int:
+        """How many of what has happened at these times still counts."""
+        return len(times) if self.per_s is None else sum(now - self.per_s < at for at in times)
+
+    def left(self, times: Sequence[float], now: float) -> int:
+        """How often it may happen again."""
+        return max(0, self.count - self.used(times, now))
 
 
 def parse_allowance(value: object) -> Allowance:

@@ -159,10 +159,8 @@ def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
     yield whole
     yield counter("restarts", "Restarts that a failure led to.", {(): view.restarts})
     yield counter("restarts_in_process", "Restarts inside the processes.", {(): view.restarts_in_process})
-    if view.restarts_left is not None:
-        yield gauge(
-            "restarts_left", "Restarts that the budget for failed workers still allows.", {(): view.restarts_left}
-        )
+    if (left := view.restarts_left(shot.moment)) is not None:
+        yield gauge("restarts_left", "Restarts that the budget for failed workers still allows.", {(): left})
     verdicts = Counter(
         (str(each.verdict), "yes" if each.judged.acted else "no")
         for each in history.failures

@@ -268,7 +268,8 @@ class JobView:
         0.0,
     )  # the last start of a controller: its number, and when the entry before it was
     restarts: int = 0
-    restarts_left: int | None = None
+    restarted_at: dict[str, list[float]] = field(default_factory=dict)  # replica → restarts after failed workers
+    recorded_left: int | None = None  # restarts left, by the last decision; without the plan no more is known
     restarts_asked: int = 0  # by users: no budget counts them
     asked: dict[str, FailureView] = field(default_factory=dict)  # replica → why a user has it restarted
     drained: dict[str, str] = field(default_factory=dict)  # nodes that get no ranks → at whose request
@@ -295,6 +296,18 @@ class JobView:
         # While a rendezvous is open the replica has the step of the cycle before.
         is_open = self.cycles[cycle.replica, self.generation, replica.cycle].closed_at is None
         return replica.step if cycle.cycle == replica.cycle - is_open else None
+
+    def restarts_left(self, now: float, replica: str | None = None) -> int | None:
+        """How many more failures of its workers the replica would be restarted after; without `replica`: the one that
+        has the fewest restarts left. None: neither the plan nor a decision says so."""
+        if self.plan is None:
+            return self.recorded_left
+        bounds, every = self.plan.fault_tolerance, list(self.restarted_at.values())
+        own = every if replica is None else [self.restarted_at.get(replica, [])]
+        left = min((bounds.max_restarts.left(times, now) for times in own), default=bounds.max_restarts.count)
+        if bounds.max_job_restarts is not None:
+            left = min(left, bounds.max_job_restarts.left([at for times in every for at in times], now))
+        return left
 
     def waits_for(self, replica: str) -> tuple[str, ...]:
         """The nodes that keep the replica in its phase, in its order; none while it runs or merely lacks nodes."""

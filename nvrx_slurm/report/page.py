@@ -35,7 +35,7 @@ def facts(shot: Snapshot) -> list[Row]:
     spares = spares_of(len(view.spares), view.plan.spares if view.plan else None)
     # The spares leave with the job: "0 left" at its end would read as if they had been lost.
     spares += " left" if view.unused_spares is None else " not used"
-    left = "" if view.restarts_left is None else f", {view.restarts_left} left for failed workers"
+    left = view.restarts_left(shot.moment)
     asked = f"; {view.restarts_asked} more for users" if view.restarts_asked else ""
     rows = [
         ("job", f"{shot.folder.job_id} ({view.name or '-'}){cluster}", "plain"),
@@ -44,7 +44,7 @@ def facts(shot: Snapshot) -> list[Row]:
         ("step", number(view.step), "plain"),
         ("cycle", cycle + generation, "plain"),
         ("spares", spares + (f": {names(view.spares)}" if view.spares else ""), "plain"),
-        ("restarts", f"{view.restarts}{left}{asked}", "plain"),
+        ("restarts", f"{view.restarts}{'' if left is None else f', {left} left for failed workers'}{asked}", "plain"),
     ]
     if last := view.last_in_process:
         count = plural(view.restarts_in_process, "restart")

@@ -280,7 +280,7 @@ def as_status(shot: Snapshot) -> Status:
         step=view.step,
         cycle=view.cycle,
         restarts=view.restarts,
-        restarts_left=view.restarts_left,
+        restarts_left=view.restarts_left(shot.moment),
         restarts_asked=view.restarts_asked,
         restarts_in_process=view.restarts_in_process,
         spares=view.plan.spares if view.plan else 0,

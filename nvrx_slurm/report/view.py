@@ -82,7 +82,7 @@ def new_view(plan: Plan | None = None) -> JobView:
     waits for."""
     if plan is None:
         return JobView()
-    return JobView(plan=plan, name=plan.name, restarts_left=plan.fault_tolerance.max_restarts.count)
+    return JobView(plan=plan, name=plan.name)
 
 
 def fold(view: JobView, entry: Entry) -> JobView:
@@ -250,8 +250,14 @@ def fold(view: JobView, entry: Entry) -> JobView:
                 if noted.peer_lost and (name == record.replica or record.action == "restart_job"):
                     view.outages[name] = replace(failure, at=noted.at)
                     change_cycle(view, name, view.replicas[name].cycle - 1, outcome=failure.why)
-            view.restarts += record.action in ("restart_replica", "restart_job")
-            view.restarts_left = record.restarts_left
+            if record.action in ("restart_replica", "restart_job"):
+                view.restarts += 1
+                # Only a failed worker spends the budget. The record does not name the kind of the failure, and not
+                # every failure has a report: but one that spends leaves one restart less than there were.
+                left = view.restarts_left(t, record.replica)
+                if left is not None and record.restarts_left < left:
+                    view.restarted_at.setdefault(record.replica, []).append(t)
+            view.recorded_left = record.restarts_left
         case records.AttributionJudged():
             judged = Decided(at=t, what=describe(record))
             if record.acted:
@@ -319,6 +325,11 @@ def fold(view: JobView, entry: Entry) -> JobView:
                 for index in range(role.replicas):
                     view.preferred[replica_id(role.name, index)] = expected[first : first + role.nodes_per_replica]
                     first += role.nodes_per_replica
+        case records.JobResumed():
+            # A rate counts the time in which the job may fail, as the core does.
+            view.restarted_at = {
+                replica: [at + record.stood_still_s for at in times] for replica, times in view.restarted_at.items()
+            }
         case records.ControllerStarted():
             view.controllers += 1
             view.led_from = entry.n, last_t

@@ -37,7 +37,7 @@ def test_a_hung_worker_is_a_failure_like_a_failed_one() -> None:
     assert failure.stacks == "stacks/main-0/rank-3.txt"
     assert view.last_stacks is not None
     assert view.last_stacks.files == {3: "stacks/main-0/rank-3.txt"}
-    assert view.restarts_left == 2
+    assert view.restarts_left(view.t) == 2
     assert view.replicas["main-0"].phase == "stopping"
 
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
+from nvrx_slurm.core.limits import restarts_left
+from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import (
     AttributionJudged,
     ControllerStarted,
     DrainAsked,
     Entry,
+    JobResumed,
     JobStarted,
     NodeJoined,
     RendezvousOpened,
+    Suspending,
     Tick,
     UndrainAsked,
 )
 from nvrx_slurm.journal.verdicts import Verdict
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report.failure_replay import FailureReplay
 from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.model import JobView
@@ -136,7 +144,7 @@ def test_a_failed_worker_is_told_by_rank_and_signal_and_spends_the_budget() -> N
     assert view.last_failure is not None
     assert view.last_failure.why == "rank 3 on n1 was killed by SIGKILL"
     assert view.last_failure.rank == 3
-    assert view.restarts_left == 2
+    assert view.restarts_left(view.t) == 2
 
 
 def test_the_timeline_has_each_cycle_with_its_end() -> None:
@@ -234,6 +242,51 @@ def test_while_a_rendezvous_is_open_the_last_step_is_of_the_cycle_before() -> No
     recorder.lose("n2", at=80)
     view = view_of(recorder)
     assert [view.last_step(each) for each in view.cycles.values()] == [80, None]
+
+
+BUDGETS = [
+    {"max_restarts": 2},
+    {"max_restarts": Allowance(count=2, per_s=3600.0)},
+    {"max_restarts": 10, "max_job_restarts": 4},
+]
+
+
+@pytest.mark.parametrize("bounds", BUDGETS)
+def test_the_restarts_that_are_left_are_those_that_the_controller_has(bounds: dict[str, Any]) -> None:
+    """Of the replica that has the fewest, at every moment: before the first failure, after one of each replica, after
+    a lost node, which spends none, after a suspension, and once a rate's time has passed."""
+    recorder = Recorder(msgspec.structs.replace(roles_plan(), fault_tolerance=plain_bounds(**bounds)))
+    view = new_view(recorder.plan)
+
+    def compare() -> None:
+        for entry in recorder.entries:
+            fold(view, entry)
+        for at in (recorder.now, recorder.now + 86400.0):
+            left = min(restarts_left(recorder.job, each, at) for each in recorder.job.replicas.values())
+            assert view.restarts_left(at) == left
+
+    compare()
+    recorder.join()
+    for replica in list(recorder.job.replicas):
+        recorder.start_workers(replica)
+    for node, replica in (("n2", "rollout-0"), ("n2", "rollout-0"), ("n0", "policy-0")):
+        recorder.fail(node, 0, replica=replica, exit_code=1)
+        recorder.ready(replica)
+        recorder.start_workers(replica)
+        compare()
+    recorder.lose("n3")
+    recorder.ready("rollout-1")
+    compare()
+    recorder.tell(Suspending(**recorder.agent("n0")), 1800.0)
+    recorder.tell(JobResumed(stood_still_s=3000.0), 3000.0)
+    compare()
+
+
+def test_without_a_plan_the_last_decision_says_how_many_restarts_are_left() -> None:
+    recorder = to_first_cycle()
+    assert view_of(recorder, with_plan=False).restarts_left(recorder.now) is None
+    recorder.fail("n1", 3, exit_code=1)
+    assert view_of(recorder, with_plan=False).restarts_left(recorder.now) == 2
 
 
 def test_an_entry_that_was_folded_in_already_changes_nothing() -> None:

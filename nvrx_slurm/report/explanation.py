@@ -16,7 +16,7 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Verdict
 from nvrx_slurm.report.failure_replay import ReplayedFailure
 from nvrx_slurm.report.failures import FailureTimeline, RecordedAnswer
-from nvrx_slurm.report.model import JobView, Value
+from nvrx_slurm.report.model import JobView, Value, steps_lost
 from nvrx_slurm.report.sentences import action_of, describe, gets_ranks_last, pause_of
 from nvrx_slurm.report.tables import Mood, Row, Table
 from nvrx_slurm.report.words import (
@@ -278,8 +278,9 @@ def _decision(failure: Explanation) -> Iterator[Row]:
         took = seconds(failure.running_again_at - failure.failed_at)
         steps = ""
         if failure.resumed_from is not None:
-            lost = max(0, (failure.best_step or 0) - failure.resumed_from)
-            steps = f"; the workers resumed from step {failure.resumed_from}, {plural(lost, 'step')} lost"
+            lost = steps_lost(failure.best_step, failure.resumed_from)
+            steps = f"; the workers resumed from step {failure.resumed_from}"
+            steps += "" if lost is None else f", {plural(lost, 'step')} lost"
         yield Row(("then", f"the next rendezvous closed {took} after the failure{steps}"))
         if (reached := failure.first_step) is not None:
             took = f"{seconds(reached.total_s)} after the failure: {phases_in_words(reached.phases)}"

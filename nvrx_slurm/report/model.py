@@ -187,6 +187,12 @@ class Decided(Value, frozen=True, kw_only=True):
     what: str
 
 
+def steps_lost(before: int | None, first: int | None) -> int | None:
+    """How many steps had to be made again: `before` was the last one done, `first` the first one done afterwards.
+    None: one of them is not known."""
+    return None if before is None or first is None else max(0, before - first + 1)
+
+
 class Recovery(Value, frozen=True, kw_only=True):
     """How a replica got to run again. `phases`, in order, add up to `total_s`, the orchestration's own time.
 
@@ -206,9 +212,9 @@ class Recovery(Value, frozen=True, kw_only=True):
     total_s: float
     promoted: tuple[str, ...] = ()
     step_before: int | None = None
-    """The last step that any rank had reported: it failed there."""
+    """The last step that any rank had reported, in the last cycle before that made one: it failed there."""
     first_step: int | None = None
-    """The first one that a rank reported afterwards: it resumed there."""
+    """The first one that a rank reported afterwards: it resumed there, and this step is done."""
     startup_s: float | None = None
     last_to_step: str | None = None
     """The node whose first step was the last."""
@@ -221,9 +227,7 @@ class Recovery(Value, frozen=True, kw_only=True):
     @property
     def steps_lost(self) -> int | None:
         """How many steps had to be made again."""
-        if self.step_before is None or self.first_step is None:
-            return None
-        return max(0, self.step_before - self.first_step)
+        return steps_lost(self.step_before, self.first_step)
 
     @property
     def to_first_step_s(self) -> float | None:

@@ -267,9 +267,10 @@ def fold(view: JobView, entry: Entry) -> JobView:
         case records.Recovered():
             key = (record.replica, view.generation, record.cycle)
             outage = view.outages.pop(record.replica, None)
-            # The replica's own step is of the new cycle by now.
-            failed = view.cycles.get((record.replica, view.generation, record.cycle - 1))
-            reached = None if failed is None else failed.last_step
+            # The replica's own step is of the new cycle by now. Where the cycles of a crash loop have made no step,
+            # those of the cycle before them are made again.
+            earlier = (view.cycles.get((*key[:2], number)) for number in range(record.cycle - 1, -1, -1))
+            reached = next((each.last_step for each in earlier if each and each.last_step is not None), None)
             view.recoveries[key] = recovery.complete(record, t, outage, view.cycles[key], reached)
         case records.FirstStepReached():
             key = (record.replica, view.generation, record.cycle)

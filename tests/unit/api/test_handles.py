@@ -112,7 +112,7 @@ def test_goodput_recoveries_and_the_report() -> None:
     assert goodput.hours("standby") > 0.0 and 0.0 < goodput.share("new_steps") < 1.0
     assert goodput.rank_hours == 2 * goodput.node_hours
     (recovery,) = job.recoveries()
-    assert (recovery.replica, recovery.kind, recovery.steps_lost) == ("main-0", "node_lost", 4)
+    assert (recovery.replica, recovery.kind, recovery.steps_lost) == ("main-0", "node_lost", 5)
     shown = job.report()._repr_html_()
     assert shown.startswith('<iframe sandbox="allow-scripts" srcdoc="&lt;!doctype html&gt;')
     assert "<script" not in shown
@@ -124,7 +124,7 @@ def test_recoveries_are_a_frame_of_pandas(tmp_path: Path) -> None:
     """A row for each recovery, a column of numbers for each phase; without a recovery the same columns."""
     pytest.importorskip("pandas")
     frame = nv.job("old").recoveries().frame()
-    assert (frame.loc[0, "replica"], frame.loc[0, "steps_lost"], len(frame)) == ("main-0", 4, 1)
+    assert (frame.loc[0, "replica"], frame.loc[0, "steps_lost"], len(frame)) == ("main-0", 5, 1)
     assert frame["torn_down"].dtype == "float64" and frame["torn_down"].sum() > 0.0
     write(tmp_path / "c", to_first_cycle(), job="third")
     none = nv.job("third", folder=tmp_path / "c").recoveries().frame()

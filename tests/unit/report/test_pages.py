@@ -93,7 +93,7 @@ def test_both_pages_say_the_same(tmp_path: Path) -> None:
         "n2 lost: connection to its agent closed",
         "n4 took over",
         "torn down",
-        "failed at step 80, resumed from step 76: 4 steps lost",
+        "failed at step 80, resumed from step 76: 5 steps lost",
         "975 ms to the first step",
     ):
         assert words in page

@@ -6,7 +6,9 @@ import pytest
 
 from nvrx_slurm.journal.records import FirstStepReached
 from nvrx_slurm.report import recovery
+from nvrx_slurm.report.goodput import GoodputMeter
 from nvrx_slurm.report.model import Recovery
+from nvrx_slurm.report.view import JobFold
 from tests.unit.report.recorder import Recorder, to_first_cycle, with_one_recovery
 from tests.unit.report.test_view import view_of
 
@@ -129,5 +131,37 @@ def test_one_failure_has_one_step() -> None:
     recorder.start_workers()
     recorder.progress(90)
     each = last_recovery(recorder)
-    assert (each.step_before, each.first_step, each.steps_lost) == (98, 90, 8)
-    assert recovery.steps(each) == "failed at step 98, resumed from step 90: 8 steps lost"
+    assert (each.step_before, each.first_step, each.steps_lost) == (98, 90, 9)
+    assert recovery.steps(each) == "failed at step 98, resumed from step 90: 9 steps lost"
+
+
+@pytest.mark.parametrize(("first", "lost"), [(21, 7), (27, 1), (28, 0), (35, 0)])
+def test_a_reported_step_is_done(first: int, lost: int) -> None:
+    """Failed after step 27, and step 21 is the first one that is reported again: 21 to 27 are made twice, as goodput
+    counts them."""
+    recorder = to_first_cycle()
+    recorder.fail("n0", 0, exit_code=1, step=27)
+    recorder.ready(at=27)
+    recorder.start_workers()
+    recorder.progress(first)
+    recorder.finish(at=40)
+    assert last_recovery(recorder).steps_lost == lost
+    meter = GoodputMeter()
+    fold = JobFold(recorder.plan, [meter])
+    for entry in recorder.entries:
+        fold.take(entry)
+    assert meter.result(fold.view).steps_repeated == lost
+
+
+def test_after_a_crash_loop_the_steps_before_it_are_lost() -> None:
+    """Its own cycles have made no step: their recoveries lose none, and the last one loses those before the loop."""
+    recorder = to_first_cycle()
+    recorder.fail("n0", 0, exit_code=1, step=27)
+    for _ in range(2):
+        recorder.ready()
+        recorder.start_workers()
+        recorder.fail("n0", 0, exit_code=1)
+    recorder.ready()
+    recorder.start_workers()
+    recorder.progress(21)
+    assert [each.steps_lost for each in view_of(recorder).recoveries.values()] == [None, None, 7]

@@ -34,7 +34,7 @@ from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.files import journal_parts, write_private
 
 # Of the summaries in the cache: one of another version is read again from the journal.
-VERSION = 3
+VERSION = 4
 
 
 class FailureLine(Value, frozen=True, kw_only=True):
@@ -215,6 +215,9 @@ def add_up(jobs: Iterable[JobSummary]) -> Fleet:
     failures = [failure for job in every for failure in job.failures if failure.kind != "user"]
     parts = {part: sum(job.goodput.parts_us.get(part, 0) for job in every) for part in PARTS}
     total = sum(job.goodput.total_us for job in every)
+    # Of the other jobs nothing is known to be good or lost.
+    judged = [job.goodput for job in every if job.goodput.ratio is not None]
+    judged_us = sum(each.judged_us for each in judged)
     widths = {job.goodput.ranks_per_node for job in every}
     busy: Counter[str] = Counter()
     evidence: Counter[str] = Counter()
@@ -241,7 +244,7 @@ def add_up(jobs: Iterable[JobSummary]) -> Fleet:
         goodput=Goodput(
             total_us=total,
             parts_us=parts,
-            ratio=parts["new_steps"] / total if total and parts["new_steps"] else None,
+            ratio=sum(each.parts_us["new_steps"] for each in judged) / judged_us if judged_us else None,
             steps_new=sum(job.goodput.steps_new for job in every),
             steps_repeated=sum(job.goodput.steps_repeated for job in every),
             ranks_per_node=widths.pop() if len(widths) == 1 else None,

@@ -61,7 +61,7 @@ OF_KIND = {
 
 class Goodput(Value, frozen=True, kw_only=True):
     """`parts_us`: every part of `PARTS` → microseconds of nodes; they add up to `total_us`. `ratio`: new steps' share
-    of the total; None where the job reports no steps. `steps_new` and `steps_repeated` count the steps of all
+    of `judged_us`; None where the job reports no steps. `steps_new` and `steps_repeated` count the steps of all
     replicas. `ranks_per_node`: of the job's roles; None where they differ."""
 
     total_us: int
@@ -70,6 +70,17 @@ class Goodput(Value, frozen=True, kw_only=True):
     steps_new: int
     steps_repeated: int
     ranks_per_node: int | None = None
+
+    @property
+    def judged_us(self) -> int:
+        """The total without the time of workers that report no steps: of that it is not known what it was worth."""
+        return self.total_us - self.parts_us["unreported"]
+
+    @property
+    def of_what(self) -> str:
+        """What the ratio is the share of, in words."""
+        left_out = ", without workers that report none" if self.parts_us["unreported"] else ""
+        return f"of all node-hours made new steps{left_out}"
 
     @property
     def node_hours(self) -> float:
@@ -180,11 +191,12 @@ class GoodputMeter:
             steps_new, steps_repeated = steps_new + made - again, steps_repeated + again
             best[key[0]] = max(known, cycle.last)
         total = sum(parts.values())
+        judged = total - parts["unreported"]
         widths = {role.workers_per_node for role in view.plan.roles} if view.plan else set()
         return Goodput(
             total_us=total,
             parts_us=parts,
-            ratio=parts["new_steps"] / total if total and reports else None,
+            ratio=parts["new_steps"] / judged if judged and reports else None,
             steps_new=steps_new,
             steps_repeated=steps_repeated,
             ranks_per_node=widths.pop() if len(widths) == 1 else None,

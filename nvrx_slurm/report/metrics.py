@@ -107,7 +107,8 @@ def _families(shot: Snapshot, history: JobTimeline) -> Iterator[Metric]:
         yield gauge("job_exit_code", "How the job ended.", {(): shot.exit_code})
 
     if goodput.ratio is not None:
-        yield gauge("job_goodput_ratio", "Share of the nodes' time that made new steps.", {(): goodput.ratio})
+        about = "Share of the nodes' time that made new steps, without workers that report none."
+        yield gauge("job_goodput_ratio", about, {(): goodput.ratio})
     spent = {(part,): goodput.parts_us[part] / 1e6 for part in PARTS}
     # A gauge: what seemed to be new steps turns out to be detection once a failure is noticed.
     yield gauge("job_node_seconds", "Time of the job's nodes by what it was spent on.", spent, "part")

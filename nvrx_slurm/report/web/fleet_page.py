@@ -52,7 +52,7 @@ def _header(fleet: Fleet, since: float, now: float) -> str:
     lost = goodput.total_us - sum(goodput.parts_us[part] for part in ("new_steps", "unreported"))
     mtbf = hours(round(every.between_node_s * 1e6)) if every.count else "–"
     shown = [
-        ("goodput", percent(goodput.ratio), "of all node-hours made new steps"),
+        ("goodput", percent(goodput.ratio), goodput.of_what),
         ("failures", str(every.count), f"in {plural(len(fleet.jobs), 'job')}"),
         ("MTBF", mtbf, "of one node at work, between failures"),
         ("MTTR", "–" if every.mean_s is None else seconds(every.mean_s), "mean, until steps are made again"),

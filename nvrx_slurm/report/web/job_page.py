@@ -139,7 +139,7 @@ def _header(shot: Snapshot, history: JobTimeline, goodput: Goodput) -> str:
     recovered = sorted(reached or runs)
     lost_us = goodput.total_us - sum(goodput.parts_us[part] for part in ("new_steps", "unreported"))
     shown = [
-        ("goodput", percent(goodput.ratio), "of all node-hours made new steps"),
+        ("goodput", percent(goodput.ratio), goodput.of_what),
         ("step", number(view.step), f"{plural(goodput.steps_repeated, 'step')} made twice"),
         ("failures", str(len(history.failures)), f"{plural(view.restarts, 'restart')}"),
         (

@@ -33,11 +33,12 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.journal.verdicts import Verdict
+from nvrx_slurm.report.fleet import JobSummary, add_up
 from nvrx_slurm.report.goodput import OF_KIND, PARTS, Goodput, GoodputMeter
 from nvrx_slurm.report.spans import Kind, Span
 from nvrx_slurm.report.view import JobFold
 from tests.unit.core.test_history import PLANS, Fleet, History
-from tests.unit.report.recorder import with_one_recovery
+from tests.unit.report.recorder import Recorder, roles_plan, with_one_recovery
 
 BEGIN = 1_790_000_000.0
 
@@ -221,6 +222,35 @@ def test_a_generation_without_an_end_ends_with_its_last_entry() -> None:
     )
     assert seconds(goodput)["queue"] == 300
     assert goodput.total_us == 310_000_000
+
+
+def with_rollouts(*reporting: str) -> Goodput:
+    """A policy and three rollouts run, and these report steps; then an hour passes."""
+    recorder = Recorder(roles_plan())
+    recorder.join()
+    for replica in list(recorder.job.replicas):
+        recorder.start_workers(replica)
+    for replica in reporting:
+        recorder.progress(1, replica)
+    return measured(recorder.entries, recorder.now + 3600.0)
+
+
+def test_workers_that_report_no_steps_are_not_judged() -> None:
+    """The ratio is that of the others: two nodes of the policy make new steps, one is a spare."""
+    goodput = with_rollouts("policy-0")
+    assert goodput.share("unreported") == pytest.approx(1 / 2, abs=0.01)
+    assert goodput.ratio == pytest.approx(2 / 3, abs=0.01)
+    assert with_rollouts().ratio is None
+
+
+def test_jobs_without_steps_have_no_part_in_the_ratio_of_all() -> None:
+    """Nor have the workers without steps of a job that reports some."""
+    base = {"job": "1", "name": "a", "folder": "/", "began": BEGIN, "ended": BEGIN, "exit_code": None}
+    jobs = [JobSummary(**base, goodput=with_rollouts(*reporting)) for reporting in ((), ("policy-0",))]
+    fleet = add_up(jobs)
+    assert fleet.goodput.ratio == jobs[1].goodput.ratio
+    assert fleet.goodput.total_us == sum(job.goodput.total_us for job in jobs)
+    assert add_up(jobs[:1]).goodput.ratio is None
 
 
 def test_restarts_in_process_cost_what_they_took() -> None:

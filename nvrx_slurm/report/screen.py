@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.rule import Rule
 from rich.table import Table as Grid
 from rich.text import Text
 
 from nvrx_slurm.journal.records import Entry, Progress
-from nvrx_slurm.report import page, recovery
+from nvrx_slurm.report import page, plain, recovery
 from nvrx_slurm.report.logs import end_of
 from nvrx_slurm.report.model import JobView, Recovery
 from nvrx_slurm.report.sentences import Lines
@@ -48,6 +49,8 @@ BAR_WIDTH = 32
 WIDEST_FACTS = 100
 # Columns of padding around a label and its text.
 FACT_GAP = 4
+# Between two columns of a table; and how narrow one of text may become, the rest in more lines.
+GAP, NARROWEST = 2, 12
 
 MOST_NODES = 16
 MOST_RANKS = 8
@@ -61,12 +64,12 @@ RESERVED_LINES = 16
 
 def show(shot: Snapshot) -> None:
     """Print a job's page."""
-    Console(highlight=False).print(render(shot))
+    Console(highlight=False).print(render(shot), crop=False)
 
 
 def show_table(table: Table) -> None:
     """Print a table."""
-    Console(highlight=False).print(grid(table))
+    Console(highlight=False).print(grid(table), crop=False)
 
 
 def show_facts(rows: Sequence[Row], table: Table, console: Console | None = None) -> None:
@@ -76,7 +79,7 @@ def show_facts(rows: Sequence[Row], table: Table, console: Console | None = None
     out.print(_fact_grid(rows, label_style="bold", width=out.width))
     if table.rows:
         out.print()
-        out.print(grid(table))
+        out.print(grid(table), crop=False)
 
 
 def render(shot: Snapshot, *, most_nodes: int = MOST_NODES, most_ranks: int = MOST_RANKS) -> RenderableType:
@@ -159,18 +162,40 @@ def _fact_grid(rows: Sequence[Row], label_style: str, width: int | None = None) 
     return facts
 
 
-def grid(table: Table) -> Grid:
-    """A table without lines: dim column names, each row in the colour of its state."""
-    drawn = Grid(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+def grid(table: Table) -> RenderableType:
+    """A table without lines: dim column names, each row in the colour of its state. On a terminal that is too narrow
+    for it, the plain table, whose lines the terminal breaks."""
+    drawn = Grid(box=None, padding=(0, GAP, 0, 0), header_style="dim", pad_edge=False)
     drawn.add_column("", width=1)
-    for name in table.columns:
-        drawn.add_column(name.lower(), justify="right" if name in table.right else "left", overflow="fold")
+    needed = 1
+    for index, name in enumerate(table.columns):
+        is_right = name in table.right
+        # A name or a number that is broken in two cannot be copied, or read.
+        is_whole = index < 2 or is_right
+        widest = max(cell_len(cells[index]) for cells in (table.columns, *(row.cells for row in table.rows)))
+        needed += GAP + (widest if is_whole else min(widest, NARROWEST))
+        drawn.add_column(name.lower(), justify="right" if is_right else "left", overflow="fold", no_wrap=is_whole)
     for row in table.rows:
         style, quiet = STYLES[row.mood], "dim" if row.mood == "dim" else ""
         first, second, *rest = row.cells
         texts = [Text(cell, "dim" if cell == "-" else quiet) for cell in rest]
         drawn.add_row(Text(MARKS[row.mood], style), Text(first, "bold"), Text(second, style), *texts)
-    return drawn
+    return FittedTable(drawn, needed, table)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTable:
+    """What `grid` has drawn, if there are `needed` columns of the terminal for it; else the plain table."""
+
+    drawn: Grid
+    needed: int
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.needed <= options.max_width:
+            yield self.drawn
+        else:
+            yield Text(plain.table(self.table), no_wrap=True, overflow="ignore")
 
 
 def node_grid(shot: Snapshot, most: int) -> list[RenderableType]:
@@ -291,7 +316,7 @@ class Monitor:
         """Leave the summary on the terminal instead of the screen."""
         self._live.update(Text(), refresh=True)
         self._live.stop()
-        self._console.print(summary(shot))
+        self._console.print(summary(shot), crop=False)
 
 
 def _title(text: str) -> Rule:

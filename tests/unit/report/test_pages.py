@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
@@ -13,7 +14,7 @@ from nvrx_slurm.journal.records import NodeJoined, Prewarmed, PrewarmFailed, Slu
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report import plain, screen, snapshot
 from nvrx_slurm.report.model import ReceivedHeartbeat
-from nvrx_slurm.report.page import job_table
+from nvrx_slurm.report.page import job_table, my_job_table, nodes
 from nvrx_slurm.report.presence import OutsideState
 from nvrx_slurm.report.snapshot import Snapshot, list_jobs
 from nvrx_slurm.report.view import JobFold
@@ -200,6 +201,25 @@ def test_the_table_of_jobs_has_a_line_for_each(tmp_path: Path) -> None:
     lines = plain.table(job_table(list_jobs(tmp_path))).splitlines()
     assert lines[0].split() == ["JOB", "NAME", "CLUSTER", "STATE", "NODES", "CYCLE", "RESTARTS", "STEP", "AGE"]
     assert {line.split()[0]: line.split()[3] for line in lines[1:]} == {"first": "completed", "second": "running"}
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_no_id_and_no_number_is_broken(tmp_path: Path, width: int) -> None:
+    """On a narrow terminal texts take more lines; where there is no room for them either, each row is one line, which
+    the terminal breaks."""
+    write(tmp_path, ended())
+    for table in (my_job_table(list_jobs(tmp_path)), nodes(shot(tmp_path, with_one_recovery()))):
+        text = screen.grid(table)
+        console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+        console.print(text, crop=False)
+        assert isinstance(console.file, io.StringIO)
+        lines = console.file.getvalue().splitlines()
+        whole = {table.columns.index(name) for name in table.right} | {0, 1}
+        for row in table.rows:
+            (line,) = (line for line in lines if row.cells[0] in line.split())
+            assert all(row.cells[index] in line for index in whole)
+        if width >= 120:
+            assert max(map(len, lines)) <= width
 
 
 def test_ranks_and_beats_are_on_both_pages(tmp_path: Path) -> None:

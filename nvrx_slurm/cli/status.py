@@ -72,6 +72,7 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
         return 0
     if shot.tasks:
         print_facts(page.array_facts(shot), page.job_table(shot.tasks))
+        print_problems(shot.tasks)
     elif sys.stdout.isatty():
         from nvrx_slurm.report import screen
 

@@ -265,19 +265,17 @@ def _state(shot: Snapshot) -> str:
         there = "" if shot.folder.path.exists() else f"; its folder {shot.folder.path} does not exist yet"
         queued = f": {shot.queue.describe(shot.now)}" if shot.queue else ""
         return f"pending: {shot.reason or 'not started yet'}{queued}{there}"
-    took = seconds(shot.elapsed_s)
+    took = "" if shot.tasks else seconds(shot.elapsed_s)  # of an array each has started and ended for itself
     if shot.exit_code is not None:
         reason = f": {shot.reason}" if shot.reason and shot.reason != "done" else ""
         when = f" after {took}" if shot.info or shot.view.n else " before it started"
-        if shot.tasks:  # of an array: each has started and ended for itself
-            when = ""
-        return f"{shot.state} with exit code {shot.exit_code}{when}{reason}"
+        return f"{shot.state} with exit code {shot.exit_code}{when if took else ''}{reason}"
     if shot.state == "died" and shot.info is None and not shot.view.n:
         return "died: it never started, and this Slurm does not know it; cancelled in the queue, or another Slurm's"
     if shot.state == "died":
         return f"died: its host process is gone and left no result; last record {_ago(shot.now - shot.moment)}"
     why = waiting(shot.view)
-    return f"{shot.state} for {took}" + (f"; {why}" if why else "")
+    return shot.state + (f" for {took}" if took else "") + (f"; {why}" if why else "")
 
 
 def _when(shot: Snapshot, at: float) -> str:

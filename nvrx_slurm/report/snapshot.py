@@ -127,7 +127,8 @@ class Status(Value, frozen=True, kw_only=True):
     """The object that `status JOB --json` prints. A key may be added; none goes away or changes its meaning.
 
     What is not known, or has not happened yet, is null. `tasks`: of a whole job array (`status 1234`), each with a
-    journal of its own; the array itself has none, so that its state and exit code alone are known.
+    journal of its own; the array itself has none, so that its state and exit code alone are known (`elapsed_s` is
+    null).
     """
 
     job: str
@@ -138,7 +139,7 @@ class Status(Value, frozen=True, kw_only=True):
     generation: int
     started_at: float | None
     ended_at: float | None
-    elapsed_s: float
+    elapsed_s: float | None
     exit_code: int | None
     reason: str | None
     step: int | None
@@ -274,7 +275,7 @@ def as_status(shot: Snapshot) -> Status:
         generation=view.generation,
         started_at=shot.started_at,
         ended_at=shot.ended_at,
-        elapsed_s=shot.elapsed_s,
+        elapsed_s=None if shot.tasks else shot.elapsed_s,
         exit_code=shot.exit_code,
         reason=shot.reason,
         step=view.step,

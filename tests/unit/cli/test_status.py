@@ -1,7 +1,9 @@
-"""`nvrx-slurm dump` where there is nobody to ask."""
+"""`nvrx-slurm status`, and `dump` where there is nobody to ask."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,19 @@ def test_a_timeout_that_is_none_is_told(nvrx: Nvrx, timeout: str) -> None:
     done = nvrx("dump", JOB, f"--timeout={timeout}")
     assert done.returncode == 2
     assert f"--timeout {timeout}: '{timeout}' is no duration; write it like 15s, 2m, 1h30m" in done.stderr
+
+
+def test_an_array_without_a_folder_is_shown_by_its_tasks(nvrx: Nvrx, tmp_path: Path) -> None:
+    """Plain `sbatch` makes none. How long the array has run is not known; what is wrong with a task is."""
+    for task in ("17_0", "17_1"):
+        write(tmp_path, to_first_cycle(), job=task, cluster="slurm")
+    damaged = tmp_path / "17_1" / "result.json"
+    damaged.write_text("{")
+    array = ("status", "17", "--folder", str(tmp_path))
+    shown = json.loads(nvrx(*array, "--json").stdout)
+    assert (shown["state"], shown["elapsed_s"]) == ("running", None)
+    assert [task["state"] for task in shown["tasks"]] == ["running", "unreadable"]
+    done = nvrx(*array)
+    assert re.search(r"^state +running$", done.stdout, re.MULTILINE)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("17_1: ") and str(damaged) in line

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 import click
 
-from nvrx_slurm.errors import EXIT_INTERRUPTED, NvrxError
+from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_USAGE, NvrxError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.util.sanitize import shown
-from nvrx_slurm.util.terminal import guard, is_unread, open_missing
+from nvrx_slurm.util.terminal import drop_output, guard, is_unread, open_missing
 
 # in the order of a job's life, as `--help` lists them; see `LazyGroup`
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -104,7 +104,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """The entry point: every NvrxError is one message on stderr and its exit code, never a traceback."""
+    """The entry point: every NvrxError and OSError is one message on stderr and its exit code, never a traceback."""
     # First: the guard wraps streams that are there.
     open_missing()
     guard(in_actions=env.github() is not None)
@@ -114,19 +114,25 @@ def main() -> NoReturn:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         # Else click ends the process itself: with 1 for Ctrl-C, and without the exit code that a command returns.
         code = cli.main(standalone_mode=False, prog_name="nvrx-slurm")
+        sys.stdout.flush()  # Python does so at its end, and makes exit code 120 of what that raises
     except NvrxError as error:
         click.echo(f"nvrx-slurm: error: {shown(str(error))}", err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        if is_unread(sys.stdout):  # Python flushes stdout at its end, and makes exit code 120 of what that raises
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (KeyboardInterrupt, click.Abort, BrokenPipeError):
+        if is_unread(sys.stdout):
+            drop_output()
         # Under `python -m` CPython ends by SIGINT where a KeyboardInterrupt has left the last exec() of a string, and
         # was caught since (`unhandled_keyboard_interrupt`). An import makes such calls, one for each dataclass.
         exec("")
         sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:  # the disk is full to which standard output goes, say
+        with contextlib.suppress(OSError):
+            drop_output()
+            click.echo(f"nvrx-slurm: error: {shown(str(error))}", err=True)
+        sys.exit(EXIT_USAGE)  # as for a file of `-o`: 1 stands for a job that has failed
     finally:
         if starts_plain:  # the end of the interpreter would print a traceback, too
             signal.signal(signal.SIGINT, signal.SIG_DFL)

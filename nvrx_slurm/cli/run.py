@@ -4,7 +4,6 @@ keyboard and the terminal do to it."""
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options, make_base
 from nvrx_slurm.cli.output import note
 from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, NvrxError
 from nvrx_slurm.jobspec import env
+from nvrx_slurm.util.terminal import drop_output
 
 if TYPE_CHECKING:
     from nvrx_slurm.journal.folder import JobFolder
@@ -84,12 +84,16 @@ def run(choice: JobChoice, here: bool, quiet: bool) -> int:
         signals.forward_to(host, folder)
         try:
             watch(base, job_id, output=not quiet)
-        except BrokenPipeError:
-            # The reader of the pipe has what it wanted (`| head`), or the terminal is closed, and SIGHUP says so.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as error:
+            # The reader of the pipe has what it wanted (`| head`), or the terminal is closed, and SIGHUP says so; or
+            # the output goes to a disk that is full.
+            drop_output()
+            why = "nothing reads the output any more"
+            if not isinstance(error, BrokenPipeError):
+                why = f"the job cannot be shown any more: {error.strerror}"
             if signals.first is None:
                 with contextlib.suppress(OSError):
-                    note(f"nvrx-slurm: nothing reads the output any more; job {job_id} goes on, Ctrl-C ends it")
+                    note(f"nvrx-slurm: {why}; job {job_id} goes on, Ctrl-C ends it")
             host.wait()
         # The watch ends with the job. Its batch host still has to clear away.
         try:

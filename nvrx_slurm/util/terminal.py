@@ -96,6 +96,11 @@ def is_unread(stream: IO[str]) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in polled.poll(0))
 
 
+def drop_output() -> None:
+    """From now on what is printed on standard output goes nowhere, also what Python writes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def write_exactly(text: str) -> None:
     """A document that another program reads (a script, a file's text): to the byte, except on a terminal."""
     if sys.stdout.isatty():

@@ -1,0 +1,42 @@
+"""Commands whose output goes to a disk that is full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.errors import EXIT_USAGE
+from tests.unit.report.recorder import JOB, ended, write
+
+COMMANDS = [
+    ("status",),
+    ("status", JOB),
+    ("status", JOB, "--json"),
+    ("events", JOB),
+    ("report", JOB, "-o", "-"),
+    ("metrics", JOB),
+    ("init", "--help"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_full_disk_is_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """And the exit code of a file that cannot be written, not that of a job that has failed."""
+    write(tmp_path, ended())
+    folder = () if "--help" in command else ("--folder", str(tmp_path))
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "nvrx_slurm", *command, *folder],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, len(done.stderr.splitlines())) == (EXIT_USAGE, 1), done.stderr
+    assert os.strerror(28) in done.stderr

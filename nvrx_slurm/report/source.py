@@ -5,6 +5,7 @@ Entries are numbered without a gap, so changing the source loses none and repeat
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -79,10 +80,12 @@ class Journal:
     def catch_up(self) -> list[Entry | ReceivedHeartbeat]:
         """Everything so far, without waiting."""
         found = self.poll()
-        while more := self.poll():
-            found += more
-            if any(isinstance(item, ReceivedHeartbeat) for item in more):
-                break  # agents go on sending heartbeats: what has arrived is recent enough
+        # An error behind the first part must not lose it: it is not read again. If it lasts, the next call raises it.
+        with contextlib.suppress(OSError):
+            while more := self.poll():
+                found += more
+                if any(isinstance(item, ReceivedHeartbeat) for item in more):
+                    break  # agents go on sending heartbeats: what has arrived is recent enough
         return found
 
     def store_time(self) -> float | None:

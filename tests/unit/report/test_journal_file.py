@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,8 @@ import pytest
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report.journal_file import JournalFile
-from nvrx_slurm.report.source import so_far
-from tests.unit.report.recorder import Recorder, lines, with_one_recovery
+from nvrx_slurm.report.source import Journal, so_far
+from tests.unit.report.recorder import Recorder, ended, lines, with_one_recovery
 
 ENTRIES = with_one_recovery().entries
 
@@ -133,3 +135,19 @@ def test_a_long_journal_is_read_in_order(folder: JobFolder) -> None:
     for number, first in enumerate(range(0, len(recorder.entries), 50), 1):
         (folder.path / f"events.{number}.jsonl").write_bytes(lines(recorder.entries[first : first + 50]))
     assert numbers(JournalFile(folder).read()) == list(range(1, len(recorder.entries) + 1))
+
+
+def test_an_error_behind_the_first_entries_loses_none(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a network file system that does not answer for a moment: a reader that stays goes on behind them."""
+    folder.events_path.write_bytes(lines(ended().entries))
+    journal, reads = Journal(folder, live=False), itertools.count(1)
+    read = JournalFile.read
+
+    def sometimes(file: JournalFile) -> list[Entry]:
+        if next(reads) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(file)
+
+    monkeypatch.setattr(JournalFile, "read", sometimes)
+    assert journal.catch_up() == ended().entries
+    assert journal.catch_up() == []

@@ -191,6 +191,8 @@ def _setup_end(status: str, line: str, command: str) -> tuple[int, str]:
     code, by = int(status), int(status) - 128
     if by in (signal.SIGTERM, signal.SIGINT):
         return code, f"ended by {signal.Signals(by).name} during {which}: {command}"
+    if code == 0:
+        return EXIT_FAILED, f"setup ended the job script before the job could start: {command}"
     return EXIT_FAILED, f"{which} failed with exit code {code}: {command}"
 
 

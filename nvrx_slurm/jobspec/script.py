@@ -22,8 +22,9 @@ BEFORE_SETUP = "\nstart_batch_host() {\n"
 AFTER_PLAN = """}
 
 # A line of `setup` that fails fails the job: by its own status, not by those of commands in files that it sources.
+# So does `exit`, with 0 too: the job has not run.
+trap 'start_batch_host --failed-setup $? 0 "$BASH_COMMAND"' EXIT
 setup_failed() { [ "$1" = 0 ] || start_batch_host --failed-setup "$1" $(($2 - before_setup)) "$3"; }
-trap 'setup_failed $? "$before_setup" "$BASH_COMMAND"' EXIT
 trap 'setup_failed $(($? * (${#BASH_SOURCE[@]} == 1))) "$LINENO" "$BASH_COMMAND"' ERR
 before_setup=$LINENO
 """

@@ -143,6 +143,16 @@ def test_a_failed_line_of_setup_fails_the_job_and_is_named(run, tmp_path):
     assert not (folder / "logs").exists()
 
 
+def test_a_setup_that_exits_with_0_is_no_success(run, tmp_path):
+    """Nothing has run: the exit code is 1, and the reason names the command that has ended the script."""
+    process = run(setup=["exit 0"])
+    process.communicate(timeout=30)
+    assert process.returncode == 1
+    result = json.loads(next((tmp_path / "nvrx-jobs").glob("local-*/result.json")).read_text())
+    assert result["exit_code"] == 1
+    assert result["reason"].endswith(": exit 0")
+
+
 def test_a_reader_that_has_gone_does_not_end_the_job(run, gate):
     """`run | head -1`: the job goes on, and standard error says so."""
     process = run(stderr=subprocess.PIPE)

@@ -121,6 +121,7 @@ FAILING = {
     "grep -q x /dev/null": ["false || true", "grep -q x /dev/null"],
     "source fails.sh": ["if false; then false; fi", "source fails.sh"],  # by what it returns
     "exit 3": ["set +e", "exit 3"],
+    "exit 0": ["true", "exit 0"],  # it would end the job as done, and nothing has run
 }
 
 
@@ -135,8 +136,8 @@ def test_a_line_of_setup_that_fails_fails_the_job(tmp_path: Path, command: str) 
     script.write_text(render_job(spec, planned(spec), cluster="local", python=str(tmp_path / "python")))
     subprocess.run(["bash", script], cwd=tmp_path, capture_output=True, check=True)
     words = (tmp_path / "words").read_text().split("\0")[:-1]
-    status = {"module load nosuch": "127", "exit 3": "3"}.get(command, "1")
-    assert words[5:] == ["--failed-setup", status, "0" if command == "exit 3" else "2", command]
+    status = {"module load nosuch": "127", "exit 3": "3", "exit 0": "0"}.get(command, "1")
+    assert words[5:] == ["--failed-setup", status, "0" if command.startswith("exit") else "2", command]
     assert plan_from_json((tmp_path / "plan").read_bytes()) == planned(spec)
     assert not (tmp_path / "hit").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import sys
@@ -162,7 +163,10 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
             if aside := set_earlier_job_aside(JobFolder(files.path), begun_before=began):
                 log.warning("an earlier job had the id %s; its folder is now %s", job_id, aside)
                 files.create()
-        files.write_plan_json(prepared.plan_json.encode())  # so that readers know the job while it is in the queue
+        # So that readers know the job while it is in the queue. The plan of a batch host that has started by now
+        # stays: it has settled the spares, and agents refuse any other by its SHA-256.
+        with contextlib.suppress(FileExistsError):
+            files.write_plan_json(prepared.plan_json.encode(), replace=False)
         if prepared.origins_json:
             files.write(ORIGINS, prepared.origins_json.encode())
     except (OSError, NvrxError) as error:  # the job is submitted: too late for an error

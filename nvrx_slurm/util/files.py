@@ -127,10 +127,10 @@ class JobFiles:
         with self.opened() as folder:
             return ownership.read_owned(self.path / name, dir_fd=folder)
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes, *, replace: bool = True) -> None:
         """Write a file right in this folder, as `write_private` does. Raises OSError, UnsafePath."""
         with self.opened() as folder:
-            write_private(self.path / name, data, dir_fd=folder)
+            write_private(self.path / name, data, dir_fd=folder, replace=replace)
 
     def write_last(self, name: str, data: bytes) -> None:
         """The same where the disk may be full: the reserve, if it is there, becomes the file. Raises OSError,
@@ -158,9 +158,9 @@ class JobFiles:
         with contextlib.suppress(OSError, UsageError), self.opened() as folder:
             shutil.rmtree(name, ignore_errors=True, dir_fd=folder)  # by descriptors: no symbolic link is followed
 
-    def write_plan_json(self, plan_json: bytes) -> None:
-        """Keep a plan in the form that `plan.plan_to_json` gives it."""
-        self.write(self.plan_path.name, plan_json + b"\n")
+    def write_plan_json(self, plan_json: bytes, *, replace: bool = True) -> None:
+        """Keep a plan in the form that `plan.plan_to_json` gives it. Raises as `write`."""
+        self.write(self.plan_path.name, plan_json + b"\n", replace=replace)
 
     def read_plan_json(self, digest: str | None = None) -> bytes:
         """The plan as it is kept. `digest`: what `digest_of_plan` made of the plan that the batch host runs.
@@ -224,9 +224,9 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def write_private(path: Path, data: bytes, *, dir_fd: int | None = None) -> None:
+def write_private(path: Path, data: bytes, *, dir_fd: int | None = None, replace: bool = True) -> None:
     """Write a file for its owner alone (0600). A reader sees the old file or the whole new one. `dir_fd`: the folder
-    that holds it. Raises OSError."""
+    that holds it. Raises OSError; without `replace` FileExistsError where there is a file."""
     # A random name that must be new: another user may have put a symbolic link under one that can be guessed.
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     name = path
@@ -237,7 +237,11 @@ def write_private(path: Path, data: bytes, *, dir_fd: int | None = None) -> None
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        os.replace(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        if replace:
+            os.replace(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        else:  # rename(2) would replace a file that another process has just written; link(2) fails
+            os.link(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+            os.unlink(temporary, dir_fd=dir_fd)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=dir_fd)

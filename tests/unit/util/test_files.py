@@ -52,3 +52,12 @@ def test_reserve_is_for_one_result_and_set_aside_again(tmp_path):
     assert folder.reserve_path.stat().st_size == RESERVE_BYTES
     assert folder.read_result() == RESULT
     assert folder.reserve_path.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_replace_the_first_file_stays(tmp_path):
+    """The second writer is refused, and leaves nothing behind."""
+    write_private(tmp_path / "a", b"first", replace=False)
+    with pytest.raises(FileExistsError):
+        write_private(tmp_path / "a", b"second", replace=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"first"

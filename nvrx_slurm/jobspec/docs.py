@@ -49,8 +49,9 @@ The first of these that names a key sets it:
 5. the machine's site file: `/etc/xdg/nvrx-slurm/config.yaml` (the first of `$XDG_CONFIG_DIRS`)
 6. the default
 
-Mappings merge key by key; a list is replaced as a whole. A key without a value sets nothing. In a flag or a variable
-`[a, b]` and `{a: b}` are read as YAML, all else is text.
+Mappings merge key by key, also with the mapping that a weaker layer's short form (`prewarm: [torch]`) stands for; a
+list is replaced as a whole. A key without a value sets nothing. In a flag or a variable `[a, b]` and `{a: b}` are
+read as YAML, all else is text.
 """
 
 VALUES = """\

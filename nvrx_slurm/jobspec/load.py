@@ -1,11 +1,13 @@
 """Read all layers, merge them once, and know where each value came from.
 
 Precedence: flag > environment (`NVRX_SLURM_<KEY>`, `__` between levels) > job.yaml > the user's site file > the
-machine's site file > default. Mappings merge key by key; anything else is replaced as a whole.
+machine's site file > default. Mappings merge key by key, also with the mapping that a weaker layer's short form
+stands for; anything else is replaced as a whole.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
@@ -13,7 +15,7 @@ import shlex
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 from ruamel.yaml import YAML
@@ -22,7 +24,7 @@ from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.deprecated import translate_deprecated
 from nvrx_slurm.jobspec.model import FOLLOWS, JobSpec
-from nvrx_slurm.jobspec.reading import dotted, read, together, written
+from nvrx_slurm.jobspec.reading import ValueRule, block_of, dotted, read, rule_below, together, written
 from nvrx_slurm.jobspec.site import site_files
 from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_value, read_yaml
 
@@ -141,7 +143,9 @@ def load(
     layers, deprecated = translate_deprecated(layers)
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
-        _merge(merged, layer.data)
+        if "min_spares" in layer.data:  # of a weaker layer's range it replaces the lower end
+            merged = cast("dict[str, Any]", JobSpec.long_form(merged))
+        _merge(merged, layer.data, ValueRule(JobSpec))
     spec, complaints = read(JobSpec, merged)
     if spec is None:
         raise _config_error(complaints, layers, COMMAND_LINE if path is None else str(path))
@@ -243,15 +247,20 @@ def _keyed(name: str, items: Iterable[tuple[tuple[str, ...], str, Any]]) -> Conf
     return ConfigLayer(name, data, {}, names)
 
 
-def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
+def _merge(into: dict[str, Any], data: Mapping[str, Any], rule: ValueRule | None) -> None:
+    """`rule`: that of both mappings, where they are blocks or hold some."""
     for key, value in data.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        elif isinstance(value, dict):
-            into[key] = {}  # a copy: a stronger layer must not change this one's data
-            _merge(into[key], value)
-        else:
+        if not isinstance(value, dict):
             into[key] = value
+            continue
+        below = rule and rule_below(rule, key)
+        weaker = into.get(key)
+        if below and (block := block_of(below)) and not isinstance(weaker, dict):
+            with contextlib.suppress(ValueError):  # it stands for nothing, and so gives way
+                weaker = block.long_form(weaker)
+        # A copy: a stronger layer must not change this one's data.
+        into[key] = dict(weaker) if isinstance(weaker, dict) else {}
+        _merge(into[key], value, below)
 
 
 def _said(data: dict[str, Any], below: tuple[str, ...] = ()) -> dict[str, Any]:

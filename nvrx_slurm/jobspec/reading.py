@@ -190,8 +190,8 @@ def _read(rule: ValueRule, value: Any, at: KeyPath, found: dict[KeyPath, str]) -
     try:
         for change in rule.before:
             value = change(value)
-        if isinstance(rule.kind, type) and issubclass(rule.kind, Block):
-            value = _block(rule.kind, value, at, found)
+        if (block := block_of(rule)) is not None:
+            value = _block(block, value, at, found)
         elif rule.kind is dict:
             if not isinstance(value, dict):
                 raise ValueError(f"must be a mapping of keys, not {shown(value)}")
@@ -354,8 +354,18 @@ def _homes(block: type[Block], at: KeyPath = ()) -> Iterator[tuple[str, KeyPath]
             yield from _homes(inner, (*at, name))
 
 
+def block_of(rule: ValueRule) -> type[Block] | None:
+    """The block that a value of the rule is."""
+    return rule.kind if isinstance(rule.kind, type) and issubclass(rule.kind, Block) else None
+
+
 def block_in(rule: ValueRule) -> type[Block] | None:
     """The block that the rule holds, directly or as a mapping's value."""
-    if isinstance(rule.kind, type) and issubclass(rule.kind, Block):
-        return rule.kind
-    return next((found for each in rule.inner if (found := block_in(each)) is not None), None)
+    return block_of(rule) or next((found for each in rule.inner if (found := block_in(each)) is not None), None)
+
+
+def rule_below(rule: ValueRule, key: str) -> ValueRule | None:
+    """The rule of one key of a block or a mapping; None where it is not known."""
+    if block := block_of(rule):
+        return keys_of(block)[key].rule if key in keys_of(block) else None
+    return rule.inner[1] if rule.kind is dict else None

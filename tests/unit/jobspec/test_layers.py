@@ -101,6 +101,52 @@ def test_lists_are_replaced_and_mappings_merge(write: Write) -> None:
     assert origins(loaded, "env.A", "env.B") == ["job.yaml:3", "env.B"]
 
 
+def test_a_weaker_short_form_merges_as_what_it_stands_for(write: Write) -> None:
+    """A flag for one key of the block leaves the others as the file's short form has them."""
+
+    def loaded(text: str, **flags: Any) -> JobSpec:
+        return load_job(write(f"name: a\n{text}\n"), **flags)
+
+    prewarm = loaded("command: x\nprewarm: [torch, mymodel]", prewarm__memory="8GiB").prewarm
+    assert prewarm is not None
+    assert (prewarm.imports, prewarm.memory) == (("torch", "mymodel"), 8 << 30)
+    backoff = loaded("command: x\nfault_tolerance: {backoff: off}", fault_tolerance__backoff__after=5)
+    assert (backoff.fault_tolerance.backoff.after, backoff.fault_tolerance.backoff.max) == (5, 0)
+    container = loaded("command: x\ncontainer: ./a.sif", container__runtime="apptainer").container
+    assert container is not None
+    assert (container.image, container.runtime) == ("./a.sif", "apptainer")
+    roles = loaded("roles: {b: {command: x, prewarm: [torch]}}", roles__b__prewarm__timeout="1m").roles
+    assert roles is not None
+    assert roles["b"].prewarm is not None
+    assert roles["b"].prewarm.imports == ("torch",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "spares", "min_spares"),
+    [({"min_spares": 0}, 3, 0), ({"spares": 2}, 2, None), ({"spares": "0..2"}, 2, 0)],
+)
+def test_a_flag_changes_one_end_of_a_range_of_spares_or_all_of_it(
+    write: Write, flags: dict[str, Any], spares: int, min_spares: int | None
+) -> None:
+    """`min_spares` is the lower end of the file's `1..3`; `spares` replaces the range."""
+    spec = load_job(write("name: a\ncommand: x\nspares: 1..3\n"), **flags)
+    assert (spec.spares, spec.min_spares) == (spares, min_spares)
+
+
+def test_a_stronger_short_form_replaces_the_block(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`store: embedded` and `prewarm: off` hold, whatever the site file has in their place."""
+    (tmp_path / "nvrx-slurm").mkdir()
+    site = "store: {url: 'redis://h'}\nprewarm: {imports: auto, setup: 'a:b'}\n"
+    (tmp_path / "nvrx-slurm" / "config.yaml").write_text(site)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    spec = load_job(write("name: a\ncommand: x\nstore: embedded\nprewarm: off\n"))
+    assert spec.store.url is None
+    assert spec.prewarm is not None
+    assert spec.prewarm.is_off
+
+
 def test_a_key_without_a_value_says_nothing(write: Write) -> None:
     """`slurm:` with all its keys commented out is as good as absent; below `env`, nothing is empty text."""
     loaded = load(write("name: a\ncommand: x\nnodes:\nslurm:\nenv:\n  EMPTY:\n"))

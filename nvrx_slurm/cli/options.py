@@ -72,16 +72,16 @@ class JobChoice:
 
         loaded = self.load()
         write_job(path, loaded)
-        # Read back from its new place: relative paths in the file count from there.
-        chosen = replace(self, file=path)
-        if chosen.plan(chosen.load()) != self.plan(loaded):
+        # Read back as a later command reads it: without the flags, and relative paths count from its new place.
+        alone = JobChoice(path, self.folder)
+        if alone.plan(alone.load()) != self.plan(loaded):
             # The file was written just now: `write_job` replaces none.
             path.unlink()
             raise UsageError(
                 f"--save {path}: its paths would count from another folder; save it beside"
                 f" {self.file or 'the files that they name'}, or write absolute paths"
             )
-        return chosen
+        return replace(self, file=path)
 
 
 def name_of(command: tuple[str, ...]) -> str:

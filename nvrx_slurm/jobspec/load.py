@@ -181,8 +181,8 @@ def write_job(path: Path, loaded: Loaded) -> None:
     whole = written(loaded.spec)
     flags, _environment, job_file, *_site = loaded.layers
     for layer in (job_file, flags):  # the flags last: they are the stronger ones
-        _pick(said, layer.data, whole)
-    document = {key: said[key] for key in whole if key in said}  # in the order of the model
+        _pick(said, cast("dict[str, Any]", JobSpec.long_form(layer.data)), whole)
+    document = {key: said[key] for key in whole if said.get(key) is not None}  # in the order of the model
     for block in (document, *document.get("roles", {}).values()):
         if "command" in block:
             block["command"] = shlex.join(block["command"])

@@ -128,6 +128,16 @@ def test_what_is_saved_is_the_same_job(here: Path) -> None:
     assert (again["nodes"], again["spares"], keys("more.yaml")) == (2, 1, again)
 
 
+def test_a_range_of_spares_is_saved(here: Path) -> None:
+    """From a flag and from a file; a flag that names one number replaces the file's range."""
+    (here / "a.yaml").write_text("name: a\ncommand: x\nspares: 0..2\n")
+    keys("--spares", "0..2", "--save", "flag.yaml", "--", "x")
+    keys("a.yaml", "--save", "file.yaml")
+    keys("a.yaml", "--spares", "1", "--save", "one.yaml")
+    saved = [keys(f"{name}.yaml") for name in ("flag", "file", "one")]
+    assert [(job["spares"], job["min_spares"]) for job in saved] == [(2, 0), (2, 0), (1, None)]
+
+
 @pytest.mark.parametrize("place", ["there.yaml", "below/job.yaml", "no/job.yaml"])
 def test_a_save_overwrites_nothing_and_changes_no_path(here: Path, place: str) -> None:
     """A file that exists, a folder from which paths would mean other files, and one that is not there."""

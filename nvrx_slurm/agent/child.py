@@ -19,7 +19,7 @@ def find_program(program: str, path: str) -> str:
         return program
     for folder in path.split(os.pathsep):
         candidate = f"{folder}/{program}"
-        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):  # noqa: PTH112  no import of pathlib
+        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
             return candidate
     raise FileNotFoundError(errno.ENOENT, "No such program (looked on PATH)", program)
 

@@ -14,7 +14,7 @@ For the supervisor this process is the worker:
   and the write end closes with this process. So it dies with the supervisor, as any worker does.
 """
 
-# ruff: noqa: PTH108, PTH110, PTH112, PTH120, PTH123  a process for each worker: no import of pathlib
+# ruff: noqa: PTH108, PTH120, PTH123  a process for each worker: no import of pathlib
 from __future__ import annotations
 
 import contextlib

@@ -13,7 +13,7 @@ finds the stacks of a worker, and the job's files belong to the user. docs/conta
 What cannot be started is reported on the descriptor that NVRX_START_FD names, as any program that cannot be executed.
 """
 
-# ruff: noqa: PTH100, PTH103, PTH104, PTH110, PTH112, PTH120  a process for each worker: no import of pathlib
+# ruff: noqa: PTH100, PTH103, PTH104, PTH120  a process for each worker: no import of pathlib
 from __future__ import annotations
 
 import json

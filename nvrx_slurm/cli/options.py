@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,7 +45,7 @@ class JobChoice:
         """The merged configuration; names deprecated keys on stderr. Raises ConfigError."""
         from nvrx_slurm.jobspec.load import load
 
-        if len(self.command) == 1 and " " in self.command[0] and not Path(self.command[0]).exists():
+        if len(self.command) == 1 and " " in self.command[0] and not os.path.exists(self.command[0]):
             raise ConfigError(f"is one word, {self.command[0]!r}: write it without quotes", key="command")
         flags = [*self.flags, ("command", "the command after --", list(self.command))] if self.command else self.flags
         try:

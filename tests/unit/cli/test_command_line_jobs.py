@@ -187,6 +187,7 @@ def test_a_mistake_is_answered_with_what_was_meant(arguments: tuple[str, ...], s
         (("submit", "-J", "a b", "--", "x"), "name", "letters"),
         (("submit", "--", ""), "command", "must name a program"),
         (("run", "--", "python train.py"), "command", "without quotes"),
+        (("run", "--", "python train.py " + "x" * 256), "command", "without quotes"),  # no file has such a name
         (("run", "train.py"), None, "nvrx-slurm run -- python train.py"),
         (("submit", "job.sh"), None, "where it has `srun COMMAND`"),
     ],

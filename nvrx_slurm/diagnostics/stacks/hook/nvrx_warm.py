@@ -327,7 +327,7 @@ def _files(began: int) -> dict[str, tuple[int, ...]]:
             path = head + mark[:-1]
         elif os.path.realpath(path).startswith(roots):
             continue
-        while not os.path.exists(path) and os.path.dirname(path) != path:  # noqa: PTH110, PTH120  in an archive
+        while not os.path.exists(path) and os.path.dirname(path) != path:  # noqa: PTH120  in an archive
             path = os.path.dirname(path)  # noqa: PTH120
         if path not in found:
             found[path] = _look(path, began if not mark else 0)

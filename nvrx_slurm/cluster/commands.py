@@ -6,7 +6,9 @@ a bounded time, and stderr says so.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +35,21 @@ NOT_SET_UP = "Could not establish a configuration source"
 _PREFIX = re.compile(r"^\w+: (?:error|fatal): ")
 _REFUSED = "Batch job submission failed: "
 _KEPT_INSIDE_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS")
+
+_FLAG = re.compile(r"#SBATCH --([a-z-]+)")
+# sbatch(1), "input environment variables": the flags whose variables are not SBATCH_ and the flag's name.
+_MEMORY = ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")  # sbatch takes one of these only
+_VARIABLES = {
+    "time": ("TIMELIMIT",),
+    "mem": _MEMORY,
+    "mem-per-cpu": _MEMORY,
+    "mem-per-gpu": _MEMORY,
+    "switches": ("REQ_SWITCH", "WAIT4SWITCH"),
+    "cpu-freq": ("CPU_FREQ_REQ",),
+}
+# What nvrx-slurm decides for each job, also where the script has no flag for it. With WAIT sbatch would wait for the
+# job's end.
+_DECIDED = ("ARRAY_INX", "JOB_NAME", "NO_KILL", "NO_REQUEUE", "OPEN_MODE", "REQUEUE", "SIGNAL", "WAIT")
 
 # slurmctld or slurmdbd did not answer; asking again may help. From slurm_errno.c and slurm_protocol_api.c.
 _NO_ANSWER = (
@@ -100,6 +117,8 @@ class SystemRunner:
 
     def __call__(self, command: Sequence[str], *, timeout_s: float) -> CommandOutput:
         environment = child_environment_for(command[0], self._extra)
+        if command[0] == "sbatch" and os.path.isfile(command[-1]):
+            environment = for_script(Path(command[-1]).read_text(encoding="utf-8"), environment)
         if not is_set_up(environment):
             return CommandOutput(
                 1, "", f"{NOT_SET_UP}: SLURM_CONF names {environment['SLURM_CONF']}, which is not there"
@@ -149,6 +168,17 @@ def environment_for(program: str, environment: Mapping[str, str]) -> dict[str, s
         for name, value in environment.items()
         if name in _KEPT_INSIDE_A_JOB or not name.startswith(("SLURM_", "SLURMD_"))
     }
+
+
+def for_script(script: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """sbatch's environment for this script: without the variables that sbatch would prefer to the script's flags. The
+    other SBATCH_ variables stay as defaults of the user or the site."""
+    # sbatch reads flags up to the first command.
+    head = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), script.splitlines())
+    flags = {found[1] for line in head if (found := _FLAG.match(line))}
+    names = (_VARIABLES.get(flag, (flag.upper().replace("-", "_"),)) for flag in flags)
+    dropped = {f"SBATCH_{name}" for name in itertools.chain(_DECIDED, *names)}
+    return {name: value for name, value in environment.items() if name not in dropped}
 
 
 class SlurmPrograms:

@@ -52,6 +52,9 @@ The first of these that names a key sets it:
 Mappings merge key by key, also with the mapping that a weaker layer's short form (`prewarm: [torch]`) stands for; a
 list is replaced as a whole. A key without a value sets nothing. In a flag or a variable `[a, b]` and `{a: b}` are
 read as YAML, all else is text.
+
+sbatch's own variables (`SBATCH_ACCOUNT`) are defaults of the keys that nothing above sets: `submit` removes those
+whose flag the job script has. Plain `sbatch` with the output of `render` prefers them to the script, as with any.
 """
 
 VALUES = """\

@@ -10,7 +10,14 @@ import pytest
 import stamina
 
 from nvrx_slurm.cluster import slurm_text
-from nvrx_slurm.cluster.commands import NOT_SET_UP, TIMED_OUT, CommandOutput, SystemRunner, environment_for
+from nvrx_slurm.cluster.commands import (
+    NOT_SET_UP,
+    TIMED_OUT,
+    CommandOutput,
+    SystemRunner,
+    environment_for,
+    for_script,
+)
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import MissingProgramError, NvrxError, SlurmUnreachable, SubmissionRefused, UsageError
@@ -323,3 +330,37 @@ def test_a_job_submitted_inside_a_job_inherits_nothing_of_it() -> None:
     outer = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "8", "SLURMD_NODENAME": "n1", "SLURM_CONF": "c"}
     assert environment_for("sbatch", outer | {"SBATCH_ACCOUNT": "a"}) == {"SLURM_CONF": "c", "SBATCH_ACCOUNT": "a"}
     assert environment_for("sbatch", {"SLURM_HINT": "h"}) == {"SLURM_HINT": "h"}
+
+
+SCRIPT = """\
+#!/bin/bash
+# a: 1 node
+
+#SBATCH --job-name=a
+#SBATCH --time=0-01:00:00
+#SBATCH --mem-per-cpu=1G
+
+:  # the rest is shell
+#SBATCH --qos=x
+"""
+
+
+def test_a_scripts_flags_win_over_the_users_variables() -> None:
+    """sbatch itself would prefer the variables. Those of flags that the script does not have are defaults."""
+    of_flags = ("JOB_NAME", "TIMELIMIT", "MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")
+    decided = ("SIGNAL", "NO_REQUEUE", "REQUEUE", "ARRAY_INX", "NO_KILL", "OPEN_MODE", "WAIT")
+    kept = {"SBATCH_ACCOUNT": "a", "SBATCH_QOS": "q", "SBATCH_MEM_BIND": "local", "TIMELIMIT": "1"}
+    assert for_script(SCRIPT, {f"SBATCH_{name}": "1" for name in (*of_flags, *decided)} | kept) == kept
+
+
+def test_sbatch_runs_without_the_variables_of_its_scripts_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner reads the script that sbatch gets."""
+    (tmp_path / "sbatch").write_text("#!/bin/bash\necho $SBATCH_TIMELIMIT $SBATCH_ACCOUNT\n")
+    (tmp_path / "sbatch").chmod(0o700)
+    (tmp_path / "job.sh").write_text(SCRIPT)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    extra = {"SLURM_CONF": "", "SBATCH_TIMELIMIT": "5", "SBATCH_ACCOUNT": "a"}
+    output = SystemRunner(extra)(("sbatch", "--parsable", str(tmp_path / "job.sh")), timeout_s=30)
+    assert output.stdout == "a\n"

@@ -240,7 +240,7 @@ class Host:
         """Start the agents, and end the job should all of them end before it."""
         await self.wanted.wait()  # the job may have been in the queue for longer than its lease
         if self.info.cluster == "slurm" and self.launcher:
-            environment = step_environment(self.env) if self.info.allocation else self.env
+            environment = step_environment(self.env, own_job=self.info.allocation is None)
             self.steps = AgentSteps(
                 self.info.nodes,
                 own_flags=self.own_flags,

@@ -128,9 +128,13 @@ class HeldAllocation(JobNodes):
             await said(update, child_environment_for("scontrol"), ANSWER_S, folder=folder)
 
 
-def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for the srun that starts agents, without the layout of the user's own tasks."""
-    return {name: value for name, value in environment.items() if not LAYOUT.fullmatch(name)}
+def step_environment(environment: Mapping[str, str], *, own_job: bool) -> dict[str, str]:
+    """The environment for the srun that starts agents, without the layout of the user's own tasks. `own_job`: what
+    Slurm has set is that of the agents, since the job was made for them; SRUN_ variables are always the user's."""
+    theirs = ("SRUN_",) if own_job else ("SRUN_", "SLURM_")
+    return {
+        name: value for name, value in environment.items() if not (name.startswith(theirs) and LAYOUT.fullmatch(name))
+    }
 
 
 def fitted(spec: JobSpec, free: int, *, all_nodes: bool, where: str) -> JobSpec:

@@ -166,7 +166,7 @@ def environment_for(program: str, environment: Mapping[str, str]) -> dict[str, s
     return {
         name: value
         for name, value in environment.items()
-        if name in _KEPT_INSIDE_A_JOB or not name.startswith(("SLURM_", "SLURMD_"))
+        if name in _KEPT_INSIDE_A_JOB or not name.startswith(("SLURM_", "SLURMD_", "SRUN_"))
     }
 
 

@@ -96,6 +96,15 @@ def test_python_takes_a_range_of_spares_as_job_yaml_does(slurm: SlurmCluster, tm
     assert (plan.min_spares, plan.spares, len(job.nodes())) == (None, 2, 3)
 
 
+def test_the_users_srun_variables_are_not_the_agents(
+    slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm itself advises to export SRUN_CPUS_PER_TASK in scripts: srun would ask for more than the job has."""
+    monkeypatch.setenv("SRUN_CPUS_PER_TASK", "512")
+    job = nv.submit(nv.JobSpec(name="srun", command=("true",)), folder=tmp_path / "jobs")
+    assert job.wait(timeout=60) == 0
+
+
 # ---- the port
 
 

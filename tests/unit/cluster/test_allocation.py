@@ -135,4 +135,6 @@ def test_layout_of_the_users_tasks_is_not_the_agents() -> None:
         "PATH": "/bin",
         "OMP_NUM_THREADS": "4",
     }
-    assert step_environment({**theirs, **kept}) == kept
+    assert step_environment({**theirs, **kept}, own_job=False) == kept
+    set_by_slurm = {name: value for name, value in theirs.items() if name.startswith("SLURM_")}
+    assert step_environment({**theirs, **kept}, own_job=True) == {**set_by_slurm, **kept}

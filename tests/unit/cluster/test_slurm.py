@@ -327,8 +327,9 @@ def test_a_users_settings_change_no_question() -> None:
 
 def test_a_job_submitted_inside_a_job_inherits_nothing_of_it() -> None:
     """srun would take the outer job's SLURM_* numbers for its own; what the user set stays."""
-    outer = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "8", "SLURMD_NODENAME": "n1", "SLURM_CONF": "c"}
-    assert environment_for("sbatch", outer | {"SBATCH_ACCOUNT": "a"}) == {"SLURM_CONF": "c", "SBATCH_ACCOUNT": "a"}
+    outer = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "8", "SLURMD_NODENAME": "n1", "SRUN_CPUS_PER_TASK": "8"}
+    kept = {"SLURM_CONF": "c", "SBATCH_ACCOUNT": "a"}
+    assert environment_for("sbatch", outer | kept) == kept
     assert environment_for("sbatch", {"SLURM_HINT": "h"}) == {"SLURM_HINT": "h"}
 
 

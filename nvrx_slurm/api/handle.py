@@ -374,7 +374,7 @@ def job(job_id: str | None = None, *, folder: Path | str | None = None) -> Job:
         return _handle(listing.newest_job(base))
     if base is None:
         base = listing.base_of(job_id)
-    files = JobFolder(base / folder_name(job_id))
+    files = listing.named_job(base, job_id)
     # Slurm may have a job that left no folder yet: `sbatch` of a rendered script put it in the queue.
     slurm_knows = False
     if not files.plan_path.is_file() and job_id[:1].isdigit():
@@ -382,7 +382,7 @@ def job(job_id: str | None = None, *, folder: Path | str | None = None) -> Job:
             slurm_knows = SlurmCluster(patience_s=0).states([job_id])[job_id] is not JobState.UNKNOWN
     if not files.plan_path.is_file() and not slurm_knows:
         files = listing.find_job(base, job_id)
-    return _handle(files, job_id)
+    return _handle(files)
 
 
 def jobs(*, folder: Path | str | None = None, most: int | None = None) -> list[Job]:
@@ -396,13 +396,14 @@ def jobs(*, folder: Path | str | None = None, most: int | None = None) -> list[J
     return [_handle(files) for files in islice(found, most)]
 
 
-def _handle(files: JobFolder, job_id: str | None = None) -> Job:
-    """`job_id`: as the user gave it, perhaps with its cluster."""
+def _handle(files: JobFolder) -> Job:
     info = files.read_info()
     # A run in an allocation of the user's is known by its own process, and no job of Slurm's.
     of_process = info.cluster == "local" or info.allocation is not None if info else None
     local = files.job_id.startswith(LOCAL_PREFIX) if of_process is None else of_process
-    return Job(job_id or files.job_id, folder=files.path.parent, cluster="local" if local else "slurm")
+    return Job(
+        files.job_id if local else files.full_id, folder=files.path.parent, cluster="local" if local else "slurm"
+    )
 
 
 def just_submitted(job_id: str, *, folder: Path | str, cluster: ClusterName, clock: Clock | None = None) -> Job:

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster, check_cluster, folder_name
+from nvrx_slurm.cluster.base import DEFAULT_FOLDER, SCRIPT_NAME, Cluster, check_cluster, folder_name
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.slurm_config import KillWaitQuestion
 from nvrx_slurm.errors import ConfigError, NvrxError, StoreUnreachable, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within
 from nvrx_slurm.util.clock import SystemClock
-from nvrx_slurm.util.files import ORIGINS, JobFiles
+from nvrx_slurm.util.files import CLUSTER, ORIGINS, JobFiles
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
@@ -163,6 +163,9 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
             if aside := set_earlier_job_aside(JobFolder(files.path), begun_before=began):
                 log.warning("an earlier job had the id %s; its folder is now %s", job_id, aside)
                 files.create()
+                for name in (CLUSTER, SCRIPT_NAME):  # which this submission has written there
+                    with contextlib.suppress(FileNotFoundError):
+                        (aside / name).replace(files.path / name)
         # So that readers know the job while it is in the queue. The plan of a batch host that has started by now
         # stays: it has settled the spares, and agents refuse any other by its SHA-256.
         with contextlib.suppress(FileExistsError):

@@ -36,7 +36,7 @@ from nvrx_slurm.errors import (
 )
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.job_index import record_job
-from nvrx_slurm.util.files import JobFiles
+from nvrx_slurm.util.files import CLUSTER, JobFiles
 from nvrx_slurm.util.ids import new_incarnation
 from nvrx_slurm.util.log import get_logger
 
@@ -83,6 +83,11 @@ class SlurmCluster:
         job = JobFiles(folder / folder_name(job_id))
         try:
             job.create()
+            # The cluster first: as soon as the script is there, others take the folder for a job.
+            if cluster := split_job_id(job_id)[1]:
+                job.write(CLUSTER, cluster.encode())
+            else:  # of an earlier job with this number
+                job.remove(CLUSTER)
             job.write(SCRIPT_NAME, script.encode())
         except (OSError, UnsafePath) as error:
             log.warning("%s: the script could not be kept there (%s)", job.path, error)
@@ -120,10 +125,13 @@ class SlurmCluster:
             found |= {job_id: known[number] for number, job_id in numbers.items() if number in known}
         return found
 
-    def elements(self, number: str) -> Mapping[str, JobState]:
-        """The tasks of a job array that Slurm still lists, by their ids. Raises SlurmUnreachable."""
+    def elements(self, job_id: str) -> Mapping[str, JobState]:
+        """The tasks of a job array that Slurm still lists, by their ids without cluster. Raises SlurmUnreachable."""
+        number, cluster = split_job_id(job_id)
         jobs = f"--jobs={number}"
-        listing = self._programs.ask("squeue", "--noheader", "--array", "--states=all", jobs, "--format=%i|%T")
+        listing = self._programs.ask(
+            "squeue", *on_cluster(cluster), "--noheader", "--array", "--states=all", jobs, "--format=%i|%T"
+        )
         rows = listed_states(listing.stdout)
         return {job_id: state for job_id, state in rows.items() if job_id.startswith(f"{number}_")}
 

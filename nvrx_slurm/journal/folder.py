@@ -4,6 +4,7 @@
   plan.json                what runs (jobspec.plan.Plan)
   origins.json             each key of job.yaml, its value, and where that came from
   job.json                 how it was submitted: name, cluster, generation, times (JobInfo)
+  cluster                  the cluster of Slurm's that runs it, if `submit` sent it to another one than its own
   store.json         0600  where the store is while the job runs, and its password
   attrsvc.json       0600  where the job's own attribution service is while it runs, and its token
   store/                   the embedded store's append-only file

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name
+from nvrx_slurm.cluster.base import SCRIPT_NAME
 from nvrx_slurm.cluster.states import JobState, state_of_word
 from nvrx_slurm.cluster.tasks import first_failure, tasks_of
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.report.jobs import ENDINGS, error_without_folder, find_job
+from nvrx_slurm.report.jobs import ENDINGS, error_without_folder, find_job, named_job
 from nvrx_slurm.report.presence import Presence, ask_queue
 from nvrx_slurm.report.snapshot import QUEUED, JobLine, Snapshot, lines_of, snap, take
 from nvrx_slurm.report.view import new_view
@@ -26,11 +26,11 @@ def take_with_tasks(base: Path, job_id: str) -> Snapshot:
     A job that has no folder yet, and that is in Slurm's queue, is pending. Raises UsageError for any other without a
     folder.
     """
-    tasks = _tasks(JobFolder(base / folder_name(job_id)))
+    folder = named_job(base, job_id)
+    tasks = _tasks(folder)
     try:
         shot = take(find_job(base, job_id))
     except UsageError:
-        folder = JobFolder(base / job_id)
         outside = Presence(folder).ask()
         if outside.slurm_says in (None, "UNKNOWN") and not tasks:
             raise
@@ -69,9 +69,10 @@ def _tasks(folder: JobFolder) -> tuple[JobLine, ...]:
     lines = {line.job: line for line in lines_of(own)}
     elements: Mapping[str, JobState] = {}
     with contextlib.suppress(NvrxError):  # then those that have started are all that is known
-        elements = SlurmCluster(patience_s=0).elements(number)
+        elements = SlurmCluster(patience_s=0).elements(folder.full_id)
     unstarted = {name: state for name, state in elements.items() if name not in lines}
-    places = ask_queue([name for name, state in unstarted.items() if state is JobState.PENDING])
+    cluster = folder.full_id.removeprefix(number)
+    places = ask_queue([f"{name}{cluster}" for name, state in unstarted.items() if state is JobState.PENDING])
     for name, state in unstarted.items():
         code = state.exit_code if state.terminal else None
         word = "pending" if state in QUEUED else "starting"
@@ -83,7 +84,7 @@ def _tasks(folder: JobFolder) -> tuple[JobLine, ...]:
             nodes="-",
             exit_code=code,
             folder=str((base / name).absolute()),
-            pending=places[name].reason if name in places else None,
+            pending=place.reason if (place := places.get(f"{name}{cluster}")) else None,
         )
     # By number: as text, task 10 would stand before task 9.
     return tuple(sorted(lines.values(), key=lambda line: int(line.job.rpartition("_")[2])))

@@ -124,7 +124,7 @@ def read_fleet(folders: Iterable[JobFolder], *, since: float, clock: Clock | Non
         if not files:
             continue
         key = str(folder.path.absolute())
-        if _runs(folder, states.get(folder.job_id)):
+        if _runs(folder, states.get(folder.full_id)):
             # Its journal may be silent for hours, and its summary holds for this moment only.
             summary = summarise(folder, now)
         # Another job that was active since then has written its journal, or its result, since then.

@@ -46,16 +46,22 @@ def known_jobs(base: Path) -> list[JobFolder]:
     return sorted(folders, key=lambda folder: (started_at(folder) or 0.0, folder.job_id), reverse=True)
 
 
+def named_job(base: Path, job_id: str) -> JobFolder:
+    """The folder of a job, whether it is there or not. Slurm is asked on the cluster that the id names, if it does.
+    Raises UsageError for what is no job id."""
+    return JobFolder(base / folder_name(job_id), job_id.partition(";")[2])
+
+
 def find_job(base: Path, job_id: str) -> JobFolder:
     """The folder of a job. Raises UsageError with the jobs that there are, or for what is no job id; UnsafePath where
     it is another user's."""
-    folder = base / folder_name(job_id)
+    folder = named_job(base, job_id)
     # Before it counts as missing: the folder of another user raises UnsafePath, which says so.
-    if folder.is_dir():
-        with JobFolder(folder).opened():
+    if folder.path.is_dir():
+        with folder.opened():
             pass
-    if is_job(folder):
-        return JobFolder(folder)
+    if is_job(folder.path):
+        return folder
     known = [job.job_id for job in known_jobs(base)]
     if not known:
         raise UsageError(f"no job {job_id!r}: {base} holds no jobs; --folder names another base folder")

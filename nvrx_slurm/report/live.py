@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.cluster.base import folder_name
 from nvrx_slurm.cluster.ending import MAY_GO_ON
 from nvrx_slurm.cluster.states import state_of_word
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import snapshot
-from nvrx_slurm.report.jobs import error_without_folder, find_job, read_plan
+from nvrx_slurm.report.jobs import error_without_folder, find_job, named_job, read_plan
 from nvrx_slurm.report.logs import MergedReader
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.report.presence import OutsideState, Presence, still_in_slurm
@@ -115,7 +114,7 @@ class WorkersLines:
 
 def _until_ended(base: Path, job_id: str, face: EventPrinter | Monitor, clock: Clock, output: bool) -> int:
     """Wait for the job's folder, then read its journal on until the job has ended. Returns its exit code."""
-    folder = JobFolder(base / folder_name(job_id))
+    folder = named_job(base, job_id)
     presence = Presence(folder, clock=clock, gives_up_s=GIVE_UP_S)
     started_at: float | None = None
     while not folder.path.is_dir():  # its batch host makes it, soon after the job has left Slurm's queue

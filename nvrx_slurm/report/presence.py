@@ -36,13 +36,15 @@ class OutsideState:
 
 
 def ask_slurm(job_ids: Sequence[str]) -> Mapping[str, JobState]:
-    """Slurm's state of each job, in one call; nothing where Slurm cannot be asked."""
+    """Slurm's state of each job, in one call to each cluster; nothing where Slurm cannot be asked."""
     from nvrx_slurm.cluster.slurm import SlurmCluster
+    from nvrx_slurm.cluster.slurm_text import by_cluster
 
-    try:
-        return SlurmCluster(patience_s=0).states(job_ids)
-    except NvrxError:
-        return {}
+    found: dict[str, JobState] = {}
+    for numbers in by_cluster(job_ids).values():
+        with contextlib.suppress(NvrxError):
+            found |= SlurmCluster(patience_s=0).states(list(numbers.values()))
+    return found
 
 
 def ask_queue(job_ids: Sequence[str]) -> Mapping[str, QueuePlace]:
@@ -97,7 +99,9 @@ class Presence:
         # A local job, and a run in the user's own allocation, end with their batch host's process.
         if info is not None and (info.cluster == "local" or (info.allocation is not None and info.is_here)):
             return OutsideState(over=info.is_here and not info.host_lives())
-        job_id = self._folder.job_id if info is None else info.slurm_id
+        # A run in the user's own allocation is no job of Slurm's; that of the allocation is.
+        allocation = None if info is None else info.allocation
+        job_id = allocation or self._folder.full_id
         if not job_id[:1].isdigit() or self._clock.monotonic() < self._ask_at:
             return self._answer
         now = self._clock.monotonic()  # of the question: squeue itself waits up to a minute for slurmctld
@@ -109,7 +113,7 @@ class Presence:
             from nvrx_slurm.cluster.tasks import exit_code_of, exit_code_of_tasks
 
             self._unanswered_since = None
-            if state is not None and state.terminal and job_id != self._folder.job_id:
+            if state is not None and state.terminal and allocation is not None:
                 state = JobState.NODE_FAIL  # how the user's allocation ended says nothing of a lost run
             state = last_known(self._folder, state or JobState.UNKNOWN, self._clock.wall())
             place = self._queue(job_id) if self._queue and state == "PENDING" else None
@@ -129,7 +133,7 @@ class Presence:
         if self._gives_up_s is not None and now - self._unanswered_since >= self._gives_up_s:
             raise SlurmUnreachable(
                 f"Slurm has not answered for {self._gives_up_s / 60:g} minutes, and job {job_id} has reported"
-                f" nothing; it may still run: `squeue --jobs={job_id}` says so once Slurm answers"
+                f" nothing; it may still run: `squeue` says so once Slurm answers"
             )
         return self._answer
 
@@ -144,7 +148,8 @@ def still_in_slurm(
         return None
     if (clock or SystemClock()).wall() - result.ended_at > LINGERS_S:
         return None
-    state = slurm(folder.job_id) if slurm else ask_slurm([folder.job_id]).get(folder.job_id)
+    job_id = folder.full_id
+    state = slurm(job_id) if slurm else ask_slurm([job_id]).get(job_id)
     return None if state is None or state.terminal or state == "UNKNOWN" else state.value
 
 

@@ -318,13 +318,13 @@ def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
     # One call for all that are pending.
     waiting = [job_id for job_id, state in states.items() if state is JobState.PENDING]
     places = ask_queue(waiting) if waiting else {}
-    lines = (_line(folder, states.get) for folder in folders)
-    return [
-        msgspec.structs.replace(line, pending=places[line.job].reason)
-        if line.state == "pending" and line.job in places
-        else line
-        for line in lines
-    ]
+    lines = []
+    for folder in folders:
+        line = _line(folder, states.get)
+        if line.state == "pending" and (place := places.get(folder.full_id)):
+            line = msgspec.structs.replace(line, pending=place.reason)
+        lines.append(line)
+    return lines
 
 
 def slurm_states(folders: Iterable[JobFolder]) -> Mapping[str, JobState]:
@@ -333,7 +333,7 @@ def slurm_states(folders: Iterable[JobFolder]) -> Mapping[str, JobState]:
     for folder in folders:
         with contextlib.suppress(*UNREADABLE):
             if folder.read_result() is None and in_slurm(folder.job_id, folder.read_info()):
-                asked.append(folder.job_id)
+                asked.append(folder.full_id)
     return ask_slurm(asked) if asked else {}
 
 

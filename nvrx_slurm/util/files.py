@@ -24,6 +24,9 @@ RESERVE_BYTES = 16 << 10
 # Each key of the job's configuration, its value, and where that came from.
 ORIGINS = "origins.json"
 
+# The cluster of Slurm's that runs the job, where `submit` has handed it to another one than this machine's own.
+CLUSTER = "cluster"
+
 # Where a node keeps what need not outlive it: the first of these that is there.
 RUNTIME_ROOTS = (Path("/dev/shm"), Path("/tmp"))
 
@@ -37,11 +40,12 @@ def journal_parts(current: Path) -> list[Path]:
 
 
 class JobFiles:
-    """Paths below one job's folder, and bytes written there."""
+    """Paths below one job's folder, and bytes written there. `cluster`: the one that the user named with the id."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cluster: str = "") -> None:
         self.path = path
         self.job_id = path.name
+        self._cluster = cluster
         self.plan_path = path / "plan.json"
         self.events_path = path / "events.jsonl"
         self.job_log = path / "job.log"
@@ -49,6 +53,17 @@ class JobFiles:
         self.store_path = path / "store.json"  # where the store is while the job runs, and its password
         self.store_dir = path / "store"
         self.reserve_path = path / ".reserve"
+
+    @property
+    def full_id(self) -> str:
+        """The job's id for Slurm's programs: with `;cluster` behind it where another cluster than this machine's own
+        runs it. Raises UnsafePath."""
+        # Of an array's task `submit` has made the array's folder alone.
+        for path in (self.path, self.path.with_name(self.job_id.partition("_")[0])):
+            if not self._cluster:
+                with contextlib.suppress(OSError):
+                    self._cluster = JobFiles(path).read(CLUSTER).decode(errors="replace").strip()
+        return f"{self.job_id};{self._cluster}" if self._cluster else self.job_id
 
     @property
     def runtime_name(self) -> str:

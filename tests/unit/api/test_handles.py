@@ -10,9 +10,12 @@ import pytest
 
 import nvrx_slurm as nv
 from nvrx_slurm.errors import UsageError, WaitTimeout
-from nvrx_slurm.journal.folder import Result
+from nvrx_slurm.journal.folder import JobFolder, Result
 from nvrx_slurm.journal.job_index import index_folder, record_job
-from tests.unit.report.recorder import BEGIN, ended, to_first_cycle, with_one_recovery, write
+from nvrx_slurm.report.jobs import find_job
+from nvrx_slurm.report.presence import Presence
+from nvrx_slurm.util.files import CLUSTER
+from tests.unit.report.recorder import BEGIN, ended, plain_plan, to_first_cycle, with_one_recovery, write
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +43,22 @@ def test_jobs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert nv.job().job_id == "old"
     with pytest.raises(UsageError, match="no job 'new'"):
         nv.job("new")
+
+
+def test_a_job_of_another_cluster_is_asked_for_there(tmp_path: Path) -> None:
+    """Whatever the user leaves out of its id: a job of this cluster may have the same number."""
+    folder = JobFolder(tmp_path / "a" / "5")
+    folder.create()
+    folder.write_plan(plain_plan())
+    folder.write(CLUSTER, b"beta")
+    record_job(folder.path)
+    assert {nv.job(job_id).job_id for job_id in ("5", "last", "5;beta", None)} == {"5;beta"}
+    assert nv.job("5;alpha").job_id == "5;alpha"
+    assert nv.jobs(most=1)[0].job_id == "5;beta"
+    asked: list[str] = []
+    for reader in (JobFolder(folder.path), find_job(folder.path.parent, "5;alpha")):
+        Presence(reader, slurm=asked.append).ask()
+    assert asked == ["5;beta", "5;alpha"]
 
 
 def test_a_cluster_that_is_none_is_an_error(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from nvrx_slurm.cluster.commands import (
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import MissingProgramError, NvrxError, SlurmUnreachable, SubmissionRefused, UsageError
+from nvrx_slurm.util.files import JobFiles
 
 LISTED = CommandOutput(0, "1|RUNNING\n2_0|RUNNING\n2_1|PENDING\n", "")
 UNLISTED = CommandOutput(1, "", "slurm_load_jobs error: Invalid job id specified\n")
@@ -215,6 +216,18 @@ def test_a_job_id_with_a_cluster_has_a_folder_without(tmp_path: Path) -> None:
     script = Script(sbatch=CommandOutput(0, "41;alpha\n", ""), version=NEW_VERSION)
     assert SlurmCluster(script).submit("#!/bin/bash\n", folder=tmp_path, name="a") == "41;alpha"
     assert (tmp_path / "41" / "job.sh").is_file()
+    # Later commands ask that cluster, for the job and for an array's task.
+    assert JobFiles(tmp_path / "41").full_id == "41;alpha"
+    assert JobFiles(tmp_path / "41_7").full_id == "41_7;alpha"
+    assert JobFiles(tmp_path / "41", "beta").full_id == "41;beta"  # as the user says
+
+
+def test_a_job_of_this_cluster_drops_the_name_that_an_earlier_one_left(tmp_path: Path) -> None:
+    """Ids are given again, and a job that never started leaves its folder."""
+    for printed in ("41;alpha\n", "41\n"):
+        script = Script(sbatch=CommandOutput(0, printed, ""), version=NEW_VERSION)
+        SlurmCluster(script).submit("#!/bin/bash\n", folder=tmp_path, name="a")
+    assert JobFiles(tmp_path / "41").full_id == "41"
 
 
 def test_a_refusal_carries_slurms_reason_and_leaves_nothing(tmp_path: Path) -> None:

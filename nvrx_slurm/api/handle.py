@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -370,17 +371,17 @@ def job(job_id: str | None = None, *, folder: Path | str | None = None) -> Job:
     from nvrx_slurm.report import jobs as listing
 
     base = Path(folder) if folder is not None else env.base_folder()
-    if job_id is None or (job_id == listing.NEWEST and not ((base or DEFAULT_FOLDER) / job_id).is_dir()):
+    if job_id is None or (job_id == listing.NEWEST and not os.path.isdir((base or DEFAULT_FOLDER) / job_id)):
         return _handle(listing.newest_job(base))
     if base is None:
         base = listing.base_of(job_id)
     files = listing.named_job(base, job_id)
     # Slurm may have a job that left no folder yet: `sbatch` of a rendered script put it in the queue.
     slurm_knows = False
-    if not files.plan_path.is_file() and job_id[:1].isdigit():
+    if not os.path.isfile(files.plan_path) and job_id[:1].isdigit():
         with contextlib.suppress(NvrxError):
             slurm_knows = SlurmCluster(patience_s=0).states([job_id])[job_id] is not JobState.UNKNOWN
-    if not files.plan_path.is_file() and not slurm_knows:
+    if not os.path.isfile(files.plan_path) and not slurm_knows:
         files = listing.find_job(base, job_id)
     return _handle(files)
 

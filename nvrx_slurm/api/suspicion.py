@@ -12,7 +12,6 @@ from nvrx_slurm.attribution.ledger import Ledger, open_ledger
 from nvrx_slurm.cluster.slurm_config import named_cluster
 from nvrx_slurm.errors import ConfigError, SlurmUnreachable
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.jobspec.site import site_files
 
 if TYPE_CHECKING:
     from nvrx_slurm.jobspec.model import JobSpec
@@ -36,16 +35,14 @@ def configured_ledger() -> str | None:
     """Where the environment or a site file has the ledger, for commands without a job.yaml. Raises ConfigError."""
     if where := env.get(_VARIABLE):
         return where
-    from nvrx_slurm.jobspec.yamlfile import read_yaml
+    from nvrx_slurm.jobspec.yamlfile import read_site_files
 
-    for path in site_files():
-        if not path.is_file():
-            continue
-        found: Any = read_yaml(path).data
+    for file in read_site_files():
+        found: Any = file.data
         for key in _KEYS:
             found = found.get(key) if isinstance(found, dict) else None
         if found is not None and not isinstance(found, str):
-            raise ConfigError("must be a file or a redis:// URL", file=str(path), key=".".join(_KEYS))
+            raise ConfigError("must be a file or a redis:// URL", file=str(file.path), key=".".join(_KEYS))
         if found:
             return found
     return None

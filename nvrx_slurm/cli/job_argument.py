@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,10 +63,10 @@ def chosen_job(job_id: str | None, folder: Path) -> tuple[str, Path]:
     from nvrx_slurm.report import jobs
 
     base = folder_of_user(folder)
-    if job_id is not None and (job_id != jobs.NEWEST or (folder / job_id).is_dir()):
+    if job_id is not None and (job_id != jobs.NEWEST or os.path.isdir(folder / job_id)):
         where = jobs.base_of(job_id) if base is None else folder
         # A number that has no folder may be an allocation, or an array.
-        if not job_id.isdecimal() or (where / job_id).is_dir():
+        if not job_id.isdecimal() or os.path.isdir(where / job_id):
             return job_id, where
         for run in jobs.my_jobs(base):  # the user's own job, in whose allocation this job ran; or a whole array
             if run.job_id.startswith(f"{job_id}_"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ def only_reads(job_id: str, folder: Path) -> Iterator[None]:
 
         job = JobFolder(folder / folder_name(job_id))
         if not job.has_end:
-            here = f"; its logs: {job.path}" if job.path.is_dir() else ""
+            here = f"; its logs: {job.path}" if os.path.isdir(job.path) else ""
             click.echo(nl=sys.stderr.isatty(), err=True)  # the terminal has shown ^C
             note(f"job {job_id} goes on{here}; to end it: nvrx-slurm cancel {job_id}")
         raise click.Abort from None

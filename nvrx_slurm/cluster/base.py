@@ -80,11 +80,11 @@ def folder_name(job_id: str) -> str:
 def prepare_folder(folder: Path) -> bool:
     """Make the base folder (0700) where it is missing, and say whether it was. Warns of folders above it that a group
     can write to. Raises UsageError; UnsafePath where another user could change the jobs in it."""
-    is_new = not folder.exists()
+    is_new = not os.path.exists(folder)
     try:
         shared = make_base(folder)
     except (FileExistsError, NotADirectoryError) as error:
-        if folder.exists() and not folder.is_dir():
+        if os.path.exists(folder) and not os.path.isdir(folder):
             raise UsageError(f"{folder}: is a file; --folder names a folder for the jobs") from None
         raise not_writable(folder, error) from error
     except OSError as error:

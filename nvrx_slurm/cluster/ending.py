@@ -58,7 +58,7 @@ def last_known(job: JobFolder, state: JobState, now: float) -> JobState:
     if state is JobState.UNKNOWN:
         end = job.read_slurm_end()
         return state if end is None else state_of_word(end.state)
-    if state.terminal and job.path.is_dir():
+    if state.terminal and os.path.isdir(job.path):
         with contextlib.suppress(OSError, UsageError):  # a folder that cannot be written: then it is not kept
             if job.read_slurm_end() is None:
                 job.write_slurm_end(SlurmEnd(state=state.value, seen_at=now))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,13 +17,16 @@ from nvrx_slurm.util.ownership import is_ours
 def is_job(path: Path) -> bool:
     """Whether it is the folder of a job of this user's."""
     # Before any look inside: several users may share the base folder, and the folder may be another user's.
-    if path.is_symlink() or not is_ours(path):
+    if not is_ours(path) or path.is_symlink():
         return False
-    return path.is_dir() and any((path / name).is_file() for name in ("plan.json", "job.json", SCRIPT_NAME))
+    names = ("plan.json", "job.json", SCRIPT_NAME)
+    return os.path.isdir(path) and any(os.path.isfile(path / name) for name in names)
 
 
 def tasks_of(base: Path, number: str) -> list[JobFolder]:
     """The folders of a job array's tasks, as far as these have started, in the order of their numbers."""
+    if not os.path.isdir(base):
+        return []
     tasks = {path.name.removeprefix(f"{number}_"): path for path in base.glob(f"{number}_[0-9]*")}
     # Not `1_3-run1`: that job runs in the allocation of a task, and is none itself.
     numbers = sorted((task for task, path in tasks.items() if task.isdecimal() and is_job(path)), key=int)

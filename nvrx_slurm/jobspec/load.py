@@ -25,8 +25,7 @@ from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.deprecated import translate_deprecated
 from nvrx_slurm.jobspec.model import FOLLOWS, JobSpec
 from nvrx_slurm.jobspec.reading import ValueRule, block_of, dotted, read, rule_below, together, written
-from nvrx_slurm.jobspec.site import site_files
-from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_value, read_yaml
+from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_site_files, read_value, read_yaml
 
 # The origin of what a job without a file takes from its command, such as its name.
 COMMAND_LINE = "command line"
@@ -130,14 +129,13 @@ def load(
 
     Raises ConfigError: one message that lists every problem with its file, line and key.
     """
-    site = [read_yaml(each) for each in site_files() if each.is_file()]
     if isinstance(flags, Mapping):
         flags = [(key, key, value) for key, value in flags.items()]
     layers = [
         _keyed("flags", [(tuple(key.split(".")), flag, value) for key, flag, value in flags]),
         _environment(),
         ConfigLayer(COMMAND_LINE, dict(instead or {}), {}, {}) if path is None else _of_file(read_yaml(path)),
-        *map(_of_file, site),
+        *map(_of_file, read_site_files()),
     ]
     # Before the merge: a deprecated name keeps the strength of the layer that it stands in.
     layers, deprecated = translate_deprecated(layers)

@@ -16,6 +16,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.jobspec.site import site_files
 
 KeyPath = tuple[str | int, ...]
 
@@ -52,6 +53,20 @@ def read_yaml(path: Path) -> YamlFile:
         raise ConfigError("the top level must be a mapping of keys, such as `name: train`", file=file, line=1)
     values = _Values(file)
     return YamlFile(path, values.of(tree, ()), values.lines)
+
+
+def read_site_files() -> list[YamlFile]:
+    """The site files that exist, strongest first. Raises ConfigError."""
+    found = []
+    for path in site_files():
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            pass  # it may exist, and what it sets must not be lost: `read_yaml` says why it cannot be read
+        found.append(read_yaml(path))
+    return found
 
 
 def read_value(text: str, source: str) -> Any:

@@ -185,7 +185,7 @@ class JobFolder(JobFiles):
     @property
     def has_end(self) -> bool:
         """Whether it has left how it ended, or Slurm's word for that, readable or not."""
-        return any((self.path / name).exists() for name in ("result.json", "slurm.json"))
+        return any(os.path.exists(self.path / name) for name in ("result.json", "slurm.json"))
 
     def remove_result(self) -> None:
         self.remove("result.json")

@@ -15,7 +15,7 @@ from nvrx_slurm.cluster.tasks import first_failure, tasks_of
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report.jobs import ENDINGS, error_without_folder, find_job, named_job
-from nvrx_slurm.report.presence import Presence, ask_queue
+from nvrx_slurm.report.presence import OutsideState, Presence, ask_queue
 from nvrx_slurm.report.snapshot import QUEUED, JobLine, Snapshot, lines_of, snap, take
 from nvrx_slurm.report.view import new_view
 
@@ -31,7 +31,9 @@ def take_with_tasks(base: Path, job_id: str) -> Snapshot:
     try:
         shot = take(find_job(base, job_id))
     except UsageError:
-        outside = Presence(folder).ask()
+        outside = OutsideState()
+        with contextlib.suppress(OSError):  # a base folder that cannot be entered
+            outside = Presence(folder).ask()
         if outside.slurm_says in (None, "UNKNOWN") and not tasks:
             raise
         if not tasks and state_of_word(outside.slurm_says or "") not in QUEUED:

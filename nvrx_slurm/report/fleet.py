@@ -8,6 +8,7 @@ journal's files and the result, and the job is read again only when these change
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def read_fleet(folders: Iterable[JobFolder], *, since: float, clock: Clock | Non
     if kept:
         # Jobs of other folders, and older ones, stay.
         # Of folders that were removed, none: else the cache would only grow.
-        there = {key: each for key, each in {**known.jobs, **kept}.items() if Path(key).is_dir()}
+        there = {key: each for key, each in {**known.jobs, **kept}.items() if os.path.isdir(key)}
         with contextlib.suppress(OSError, NvrxError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_private(path, msgspec.msgpack.encode(Cache(jobs=there)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def find_job(base: Path, job_id: str) -> JobFolder:
     it is another user's."""
     folder = named_job(base, job_id)
     # Before it counts as missing: the folder of another user raises UnsafePath, which says so.
-    if folder.path.is_dir():
+    if os.path.isdir(folder.path):
         with folder.opened():
             pass
     if is_job(folder.path):
@@ -124,7 +125,7 @@ def my_jobs(base: Path | None = None) -> Iterator[JobFolder]:
 def _paths_in(base: Path) -> list[Path]:
     try:
         return list(base.iterdir())
-    except (FileNotFoundError, NotADirectoryError):  # no look beforehand: the folder may be removed at any moment
+    except OSError:  # no look beforehand: the folder may be removed at any moment
         return []
 
 
@@ -139,14 +140,15 @@ def _is_there(entry: IndexedJob) -> bool:
     """Whether the job's folder is still there; if it was removed, its entry goes too."""
     if is_job(entry.folder):
         return True
-    if entry.folder.parent.is_dir() and not entry.folder.exists():  # not a file system that is not mounted now
+    # Not on a file system that is not mounted now.
+    if os.path.isdir(entry.folder.parent) and not os.path.exists(entry.folder):
         forget_job(entry.folder)
     return False
 
 
 def read_plan(folder: JobFolder) -> Plan | None:
     """The job's plan, if its folder has it."""
-    return folder.read_plan() if folder.plan_path.is_file() else None
+    return folder.read_plan() if os.path.isfile(folder.plan_path) else None
 
 
 def started_at(folder: JobFolder) -> float | None:
@@ -156,7 +158,7 @@ def started_at(folder: JobFolder) -> float | None:
             return info.started_at
     try:
         return folder.plan_path.stat().st_mtime
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return None
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import re
 import sys
 from pathlib import Path
@@ -117,16 +119,18 @@ def _until_ended(base: Path, job_id: str, face: EventPrinter | Monitor, clock: C
     folder = named_job(base, job_id)
     presence = Presence(folder, clock=clock, gives_up_s=GIVE_UP_S)
     started_at: float | None = None
-    while not folder.path.is_dir():  # its batch host makes it, soon after the job has left Slurm's queue
+    while not os.path.isdir(folder.path):  # its batch host makes it, soon after the job has left Slurm's queue
         _check_is_read()
-        outside = presence.ask()
+        outside = OutsideState()
+        with contextlib.suppress(OSError):  # a base folder that cannot be entered
+            outside = presence.ask()
         if outside.slurm_says in (None, "UNKNOWN"):
             folder = find_job(base, job_id)
             break
         if state_of_word(outside.slurm_says) not in snapshot.QUEUED:
             started_at = clock.monotonic() if started_at is None else started_at
             is_late = outside.over or clock.monotonic() - started_at >= FOLDER_S
-            if is_late and not folder.path.is_dir():
+            if is_late and not os.path.isdir(folder.path):
                 raise error_without_folder(base, job_id, outside.slurm_says)
         face.draw(snapshot.snap(new_view(), folder, outside=outside, clock=clock))
         clock.sleep(QUEUE_LOOK_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -262,7 +263,7 @@ def ranks(shot: Snapshot, most: int) -> tuple[Table, str | None]:
 
 def _state(shot: Snapshot) -> str:
     if shot.state == "pending":
-        there = "" if shot.folder.path.exists() else f"; its folder {shot.folder.path} does not exist yet"
+        there = "" if os.path.exists(shot.folder.path) else f"; its folder {shot.folder.path} does not exist yet"
         queued = f": {shot.queue.describe(shot.now)}" if shot.queue else ""
         return f"pending: {shot.reason or 'not started yet'}{queued}{there}"
     took = "" if shot.tasks else seconds(shot.elapsed_s)  # of an array each has started and ended for itself

@@ -100,7 +100,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
     for name, role in roles.items():
         container = _found(role.container or spec.container, find)
         own[name] = {
-            "workdir": str(here / role.workdir) if role.workdir else None,
+            "workdir": find(role.workdir),
             "env": {**spec.env, **role.env, **(container.env if container else {})},
             "container": container,
             "prewarm": _prewarmed(role.prewarm or spec.prewarm, here),
@@ -123,7 +123,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
         ),
         spares=spec.spares,
         min_spares=spec.min_spares,
-        workdir=_plain(here / spec.workdir if spec.workdir else Path.cwd(), "the folder that workers start in"),
+        workdir=_plain(Path(find(spec.workdir) or Path.cwd()), "the folder that workers start in"),
         folder=_plain(folder.resolve(), "the job folder"),
         fault_tolerance=replace(
             bounds,
@@ -133,7 +133,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
         ),
         time_limit_s=spec.slurm.time,
         store=replace(spec.store, password_file=find(spec.store.password_file)),
-        lease=replace(spec.lease, file=str(here / spec.lease.file)) if spec.lease else None,
+        lease=replace(spec.lease, file=str(find(spec.lease.file))) if spec.lease else None,
         output=find(spec.output, Path(str(here).replace("%", "%%"))),  # only what the user wrote is a pattern
     )
 

@@ -37,6 +37,15 @@ def test_a_role_adds_to_the_jobs_environment(write: Write) -> None:
     assert (p.env, q.env) == ({"A": "1", "B": "2"}, {"A": "1", "B": "1"})
 
 
+def test_a_tilde_is_the_home(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each path of the job that its processes use, as in those of its container and of attribution."""
+    monkeypatch.setenv("HOME", "/home/me")
+    job = write("name: a\nworkdir: ~/w\nlease: {file: ~/l}\nroles: {p: {command: x, workdir: ~/p}}\n")
+    made = plan(load(job).spec, folder=Path("jobs"), job_file=job)
+    assert (made.workdir, made.roles[0].workdir) == ("/home/me/w", "/home/me/p")
+    assert made.lease == LeaseSpec(file="/home/me/l")
+
+
 def test_paths_count_from_job_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`workdir` and `password_file` count from the file that says them; without `workdir` it is where you are."""
     (tmp_path / "there").mkdir()

@@ -92,8 +92,11 @@ def number_of(settings: Mapping[str, str], name: str) -> float | None:
 
 
 def fields_of(line: str) -> dict[str, str]:
-    """The `Name=value` pairs of a line of `scontrol --oneliner show`; of a value with spaces the first word."""
-    return dict(_FIELD.findall(line))
+    """The `Name=value` pairs of a line of `scontrol --oneliner show`, up to a job's Command; of a value with spaces
+    the first word."""
+    # Behind Command stand the words of the user's own sbatch, which may look like fields: `train.sh JobState=x`. Of
+    # two with one name the first is Slurm's: others stand in values, such as a comment.
+    return dict(reversed(_FIELD.findall(line.partition(" Command=")[0])))
 
 
 def version_of(stdout: str) -> tuple[int, int, int] | None:

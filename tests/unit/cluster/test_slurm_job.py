@@ -38,6 +38,12 @@ def test_reason_tells_the_end_while_slurm_completes_it(reason: str, taken: str) 
     assert job_of(shown, generation=0) == SlurmJob(False, False, True, taken)
 
 
+def test_words_of_the_users_script_are_not_slurms() -> None:
+    """`sbatch train.sh JobState=x Restarts=9`, as hydra has it."""
+    shown = f"{SHOWN.format('RUNNING', 1, 0, '')} Command=/home/me/train.sh JobState=x Restarts=9 PreemptTime=now"
+    assert job_of(shown, generation=0) == SlurmJob(False, False, True)
+
+
 def test_restarts_of_earlier_generations_are_no_evidence() -> None:
     """The processes of generation 2 know of two."""
     assert job_of(SHOWN.format("RUNNING", 1, 2, ""), generation=2) == SlurmJob(False, False, True)

@@ -104,6 +104,11 @@ def make_certificate(folder: Path) -> Certificate | str:
     return made
 
 
+def _quoted(path: Path) -> str:
+    """A path as the server's configuration holds it."""
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 class EmbeddedStore:
     """One server. It can be started again after a crash, and nothing recorded is lost, since each command reaches the
     append-only file (the kernel's page cache) before its answer is sent.
@@ -201,8 +206,8 @@ class EmbeddedStore:
                 "port 0",
                 f"tls-port {self.port}",
                 f"bind {self._bind}",
-                f'tls-cert-file "{self._certificate.certificate}"',
-                f'tls-key-file "{self._certificate.key}"',
+                f"tls-cert-file {_quoted(self._certificate.certificate)}",
+                f"tls-key-file {_quoted(self._certificate.key)}",
                 "tls-auth-clients no",  # clients prove themselves by the password
                 'tls-protocols "TLSv1.2 TLSv1.3"',
             ]
@@ -211,7 +216,7 @@ class EmbeddedStore:
                 *listen,
                 f'requirepass "{self._password}"',
                 *([f'masterauth "{self._mark}"'] if self._mark else []),
-                f'dir "{self._folder}"',
+                f"dir {_quoted(self._folder)}",
                 "appendonly yes",
                 # A crash of the server loses nothing either way; a crash of this host ends the allocation.
                 "appendfsync no",

@@ -12,6 +12,17 @@ from nvrx_slurm.store.embedded import EmbeddedStore
 from tests.harness import wait_gone
 
 
+async def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    """Its path stands in the server's configuration, in quotes."""
+    folder = tmp_path / 'it\'s "a" \\ # \\x41'
+    process = await EmbeddedStore(folder, password="secret").start()
+    try:
+        assert (folder / "appendonlydir").is_dir()
+    finally:
+        process.kill()
+        await process.wait()
+
+
 async def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keeper runs on, and would keep it alive."""
     monkeypatch.setattr(embedded, "READY_S", 2.0)

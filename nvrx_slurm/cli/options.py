@@ -176,7 +176,9 @@ class KeyOption(click.Option):
         """The value as a layer of configuration has it. A path counts from here, not from where job.yaml lies."""
         name = self.secondary_opts[0] if value is False else max(self.opts, key=len)
         if isinstance(self.type, click.Path):
-            value = str(Path.cwd() / value)
+            here = str(Path.cwd())
+            # Of `output` only what the user wrote is a pattern.
+            value = str(Path(here.replace("%", "%%") if self.key == "output" else here) / value)
         least, is_range, most = str(value).partition("-")
         if self.key == "nodes" and is_range and least.isdecimal() and most.isdecimal():
             spares = f"--spares 0..{int(most) - int(least)}"

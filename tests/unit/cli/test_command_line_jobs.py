@@ -103,6 +103,13 @@ def test_sbatchs_short_flags_mean_what_they_mean_to_sbatch() -> None:
     )
 
 
+def test_a_percent_sign_in_the_current_folder_is_no_pattern(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what the user wrote behind -o is one."""
+    (here / "100%j").mkdir()
+    monkeypatch.chdir(here / "100%j")
+    assert keys("-o", "logs/%j.out", "--", "x")["output"] == f"{here}/100%%j/logs/%j.out"
+
+
 def test_flags_and_command_win_over_the_file(here: Path) -> None:
     """What the file says beside them stays; a flag wins over --set of the same key."""
     (here / "a.yaml").write_text("name: a\ncommand: x\nnodes: 2\nspares: 1\n")

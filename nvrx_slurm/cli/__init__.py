@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("config:init", "Write a commented job.yaml to start from."),
     "render": ("config:render", "Print the sbatch script of a job."),
     "submit": ("submit:submit", "Submit a job to Slurm; prints its id."),
-    "run": ("run:run", "Run a job here, in the foreground, without Slurm."),
+    "run": ("run:run", "Run a job in the foreground: here, or in your allocation."),
     "ls": ("jobs:ls", "Your jobs, of all folders."),
     "status": ("status:status", "Nodes and ranks, cycle, spares, last failure and decision."),
     "report": ("report:report", "A job, or all jobs, as one HTML page that opens offline."),

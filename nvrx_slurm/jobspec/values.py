@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from nvrx_slurm.jobspec.reading import After, Before, Misfit, Schema, Written
+from nvrx_slurm.jobspec.reading import After, Before, Schema, Written
 from nvrx_slurm.util.durations import DAY_S, parse_duration, parse_time_limit, words
 
 MOST_NODES = 100_000
@@ -101,15 +101,12 @@ def _some_words(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-def _environment(value: object) -> object:
-    if not isinstance(value, dict):
-        return value
-    for name in value:
-        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            raise Misfit("is no name for an environment variable: letters, digits and '_' make one", str(name))
-        if name in RESERVED_VARIABLES or name.startswith("NVRX_"):
-            raise Misfit("is set by nvrx-slurm itself, for each rank; give yours another name", name)
-    return {name: _text(text) for name, text in value.items()}
+def _variable(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError("is no name for an environment variable: letters, digits and '_' make one")
+    if name in RESERVED_VARIABLES or name.startswith("NVRX_"):
+        raise ValueError("is set by nvrx-slurm itself, for each rank; give yours another name")
+    return name
 
 
 def _text(value: object) -> object:
@@ -158,15 +155,12 @@ def _lines(value: object) -> object:
     return value.splitlines() if isinstance(value, str) else value
 
 
-def _extra(value: object) -> object:
-    if not isinstance(value, dict):
-        return value
-    for flag in value:
-        if not isinstance(flag, str) or not _FLAG.fullmatch(flag):
-            raise Misfit("is no sbatch flag; write its long form without dashes in front: `comment: text`", str(flag))
-        if flag in _SET_BY_TOOL:
-            raise Misfit(f"is set by nvrx-slurm itself{_SET_BY_TOOL[flag]}", flag)
-    return value
+def _extra(flag: str) -> str:
+    if not _FLAG.fullmatch(flag):
+        raise ValueError("is no sbatch flag; write its long form without dashes in front: `comment: text`")
+    if flag in _SET_BY_TOOL:
+        raise ValueError(f"is set by nvrx-slurm itself{_SET_BY_TOOL[flag]}")
+    return flag
 
 
 # sbatch flags that `slurm.extra` cannot hold, and why.
@@ -279,13 +273,12 @@ Command = Annotated[
     After(_some_words),
     Schema({"type": ["string", "array"], "items": _SCALAR}),
 ]
-Environment = Annotated[dict[str, Text], Before(_environment)]
+Environment = dict[Annotated[str, After(_variable)], Annotated[Text, Before(_text)]]
 AS_LIST = Before(_as_list)
 TEXT_OR_LIST = Schema({"type": ["string", "array"], "items": {"type": "string"}})
 Lines = Annotated[tuple[Text, ...], Before(_lines), TEXT_OR_LIST]
 Extra = Annotated[
-    dict[str, Annotated[str | bool, Before(_flag)]],
-    Before(_extra),
+    dict[Annotated[str, After(_extra)], Annotated[str | bool, Before(_flag)]],
     Schema({"type": "object", "additionalProperties": {"type": [*_SCALAR["type"], "null"]}}),
 ]
 Gpus = Annotated[str, Before(_gpus), Schema({"type": ["integer", "string"]})]

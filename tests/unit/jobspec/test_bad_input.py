@@ -193,6 +193,16 @@ def test_a_bad_key_or_value_is_named_with_its_line(write: Write, below: str, say
     assert "\n" not in message
 
 
+def test_each_bad_name_of_a_mapping_is_reported(write: Write) -> None:
+    """In one message with its values, as of all other keys."""
+    message = complaint(
+        write(f"{BASE}env: {{A-B: 1, RANK: 0, C: [1], D: 1}}\nslurm: {{extra: {{-x: 1, nodes: 2}}}}\n")
+    )
+    keys = ("env.A-B", "env.RANK", "env.C", "slurm.extra.-x", "slurm.extra.nodes")
+    assert message.startswith(f"{len(keys)} problems")
+    assert all(f": {key}: " in message for key in keys)
+
+
 @pytest.mark.parametrize(("url", "says"), BAD_STORES.items())
 def test_a_bad_store_url_is_refused_and_its_password_not_shown(write: Write, url: str, says: str) -> None:
     """A URL of another kind, with a bad port, or with a password in it is refused; the password is not repeated."""

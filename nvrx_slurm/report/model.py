@@ -267,10 +267,8 @@ class JobView:
     heard: dict[str, ReceivedHeartbeat] = field(default_factory=dict)
     heard_before: dict[str, ReceivedHeartbeat] = field(default_factory=dict)
     controllers: int = 0
-    led_from: tuple[int, float] = (
-        0,
-        0.0,
-    )  # the last start of a controller: its number, and when the entry before it was
+    # The last start of a controller: the number of its entry, and when the entry before it was written.
+    led_from: tuple[int, float] = (0, 0.0)
     restarts: int = 0
     restarted_at: dict[str, list[float]] = field(default_factory=dict)  # replica → restarts after failed workers
     recorded_left: int | None = None  # restarts left, by the last decision; without the plan no more is known

@@ -97,7 +97,8 @@ def _prepare(
         if is_slurm_job and env.slurm_restart_count() == 0 and (aside := set_earlier_job_aside(folder)):
             folder.create()
             print(f"nvrx-slurm: an earlier job had the id {job_id}; its folder is now {aside}")
-        print(f"nvrx-slurm: {plan.name}: logs are in {folder.job_log}", flush=True)
+        with contextlib.suppress(OSError):  # that disk is full; the job's own log may be on another one
+            print(f"nvrx-slurm: {plan.name}: logs are in {folder.job_log}", flush=True)
         log = open_log(folder.job_log)
     except OSError as error:
         raise UsageError(f"the job folder cannot be written: {error}") from None

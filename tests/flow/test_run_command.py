@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,12 +32,12 @@ def run(gate, tmp_path):
     """Starts `nvrx-slurm run` of a job whose workers wait at the gate."""
     started = []
 
-    def start(*flags, stderr=subprocess.STDOUT, **keys):
+    def start(*flags, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **keys):
         job = {"name": "r", "command": list(gate.command), "nodes": 1, "workers_per_node": 2, **keys}
         (tmp_path / "job.yaml").write_text(json.dumps(job))
         started.append(
             subprocess.Popen(
-                [*CLI, "run", *flags], cwd=tmp_path, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+                [*CLI, "run", *flags], cwd=tmp_path, stdout=stdout, stderr=stderr, start_new_session=True
             )
         )
         return started[-1]
@@ -47,6 +48,15 @@ def run(gate, tmp_path):
         process.kill()
         process.communicate()
         wait_gone(everybody)
+
+
+def test_output_to_a_full_disk_does_not_end_the_job(run, gate):
+    """Neither the batch host's first line nor what the command shows."""
+    with Path("/dev/full").open("w") as full:
+        process = run(stdout=full, stderr=subprocess.PIPE)
+    gate.wait(2, cycle=0)
+    gate.open()
+    assert process.wait(30) == 0
 
 
 def test_run_ends_with_the_jobs_exit_code_and_tells_its_story(run, gate):

@@ -3,7 +3,6 @@ preemption. Only what a user may do there; each fault is proven by Slurm's own a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from nvrx_slurm.api.handle import Job
 from nvrx_slurm.cluster.base import ClusterName
 from nvrx_slurm.cluster.commands import Runner, SlurmPrograms, SystemRunner
 from nvrx_slurm.cluster.slurm import SlurmCluster
+from nvrx_slurm.cluster.slurm_text import fields_of
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import FaultFailed, SlurmUnreachable, UnreachableError, WaitTimeout
 from nvrx_slurm.jobspec import env
@@ -273,7 +273,7 @@ class SlurmFaults:
     # ---- asking
 
     def _show(self, job: str) -> Mapping[str, str]:
-        return dict(re.findall(r"(\w+)=(\S+)", self._ask("scontrol", "show", "job", job)))
+        return fields_of(self._ask("scontrol", "--oneliner", "show", "job", job))
 
     def _ask(self, *command: str) -> str:
         try:

@@ -42,6 +42,10 @@ EXIT_FILE_LOOKS = 1000
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT")
 
 REMOVE_S = 15.0
+
+# How podman says that it could not remove the container whose name `--replace` takes.
+CANNOT_REPLACE = b"cannot remove container"
+
 # With systemd's a container of a user leaves the cgroup of its Slurm job, and with it the job's limits.
 IN_OUR_CGROUP = ("--cgroup-manager=cgroupfs",)
 
@@ -204,16 +208,22 @@ def exit_file(pid: int) -> str:
 
 def create(podman: str, options: Sequence[str], image: Sequence[str], env: Mapping[str, str]) -> str | None:
     """Have podman make the container. Returns why it cannot: it has no such image, say."""
-    read, write = os.pipe2(os.O_CLOEXEC)
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     argv = [podman, *IN_OUR_CGROUP, "create", *options, *image]
-    streams = [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, write, 2)]
-    child = os.posix_spawn(podman, argv, dict(env), file_actions=streams)
-    os.close(write)
-    said = b""
-    while chunk := os.read(read, 65536):
-        said = (said + chunk)[-65536:]
-    _, status = os.waitpid(child, 0)
+    for is_last in (False, True):
+        read, write = os.pipe2(os.O_CLOEXEC)
+        streams = [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, write, 2)]
+        child = os.posix_spawn(podman, argv, dict(env), file_actions=streams)
+        os.close(write)
+        said = b""
+        while chunk := os.read(read, 65536):
+            said = (said + chunk)[-65536:]
+        os.close(read)
+        _, status = os.waitpid(child, 0)
+        # The container of the cycle before, where its conmon was killed a moment ago: podman waits 5 s in vain for
+        # conmon's exit file and gives up. From then on it takes that container for stopped, and can replace it.
+        if status == 0 or is_last or CANNOT_REPLACE not in said:
+            break
     if status == 0:
         return None
     lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
@@ -257,11 +267,15 @@ def remove_left(podman: str, prefix: str) -> None:
     """Remove containers that were killed together with their conmon: podman still takes them for running."""
     import subprocess  # only the agent calls this
 
+    base = [podman, *IN_OUR_CGROUP]
+    # The first removal may fail where conmon was killed a moment ago, as in `create`.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        base = [podman, *IN_OUR_CGROUP]
-        listing = [*base, "ps", "--all", "--quiet", f"--filter=name=^{prefix}"]
-        found = subprocess.run(listing, capture_output=True, text=True, timeout=REMOVE_S, check=False).stdout.split()
-        if found:
-            subprocess.run(
-                [*base, "rm", "--force", "--ignore", *found], capture_output=True, timeout=REMOVE_S, check=False
-            )
+        for _ in range(2):
+            listing = [*base, "ps", "--all", "--quiet", f"--filter=name=^{prefix}"]
+            found = subprocess.run(
+                listing, capture_output=True, text=True, timeout=REMOVE_S, check=False
+            ).stdout.split()
+            if not found:
+                break
+            remove = [*base, "rm", "--force", "--ignore", *found]
+            subprocess.run(remove, capture_output=True, timeout=REMOVE_S, check=False)

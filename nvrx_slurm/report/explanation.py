@@ -16,7 +16,7 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Verdict
 from nvrx_slurm.report.failure_replay import ReplayedFailure
 from nvrx_slurm.report.failures import FailureTimeline, RecordedAnswer
-from nvrx_slurm.report.model import JobView, Value, steps_lost
+from nvrx_slurm.report.model import JobView, Value
 from nvrx_slurm.report.sentences import action_of, describe, gets_ranks_last, pause_of
 from nvrx_slurm.report.tables import Mood, Row, Table
 from nvrx_slurm.report.words import (
@@ -67,6 +67,8 @@ class Explanation(Value, frozen=True, kw_only=True):
     """How many restarts of the job were no failure's: users asked for them."""
     resumed_from: int | None = None
     """The first step that a rank reported after the restart."""
+    steps_lost: int | None = None
+    """How many steps the replica had to make again, as `status` and the page count them."""
     first_step: FirstStepReached | None = None
     """When every node had reported its first step, and what took how long until then."""
     verdict: Verdict | None = None
@@ -81,7 +83,7 @@ def explanation(
     """The failure as a value. `now`: an answer that was requested since."""
     key, timeline = failure.inquiry.key, failure.timeline
     ended = view.cycles.get((key.replica, key.generation, key.cycle))
-    after = timeline.next_cycle(view)
+    after, recovery = timeline.next_cycle(view), timeline.recovery(view)
     answers = (*timeline.answers, *([RecordedAnswer(attribution=now, now=True)] if now is not None else []))
     verdict = timeline.verdict
     if verdict is None and answers:  # never read: the job had ended, or the rules are asked only now
@@ -106,6 +108,7 @@ def explanation(
         in_process=ended.restarts_in_process if ended else 0,
         last_in_process=failure.last_in_process,
         resumed_from=after.first_step if after else None,
+        steps_lost=recovery.steps_lost if recovery else None,
         first_step=timeline.stepped,
         restarts_asked=view.restarts_asked,
         peers_lost=tuple(sorted(rank for rank in failure.peers_lost if rank != key.rank)),
@@ -278,9 +281,8 @@ def _decision(failure: Explanation) -> Iterator[Row]:
         took = seconds(failure.running_again_at - failure.failed_at)
         steps = ""
         if failure.resumed_from is not None:
-            lost = steps_lost(failure.best_step, failure.resumed_from)
             steps = f"; the workers resumed from step {failure.resumed_from}"
-            steps += "" if lost is None else f", {plural(lost, 'step')} lost"
+            steps += "" if failure.steps_lost is None else f", {plural(failure.steps_lost, 'step')} lost"
         yield Row(("then", f"the next rendezvous closed {took} after the failure{steps}"))
         if (reached := failure.first_step) is not None:
             took = f"{seconds(reached.total_s)} after the failure: {phases_in_words(reached.phases)}"

@@ -122,6 +122,22 @@ def test_a_stop_is_explained() -> None:
     ]
 
 
+def test_lost_steps_are_those_of_the_cycle_that_failed() -> None:
+    """Not those of an earlier cycle that had come further: they were lost then. `status` says the same."""
+    recorder = running()
+    recorder.fail("n1", 3, exit_code=1, step=80)
+    for failed_at in (65, None):
+        recorder.ready()
+        recorder.start_workers()
+        recorder.progress(61)
+        if failed_at is not None:
+            recorder.fail("n1", 3, exit_code=1, step=failed_at)
+    found = explained(recorder)
+    assert (found.best_step, found.resumed_from, found.steps_lost) == (80, 61, 5)
+    assert found.steps_lost == list(told(recorder)[1].recoveries.values())[-1].steps_lost
+    assert "the workers resumed from step 61, 5 steps lost" in page(recorder)
+
+
 @pytest.mark.parametrize("width", [60, 200])
 def test_lines_are_fitted_to_the_terminal(width: int) -> None:
     """Log lines are cut, with what follows them; sentences are wrapped; no line is wider than 100 columns."""

@@ -140,14 +140,8 @@ lint: $(TESTS)  ## Check style, layers and the workflows of GitHub Actions; meas
 type: $(TESTS)  ## Check types
 	$(BIN)/mypy
 
-docs: $(TESTS) slurm-packages browser  ## Write the generated pages of docs/, record docs/demo.svg on a real Slurm, draw docs/report.png
-	$(BIN)/python -m nvrx_slurm.jobspec.docs > docs/job-yaml.md
-	$(BIN)/python -m nvrx_slurm.store.docs > docs/store.md
-	$(BIN)/python -m nvrx_slurm.report.docs > docs/journal.md
-	$(BIN)/python -m nvrx_slurm.lab.flow.docs > docs/flows.md
-	$(BIN)/python -m nvrx_slurm.attribution.docs > docs/rules.md
-	$(BIN)/python -m nvrx_slurm.inprocess.cycle docs/inprocess.md
-	$(BIN)/python -m nvrx_slurm.transport.slots docs/transport.md
+docs: $(TESTS) slurm-packages browser  ## Write the generated parts of docs/, record docs/demo.svg on a real Slurm, draw docs/report.png
+	$(BIN)/python -m ci.pages
 	$(BIN)/python -m ci.recording docs/demo.svg
 	$(BIN)/python -m ci.report_picture docs/report.png
 

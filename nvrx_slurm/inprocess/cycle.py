@@ -165,12 +165,3 @@ def diagram() -> str:
         f"    {running} --> {name[then]} : {event.value}, at any time" for event, then in _FROM_ANYWHERE.items()
     ]
     return "\n".join([*lines, f"    {name[CyclePhase.LEAVING]} --> [*]"])
-
-
-COMMAND = "python -m nvrx_slurm.inprocess.cycle docs/inprocess.md"
-
-if __name__ == "__main__":
-    # Imported here: a rank loads this module, and draws nothing.
-    from nvrx_slurm.util import pages
-
-    pages.draw(COMMAND, diagram())

@@ -1,6 +1,6 @@
 """Every key of a job in the store: name, type, who writes, who reads, how long it lives.
 
-`docs/store.md` is generated from this module (`python -m nvrx_slurm.store.docs`). The job's id stands in braces, so
+The table in `docs/store.md` is made of this module (`python -m ci.pages`). The job's id stands in braces, so
 that a Redis Cluster keeps all of a job in one slot. A record in a stream is its field `m`.
 """
 

@@ -191,9 +191,6 @@ def _add(slot: RingSlot, name: str) -> Counts:
     return replace(slot.counts, **{name: getattr(slot.counts, name) + 1})
 
 
-COMMAND = "python -m nvrx_slurm.transport.slots docs/transport.md"
-
-
 def diagram() -> str:
     """What each step makes of a slot in each state, as a Mermaid diagram: found by taking all of them."""
     me = SlotOwner(1, 1, 1)
@@ -216,10 +213,3 @@ def diagram() -> str:
             if isinstance(after, RingSlot):
                 lines.append(f"    {state.name} --> {after.state.name} : {name}")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    # Imported here: a worker loads this module, and draws nothing.
-    from nvrx_slurm.util import pages
-
-    pages.draw(COMMAND, diagram())

@@ -7,26 +7,10 @@ import re
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
-
 from nvrx_slurm.inprocess import Wrapper
-from nvrx_slurm.inprocess.cycle import COMMAND, diagram
 from nvrx_slurm.inprocess.timeline import RestartPart
-from nvrx_slurm.util.pages import with_diagram
 
 PAGE = Path(__file__).parents[3] / "docs" / "inprocess.md"
-
-
-def test_the_cycle_is_drawn_as_it_is():
-    """The page has the diagram that `python -m nvrx_slurm.inprocess.cycle` draws."""
-    page = PAGE.read_text()
-    assert page == with_diagram(page, COMMAND, diagram()), f"run: {COMMAND}"
-
-
-def test_a_page_without_a_place_for_the_diagram_is_refused():
-    """The error says which two lines are missing."""
-    with pytest.raises(ValueError, match=r"needs these two lines[\s\S]*Until here"):
-        with_diagram("# A page\n", COMMAND, diagram())
 
 
 def test_every_option_is_documented_with_its_default():

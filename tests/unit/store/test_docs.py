@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from nvrx_slurm.store.docs import store_page
 from nvrx_slurm.store.keys import CATALOGUE, InprocessKeys, Keys
-
-PAGE = Path(__file__).parents[3] / "docs" / "store.md"
-
-
-def test_the_page_is_current() -> None:
-    """docs/store.md is what `python -m nvrx_slurm.store.docs` writes."""
-    assert PAGE.read_text() == store_page(), "run: python -m nvrx_slurm.store.docs > docs/store.md"
 
 
 def test_every_key_in_use_is_in_the_catalogue() -> None:

@@ -17,21 +17,9 @@ from nvrx_slurm.transport.doctor import CHECKS, examine
 from nvrx_slurm.transport.retrying import Limits
 from nvrx_slurm.transport.ring import RingMetrics, SharedRing
 from nvrx_slurm.transport.server import PayloadServer, ServerLimits
-from nvrx_slurm.transport.slots import COMMAND, State, diagram
-from nvrx_slurm.util.pages import with_diagram
+from nvrx_slurm.transport.slots import State, diagram
 
 PAGE = (Path(__file__).parents[3] / "docs" / "transport.md").read_text()
-
-
-def test_the_life_of_a_slot_is_drawn_as_it_is() -> None:
-    """The page has the diagram that `python -m nvrx_slurm.transport.slots` draws."""
-    assert with_diagram(PAGE, COMMAND, diagram()) == PAGE, f"run: {COMMAND}"
-
-
-def test_a_page_without_a_place_for_the_diagram_is_refused() -> None:
-    """The error says which two lines are missing."""
-    with pytest.raises(ValueError, match=r"needs these two lines[\s\S]*Until here"):
-        with_diagram("# A page\n", COMMAND, diagram())
 
 
 def test_the_diagram_is_that_of_slots() -> None:

@@ -57,7 +57,7 @@ def mac_of(index: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """A frame with IPv4 in it. Of a protocol without ports these are 0."""
+    """A frame with IPv4 in it. Of a protocol without ports, and of a later fragment, these are 0."""
 
     frame: bytes
 
@@ -74,14 +74,19 @@ class Packet:
         return self.ip[4 * (self.ip[0] & 15) :]
 
     @property
+    def has_header(self) -> bool:
+        """Whether the payload begins with the protocol's header: that of a fragment behind the first does not."""
+        return not int.from_bytes(self.ip[6:8], "big") & 0x1FFF
+
+    @property
     def ports(self) -> tuple[int, int]:
-        with_ports = self.protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP)
+        with_ports = self.protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP) and self.has_header
         return struct.unpack("!HH", self.payload[:4]) if with_ports else (0, 0)
 
     @property
     def flags(self) -> int:
-        """TCP's; of another protocol 0."""
-        return self.payload[13] if self.protocol == socket.IPPROTO_TCP else 0
+        """TCP's; without its header 0."""
+        return self.payload[13] if self.protocol == socket.IPPROTO_TCP and self.has_header else 0
 
     @property
     def ack(self) -> int:

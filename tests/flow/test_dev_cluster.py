@@ -140,6 +140,17 @@ def test_a_stopped_node_freezes_and_goes_on_where_it_was(healthy_cluster: DevClu
     assert "n4" in job.seen("finished")
 
 
+def test_a_node_is_restored_while_a_job_waits_for_it(healthy_cluster: DevCluster) -> None:
+    """Backfill has set the idle node aside for that job, and Slurm calls it planned."""
+    environment = healthy_cluster.environment()
+    options = ["--exclusive", "--output=/dev/null", "--time=5"]
+    programs.ask(environment, "sbatch", *options, "--nodelist=n1", "--wrap=sleep 100")
+    programs.ask(environment, "sbatch", *options, "--nodes=6", "--wrap=true")
+    until(lambda: programs.node_states(environment)["n2"] == "planned", "Slurm to plan the second job")
+    healthy_cluster.stop_node("n2")
+    healthy_cluster.restore_node("n2")
+
+
 def test_heal_ends_jobs_and_restores_every_node(healthy_cluster: DevCluster, tmp_path: Path) -> None:
     """Whatever was broken, afterwards every node is idle and runs nothing but its slurmd."""
     Job(healthy_cluster, tmp_path, nodes=6)

@@ -18,7 +18,7 @@ from nvrx_slurm.lab.devcluster.daemons import living, start
 from nvrx_slurm.lab.devcluster.lifecycle import Say, client_environment
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.devcluster.programs import ACCOUNTING_PROGRAMS, SLURM_PROGRAMS, require
-from nvrx_slurm.lab.devcluster.spec import USABLE, ClusterSpec, ClusterStatus, DevNodeStatus, check_request, decode
+from nvrx_slurm.lab.devcluster.spec import ClusterSpec, ClusterStatus, DevNodeStatus, check_request, decode, is_usable
 from nvrx_slurm.util import ownership
 from nvrx_slurm.util.clock import Clock, SystemClock
 
@@ -286,7 +286,7 @@ def await_usable(spec: ClusterSpec, nodes: Sequence[str], clock: Clock, say: Say
             if states[node] in _REFUSES_JOBS:
                 with contextlib.suppress(SlurmUnreachable):  # refused: it came back by itself meanwhile
                     slurm.set_node_state(environment, node, "RESUME")
-        return all(states[node] in USABLE for node in nodes)
+        return all(is_usable(states[node]) for node in nodes)
 
     what = f"Slurm to use {', '.join(nodes)}"
     say(f"waiting for {what}")

@@ -114,8 +114,13 @@ def decode(text: bytes) -> ClusterSpec:
     return msgspec.json.decode(text, type=ClusterSpec)
 
 
-# Slurm's states of a node that gets jobs.
-USABLE = ("idle", "mixed", "allocated", "completing")
+# Slurm's states of a node that gets jobs. Of an idle node backfill makes a planned one, for a job that waits.
+USABLE = ("idle", "planned", "mixed", "allocated", "completing")
+
+
+def is_usable(state: str) -> bool:
+    """Whether a node in this state, as sinfo names it, gets jobs. `mixed-` is planned, too."""
+    return state.rstrip("-") in USABLE
 
 
 class DevNodeStatus(Record, frozen=True, kw_only=True):
@@ -140,5 +145,5 @@ class ClusterStatus(Record, frozen=True, kw_only=True):
     def healthy(self) -> bool:
         """Every daemon lives and every node gets jobs."""
         return all(condition == "alive" for condition in self.daemons.values()) and all(
-            node.slurmd == "alive" and node.slurm_state in USABLE for node in self.nodes
+            node.slurmd == "alive" and is_usable(node.slurm_state) for node in self.nodes
         )

@@ -18,6 +18,7 @@ from nvrx_slurm.errors import FaultFailed, SlurmUnreachable, UnreachableError, W
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.devcluster.processes import wait_until
+from nvrx_slurm.lab.devcluster.spec import USABLE
 from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages.base import Diagnoses, Stage
 from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts, slurm_answers
@@ -113,7 +114,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 
 _ENDING = ("CANCELLED", "COMPLETING", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "NODE_FAIL")
 _IN_QUEUE = ("PENDING", "COMPLETING", "REQUEUED", "PREEMPTED", "CONFIGURING")
-_DOWN, _DRAIN, _USABLE = ("down",), ("drain",), ("idle", "mixed", "allocated", "completing")
+_DOWN, _DRAIN = ("down",), ("drain",)
 
 
 class SlurmFaults:
@@ -135,7 +136,7 @@ class SlurmFaults:
             "suspend": self.suspend,
             "drain_node": lambda arguments, scene: self._set_node(arguments, scene, "DRAIN", _DRAIN),
             "down_node": lambda arguments, scene: self._set_node(arguments, scene, "DOWN", _DOWN),
-            "resume_node": lambda arguments, scene: self._set_node(arguments, scene, "RESUME", _USABLE),
+            "resume_node": lambda arguments, scene: self._set_node(arguments, scene, "RESUME", USABLE),
         }
 
     # ---- the job

@@ -31,6 +31,18 @@ _LOST_BY = {
     "tether_lost": ("kill_node", "its connection closed"),  # the name of that cause until 0.2
     "heartbeat_timeout": ("stop_node", "it fell silent"),
 }
+_SIGNALLED_BY: dict[str, tuple[Item, str]] = {
+    "cancel": ({}, "the job was cancelled"),
+    "interrupt": ({"signal": "INT"}, "the job was interrupted"),
+    "hangup": ({"signal": "HUP"}, "the job's terminal was closed"),
+}
+_ENDED_BY = {
+    "time_limit": "the time limit of job.yaml ended the job; it must do so again",
+    "agents_gone": "the job ended since no agent ran any more; they must end again",
+    "no_agents": "the job ended since no agent could run in its container; so it must be again",
+    "lease_lapsed": "the job ended since its lease was not renewed; it must lapse again",
+    "preempted": "Slurm took the job's nodes back; it must do so again",
+}
 # How long the survivors of a batch host may take to have the job requeued, once they have stopped.
 REQUEUED_S = 10.0
 
@@ -103,13 +115,11 @@ class Inference:
             case JobStarted() as fact if fact.generation:
                 self._next_generation()
             case Signalled() as fact:
-                moment = self._before_term or self._all_running_or_opened()
-                if fact.reason == "cancel":
-                    self._add("scancel", {}, moment, "the job was cancelled")
-                elif fact.reason == "interrupt":
-                    self._add("scancel", {"signal": "INT"}, moment, "the job was interrupted")
-                elif fact.reason == "time_limit":
-                    self.notes.append("the time limit of job.yaml ended the job; it must do so again")
+                if fact.reason in _SIGNALLED_BY:
+                    target, why = _SIGNALLED_BY[fact.reason]
+                    self._add("scancel", target, self._before_term or self._all_running_or_opened(), why)
+                else:
+                    self.notes.append(_ENDED_BY[fact.reason])
             case Progress() as fact:
                 self._progressed.setdefault((fact.replica, fact.cycle), fact)
             case Recovered() as decision:
@@ -126,6 +136,7 @@ class Inference:
         if self.job.ended:
             lost: Item = {"requeue": {}}
             why = "the job was requeued"
+            self.notes = [note for note in self.notes if note != _ENDED_BY["preempted"]]  # it was for the requeue
             over: Item = {"event": "job_ended", "times": self._ended}
         else:
             lost, why = LOSE_BATCH_HOST, "its batch host was lost, and the job was requeued"

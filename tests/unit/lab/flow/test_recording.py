@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from nvrx_slurm.journal.records import (
     NodeLost,
     Progress,
     Shutdown,
+    SignalReason,
     WorkerFailed,
     WorkerHung,
     WorkersStarted,
@@ -267,6 +269,16 @@ def test_cancelled_job():
     ]
 
 
+@pytest.mark.parametrize("reason", get_args(SignalReason))
+def test_each_end_from_outside_has_a_cause(reason):
+    """A flow that expects the end without saying where it comes from could never pass."""
+    fleet = at_work()
+    fleet.signal(reason)
+    fleet.leave("n1", "n2", "n3")
+    document = recorded(fleet)
+    assert document.get("faults") or "must" in document[NOTE]
+
+
 def test_workers_that_slurm_told_first():
     """scancel sends SIGTERM to the workers too: one that dies of it before the job is told is no failure."""
     fleet = at_work()
@@ -290,12 +302,12 @@ def test_killed_controller():
     assert {"controller_started": {"epoch": ">= 2"}} in expected(fleet)[0]["any_order"]
 
 
-@pytest.mark.parametrize("was_told", [True, False])
+@pytest.mark.parametrize("was_told", ["cancel", "preempted", None])
 def test_next_generation(was_told):
     """A job that ran again was requeued; or its batch host was lost, where nobody had told it to end."""
     fleet = at_work()
     if was_told:
-        fleet.signal("cancel")
+        fleet.signal(was_told)
         fleet.leave("n1", "n2", "n3")
     fleet.tell(ControllerStarted(epoch=2, host="h", pid=9))
     fleet.tell(JobStarted(job="1", name="t", expected=fleet.names, generation=1))
@@ -303,6 +315,7 @@ def test_next_generation(was_told):
     lost, released = document["faults"]
     assert lost["do"] == ({"requeue": {}} if was_told else {"kill_node": {"batch_host": True}})
     assert released["do"] == {"release": {}}
+    assert document[NOTE] == ""
     assert document["expect"][-1] == {"job_started": {"generation": 1}}
     assert document.get("cluster") == (None if was_told else {"nodes": 4})
 

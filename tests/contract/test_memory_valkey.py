@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis.exceptions import ConnectionError as StoreConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from nvrx_slurm.errors import FencedError
@@ -413,6 +414,18 @@ async def test_blocked_readers_wake_in_turn_and_time_out_alone(server):
         assert key == KEYS.orders.encode() and len(items) == 1
         assert await second == [[key, items]]
     await store.close()
+
+
+async def test_server_dies_under_a_reader_of_two_streams():
+    """The reader gets one error, and so does each reader behind it."""
+    memory = MemoryServer(SystemClock())
+    streams = ({"a": "0-0", "b": "0-0"}, {"c": "0-0"})
+    reads = [asyncio.create_task(MemoryClient(memory).xread(each, block=30_000)) for each in streams]
+    await asyncio.sleep(0)
+    memory.stop()
+    for read in reads:
+        with pytest.raises(StoreConnectionError):
+            await read
 
 
 async def test_disk_that_is_full_refuses_writes_until_memory_has_to_do():

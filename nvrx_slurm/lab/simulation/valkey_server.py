@@ -57,7 +57,8 @@ class MemoryServer:
         """The process dies: every client that waits for a reply gets a ConnectionResetError. Its scripts are gone."""
         self.up = False
         self._scripts.clear()
-        for reader in [reader for readers in self._readers.values() for reader in readers]:
+        # Once each: a reader of several streams is listed with each of them.
+        for reader in dict.fromkeys(reader for readers in self._readers.values() for reader in readers):
             self._release(reader, ConnectionResetError("the server was killed"))
 
     def start(self) -> None:

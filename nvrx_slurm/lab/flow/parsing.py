@@ -40,6 +40,7 @@ from nvrx_slurm.lab.flow.patterns import (
     EVENTS,
     FIELDS,
     OPERATORS,
+    RENAMED,
     Capture,
     Compares,
     Equals,
@@ -403,6 +404,7 @@ def _parse_mapping(raw: Mapping[str, Any], kind: Any) -> Pattern:
 
 def _literal(text: str, kind: Any) -> Any:
     """The value that the text means, by the field's own type."""
+    text = RENAMED.get(text, text)
     # Text in YAML has no type of its own here: `1` is a number for a number's field, and text for a name's.
     for option in _options(kind):
         try:

@@ -26,7 +26,7 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
 }
 
-# Values in flows and journals of older versions → what the journal says today.
+# Values in flows of older versions → what the journal says today.
 RENAMED = {"tether_lost": "connection_closed"}
 
 
@@ -97,9 +97,7 @@ class Equals(Pattern):
     value: Any
 
     def fits(self, value: Any, trial: Trial) -> bool:
-        # Both may be of an older version: the journal's value, and the flow's.
-        here, there = (RENAMED.get(one, one) if isinstance(one, str) else one for one in (value, self.value))
-        return bool(here == there)
+        return bool(value == self.value)
 
     def describe(self, known: Bindings) -> str:
         return shown(self.value)

@@ -66,6 +66,7 @@ MET: list[tuple[str, ...]] = [
         "rendezvous_closed: {promoted: [$spare]}",
         "workers_started: {node: $spare, cycle: 1}",
     ),
+    ("node_lost: {cause: tether_lost}",),  # the name of older flows
     ("node_joined: {node: $a}", "node_joined: {node: '!= $a'}"),
     ("node_lost: {node: n2}", "recovered: {cycle: 1, phases: {decided: < 1s}}\n    within: 1s"),
     ("eventually: {job_ended: {exit_code: 0}}", "rendezvous_closed: {cycle: 0}", "rendezvous_closed: {cycle: 1}"),

@@ -39,7 +39,8 @@ CASES: list[tuple[Any, Any, list[Any], list[Any]]] = [
     ("!= ~", int | None, [0], [None]),
     ("~ ^n[12]$", str, ["n1"], ["n11", "xn1"]),
     ("~ closed", str | None, ["connection_closed"], [None, "fenced"]),
-    ("tether_lost", str, ["tether_lost", "connection_closed"], ["heartbeat_timeout"]),
+    ("tether_lost", str, ["connection_closed"], ["heartbeat_timeout"]),  # the name of older flows
+    ("!= tether_lost", str, ["heartbeat_timeout"], ["connection_closed"]),
     (["n1", "!= n1"], Nodes, [("n1", "n2")], [("n1",), ("n1", "n1"), ("n1", "n2", "n3")]),
     ([], Nodes, [()], [("n1",)]),
     ({"contains": "n1"}, Nodes, [("n0", "n1")], [(), ("n0",)]),

@@ -214,11 +214,13 @@ class Children:
         self._handle: int | None = None
 
     def obey(self) -> None:
-        """Signal the child as the pipe says. With the other end of the pipe PID 1 exits: the kernel ends the rest."""
+        """Signal the child as the pipe says. With the other end of the pipe PID 1 exits: the kernel ends the rest. So
+        it does at a signal while no child runs, as where it waits for the lock."""
         while said := os.read(sys.stdin.fileno(), 1):
-            if (handle := self._handle) is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(handle, signal.SIGINT if said == _INTERRUPT else signal.SIGTERM)
+            if (handle := self._handle) is None:
+                break
+            with contextlib.suppress(OSError):  # it has just ended, and its handle may be closed
+                signal.pidfd_send_signal(handle, signal.SIGINT if said == _INTERRUPT else signal.SIGTERM)
         os._exit(128 + signal.SIGKILL)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: int | None = None) -> int:

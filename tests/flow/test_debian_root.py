@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -74,3 +75,26 @@ def test_the_command_gets_signals_and_gives_the_exit_code(roots: Path) -> None:
         os.kill(process.pid, signal.SIGTERM)
         process.communicate(timeout=WAIT_S)
     assert process.returncode == 7
+
+
+def test_a_signal_ends_it_while_another_run_has_the_root(roots: Path) -> None:
+    """PID 1 waits for the lock then, with no child to signal."""
+    waits = """
+import fcntl, sys, threading
+from ci.debian_root import Children
+threading.Thread(target=Children().obey, daemon=True).start()
+print("waits", flush=True)
+fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX)
+"""
+    with (roots / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # the other run's
+        command = [sys.executable, "-c", waits, lock.name]
+        with subprocess.Popen(command, cwd=TREE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert "waits\n" in lines(process)
+            assert process.stdin is not None
+            process.stdin.write("i")
+            process.stdin.flush()
+            try:
+                assert process.wait(WAIT_S) == 128 + signal.SIGKILL
+            finally:
+                process.kill()

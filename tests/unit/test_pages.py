@@ -1,11 +1,13 @@
-"""The generated parts of docs/*.md."""
+"""The generated parts of docs/*.md, and the table of benchmarks."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from bench.__main__ import BENCHMARKS
 from ci.pages import DOCS, PAGES, with_parts
 
 
@@ -19,6 +21,12 @@ def test_a_page_is_current(name: str) -> None:
 def test_no_page_has_marks_that_nothing_writes() -> None:
     """Each page with a generated part is written by `ci.pages`."""
     assert {path.name for path in Path(DOCS).rglob("*.md") if "<!-- generated: " in path.read_text()} == set(PAGES)
+
+
+def test_each_benchmark_has_a_row() -> None:
+    """The table of bench/README.md says what each measures, against what, and its target."""
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS.parent / "bench" / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(BENCHMARKS)
 
 
 def test_a_part_stands_on_its_own_lines_or_in_a_sentence() -> None:

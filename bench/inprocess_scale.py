@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import valkey.asyncio as client
+import redis.asyncio as client
 
 from bench import usage
 from bench.inprocess_group import Valkey, valkey
@@ -89,7 +89,7 @@ async def measure(size: int) -> dict[str, Cost]:
                 for part in range(FLEETS)
             ]
             observer = await stack.enter_async_context(
-                client.Valkey.from_url(store.url, password=store.password_file.read_text())
+                client.Redis.from_url(store.url, password=store.password_file.read_text())
             )
             costs = {}
             for order, who in (("join", ""), ("raise", "1"), ("kill", "2"), ("unfit", "3"), ("lose", "3")):
@@ -97,7 +97,7 @@ async def measure(size: int) -> dict[str, Cost]:
             return {step: costs[step] for step in STEPS}
 
 
-async def _step(fleets: Sequence[Process], order: str, store: Valkey, observer: client.Valkey) -> Cost:
+async def _step(fleets: Sequence[Process], order: str, store: Valkey, observer: client.Redis) -> Cost:
     clock = SystemClock()
     processes = [store.process, *fleets]
     operations, sent = await _operations(observer)
@@ -111,7 +111,7 @@ async def _step(fleets: Sequence[Process], order: str, store: Valkey, observer: 
     return Cost(ended - before[0].at_s, sum(cpu_s[1:]), cpu_s[0], operations_after - operations, sent_after - sent)
 
 
-async def _operations(observer: client.Valkey) -> tuple[int, int]:
+async def _operations(observer: client.Redis) -> tuple[int, int]:
     """How many commands the store has carried out so far, and how many bytes it has sent."""
     commands = await observer.info("commandstats")
     return sum(each["calls"] for each in commands.values()), (await observer.info("stats"))["total_net_output_bytes"]

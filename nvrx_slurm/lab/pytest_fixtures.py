@@ -199,7 +199,8 @@ class Flows:
             _, errors = process.communicate()
         except BaseException:  # a timeout of the test, or Ctrl-C: the run cancels its jobs before it ends
             process.terminate()
-            process.communicate(timeout=ENDED_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in place of what ended the test
+                process.communicate(timeout=ENDED_S)
             raise
         if process.returncode == EXIT_INTERRUPTED:
             raise KeyboardInterrupt

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.lab import pytest_fixtures
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.pytest_fixtures import PytestSession
+from nvrx_slurm.lab.pytest_fixtures import Flows, PytestSession
 
 
 def test_a_cluster_that_does_not_start_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +30,22 @@ def test_a_cluster_that_does_not_start_leaves_no_descriptor(tmp_path: Path, monk
     session.close()
     held = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     assert not [name for name in held if name.is_relative_to(tmp_path)]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_stays_one_where_the_run_of_a_flow_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pytest ends at it; at an error of another kind it would go on with the next test."""
+    run = tmp_path / "python"
+    run.write_text("#!/bin/sh\ntrap '' TERM\nsleep 0.3\nkill -ALRM $PPID\nexec sleep 5\n")
+    run.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(run))
+    monkeypatch.setattr(pytest_fixtures, "ENDED_S", 0.2)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Flows(tmp_path, here=tmp_path, stage="local").run("flow.yaml")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    gc.collect()  # the pipe of the run, which is left to end by itself

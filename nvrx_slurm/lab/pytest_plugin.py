@@ -118,7 +118,7 @@ def job(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture
 def run_flow(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., FlowAttempt]:
-    """Runs a flow: `run_flow("flows/spare.yaml")`, or a mapping of a flow file's keys → `Attempt`.
+    """Runs a flow: `run_flow("flows/spare.yaml")`, or a mapping of a flow file's keys → `FlowAttempt`.
 
     In a test that is marked `slurm` on a cluster of its own, else on this machine; `on=` names another stage. Fails
     the test where the flow fails, with what was found. Relative paths count from the test's file.

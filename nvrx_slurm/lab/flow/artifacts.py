@@ -9,7 +9,7 @@
     held.jsonl                  what it has started (cleanup.py)
     jobs/<job id>/              the job's folder: journal, logs, result
     diagnosis/                  stacks, Slurm's answers, ends of logs: where a bound passed or something was not met
-    outcome.json                how it went (outcome.Attempt)
+    outcome.json                how it went (outcome.FlowAttempt)
 """
 
 from __future__ import annotations

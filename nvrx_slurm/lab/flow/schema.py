@@ -11,6 +11,7 @@ import msgspec
 
 from nvrx_slurm.jobspec.reading import Block, keys_of
 from nvrx_slurm.jobspec.schema import DIALECT, block_schema
+from nvrx_slurm.journal.records import RENAMED_EVENTS
 from nvrx_slurm.lab.flow.faults import FAULTS
 from nvrx_slurm.lab.flow.load import ClusterNeeds, FlowFile, FlowLimits
 from nvrx_slurm.lab.flow.parsing import STATES
@@ -56,7 +57,7 @@ def flow_schema() -> Schema:
     triggers: dict[str, Schema] = {
         # The fields of events come first: a key of the trigger itself replaces a field of its name, such as `times`.
         **{name: {} for event in EVENTS for name in FIELDS[event]},
-        "event": {"enum": list(EVENTS), "description": "An entry of the journal; its fields stand beside it."},
+        "event": {"enum": list(events), "description": "An entry of the journal; its fields stand beside it."},
         "times": {"type": "integer", "minimum": 1, "description": "Which of such entries, counted from 1."},
         "state": {"enum": list(STATES), "description": "The job's first moment in this state."},
         "fault": {"type": "integer", "minimum": 1, "description": "Once the fault with this number has happened."},
@@ -66,8 +67,8 @@ def flow_schema() -> Schema:
     }
     parts = {
         # An event by its name, or a mapping of its name to its fields.
-        "event": {"anyOf": [{"enum": list(EVENTS)}, _closed(events, minProperties=1, maxProperties=1)]},
-        "expectation": {"anyOf": [{"enum": list(EVENTS)}, _closed({**events, **expected}, minProperties=1)]},
+        "event": {"anyOf": [{"enum": list(events)}, _closed(events, minProperties=1, maxProperties=1)]},
+        "expectation": {"anyOf": [{"enum": list(events)}, _closed({**events, **expected}, minProperties=1)]},
         "trigger": _closed(triggers, minProperties=1),
     }
     return {"$schema": DIALECT, **flow, "properties": {**keys, **items}, "$defs": parts}
@@ -98,7 +99,8 @@ def _events() -> dict[str, Schema]:
             fields[name] = {"type": types}
         about = inspect.cleandoc(record.__doc__ or "")
         found[event] = {**_closed(fields), "type": ["object", "null"], "description": about}
-    return found
+    # Flows written before 0.2 may have these names.
+    return found | {old: {**found[now], "deprecated": True} for old, now in RENAMED_EVENTS.items()}
 
 
 def _faults() -> dict[str, Schema]:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -123,17 +122,6 @@ def first_too_many(retry_after: str) -> Behaviour:
     return behave
 
 
-def down_after(inquiries: int) -> Behaviour:
-    """Gone, listening socket and all, once it has answered so many inquiries."""
-
-    def behave(asked: Asked, server: AttributionServer) -> PlannedResponse:
-        if len({one.inquiry.key for one in server.asked}) >= inquiries:
-            threading.Thread(target=server.go_down, daemon=True).start()
-        return answer(asked, 200, attribution(asked.inquiry))
-
-    return behave
-
-
 def _whole(asked: Asked) -> bytes:
     return answer(asked, 200, attribution(asked.inquiry)).body
 
@@ -144,10 +132,6 @@ FIXED: dict[str, Behaviour] = {
     "unknown": says(Verdict.UNKNOWN),
     "blame": blames,
     "garbage": lambda asked, server: PlannedResponse(200, b"<html>It works!</html>"),
-    "not-utf8": lambda asked, server: PlannedResponse(200, b'{"key": "\xff\xfe"}'),
-    "no-verdict": lambda asked, server: PlannedResponse(200, _whole(asked).replace(b'"STOP"', b'"MAYBE"')),
-    "sure-of-itself": lambda asked, server: PlannedResponse(200, _whole(asked).replace(b"0.9", b"9.0")),
-    "empty": lambda asked, server: PlannedResponse(200, b""),
     "wrong-key": lambda asked, server: answer(asked, 200, attribution(asked.inquiry), key="another"),
     "huge": lambda asked, server: PlannedResponse(200, b"[" * HUGE_BYTES),
     "dies": lambda asked, server: PlannedResponse(200, _whole(asked), cut=True),
@@ -159,8 +143,6 @@ FIXED: dict[str, Behaviour] = {
     "twice": lambda asked, server: PlannedResponse(200, _whole(asked), {"Twice": "yes"}),
     "401": lambda asked, server: PlannedResponse(401, b'{"error": "a bearer token is required"}'),
     "404": lambda asked, server: PlannedResponse(404, b"<h1>Not Found</h1>"),
-    "422": lambda asked, server: PlannedResponse(422, b'{"error": "inquiry.key: missing"}'),
-    "500": lambda asked, server: PlannedResponse(500, b'{"error": "out of luck"}'),
     "failed": lambda asked, server: PlannedResponse(
         200, msgspec.json.encode({"key": str(asked.inquiry.key), "state": "failed", "problem": "no logs there"})
     ),
@@ -168,12 +150,11 @@ FIXED: dict[str, Behaviour] = {
 
 
 def behaviour(text: str) -> Behaviour:
-    """By its name: one of `FIXED`, `slow:8s`, `slow-restart:8s`, `down-after:1`, `429:2`, `redirect:URL`."""
+    """By its name: one of `FIXED`, `slow:8s`, `slow-restart:8s`, `429:2`, `redirect:URL`."""
     name, _, value = text.partition(":")
     made: dict[str, Callable[[], Behaviour]] = {
         "slow": lambda: slow(parse_duration(value), Verdict.STOP),
         "slow-restart": lambda: slow(parse_duration(value), Verdict.RESTART),
-        "down-after": lambda: down_after(int(value)),
         "429": lambda: first_too_many(value),
         "redirect": lambda: lambda asked, server: PlannedResponse(307, b"", {"Location": value}),
     }
@@ -187,14 +168,14 @@ def behaviour(text: str) -> Behaviour:
 class AttributionServer:
     """Listens on loopback until `close`. `behaviour` may be changed at any time; `asked` grows with each request."""
 
-    def __init__(self, behaviour: Behaviour, *, token: str | None = None, port: int = 0) -> None:
+    def __init__(self, behaviour: Behaviour, *, token: str | None = None) -> None:
         self.behaviour, self.token = behaviour, token
         self.asked: list[Asked] = []
         self.connections = 0
         self.over = threading.Event()
         self._submitted: dict[str, Asked] = {}
         self._lock = threading.Lock()
-        self._http = _Server(("127.0.0.1", port), _Handler)
+        self._http = _Server(("127.0.0.1", 0), _Handler)
         self._http.attribution = self
         self.port: int = self._http.server_address[1]
         # `shutdown` waits for the loop's next look, which by default comes every half second.
@@ -205,14 +186,10 @@ class AttributionServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def go_down(self) -> None:
-        """Stop listening; a connection that is open stays so until its request is answered."""
-        self._http.shutdown()
-        self._http.server_close()
-
     def close(self) -> None:
         self.over.set()
-        self.go_down()
+        self._http.shutdown()
+        self._http.server_close()
         self._thread.join()
 
     def note(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Asked | None:
@@ -301,14 +278,11 @@ def main() -> None:
     """Serve until SIGTERM or SIGINT; says so, and where, once it listens."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--behaviour", type=behaviour, default=FIXED["stop"], help=behaviour.__doc__)
-    parser.add_argument("--token-file", type=Path)
-    parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
-    token = options.token_file.read_text().strip() if options.token_file else None
     signals = {signal.SIGTERM, signal.SIGINT}
     # Before the server's threads begin, which inherit the mask: else one of them would take the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    server = AttributionServer(options.behaviour, token=token, port=options.port)
+    server = AttributionServer(options.behaviour)
     print(f"listening on {server.url}", flush=True)
     signal.sigwait(signals)
     server.over.set()

@@ -204,21 +204,11 @@ LIBRARIES = (
         Edit(RETRYING, "if self._calls >= self._limits.calls or not self._tried:", "if not self._tried:"),
     ),
     library(
-        "quarantine-never-ends",
-        "a port's quarantine ends",
-        Edit(RETRYING, "        return now < self.sick_until\n", "        return self.failures > 0\n"),
-    ),
-    library(
         "quarantine-does-not-grow",
         "each fault of a port lengthens its quarantine",
         Edit(RETRYING, "    failures = health.failures + 1\n", "    failures = 1\n"),
     ),
     # ---- what the libraries' simulations are for: whole calls and reads, with their threads
-    library(
-        "late-interruption-of-another-iteration",
-        "no interruption counts after its cycle has closed",
-        Edit(LEDGER, "is_current = entry.iteration == ledger.iteration and entry.m", "is_current = entry.m"),
-    ),
     library(
         "barrier-counts-lost-members",
         "no barrier closes without each member that is left",

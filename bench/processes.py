@@ -19,6 +19,7 @@ from bench.errors import BenchTimeout, PeerFailed, PeerMissing
 from nvrx_slurm.agent.supervisor import become_subreaper, descendants, send_all
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.plan import Plan, plan_to_json
+from nvrx_slurm.lab.faults.node import kill_local_node
 from nvrx_slurm.util.processes import dies_with_parent, parent_of
 
 ROOT = Path(__file__).parent.parent
@@ -156,7 +157,7 @@ class JsonChild:
         try:
             self._process.wait(ANSWER_S / 10)
         except subprocess.TimeoutExpired:
-            kill_tree(self._process.pid)
+            kill_local_node(self._process.pid)
             self._process.wait()
         self._stdout.close()
 
@@ -168,16 +169,8 @@ def end(process: subprocess.Popen[bytes], *, polite_s: float = 0.0) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(polite_s)
     if process.poll() is None:
-        kill_tree(process.pid)
+        kill_local_node(process.pid)
         process.wait()
-
-
-def kill_tree(root: int) -> None:
-    """SIGKILL to a process and all its descendants."""
-    # Stopped first, so that none can act on another's death.
-    everybody = [root, *descendants(root)]
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        send_all(everybody, number)
 
 
 def ancestor_below(pid: int, top: int) -> int:

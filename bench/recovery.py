@@ -21,6 +21,7 @@ from bench.launchers.torchelastic import ft_launcher, torchrun, torchrun_tuned
 from bench.rollcall import Present, RollCall
 from bench.tables import Target, print_rows, print_targets
 from nvrx_slurm.journal.records import Recovered
+from nvrx_slurm.lab.faults.node import kill_local_node
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.threads import in_thread
 
@@ -84,7 +85,7 @@ def kill_worker(victim: Present, fleet: Fleet) -> None:
 
 
 def kill_node(victim: Present, fleet: Fleet) -> None:
-    processes.kill_tree(processes.ancestor_below(victim.pid, fleet.parent_of_nodes))
+    kill_local_node(processes.ancestor_below(victim.pid, fleet.parent_of_nodes))
 
 
 def measure_all(launchers: Sequence[Launcher], runs: int, *, spares: int, kill: Kill) -> Samples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -153,18 +153,14 @@ class DevCluster:
         self._check_node(node)
         return sorted(members.of_nodes(self.spec, processes.read_table())[node])
 
-    def kill_node(self, node: str, *, at_the_kill: Callable[[], None] = lambda: None) -> list[int]:
-        """Lose the node: all its processes are stopped, then, after a call of `at_the_kill`, SIGKILLed in one sweep.
-        Returns their pids.
+    def kill_node(self, node: str) -> list[int]:
+        """Lose the node: all its processes are stopped, then SIGKILLed in one sweep. Returns their pids.
 
         Returns when they are dead and the kernel has closed their sockets; slurmctld notices some 15 s later.
         Raises UsageError, WaitTimeout.
         """
         self._check_node(node)
-        killed = processes.kill(
-            lambda table: members.of_nodes(self.spec, table)[node], self._clock, at_the_kill=at_the_kill
-        )
-        return sorted(killed)
+        return sorted(processes.kill(lambda table: members.of_nodes(self.spec, table)[node], self._clock))
 
     def stop_node(self, node: str) -> list[int]:
         """Freeze (SIGSTOP) all processes of the node: its sockets stay open and nothing answers. Returns the pids."""

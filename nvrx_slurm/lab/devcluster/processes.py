@@ -159,7 +159,8 @@ def _take_no_step(pids: Iterable[int]) -> bool:
 def kill(
     members: Callable[[Table], set[int]], clock: Clock, *, at_the_kill: Callable[[], None] = lambda: None
 ) -> set[int]:
-    """Freeze all that `members` finds, SIGKILL them in one sweep, and wait until they are dead. Returns the pids.
+    """Freeze all that `members` finds, SIGKILL them in one sweep, and wait until they are dead. Returns their pids,
+    without those that had ended before the kill.
 
     Frozen first, none can react to the death of another: to each other, and to the world, they die at once.
     Children die before their parents, since the kernel wakes (SIGCONT) stopped children that a death leaves alone;
@@ -169,10 +170,11 @@ def kill(
     """
     doomed = freeze(members, clock)
     table = read_table()  # again: one of them may have been killed by others meanwhile
+    doomed &= table.keys()
     # Sorted ahead of the call, so that the kills follow it without a pause.
     in_order = children_first(doomed, table)
     at_the_kill()
-    send((table[pid] for pid in in_order if pid in table), signal.SIGKILL)
+    send((table[pid] for pid in in_order), signal.SIGKILL)
     try:
         wait_until(
             lambda: not doomed & read_table().keys(),

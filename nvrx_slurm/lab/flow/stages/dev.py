@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.lab.devcluster import DevCluster
+from nvrx_slurm.lab.devcluster.spec import of_nodes
 from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages.faults import Scene
-from nvrx_slurm.lab.flow.stages.processes import FaultResult, is_stopped
+from nvrx_slurm.lab.flow.stages.processes import Act, FaultAction, FaultResult, perform
 from nvrx_slurm.lab.flow.stages.remote import Reach, here
 from nvrx_slurm.lab.flow.stages.slurm import SETTINGS, SlurmStage
 from nvrx_slurm.lab.flow.topology import Arguments, node_of
@@ -44,8 +48,8 @@ class DevStage(SlurmStage):
             raise
         self._here = here(clock)
         self.injectors |= {
-            "kill_node": self._kill_node,
-            "stop_node": self._stop_node,
+            "kill_node": partial(self._signal_node, "kill"),
+            "stop_node": partial(self._signal_node, "stop"),
             "restore_node": self._restore_node,
         }
 
@@ -58,25 +62,11 @@ class DevStage(SlurmStage):
 
     # ---- nodes
 
-    def _kill_node(self, arguments: Arguments, scene: Scene) -> FaultResult:
-        # To find all processes of a node takes a while on a busy machine: `at` is read again right before the kill.
-        node, at = node_of(arguments, scene.topology), [self.clock.wall()]
-        killed = self.cluster.kill_node(node, at_the_kill=lambda: at.append(self.clock.wall()))
-        if not killed or self.cluster.node_processes(node):
-            raise FaultFailed(f"{node} was not killed: {len(killed)} processes died")
-        return FaultResult(
-            at=at[-1], proof=f"slurmd of {node} and all below it are gone: {_listed(killed)}", bound=node
-        )
-
-    def _stop_node(self, arguments: Arguments, scene: Scene) -> FaultResult:
-        node, at = node_of(arguments, scene.topology), self.clock.wall()
-        stopped = self.cluster.stop_node(node)
-        awake = [pid for pid in stopped if not is_stopped(pid)]
-        if awake or not stopped:
-            raise FaultFailed(f"{node} was not frozen: {_listed(awake) or 'nothing runs there'}")
-        return FaultResult(
-            at=at, proof=f"slurmd of {node} and all below it are in state T: {_listed(stopped)}", bound=node
-        )
+    def _signal_node(self, act: Act, arguments: Arguments, scene: Scene) -> FaultResult:
+        node = node_of(arguments, scene.topology)
+        action = FaultAction(act=act, who=f"slurmd of {node} with all below it", pids=(), folder="")
+        hit = perform(action, lambda table: of_nodes(self.cluster.spec, table)[node], self.clock)
+        return msgspec.structs.replace(hit, bound=node)
 
     def _restore_node(self, arguments: Arguments, scene: Scene) -> FaultResult:
         node, at = node_of(arguments, scene.topology), self.clock.wall()
@@ -111,7 +101,3 @@ class DevStage(SlurmStage):
         # The cluster first: its jobs may still use the disk and the service that `super` ends.
         self.cluster.down()
         super().close()
-
-
-def _listed(pids: list[int]) -> str:
-    return ", ".join(map(str, pids))

@@ -3,7 +3,6 @@ scripted attribution service. Each returns its proof."""
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import subprocess
@@ -16,13 +15,12 @@ import msgspec
 
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
-from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.faults.disk import SmallDisk
-from nvrx_slurm.lab.flow.stages.processes import Act, FaultAction, FaultResult, Part
+from nvrx_slurm.lab.flow.stages.processes import Act, FaultAction, FaultResult, Part, perform
 from nvrx_slurm.lab.flow.stages.remote import Reach, Revocation
 from nvrx_slurm.lab.flow.topology import Arguments, JobTopology, node_of, worker_of
 from nvrx_slurm.util.clock import Clock
-from nvrx_slurm.util.processes import dies_with_parent, stat_fields
+from nvrx_slurm.util.processes import dies_with_parent
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import Job
@@ -128,14 +126,7 @@ def disk_faults(disk: SmallDisk, clock: Clock) -> dict[str, Injector]:
     }
 
 
-PROVEN_WITHIN_S = 5.0
 LISTENS_WITHIN_S = 30.0
-# What is done to it → the signal, and the states of a process (proc(5)) that prove it; `-`: it is no more.
-SIGNALS = {
-    "kill": (signal.SIGKILL, "ZX-"),
-    "stop": (signal.SIGSTOP, "T"),
-    "continue": (signal.SIGCONT, "SRD"),
-}
 
 
 class ScriptedService:
@@ -164,28 +155,15 @@ class ScriptedService:
 
     def injectors(self, clock: Clock) -> dict[str, Injector]:
         """`kill_attribution_service` and its like, proven by /proc."""
-        return {f"{act}_attribution_service": self._injector(act, clock) for act in SIGNALS}
+
+        def injector(act: Act) -> Injector:
+            action = FaultAction(act=act, who="the attribution service", pids=(self.pid,), folder="")
+            return lambda arguments, scene: perform(action, lambda table: {self.pid} & table.keys(), clock)
+
+        return {f"{act}_attribution_service": injector(act) for act in ACTS}
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
-
-    def _injector(self, act: str, clock: Clock) -> Injector:
-        number, states = SIGNALS[act]
-
-        def inject(arguments: Arguments, scene: Scene) -> FaultResult:
-            if self._state() in "ZX-":
-                raise FaultFailed("the attribution service is dead already")
-            at = clock.wall()
-            os.kill(self.pid, number)
-            what = f"the attribution service to be in state {' or '.join(states)} after {number.name}"
-            wait_until(lambda: self._state() in states, timeout_s=PROVEN_WITHIN_S, what=what, clock=clock)
-            return FaultResult(at=at, proof=f"process {self.pid} is in state {self._state()}")
-
-        return inject
-
-    def _state(self) -> str:
-        fields = stat_fields(self.pid)
-        return "-" if fields is None else fields[0]

@@ -7,8 +7,6 @@ signalled by its number alone: the number may belong to another process by now, 
 from __future__ import annotations
 
 import contextlib
-import os
-import select
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -82,6 +80,11 @@ def apply(action: FaultAction, clock: Clock) -> FaultResult:
     def members(now: processes.Table) -> set[int]:
         return descendants(now, found) if action.part == "tree" else found & now.keys()
 
+    return perform(action, members, clock)
+
+
+def perform(action: FaultAction, members: Members, clock: Clock) -> FaultResult:
+    """Do it to these processes, and return once it is proven. Raises FaultFailed."""
     try:
         return _ACTS[action.act](action, members, clock)
     except WaitTimeout as error:
@@ -130,38 +133,11 @@ def command_line(pid: int) -> str:
 
 
 def _kill(action: FaultAction, members: Members, clock: Clock) -> FaultResult:
-    # A node dies at once: all of it is stopped first, and children die before parents, so that no process sees
-    # another one die and reports it.
-    doomed = processes.freeze(members, clock) if action.part == "tree" else members(read_table())
-    handles: list[int] = []
-    try:
-        for pid in children_first(doomed, read_table()):
-            with contextlib.suppress(ProcessLookupError):
-                handles.append(os.pidfd_open(pid))
-        at = clock.wall()  # to find and freeze a whole node may take a second on a machine that is busy
-        poller, deadline = select.poll(), clock.monotonic() + PROOF_S
-        # Handles, not pids: a pid may belong to another process as soon as its own has been reaped.
-        is_hit = False
-        for handle in handles:
-            # One may end by itself after it was found. The others must die all the same.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-                is_hit = True
-            poller.register(handle, select.POLLIN)  # readable once the process has ended, reaped or not
-        if not is_hit:
-            raise FaultFailed(f"{action.who} has ended already, before SIGKILL was sent")
-        left = set(handles)
-        while left:
-            ended = {handle for handle, _ in poller.poll(max(0.0, deadline - clock.monotonic()) * 1000)}
-            if not ended:
-                raise WaitTimeout(f"{len(left)} processes still run {PROOF_S:g} s after SIGKILL")
-            for handle in ended:
-                poller.unregister(handle)
-            left -= ended
-    finally:
-        for handle in handles:
-            os.close(handle)
-    return FaultResult(at=at, proof=f"SIGKILL ended {action.who}: {_named(doomed)} gone")
+    at: list[float] = []
+    killed = processes.kill(members, clock, at_the_kill=lambda: at.append(clock.wall()))
+    if not killed:
+        raise FaultFailed(f"{action.who} has ended already, before SIGKILL was sent")
+    return FaultResult(at=at[0], proof=f"SIGKILL ended {action.who}: {_named(killed)} gone")
 
 
 def _stop(action: FaultAction, members: Members, clock: Clock) -> FaultResult:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,6 @@ from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.lab.flow.stages import processes
 from nvrx_slurm.lab.flow.stages.processes import Act, FaultAction, apply
 from nvrx_slurm.util.clock import Clock, SystemClock
-from tests.harness import wait_gone
 
 
 @pytest.fixture
@@ -78,35 +75,3 @@ def test_process_that_ends_once_it_is_proven_to_be_of_the_job_gets_no_fault(
     action = FaultAction(act=act, who="rank 0", pids=(sleeper.pid,), folder=str(tmp_path))
     with pytest.raises(FaultFailed, match="rank 0 has ended already"):
         apply(action, SystemClock())
-
-
-def test_kill_for_which_there_are_too_few_descriptors_keeps_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here there is one, and two processes are to be killed."""
-    hold, held = os.pidfd_open, list[int]()
-
-    def open_once(pid: int) -> int:
-        if held:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        held.append(hold(pid))
-        return held[0]
-
-    environment = {**os.environ, "NVRX_JOB_FOLDER": str(tmp_path)}
-    with subprocess.Popen(
-        ["sh", "-c", "sleep 60 & echo $!; wait"], env=environment, stdout=subprocess.PIPE
-    ) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        action = FaultAction(act="kill", who="both", pids=(parent.pid, child), folder=str(tmp_path))
-        try:
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "pidfd_open", open_once)
-                with pytest.raises(OSError, match="Too many open files"):
-                    apply(action, SystemClock())
-            with pytest.raises(OSError, match="Bad file descriptor"):
-                os.fstat(held[0])
-        finally:
-            os.kill(child, signal.SIGKILL)
-            parent.kill()
-    wait_gone([child])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,6 @@ def test_a_cluster_that_does_not_start_leaves_no_descriptor(tmp_path: Path, monk
     assert not [name for name in held if name.is_relative_to(tmp_path)]
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_stays_one_where_the_run_of_a_flow_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,10 +42,22 @@ def test_an_interrupt_stays_one_where_the_run_of_a_flow_does_not_end(
     run.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(run))
     monkeypatch.setattr(pytest_fixtures, "ENDED_S", 0.2)
+    started: list[subprocess.Popen[str]] = []
+    start = subprocess.Popen
+
+    def note(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", note)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             Flows(tmp_path, here=tmp_path, stage="local").run("flow.yaml")
     finally:
         signal.signal(signal.SIGALRM, before)
-    gc.collect()  # the pipe of the run, which is left to end by itself
+        # The run is left to end by itself; the next tests are not to find it.
+        for process in started:
+            process.kill()
+            with process:
+                pass

@@ -17,6 +17,7 @@
     ├── UntrustedRecord           1   bytes from outside are not what this job writes; they are set aside
     │   ├── MalformedRecord       1   they cannot be decoded
     │   └── ForgedRecord          1   they are not signed with the job's key
+    ├── BatchHostLost            75   Slurm keeps a job RUNNING that has lost its batch host before it began
     ├── FencedError              75   a newer controller has taken over; this one may write no more
     └── WaitTimeout             124   a bound passed; says what was waited for
 

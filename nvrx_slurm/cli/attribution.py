@@ -21,10 +21,10 @@ MOST_FAILURES = 3
 
 @click.group()
 def attribution() -> None:
-    """Failure attribution: what its verdicts were worth, and notices that are still to be sent."""
+    """Failure attribution: the precision of its verdicts, and notifications that are still to be sent."""
 
 
-@attribution.command(short_help="Would it have been right to stop?")
+@attribution.command(short_help="Compare each STOP of a dry run with its restart.")
 @jobs_argument
 @click.option("--json", "as_json", is_flag=True, help="One object: each would-be STOP and the sums.")
 @folder_option
@@ -46,7 +46,7 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
         print_facts(hindsight.facts(result), hindsight.table(result))
 
 
-@attribution.command(short_help="Send the notices that are left.")
+@attribution.command(short_help="Send the remaining notifications.")
 @jobs_argument
 @folder_option
 def flush(job_ids: tuple[str, ...], folder: Path) -> int:

@@ -23,19 +23,19 @@ _MEBIBYTE = 1 << 20
 @click.option(
     "--token-file",
     type=_PATH,
-    help="Holds the bearer token; mode 0600. Or NVRX_SLURM_ATTRSVC_TOKEN. Else, on loopback, one is made.",
+    help="File with the bearer token, mode 0600; or set NVRX_SLURM_ATTRSVC_TOKEN. Without: created, on loopback.",
 )
 @click.option("--no-token", is_flag=True, help="On loopback: let every user of this machine ask.")
 @click.option("--tls-cert", type=_PATH, help="Serve HTTPS with this certificate (PEM, with its chain).")
 @click.option("--tls-key", type=_PATH, help="The certificate's private key (PEM).")
-@click.option("--state-dir", type=_PATH, help="Keep results here, over restarts. Default: in memory.")
+@click.option("--state-dir", type=_PATH, help="Keep results here across restarts. Default: in memory only.")
 @click.option("--workers", type=click.IntRange(1, 64), help="Processes that analyse. Default: the CPUs, 4 at most.")
 @click.option("--worker-memory", type=click.IntRange(128), default=2048, show_default=True, help="MiB for each.")
 @click.option("--rules", type=_PATH, multiple=True, help="A file of your own rules; repeatable.")
 @duration_option("--timeout", "Bound of one analysis.", "60s")
 @duration_option("--drain", "Bound of finishing, at SIGTERM.", "30s")
 @duration_option("--longest-wait", "Bound of a long poll.", "60s")
-@click.option("--rate", type=click.FloatRange(0.1), default=100.0, show_default=True, help="Requests/s and client.")
+@click.option("--rate", type=click.FloatRange(0.1), default=100.0, show_default=True, help="Requests/s per client.")
 @click.option("--max-queued", type=click.IntRange(1), default=256, show_default=True, help="Analyses that wait.")
 @click.option("--keep", type=click.IntRange(1), default=10_000, show_default=True, help="Results that are kept.")
 @duration_option("--keep-for", "How long they are kept.", "7d")

@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 @click.group(cls=LazyGroup, commands_in=COMMANDS)
 def ci() -> None:
-    """Process flows, faults included, replayed on a real Slurm.
+    """Test that jobs recover: flows (a job, real faults, what its journal must contain), and simulations.
 
     \b
     nvrx-slurm ci run ci/flows
@@ -201,7 +201,7 @@ def schema() -> None:
 @click.command()
 @click.argument("artifacts", nargs=-1, required=True, type=click.Path(path_type=Path))
 def clean(artifacts: tuple[Path, ...]) -> int:
-    """End what runs that were killed have left: their jobs, clusters, processes. Nothing left is fine too.
+    """End what killed runs have left: jobs, clusters, processes. It can be repeated.
 
     ARTIFACTS are the artifacts folders of those runs.
     """

@@ -39,7 +39,7 @@ _PLAN = click.option(
 @_PLAN
 @folder_option
 def replay(job: str | None, plan_file: Path | None, folder: Path) -> None:
-    """Feed a job's journal through the pure core again: it decides the same, or here is where they part (exit 1)."""
+    """Replay a job's journal through the decision core; print the first different decision, if any (exit code 1)."""
     from nvrx_slurm.lab.flow import replaying
     from nvrx_slurm.lab.flow.replaying import read_journal, read_plan
 
@@ -99,7 +99,7 @@ def record(job: str | None, plan_file: Path | None, job_file: Path | None, outpu
 @click.command(cls=JobCommand)
 @job_options
 @click.option("--flow", "only", multiple=True, metavar="GLOB", help="Only faults with such a name; repeatable.")
-@click.option("--list", "only_list", is_flag=True, help="Say what would be run, and why the rest is left out.")
+@click.option("--list", "only_list", is_flag=True, help="List the flows that would run, and why others are left out.")
 @click.option("--write", "into", type=click.Path(path_type=Path), help="Write the flows into this folder; run none.")
 @duration_option("--starts-within", "Until all workers run.", "2m")
 @suite_options
@@ -112,7 +112,7 @@ def matrix(
     stage: StageName | None,
     **options: Any,
 ) -> int:
-    """Try every fault that the job of JOB_YAML should survive, one a flow, and see that it does what its plan says.
+    """Inject every fault that the job of JOB_YAML should survive, one per flow, and check that it recovers.
 
     Each fault happens when all workers run; once the job has recovered, it is cancelled. It need not run to its end.
     """

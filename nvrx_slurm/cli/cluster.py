@@ -35,7 +35,7 @@ def cluster() -> None:
 @cluster.command()
 @_name
 @click.option("--nodes", default=6, show_default=True, help="How many nodes: n1, n2, …")
-@click.option("--cpus-per-node", default=4, show_default=True, help="CPUs that each node claims to have.")
+@click.option("--cpus-per-node", default=4, show_default=True, help="CPUs that each node declares.")
 @click.option("--accounting", is_flag=True, help="Add slurmdbd and a MariaDB of its own, so that sacct answers.")
 def up(name: str, nodes: int, cpus_per_node: int, accounting: bool) -> None:
     """Start a cluster; returns when every node is idle."""
@@ -53,7 +53,7 @@ def up(name: str, nodes: int, cpus_per_node: int, accounting: bool) -> None:
 @_name
 @click.option("--all", "everything", is_flag=True, help="Take every cluster of yours down.")
 def down(name: str, everything: bool) -> None:
-    """Stop a cluster and its jobs, and delete its files; also a half-dead one."""
+    """Stop a cluster and its jobs, and delete its files; also a partly dead cluster."""
     from nvrx_slurm.lab.devcluster import names, remove
 
     for each in names() if everything else [name]:

@@ -106,8 +106,8 @@ def schema() -> None:
 def render(choice: JobChoice, local: bool) -> None:
     """Print the job script of JOB_YAML, or of the command after --.
 
-    The script is all there is: `sbatch` of it does what `nvrx-slurm submit` does. The folder that it logs into is
-    made, since Slurm fails a job without a word where that is missing.
+    The script is complete: `sbatch` of it submits the same job, except that SBATCH_ variables then override the
+    script. The folder for the logs is created, because Slurm fails a job without a message where it is missing.
     """
     from nvrx_slurm.jobspec.script import render_job
 

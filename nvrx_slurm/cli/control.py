@@ -69,7 +69,7 @@ def restart(job_id: str, replica: str | None, wait: bool, timeout: float, folder
 @wait_option
 @timeout_option
 def drain(job_id: str, node: str, force: bool, wait: bool, timeout: float, folder: Path) -> None:
-    """Move the ranks of NODE to a hot spare by a restart, and give NODE none any more.
+    """Move the ranks of NODE to a hot spare by a restart, and assign NODE no further ranks.
 
     The node stays in the allocation, until the job ends or `undrain`. Without a spare the job refuses. A drain is
     taken back if the spare is lost before it has the ranks.
@@ -87,7 +87,7 @@ def drain(job_id: str, node: str, force: bool, wait: bool, timeout: float, folde
 @node_argument
 @timeout_option
 def undrain(job_id: str, node: str, timeout: float, folder: Path) -> None:
-    """Let NODE have ranks again: it becomes a hot spare. One that is lost does when it is back."""
+    """Allow ranks on NODE again: it becomes a hot spare. A node that is lost becomes one when it is back."""
     with closing(_request(folder, job_id)) as request:
         request.undrain(node, timeout, note)
         click.echo(f"{node} may get ranks again")

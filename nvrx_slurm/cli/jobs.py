@@ -15,7 +15,7 @@ from nvrx_slurm.util.sanitize import one_line
 
 
 @click.command()
-@click.option("-n", "--last", "most", type=click.IntRange(min=1), default=20, show_default=True, help="So many.")
+@click.option("-n", "--last", "most", type=click.IntRange(min=1), default=20, show_default=True, help="How many.")
 @click.option("--all", "is_all", is_flag=True, help="All of them.")
 @click.option("--live", is_flag=True, help="Only those that have not ended.")
 @click.option("--json", "as_json", is_flag=True, help="One object, with all that `status --json` says of each.")
@@ -52,11 +52,11 @@ def ls(most: int, is_all: bool, live: bool, as_json: bool, folder: Path) -> None
 
 @click.command()
 @jobs_argument
-@click.option("--expired", "is_expired", is_flag=True, help="Those that the retention of the site file lets go.")
+@click.option("--expired", "is_expired", is_flag=True, help="Jobs that the retention in the site file has expired.")
 @click.option("--days", type=click.IntRange(min=1), help="With --expired: ended longer ago than this.")
 @click.option("--keep", type=click.IntRange(min=1), help="With --expired: but never the newest so many.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@click.option("--force", is_flag=True, help="Also a named job of which nothing says whether it has ended.")
+@click.option("--force", is_flag=True, help="Also a named job whose end is not known.")
 @folder_option
 def rm(
     job_ids: tuple[str, ...],

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.option(
     "--raw",
     is_flag=True,
-    help="To the byte on a terminal, too: it obeys all escape sequences of the workers.",
+    help="Exact bytes on a terminal, too: it interprets all escape sequences of the workers.",
 )
 def logs(
     job_id: str,

@@ -28,12 +28,12 @@ def _open(where: str | None, cluster: str | None) -> Ledger:
 
 
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="One object, with all that speaks against each node.")
+@click.option("--json", "as_json", is_flag=True, help="One object, with all evidence against each node.")
 @click.option("--ledger", "where", metavar="FILE|URL", help="Another ledger than the configured one.")
-@click.option("--cluster", metavar="NAME", help="Another cluster than the one that Slurm's commands speak to.")
+@click.option("--cluster", metavar="NAME", help="Another cluster than that of SLURM_CONF.")
 @click.pass_context
 def nodes(context: click.Context, as_json: bool, where: str | None, cluster: str | None) -> None:
-    """Nodes that are suspect: what speaks against each, since when, and in which jobs.
+    """List suspect nodes: the evidence against each, its age, and the jobs.
 
     Evidence loses half of its weight each day. Jobs give suspect nodes no ranks while they have others, and
     `nvrx-slurm submit --exclude-suspects` does not ask for them.
@@ -54,10 +54,10 @@ def nodes(context: click.Context, as_json: bool, where: str | None, cluster: str
 
 @nodes.command()
 @click.argument("names", metavar="NODE…", nargs=-1, required=True)
-@click.option("--why", required=True, help="What is wrong with it: `nodes suspects` shows it.")
+@click.option("--why", required=True, help="What is wrong with it; `nvrx-slurm nodes` shows it.")
 @click.pass_obj
 def suspect(opened: Callable[[], Ledger], names: tuple[str, ...], why: str) -> None:
-    """Have nodes count as suspect for about three days."""
+    """Mark nodes as suspect for about three days."""
     from nvrx_slurm.attribution.blames import Blame, BlameKind
     from nvrx_slurm.util.clock import SystemClock
 
@@ -77,7 +77,7 @@ def suspect(opened: Callable[[], Ledger], names: tuple[str, ...], why: str) -> N
 @click.option("--all", "everything", is_flag=True, help="Every node of the cluster.")
 @click.pass_obj
 def clear(opened: Callable[[], Ledger], name: str | None, everything: bool) -> None:
-    """Forget what speaks against a node, or against all."""
+    """Remove the evidence against a node, or against all."""
     if (name is None) != everything:
         raise UsageError("name one node, or say --all")
     cleared = opened().clear(name)

@@ -39,8 +39,8 @@ ENDS: dict[signal.Signals, tuple[int, str]] = {
 def run(choice: JobChoice, here: bool, quiet: bool) -> int:
     """Run JOB_YAML, or the command after --, in the foreground.
 
-    Inside an allocation (salloc, or an sbatch script of yours) the job runs on its nodes; all that are no spares work
-    if you do not say how many. Elsewhere it runs on this machine, without Slurm: each node is a process of its own.
+    Inside an allocation (salloc, or your own sbatch script) the job runs on its nodes; without --nodes, all that are
+    not spares run workers. Elsewhere it runs on this machine, without Slurm: each node is a process of its own.
 
     Shows the journal's events and what the workers print. Ends with the job's exit code. Ctrl-C ends the job cleanly,
     a second one kills its workers, a third one everything; the death of this command ends the job too.

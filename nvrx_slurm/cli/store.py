@@ -19,7 +19,7 @@ def store() -> None:
 
 @store.command()
 @click.argument("user", metavar="USER")
-@click.option("--namespace", metavar="NAME", help="Of `store.namespace` in the user's job.yaml. [default: USER]")
+@click.option("--namespace", metavar="NAME", help="As `store.namespace` in the user's job.yaml. [default: USER]")
 @click.option(
     "--job",
     "job_id",

@@ -159,7 +159,7 @@ class AttributionSpec(Block, frozen=True, kw_only=True):
     manage_attrsvc: Annotated[Switch, "Ask a service that the batch host starts for this job, and ends with it."] = (
         False
     )
-    enable_lib: Annotated[Switch, "Ask the rules that come with this tool, on the batch host."] = True
+    enable_lib: Annotated[Switch, "Ask the built-in rules, on the batch host. Answers name this source `lib`."] = True
     enable_mcp: Annotated[Switch, "Ask an MCP server, which the batch host starts."] = False
     mcp_command: Annotated[Command | None, "The command of that server, if it is not `nvrx-slurm mcp`."] = None
     http_urls: Annotated[
@@ -186,7 +186,7 @@ class AttributionSpec(Block, frozen=True, kw_only=True):
     ] = "any"
     rules: Annotated[
         Annotated[tuple[Line, ...], AS_LIST, TEXT_OR_LIST],
-        "Rule files of your own, beside those that come with this tool.",
+        "Your own rule files, in addition to the built-in rules.",
     ] = ()
     llm: Annotated[LlmSpec | None, "A second opinion; see below."] = None
     slack: Annotated[SlackSpec | None, "Send a message to a Slack channel; see below."] = None
@@ -394,7 +394,7 @@ class FaultToleranceSpec(Block, frozen=True, kw_only=True):
         "After how many preemptions and requeues the job goes on. Not set: no limit, since they are the site's "
         "decisions.",
     ] = None
-    quarantine_after: Annotated[Positive, "A node that was lost this often gets no ranks any more."] = 3
+    quarantine_after: Annotated[Positive, "A node that was lost this often gets no further ranks."] = 3
     control_plane_grace: Annotated[
         Duration,
         "How long workers go on without controller and store. Then they are stopped, and Slurm is asked to "
@@ -489,7 +489,7 @@ class SlurmSpec(Block, frozen=True, kw_only=True):
         "`--array`, such as `0-7`: each task is a job of its own, with a folder and a journal; its id is `1234_7`, "
         "and its workers find SLURM_ARRAY_TASK_ID in their environment",
     ] = None
-    segment: Annotated[Nodes | None, "`--segment`: nodes of one network block (Slurm 23.11 and newer)"] = None
+    segment: Annotated[Nodes | None, "`--segment`: nodes of one network block (Slurm 24.05 and newer)"] = None
     extra: Annotated[
         Extra,
         "Any other sbatch flag, without its dashes: `comment: text`; `true` for a flag without a value.",

@@ -69,7 +69,8 @@ class FromAgent(Fact, frozen=True, kw_only=True):
 
 
 class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started"):
-    """The first fact of each generation. `expected` lists the allocation's nodes in Slurm's order."""
+    """Begins each generation; only a `controller_started` comes before it. `expected`: the allocation's nodes, in
+    Slurm's order."""
 
     job: str
     name: str
@@ -114,7 +115,7 @@ class NodeReady(FromAgent, frozen=True, kw_only=True, tag="node_ready"):
 
 class WorkersStarted(FromAgent, frozen=True, kw_only=True, tag="workers_started"):
     """All workers of this node run: rank → process id. `warm`: how many of them were forked from the role's warm
-    process; `cold`: why the others were not, where the role has `prewarm`."""
+    process; `cold`: why the others were started cold, where the role has `prewarm`."""
 
     replica: FileName
     cycle: Count
@@ -163,9 +164,9 @@ class RestartedInProcess(FromAgent, frozen=True, kw_only=True, tag="restarted_in
 
 
 class WorkerFailed(FromAgent, frozen=True, kw_only=True, tag="worker_failed"):
-    """A worker ended in any way but exit code 0, and not by a signal of its agent's. `ago_s`: how long before this
-    message its end was noticed. `peer_lost`: what it printed says that it lost the connection to a peer, so what
-    ended that peer came first."""
+    """A worker ended with another exit code than 0, or by a signal that its agent had not sent. `ago_s`: how long
+    before this message its end was noticed. `peer_lost`: by its output it lost the connection to a peer, so that peer
+    ended first."""
 
     replica: FileName
     cycle: Count
@@ -253,8 +254,7 @@ class NodeLeft(FromAgent, frozen=True, kw_only=True, tag="node_left"):
 
 
 class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
-    """The controller declares the node dead. `cause`: `connection_closed` (`tether_lost` in journals up to 0.1),
-    `heartbeat_timeout`, or `replaced`.
+    """The controller declares the node dead. `cause`: `connection_closed`, `heartbeat_timeout`, or `replaced`.
 
     `safe_after_s`: its workers may still run for so long, and until then no node gets their ranks. 0: its own kernel
     says that they are dead.
@@ -267,7 +267,7 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
     ago_s: float = 0.0
     safe_after_s: float = 0.0
     silent_s: float = 0.0
-    """How long nothing had been heard of it, where that is why it is declared dead."""
+    """How long no sign of life had arrived from it, if that is why it is declared dead."""
 
     @property
     def why(self) -> str:
@@ -277,7 +277,7 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
 
 
 class NodeFenced(Fact, frozen=True, kw_only=True, tag="node_fenced"):
-    """The workers of a lost node are dead for certain: `proof` says how that is known."""
+    """The workers of a lost node are proven dead. `proof`: by what."""
 
     node: FileName
     incarnation: FileName
@@ -285,7 +285,7 @@ class NodeFenced(Fact, frozen=True, kw_only=True, tag="node_fenced"):
 
 
 class SlurmNodeState(Fact, frozen=True, kw_only=True, tag="slurm_node_state"):
-    """What Slurm says of a node that was lost, such as `DOWN+NOT_RESPONDING`."""
+    """The state of a lost node in Slurm, such as `DOWN+NOT_RESPONDING`."""
 
     node: FileName
     state: str
@@ -295,7 +295,7 @@ class SlurmNodeState(Fact, frozen=True, kw_only=True, tag="slurm_node_state"):
 class AgentsStarted(Fact, frozen=True, kw_only=True, tag="agents_started"):
     """The batch host starts agents on these nodes again, in one step of Slurm. `missing`: nodes without an agent that
     do not answer. `step_ended`: the srun of all their agents had ended, by Slurm or a signal, which is no fault of
-    theirs. `attempt`: the how-manieth start within a short time, from 1."""
+    theirs. `attempt`: the number of this start within a short time, from 1."""
 
     nodes: tuple[FileName, ...]
     missing: tuple[FileName, ...] = ()
@@ -366,7 +366,7 @@ class CommandEnded(FromAgent, frozen=True, kw_only=True, tag="command_ended"):
 
 
 class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
-    """The batch host says that the job must end: it was told so, its terminal was closed (`hangup`), time is up, no
+    """The batch host reports why the job must end: a user cancels it, its terminal closed (`hangup`), time is up, no
     agent runs any more, none can run in the job's container (`no_agents`), no client has touched the job's lease
     file, or Slurm takes the nodes back (`preempted`: also for a requeue). `saves`: there is time for a checkpoint
     first. `by`: a user asks to cancel it, from a host that cannot signal the batch host."""
@@ -488,8 +488,8 @@ class AttributionAsked(Decision, frozen=True, kw_only=True, tag="attribution_ask
 
 
 class AttributionJudged(Decision, frozen=True, kw_only=True, tag="attribution_judged"):
-    """What the sources' answers come to, read once. `acted`: it decided; else `why` says why not. An answer that
-    comes later is recorded, and nothing follows from it."""
+    """The verdict that follows from the answers of all sources, formed once. `acted`: whether it decided about the
+    restart; if not, `why` is the reason. A later answer is recorded and has no effect."""
 
     replica: FileName
     cycle: Count
@@ -557,7 +557,7 @@ class FirstStepReached(Decision, frozen=True, kw_only=True, tag="first_step_reac
 
 
 class ReplicaEnded(Decision, frozen=True, kw_only=True, tag="replica_ended"):
-    """The replica will run no more: `done` (all ranks exited 0) or `failed` (and its role says to ignore it)."""
+    """The replica has ended: `done` (all ranks exited with 0) or `failed` (in a role with `on_failure: ignore`)."""
 
     replica: FileName
     cycle: Count
@@ -575,7 +575,7 @@ class Shutdown(Decision, frozen=True, kw_only=True, tag="shutdown"):
 
 
 class JobEnded(Decision, frozen=True, kw_only=True, tag="job_ended"):
-    """Everyone has left, or the bound for it passed (`missing` names who never answered)."""
+    """All agents have left, or the bound for that has passed (`missing`: the nodes that did not answer)."""
 
     exit_code: int
     reason: str
@@ -614,8 +614,8 @@ class RequestRefused(Decision, frozen=True, kw_only=True, tag="request_refused")
 
 
 class RestartOrdered(Decision, frozen=True, kw_only=True, tag="restart_ordered"):
-    """A user has a replica restarted, or has a node drained that works for it (`node`). That is no failure: no budget
-    counts it, and no source is asked about it. `cycle`: the one that ends."""
+    """A user's request restarts a replica, or drains a node of it (`node`). This is not a failure: it does not count
+    against a budget, and no source is asked about it. `cycle`: the one that ends."""
 
     request: str
     by: str
@@ -633,8 +633,8 @@ class NodeDrained(Decision, frozen=True, kw_only=True, tag="node_drained"):
 
 
 class NodeUndrained(Decision, frozen=True, kw_only=True, tag="node_undrained"):
-    """The node may get ranks again. `why`: it was the controller that has taken the drain back (of request
-    `request`)."""
+    """The node may get ranks again. `why`: set if the controller revoked the drain (of request `request`) itself, and
+    the reason."""
 
     request: str
     by: str

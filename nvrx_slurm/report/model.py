@@ -197,7 +197,7 @@ class Recovery(Value, frozen=True, kw_only=True):
     """How a replica got to run again. `phases`, in order, add up to `total_s`, the orchestration's own time.
 
     `startup_s` follows it: the user's own start-up (imports, checkpoint) until every node has reported its first
-    step; until then, and in journals up to 0.1, until the first node has. Null before that.
+    step; before that, until the first node has. Null until then.
     """
 
     replica: str

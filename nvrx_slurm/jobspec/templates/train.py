@@ -1,8 +1,8 @@
 """A training that survives failures, with the standard library only. Put your own in its place.
 
 It fits eight weights to noisy samples, data-parallel over all ranks. What makes it restartable is what any training
-needs: the ranks meet as the environment says (as under torchrun), start from the newest checkpoint, save a complete
-one every few steps, and leave when a peer is gone.
+needs: the ranks connect by MASTER_ADDR and MASTER_PORT (as under torchrun), start from the newest checkpoint, save a
+complete one every few steps, and exit when a peer is lost.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 try:
-    from nvrx_slurm.workload import beat  # tells the step; does nothing outside of a job
+    from nvrx_slurm.workload import beat  # reports the step; does nothing outside of a job
 except ImportError:
 
     def beat(*, step: int) -> None:

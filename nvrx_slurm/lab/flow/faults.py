@@ -95,7 +95,7 @@ class NodeTarget(Arguments, frozen=True, kw_only=True):
     spare: Annotated[Positive | None, "The hot spare with this number, from 1, in the allocation's order."] = None
     batch_host: Annotated[Chosen | None, "The node on which the batch script and the controller run."] = None
     replica: Annotated[
-        Line | None, "With `of_rank`: which replica's rank, such as `policy-0`. A job with one replica needs no word."
+        Line | None, "With `of_rank`: whose rank, such as `policy-0`. Not needed with one replica."
     ] = None
 
     def settled(self, said: Mapping[str, Any]) -> Self:
@@ -113,7 +113,7 @@ class WorkerTarget(Arguments, frozen=True, kw_only=True):
     rank: Annotated[Rank | None, "Its rank."] = None
     of_node: Annotated[Line | None, "The first rank on this node; a name, or a capture such as `$dead`."] = None
     replica: Annotated[
-        Line | None, "With `rank`: in which replica, such as `policy-0`. A job with one replica needs no word."
+        Line | None, "With `rank`: of which replica, such as `policy-0`. Not needed with one replica."
     ] = None
 
     def settled(self, said: Mapping[str, Any]) -> Self:
@@ -142,7 +142,7 @@ class Cancel(Arguments, frozen=True, kw_only=True):
     signal: Annotated[
         Signal | None, "`scancel --signal`; without it Slurm's own way: TERM, and KILL after KillWait."
     ] = None
-    twice: Annotated[Switch, "Twice in a row, as an impatient person does it."] = False
+    twice: Annotated[Switch, "Sends it twice in a row."] = False
 
 
 class TimeLimit(Arguments, frozen=True, kw_only=True):
@@ -240,13 +240,13 @@ FAULTS: dict[str, FaultKind] = {
     "slow_link": FaultKind(
         "A node's network is slow, or loses packets.", SlowLink, _OWN_NETWORK, names="node", needs="network"
     ),
-    "heal_link": _node("A node's network is well again.", _OWN_NETWORK, "network"),
+    "heal_link": _node("The network of a node works normally again.", _OWN_NETWORK, "network"),
     "fill_disk": FaultKind("The disk below the job folder is full.", stages=_OWN_MACHINE, needs="disk"),
-    "free_disk": FaultKind("It has room again.", stages=_OWN_MACHINE, needs="disk"),
+    "free_disk": FaultKind("The disk below the job folder has free space again.", stages=_OWN_MACHINE, needs="disk"),
     "kill_attribution_service": _service("SIGKILL for the scripted attribution service."),
-    "stop_attribution_service": _service("SIGSTOP for it: it takes connections and says nothing."),
+    "stop_attribution_service": _service("SIGSTOP for it: its connections stay open, and it does not answer."),
     "continue_attribution_service": _service("SIGCONT for it."),
-    "revoke_store_password": FaultKind("The store takes another password from now on."),
+    "revoke_store_password": FaultKind("The password of the store is changed."),
     "scancel": FaultKind("A user cancels the job.", Cancel),
     "preempt": FaultKind("A job of higher priority takes the nodes.", Preempt, _OWN_SLURM),
     "preempt_with_notice": FaultKind(

@@ -116,11 +116,11 @@ class FlowFile(Block, frozen=True, kw_only=True):
     on: Annotated[
         Stages,
         "Where it can run: `local` (this machine, no Slurm), `dev` (a Slurm started for it alone), "
-        "`slurm` (the site's). Elsewhere it is left out, and said to be.",
+        "`slurm` (the site's). On another stage it is skipped, and reported as left out.",
     ] = STAGES
     cluster: Annotated[ClusterNeeds, "What it needs of a cluster."] = ClusterNeeds()
     faults: Annotated[tuple[Any, ...], "What happens to the job, and when."] = ()
-    expect: Annotated[tuple[Any, ...], "What the journal must say, in this order."]
+    expect: Annotated[tuple[Any, ...], "The entries that the journal must contain, in this order."]
     limits: Annotated[
         FlowLimits, "How long it may take: `wall`, for one attempt, its clean-up aside. Not set: two minutes."
     ] = FlowLimits()

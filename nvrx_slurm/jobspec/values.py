@@ -158,6 +158,11 @@ def _lines(value: object) -> object:
 def _extra(flag: str) -> str:
     if not _FLAG.fullmatch(flag):
         raise ValueError("is no sbatch flag; write its long form without dashes in front: `comment: text`")
+    if flag == "het-group":
+        raise ValueError(
+            "is not supported: a heterogeneous job's components are jobs of their own, and no step starts agents on"
+            " all of them"
+        )
     if flag in _SET_BY_TOOL:
         raise ValueError(f"is set by nvrx-slurm itself{_SET_BY_TOOL[flag]}")
     return flag
@@ -173,7 +178,6 @@ _SET_BY_TOOL = {
     "output": "; set `output`",
     "open-mode": ": a requeued job goes on in the same log",
     "signal": ": it fits the teardown's budget",
-    "het-group": ": a heterogeneous job's components are jobs of their own, and no step starts agents on all of them",
     "wrap": "; set `command`",
 }
 

@@ -175,7 +175,7 @@ def _check_installed(option: str, path: Path | None, package: str) -> None:
 @click.command()
 @_paths
 @_only
-@_on
+@click.option("--on", "stage", type=click.Choice(["slurm", "dev", "local"]), help="Default: each that a flow names.")
 def check(paths: tuple[Path, ...], only: tuple[str, ...], stage: StageName | None) -> None:
     """Load the flows of PATHS and check all that can be checked without running them."""
     from nvrx_slurm.lab.flow.load import load_flows
@@ -250,6 +250,12 @@ def simulate(
     Exits with 1 on the first promise that is broken: prints the seed, the simplest job with the fewest faults that
     still break it, the journal, and the line that replays it.
     """
+    options = {"--nodes": nodes, "--scenario": scenario, "--minutes": minutes, "--corpus": corpus, "--keep": keep}
+    given = [name for name, value in options.items() if value not in (None, ())]
+    if of != "job" and given:
+        raise UsageError(f"--of {of} takes no {', '.join(given)}: these are for --of job")
+    if minutes is None and (corpus or keep is not None):
+        raise UsageError("--corpus and --keep take effect with --minutes alone")
     if of != "job":
         try:
             from nvrx_slurm.lab.simulation import histories

@@ -113,3 +113,18 @@ def test_older_flags_work_and_are_told_of_once(nvrx: Nvrx, tmp_path: Path) -> No
     assert endpoint.endswith("use --ft-attrsvc-url")
     assert backend.endswith("use --ft-attribution-http-url and --ft-attribution-enable-mcp")
     assert all(line.startswith("nvrx-slurm: DeprecationWarning: --ft-") for line in (endpoint, backend))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--of", "transport", "--nodes", "3"], "--nodes"),
+        (["--of", "inprocess", "--minutes", "1", "--keep", "."], "--minutes, --keep"),
+        (["--keep", "."], "--minutes"),
+    ],
+)
+def test_no_option_of_a_simulation_is_ignored(nvrx: Nvrx, given: list[str], named: str) -> None:
+    """An option that has no effect with the others is an error."""
+    done = nvrx("ci", "simulate", "--seeds", "1", *given)
+    assert done.returncode == EXIT_USAGE
+    assert named in done.stderr

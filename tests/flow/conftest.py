@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from ci import programs
+from tests.ledger import Ledger
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """Checked after the test, whatever it was about."""
+    ledger = Ledger(tmp_path / "ledger")
+    yield ledger
+    ledger.check()
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +37,32 @@ def browser() -> Iterator[Browser]:
         found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield found
         found.close()
+
+
+class Tab:
+    """A page of the browser that shows one file after the other: a new one takes two seconds of processor time."""
+
+    def __init__(self, page: Page) -> None:
+        self._page, self._complaints, self._requests = page, list[str](), list[str]()
+        page.on("console", lambda message: self._complaints.append(message.text))
+        page.on("pageerror", lambda error: self._complaints.append(str(error)))
+        page.on("request", lambda asked: self._requests.append(asked.url))
+
+    def shows(self, file: Path, screen: dict[str, Any]) -> Iterator[Page]:
+        """The file on this screen. Afterwards: nothing was asked for but the file itself, and nothing complained."""
+        self._page.goto("about:blank")
+        self._complaints.clear()
+        self._requests.clear()
+        self._page.set_viewport_size(screen["viewport"])
+        self._page.emulate_media(color_scheme=screen["color_scheme"])
+        self._page.goto(file.as_uri())
+        yield self._page
+        assert self._complaints == []
+        assert self._requests == [file.as_uri()]
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser) -> Iterator[Tab]:
+    """One for all tests of a module."""
+    with browser.new_context() as context:
+        yield Tab(context.new_page())

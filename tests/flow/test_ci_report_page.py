@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from nvrx_slurm.lab.flow import report_html
 from nvrx_slurm.lab.flow.report_text import write
+from tests.flow.conftest import Tab
 from tests.outcomes import HOSTILE, of_every_kind
 
 SCREENS = {
@@ -27,36 +27,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@dataclass
-class Tab:
-    """A page of the browser, what it has asked for and what it has complained of."""
-
-    page: Page
-    complaints: list[str]
-    requests: list[str]
-
-
-@pytest.fixture(scope="module", params=SCREENS)
-def tab(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Tab]:
-    """One for each screen."""
-    with browser.new_context(**SCREENS[request.param]) as context:
-        tab = Tab(context.new_page(), [], [])
-        tab.page.on("console", lambda message: tab.complaints.append(message.text))
-        tab.page.on("pageerror", lambda error: tab.complaints.append(str(error)))
-        tab.page.on("request", lambda asked: tab.requests.append(asked.url))
-        yield tab
-
-
-@pytest.fixture
-def page(tab: Tab, report: Path) -> Iterator[Page]:
-    """The report, opened. Afterwards: nothing was asked for but the file itself, and nothing complained."""
-    tab.page.goto("about:blank")
-    tab.complaints.clear()
-    tab.requests.clear()
-    tab.page.goto(report.as_uri())
-    yield tab.page
-    assert tab.complaints == []
-    assert tab.requests == [report.as_uri()]
+@pytest.fixture(params=SCREENS)
+def page(request: pytest.FixtureRequest, tab: Tab, report: Path) -> Iterator[Page]:
+    """The report, opened, on each screen."""
+    yield from tab.shows(report, SCREENS[request.param])
 
 
 def shown(page: Page) -> list[str]:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from bench.report import write_job
 from nvrx_slurm.report.fleet import read_fleet
 from nvrx_slurm.report.job_report import job_report
 from nvrx_slurm.report.web.fleet_page import fleet_page
+from tests.flow.conftest import Tab
 from tests.jobs import write_eventful
 from tests.unit.report.recorder import BEGIN
 
@@ -32,29 +33,21 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["phone-light", "desktop-dark"])
-def page(request: pytest.FixtureRequest, browser: Browser, report: Path) -> Iterator[Page]:
-    """The page on a screen. What it does is the same at each size and in both themes: two stand for all. Afterwards:
-    nothing was asked for but the file itself, and nothing complained."""
-    yield from opened(browser, report, SCREENS[request.param])
+def page(request: pytest.FixtureRequest, tab: Tab, report: Path) -> Iterator[Page]:
+    """The page on a screen. What it does is the same at each size and in both themes: two stand for all."""
+    yield from opened(tab, report, SCREENS[request.param])
 
 
-@pytest.fixture(params=SCREENS, scope="module")
-def looked_at(request: pytest.FixtureRequest, browser: Browser, report: Path) -> Iterator[Page]:
-    """The page on each screen, for tests that press nothing: to open it takes a second of processor time."""
-    yield from opened(browser, report, SCREENS[request.param])
+@pytest.fixture(params=SCREENS)
+def looked_at(request: pytest.FixtureRequest, tab: Tab, report: Path) -> Iterator[Page]:
+    """The page on each screen, for tests of how it looks."""
+    yield from opened(tab, report, SCREENS[request.param])
 
 
-def opened(browser: Browser, report: Path, screen: dict[str, Any]) -> Iterator[Page]:
-    with browser.new_context(**screen) as context:
-        shown, complaints, requests = context.new_page(), [], []
-        shown.on("console", lambda message: complaints.append(message.text))
-        shown.on("pageerror", lambda error: complaints.append(str(error)))
-        shown.on("request", lambda asked: requests.append(asked.url))
-        shown.goto(report.as_uri())
+def opened(tab: Tab, report: Path, screen: dict[str, Any]) -> Iterator[Page]:
+    for shown in tab.shows(report, screen):
         expect(shown.locator("#journal .found")).not_to_be_empty()
         yield shown
-        assert complaints == []
-        assert requests == [report.as_uri()]
 
 
 def test_everything_is_drawn(looked_at: Page) -> None:
@@ -131,13 +124,13 @@ def test_the_journal_is_searched(page: Page) -> None:
     expect(page.locator("#journal .row")).to_have_count(1)
 
 
-def test_a_large_job_is_aggregated(browser: Browser, tmp_path: Path) -> None:
+def test_a_large_job_is_aggregated(tab: Tab, tmp_path: Path) -> None:
     """1,000 nodes and 10,000 entries: nodes that did the same share a row, each can be seen alone, and only what is
     in sight is an element."""
     folder = write_job(tmp_path, "1", nodes=1000, spares=8, events=10_000)
     report = job_report(folder).write(tmp_path / "large.html")
     assert report.stat().st_size < 5_000_000
-    for page in opened(browser, report, SCREENS["desktop-light"]):
+    for page in opened(tab, report, SCREENS["desktop-light"]):
         expect(page.locator("#journal .found")).to_contain_text("entries")
         assert page.locator("*").count() < 40_000
         assert page.locator("#journal .row").count() < 80
@@ -150,20 +143,14 @@ def test_a_large_job_is_aggregated(browser: Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("screen", ["phone-dark", "desktop-light"])
-def test_the_page_of_all_jobs(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, screen: str) -> None:
+def test_the_page_of_all_jobs(tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, screen: str) -> None:
     """It asks for nothing, axe-core finds nothing, and it does not scroll sideways."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     fleet = read_fleet([write_eventful(tmp_path / "jobs")], since=BEGIN)
     report = tmp_path / "fleet.html"
     report.write_bytes(fleet_page(fleet, since=BEGIN, now=BEGIN + 1000.0))
-    with browser.new_context(**SCREENS[screen]) as context:
-        page, complaints, requests = context.new_page(), [], []
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("request", lambda asked: requests.append(asked.url))
-        page.goto(report.as_uri())
+    for page in tab.shows(report, SCREENS[screen]):
         expect(page.locator("#causes tbody tr")).to_have_count(3)
         found = Axe().run(page)
         assert found.violations_count == 0, found.generate_report()
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        assert complaints == []
-        assert requests == [report.as_uri()]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.redis_client import client
 from nvrx_slurm.util.clock import SystemClock
 from tests.forks import run_command
-from tests.harness import WAIT_S, RunningJob
+from tests.harness import RunningJob
+from tests.waiting import until
 
 TERMINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
 CLI = (sys.executable, "-m", "nvrx_slurm")
@@ -73,9 +73,4 @@ def settled(job: RunningJob, nodes: int) -> None:
     assert address is not None
     with client(address, connect_s=5.0, answer_s=5.0) as store:
         beats = Keys(address.job).beats
-        wait_until(
-            lambda: int(store.xlen(beats)) >= 2 * nodes,
-            timeout_s=WAIT_S,
-            what=f"two beats of each of {nodes} nodes",
-            clock=SystemClock(),
-        )
+        until(lambda: int(store.xlen(beats)) >= 2 * nodes, f"two beats of each of {nodes} nodes")

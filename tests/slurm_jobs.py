@@ -12,11 +12,11 @@ from pathlib import Path
 from nvrx_slurm.agent.supervisor import send_all
 from nvrx_slurm.journal.records import RendezvousClosed
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.devcluster.processes import environment_of, read_table, wait_until, working_folder_of
-from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.lab.devcluster.processes import environment_of, read_table, working_folder_of
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import GATE_WORKER, Gate, RunningJob, Waiting
 from tests.slurm_harness import nvrx, submit
+from tests.waiting import until
 
 GONE_S = 60.0
 CALM = "teardown: {grace: 5s}"
@@ -105,12 +105,7 @@ class SlurmJobs:
 
     def all_gone(self, job: RunningJob) -> None:
         """Wait until no process of the job is left."""
-        wait_until(
-            lambda: not self.processes_of(job),
-            timeout_s=GONE_S,
-            what=f"every process of job {job.folder.job_id} to be gone",
-            clock=SystemClock(),
-        )
+        until(lambda: not self.processes_of(job), f"every process of job {job.folder.job_id} to be gone")
 
     def close(self) -> None:
         """Cancel what a failed test has left."""

@@ -8,16 +8,17 @@ from collections.abc import Callable
 from typing import TypeVar
 
 WAIT_S = 60.0
-LOOK_S = 0.002
+LOOK_S, LONGEST_PAUSE_S = 0.002, 0.1
 T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], what: str = "it", timeout: float = WAIT_S) -> T:
     """Wait until it holds; returns what it gave."""
-    deadline = time.monotonic() + timeout
+    deadline, pause_s = time.monotonic() + timeout, LOOK_S
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not in {timeout:g} s: {what}"
-        time.sleep(LOOK_S)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
     return value
 
 

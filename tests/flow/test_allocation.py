@@ -17,10 +17,10 @@ from nvrx_slurm.cli import cli
 from nvrx_slurm.controller.failure_detector import TEST_S
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import RendezvousClosed, Shutdown, Signalled
-from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from tests.harness import RunningJob, wait_gone
 from tests.slurm_harness import CLI, SlurmHandle, nvrx
+from tests.waiting import until
 
 pytestmark = pytest.mark.slurm(nodes=4)
 RUN = f"{shlex.join(CLI)} run"
@@ -69,19 +69,12 @@ def test_plain_salloc_survives_a_killed_node(healthy_cluster, salloc, gate, tmp_
     lost, clock = workers[1].env["NVRX_NODE"], SystemClock()
     here_at = clock.monotonic()
     # Before that no probe proves its death: it would be given up by its heartbeats, when Slurm itself misses it.
-    wait_until(
-        lambda: clock.monotonic() > here_at + 2 * TEST_S, timeout_s=10.0, what="the test of probes", clock=clock
-    )
+    until(lambda: clock.monotonic() > here_at + 2 * TEST_S, "the test of probes", timeout=10.0)
     healthy_cluster.kill_node(lost)
     job.expect(RendezvousClosed, cycle=1)
     gate.wait(2, cycle=1)
     handle = SlurmHandle(slurm_id, healthy_cluster)
-    wait_until(
-        lambda: handle.show()["NumNodes"] == "2",
-        timeout_s=60.0,
-        what="the allocation to go on without the lost node",
-        clock=SystemClock(),
-    )
+    until(lambda: handle.show()["NumNodes"] == "2", "the allocation to go on without the lost node")
     assert handle.show()["JobState"] == "RUNNING"
     gate.open()
     assert process.wait(60.0) == 0
@@ -135,12 +128,7 @@ def test_cancel_from_another_host_ends_the_run_and_leaves_the_allocation(healthy
     assert (done.returncode, done.stdout.strip()) == (0, "CANCELLED"), done.stderr
     wait_gone([worker.pid for worker in workers.values()])
     assert (job.expect(Signalled).by or "").endswith("@elsewhere")
-    wait_until(
-        lambda: "run 143" in (tmp_path / "out").read_text(),
-        timeout_s=60.0,
-        what="the run to end with 143",
-        clock=SystemClock(),
-    )
+    until(lambda: "run 143" in (tmp_path / "out").read_text(), "the run to end with 143")
     assert SlurmHandle(info.slurm_id, healthy_cluster).show()["JobState"] == "RUNNING"
     again = nvrx("cancel", job.folder.job_id, cwd=tmp_path, env=healthy_cluster.environment())
     assert (again.returncode, again.stdout.strip()) == (0, "CANCELLED"), again.stderr
@@ -164,14 +152,9 @@ def test_runs_of_one_script_have_their_own_ids_and_nodes(healthy_cluster, gate, 
     )  # fmt: skip
     assert sent.returncode == 0, sent.stderr
     job_id = sent.stdout.strip()
-    wait_until(
-        lambda: len(list((tmp_path / "nvrx-jobs").glob("*-run[23]/plan.json"))) == 2,
-        timeout_s=60.0,
-        what="two runs at once",
-        clock=SystemClock(),
-    )
+    until(lambda: len(list((tmp_path / "nvrx-jobs").glob("*-run[23]/plan.json"))) == 2, "two runs at once")
     (tmp_path / "full").touch()
-    wait_until((tmp_path / "refused").exists, timeout_s=60.0, what="the third run to end", clock=SystemClock())
+    until((tmp_path / "refused").exists, "the third run to end")
     gate.open()
     assert SlurmHandle(job_id, healthy_cluster).wait(60.0) == 0
     printed = (tmp_path / "out").read_text()
@@ -196,26 +179,17 @@ def test_tasks_of_an_array_are_jobs_with_as_many_spares_as_there_are(healthy_clu
         "slurm: {array: 0-1, extra: {exclusive: true}}\n"
     )
     try:
-        wait_until(
+        until(
             lambda: b"R" in subprocess.check_output(["squeue", "--noheader", "--format=%t"], env=env),
-            timeout_s=60.0,
-            what="the other nodes to be taken",
-            clock=SystemClock(),
+            "the other nodes to be taken",
         )
         job_id = nvrx("submit", path.name, cwd=tmp_path, env=healthy_cluster.environment()).stdout.strip()
         folders = [JobFolder(tmp_path / "nvrx-jobs" / f"{job_id}_{task}") for task in (0, 1)]
-        wait_until(
-            lambda: all(each.path.is_dir() and each.read_store() for each in folders),
-            timeout_s=60.0,
-            what="both tasks to run",
-            clock=SystemClock(),
-        )
+        until(lambda: all(each.path.is_dir() and each.read_store() for each in folders), "both tasks to run")
         running = [(folder.job_id, "running") for folder in folders]
-        wait_until(
+        until(
             lambda: running == [(each["job"], each["state"]) for each in status_of(job_id, tmp_path, env)["tasks"]],
-            timeout_s=60.0,
-            what="status to show both tasks running",
-            clock=SystemClock(),
+            "status to show both tasks running",
         )
         assert status_of(job_id, tmp_path, env)["state"] == "running"
         gate.open()

@@ -15,12 +15,12 @@ from ruamel.yaml import YAML
 
 from nvrx_slurm.cli import cli
 from nvrx_slurm.lab.devcluster import DevCluster, names
-from nvrx_slurm.lab.devcluster.processes import environment_of, read_table, wait_until
+from nvrx_slurm.lab.devcluster.processes import environment_of, read_table
 from nvrx_slurm.lab.flow.cleanup import MARK
-from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import RUNTIME_ROOTS, JobFiles
 from tests.harness import Gate
 from tests.slurm_harness import CLI
+from tests.waiting import until
 
 CALM = {"teardown": {"grace": "2s"}, "heartbeat": {"interval": "500ms", "timeout": "5s"}}
 PASSES = [{"job_ended": {"exit_code": 0}}]
@@ -60,11 +60,10 @@ class Run:
 
     def leaves_nothing(self, within_s: float) -> None:
         """Wait until no process, no cluster and no folder in memory is left of it."""
-        wait_until(
+        until(
             lambda: not self.everything() and not self.clusters() and not self.memory(),
-            timeout_s=within_s,
-            what=f"nothing to be left of {self.artifacts}",
-            clock=SystemClock(),
+            f"nothing to be left of {self.artifacts}",
+            timeout=within_s,
         )
 
     def memory(self) -> list[Path]:
@@ -228,7 +227,7 @@ def is_queued(each: Run) -> bool:
 
 def in_the_middle(each: Run, two_flows: Callable[[], None]) -> None:
     two_flows()
-    wait_until(lambda: is_queued(each), timeout_s=60.0, what="the second job", clock=SystemClock())
+    until(lambda: is_queued(each), "the second job")
 
 
 @pytest.mark.slurm
@@ -287,7 +286,7 @@ def test_on_a_sites_slurm_no_job_of_a_killed_run_stays_in_the_queue(run, two_flo
     for pid in (each.process.pid, each.attempt_pid("runs"), each.attempt_pid("queued")):
         os.kill(pid, signal.SIGKILL)
     each.process.communicate()
-    wait_until(lambda: queue(healthy_cluster) == [other], timeout_s=30.0, what="an empty queue", clock=SystemClock())
+    until(lambda: queue(healthy_cluster) == [other], "an empty queue")
     each.leaves_nothing(within_s=10.0)
 
 
@@ -302,7 +301,7 @@ def test_without_its_guard_the_lease_ends_the_job_of_a_killed_run(run, write_flo
         for pid in everybody:
             os.kill(pid, number)
     each.process.communicate()
-    wait_until(lambda: queue(healthy_cluster) == [], timeout_s=30.0, what="an empty queue", clock=SystemClock())
+    until(lambda: queue(healthy_cluster) == [], "an empty queue")
     (result,) = each.artifacts.glob("runs/*/jobs/*/result.json")
     assert "lease has lapsed" in json.loads(result.read_text())["reason"]
 

@@ -21,12 +21,11 @@ from nvrx_slurm.errors import EXIT_NO_RESTART
 from nvrx_slurm.jobspec.container import ContainerSpec
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import Progress, WorkerFailed, WorkersStarted
-from nvrx_slurm.lab.devcluster.processes import wait_until
-from nvrx_slurm.util.clock import SystemClock
 from tests import container_image
 from tests.harness import plan_of, wait_gone
 from tests.slurm_harness import nvrx, settled, submit
 from tests.slurm_jobs import CALM, GONE_S
+from tests.waiting import until
 
 TESTS = Path(__file__).parents[1]
 RAISES = 200  # as in container_worker.py
@@ -291,20 +290,10 @@ def test_agents_inside_under_slurm(healthy_cluster, gate, tmp_path):
         there = gate.wait(2, cycle=1, timeout=GONE_S)
         assert last not in {worker.env["NVRX_NODE"] for worker in there.values()}, job.story()
         healthy_cluster.kill_node(first)  # the batch host's
-        wait_until(
-            lambda: job.process.show()["Restarts"] == "1",
-            timeout_s=GONE_S,
-            what="Slurm to requeue the job",
-            clock=SystemClock(),
-        )
+        until(lambda: job.process.show()["Restarts"] == "1", "Slurm to requeue the job")
         left = next(worker.env["NVRX_NODE"] for worker in there.values() if worker.env["NVRX_NODE"] != first)
         log = job.folder.node_log(left)
-        wait_until(
-            lambda: "scontrol: done" in log.read_text(),
-            timeout_s=GONE_S,
-            what="the agent to hear of it",
-            clock=SystemClock(),
-        )
+        until(lambda: "scontrol: done" in log.read_text(), "the agent to hear of it")
     finally:
         job.close()
         if job.process.poll() is None:

@@ -14,8 +14,7 @@ import pytest
 
 from nvrx_slurm.jobspec.load import load
 from nvrx_slurm.lab.devcluster import names, remove
-from nvrx_slurm.lab.devcluster.processes import wait_until
-from nvrx_slurm.util.clock import SystemClock
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm(nodes=6), pytest.mark.timeout(400)]
 
@@ -96,7 +95,7 @@ class Terminal:
                 process.wait()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        wait_until(lambda: bool(condition()), timeout_s=LIVE_S, what=what, clock=SystemClock())
+        until(lambda: bool(condition()), what, timeout=LIVE_S)
 
 
 @pytest.fixture

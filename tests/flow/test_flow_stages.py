@@ -20,15 +20,14 @@ from nvrx_slurm.journal.records import (
     WorkersStarted,
 )
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.flow.model import Fault, Flow, Needs, OnState
 from nvrx_slurm.lab.flow.stages import check, open_stage
 from nvrx_slurm.lab.flow.stages.faults import Scene
 from nvrx_slurm.lab.flow.stages.processes import described, processes_of
 from nvrx_slurm.lab.flow.topology import JobTopology
-from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import WAIT_S, wait_gone
+from tests.waiting import until
 
 QUICK = {"heartbeat": {"interval": "500ms", "timeout": "3s"}, "fence_timeout": "5s", "teardown": {"grace": "2s"}}
 
@@ -243,7 +242,7 @@ def test_disk_is_full_and_the_stores_password_another(play, gate):
     played.inject("free_disk")
     assert "the store refuses the old password" in played.inject("revoke_store_password").proof
     assert "gone" in played.inject("kill_store").proof
-    wait_until(lambda: store_runs(played), timeout_s=WAIT_S, what="the store to run again", clock=SystemClock())
+    until(lambda: store_runs(played), "the store to run again")
     gate.open()
     assert played.end() == 0
 

@@ -7,10 +7,9 @@ import signal
 import pytest
 
 from nvrx_slurm.jobspec.plan import RolePlan
-from nvrx_slurm.lab.devcluster.processes import wait_until
-from nvrx_slurm.util.clock import SystemClock
 from tests.harness import plan_of, wait_gone
 from tests.slurm_jobs import STUBBORN, gate_command
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -22,12 +21,7 @@ def test_second_signal_does_not_wait_for_the_teardown(run_local, gate, tmp_path,
     workers = gate.wait(2, cycle=0)
     job.process.send_signal(number)
     log = job.folder.node_log("n1")
-    wait_until(
-        lambda: log.read_text().count("teardown: ask; left: rank 0") >= 3,  # said once a second
-        timeout_s=30.0,
-        what="the teardown to go on for two seconds",
-        clock=SystemClock(),
-    )
+    until(lambda: log.read_text().count("teardown: ask; left: rank 0") >= 3, "the teardown to go on for two seconds")
     job.process.send_signal(number)
     assert job.finish() == code
     wait_gone([worker.pid for worker in workers.values()])

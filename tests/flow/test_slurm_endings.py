@@ -8,10 +8,9 @@ import pytest
 
 from nvrx_slurm.journal.records import JobEnded, NodeLeft, StacksDumped
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.devcluster.processes import wait_until
-from nvrx_slurm.util.clock import SystemClock
 from tests.slurm_harness import nvrx
 from tests.slurm_jobs import CALM, POLITE, SAVING, STUBBORN, SlurmJobs, gate_command
+from tests.waiting import until
 
 pytestmark = pytest.mark.slurm
 
@@ -92,12 +91,7 @@ def test_second_signal_skips_to_the_kill(jobs):
     jobs.running(job, 2)
     signal_batch_host(jobs, job, "TERM")
     log = job.folder.node_log("n1")
-    wait_until(
-        lambda: log.read_text().count("teardown: ask; left: rank 0") >= 3,  # said once a second
-        timeout_s=30.0,
-        what="the teardown to go on for two seconds",
-        clock=SystemClock(),
-    )
+    until(lambda: log.read_text().count("teardown: ask; left: rank 0") >= 3, "the teardown to go on for two seconds")
     signal_batch_host(jobs, job, "TERM")
     assert job.finish() == 143
     jobs.all_gone(job)
@@ -139,7 +133,7 @@ def test_job_that_is_cancelled_while_it_saves_ends_before_slurm_kills(jobs):
     job = jobs.start(LONG, command=gate_command(jobs.gate, STUBBORN + SAVING.format(endless="1")))
     jobs.running(job, 2)
     signal_batch_host(jobs, job, "USR1")
-    wait_until(lambda: len(saved(jobs)) == 2, timeout_s=30.0, what="workers to save", clock=SystemClock())
+    until(lambda: len(saved(jobs)) == 2, "workers to save")
     job.process.cancel()
     job.finish()
     jobs.all_gone(job)

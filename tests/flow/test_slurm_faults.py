@@ -9,12 +9,11 @@ import signal
 import pytest
 
 from nvrx_slurm.journal.records import NodeLost, RendezvousOpened, RestartDecided, SlurmNodeState
-from nvrx_slurm.lab.devcluster.processes import wait_until
-from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import wait_gone
 from tests.slurm_harness import nvrx, settled
 from tests.slurm_jobs import CALM, SlurmJobs, gate_command
+from tests.waiting import until
 
 pytestmark = pytest.mark.slurm(nodes=6)
 
@@ -87,7 +86,7 @@ def test_status_shows_beats_ranks_and_open_sections(jobs):
         shown = jobs.nvrx("status", job.folder.job_id)
         return all(re.search(line, shown, re.MULTILINE) for line in STATUS_LINES)
 
-    wait_until(all_is_told, timeout_s=30.0, what="status to show it all", clock=SystemClock())
+    until(all_is_told, "status to show it all")
     ends_well(jobs, job)
 
 

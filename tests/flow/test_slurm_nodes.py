@@ -12,8 +12,7 @@ from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode, node_state, node_states
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.devcluster.processes import wait_until
-from nvrx_slurm.util.clock import SystemClock
+from tests.waiting import until
 
 pytestmark = pytest.mark.slurm(nodes=6)
 
@@ -38,7 +37,7 @@ def once_down(name: str) -> SlurmNode:
         seen.update(asyncio.run(node_states([name])))
         return name in seen and seen[name].state.startswith("DOWN")
 
-    wait_until(is_down, timeout_s=NOTICED_S, what=f"Slurm to hold {name} for down", clock=SystemClock())
+    until(is_down, f"Slurm to hold {name} for down", timeout=NOTICED_S)
     return seen[name]
 
 
@@ -80,17 +79,11 @@ def test_a_batch_host_that_slurm_has_taken_from_its_job_is_named(cluster: DevClu
     wrapped = ["sbatch", "--parsable", "--no-kill", "--nodes=2", "--output=/dev/null", "--wrap=sleep 900"]
     job_id = subprocess.run(wrapped, check=True, capture_output=True, text=True).stdout.strip()
     slurm = SlurmCluster()
-    wait_until(
-        lambda: slurm.states([job_id])[job_id] is JobState.RUNNING,
-        timeout_s=NOTICED_S, what="the job's start", clock=SystemClock(),
-    )  # fmt: skip
+    until(lambda: slurm.states([job_id])[job_id] is JobState.RUNNING, "the job's start", timeout=NOTICED_S)
     assert slurm.lost_batch_host(job_id) is None
     host = slurm.nodes(job_id)[0]
     cluster.kill_node(host)
     cluster.mark_down(host)
-    wait_until(
-        lambda: slurm.lost_batch_host(job_id) == host,
-        timeout_s=NOTICED_S, what=f"Slurm to take {host} from the job", clock=SystemClock(),
-    )  # fmt: skip
+    until(lambda: slurm.lost_batch_host(job_id) == host, f"Slurm to take {host} from the job", timeout=NOTICED_S)
     assert slurm.states([job_id])[job_id] is JobState.RUNNING
     slurm.cancel(job_id)

@@ -22,10 +22,9 @@ from nvrx_slurm.errors import SlurmUnreachable, SubmissionRefused, UsageError
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.devcluster.daemons import recorded
-from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.report import snapshot
-from nvrx_slurm.util.clock import SystemClock
 from tests.forks import run_command
+from tests.waiting import until
 
 pytestmark = pytest.mark.slurm
 
@@ -69,7 +68,7 @@ def reaches(cluster: SlurmCluster, job_id: str, state: JobState) -> None:
     def there() -> bool:
         return cluster.states([job_id])[job_id] is state
 
-    wait_until(there, timeout_s=30, what=f"job {job_id} to be {state}", clock=SystemClock())
+    until(there, f"job {job_id} to be {state}")
 
 
 def nvrx(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -260,7 +259,7 @@ def test_a_second_job_1_in_one_folder_is_no_continuation_of_the_first(
 @pytest.fixture
 def lonely() -> Iterator[tuple[DevCluster, int]]:
     """A Slurm of one node for this test alone, and its slurmctld's pid."""
-    with DevCluster.up(name=f"submit-{os.getpid()}", nodes=1) as cluster:
+    with DevCluster.up(name=f"submit-{os.getpid()}", nodes=1, settings={"MessageTimeout": "3"}) as cluster:
         yield cluster, recorded(cluster.spec.places)["slurmctld"].pid
 
 

@@ -21,10 +21,10 @@ import pytest
 from nvrx_slurm.lab.devcluster import DevCluster, names, programs, remove
 from nvrx_slurm.lab.devcluster.daemons import MARK, recorded
 from nvrx_slurm.lab.devcluster.places import Places
-from nvrx_slurm.lab.devcluster.processes import environment_of, identify, read_table, wait_until
+from nvrx_slurm.lab.devcluster.processes import environment_of, identify, read_table
 from nvrx_slurm.lab.devcluster.spec import of_daemons
-from nvrx_slurm.util.clock import SystemClock
 from tests.security.conftest import Bob
+from tests.waiting import until
 
 NAME = "test-security"
 BOUND_S = 60
@@ -114,7 +114,7 @@ def srun_with_own_munge(cluster: dict[str, Any]) -> list[Any]:
         options = [f"--{option}={at / file}" for option, file in files.items()]
         munged = subprocess.Popen(["munged", "--foreground", "--force", *options], stderr=subprocess.DEVNULL)
         try:
-            wait_until((at / "socket").is_socket, timeout_s=BOUND_S, what="bob's munged", clock=SystemClock())
+            until((at / "socket").is_socket, "bob's munged", timeout=BOUND_S)
             return srun_as_bob(cluster, str(at / "socket"))
         finally:
             munged.kill()
@@ -300,10 +300,5 @@ def test_a_process_of_bobs_is_no_daemon_of_alices(bob: Bob, common: Path) -> Non
     """Root reads all environments; what another user's process says there counts for nothing."""
     attack = bob.start(marked, str(common))
     pid = attack.process.pid
-    wait_until(
-        lambda: environment_of(pid).get(MARK) == str(common) or os.geteuid() != 0,
-        timeout_s=BOUND_S,
-        what="bob's process",
-        clock=SystemClock(),
-    )
+    until(lambda: environment_of(pid).get(MARK) == str(common) or os.geteuid() != 0, "bob's process", timeout=BOUND_S)
     assert pid not in of_daemons(Places(state=common, runtime=common), read_table())

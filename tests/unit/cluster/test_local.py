@@ -20,9 +20,9 @@ from nvrx_slurm.cluster.local import HOST_LOG, LocalCluster, new_job_id
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
-from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from tests.harness import wait_gone
+from tests.waiting import until
 
 BLOCKED = "exec sleep 300\n"
 ANSWERS = 'read -r line <"$ASKED"; echo "$line" >"$ANSWERED"; exec sleep 300\n'
@@ -124,7 +124,7 @@ def test_a_batch_host_is_known_while_it_becomes_another_program(tmp_path: Path) 
         f"trap '' TERM; exec '{sys.executable}' -ISE '{again}'\n", folder=tmp_path, detach=True
     )
     try:
-        wait_until(ready.exists, timeout_s=30.0, what="the job ignores SIGTERM", clock=SystemClock())
+        until(ready.exists, "the job ignores SIGTERM")
         for _ in range(300):
             cluster.cancel(job_id)
         assert process.poll() is None

@@ -16,9 +16,8 @@ from nvrx_slurm.cluster import node_probe
 from nvrx_slurm.cluster.node_probe import NodeFacts, Room
 from nvrx_slurm.cluster.probe_job import check_nodes, probe_script
 from nvrx_slurm.jobspec.plan import plan
-from nvrx_slurm.lab.devcluster.processes import wait_until
-from nvrx_slurm.util.clock import SystemClock
 from tests.unit.jobspec.specs import job_spec
+from tests.waiting import until
 
 WAIT_S = 60.0
 KEYS = {"name": "a", "command": "x", "nodes": 2, "setup": ["module load x"]}
@@ -53,7 +52,7 @@ def test_a_stranger_who_sends_no_text_ends_nothing(tmp_path: Path) -> None:
     """The node answers the next peer, and the time to connect is without the time that UDP was waited for."""
     process, here = start(tmp_path, "n1"), tmp_path / "n1.here"
     try:
-        wait_until(here.exists, timeout_s=WAIT_S, what="n1 listens", clock=SystemClock())
+        until(here.exists, "n1 listens")
         there = msgspec.json.decode(here.read_bytes(), type=node_probe.Here)
         with socket.create_connection((there.address, there.tcp)) as stranger:
             stranger.sendall(b"\xff\xfe\n")

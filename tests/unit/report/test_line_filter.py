@@ -11,13 +11,12 @@ import pytest
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.report.line_filter import LineFilter
 from nvrx_slurm.report.logs import Chunk, MergedReader, RankLog, Reader, Selection
 from nvrx_slurm.report.words import chosen_events, event_names
-from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.output_times import marks_path
 from tests.still_clock import StillClock
+from tests.waiting import until
 
 AT = 1_790_000_000.0
 
@@ -127,12 +126,7 @@ def test_a_file_without_stamps_is_read_from_its_agents_marks(folder: JobFolder) 
     for index in range(6):  # 0, 6, 12 … seconds: a mark at 0, at 12 (amid a line) and at 24
         clock.now = AT + 6 * index
         written += os.write(pipe, b"1 begun," if index == 1 else f" line {index}\n".encode())
-        wait_until(
-            lambda size=written: path.stat().st_size == size,  # type: ignore[misc]
-            timeout_s=30.0,
-            what="the output to be in its file",
-            clock=SystemClock(),
-        )
+        until(lambda size=written: path.stat().st_size == size, "the output to be in its file")
     os.close(pipe)
     output.close(30.0)
 

@@ -6,10 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import importlib
-import os
-import signal
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,40 +15,20 @@ from nvrx_slurm.inprocess.store import Connection, Store
 from nvrx_slurm.inprocess.store_file import FileStore
 from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.inprocess.store_tcp import TCPStore
-from nvrx_slurm.lab.devcluster.lifecycle import free_ports
 from nvrx_slurm.lab.faults.inprocess_store import MemoryStore
-from nvrx_slurm.store.servers import bundled_binary
+from tests.inprocess import servers
 
 PASSWORD = "hunter2 with a space"
 DEADLINE_S = 20.0
 
 
-class Valkey:
-    """One server with a password, which can be killed, stopped, and started again with what it had."""
+class Valkey(servers.Valkey):
+    """One server with a password."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self._folder, self.port = folder, free_ports(1)[0]
+        super().__init__(folder, PASSWORD)
         self.password_file = folder / "password"
         self.password_file.write_text(f"{PASSWORD}\n")
-        self.start()
-
-    def start(self) -> None:
-        """Returns once it answers."""
-        self._process = subprocess.Popen([bundled_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        assert self._process.stdin is not None
-        options = {"port": self.port, "bind": "127.0.0.1", "requirepass": f'"{PASSWORD}"', "save": '""'}
-        options |= {"appendonly": "yes", "appendfsync": "no", "dir": f'"{self._folder}"'}
-        with self._process.stdin as stdin:
-            stdin.write("\n".join(f"{name} {value}" for name, value in options.items()).encode())
-        self.store().connect("up", 0).close()
-
-    def send(self, number: signal.Signals) -> None:
-        os.kill(self._process.pid, number)
-
-    def end(self) -> None:
-        self.send(signal.SIGKILL)
-        self._process.wait()
 
     def store(self, *, patience_s: float = DEADLINE_S, user: str = "", database: int = 0) -> RedisStore:
         return RedisStore(

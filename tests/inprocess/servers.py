@@ -21,8 +21,8 @@ LIFETIME_S = 2 * 3600
 class Valkey:
     """One server, with an append-only file: nothing is lost when it is killed."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, password: str = "") -> None:
+        self._folder, self._password = folder, password
         self.port = free_ports(1)[0]
         self.start()
 
@@ -33,7 +33,8 @@ class Valkey:
     def start(self) -> None:
         """Returns once it answers."""
         self._folder.mkdir(exist_ok=True)
-        options = {"port": self.port, "bind": "127.0.0.1", "appendonly": "yes", "appendfsync": "no", "save": ""}
+        options = {"port": self.port, "bind": "127.0.0.1", "requirepass": self._password, "save": ""}
+        options |= {"appendonly": "yes", "appendfsync": "no"}
         flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         log = self._folder / "server.log"
         log.unlink(missing_ok=True)
@@ -54,8 +55,11 @@ class Valkey:
         with redis.Redis(port=self.port) as client:
             client.flushall()
 
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
     def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        self.send(signal.SIGSTOP)
 
     def end(self) -> None:
         self._process.terminate()

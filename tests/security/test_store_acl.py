@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,12 +21,12 @@ from nvrx_slurm.jobspec.model import StoreSpec
 from nvrx_slurm.journal.records import RendezvousClosed
 from nvrx_slurm.store.acl import COMMANDS
 from nvrx_slurm.store.keys import InprocessKeys, Keys
-from nvrx_slurm.store.servers import bundled_binary
 from nvrx_slurm.transport.directory import Directory
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.redis_url import parse_redis_url
 from tests.harness import WAIT_S, gate_plan
+from tests.inprocess.servers import Valkey
 
 ADMIN = "the-administrator's"
 PASSWORDS = {"alice": "wonderland", "bob": "builder"}
@@ -47,20 +44,12 @@ with redis.Redis(port=1, retry=Retry(NoBackoff(), 0)) as unanswered, contextlib.
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[int]:
     """The port of a real Valkey that knows alice and bob by the printed rules."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    argv = [str(bundled_binary()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", ADMIN]
-    server = subprocess.Popen([*argv, "--dir", str(tmp_path)], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        with contextlib.suppress(redis.ConnectionError), client(port, "default") as admin:
-            for user, password in PASSWORDS.items():
-                admin.execute_command(*printed(user).replace(">PASSWORD", f">{password}").split(" "))
-            break
-        assert server.poll() is None and time.monotonic() < deadline, "the site's Valkey did not start"
-    yield port
-    server.terminate()
-    server.wait()
+    server = Valkey(tmp_path / "site", ADMIN)
+    with client(server.port, "default") as admin:
+        for user, password in PASSWORDS.items():
+            admin.execute_command(*printed(user).replace(">PASSWORD", f">{password}").split(" "))
+    yield server.port
+    server.end()
 
 
 def printed(*arguments: str) -> str:

@@ -6,9 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,9 +27,9 @@ from nvrx_slurm.journal.records import (
     WorkerFailed,
     pack,
 )
-from nvrx_slurm.store.servers import bundled_binary
 from nvrx_slurm.transport import environment
-from tests.harness import WAIT_S, gate_plan
+from tests.harness import gate_plan
+from tests.inprocess.servers import Valkey
 
 PASSWORD = "the-password-of-the-site"
 OUTSIDE = "../../../../outside"
@@ -41,24 +38,9 @@ OUTSIDE = "../../../../outside"
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[int]:
     """The port of a real Valkey whose one password both users know."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    (tmp_path / "site").mkdir()
-    argv = [str(bundled_binary()), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    log = (tmp_path / "site.log").open("wb")
-    server = subprocess.Popen([*argv, "--requirepass", PASSWORD, "--dir", str(tmp_path / "site")], stdout=log)
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        try:
-            with client(port) as asked:
-                asked.ping()
-            break
-        except redis.ConnectionError:
-            assert server.poll() is None and time.monotonic() < deadline, "the site's Valkey did not start"
-    yield port
-    server.terminate()
-    server.wait()
-    log.close()
+    server = Valkey(tmp_path / "site", PASSWORD)
+    yield server.port
+    server.end()
 
 
 def client(port: int) -> Any:

@@ -219,7 +219,7 @@ def freeze_and_thaw(directory: Directory, reader: Directory, valkey: Valkey) -> 
     following = reader.follow()
     first = directory.publish(ref(0))
     assert numbers(following.next(timeout_s=5.0)) == [0]
-    valkey._process.send_signal(signal.SIGSTOP)
+    valkey.send(signal.SIGSTOP)
     try:
         began = time.monotonic()
         assert following.next(timeout_s=0.3) == []
@@ -228,10 +228,10 @@ def freeze_and_thaw(directory: Directory, reader: Directory, valkey: Valkey) -> 
             publishing = pool.submit(directory.publish, ref(1))
             with pytest.raises(TimeoutError):
                 publishing.result(1.0)
-            valkey._process.send_signal(signal.SIGCONT)
+            valkey.send(signal.SIGCONT)
             publishing.result(WAIT_S)
     finally:
-        valkey._process.send_signal(signal.SIGCONT)
+        valkey.send(signal.SIGCONT)
     directory.publish(ref(2))
     assert take(following, 2) == [1, 2]
     with contextlib.closing(raw(valkey)) as client:

@@ -181,6 +181,11 @@ class RunningJob:
             time.sleep(0.01)
         return [record.pid for record in self.said(NodeJoined) if record.node == node][-1]
 
+    def all_joined(self, *nodes: str) -> None:
+        """Wait until the controller hears all of these nodes."""
+        for node in nodes:
+            self.agent_pid(node)
+
     def kill_node(self, node: str) -> None:
         """SIGKILL to all that runs on a (local) node: the agent, its supervisor, every descendant."""
         kill_local_node(self.agent_pid(node))

@@ -22,6 +22,7 @@ from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
 from nvrx_slurm.lab.faults.attribution_server import AttributionServer, behaviour
 from nvrx_slurm.lab.plans import plan_json
 from tests.harness import wait_gone
+from tests.waiting import until
 
 WAIT_S = 60.0
 DESK = (sys.executable, "-P", "-m", "nvrx_slurm.attribution")
@@ -305,9 +306,4 @@ def test_it_starts_light() -> None:
 
 def _children(pid: int, count: int) -> list[int]:
     """So many processes that this one, or one of its own, has started; waits for them."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        if len(children := descendants(pid)) >= count:
-            return children
-        select.select([], [], [], 0.02)
-    raise AssertionError(f"process {pid} has started {len(children)} of {count}")
+    return until(lambda: len(found := descendants(pid)) >= count and found, f"{count} children of {pid}") or []

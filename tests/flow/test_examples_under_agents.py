@@ -11,8 +11,8 @@ import pytest
 
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import NodeLost, WorkersStarted
-from nvrx_slurm.util.clock import SystemClock
 from tests.harness import plan_of
+from tests.waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -44,8 +44,4 @@ def torch_job(run_local, base, name, *options):
 
 def wait_for_checkpoint(folder, job):
     """Until rank 0 has saved once, as its output tells."""
-    clock = SystemClock()
-    deadline = clock.monotonic() + 60.0
-    while not (folder.is_dir() and any(folder.iterdir())):
-        assert clock.monotonic() < deadline, job.story()
-        clock.sleep(0.05)
+    until(lambda: folder.is_dir() and any(folder.iterdir()), f"a checkpoint\n{job.story()}")

@@ -41,8 +41,7 @@ def test_store_or_controller_that_freezes_or_a_store_that_dies_costs_nobody_anyt
     times, the store comes back each time with all that it had taken: the journal has no gap."""
     job = run_local(gate_plan(gate, tmp_path, **QUICK))
     before = gate.wait(4, cycle=0)
-    for node in ("n1", "n2", "n3"):
-        job.agent_pid(node)
+    job.all_joined("n1", "n2", "n3")
     for victim in control_plane(job).values():
         beats = node_beats(job)
         os.kill(victim, signal.SIGSTOP)
@@ -116,8 +115,7 @@ def test_node_that_dies_with_the_controller_is_given_up_in_time(run_local, gate,
     time that a start may take."""
     job = run_local(gate_plan(gate, tmp_path, heartbeat__startup_timeout=1000.0, **QUICK))
     gate.wait(4, cycle=0)
-    for node in ("n1", "n2", "n3"):
-        job.agent_pid(node)
+    job.all_joined("n1", "n2", "n3")
     job.process.send_signal(signal.SIGSTOP)
     os.kill(control_plane(job)["nvrx_slurm.controller"], signal.SIGKILL)
     job.kill_node("n2")

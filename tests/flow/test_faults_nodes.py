@@ -10,26 +10,13 @@ import signal
 import pytest
 
 from nvrx_slurm.agent.supervisor import send_all
-from nvrx_slurm.journal.records import NodeFenced, NodeJoined, NodeLost, RendezvousClosed, RestartDecided
+from nvrx_slurm.journal.records import NodeFenced, NodeJoined, NodeLost, RendezvousClosed
 from tests.fault_harness import FrozenNode, child_of, supervisor_of, without_socket_filters
+from tests.fault_jobs import causes
 from tests.harness import wait_gone
-from tests.ledger import Ledger
 from tests.waiting import until
 
 QUICK = {"heartbeat__interval": 0.2, "heartbeat__timeout": 4.0, "heartbeat__startup_timeout": 10.0}
-
-
-@pytest.fixture
-def ledger(tmp_path):
-    """Checked after the test, whatever it was about."""
-    ledger = Ledger(tmp_path / "ledger")
-    yield ledger
-    ledger.check()
-
-
-def all_joined(job, *nodes):
-    for node in nodes:
-        job.agent_pid(node)
 
 
 def joins(job, node):
@@ -46,16 +33,12 @@ def finish(job, gate, cycle):
     assert job.finish() == 0
 
 
-def causes(job):
-    return [record.cause for record in job.said(RestartDecided)]
-
-
 def test_node_that_thaws_in_time_goes_on_and_a_killed_ones_ranks_move_to_the_spare(run_local, gate, ledger):
     """Stopped for less than the heartbeat timeout, a node loses nothing: no restart, no new worker. SIGKILL of all
     that runs on it: known by its connection, one line tells why, and nobody overlaps."""
     job = run_local(ledger.plan(gate, spares=1, heartbeat__interval=0.2, heartbeat__timeout=20.0))
     before = gate.wait(4, cycle=0)
-    all_joined(job, "n3")
+    job.all_joined("n3")
     node = FrozenNode(job, "n2")
     taken = ledger.steps(node="n2", cycle=0)
     at_work = ledger.steps(node="n1", cycle=0)
@@ -84,7 +67,7 @@ def test_thawed_node_takes_no_step(run_local, gate, ledger):
     elsewhere."""
     job = run_local(ledger.plan(gate, **QUICK))
     workers = gate.wait(4, cycle=0)
-    all_joined(job, "n3", "n4")
+    job.all_joined("n3", "n4")
     frozen = []
     for cycle, order in enumerate(ORDERS):
         name = workers[2].env["NVRX_NODE"]
@@ -115,7 +98,7 @@ def test_without_a_fence_the_lease_ends_the_workers(run_local, gate, ledger):
     bounds = {**QUICK, "fence_timeout": 6.0}
     job = without_socket_filters(lambda: run_local(ledger.plan(gate, **bounds)))
     before = gate.wait(4, cycle=0)
-    all_joined(job, "n3", "n4")
+    job.all_joined("n3", "n4")
     agent = job.agent_pid("n2")
     os.kill(agent, signal.SIGSTOP)
     wait_gone([before[2].pid, before[3].pid])
@@ -195,7 +178,7 @@ def test_no_rank_is_ever_held_twice(run_local, gate, ledger, seed):
     """Whatever dies or freezes, in whatever order (the controller too), each rank is one live worker's at a time."""
     job = run_local(ledger.plan(gate, spares=3, max_restarts=99, **QUICK))
     rendezvous = Rounds(job, gate, random.Random(seed))
-    all_joined(job, "n1", "n2", "n3", "n4", "n5")
+    job.all_joined("n1", "n2", "n3", "n4", "n5")
     happened = []
     workers = gate.wait(4, cycle=0)
     for cycle in range(1, 6):

@@ -30,11 +30,6 @@ def ready(job, gate, *, nodes, workers=2, cycle=0):
     return there
 
 
-def all_joined(job, *nodes):
-    for node in nodes:
-        job.agent_pid(node)
-
-
 def test_job_runs_to_its_end_with_torchruns_environment(run_local, gate, tmp_path):
     """Every rank sees what torchrun would give it; all done, spares included: exit code 0. Meanwhile the store's
     password stands in one 0600 file, in no command line, log or journal."""
@@ -71,7 +66,7 @@ def test_killed_node_is_replaced_by_the_spare(run_local, gate, tmp_path):
     """A node's death costs one rendezvous: its ranks run on the spare, the others keep theirs, the job ends 0."""
     job = run_local(gate_plan(gate, tmp_path))
     before = ready(job, gate, nodes=2)
-    all_joined(job, "n3")
+    job.all_joined("n3")
     job.kill_node("n2")
     after = ready(job, gate, nodes=2, cycle=1)
     assert {rank: w.env["NVRX_NODE"] for rank, w in after.items()} == {0: "n1", 1: "n1", 2: "n3", 3: "n3"}
@@ -88,7 +83,7 @@ def test_two_killed_nodes_are_replaced_by_two_spares(run_local, gate, tmp_path):
     """As many deaths as spares are survived, also at the same moment."""
     job = run_local(gate_plan(gate, tmp_path, nodes=3, spares=2, workers=1))
     ready(job, gate, nodes=3, workers=1)
-    all_joined(job, "n4", "n5")
+    job.all_joined("n4", "n5")
     job.kill_node("n1")
     job.kill_node("n3")
     last = job.when(
@@ -194,7 +189,7 @@ def test_replica_restarts_alone(run_local, gate, tmp_path):
     job = run_local(plan_of(tmp_path, policy, rollout, spares=1))
     before = gate.wait(2, cycle=0, replica="policy-0")
     victim = gate.wait(1, cycle=0, replica="rollout-1")[0]
-    all_joined(job, "n5")
+    job.all_joined("n5")
     job.kill_node(victim.env["NVRX_NODE"])
     after = gate.wait(1, cycle=1, replica="rollout-1")[0]
     assert after.env["NVRX_NODE"] == "n5"

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.journal.records import NodeFenced, NodeIsolated, NodeJoined, NodeLost, RestartDecided
+from nvrx_slurm.journal.records import NodeFenced, NodeIsolated, NodeJoined, NodeLost
 from tests.fault_harness import FrozenNode
+from tests.fault_jobs import causes
 from tests.harness import end_with_all, wait_gone
-from tests.ledger import Ledger
 from tests.network import BATCH, GateNetwork
 from tests.waiting import until
 
@@ -25,14 +25,6 @@ QUICK = {
     "fence_timeout": 6.0,
 }
 PATIENT = {"heartbeat__interval": 0.2, "heartbeat__timeout": 20.0, "fence_timeout": 30.0}
-
-
-@pytest.fixture
-def ledger(tmp_path):
-    """Checked after the test, whatever it was about."""
-    ledger = Ledger(tmp_path / "ledger")
-    yield ledger
-    ledger.check()
 
 
 @pytest.fixture
@@ -50,8 +42,7 @@ def start(network, gate, ledger):
     def start(**bounds):
         jobs.append(network.start(ledger.plan(gate, spares=1, max_restarts=99, **bounds)))
         gate.wait(4, cycle=0)
-        for node in NODES:
-            jobs[-1].agent_pid(node)
+        jobs[-1].all_joined(*NODES)
         return jobs[-1]
 
     yield start
@@ -110,10 +101,6 @@ def joined_again(job, node):
 
 def nodes_of(workers):
     return {worker.env["NVRX_NODE"] for worker in workers.values()}
-
-
-def causes(job):
-    return [record.cause for record in job.said(RestartDecided)]
 
 
 def to_the_store(job, *hosts):

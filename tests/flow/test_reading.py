@@ -23,8 +23,9 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, JobEnded, NodeJoined, Recovered, RendezvousClosed, WorkersStarted
 from nvrx_slurm.report import source
 from nvrx_slurm.report.snapshot import take
+from tests.fault_harness import child_of
 from tests.forks import run_command
-from tests.harness import Gate, RunningJob, end_with_all, gate_plan, is_alive, start_local, wait_gone
+from tests.harness import Gate, RunningJob, end_with_all, gate_plan, start_local, wait_gone
 from tests.waiting import until
 
 WAIT_S = 60.0
@@ -185,7 +186,7 @@ def test_a_reader_outlives_the_store(run_local: RunLocal, gate: Gate, tmp_path: 
     entries: list[Entry] = []
     follower = threading.Thread(target=lambda: entries.extend(source.follow(job.folder)))
     follower.start()
-    os.kill(process_of(job, "valkey-server"), signal.SIGKILL)
+    os.kill(child_of(job.process.pid, "valkey-server"), signal.SIGKILL)
     lose_a_node(job, gate)
     gate.open()
     assert job.finish() == 0
@@ -211,7 +212,7 @@ def test_a_reader_of_a_job_that_has_ended_goes_on_after_what_it_has(followed: Fo
 
 def test_an_unreachable_store_leaves_the_folder(running: RunningJob) -> None:
     """Where the store does not answer, a running job's page comes from the folder, and says so."""
-    store = process_of(running, "valkey-server")
+    store = child_of(running.process.pid, "valkey-server")
     os.kill(store, signal.SIGSTOP)
     try:
         shot = take(running.folder)
@@ -377,14 +378,6 @@ def test_a_job_that_was_killed_whole_died(
     explained = nvrx("explain", "j1", job=job, check=False)
     assert (explained.returncode, explained.stdout) == (2, "")
     assert "nothing has failed in job j1; its host process is gone" in explained.stderr
-
-
-def process_of(job: RunningJob, words: str) -> int:
-    """The job's living process whose command line has these words."""
-    for pid in descendants(job.process.pid):
-        if is_alive(pid) and words in Path(f"/proc/{pid}/cmdline").read_text():
-            return pid
-    raise AssertionError(f"the job has no {words}")
 
 
 def without_file(folder: JobFolder, path: Path) -> JobFolder:

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,9 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
+from tests.fault_harness import child_of
 from tests.harness import gate_plan, plan_of, wait_gone
+from tests.waiting import until
 
 # A worker that leaves behind a process of its own session whose parent is gone, and tells its pid.
 DAEMON = """
@@ -35,14 +36,6 @@ if os.fork() == 0:
     while True: time.sleep(1000)
 while True: time.sleep(1000)
 """
-
-
-def child_of(pid: int, words: str) -> int:
-    """The descendant whose command line has these words."""
-    for child in descendants(pid):
-        if words in Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "):
-            return child
-    raise AssertionError(f"{pid} has no {words!r}")
 
 
 def freeze_host_and_kill(job, words, seconds):
@@ -99,20 +92,16 @@ def test_no_orphan_when_the_agent_or_its_supervisor_dies(run_local, tmp_path, vi
     role = RolePlan(name="main", command=(sys.executable, "-c", DAEMON, str(note)), nodes_per_replica=1)
     job = run_local(plan_of(tmp_path, role))
     agent = job.agent_pid("n1")
-    clock = SystemClock()
-    deadline = clock.monotonic() + 20.0
-    while not (note.exists() and note.read_text()):
-        assert clock.monotonic() < deadline
-        clock.sleep(0.01)
+    until(lambda: note.exists() and note.read_text(), "the daemon's pid")
     everybody = [pid for pid in descendants(agent) if pid != agent]
     assert int(note.read_text()) in everybody
     if victim == "agent":
         os.kill(agent, signal.SIGKILL)
-        wait_gone([agent, *everybody], timeout=10.0)
+        wait_gone([agent, *everybody])
         assert job.finish() == 75
     else:
         os.kill(child_of(agent, "agent.supervisor"), signal.SIGKILL)
-        wait_gone(everybody, timeout=10.0)
+        wait_gone(everybody)
         job.expect(RendezvousClosed, cycle=1)  # the agent lives, and its node is as good as before
         job.process.terminate()
         assert job.finish() == 143

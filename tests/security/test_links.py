@@ -227,8 +227,7 @@ def test_port_of_a_killed_controller_cannot_be_taken(bob, run_local, gate, tmp_p
     """Its connections leave the port in TIME_WAIT: it stays alice's while her agents look for the next controller."""
     job = run_local(gate_plan(gate, tmp_path, spares=0, **QUICK))
     before = gate.wait(4, cycle=0)
-    for node in ("n1", "n2"):
-        job.agent_pid(node)
+    job.all_joined("n1", "n2")
     controller = child_of(job.process.pid, "nvrx_slurm.controller")
     ((_, port),) = receiving(controller)
     thief = bob.start(take_port, "127.0.0.1", port)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.agent.workers import Spawned, Stopped, SupervisorDied, WorkerEvent, Workers
 from tests.harness import wait_gone
+from tests.waiting import async_until
 
 PACKAGES = Path(__file__).parents[3]
 PRODUCER = f"""
@@ -66,13 +66,7 @@ async def node() -> AsyncIterator[Node]:
 
 
 async def until_gone(*paths: Path) -> None:
-    def look() -> None:
-        deadline = time.monotonic() + WAIT_S
-        while any(path.exists() for path in paths):
-            assert time.monotonic() < deadline, paths
-            time.sleep(0.005)
-
-    await asyncio.to_thread(look)
+    await async_until(lambda: not any(path.exists() for path in paths), f"the end of {paths}")
 
 
 async def test_rings_go_when_the_workers_are_stopped(node):

@@ -29,7 +29,8 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.journal.restarts import InProcessRestart, RankFault
 from nvrx_slurm.lab.plans import plain_bounds
-from nvrx_slurm.report.model import ReceivedHeartbeat
+from nvrx_slurm.report.model import JobView, ReceivedHeartbeat
+from nvrx_slurm.report.view import fold, new_view
 
 BEGIN = 1_790_000_000.0
 JOB = "local-20261121-093012-4f2a"
@@ -224,6 +225,14 @@ def say(
     logs.mkdir(parents=True, exist_ok=True)
     with (logs / f"rank-{rank}.{stream}").open("a") as file:
         file.write(text)
+
+
+def view_of(recorder: Recorder) -> JobView:
+    """What a reader makes of its journal."""
+    view = new_view(recorder.plan)
+    for entry in recorder.entries:
+        fold(view, entry)
+    return view
 
 
 def lines(entries: list[Entry]) -> bytes:

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from nvrx_slurm.journal import records
-from nvrx_slurm.report.model import JobView
 from nvrx_slurm.report.page import waiting
-from nvrx_slurm.report.view import fold, new_view
-from tests.unit.report.recorder import Recorder, to_first_cycle
-
-
-def view_of(recorder: Recorder) -> JobView:
-    view = new_view(recorder.plan)
-    for entry in recorder.entries:
-        fold(view, entry)
-    return view
+from nvrx_slurm.report.view import fold
+from tests.unit.report.recorder import Recorder, to_first_cycle, view_of
 
 
 def flapping() -> Recorder:

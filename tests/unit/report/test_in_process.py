@@ -9,9 +9,8 @@ import msgspec
 from nvrx_slurm.journal.records import Entry, entry_from_json, entry_to_json
 from nvrx_slurm.report import plain, snapshot
 from nvrx_slurm.report.sentences import describe
-from nvrx_slurm.report.view import fold, new_view
 from nvrx_slurm.util.clock import SystemClock
-from tests.unit.report.recorder import Recorder, to_first_cycle, write
+from tests.unit.report.recorder import Recorder, to_first_cycle, view_of, write
 
 
 def restarted() -> Recorder:
@@ -50,9 +49,9 @@ def test_the_page_tells_the_last_one(tmp_path: Path) -> None:
 def test_no_node_and_no_replica_changes() -> None:
     """The ranks run on: phases, steps and the last failure are as they were."""
     recorder = to_first_cycle()
-    before = viewed(recorder)
+    before = view_of(recorder)
     recorder.restart_in_process("n0", 1)
-    after = viewed(recorder)
+    after = view_of(recorder)
     assert (after.nodes, after.replicas, after.last_failure) == (before.nodes, before.replicas, before.last_failure)
 
 
@@ -72,10 +71,3 @@ def test_the_journal_line_gives_it_back() -> None:
     """With the restart in it, as one JSON object."""
     entries: list[Entry] = restarted().entries
     assert [entry_from_json(entry_to_json(entry)) for entry in entries] == entries
-
-
-def viewed(recorder: Recorder):  # type: ignore[no-untyped-def]
-    view = new_view(recorder.plan)
-    for entry in recorder.entries:
-        fold(view, entry)
-    return view

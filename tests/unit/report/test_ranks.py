@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from nvrx_slurm.journal.records import NodeJoined
-from nvrx_slurm.report.model import JobView, RankView
+from nvrx_slurm.report.model import RankView
 from nvrx_slurm.report.ranks import beat_age_s, ranks, worst
-from nvrx_slurm.report.view import fold, new_view, with_heartbeat
-from tests.unit.report.recorder import Recorder, roles_plan, to_first_cycle
-
-
-def view_of(recorder: Recorder) -> JobView:
-    view = new_view(recorder.plan)
-    for entry in recorder.entries:
-        fold(view, entry)
-    return view
+from nvrx_slurm.report.view import fold, with_heartbeat
+from tests.unit.report.recorder import Recorder, roles_plan, to_first_cycle, view_of
 
 
 def rank(number: int, *, replica: str = "main-0", **how: object) -> RankView:

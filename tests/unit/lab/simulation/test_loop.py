@@ -19,14 +19,6 @@ from nvrx_slurm.lab.simulation.process import SimulatedProcess
 FOREVER_S = 1e9
 
 
-@pytest.fixture
-def loop():
-    """A loop at the begin of its time."""
-    loop = VirtualLoop()
-    yield loop
-    loop.close()
-
-
 def test_time_jumps_to_the_next_timer(loop):
     """A year passes in two steps, exactly, on every clock."""
     clock = VirtualClock(loop)

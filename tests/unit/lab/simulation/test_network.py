@@ -18,14 +18,6 @@ SOON_S = 5 * LONGEST_S
 
 
 @pytest.fixture
-def loop():
-    """A loop at the begin of its time."""
-    loop = VirtualLoop()
-    yield loop
-    loop.close()
-
-
-@pytest.fixture
 def network(loop):
     """Hosts a, b, …; nothing is wrong."""
     return SimulatedNetwork(loop, Random(1))

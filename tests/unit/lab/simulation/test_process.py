@@ -14,14 +14,6 @@ from nvrx_slurm.lab.simulation.process import SimulatedProcess
 LONG_S = 1_000.0
 
 
-@pytest.fixture
-def loop():
-    """A loop at the begin of its time."""
-    loop = VirtualLoop()
-    yield loop
-    loop.close()
-
-
 class Diary:
     """What happened, and when."""
 

@@ -208,8 +208,8 @@ def test_a_sick_port_alone(tcp_producer: Node, fault: str) -> None:
     with SickPort(ref.ports[0]) as port, client_of("tcp", limits=BRISK) as client:
         port.make_sick(fault)
         ref = through(ref, port)
-        with bounded(1.5), pytest.raises(TransportError) as caught:
-            client.read(ref, deadline=1.5)
+        with bounded(10.0), pytest.raises(TransportError) as caught:
+            client.read(ref, deadline=10.0)
         assert not isinstance(caught.value, StaleSlotError)
         assert port.struck >= 1
         assert caught.value.ref == ref and caught.value.attempts
@@ -223,8 +223,8 @@ def test_a_lying_server(scheme: str, producer: Node, client: PayloadClient, faul
     """The same on each transport, for what can be made of whole messages."""
     ref = producer.do("write", 3 << 18, 5)
     lying = through(ref, producer.do("lie", fault))
-    with client_of(scheme, limits=BRISK) as brisk, bounded(1.5), pytest.raises(TransportError) as caught:
-        brisk.read(lying, deadline=1.5)
+    with client_of(scheme, limits=BRISK) as brisk, bounded(10.0), pytest.raises(TransportError) as caught:
+        brisk.read(lying, deadline=10.0)
     assert not isinstance(caught.value, StaleSlotError)
     all_ready(producer, 1)
     assert client.read(ref, deadline=WAIT_S) == pattern(3 << 18, 5)
@@ -427,7 +427,7 @@ def test_a_writer_that_laps_all_the_time(scheme: str, client: PayloadClient) -> 
     """Whatever the reader gets while slots are overwritten under it is what its ref names."""
     size, got = 300_000, 0
     with node(Producer, scheme, slots=3, overwrite=True) as producer:
-        producer.do("write_for", 3.0, size)
+        producer.do("write_for", 1.0, size)
         while (newest := producer.do("newest")) is not None:
             seed, ref = newest
             with contextlib.suppress(StaleSlotError):

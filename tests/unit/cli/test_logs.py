@@ -6,8 +6,9 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+from nvrx_slurm.journal.folder import Result
 from tests.unit.cli.conftest import Nvrx
-from tests.unit.report.recorder import ended, write
+from tests.unit.report.recorder import BEGIN, ended, write
 
 
 def test_events_are_chosen_by_type_and_time(nvrx: Nvrx, tmp_path: Path) -> None:
@@ -34,6 +35,7 @@ def test_events_are_chosen_by_type_and_time(nvrx: Nvrx, tmp_path: Path) -> None:
 def test_logs_are_chosen_by_line(nvrx: Nvrx, tmp_path: Path) -> None:
     """The last lines, those that match, and the last of those that match; with a bad expression, an error."""
     folder = write(tmp_path / "nvrx-jobs", ended(), job="j")
+    folder.write_result(Result(exit_code=0, reason="done", ended_at=BEGIN + 240.0))  # or -f waits for it
     folder.job_log.write_text("".join(f"[main-0 {n % 2}] step {n}\n" for n in range(30)))
     assert nvrx("logs", "j", "--tail", "2").stdout == "[main-0 0] step 28\n[main-0 1] step 29\n"
     assert nvrx("logs", "j", "--grep", "step [12]9").stdout == "[main-0 1] step 19\n[main-0 1] step 29\n"

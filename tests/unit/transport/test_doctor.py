@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,14 @@ def test_this_node_can_do_what_is_used_by_default(here: list[TransportCheck]) ->
         assert findings[part].level is Level.OK
         assert "GB/s" in findings[part].seen
         assert findings[part].todo == ""
+
+
+def test_the_page_shows_each_part(here: list[TransportCheck]) -> None:
+    """In the order of the report."""
+    page = (Path(__file__).parents[3] / "docs" / "transport.md").read_text()
+    _, _, rest = page.partition("PART        LEVEL   SEEN")
+    shown = [line.split("  ")[0] for line in rest.partition("```")[0].splitlines()[1:]]
+    assert shown == [finding.part for finding in here]
 
 
 def test_whatever_is_wrong_comes_with_what_to_do(here: list[TransportCheck]) -> None:

@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 
+from nvrx_slurm.lab.simulation.loop import VirtualClock, VirtualLoop
+from nvrx_slurm.util.standstill import standstill
+
 PROGRAM = """
 import asyncio
 from nvrx_slurm.util.clock import SystemClock
@@ -37,5 +40,6 @@ def test_process_that_is_stopped_after_the_announcement_measures_how_long():
 
 def test_announcement_that_nothing_follows_is_over_after_a_while():
     """Then the job goes on as it was."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60.0)
-    assert float(done.stdout.splitlines()[1]) == 0.0
+    loop = VirtualLoop()
+    assert loop.run(standstill(VirtualClock(loop))) == 0.0
+    loop.close()

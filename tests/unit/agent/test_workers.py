@@ -280,7 +280,7 @@ async def test_dump_is_asked_for_before_anybody_is_killed(node):
     with node.spawn(0, sys.executable, "-c", STUBBORN) as output:
         await node.next(Spawned)
         assert await asyncio.to_thread(output.read, 2) == b"up"
-        node.workers.stop(grace_s=10.0)
+        node.workers.stop(grace_s=4.0)
         while (await node.next(Tearing)).phase != "dump":
             pass
         node.workers.phase_done("dump")

@@ -44,7 +44,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HOOK = f"{_PACKAGE}/diagnostics/stacks/hook"
 # This program's command; what it is to run follows, as JSON.
 PROGRAM = (
-    *(sys.executable, "-S", "-E", "-c"),
+    *(sys.executable, "-P", "-S", "-E", "-c"),
     "import sys; sys.path.append(sys.argv[1]); from nvrx_slurm.agent.container import main; main()",
     os.path.dirname(_PACKAGE),
 )

@@ -89,9 +89,10 @@ def descendants(root: int) -> list[int]:
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123  as above
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
-                if state != b"Z":
-                    parents.setdefault(int(parent), []).append(int(name))
+                    fields = file.read().rpartition(b")")[2].split()
+                # A process whose main thread has ended is shown as a zombie while its other threads run.
+                if fields[0] != b"Z" or int(fields[17]) > 1:
+                    parents.setdefault(int(fields[1]), []).append(int(name))
     found, queue = [], [root]
     while queue:
         children = parents.get(queue.pop(), [])

@@ -127,7 +127,8 @@ class Workers:
         # One datagram holds a worker's whole environment.
         for end in (own, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, supervisor.MESSAGE_BYTES)
-        argv = [sys.executable, "-S", "-E", "-c", _BOOT, str(theirs.fileno()), str(_PACKAGES)]
+        # -P: the user's folder may hold a json.py.
+        argv = [sys.executable, "-P", "-S", "-E", "-c", _BOOT, str(theirs.fileno()), str(_PACKAGES)]
         self._process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         restore_descriptor_limit(self._process.pid)  # it starts nothing before it is asked to
         theirs.close()  # else this process itself would keep the socket open, and never read of the supervisor's end

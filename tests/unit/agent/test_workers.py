@@ -200,6 +200,36 @@ async def test_workers_are_killed_when_their_lease_lapses(node):
         assert not is_alive(pid)
 
 
+async def test_a_worker_whose_main_thread_has_ended_is_killed_too(node):
+    """The kernel shows it as a zombie, and its other threads run."""
+    headless = (
+        "import ctypes, os, signal, threading, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "def go_on(): os.write(1, b'up'); time.sleep(30); os.write(1, b'late'); os._exit(0)\n"
+        "threading.Thread(target=go_on).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    with node.spawn(0, sys.executable, "-c", headless) as output:
+        await node.next(Spawned)
+        assert await asyncio.to_thread(output.read, 2) == b"up"
+        node.workers.lease(0.2)
+        assert await node.next(Stopped) == Stopped(survivors=(), lapsed=True)
+        assert await asyncio.to_thread(output.read) == b""
+
+
+async def test_a_file_in_the_current_folder_is_no_module_of_the_supervisor(tmp_path, monkeypatch):
+    """The folder from which a job was submitted may be one that others can write to."""
+    (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    node = Node()
+    with node.spawn(0, "true"):
+        assert (await node.next(Exited)).code == 0
+    everybody = node.everybody()
+    node.workers.close()
+    wait_gone(everybody)
+    assert not (tmp_path / "imported").exists()
+
+
 async def test_lease_that_is_renewed_kills_nobody(node):
     """Only the last word counts."""
     with node.spawn(0, "sleep", "1000"):
@@ -280,7 +310,7 @@ async def test_dump_is_asked_for_before_anybody_is_killed(node):
     with node.spawn(0, sys.executable, "-c", STUBBORN) as output:
         await node.next(Spawned)
         assert await asyncio.to_thread(output.read, 2) == b"up"
-        node.workers.stop(grace_s=4.0)
+        node.workers.stop(grace_s=10.0)
         while (await node.next(Tearing)).phase != "dump":
             pass
         node.workers.phase_done("dump")

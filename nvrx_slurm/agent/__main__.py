@@ -117,7 +117,8 @@ def main() -> int:
         exit_code = asyncio.run(_serve(job, node))
         if exit_code == EXIT_UNREACHABLE and (job_id := env.own_job_id()):
             info = job.read_info()
-            if info is None or info.allocation is None:  # an allocation of the user's is not given back
+            # Neither an allocation of the user's, nor the job in which the user has started a local one.
+            if info is None or (info.cluster == "slurm" and info.allocation is None):
                 # The batch host is gone, and a `--no-kill` job outlives it without a purpose: give it back to the
                 # queue. Every agent asks; Slurm does it once.
                 log.error("the job's first node is gone: asking Slurm to requeue job %s", job_id)

@@ -99,12 +99,19 @@ class ProgressBoard:
         try:
             with self._error_file(rank).open("rb") as file:
                 message = json.loads(file.read(ERROR_FILE_BYTES))["message"]
-        except (OSError, ValueError, TypeError, KeyError):  # any process of the user's may write there
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+            RecursionError,
+        ):  # any process of the user's may write there
             return None
         if isinstance(message, dict):  # else a signal's: "Signal 11 (SIGSEGV) received by PID …"
             message = message.get("message")
         lines = str(message or "").strip().splitlines()
-        return lines[0][:LONGEST_ERROR] if lines else None
+        # A path that is not UTF-8 stands there with surrogates, which no record can hold.
+        return lines[0][:LONGEST_ERROR].encode(errors="replace").decode() if lines else None
 
     def _error_file(self, rank: int) -> Path:
         return self._folder / f"error.{rank}"

@@ -226,7 +226,7 @@ class WarmProcesses:
     def _hear(self, role: str, warm: WarmProcess) -> None:
         with contextlib.suppress(OSError, KeyError):
             while data := warm.channel.recv(1 << 20):
-                said = [os.fsdecode(each) for each in data.split(b"\0")]
+                said = [each.decode(errors="replace") for each in data.split(b"\0")]
                 warm.is_ready = said[0] == "ready"
                 warm.has_told = not warm.is_ready
                 self._say(op="warm", id=role, said=said)

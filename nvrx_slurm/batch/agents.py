@@ -228,8 +228,9 @@ class AgentSteps:
         attempt = 1 + max(self._starts[node].count for node in answering)
         # In the journal before they start: by that an open rendezvous waits for them. The nodes of a step that ended,
         # and one that was lost by itself, are two records: they differ in what counts against them.
+        ended = {node: self._missing[node].step_ended for node in answering}  # a node may join while this tells
         for step_ended in (True, False):
-            nodes = [node for node in answering if self._missing[node].step_ended is step_ended]
+            nodes = [node for node in answering if ended[node] is step_ended]
             if nodes:
                 silent = tuple(node for node in self._missing if node not in answering)
                 await self._tell(
@@ -241,6 +242,8 @@ class AgentSteps:
                         generation=self._generation,
                     )
                 )
+        if not (answering := [node for node in answering if node in self._missing]):
+            return
         log.warning("starting agents on %s (attempt %d)", ", ".join(answering), attempt)
         await self._start_step(step_command(self._command, answering), answering)
 

@@ -72,6 +72,8 @@ async def test_each_kind_of_word_is_passed_on_and_nonsense_is_not(tmp_path: Path
         ({}, None),
         ([], None),
         ('{"torn', None),
+        ("[" * 200_000, None),
+        ({"message": {"message": "OSError: x \udce9"}}, "OSError: x ?"),
     ],
 )
 async def test_error_file_is_read_as_torch_writes_it(tmp_path: Path, written: Any, error: str | None) -> None:

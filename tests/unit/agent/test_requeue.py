@@ -10,6 +10,7 @@ import pytest
 
 from nvrx_slurm.agent import __main__ as agent
 from nvrx_slurm.errors import EXIT_UNREACHABLE
+from nvrx_slurm.journal.folder import JobFolder, JobInfo
 
 # The last task of an array has the array's own number: `scontrol requeue 7` starts every task again, also one that
 # was cancelled (seen on 22.05.8).
@@ -48,6 +49,24 @@ def test_agent_of_an_array_requeues_its_own_task_alone(in_the_last_task, tmp_pat
     (tmp_path / "7_3").mkdir(mode=0o700)
     assert agent.main() == EXIT_UNREACHABLE
     assert in_the_last_task.read_text() == "requeue 7_3\n"
+
+
+def test_agent_of_a_local_job_does_not_requeue_the_job_around_it(in_the_last_task, tmp_path, monkeypatch):
+    """A user has started it there: `run --here` in a batch script, or a CI runner."""
+
+    async def controller_is_gone(*_: object) -> int:
+        return EXIT_UNREACHABLE
+
+    for name in ("set_up", "raise_descriptor_limit"):
+        monkeypatch.setattr(agent, name, lambda *_, **__: None)
+    monkeypatch.setattr(agent, "_serve", controller_is_gone)
+    monkeypatch.setenv("NVRX_JOB_FOLDER", str(tmp_path / "local"))
+    monkeypatch.setenv("NVRX_NODE", "n1")
+    folder = JobFolder(tmp_path / "local")
+    folder.create()
+    folder.write_info(JobInfo(job_id="local", name="digits", cluster="local", started_at=0.0))
+    assert agent.main() == EXIT_UNREACHABLE
+    assert not in_the_last_task.exists()
 
 
 def test_so_does_the_process_outside_of_its_container(in_the_last_task):

@@ -158,27 +158,27 @@ def _lines(value: object) -> object:
 def _extra(flag: str) -> str:
     if not _FLAG.fullmatch(flag):
         raise ValueError("is no sbatch flag; write its long form without dashes in front: `comment: text`")
-    if flag == "het-group":
-        raise ValueError(
-            "is not supported: a heterogeneous job's components are jobs of their own, and no step starts agents on"
-            " all of them"
-        )
-    if flag in _SET_BY_TOOL:
-        raise ValueError(f"is set by nvrx-slurm itself{_SET_BY_TOOL[flag]}")
+    if flag in _REFUSED:
+        raise ValueError(_REFUSED[flag])
     return flag
 
 
 # sbatch flags that `slurm.extra` cannot hold, and why.
-_SET_BY_TOOL = {
-    "nodes": "; set `nodes` and `spares`",
-    "job-name": "; set `name`",
-    "ntasks-per-node": ": one agent a node",
-    "ntasks": ": one agent a node",
-    "no-kill": ": a job with spares outlives its nodes",
-    "output": "; set `output`",
-    "open-mode": ": a requeued job goes on in the same log",
-    "signal": ": it fits the teardown's budget",
-    "wrap": "; set `command`",
+_BY_TOOL = "is set by nvrx-slurm itself"
+_REFUSED = {
+    "nodes": f"{_BY_TOOL}; set `nodes` and `spares`",
+    "job-name": f"{_BY_TOOL}; set `name`",
+    "ntasks-per-node": f"{_BY_TOOL}: one agent a node",
+    "ntasks": f"{_BY_TOOL}: one agent a node",
+    "no-kill": f"{_BY_TOOL}: a job with spares outlives its nodes",
+    "output": f"{_BY_TOOL}; set `output`",
+    "open-mode": f"{_BY_TOOL}: a requeued job goes on in the same log",
+    "signal": f"{_BY_TOOL}: it fits the teardown's budget",
+    "wrap": f"{_BY_TOOL}; set `command`",
+    "het-group": (
+        "is not supported: a heterogeneous job's components are jobs of their own, and no step starts agents on all"
+        " of them"
+    ),
 }
 
 

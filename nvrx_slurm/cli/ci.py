@@ -56,10 +56,11 @@ _only = click.option(
     shell_complete=complete_flows,
     help="Only flows with such a name; repeatable.",
 )
+_STAGE = click.Choice(["slurm", "dev", "local"])
 _on = click.option(
     "--on",
     "stage",
-    type=click.Choice(["slurm", "dev", "local"]),
+    type=_STAGE,
     help="The site's Slurm, one that is started here for each flow, or no Slurm. Default: the first that there is.",
 )
 _RUN_OPTIONS = (
@@ -175,7 +176,7 @@ def _check_installed(option: str, path: Path | None, package: str) -> None:
 @click.command()
 @_paths
 @_only
-@click.option("--on", "stage", type=click.Choice(["slurm", "dev", "local"]), help="Default: each that a flow names.")
+@click.option("--on", "stage", type=_STAGE, help="Default: each that a flow names.")
 def check(paths: tuple[Path, ...], only: tuple[str, ...], stage: StageName | None) -> None:
     """Load the flows of PATHS and check all that can be checked without running them."""
     from nvrx_slurm.lab.flow.load import load_flows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,9 @@ def in_the_last_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return asked
 
 
-def test_agent_of_an_array_requeues_its_own_task_alone(in_the_last_task, tmp_path, monkeypatch):
-    """The other tasks run on, and those that the user has cancelled stay so."""
+@pytest.fixture
+def leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[JobFolder], None]:
+    """Has an agent of the job in this folder leave, since its batch host is gone."""
 
     async def batch_host_is_gone(*_: object) -> int:
         return EXIT_UNREACHABLE
@@ -44,28 +46,28 @@ def test_agent_of_an_array_requeues_its_own_task_alone(in_the_last_task, tmp_pat
     for name in ("set_up", "raise_descriptor_limit"):
         monkeypatch.setattr(agent, name, lambda *_, **__: None)
     monkeypatch.setattr(agent, "_serve", batch_host_is_gone)
-    monkeypatch.setenv("NVRX_JOB_FOLDER", str(tmp_path / "7_3"))
     monkeypatch.setenv("NVRX_NODE", "n1")
-    (tmp_path / "7_3").mkdir(mode=0o700)
-    assert agent.main() == EXIT_UNREACHABLE
+
+    def leave(folder: JobFolder) -> None:
+        folder.path.mkdir(mode=0o700, exist_ok=True)
+        monkeypatch.setenv("NVRX_JOB_FOLDER", str(folder.path))
+        assert agent.main() == EXIT_UNREACHABLE
+
+    return leave
+
+
+def test_agent_of_an_array_requeues_its_own_task_alone(in_the_last_task, tmp_path, leave):
+    """The other tasks run on, and those that the user has cancelled stay so."""
+    leave(JobFolder(tmp_path / "7_3"))
     assert in_the_last_task.read_text() == "requeue 7_3\n"
 
 
-def test_agent_of_a_local_job_does_not_requeue_the_job_around_it(in_the_last_task, tmp_path, monkeypatch):
+def test_agent_of_a_local_job_does_not_requeue_the_job_around_it(in_the_last_task, tmp_path, leave):
     """A user has started it there: `run --here` in a batch script, or a CI runner."""
-
-    async def controller_is_gone(*_: object) -> int:
-        return EXIT_UNREACHABLE
-
-    for name in ("set_up", "raise_descriptor_limit"):
-        monkeypatch.setattr(agent, name, lambda *_, **__: None)
-    monkeypatch.setattr(agent, "_serve", controller_is_gone)
-    monkeypatch.setenv("NVRX_JOB_FOLDER", str(tmp_path / "local"))
-    monkeypatch.setenv("NVRX_NODE", "n1")
     folder = JobFolder(tmp_path / "local")
     folder.create()
     folder.write_info(JobInfo(job_id="local", name="digits", cluster="local", started_at=0.0))
-    assert agent.main() == EXIT_UNREACHABLE
+    leave(folder)
     assert not in_the_last_task.exists()
 
 

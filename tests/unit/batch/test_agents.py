@@ -56,6 +56,7 @@ class World:
         self.started: list[Srun] = []
         self.news = asyncio.Event()
         self.told: list[Any] = []
+        self.hear: Callable[[Any], Coroutine[Any, Any, None]] | None = None
 
     def play(self, story: Callable[[World, AgentSteps], Coroutine[Any, Any, None]], *, own_node: str = "n1") -> None:
         async def main() -> None:
@@ -100,7 +101,7 @@ class World:
         return self.started[-1]
 
     async def _tell(self, fact: Any) -> None:
-        self.told.append(fact)
+        await self.hear(fact) if self.hear else self.told.append(fact)
 
     async def allocated(self) -> tuple[str, ...]:
         self.asked += 1
@@ -181,6 +182,23 @@ def test_node_that_joins_by_itself_needs_no_agent(world: World) -> None:
         steps.joined("n2")
         await asyncio.sleep(120.0)
         assert len(world.started) == 1
+
+    world.play(story)
+
+
+def test_node_may_join_while_the_journal_is_told_of_its_agent(world: World) -> None:
+    """A partition heals: slurmd answers, and the agent joins while the store is slow. Then it needs no second one."""
+
+    async def story(world: World, steps: AgentSteps) -> None:
+        async def slow(fact: Any) -> None:
+            world.told.append(fact)
+            steps.joined("n2")
+
+        world.hear = slow
+        world.started[0].end(7)
+        assert await world.has_started(2)
+        assert not world.running.done()
+        assert "n2" not in world.started[1].nodes
 
     world.play(story)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,17 +14,19 @@ import pytest
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import NodeLost, Progress, WorkersStarted
+from nvrx_slurm.lab.devcluster.processes import read_table
 from tests.harness import RunningJob, plan_of
 from tests.slurm_harness import CLI
+from tests.waiting import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rollouts"
 LONGEST_S = 100.0
 RunLocal = Callable[[Plan], RunningJob]
 
 
-def rollouts_job(base: Path, *options: str) -> Plan:
+def rollouts_job(base: Path, *options: str, before: tuple[str, ...] = ()) -> Plan:
     """The example's roles, with other options of the policy; it reads over the network, as from other machines."""
-    policy = (sys.executable, "policy.py", "--transports", "tcp", *options)
+    policy = (*before, sys.executable, "policy.py", "--transports", "tcp", *options)
     return plan_of(
         base,
         RolePlan(name="policy", command=policy, workdir=str(EXAMPLE)),
@@ -46,10 +49,9 @@ def pids_of(job: RunningJob) -> set[int]:
 
 
 def kill_the_node_of(job: RunningJob, replica: str) -> str:
-    """Once the policy has learned and that replica works, and with a spare that stands by."""
+    """Once that replica works, and with a spare that stands by."""
     for node in range(1, 6):
         job.agent_pid(f"n{node}")
-    job.expect(Progress, replica="policy-0", timeout=LONGEST_S)
     node = str(job.expect(Progress, replica=replica, timeout=LONGEST_S).node)
     job.kill_node(node)
     job.expect(NodeLost, node=node)
@@ -78,9 +80,13 @@ def test_the_example_reads_all_that_was_played(tmp_path):
 
 def test_what_died_with_a_rollouts_node_is_skipped_and_all_else_is_read(run_local: RunLocal, tmp_path):
     """The spare takes its place and publishes: the policy ends only once it has read that, too."""
-    slow = ("--step-time", "0.5")  # slower than the rollouts, so that one that dies leaves something unread
-    job = run_local(rollouts_job(tmp_path, "--payloads", "40", "--of-replacements", "5", "--skipped", "1", *slow))
+    options = ("--payloads", "40", "--of-replacements", "5", "--skipped", "1")
+    stops_itself = ("/bin/sh", "-c", 'kill -STOP $$; exec "$@"', "sh")  # so the rollout that dies leaves all unread
+    job = run_local(rollouts_job(tmp_path, *options, before=stops_itself))
     kill_the_node_of(job, "rollout-1")
+    (policy,) = job.expect(WorkersStarted, replica="policy-0").pids.values()
+    until(lambda: read_table()[policy].state == "T", "the policy is stopped")
+    os.kill(policy, signal.SIGCONT)
     assert job.finish(LONGEST_S) == 0, job.story()
     lines = said(job.folder, "policy-0")
     skipped = [line for line in lines if line.startswith("skipped")]

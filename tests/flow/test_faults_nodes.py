@@ -73,9 +73,12 @@ def test_thawed_node_takes_no_step(run_local, gate, ledger):
         name = workers[2].env["NVRX_NODE"]
         node, taken, joined = FrozenNode(job, name), ledger.steps(node=name, cycle=cycle), joins(job, name)
         workers = gate.wait(4, cycle=cycle + 1)
+        assert name not in {worker.env["NVRX_NODE"] for worker in workers.values()}
+        assert job.expect(NodeLost, node=name).safe_after_s > 20.0
         frozen.append((name, cycle, taken))
         fenced = [each for each, *_ in frozen]
         job.when(lambda _: [record.node for record in job.said(NodeFenced)] == fenced, what=f"{fenced} fenced")  # noqa: B023  called at once
+        wait_gone(node.workers)  # while the node is frozen
         node.thaw(order)
         joined_again(job, name, joined + 1)
     name = workers[2].env["NVRX_NODE"]

@@ -9,12 +9,10 @@ import sys
 
 import pytest
 
-from nvrx_slurm.agent.supervisor import descendants, send_all
+from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import (
     ControllerStarted,
-    NodeFenced,
-    NodeJoined,
     NodeLost,
     RendezvousClosed,
     RendezvousOpened,
@@ -117,31 +115,3 @@ def test_nothing_outlives_a_killed_batch_host(run_local, gate, tmp_path):
     job.process.kill()
     job.process.wait()
     wait_gone(everybody)
-
-
-def test_frozen_node_is_given_up_and_what_thaws_is_killed(run_local, gate, tmp_path):
-    """A node that falls silent is reaped after the heartbeat timeout, and its workers are killed while it is frozen;
-    thawed, it stands by."""
-    job = run_local(gate_plan(gate, tmp_path, heartbeat__timeout=4.0, heartbeat__interval=0.2))
-    before = gate.wait(4, cycle=0)
-    job.agent_pid("n3")
-    agent = job.agent_pid("n2")
-    frozen = [agent, *descendants(agent)]
-    send_all(frozen, signal.SIGSTOP)
-    after = gate.wait(4, cycle=1)
-    assert {w.env["NVRX_NODE"] for w in after.values()} == {"n1", "n3"}
-    lost = job.expect(NodeLost)
-    assert lost.cause == "heartbeat_timeout"
-    assert lost.safe_after_s > 20.0
-    job.expect(NodeFenced, node="n2")
-    wait_gone([before[2].pid, before[3].pid])
-    send_all(frozen, signal.SIGCONT)
-    job.when(
-        lambda r: isinstance(r, NodeJoined) and r.node == "n2" and r.seq == 1 and r != first_join(job), what="n2 back"
-    )
-    gate.open()
-    assert job.finish() == 0
-
-
-def first_join(job):
-    return next(r for r in job.said(NodeJoined) if r.node == "n2")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
-from nvrx_slurm.journal.records import RestartDecided
+from nvrx_slurm.journal.records import NodeJoined, RestartDecided
 from tests.harness import Gate, RunningJob, plan_of
 
 FAULT_WORKER = Path(__file__).parent / "fault_worker.py"
@@ -41,6 +41,15 @@ def ends_well(job: RunningJob, gate: Gate, *, workers: int, cycle: int) -> None:
 def causes(job: RunningJob) -> list[str]:
     """What each restart was for."""
     return [record.cause for record in job.said(RestartDecided)]
+
+
+def joins(job: RunningJob, node: str) -> int:
+    """How often the node has joined so far."""
+    return sum(record.node == node for record in job.said(NodeJoined))
+
+
+def joined_again(job: RunningJob, node: str, times: int = 2) -> None:
+    job.when(lambda _: joins(job, node) >= times, what=f"{node} joins for the {times}. time")
 
 
 def printed(job: RunningJob, rank: int, cycle: int = 0) -> bytes:

@@ -10,21 +10,13 @@ import signal
 import pytest
 
 from nvrx_slurm.agent.supervisor import send_all
-from nvrx_slurm.journal.records import NodeFenced, NodeJoined, NodeLost, RendezvousClosed
+from nvrx_slurm.journal.records import NodeFenced, NodeLost, RendezvousClosed
 from tests.fault_harness import FrozenNode, child_of, supervisor_of, without_socket_filters
-from tests.fault_jobs import causes
+from tests.fault_jobs import causes, joined_again, joins
 from tests.harness import wait_gone
 from tests.waiting import until
 
 QUICK = {"heartbeat__interval": 0.2, "heartbeat__timeout": 4.0, "heartbeat__startup_timeout": 10.0}
-
-
-def joins(job, node):
-    return sum(record.node == node for record in job.said(NodeJoined))
-
-
-def joined_again(job, node, times=2):
-    job.when(lambda _: joins(job, node) >= times, what=f"{node} joins for the {times}. time")
 
 
 def finish(job, gate, cycle):

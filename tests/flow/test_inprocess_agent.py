@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -30,9 +29,9 @@ from nvrx_slurm.journal.records import (
     WorkersStarted,
 )
 from nvrx_slurm.lab.flow.replaying import replay
-from nvrx_slurm.store.embedded import EmbeddedStore
 from tests.fault_harness import child_of
 from tests.harness import Gate, RunningJob, Waiting, plan_of, wait_gone
+from tests.inprocess.servers import Valkey
 from tests.inprocess_worker import HOLD, RAISE
 from tests.waiting import until
 
@@ -284,26 +283,20 @@ def test_a_restart_needs_no_agent_and_is_told_once_it_is_back(run_local, gate, t
     assert said.index(RestartedInProcess) < said.index(WorkersDone)
 
 
-async def test_the_sites_own_store_serves_the_group_too(run_local, gate, tmp_path):
+def test_the_sites_own_store_serves_the_group_too(run_local, gate, tmp_path):
     """With `store.url` the ranks meet there, by the password that only the job's owner can read."""
-    server = EmbeddedStore(tmp_path / "site", bind="127.0.0.1", password="secret")
-    process = await server.start()
+    server = Valkey(tmp_path / "site", "secret")
     try:
         plan = wrapped_plan(gate, tmp_path, **ONE_NODE)
-        plan = msgspec.structs.replace(plan, store=StoreSpec(url=f"redis://127.0.0.1:{server.port}/0"))
-        await asyncio.to_thread(_restarts_once, run_local, gate, plan)
+        plan = msgspec.structs.replace(plan, store=StoreSpec(url=f"{server.url}/0"))
+        job = run_local(plan, env={"NVRX_SLURM_STORE_PASSWORD": "secret"})
+        gate.wait(2, cycle=0)[1].go(RAISE)
+        job.expect(RestartedInProcess, cycle=0)
+        gate.open()
+        assert job.finish() == 0
+        assert job.said(WorkerFailed) == []
     finally:
-        process.send_signal(signal.SIGTERM)
-        await process.wait()
-
-
-def _restarts_once(run_local, gate, plan):
-    job = run_local(plan, env={"NVRX_SLURM_STORE_PASSWORD": "secret"})
-    gate.wait(2, cycle=0)[1].go(RAISE)
-    job.expect(RestartedInProcess, cycle=0)
-    gate.open()
-    assert job.finish() == 0
-    assert job.said(WorkerFailed) == []
+        server.end()
 
 
 # ------------------------------------------------------------------------------------------- hangs and ends

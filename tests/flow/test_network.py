@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.journal.records import NodeFenced, NodeIsolated, NodeJoined, NodeLost
+from nvrx_slurm.journal.records import NodeFenced, NodeIsolated, NodeLost
 from tests.fault_harness import FrozenNode
-from tests.fault_jobs import causes
+from tests.fault_jobs import causes, joined_again
 from tests.harness import end_with_all, wait_gone
 from tests.network import BATCH, GateNetwork
 from tests.waiting import until
@@ -90,13 +90,6 @@ def broke(job, node):
 
 def connected_again(job, node):
     return said(job, "controller", f"{node}: its agent is connected again")
-
-
-def joined_again(job, node):
-    def twice(_):
-        return sum(record.node == node for record in job.said(NodeJoined)) >= 2
-
-    job.when(twice, what=f"{node} joins again")
 
 
 def nodes_of(workers):

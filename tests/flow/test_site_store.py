@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 
@@ -12,7 +11,6 @@ import redis
 
 from nvrx_slurm.jobspec.model import StoreSpec
 from nvrx_slurm.lab.faults.disk import SmallDisk
-from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.processes import is_alive
 from tests.contract.inprocess_stores import PASSWORD, Valkey
 from tests.harness import gate_plan
@@ -21,14 +19,12 @@ from tests.waiting import until
 NEVER = -1
 
 
-async def test_job_runs_on_a_sites_own_store_and_leaves_it_clean(run_local, gate, tmp_path):
+def test_job_runs_on_a_sites_own_store_and_leaves_it_clean(run_local, gate, tmp_path):
     """With `store.url` no server is started; two jobs of the same id do not meet; all keys go by themselves."""
-    server = EmbeddedStore(tmp_path / "site", bind="127.0.0.1", password="secret")
-    process = await server.start()
+    server = Valkey(tmp_path / "site")
     try:
-        url = f"redis://127.0.0.1:{server.port}/0"
-        await asyncio.to_thread(two_jobs, run_local, gate, tmp_path, url)
-        with redis.Redis.from_url(url, password="secret") as client:
+        two_jobs(run_local, gate, tmp_path, f"redis://127.0.0.1:{server.port}/0")
+        with redis.Redis(port=server.port, password=PASSWORD) as client:
             keys = client.keys("*")
             assert len([key for key in keys if key.endswith(b"journal_n")]) == 2
             left_s = {key: client.ttl(key) for key in keys}
@@ -36,8 +32,7 @@ async def test_job_runs_on_a_sites_own_store_and_leaves_it_clean(run_local, gate
             lasting = [ttl_s for key, ttl_s in left_s.items() if not key.endswith(b":lease")]  # it may end now
             assert all(0 < ttl_s <= 3600 for ttl_s in lasting), left_s
     finally:
-        process.send_signal(signal.SIGTERM)
-        await process.wait()
+        server.end()
 
 
 def two_jobs(run_local, gate, tmp_path, url):
@@ -45,7 +40,7 @@ def two_jobs(run_local, gate, tmp_path, url):
     jobs = []
     for name in ("a", "b"):
         there = msgspec.structs.replace(plan, folder=str(tmp_path / name))
-        jobs.append(run_local(there, job_id="7", env={"NVRX_SLURM_STORE_PASSWORD": "secret"}))
+        jobs.append(run_local(there, job_id="7", env={"NVRX_SLURM_STORE_PASSWORD": PASSWORD}))
         workers = gate.wait(2, cycle=0)
         assert not (jobs[-1].folder.path / "store").exists()
         for worker in workers.values():

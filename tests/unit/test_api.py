@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +21,8 @@ from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.journal.records import Entry as JournalEntry
 from nvrx_slurm.journal.records import JobStarted, entry_to_json
 from nvrx_slurm.lab.plans import plain_bounds
-from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.clock import SystemClock
+from tests.inprocess.servers import Valkey
 
 JOB = """\
 name: quick
@@ -179,13 +179,11 @@ def test_without_slurm_submit_names_the_ways_on(
 
 
 @pytest.fixture
-async def store_url(tmp_path: Path) -> AsyncIterator[str]:
+def store_url(tmp_path: Path) -> Iterator[str]:
     """A real store with the password `right`."""
-    store = EmbeddedStore(tmp_path / "store", bind="127.0.0.1", password="right")
-    process = await store.start()
-    yield f"redis://127.0.0.1:{store.port}/0"
-    process.kill()
-    await process.wait()
+    store = Valkey(tmp_path / "store", "right")
+    yield f"{store.url}/0"
+    store.end()
 
 
 async def test_a_store_is_knocked_at_before_anything_is_submitted(

@@ -50,3 +50,10 @@ def another_thread_can_take(taken: Callable[[], contextlib.AbstractContextManage
     thread.start()
     thread.join(DEADLINE_S)
     return not thread.is_alive()
+
+
+def locked() -> threading.Lock:
+    """A lock that is held."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock

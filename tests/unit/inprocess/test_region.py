@@ -29,7 +29,7 @@ from nvrx_slurm.inprocess import region as module
 from nvrx_slurm.inprocess.exception import NestedCallError, RankShouldRestart
 from nvrx_slurm.inprocess.region import RESTART_SIGNAL, CallInterrupted, Raised, Region, Returned
 from nvrx_slurm.util.threads import SignalSafeEvent
-from tests.unit.inprocess.bytecodes import another_thread_can_take, at_bytecode
+from tests.unit.inprocess.bytecodes import another_thread_can_take, at_bytecode, locked
 
 DEADLINE_S = 30.0
 SOON_S = 0.05
@@ -141,12 +141,6 @@ def test_tells_how_the_function_ended(region, error):
 
 
 # ---- a interrupt gets the main thread out of everything
-
-
-def locked() -> Any:
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
 
 
 def joined() -> None:

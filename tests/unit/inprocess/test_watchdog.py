@@ -12,6 +12,7 @@ import pytest
 from nvrx_slurm.inprocess import progress as module
 from nvrx_slurm.inprocess.progress import ProgressStamps, SignalWatchdog, Watchdog
 from nvrx_slurm.inprocess.region import Region
+from tests.unit.inprocess.bytecodes import locked
 
 INTERVAL_S = 0.002
 DEADLINE_S = 20.0
@@ -84,12 +85,6 @@ def test_a_wait_is_no_progress(stamps, watchdog, wait):
     run_until(lambda: stamps.stamped > 2)
     wait(HOLD_S)
     assert_silent_for_the_hold(stamps)
-
-
-def locked() -> threading.Lock:
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
 
 
 def test_a_gil_held_by_another_thread_is_no_progress(stamps, watchdog):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.workload.slot import Slot
+from tests.unit.workload.test_sections import run as worker
 
 Environment = dict[str, str]
 
@@ -36,18 +37,6 @@ def agent(tmp_path: Path) -> Iterator[socket.socket]:
 def environment(tmp_path: Path) -> Environment:
     """What an agent would give rank 3."""
     return {"RANK": "3", "NVRX_BEAT_FILE": str(tmp_path / "0.3"), "NVRX_BEAT_SOCKET": str(tmp_path / "agent")}
-
-
-def worker(code: str, environment: Environment) -> str:
-    """Runs `code` with `beat` imported, as a worker; returns what it printed."""
-    script = f"from nvrx_slurm.workload import beat\n{code}"
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("NVRX_")}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=clean | environment, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    return done.stdout
 
 
 def test_a_reader_sees_the_last_step_the_count_and_the_time(slot: Slot, environment: Environment) -> None:

@@ -6,15 +6,16 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from mcp import StdioServerParameters, stdio_client
-from mcp.client.session import ClientSession
 
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict
 from tests.harness import Gate, RunningJob, gate_plan
+
+if TYPE_CHECKING:
+    from mcp.client.session import ClientSession
 
 TOOLS = ["analyze_paths", "attribute", "explain_job", "explain_rule", "list_rules"]
 OWN_RULE = """
@@ -32,12 +33,14 @@ warp_core.breach:
 
 INQUIRY = {"key": {"job": "j", "generation": 0, "replica": "main-0", "cycle": 0}, "paths": ["/nowhere"]}
 
-Connect = Callable[..., AbstractAsyncContextManager[ClientSession]]
+Connect = Callable[..., "AbstractAsyncContextManager[ClientSession]"]
 
 
 @asynccontextmanager
 async def connect(*options: object) -> AsyncIterator[ClientSession]:
     """A session with a server that has initialised."""
+    from mcp import ClientSession, StdioServerParameters, stdio_client  # 1.5 s, which collection would pay
+
     arguments = ["-P", "-m", "nvrx_slurm", "mcp", *map(str, options)]
     async with (
         stdio_client(StdioServerParameters(command=sys.executable, args=arguments)) as streams,

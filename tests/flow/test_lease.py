@@ -12,7 +12,7 @@ import pytest
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.jobspec.model import LeaseSpec
 from nvrx_slurm.journal.records import NodeJoined, Shutdown, Signalled, WorkersStarted
-from tests.harness import gate_plan, wait_gone
+from tests.harness import WAIT_S, gate_plan, wait_gone
 
 TIMEOUT_S = 4.0
 
@@ -33,7 +33,7 @@ class Owner:
     def touches(self, count: int) -> None:
         """Wait until it has touched the file so often."""
         for _ in range(count):
-            assert self._touches.acquire(timeout=TIMEOUT_S)
+            assert self._touches.acquire(timeout=WAIT_S)
 
     def _touch(self) -> None:
         while not self._gone.wait(TIMEOUT_S / 10):
@@ -83,5 +83,5 @@ def test_job_that_is_cancelled_while_its_controller_starts_ends_at_once(run_loca
     while not job.folder.store_dir.exists():
         assert job.process.poll() is None
     job.process.terminate()
-    assert job.finish(timeout=15.0) == 143
+    assert job.finish() == 143
     assert "the controller ended" not in job.folder.job_log.read_text()

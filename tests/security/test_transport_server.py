@@ -220,4 +220,4 @@ def test_a_server_that_is_full_says_so() -> None:
             assert bytes(first.read(ref, keep=True)) == b"weights"
             second = PayloadClient(token=server.token, transports=("tcp",))
             with second, pytest.raises(PeerRefused, match="as many connections as it takes"):
-                second.read(ref, keep=True, deadline=1.0)
+                second.read(ref, keep=True, deadline=WAIT_S)

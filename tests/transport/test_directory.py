@@ -127,7 +127,7 @@ def test_a_follower_takes_no_more_than_it_asks_for(directory):
     for number in range(5):
         directory.publish(ref(number))
     following = directory.follow()
-    assert [numbers(following.next(2, timeout_s=5.0)) for _ in range(3)] == [[0, 1], [2, 3], [4]]
+    assert [numbers(following.next(2, timeout_s=WAIT_S)) for _ in range(3)] == [[0, 1], [2, 3], [4]]
     with pytest.raises(UsageError, match="at least 1"):
         following.next(0)
 
@@ -200,7 +200,7 @@ def test_a_follower_comes_back_in_time_while_the_store_is_away(valkey):
         valkey.kill()
         began = time.monotonic()
         assert following.next(timeout_s=0.1) == []
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < WAIT_S
         with pytest.raises(StoreUnreachable, match="does not answer"):
             until(lambda: following.next(timeout_s=0.1))
         with pytest.raises(StoreUnreachable, match="does not answer"):
@@ -218,12 +218,12 @@ def test_a_frozen_store_holds_nobody_for_long_and_doubles_nothing(directory, val
 def freeze_and_thaw(directory: Directory, reader: Directory, valkey: Valkey) -> None:
     following = reader.follow()
     first = directory.publish(ref(0))
-    assert numbers(following.next(timeout_s=5.0)) == [0]
+    assert numbers(following.next(timeout_s=WAIT_S)) == [0]
     valkey.send(signal.SIGSTOP)
     try:
         began = time.monotonic()
         assert following.next(timeout_s=0.3) == []
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < WAIT_S
         with ThreadPoolExecutor(1) as pool:
             publishing = pool.submit(directory.publish, ref(1))
             with pytest.raises(TimeoutError):

@@ -85,8 +85,8 @@ def is_consumed(producer: Node, count: int) -> None:
     until(lambda: producer.do("counts")["consumed"] == count, f"{count} payloads are consumed")
 
 
-def all_ready(producer: Node, count: int, timeout: float = WAIT_S) -> None:
-    until(lambda: producer.do("ready") == count, f"{count} payloads are ready again", timeout)
+def all_ready(producer: Node, count: int) -> None:
+    until(lambda: producer.do("ready") == count, f"{count} payloads are ready again")
 
 
 # --------------------------------------------------------------------------------------------------- all is well
@@ -117,9 +117,9 @@ def test_a_reader_on_the_same_node(tcp_producer: Node) -> None:
     """It reads the ring itself: no connection is made, though its ports are all dead."""
     ref = through(tcp_producer.do("write", 1 << 20, 3), "tcp://127.0.0.1:1")
     with client_of("shm", "tcp") as client:
-        assert client.read(ref, deadline=5.0) == pattern(1 << 20, 3)
+        assert client.read(ref, deadline=WAIT_S) == pattern(1 << 20, 3)
         with pytest.raises(StaleSlotError):
-            client.read(ref, deadline=5.0)
+            client.read(ref, deadline=WAIT_S)
     assert tcp_producer.do("counts")["consumed"] == 1
     assert tcp_producer.do("links") == 0
 
@@ -162,7 +162,7 @@ def test_a_reader_that_is_killed_in_the_middle_of_a_payload(scheme: str) -> None
             reader.tell("hang_at", ref)
             until(lambda: producer.do("states") == [State.READING], "it is being read")
             reader.kill()
-        all_ready(producer, 1, 5.0)
+        all_ready(producer, 1)
         assert client.read(ref, deadline=WAIT_S) == pattern(size, 4)
         is_consumed(producer, 1)
 
@@ -257,8 +257,8 @@ def test_half_of_the_ports_are_sick(fault: str) -> None:
             port.make_sick(fault)
         for seed, ref in enumerate(producer.do("write_many", 20, 100_000)):
             ported = through(ref, *sick, *healthy[2:])
-            with bounded(5.0):
-                assert client.read(ported, deadline=5.0) == pattern(100_000, seed)
+            with bounded(WAIT_S):
+                assert client.read(ported, deadline=WAIT_S) == pattern(100_000, seed)
         is_consumed(producer, 20)
         assert all(port.connections <= 2 for port in sick)
 
@@ -306,8 +306,8 @@ def test_half_of_the_ports_lie(scheme: str, fault: str) -> None:
         assert client.read(producer.do("write", 1), deadline=WAIT_S) == pattern(1)  # what it needs is loaded
         sick = [producer.do("lie", fault) for _ in range(2)]
         for seed, ref in enumerate(producer.do("write_many", 20, 100_000)):
-            with bounded(5.0):
-                assert client.read(through(ref, *sick, *ref.ports), deadline=5.0) == pattern(100_000, seed)
+            with bounded(WAIT_S):
+                assert client.read(through(ref, *sick, *ref.ports), deadline=WAIT_S) == pattern(100_000, seed)
         is_consumed(producer, 21)
         assert max(producer.do("lied_to")) in (1, 2)
 
@@ -330,13 +330,13 @@ def test_a_word_of_thanks_that_is_lost(tcp_producer: Node, fault: str) -> None:
     first, second = tcp_producer.do("write_many", 2, 100_000)
     with SickPort(first.ports[0]) as port, client_of("tcp", limits=replace(BRISK, calls=3)) as client:
         port.make_sick(fault)
-        assert client.read(through(first, port), deadline=5.0) == pattern(100_000, 0)
+        assert client.read(through(first, port), deadline=WAIT_S) == pattern(100_000, 0)
         all_ready(tcp_producer, 2)
         port.heal()
-        assert client.read(through(second, port), deadline=5.0) == pattern(100_000, 1)
+        assert client.read(through(second, port), deadline=WAIT_S) == pattern(100_000, 1)
         is_consumed(tcp_producer, 2)
         with pytest.raises(StaleSlotError):
-            client.read(first, deadline=5.0)
+            client.read(first, deadline=WAIT_S)
 
 
 def test_a_word_of_thanks_that_is_lost_with_an_idle_connection(tcp_producer: Node) -> None:
@@ -345,7 +345,7 @@ def test_a_word_of_thanks_that_is_lost_with_an_idle_connection(tcp_producer: Nod
     with SickPort(refs[0].ports[0]) as port, client_of("tcp") as client:
         port.make_sick("loses-acks")
         with stopped(tcp_producer.pid):  # no read is over before each has a connection of its own
-            reads = [Async(lambda ref=ref: client.read(through(ref, port), deadline=5.0)) for ref in refs]
+            reads = [Async(lambda ref=ref: client.read(through(ref, port), deadline=WAIT_S)) for ref in refs]
             until(lambda: port.connections == 3, "three connections")
         assert [read.result() for read in reads] == [pattern(50_000, seed) for seed in range(3)]
         port.go_down()
@@ -353,7 +353,7 @@ def test_a_word_of_thanks_that_is_lost_with_an_idle_connection(tcp_producer: Nod
         port.heal()
         port.come_back()
         last = tcp_producer.do("write", 50_000, 9)
-        assert client.read(through(last, port), deadline=5.0) == pattern(50_000, 9)
+        assert client.read(through(last, port), deadline=WAIT_S) == pattern(50_000, 9)
         is_consumed(tcp_producer, 4)
 
 
@@ -373,12 +373,12 @@ def test_more_readers_than_a_server_takes(scheme: str) -> None:
         first, second, third = (client_of(scheme) for _ in range(3))
         with first, second, third:
             for client, ref in ((first, refs[0]), (second, refs[1])):
-                client.read(ref, deadline=5.0)
+                client.read(ref, deadline=WAIT_S)
             with pytest.raises(PeerRefused, match="as many connections as it takes"):
-                third.read(refs[2], deadline=5.0)
+                third.read(refs[2], deadline=WAIT_S)
             first.close()
             until(lambda: producer.do("links") == 1, "a place is free")
-            assert third.read(refs[2], deadline=5.0) == pattern(1000, 2)
+            assert third.read(refs[2], deadline=WAIT_S) == pattern(1000, 2)
 
 
 # -------------------------------------------------------------------------------------------- servers that change
@@ -387,14 +387,14 @@ def test_more_readers_than_a_server_takes(scheme: str) -> None:
 def test_a_listener_restarts_on_its_port(producer: Node, client: PayloadClient) -> None:
     """A kept connection that died with it says nothing of the port: the next read succeeds at once."""
     refs = producer.do("write_many", 3, 1000)
-    assert client.read(refs[0], deadline=5.0) == pattern(1000, 0)
+    assert client.read(refs[0], deadline=WAIT_S) == pattern(1000, 0)
     producer.do("close_server")
     with bounded(5.0), pytest.raises(TransportError):
-        client.read(refs[1], deadline=5.0)
+        client.read(refs[1], deadline=WAIT_S)
     producer.do("serve_again")
     for seed in (1, 2):
         with bounded(2.0):
-            assert client.read(refs[seed], deadline=5.0) == pattern(1000, seed)
+            assert client.read(refs[seed], deadline=WAIT_S) == pattern(1000, seed)
 
 
 def test_another_ring_behind_the_same_port(scheme: str, client: PayloadClient) -> None:
@@ -406,7 +406,7 @@ def test_another_ring_behind_the_same_port(scheme: str, client: PayloadClient) -
         assert new.ports == old.ports
         with bounded(2.0), pytest.raises(StaleSlotError):
             client.read(old, deadline=10.0)
-        assert client.read(new, deadline=5.0) == pattern(1000, 8)
+        assert client.read(new, deadline=WAIT_S) == pattern(1000, 8)
 
 
 def test_the_writer_laps_the_reader(scheme: str, client: PayloadClient) -> None:
@@ -415,10 +415,10 @@ def test_the_writer_laps_the_reader(scheme: str, client: PayloadClient) -> None:
         refs = producer.do("write_many", 5, 1000)
         for ref in refs[:3]:
             with pytest.raises(StaleSlotError) as caught:
-                client.read(ref, deadline=5.0)
+                client.read(ref, deadline=WAIT_S)
             assert len(caught.value.attempts) == 1
         for seed in (3, 4):
-            assert client.read(refs[seed], deadline=5.0) == pattern(1000, seed)
+            assert client.read(refs[seed], deadline=WAIT_S) == pattern(1000, seed)
         assert producer.do("counts")["dropped"] == 3
 
 
@@ -430,7 +430,7 @@ def test_a_writer_that_laps_all_the_time(scheme: str, client: PayloadClient) -> 
         while (newest := producer.do("newest")) is not None:
             seed, ref = newest
             with contextlib.suppress(StaleSlotError):
-                payload = client.read(ref, deadline=5.0)
+                payload = client.read(ref, deadline=WAIT_S)
                 assert seed < 0 or payload == pattern(size, seed)
                 got += 1
 
@@ -451,7 +451,7 @@ def test_a_node_is_replaced_during_a_batch(scheme: str) -> None:
             client_of(scheme) as client,
         ):
             kept, lost = stays.do("write_many", 8, 100_000), dies.do("write_many", 8, 100_000)
-            assert client.read(lost.pop(0), deadline=5.0) == pattern(100_000, 0)
+            assert client.read(lost.pop(0), deadline=WAIT_S) == pattern(100_000, 0)
             dies.kill()
             with bounded(10.0):
                 if on_missing == "skip":
@@ -465,7 +465,7 @@ def test_a_node_is_replaced_during_a_batch(scheme: str) -> None:
             assert set(fetched.missing) == set(lost)
             assert all(isinstance(error, TransportError) for error in fetched.missing.values())
             with node(Producer, scheme) as replacement:
-                assert client.read(replacement.do("write", 10, 1), deadline=5.0) == pattern(10, 1)
+                assert client.read(replacement.do("write", 10, 1), deadline=WAIT_S) == pattern(10, 1)
 
 
 # ------------------------------------------------------------------------------------------------- many at a time
@@ -533,8 +533,8 @@ async def test_a_read_that_is_cancelled(tcp_producer: Node) -> None:
             task.cancel()
             with bounded(0.5), pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.to_thread(all_ready, tcp_producer, 1, 1.0)
-            assert await client.read(ref, deadline=5.0) == pattern(100_000, 5)
+            await asyncio.to_thread(all_ready, tcp_producer, 1)
+            assert await client.read(ref, deadline=WAIT_S) == pattern(100_000, 5)
 
 
 # --------------------------------------------------------------------------------------------------------- the end
@@ -549,7 +549,7 @@ def test_a_server_closes_with_reads_in_flight(scheme: str) -> None:
             open_ones.callback(link.close)
         assert producer.do("states") == [State.READING] * 4
         assert producer.do("close_server") <= 1.0 + ROOM_S
-        all_ready(producer, 4, 2.0)
+        all_ready(producer, 4)
         for link in links:
             with pytest.raises((PeerReset, PayloadTruncated)):
                 link.receive_payload_into(memoryview(bytearray(64 << 20)), soon(), None)
@@ -568,7 +568,7 @@ def test_a_client_closes_with_reads_in_flight(tcp_producer: Node, fault: str) ->
             client.close()
             reading.result()
         with pytest.raises(PeerReset):
-            client.read(ref, deadline=5.0)
+            client.read(ref, deadline=WAIT_S)
 
 
 def test_a_process_ends_by_itself(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,7 +596,7 @@ def test_an_idle_connection_is_evicted_and_replaced(scheme: str, client: Payload
     with node(Producer, scheme, eviction_s=0.4, ports=1) as producer:
         refs = producer.do("write_many", 3, 1000)
         for seed, ref in enumerate(refs):
-            assert client.read(ref, deadline=5.0) == pattern(1000, seed)
+            assert client.read(ref, deadline=WAIT_S) == pattern(1000, seed)
             if seed == 0:
                 until(lambda: producer.do("links") == 0, "the server has evicted it")
 
@@ -618,8 +618,8 @@ def test_a_client_forks(tcp_producer: Node, transport: str) -> None:
 def test_a_server_forks(producer: Node, client: PayloadClient) -> None:
     """A child that ends takes neither its parent's connections with it nor its ring."""
     refs = producer.do("write_many", 3, 1000)
-    assert client.read(refs[0], deadline=5.0) == pattern(1000, 0)
+    assert client.read(refs[0], deadline=WAIT_S) == pattern(1000, 0)
     assert producer.do("fork") == 0
-    assert client.read(refs[1], deadline=5.0) == pattern(1000, 1)
+    assert client.read(refs[1], deadline=WAIT_S) == pattern(1000, 1)
     with client_of(producer.do("ports")[0].partition("://")[0]) as another:
-        assert another.read(refs[2], deadline=5.0) == pattern(1000, 2)
+        assert another.read(refs[2], deadline=WAIT_S) == pattern(1000, 2)

@@ -58,7 +58,7 @@ async def test_answer_about_a_round_comes_after_the_orders_that_are_older():
         await asyncio.sleep(0)
     assert not asking.done()
     reading = asyncio.create_task(orders.read("0-0"))
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         assert await asking == RANKS
     assert heard == [CLOSED, opened]
     reading.cancel()

@@ -12,7 +12,7 @@ from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdic
 from nvrx_slurm.util.clock import SystemClock
 from tests.unit.attribution.sources.scripted import Scripted, hangs, inquiry_of, key_of, said
 
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 @dataclass

@@ -23,7 +23,7 @@ class Ears:
         self.heard.put_nowait((what, *who))
 
     async def next(self):
-        return await asyncio.wait_for(self.heard.get(), 10.0)
+        return await asyncio.wait_for(self.heard.get(), 60.0)
 
 
 @pytest.fixture

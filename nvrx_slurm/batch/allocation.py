@@ -27,7 +27,7 @@ log = get_logger("batch")
 # that is restarted answers again within seconds.
 GIVEN_UP_WITHIN_S = 30.0
 
-LOOK_S = 1.0
+LOOK_S, ASK_AGAIN_S = 1.0, 10.0
 
 
 class AllocationPort(SlurmPort, Protocol):
@@ -52,8 +52,9 @@ class AllocationKeeper:
 
     async def watch_time_limit(self, on_notice: Callable[[], None]) -> None:
         """Call `on_notice` ahead of the allocation's time limit, as late as the teardown allows."""
-        left_s = await self._slurm.time_left_s()
-        if left_s is None or left_s == math.inf:
+        while (left_s := await self._slurm.time_left_s()) is None:  # noqa: ASYNC110  slurmctld has no events
+            await asyncio.sleep(ASK_AGAIN_S)
+        if left_s == math.inf:
             return
         ahead_s = notice_s(self._bounds, left_s)  # by the whole time: at most half of it may go into the end
         while left_s - ahead_s > LOOK_S:
@@ -68,18 +69,23 @@ class AllocationKeeper:
 
     async def node_lost(self, node: str) -> None:
         """The node's agent is gone. Give the node up, should its slurmd be gone too."""
-        known = (await self._slurm.nodes([node])).get(node)
-        if known is None:
-            return
         timeout_s = await self._slurm.slurmd_timeout_s()
         silent_s = min(GIVEN_UP_WITHIN_S, timeout_s / 2) if timeout_s else GIVEN_UP_WITHIN_S
-        deadline = self._clock.monotonic() + silent_s
+        deadline, known = self._clock.monotonic() + silent_s, None
         while self._clock.monotonic() < deadline:
-            if await self._slurm.answers(known):
+            # Asked until it answers: the loss of many nodes at once keeps slurmctld busy.
+            known = known or (await self._slurm.nodes([node])).get(node)
+            if known is not None and await self._slurm.answers(known):
                 return  # the agent alone was lost
             await asyncio.sleep(LOOK_S)
+        if known is None:
+            log.warning("%s is lost, and Slurm does not say where its slurmd listens: the node is kept", node)
+            return
         async with self._shrinking:
-            held = await self._slurm.allocated()
+            deadline, held = self._clock.monotonic() + silent_s, await self._slurm.allocated()
+            while held is None and self._clock.monotonic() < deadline:
+                await asyncio.sleep(LOOK_S)
+                held = await self._slurm.allocated()
             if held is None or node not in held or len(held) == 1:
                 return
             await self._slurm.shrink_to([each for each in held if each != node])

@@ -24,6 +24,7 @@ class Held:
         self.ends_at, self.timeout_s = ends_at, slurmd_timeout_s
         self.held = ["n1", "n2", "n3"]
         self.silent: set[str] = set()
+        self.unanswered = 0  # so many of the next questions to slurmctld get no answer
 
     @property
     def passed_s(self) -> float:
@@ -38,20 +39,24 @@ class Held:
         finally:
             self.loop.close()
 
+    def is_busy(self) -> bool:
+        self.unanswered -= 1
+        return self.unanswered >= 0
+
     async def time_left_s(self) -> float | None:
-        return None if self.ends_at is None else self.ends_at - self.passed_s
+        return None if self.ends_at is None or self.is_busy() else self.ends_at - self.passed_s
 
     async def slurmd_timeout_s(self) -> float | None:
         return self.timeout_s
 
     async def nodes(self, names: Sequence[str]) -> dict[str, SlurmNode]:
-        return {name: SlurmNode(name, "MIXED") for name in names}
+        return {} if self.is_busy() else {name: SlurmNode(name, "MIXED") for name in names}
 
     async def answers(self, node: SlurmNode) -> bool:
         return node.name not in self.silent
 
-    async def allocated(self) -> tuple[str, ...]:
-        return tuple(self.held)
+    async def allocated(self) -> tuple[str, ...] | None:
+        return None if self.is_busy() else tuple(self.held)
 
     async def shrink_to(self, nodes: Sequence[str]) -> None:
         self.held = list(nodes)
@@ -95,6 +100,16 @@ def test_notice_comes_also_where_slurm_does_not_answer_again() -> None:
     assert noticed[0] < 3600.0
 
 
+def test_notice_comes_also_where_slurm_does_not_answer_at_first() -> None:
+    """One unanswered question at the start does not cost the job its notice."""
+    slurm = Held(ends_at=3600.0)
+    slurm.unanswered = 3
+    noticed: list[float] = []
+    slurm.play(lambda keeper: keeper.watch_time_limit(lambda: noticed.append(slurm.passed_s)))
+    assert len(noticed) == 1
+    assert 3400.0 <= noticed[0] <= 3590.0
+
+
 @pytest.mark.parametrize("at_first_s", [math.inf, 3600.0])
 def test_an_allocation_without_a_limit_gets_no_notice(at_first_s: float) -> None:
     """Nor does one whose limit an administrator has lifted."""
@@ -119,6 +134,28 @@ def test_a_silent_node_is_given_up_before_slurm_gives_up_the_job(timeout_s: floa
     slurm.play(lambda keeper: keeper.node_lost("n2"))
     assert slurm.held == ["n1", "n3"]
     assert within_s <= slurm.passed_s <= within_s + 2.0
+
+
+def test_a_silent_node_is_given_up_also_where_slurmctld_answers_late() -> None:
+    """It does not say at once where slurmd listens, nor which nodes are held."""
+    slurm = Held()
+    slurm.silent.add("n2")
+    slurm.unanswered = 3
+
+    async def busy_again(keeper: AllocationKeeper) -> None:
+        slurm.loop.call_later(GIVEN_UP_WITHIN_S / 2, lambda: setattr(slurm, "unanswered", 3))
+        await keeper.node_lost("n2")
+
+    slurm.play(busy_again)
+    assert slurm.held == ["n1", "n3"]
+
+
+def test_a_node_that_slurm_says_nothing_of_is_kept() -> None:
+    """Nothing then shows that its slurmd is gone."""
+    slurm = Held()
+    slurm.unanswered = 1000
+    slurm.play(lambda keeper: keeper.node_lost("n2"))
+    assert slurm.held == ["n1", "n2", "n3"]
 
 
 def test_a_node_whose_slurmd_answers_again_is_kept() -> None:

@@ -9,6 +9,7 @@ import sys
 from asyncio.subprocess import Process
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
+from logging import ERROR, INFO
 from typing import Any
 
 import msgspec
@@ -20,9 +21,9 @@ from nvrx_slurm.batch.children import ManagedService
 from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
 from nvrx_slurm.batch.store import StoreKeeper
 from nvrx_slurm.cluster.allocation import HeldAllocation, step_environment
-from nvrx_slurm.cluster.commands import child_environment_for
+from nvrx_slurm.cluster.commands import SystemRunner
 from nvrx_slurm.cluster.slurm_job import signalled_job
-from nvrx_slurm.cluster.slurm_nodes import JobNodes, said
+from nvrx_slurm.cluster.slurm_nodes import JobNodes
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_UNREACHABLE, NvrxError, StoreUnreachable
 from nvrx_slurm.jobspec.env import HOST_FD, handed_on, node_name
 from nvrx_slurm.jobspec.plan import Plan
@@ -50,6 +51,8 @@ AGENTS_LEAVE_S = 12.0
 AGENTS_GONE_S = 3.0
 
 REQUEUED_S = 10.0
+# slurmctld may be busy just then, or be started again.
+REQUEUE_QUESTIONS, REQUEUE_PAUSE_S = 3, 1.0
 
 RESTART_PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0)
 # A controller that lived this long does not count as a failed start.
@@ -145,16 +148,25 @@ class Host:
     async def _requeue(self) -> None:
         """Back into the queue, where the user allows that and Slurm has not done it."""
         # Else a job that leaves within its GraceTime would end for good, and one that PreemptMode=CANCEL preempts.
-        job = await signalled_job(self.info.job_id, self.info.generation)
-        if job is not None and job.preempted and job.may_requeue:
+        for _ in range(REQUEUE_QUESTIONS):
+            if (job := await signalled_job(self.info.job_id, self.info.generation)) is not None:
+                break
+            await asyncio.sleep(REQUEUE_PAUSE_S)
+        if job is None:
+            log.error("preempted, and Slurm does not say whether job %s may be requeued", self.info.job_id)
+        elif job.preempted and job.may_requeue:
             log.info("preempted: asking Slurm to requeue job %s", self.info.job_id)
             if job.has_grace:  # written first: Slurm may end this process before scontrol returns
                 self.folder.write_info(msgspec.structs.replace(self.info, left_in_grace=True))
             await self._scontrol("requeue", self.info.job_id)
 
     async def _scontrol(self, *words: str) -> None:
-        answer = await said(["scontrol", *words], child_environment_for("scontrol"), REQUEUED_S)
-        log.info("scontrol %s: %s", words[0], answer.strip() or "done")
+        try:
+            answer = await asyncio.to_thread(SystemRunner(), ["scontrol", *words], timeout_s=REQUEUED_S)
+        except OSError as error:
+            log.error("scontrol %s: %s", words[0], error)
+        else:
+            log.log(INFO if answer.ok else ERROR, "scontrol %s: %s", words[0], "done" if answer.ok else answer.reason)
 
     # ---- start
 

@@ -113,8 +113,10 @@ class Mirror:
                 # A full file is renamed first, and closed only once there is another: so one is always open.
                 full = self._file
                 if full is not None and self._path.exists():
-                    parts = len(journal_parts(self._path))
-                    self._path.rename(self._path.with_name(f"events.{parts + 1}.jsonl"))
+                    # After the newest, not by their count: a user may have packed or removed old ones.
+                    parts = journal_parts(self._path)
+                    number = int(parts[-1].name.split(".")[1]) + 1 if parts else 1
+                    self._path.rename(self._path.with_name(f"events.{number}.jsonl"))
                 file = open_log(self._path)
                 if full is not None:
                     os.close(full)

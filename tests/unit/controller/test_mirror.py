@@ -63,6 +63,19 @@ def test_copy_after_a_rotation_goes_on_after_the_rotated_part(tmp_path):
     assert numbers(tmp_path) == list(range(1, 7))
 
 
+def test_rotation_overwrites_no_part_where_an_old_one_was_removed(tmp_path):
+    """A user may pack the oldest parts while the job runs: the others stay whole."""
+    for part in (2, 3):
+        whole = b"".join(entry_to_json(e) + b"\n" for e in entries(part, part))
+        (tmp_path / f"events.{part}.jsonl").write_bytes(whole)
+    copy = Mirror(tmp_path / "events.jsonl", rotate_bytes=0)
+    copy.start(entries(4, 4))
+    for n in (5, 6):
+        copy.add(entries(n, n))
+    copy.close(5.0)
+    assert [entry.n for entry in read_copy(tmp_path / "events.jsonl")] == list(range(2, 7))
+
+
 def whole_lines(path):
     return [entry_from_json(line).n for line in path.read_bytes().splitlines()]
 

@@ -159,9 +159,11 @@ class FailureDetector:
         self.watched.pop(self.incarnations.get(node, b""), None)  # an agent that was replaced is not heard any more
         self.incarnations[node] = incarnation.encode()
         self.watched[self.incarnations[node]] = node
+        if not port:  # the node has no fence: the kernel refuses this port also while its workers live
+            return
         if self.info.addr == LOOPBACK:  # no firewall stands between this host and itself
             self.trusted.add(incarnation)
-        elif port:
+        else:
             self._go(self._test_refusal(node, incarnation, addr, port))
 
     async def _test_refusal(self, node: str, incarnation: str, addr: str, port: int) -> None:

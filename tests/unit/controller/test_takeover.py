@@ -165,6 +165,21 @@ def test_a_broken_connection_alone_is_no_death() -> None:
     host().play(story)
 
 
+def test_a_refusal_proves_no_death_of_a_node_without_a_fence() -> None:
+    """The kernel refuses port 0 whether the node's processes live or not."""
+
+    async def story(host: VirtualHost) -> None:
+        await host.start_controller()
+        await host.join(*host.nodes, fence_port=0)
+        host.kernels_refuse = True
+        await host.later(INTERVAL_S)
+        host.break_connection("n1")
+        await host.later(2 * TIMEOUT_S)
+        assert await host.journal(NodeLost) == []
+
+    host().play(story)
+
+
 def test_a_node_of_the_generation_before_is_not_watched() -> None:
     """The next generation finds its joins in the same store, and may not have the node any more: its silence is no
     loss."""

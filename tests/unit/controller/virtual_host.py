@@ -156,7 +156,7 @@ class VirtualHost:
             await end([self._running])
             self._running = None
 
-    async def join(self, *nodes: str) -> None:
+    async def join(self, *nodes: str, fence_port: int = 2) -> None:
         """Agents join, and send a heartbeat each interval from now on."""
         for node in nodes:
             fact = NodeJoined(
@@ -166,7 +166,7 @@ class VirtualHost:
                 generation=self.generation,
                 addr=node,
                 port=1,
-                fence_port=2,
+                fence_port=fence_port,
             )
             await self.store.join(fact)
             self.beat(node)

@@ -49,7 +49,8 @@ _TORCH = _Names(RANK, WORLD_SIZE, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _SLURM = _Names("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
 _OPEN_MPI = _Names(*(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
 _HYDRA = _Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-_LAUNCHERS = (_TORCH, _SLURM, _OPEN_MPI, _HYDRA)
+# The inner launcher first: an sbatch script has a SLURM_PROCID, and the ranks of its mpirun inherit that.
+_LAUNCHERS = (_TORCH, _OPEN_MPI, _HYDRA, _SLURM)
 
 
 def launch() -> RankIdentity:
@@ -69,10 +70,12 @@ def launch() -> RankIdentity:
             names.rank,
             names.world_size,
         )
+    # srun with PMI2 sets the rank of Hydra too, but only its own local rank.
+    local_names = [each.local_rank for each in _LAUNCHERS if each is names or _is_about(each, rank, world_size)]
     return RankIdentity(
         rank=rank,
         world_size=world_size,
-        local_rank=_number(names.local_rank),
+        local_rank=next(filter(lambda number: number is not None, map(_number, local_names)), None),
         group=_group(rank, world_size),
         host=os.uname().nodename,
         replaced=_get("NVRX_CYCLE") is not None,

@@ -102,6 +102,28 @@ def test_an_outer_launcher_does_not_name_the_group(launched) -> None:
     assert launched(SRUN | BY_HAND | {"RANK": "0", "MASTER_ADDR": "n1"}).group == "n1:"
 
 
+BATCH = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "77"}
+ALONE = SRUN | BATCH | {"SLURM_STEP_NUM_TASKS": "1"}
+
+
+@pytest.mark.parametrize("outer", [BATCH, ALONE], ids=["sbatch", "srun"])
+@pytest.mark.parametrize(
+    ("inner", "group"), [(MPIRUN, "mpi.prterun-n1-77@1"), (MPICH, "n1:")], ids=["openmpi", "mpich"]
+)
+def test_mpirun_in_a_slurm_job_gives_the_rank(
+    launched, outer: Mapping[str, str], inner: Mapping[str, str], group
+) -> None:
+    """Its ranks inherit SLURM_PROCID from the batch script, or from the step in which it runs."""
+    launch = launched(outer | inner)
+    assert (launch.rank, launch.world_size, launch.local_rank, launch.group) == (3, 8, 1, group)
+
+
+def test_srun_with_pmi2_gives_the_local_rank(launched) -> None:
+    """It sets PMI_RANK and PMI_SIZE, and no local rank but its own."""
+    launch = launched(SRUN | {"PMI_RANK": "3", "PMI_SIZE": "8"})
+    assert (launch.rank, launch.local_rank, launch.group) == (3, 1, "slurm.alpha.77.4.1")
+
+
 PRINT_GROUP = "from nvrx_slurm.inprocess.environment import launch; print(launch().group)"
 
 
@@ -151,6 +173,7 @@ def test_a_rank_that_cannot_be_is_refused(
         (MPIRUN, False),
         (MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, True),
         (MPICH | {"MPI_LOCALNRANKS": "8"}, True),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "1", "PMI_RANK": "3", "PMI_SIZE": "8"}, True),
         (BY_HAND, True),
         (BY_HAND | {"MASTER_ADDR": "localhost"}, True),
         (BY_HAND | {"MASTER_ADDR": "127.0.0.1"}, True),

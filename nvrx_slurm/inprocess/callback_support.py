@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from nvrx_slurm.inprocess.environment import launch
-from nvrx_slurm.inprocess.exception import OptionError, TimeoutError
+from nvrx_slurm.inprocess.environment import local_rank
+from nvrx_slurm.inprocess.exception import TimeoutError
 from nvrx_slurm.util.threads import in_thread
 
 T = TypeVar("T")
@@ -34,10 +34,7 @@ def initialised() -> Any | None:
 def own_device(cuda: Any) -> int:
     """This rank's device: the device of its local rank. Without a local rank, or where the rank sees fewer devices
     than that (some launchers show each rank only its own), the calling thread's current device."""
-    try:
-        local_rank = launch().local_rank
-    except OptionError:
-        local_rank = None
-    if local_rank is not None and local_rank < cuda.device_count():
-        return local_rank
+    own = local_rank()
+    if own is not None and own < cuda.device_count():
+        return own
     return int(cuda.current_device())

@@ -197,10 +197,24 @@ def of_python_child() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "NVRX_DUMP_DIR"} | {"PYTHONPATH": path}
 
 
+_local_ranks: list[int | None] = []  # of the calls that have set RANK
+
+
+def local_rank() -> int | None:
+    """This process's rank on its host by its launcher, also where `RankVariables` has set another RANK."""
+    if _local_ranks:
+        return _local_ranks[-1]
+    try:
+        return launch().local_rank
+    except OptionError:
+        return None
+
+
 class RankVariables:
     """RANK and WORLD_SIZE as the function sees them; the `with` block restores them at its end."""
 
     def __enter__(self) -> RankVariables:
+        _local_ranks.append(local_rank())
         self._before = {name: os.environ.get(name) for name in (RANK, WORLD_SIZE)}
         return self
 
@@ -212,6 +226,7 @@ class RankVariables:
             os.environ[WORLD_SIZE] = str(state.active_world_size)
 
     def __exit__(self, *exception: object) -> None:
+        _local_ranks.pop()
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)

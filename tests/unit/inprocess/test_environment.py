@@ -221,3 +221,14 @@ def test_the_function_sees_its_new_rank_and_afterwards_all_is_as_before(launched
         raise KeyError
     assert os.environ["RANK"] == "3"
     assert "WORLD_SIZE" not in os.environ
+
+
+def test_the_local_rank_is_the_launchers_while_the_function_has_a_new_rank(launched) -> None:
+    """srun's and mpirun's count for RANK as they have set it, and no other: callbacks look for their GPU by it."""
+    launched(SRUN)
+    with RankVariables() as variables:
+        variables.set(FrozenState(rank=2, world_size=7, active_rank=2, active_world_size=7))
+        assert environment.local_rank() == 1
+    with pytest.raises(OptionError):
+        launched({})
+    assert environment.local_rank() is None

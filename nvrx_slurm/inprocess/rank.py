@@ -197,8 +197,9 @@ class Rank:
             case CallInterrupted(error) if isinstance(error, ENDS):
                 raise error
 
-    def _failed(self, error: BaseException) -> None:
-        """The function has failed here, and so has the iteration for all ranks."""
+    def _failed(self, error: BaseException, *, here: bool = True) -> None:
+        """The function has failed here, or (not `here`) others did not return in time: the iteration has failed for
+        all ranks."""
         # A nested call takes this rank out too: each iteration would make it again, without end.
         if not isinstance(error, Exception | RankShouldRestart) or isinstance(error, NestedCallError):
             raise error
@@ -207,7 +208,8 @@ class Rank:
             log.info("restart in process: raised once a restart had begun: %s", in_words(error))
             return
         self.watch.begin()
-        self.state.fn_exception = error
+        if here:
+            self.state.fn_exception = error
         who = f"rank {self.state.rank}, iteration {self.state.iteration}"
         log.error("restart in process: %s: %s (%s)", who, in_words(error), place_of(error))
         failure = Interrupted(
@@ -235,7 +237,7 @@ class Rank:
         try:
             self.group.arrive(Barrier(barriers.complete(iteration), bound_s, lambda _: active, lambda _: completed))
         except TimeoutError as error:
-            self._failed(error)
+            self._failed(error, here=False)
 
     # ---- out of it
 

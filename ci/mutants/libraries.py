@@ -323,8 +323,8 @@ LIBRARIES = (
         "each read ends by its deadline",
         Edit(
             RETRYING,
-            "until = min(self._deadline, now + self._limits.answer_s + payload_s)",
-            "until = now + self._limits.answer_s + payload_s",
+            "until = min(self._deadline, now + answer_s + payload_s)",
+            "until = now + answer_s + payload_s",
         ),
     ),
     library(

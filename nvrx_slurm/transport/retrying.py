@@ -119,10 +119,11 @@ class ReadPlan:
             self._moved = 0
             self._resume_at = now + pause_s(self._limits, self._calls)
             return self.next(health, now=now, turn=turn)
-        # With each call a payload gets twice the time: the network may be slower than `bytes_per_s`.
+        # With each call a port gets twice the time: the server or the network may be slower than the limits say.
+        answer_s = ldexp(self._limits.answer_s, self._calls)
         payload_s = ldexp(self._size / self._limits.bytes_per_s, self._calls)
-        until = min(self._deadline, now + self._limits.answer_s + payload_s)
-        return Try(port, until, min(until, now + ldexp(self._limits.answer_s, self._calls)))
+        until = min(self._deadline, now + answer_s + payload_s)
+        return Try(port, until, min(until, now + answer_s))
 
     def ended(self, port: str, outcome: AttemptOutcome, *, now: float) -> None:
         """The attempt at `port` has brought no payload."""

@@ -137,10 +137,12 @@ def test_a_busy_slot_is_asked_for_until_the_deadline() -> None:
     assert len(read.tried) < 5.0 / LONGEST_BUSY_PAUSE_S + 10
 
 
-def test_an_attempt_is_bounded_and_a_payload_has_twice_as_long_in_the_next_call() -> None:
-    """A silent port is given up in good time; a slow network gets more of it."""
+def test_an_attempt_is_bounded_and_has_twice_as_long_in_the_next_call() -> None:
+    """A silent port is given up in good time; a slow server and a slow network get more of it."""
     read = Read([FAULT] * 6, size=3_000_000)
-    assert [step.until - at for at, step in read.tried] == pytest.approx([5.0, 5.0, 8.0, 8.0, 14.0, 14.0])
+    assert [step.until - at for at, step in read.tried] == pytest.approx([5.0, 5.0, 10.0, 10.0, 20.0, 20.0])
+    small = Read([FAULT] * 3, size=100, ports=(A,))
+    assert [step.answer_by - at for at, step in small.tried] == pytest.approx([2.0, 4.0, 8.0])
 
 
 def test_silent_ports_use_the_deadline_up_and_no_more() -> None:

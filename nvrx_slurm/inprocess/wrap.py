@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import os
+import sys
 import threading
 import types
 import typing
@@ -38,6 +39,13 @@ from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import process_space, started_ticks
 
 log = get_logger("inprocess")
+
+_AS_TEXT: dict[str, Any] = {}
+if sys.version_info >= (3, 14):
+    import annotationlib
+
+    # Otherwise a signature evaluates the annotations.
+    _AS_TEXT["annotation_format"] = annotationlib.Format.STRING
 
 A = ParamSpec("A")
 T = TypeVar("T")
@@ -263,7 +271,7 @@ def inject(
     Raises TypeError, as the call itself would, if the arguments do not fit.
     """
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function, **_AS_TEXT)
     except ValueError:  # a builtin without a signature
         return args, dict(kwargs)
     try:

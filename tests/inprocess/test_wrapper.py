@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from nvrx_slurm import inprocess
+from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.exception import NestedCallError, OptionError
 from nvrx_slurm.inprocess.options import without_host
 from nvrx_slurm.inprocess.store import Store
+from nvrx_slurm.inprocess.wrap import inject
 from tests.inprocess.harness import ROOT
 from tests.inprocess.servers import Valkey
 
@@ -35,6 +37,15 @@ def test_a_call_is_given_by_annotation(valkey: Valkey) -> None:
         "without": [1, 2],
         "named": ["without", "Asks for none."],
     }
+
+
+def test_an_annotation_may_exist_for_a_type_checker_only() -> None:
+    """Before Python 3.14 such a module imports annotations from __future__; from then on it needs no import."""
+    future = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
+    names: dict[str, Any] = {"CallWrapper": CallWrapper}
+    exec(f"{future}def train(data: NDArray, call: CallWrapper, *, lr: Rate = 1): ...", names)
+    call = CallWrapper.__new__(CallWrapper)
+    assert inject(names["train"], ([1],), {"lr": 2}, call) == (([1], call), {"lr": 2})
 
 
 def test_a_wrapper_that_is_not_enabled_does_nothing() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from nvrx_slurm.inprocess.exception import OptionError
-from nvrx_slurm.inprocess.rank_assignment import RankAssignment, RankAssignmentCtx
+from nvrx_slurm.inprocess.rank_assignment import RankAssignment, RankAssignmentCtx, published_by
 from nvrx_slurm.inprocess.state import Callback, FrozenState
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class _ComposedAssignment(Compose):
     """Rank assignments: each part publishes for itself, and sees only what the same part of other ranks published."""
 
     def publish(self, state: FrozenState) -> tuple[str, ...]:
-        return tuple(text for part in self.parts for text in _framed(part.publish(state)))
+        return tuple(text for part in self.parts for text in _framed(published_by(part, state)))
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         published = ctx.published

@@ -30,7 +30,7 @@ from nvrx_slurm.inprocess.ledger import Broken, Completed, Interrupted, Iteratio
 from nvrx_slurm.inprocess.monitor import MonitorProcess
 from nvrx_slurm.inprocess.options import WrapperOptions
 from nvrx_slurm.inprocess.progress import ProgressStamps
-from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx
+from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx, published_by
 from nvrx_slurm.inprocess.region import ENDS, CallInterrupted, Raised, Region, Returned
 from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.timeline import RestartPart, Stopwatch
@@ -118,8 +118,8 @@ class Rank:
         """All healthy ranks arrive; the last of them proposes the entry that names the ranks that are out."""
         self._begin_restart()
         self.state.iteration = self.group.ledger.iteration
-        published = self.options.rank_assignment.publish(self.state.freeze())
-        here = Ready(rank=_number(self.state), published=tuple(published))
+        published = published_by(self.options.rank_assignment, self.state.freeze())
+        here = Ready(rank=_number(self.state), published=published)
         barrier = self._barrier(barriers.ready(self.state.iteration), self._seal)
         in_atomic = barriers.atomic(self.state.iteration - 1)
         self.group.arrive(dataclasses.replace(barrier, atomic=in_atomic, extended=self._begin_restart), here)

@@ -95,6 +95,15 @@ class RankAssignmentCtx:
         return rank if self.origins is None else self.origins[rank]
 
 
+def published_by(assignment: RankAssignment, state: FrozenState) -> tuple[str, ...]:
+    """What it publishes. Raises InternalError if that is not a tuple of strings: other ranks could not read it."""
+    published = assignment.publish(state)
+    if not isinstance(published, tuple | list) or not all(isinstance(each, str) for each in published):
+        name = type(assignment).__qualname__
+        raise InternalError(f"{name}.publish must return a tuple of strings, not {published!r}")
+    return tuple(published)
+
+
 class RankAssignment(abc.ABC):
     """Gives the ranks that are left their new numbers, and decides which of them are active: those call the function,
     the others are in reserve.

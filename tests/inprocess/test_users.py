@@ -207,3 +207,35 @@ def test_runs_that_multiprocessing_starts_do_not_mix(tmp_path: Path) -> None:
 def _lines(program: subprocess.Popen[str], count: int) -> list[str]:
     assert program.stdout is not None
     return [program.stdout.readline() for _ in range(count)]
+
+
+PUBLISHES = """
+class Published(inprocess.rank_assignment.RankAssignment):
+    def __init__(self, what):
+        self.what = what
+
+    def publish(self, state):
+        return self.what
+
+    def __call__(self, ctx):
+        return ctx
+
+def train(): ...
+
+for what in (1, 2), "host1":
+    for assignment in Published(what), inprocess.Compose(inprocess.ShiftRanks(), Published(what)):
+        wrapper = inprocess.Wrapper(
+            store_factory=inprocess.store.FileStore, store_kwargs={"path": sys.argv[1]}, rank_assignment=assignment
+        )
+        try:
+            wrapper(train)()
+        except inprocess.exception.InternalError as error:
+            print(error)
+"""
+
+
+def test_what_a_rank_publishes_is_a_tuple_of_strings(tmp_path: Path) -> None:
+    """Anything else ends the call at once: other ranks could not read it, and would wait for this one."""
+    [(code, out, _)] = run(PUBLISHES, tmp_path)
+    said = "Published.publish must return a tuple of strings, not"
+    assert (code, out.splitlines()) == (0, [f"{said} {what}" for what in ("(1, 2)", "'host1'") for _ in range(2)])

@@ -36,6 +36,7 @@ from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.timeline import RestartPart, Stopwatch
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.workload.restarting import restarting
+from nvrx_slurm.workload.sections import LONGEST_S
 
 log = get_logger("inprocess")
 
@@ -296,7 +297,8 @@ class Rank:
         if self.state.iteration or self.group.ledger.iteration:
             self._restart.close()
             bounds = (self.options.hard_timeout, 2 * self.options.barrier_timeout)
-            self._restart.enter_context(restarting(sum(bound.total_seconds() for bound in bounds)))
+            bound_s = sum(bound.total_seconds() for bound in bounds)
+            self._restart.enter_context(restarting(min(bound_s, LONGEST_S / 2)))
 
 
 def _number(state: State) -> int:

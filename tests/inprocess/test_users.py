@@ -239,3 +239,26 @@ def test_what_a_rank_publishes_is_a_tuple_of_strings(tmp_path: Path) -> None:
     [(code, out, _)] = run(PUBLISHES, tmp_path)
     said = "Published.publish must return a tuple of strings, not"
     assert (code, out.splitlines()) == (0, [f"{said} {what}" for what in ("(1, 2)", "'host1'") for _ in range(2)])
+
+
+YEARS = """
+from datetime import timedelta
+
+def train(call: CallWrapper):
+    if call.iteration == 0:
+        raise ValueError
+    print(call.iteration)
+
+bounds = dict(soft_timeout=1, hard_timeout=36500, barrier_timeout=36600)
+inprocess.Wrapper(
+    store_factory=inprocess.store.FileStore,
+    store_kwargs={"path": sys.argv[1]},
+    **{name: timedelta(days=days) for name, days in bounds.items()},
+)(train)()
+"""
+
+
+def test_bounds_of_years_mean_no_bounds(tmp_path: Path) -> None:
+    """The restart opens a section, whose time has a limit."""
+    [(code, out, _)] = run(YEARS, tmp_path)
+    assert (code, out) == (0, "1\n")

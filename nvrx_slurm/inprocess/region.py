@@ -191,7 +191,7 @@ class Region:
         signal.raise_signal(RESTART_SIGNAL)
 
     def _leave(self) -> None:
-        if self._current is not None and self._current.in_finalizer:
+        if sys.gettrace() is _trace_no_call:
             # The frame that was to be interrupted has been left.
             sys.settrace(None)
         # Once this lock is released, no signal is sent for this call.
@@ -268,7 +268,7 @@ class Region:
             raise call.delivered
 
         behind.f_trace, behind.f_trace_opcodes = step, True
-        sys.settrace(lambda *_: None)
+        sys.settrace(_trace_no_call)
 
 
 class AtomicBlocks:
@@ -353,6 +353,10 @@ class AtomicBlocks:
 
 
 def _inside(function: Callable[[], T]) -> T:
+def _trace_no_call(*_: object) -> None:
+    """With it Python calls the trace functions of single frames."""
+
+
     """The only frame below which a restart is raised."""
     return function()
 

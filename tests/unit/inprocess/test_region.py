@@ -315,6 +315,27 @@ def test_interrupts_again_where_python_swallows(region, caplog, place):
     assert set(seen) == {RankShouldRestart}
 
 
+def test_the_users_trace_function_stays(region):
+    """Also where the call was interrupted in a finalizer."""
+    interrupt = Interrupt(region, again_s=SOON_S)
+
+    def work() -> None:
+        interrupt.begins.set()
+        forever()
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        return None
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with unraisable():
+            assert interrupt.at(lambda: in_del(work)) == CallInterrupted(None)
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(former)
+
+
 def test_whoever_cleans_up_is_left_alone(region):
     """A `finally` that a interrupt runs through comes to its end, however many signals come meanwhile."""
     interrupt, done = Interrupt(region), []

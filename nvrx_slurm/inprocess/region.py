@@ -16,6 +16,7 @@ handler reads a flag. Why a flag and not the kernel's signal mask: docs/decision
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -25,7 +26,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import monotonic
 from types import CodeType, FrameType, TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nvrx_slurm.inprocess.exception import NestedCallError, RankShouldRestart, RestartAbort
 from nvrx_slurm.util.log import get_logger
@@ -352,11 +353,11 @@ class AtomicBlocks:
             signal.raise_signal(RESTART_SIGNAL)
 
 
-def _inside(function: Callable[[], T]) -> T:
 def _trace_no_call(*_: object) -> None:
     """With it Python calls the trace functions of single frames."""
 
 
+def _inside(function: Callable[[], T]) -> T:
     """The only frame below which a restart is raised."""
     return function()
 
@@ -367,13 +368,22 @@ def _spared_s(interrupted: list[FrameType], call: _OpenCall) -> float:
         # An `except` or `finally` deals with the last one.
         return call.patience_s
     codes = {frame.f_code for frame in interrupted}
-    handlers = (getattr(signal.getsignal(number), "__code__", None) for number in range(1, signal.NSIG))
+    handlers = (_code_of(signal.getsignal(number)) for number in range(1, signal.NSIG))
     # One finalizer has had its time: those that follow it are cut.
     if (_is_in_finalizer(interrupted) and not call.in_finalizer) or not codes.isdisjoint(handlers):
         # Python would swallow it; and a signal's handler, once cut, is not called again.
         return call.patience_s
     # A lock (of a queue.Queue, for example) that is taken and not yet in a `with` block would stay taken.
     return MOMENT_S if interrupted[0].f_code.co_name in TAKING_OR_GIVING_BACK else 0.0
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """The code of a function or method, of one in a `functools.partial`, or of an object's `__call__`."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    own = getattr(handler, "__code__", None)
+    # SIG_DFL and SIG_IGN are not callable.
+    return own or (getattr(type(handler).__call__, "__code__", None) if callable(handler) else None)
 
 
 def _is_in_finalizer(interrupted: list[FrameType]) -> bool:

@@ -396,7 +396,20 @@ def test_a_stuck_log_does_not_stop_the_interrupts(region):
 # ---- what must not be cut
 
 
-def test_the_handler_of_another_signal_is_not_cut(region):
+class Handler:
+    """An object that handles a signal."""
+
+    def __init__(self, handle: Callable[[int, FrameType | None], None]) -> None:
+        self._handle = handle
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self._handle(signum, frame)
+
+
+@pytest.mark.parametrize(
+    "made", [lambda handle: handle, functools.partial, Handler], ids=["function", "partial", "object"]
+)
+def test_the_handler_of_another_signal_is_not_cut(region, made):
     """A signal that the process gets while it is interrupted is handled to the end, since it comes only once."""
     interrupt, done = Interrupt(region), []
 
@@ -406,7 +419,7 @@ def test_the_handler_of_another_signal_is_not_cut(region):
             wait_for(5)
             done.append(signum)
 
-    former = signal.signal(signal.SIGUSR1, handler)
+    former = signal.signal(signal.SIGUSR1, made(handler))
     try:
         assert interrupt.at(lambda: (signal.raise_signal(signal.SIGUSR1), forever())) == CallInterrupted(None)
     finally:

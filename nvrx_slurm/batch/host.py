@@ -55,8 +55,8 @@ REQUEUED_S = 10.0
 REQUEUE_QUESTIONS, REQUEUE_PAUSE_S = 3, 1.0
 
 RESTART_PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0)
-# A controller that lived this long does not count as a failed start.
-STABLE_S = 5.0
+# A controller that lived this long does not count as a failed start. So many in a row take five minutes at least.
+STABLE_S, MOST_FAILURES = 5.0, 300
 
 SAY_EVERY_S = 5.0
 # How long agents that are to be started wait for the journal.
@@ -220,6 +220,9 @@ class Host:
             if code == EXIT_UNREACHABLE:  # the store was away for too long, or refused it: a new one fares no better
                 raise StoreUnreachable(f"the controller gave the store up; see {self.folder.node_log('controller')}")
             failures = 0 if self.clock.monotonic() - began > STABLE_S else failures + 1
+            if failures > MOST_FAILURES:
+                log_path = self.folder.node_log("controller")
+                raise NvrxError(f"the controller ended {failures} times in a row ({code}); see {log_path}")
             pause = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
             log.warning("the controller ended (%s); starting it again in %.1f s", code, pause)
             await asyncio.sleep(pause)

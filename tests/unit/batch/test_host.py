@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 from pathlib import Path
 
 import pytest
 
 from nvrx_slurm.batch import host as batch_host
 from nvrx_slurm.batch.host import Host
+from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
 from nvrx_slurm.util.clock import SystemClock
 from tests.unit.core.fleet import plain
@@ -56,3 +59,12 @@ async def test_preempted_job_is_requeued_also_by_a_slurmctld_that_is_busy(
         await host_of(tmp_path, "slurm")._requeue()
     assert (tmp_path / "asked").read_text() == "requeue 7\n"
     assert f"scontrol requeue: {logged}" in caplog.text
+
+
+async def test_controller_that_never_runs_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job says so, and does not hold its nodes until the time limit."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(batch_host, "RESTART_PAUSES_S", (0.0,))
+    monkeypatch.setattr(batch_host, "MOST_FAILURES", 3)
+    with pytest.raises(NvrxError):
+        await asyncio.wait_for(host_of(tmp_path, "local")._keep_controller(), 30.0)

@@ -17,7 +17,7 @@ import msgspec
 from nvrx_slurm.batch import children, ending
 from nvrx_slurm.batch.agents import AgentSteps
 from nvrx_slurm.batch.allocation import AllocationKeeper
-from nvrx_slurm.batch.children import ManagedService
+from nvrx_slurm.batch.children import RESTART_PAUSES_S, ManagedService
 from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
 from nvrx_slurm.batch.store import StoreKeeper
 from nvrx_slurm.cluster.allocation import HeldAllocation, step_environment
@@ -54,7 +54,6 @@ REQUEUED_S = 10.0
 # slurmctld may be busy just then, or be started again.
 REQUEUE_QUESTIONS, REQUEUE_PAUSE_S = 3, 1.0
 
-RESTART_PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0)
 # A controller that lived this long does not count as a failed start. So many in a row take five minutes at least.
 STABLE_S, MOST_FAILURES = 5.0, 300
 

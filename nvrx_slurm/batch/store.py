@@ -8,6 +8,7 @@ import signal
 from asyncio.subprocess import Process
 from pathlib import Path
 
+from nvrx_slurm.batch.children import RESTART_PAUSES_S
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.store.embedded import READY_S, Certificate, EmbeddedStore, make_certificate, new_socket_name
@@ -18,7 +19,8 @@ from nvrx_slurm.util.processes import dies_with_parent
 
 log = get_logger("batch")
 
-STORE_RESTARTS = 20
+# So many failures in a row. A job of weeks may lose its store now and then: one that lived this long is no failure.
+STORE_RESTARTS, STABLE_S = 20, 60.0
 ANNOUNCE_RETRY_S = 0.25
 
 
@@ -59,14 +61,19 @@ class StoreKeeper:
 
     async def keep(self) -> None:
         """Start it again whenever it ends. Raises StoreUnreachable where that fails, or happens too often."""
-        for _ in range(STORE_RESTARTS):
+        loop, failures = asyncio.get_running_loop(), 0
+        while True:
             assert self.process is not None
+            began = loop.time()
             code = await self.process.wait()
-            log.warning("the store ended (%s); starting it again", code)
+            failures = 0 if loop.time() - began > STABLE_S else failures + 1
+            if failures > STORE_RESTARTS:
+                server_log = self._folder.store_dir / "server.log"
+                raise StoreUnreachable(f"the embedded store ended {failures} times in a row; see {server_log}")
+            pause = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
+            log.warning("the store ended (%s); starting it again in %.1f s", code, pause)
+            await asyncio.sleep(pause)
             await self._start_server()
-        raise StoreUnreachable(
-            f"the embedded store ended {STORE_RESTARTS} times; see {self._folder.store_dir}/server.log"
-        )
 
     def clear_away(self) -> None:
         """Remove its files, once it has ended."""

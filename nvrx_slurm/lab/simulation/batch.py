@@ -11,14 +11,9 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING
 
+from nvrx_slurm.batch.children import RESTART_PAUSES_S
 from nvrx_slurm.batch.ending import Ending
-from nvrx_slurm.batch.host import (
-    AGENTS_EXIT_S,
-    AGENTS_GONE_S,
-    AGENTS_LEAVE_S,
-    RESTART_PAUSES_S,
-    STABLE_S,
-)
+from nvrx_slurm.batch.host import AGENTS_EXIT_S, AGENTS_GONE_S, AGENTS_LEAVE_S, STABLE_S
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY
 from nvrx_slurm.lab.simulation.loop import Handle
 from nvrx_slurm.lab.simulation.process import SimulatedProcess

@@ -70,6 +70,22 @@ def address_for(node: str) -> str:
     return advertised_address()
 
 
+def address_for_neighbour(node: str) -> str:
+    """The same for a node of this host's job. Raises UsageError where only loopback is left, and the node is another
+    host."""
+    address = address_for(node)
+    if ipaddress.ip_address(address).is_loopback:
+        found = set()
+        with contextlib.suppress(OSError):  # a development cluster's names stand for loopback, or for nothing
+            found = {str(entry[4][0]) for entry in socket.getaddrinfo(node, None)}
+        if found and not any(ipaddress.ip_address(each).is_loopback for each in found):
+            raise UsageError(
+                f"{socket.gethostname()} has no IPv4 address at which {node} ({min(found)}) reaches it: its name"
+                " stands for none but loopback, and there is no route; give it an entry in /etc/hosts or in DNS"
+            )
+    return address
+
+
 def default_route_address() -> str:
     """The IPv4 address of the interface that leads outside; else loopback."""
     try:
@@ -178,6 +194,9 @@ def _info(
             )  # fmt: skip
             nodes = tuple(hostnames.stdout.split())  # in Slurm's own order: ranks follow it
             here = msgspec.structs.replace(here, addr=advertised_address())
+        # Debian's /etc/hosts, and no default route: a network of compute nodes alone.
+        if len(nodes) > 1 and ipaddress.ip_address(here.addr).is_loopback:
+            here = msgspec.structs.replace(here, addr=address_for_neighbour(nodes[-1]))
         return msgspec.structs.replace(
             here,
             generation=env.slurm_restart_count(),

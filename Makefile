@@ -88,7 +88,7 @@ test-torch: $(FRAMEWORKS)  ## Run the tests that need torch, transformers, accel
 fuzz: $(TESTS)  ## Feed a million invalid inputs to each decoder of external data
 	$(BIN)/python -m ci.fuzz $(ARGS)
 
-ci-simulate: $(INSTALLED)  ## Simulate 2,000 seeded histories of faults in virtual time
+ci-simulate: $(INSTALLED)  ## Simulate 2,000 seeded runs with faults in virtual time
 	$(BIN)/nvrx-slurm ci simulate --seeds 2000 --jobs 2 $(ARGS)
 
 ci-soak: $(TESTS)  ## Run all simulations for MINUTES=60 on all cores; the control plane's is guided by coverage

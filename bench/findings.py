@@ -1,4 +1,4 @@
-"""A failure of 1,024 ranks with 2 MB of log each: what an agent's part costs, what the leader's costs, and what it
+"""A failure of 1,024 ranks with 2 MB of log each: what an agent's part costs, what the broker's costs, and what it
 costs to read all logs on one node.
 
 CPU time, since this machine has other work and fewer cores than 128 nodes. An agent's part is that of its process
@@ -34,7 +34,7 @@ from nvrx_slurm.journal.verdicts import FINDINGS_LENGTH_BYTES, AgentFindings, Fa
 from nvrx_slurm.util.clock import SystemClock
 
 NODES, WORKERS, RANK_BYTES = 128, 8, 2_000_000
-AGENT, LEADER, BOTH, PEER = "an agent's part", "the leader's part", "agent and leader", "reading all on one node"
+AGENT, BROKER, BOTH, PEER = "an agent's part", "the broker's part", "agent and broker", "reading all on one node"
 MOST_S = 2.0
 FIRST_RANK = 517
 
@@ -60,14 +60,14 @@ CONSEQUENCE = (
 def findings(runs: int, peers: Path) -> None:
     """Both ways must give the same verdict."""
     catalogue = load_catalogue()
-    prefilter_of(catalogue)  # the leader's process does it before anything fails
+    prefilter_of(catalogue)  # the broker's process does it before anything fails
     with temporary_folder() as folder:
         inquiry = _failure(folder)
         logs = logs_of(inquiry)
         of_nodes: dict[str, list[LogFile]] = {node: [] for node in inquiry.nodes}
         for log in logs:
             of_nodes[log.node or ""].append(log)
-        samples: dict[str, list[float]] = {BOTH: [], AGENT: [], LEADER: [], PEER: []}
+        samples: dict[str, list[float]] = {BOTH: [], AGENT: [], BROKER: [], PEER: []}
         samples[AGENT] = [_agent_cpu_s(folder, node) for node in range(runs + 1)][1:]  # the first fills caches
 
         # All logs, read once: the peer's work, from which the findings of all nodes are made.
@@ -94,11 +94,11 @@ def findings(runs: int, peers: Path) -> None:
                 clock=clock,
                 deadline=clock.monotonic() + 600.0,
             ).attribution
-            samples[LEADER].append(spent_s(resource.RUSAGE_SELF) - began)
+            samples[BROKER].append(spent_s(resource.RUSAGE_SELF) - began)
     assert found.read is not None
     if msgspec.structs.replace(found, read=msgspec.structs.replace(found.read, agents=0)) != read:
         raise PeerFailed(f"by findings: {found}; by the logs: {read}")
-    samples[BOTH] = [agent + leader for agent, leader in zip(samples[AGENT], samples[LEADER], strict=True)]
+    samples[BOTH] = [agent + broker for agent, broker in zip(samples[AGENT], samples[BROKER], strict=True)]
     print(f"{read.verdict}; {sum(sizes) / 1e3:,.0f} kB of findings, {max(sizes) / 1e3:.1f} kB of a node at most")
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
     title = f"{NODES * WORKERS:,} ranks on {NODES} nodes, {RANK_BYTES / 1e6:.0f} MB of log each, CPU time"

@@ -1,8 +1,8 @@
 """Has the logs of this node's ranks read when their cycle has failed, by a process of low priority.
 
-A large job's logs are too much for the leader to read in time. Each agent starts such a process at the failure
+A large job's logs are too much for the broker to read in time. Each agent starts such a process at the failure
 (`python -m nvrx_slurm.attribution.node_reader`), gets what it finds in the logs as they are then, and again once no
-worker is left. What the process finds is sent to the leader; where it fails the leader reads the logs itself.
+worker is left. What the process finds is sent to the broker; where it fails the broker reads the logs itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nvrx_slurm.util.threads import awaitable_thread
 log = get_logger("agent")
 
 COMMAND = (sys.executable, "-P", "-m", "nvrx_slurm.attribution.node_reader")
-# So long it may take to read the logs once; the leader has judged by then.
+# So long it may take to read the logs once; the broker has judged by then.
 ANSWER_S = 60.0
 
 REAP_S = 2.0
@@ -73,13 +73,13 @@ class LogReader:
             await asyncio.wait(self._tasks, timeout=REAP_S)
 
     def _failed(self, error: BaseException) -> None:
-        log.warning("the logs of this node's ranks were not read here: %r", error)  # the leader reads them
+        log.warning("the logs of this node's ranks were not read here: %r", error)  # the broker reads them
 
     async def _read(self, logs: Path, assignment: Assignment, found: Found, is_whole: asyncio.Event) -> None:
         first = assignment.first_rank
         ranks = range(first, first + assignment.workers)
         looking = awaitable_thread(lambda: _size_of(logs, ranks), "size of logs")
-        # Small logs are not read here: the leader reads them all, and sooner.
+        # Small logs are not read here: the broker reads them all, and sooner.
         if await looking * assignment.group_world_size < SHARED_FROM_BYTES:
             return
         process = await asyncio.create_subprocess_exec(

@@ -93,7 +93,7 @@ def main() -> None:
             if log.path not in known or known[log.path][0] != state:
                 known[log.path] = state, read_logs([log], catalogue, threading.Event())
         parts = [known[log.path][1] for log in logs]
-        # Empty where even the fewest lines are too many to send: the leader then reads these logs itself.
+        # Empty where even the fewest lines are too many to send: the broker then reads these logs itself.
         data = encoded(found_in(asked.node, Path(asked.folder), *joined(parts), catalogue)) or b""
         sys.stdout.buffer.write(len(data).to_bytes(FINDINGS_LENGTH_BYTES, "big") + data)
         sys.stdout.buffer.flush()

@@ -157,7 +157,7 @@ def unknown_keys(given: object, kind: type[msgspec.Struct]) -> list[str]:
     return found
 
 
-# From this size of a cycle's logs on, agents read those of their own nodes; less the leader reads in a second.
+# From this size of a cycle's logs on, agents read those of their own nodes; less the broker reads in a second.
 SHARED_FROM_BYTES = 64 << 20
 
 # Of one node. The findings of eight ranks usually have some ten thousand bytes.

@@ -1,4 +1,4 @@
-"""A job whose ranks have printed a lot: their agents read the logs, and the leader judges by what they found."""
+"""A job whose ranks have printed a lot: their agents read the logs, and the broker judges by what they found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The logs of a large cycle: what the agents of its nodes have found, and what the leader has to read itself.
+"""The logs of a large cycle: what the agents of its nodes have found, and what the broker has to read itself.
 
 Each agent reads the logs of its own ranks at the failure. What has not come after a moment is read here, node by
 node, from the shared folder: the logs of a node that is lost, or whose agent is slow. Findings that come meanwhile
@@ -97,7 +97,7 @@ class StopAt(threading.Event):
 
 
 class IncompleteFindings(SourceError):
-    """Not all agents have sent what they found, and the leader does not read their logs yet."""
+    """Not all agents have sent what they found, and the broker does not read their logs yet."""
 
 
 class Gathered(NamedTuple):
@@ -179,7 +179,7 @@ def gather(
     return Gathered(*joined(parts, problems), agents=agents, missing=tuple(missing))
 
 
-# Of the decision's time: so long the leader waits for findings of whole logs before it reads any itself. An agent
+# Of the decision's time: so long the broker waits for findings of whole logs before it reads any itself. An agent
 # needs about a second.
 HEAD_START_SHARE = 0.1
 

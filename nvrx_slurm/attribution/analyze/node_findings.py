@@ -1,4 +1,4 @@
-"""What an agent has found in its node's logs, as it is sent to the leader: findings, not text. Pure.
+"""What an agent has found in its node's logs, as it is sent to the broker: findings, not text. Pure.
 
     scan, tails, stacks of one node ── found_in ──▶ NodeFindings ── encoded ──▶ bytes
     Scan, SideEvidence              ◀── restored ── NodeFindings ◀── decoded ── bytes
@@ -104,7 +104,7 @@ _unpack = msgspec.msgpack.Decoder(NodeFindings)
 
 def digest_of(catalogue: Catalogue) -> str:
     """Of what decides which lines are found: findings by other rules are not comparable."""
-    # Without verdict and severity: the leader weighs the lines by its own rules.
+    # Without verdict and severity: the broker evaluates the lines by its own rules.
     parts = [repr(FORMAT)]
     parts += (
         repr((each.name, each.pattern.pattern, each.ignore_case, each.role, each.below)) for each in catalogue.rules
@@ -208,7 +208,7 @@ def restored(
     """The scan and the side evidence that they stand for. `node`: whose files they may be about; None: files of no
     node. Raises MalformedRecord: they were read with other rules, or are about another node's files."""
     if found.rules != known.digest:
-        raise MalformedRecord("findings of other rules than the leader has")
+        raise MalformedRecord("findings of other rules than the broker has")
     logs, hits = list[LogFile](), list[Hit]()
     reads: dict[Path, FileScan] = {}
     tails: dict[str, tuple[TailLine, ...]] = {}
@@ -228,7 +228,7 @@ def restored(
         )
         for line in each.lines:
             if (rule := known.by_name.get(line.rule)) is None:
-                raise MalformedRecord(f"findings by a rule {line.rule!r}, which the leader does not have")
+                raise MalformedRecord(f"findings by a rule {line.rule!r}, which the broker does not have")
             hits.append(Hit(log, line.line, line.text, rule, line.rank, line.node, line.t, line.groups, line.offset))
         if each.after:
             try:

@@ -111,7 +111,7 @@ async def test_whole_logs_are_read_once(logs: Path, reader: LogReader) -> None:
 @pytest.mark.parametrize(
     ("settings", "nodes"), [(LIB, NODES // 2), (LIB, 1), (AttributionSpec(enable_lib=False), NODES)]
 )
-async def test_nothing_is_read_where_the_leader_reads_all(logs: Path, settings: AttributionSpec, nodes: int) -> None:
+async def test_nothing_is_read_where_the_broker_reads_all(logs: Path, settings: AttributionSpec, nodes: int) -> None:
     """Of a smaller job, on one node, or without the built-in rules."""
     reader, heard = LogReader("n1", settings, lambda _: True), Heard()
     reader.begin(logs, replace(RANKS, group_world_size=nodes), heard)
@@ -132,8 +132,8 @@ async def test_a_reading_is_called_off(logs: Path, reader: LogReader) -> None:
     await reader.close()
 
 
-async def test_a_wrong_rule_file_is_the_leaders_to_report(logs: Path, tmp_path: Path) -> None:
-    """The process reads by the built-in rules, as the leader does."""
+async def test_a_wrong_rule_file_is_the_brokers_to_report(logs: Path, tmp_path: Path) -> None:
+    """The process reads by the built-in rules, as the broker does."""
     (tmp_path / "own.yaml").write_text("no: [rule")
     settings = AttributionSpec(enable_lib=True, rules=(str(tmp_path / "own.yaml"),))
     reader, heard = LogReader("n1", settings, lambda _: True), Heard()

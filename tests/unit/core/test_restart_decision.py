@@ -498,7 +498,7 @@ def test_budgets_live_across_generations() -> None:
     assert fleet.said(Shutdown)[-1].reason == "preempted or requeued too often (2 of 1)"
 
 
-# ------------------------------------------------------------------------------- one end, one leader
+# ------------------------------------------------------------------------------- one end, one controller
 
 
 def test_the_first_failure_that_ends_the_job_is_the_last_that_is_decided() -> None:
@@ -511,7 +511,7 @@ def test_the_first_failure_that_ends_the_job_is_the_last_that_is_decided() -> No
     assert kinds(fleet.later(60.0)) == [RestartDecided, Shutdown]
 
 
-def test_a_new_leader_listens_before_it_judges_what_is_overdue() -> None:
+def test_a_new_controller_listens_before_it_judges_what_is_overdue() -> None:
     """What was said while nobody led waits in the inbox: a node that has finished by then is not hung."""
     fleet = fleet_of(AttributionSpec(enable_lib=False), hang=HangSpec(exit_skew=5.0))
     fleet.done("n1")

@@ -1,4 +1,4 @@
-"""What the leader makes of its agents' findings: early, late, twice, hostile, or none at all."""
+"""What the broker makes of its agents' findings: early, late, twice, hostile, or none at all."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def read_of(attribution: Attribution) -> LogsRead:
 
 
 def test_findings_are_judged_in_place_of_logs(folder: Path) -> None:
-    """The leader reads none of the files that they cover."""
+    """The broker reads none of the files that they cover."""
     received = ReceivedFindings()
     for node in NODES:
         received.put(sent(folder, node))
@@ -104,7 +104,7 @@ def test_findings_are_judged_in_place_of_logs(folder: Path) -> None:
     assert (read_of(found).files, read_of(found).agents) == (3, 3)
 
 
-def test_the_leader_reads_what_no_agent_sends(folder: Path) -> None:
+def test_the_broker_reads_what_no_agent_sends(folder: Path) -> None:
     """An agent that is dead, or slow: its node's logs are in the shared folder."""
     received = ReceivedFindings()
     received.put(sent(folder, "n1"))
@@ -141,7 +141,7 @@ def test_early_findings_that_cannot_be_read_are_none(folder: Path) -> None:
 
 
 def test_at_the_deadline_early_findings_are_better_than_none(folder: Path) -> None:
-    """Those of logs that were still written. With time left the leader reads the logs instead."""
+    """Those of logs that were still written. With time left the broker reads the logs instead."""
     received = ReceivedFindings()
     for node in NODES:
         received.put(sent(folder, node, whole=False))
@@ -151,7 +151,7 @@ def test_at_the_deadline_early_findings_are_better_than_none(folder: Path) -> No
 
 
 def test_a_look_at_unfinished_logs_waits_for_all_agents(folder: Path) -> None:
-    """Its verdict could be wrong without one of them; and the leader has no time to read logs that still grow."""
+    """Its verdict could be wrong without one of them; and the broker has no time to read logs that still grow."""
     received = ReceivedFindings()
     for node in NODES[1:]:
         received.put(sent(folder, node, whole=False))

@@ -43,7 +43,7 @@ def found(node: str, folder: Path, logs: Sequence[LogFile]) -> NodeFindings:
 
 
 def by_findings(inquiry: Inquiry, logs: Sequence[LogFile]) -> tuple[Scan, SideEvidence]:
-    """Each node's logs are read by themselves, and what was found crosses the wire; dumps are read by the leader."""
+    """Each node's logs are read by themselves, and what was found crosses the wire; dumps are read by the broker."""
     folder, groups = Path(inquiry.paths[0]), dict[str | None, list[LogFile]]()
     dumps = [log for log in logs if log.kind == "flight_recorder"]
     for log in logs:
@@ -109,7 +109,7 @@ def test_findings_about_files_of_another_node_are_refused(name: str, inquiry: In
 
 
 def test_findings_by_other_rules_are_refused(inquiry: Inquiry) -> None:
-    """The site's rule file was changed, or agent and leader are of two versions."""
+    """The site's rule file was changed, or agent and broker are of two versions."""
     folder = Path(inquiry.paths[0])
     of_n1 = found("n1", folder, logs_on("n1", inquiry))
     with pytest.raises(MalformedRecord):

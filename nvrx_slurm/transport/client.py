@@ -162,11 +162,7 @@ class PayloadClient:
         fetched = Fetched()
         fetched.update((ref, got[ref]) for ref in wanted if ref in got)
         fetched.missing.update((ref, missing[ref]) for ref in wanted if ref not in got)
-        if fetched.missing and on_missing == "raise":
-            first = next(iter(fetched.missing.values()))
-            count = len(fetched.missing) + len(fetched)
-            raise PayloadsMissing(f"{len(fetched.missing)} of {count} payloads are missing: {first}", fetched=fetched)
-        return fetched
+        return _complete(fetched, on_missing)
 
 
 class AsyncPayloadClient:
@@ -193,7 +189,11 @@ class AsyncPayloadClient:
         """As `PayloadClient.read`."""
         buffer, until = None if into is None else arguments.buffer("into", into), _point(deadline)
         fetcher, ref = self._client._fetcher, arguments.payload_ref(ref)
-        return await self._run(lambda abort: fetcher.read(ref, until, abort, into=buffer, keep=keep))
+
+        def late() -> Any:
+            raise self._late(ref)
+
+        return await self._run(until, lambda abort: fetcher.read(ref, until, abort, into=buffer, keep=keep), late)
 
     async def fetch_all(
         self,
@@ -205,7 +205,13 @@ class AsyncPayloadClient:
     ) -> Fetched:
         """As `PayloadClient.fetch_all`."""
         wanted, until, known = arguments.payload_refs(refs), _point(deadline), _known(on_missing)
-        return await self._run(lambda abort: self._client._fetch_all(wanted, until, known, keep, abort))
+
+        def late() -> Fetched:
+            fetched = Fetched()
+            fetched.missing.update((ref, self._late(ref)) for ref in wanted)
+            return _complete(fetched, known)
+
+        return await self._run(until, lambda abort: self._client._fetch_all(wanted, until, known, keep, abort), late)
 
     async def close(self) -> None:
         self._client.close()
@@ -216,10 +222,19 @@ class AsyncPayloadClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _run(self, work: Callable[[ReadCancellation], T]) -> T:
+    def _late(self, ref: PayloadRef) -> PayloadTimeout:
+        return PayloadTimeout(f"{ref} was not read in time: most_reads={self._most_reads} others went on", ref=ref)
+
+    async def _run(self, until: float, work: Callable[[ReadCancellation], T], late: Callable[[], T]) -> T:
+        """What `work` returns in a thread, or, without a place for it by the deadline, `late`."""
         loop = asyncio.get_running_loop()
         places = self._places.setdefault(loop, asyncio.Semaphore(self._most_reads))
-        async with places:
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                await places.acquire()
+        except TimeoutError:
+            return late()
+        try:
             abort = ReadCancellation()
             reading = asyncio.wrap_future(self._client._threads.start(lambda: work(abort)))
             try:
@@ -232,6 +247,16 @@ class AsyncPayloadClient:
                 # The thread reports its end to this loop, which must still run then.
                 await asyncio.wait([reading], timeout=END_S)
                 raise
+        finally:
+            places.release()
+
+
+def _complete(fetched: Fetched, on_missing: OnMissing) -> Fetched:
+    if fetched.missing and on_missing == "raise":
+        first = next(iter(fetched.missing.values()))
+        count = len(fetched.missing) + len(fetched)
+        raise PayloadsMissing(f"{len(fetched.missing)} of {count} payloads are missing: {first}", fetched=fetched)
+    return fetched
 
 
 def _point(deadline: float | timedelta) -> float:

@@ -450,6 +450,26 @@ def test_interrupted_reads_keep_no_connection(served: Served) -> None:
     assert done.returncode == 0, done.stderr
 
 
+async def test_a_read_that_gets_no_place_ends_by_its_deadline(served: Served) -> None:
+    """Others may hold all places of the client for long: what waits for one says so, alone and in a batch."""
+    held, free = served.write(), served.write()
+    claim = served.ring.claim_ref(held, lease_s=60.0)
+    assert isinstance(claim, Claim)
+    async with AsyncPayloadClient(client_of("tcp"), most_reads=1) as client:
+        slow = asyncio.create_task(client.read(held, deadline=WAIT_S))
+        await asyncio.sleep(0)
+        with bounded(0.3), pytest.raises(PayloadTimeout, match="most_reads=1"):
+            await client.read(free, deadline=0.3)
+        with bounded(0.3):
+            fetched = await client.fetch_all([free], deadline=0.3, on_missing="skip")
+        assert isinstance(fetched.missing[free], PayloadTimeout)
+        slow.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await slow
+        assert bytes(await client.read(free, deadline=WAIT_S)) == bytes(1000)
+    claim.drop()
+
+
 def test_a_silent_address_of_a_host_leaves_time_for_its_others() -> None:
     """A host with two addresses, of which the first takes no connection: the second is tried in time."""
     with contextlib.ExitStack() as open_ones:

@@ -65,10 +65,11 @@ def text(name: str, value: object, longest: int) -> str:
 
 
 def folder(value: object) -> Path:
-    """The value as a path. Whether it exists shows when it is used."""
+    """The value as an absolute path: this process may change its folder, and others may have another one. Whether it
+    exists shows when it is used."""
     if not isinstance(value, str | Path):
         raise UsageError(f"folder must be a path, not {_shown(value)}")
-    return Path(value)
+    return Path(value).absolute()
 
 
 def payload_ref(value: object) -> PayloadRef:

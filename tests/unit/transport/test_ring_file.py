@@ -72,6 +72,16 @@ def test_a_ring_in_another_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_relative_folder_is_of_the_time_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a change of the working folder the ring can still be attached and removed."""
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with SharedRing.create(1, 8, folder="sub") as ring:
+        monkeypatch.chdir("/")
+        SharedRing.attach(ring.handle).close()
+    assert list((tmp_path / "sub").iterdir()) == []
+
+
 def test_a_ring_of_another_namespace_is_refused(tmp_path: Path) -> None:
     """Process ids and robust locks mean nothing there."""
     ring_file(tmp_path, Creator(*this_process(), namespace() + 1))

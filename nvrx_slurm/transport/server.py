@@ -104,7 +104,7 @@ class PayloadServer:
         if not 1 <= len(schemes) * len(numbers) <= MOST_PORTS:
             raise UsageError(f"PayloadServer: transport and ports must make 1 to {MOST_PORTS} listeners")
         # `memory` raises RingError for a closed ring: now, and not at each reader's request.
-        assert arguments.instance("ring", ring, SharedRing).memory is not None
+        arguments.instance("ring", ring, SharedRing).memory  # noqa: B018  for what it raises
         # Outside of a job a server makes a token of its own.
         self.ring, self.token = ring, token_or_none(token) or secrets.token_bytes(TOKEN_BYTES)
         self.node = arguments.text("node", node_name() if node is None else node, LONGEST_TEXT)

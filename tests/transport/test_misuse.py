@@ -89,6 +89,13 @@ def test_a_server_is_made_of_an_open_ring() -> None:
         PayloadServer(ring)
 
 
+def test_a_server_looks_at_its_ring_without_assertions_too() -> None:
+    """`python -O` leaves out what an assertion does."""
+    code = "from nvrx_slurm.transport import PayloadServer; PayloadServer(None)"
+    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, timeout=60)
+    assert "UsageError: ring must be a SharedRing" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("named", "wrong"),
     [

@@ -94,9 +94,14 @@ def buffer(name: str, value: Any) -> memoryview:
         view = memoryview(value)
     except (TypeError, ValueError, BufferError) as error:
         raise UsageError(f"{name} must be a buffer, such as a bytearray or an array: {error}") from None
-    if "O" in view.format and "O" in _FIELD_NAME.sub("", view.format):
+    if holds_objects(view):
         raise UsageError(f"{name} has elements that are Python objects: only plain bytes and numbers can be sent")
     return view
+
+
+def holds_objects(view: memoryview) -> bool:
+    """Whether its elements, or fields of these, are pointers to Python's objects."""
+    return "O" in view.format and "O" in _FIELD_NAME.sub("", view.format)
 
 
 def _hint(value: object) -> str:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
+from nvrx_slurm.transport.arguments import holds_objects
 from nvrx_slurm.transport.errors import PayloadCorrupt, TransportError
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA
 from nvrx_slurm.transport.schema import (
@@ -214,6 +215,8 @@ def _flat(obj: bytes | memoryview) -> memoryview:
     view = memoryview(obj)
     if view.format == "B" and view.ndim == 1 and view.c_contiguous:
         return view
+    if holds_objects(view):
+        raise Unsendable("a memoryview whose elements are Python objects is not sent")
     if not view.c_contiguous or not view.nbytes:
         return memoryview(view.tobytes())
     try:

@@ -41,6 +41,7 @@ TITLED = np.dtype([(("title", "name"), "f4")])
 REFUSED = [
     np.array([{}], dtype=object),
     np.zeros(2, [("a", "O")]),
+    memoryview(np.array([{}, 1], dtype=object)),
     np.zeros(2, np.longdouble),
     np.zeros(2, np.clongdouble),
     np.zeros(2, [("a", [("b", "g")])]),

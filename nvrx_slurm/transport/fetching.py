@@ -272,7 +272,8 @@ class Fetcher:
         """In a forked child, leave the connections to the parent."""
         self._pool.drop()
         self._guard = threading.Lock()
-        self._pool = self._new_pool()
+        is_closed, self._pool = self._pool.is_closed, self._new_pool()
+        self._pool.is_closed = is_closed
         self._rings.after_fork()
 
     def _new_pool(self) -> Pool:

@@ -366,12 +366,15 @@ class Fetcher:
                 raise PeerRefused(f"{ref} has no port, and this client does not use shm", ref=ref)
             why = self._rings.why_not(ref.ring)
             raise RingError(f"{ref} has no port, and its ring cannot be attached here{why and f': {why}'}", ref=ref)
-        if self._options.token is None and not (tiers[0] and tiers[0][0].startswith("shm")):
-            raise PeerRefused(
-                f"{ref} is on another node: name the token of its server (token=PayloadServer.token; a job "
-                "has one of its own, unless its store has no password)",
-                ref=ref,
-            )
+        if self._options.token is None:
+            # Only what is on this node can be read without one.
+            tiers = [tier for tier in tiers if tier and tier[0].startswith("shm:")]
+            if not tiers:
+                raise PeerRefused(
+                    f"{ref} is read from its server: name the server's token (token=PayloadServer.token; a job has "
+                    "one of its own, unless its store has no password)",
+                    ref=ref,
+                )
         return tiers
 
     def _buffer(self, ref: PayloadRef, into: memoryview | None) -> memoryview:

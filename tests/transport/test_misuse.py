@@ -26,6 +26,7 @@ from nvrx_slurm.transport import (
     PayloadClient,
     PayloadRef,
     PayloadServer,
+    PeerRefused,
     Published,
     RingError,
     ServerLimits,
@@ -94,6 +95,19 @@ def test_a_server_looks_at_its_ring_without_assertions_too() -> None:
     code = "from nvrx_slurm.transport import PayloadServer; PayloadServer(None)"
     done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, timeout=60)
     assert "UsageError: ring must be a SharedRing" in done.stderr
+
+
+def test_without_a_token_what_is_on_this_node_can_be_read(ring: SharedRing) -> None:
+    """Whichever transport comes first; with TCP alone the token is asked for."""
+    with PayloadServer(ring, host="127.0.0.1", token=TOKEN) as server:
+        for transports in (("tcp", "shm"), ("shm", "tcp")):
+            with PayloadClient(transports=transports) as client:
+                assert bytes(client.read(server.write(b"here"), deadline=30.0)) == b"here"
+        with (
+            PayloadClient(transports=("tcp",)) as client,
+            pytest.raises(PeerRefused, match="name the server's token"),
+        ):
+            client.read(server.write(b"here"))
 
 
 @pytest.mark.parametrize(

@@ -82,15 +82,15 @@ class Opened:
     for a hang later.
     """
 
-    __slots__ = ("board", "entry", "main", "over", "row", "started")
+    __slots__ = ("board", "entry", "main", "over", "row", "started", "thread")
 
     def __init__(self, board: Board) -> None:
-        self.board, self.entry, self.main, self.over = board, -1, False, False
+        self.board, self.entry, self.main, self.over, self.thread = board, -1, False, False, get_native_id()
 
     def publish(self, name: str, timeout_ns: int) -> None:
         words = self.board.words
         self.row = self.board.row_of(name)
-        main = get_native_id() == os.getpid()
+        main = self.thread == os.getpid()
         self.started = monotonic_ns()
         if main:
             silence_ends(words, self.started)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from _thread import get_native_id
+
 from nvrx_slurm.workload.board import Opened, board
 from nvrx_slurm.workload.layout import NAME_BYTES
 
@@ -21,7 +23,8 @@ class section:
 
     `timeout` is in seconds, or a text like `90s`, `10m`, `1h30m`. Without one, the deadline is learned from the run
     if job.yaml says so, and else there is none. Sections may be nested: each keeps its own deadline. They may be
-    open in several threads and coroutines, and end in any order; an exception ends them too. While one of the main
+    open in several threads and coroutines, and end in any order; an exception ends them too. Threads may share an
+    object, coroutines make one each. While one of the main
     thread is open, the agent does not wait for the next step; one of another thread does not stop that clock. Also a
     decorator of functions and coroutine functions: each call is a section.
 
@@ -46,7 +49,13 @@ class section:
             opened.publish(self._name, self._timeout_ns)
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if self._open:
+        # Other threads may be in it too, and change the list: of a copy, the latest of this thread.
+        me = get_native_id()
+        mine = next((each for each in self._open[::-1] if each.thread == me), None)
+        if mine is not None:
+            self._open.remove(mine)
+            mine.end(succeeded=kind is None)
+        elif self._open:  # entered in another thread
             self._open.pop().end(succeeded=kind is None)
 
     def __call__(self, function: Function) -> Function:

@@ -164,6 +164,31 @@ def test_sections_of_many_threads_end_in_any_order(worker: Worker) -> None:
     }
 
 
+def test_threads_may_share_an_object(worker: Worker) -> None:
+    """Each ends its own section: the main thread's, which keeps steps from being due, and no other."""
+    worker(
+        "import threading\n"
+        "save = section('save', 10)\n"
+        "opened, go = threading.Event(), threading.Event()\n"
+        "def background():\n"
+        "    with save:\n"
+        "        opened.set()\n"
+        "        go.wait(20)\n"
+        "thread = threading.Thread(target=background)\n"
+        "with save:\n"
+        "    thread.start()\n"
+        "    assert opened.wait(20)\n"
+        "assert [one.main_thread for one in look().open] == [False] and not look().in_section\n"
+        "go.set()\n"
+        "thread.join()\n"
+        "assert names() == [] and look().seen['save'][0] == 2\n"
+        "save.__enter__()\n"
+        "thread = threading.Thread(target=save.__exit__, args=(None, None, None))\n"
+        "thread.start(); thread.join()\n"
+        "assert names() == []\n"
+    )
+
+
 def test_sections_of_coroutines_end_in_any_order(worker: Worker) -> None:
     """The first to be opened may be the first to end, and the clock of steps stands until the last has."""
     worker(

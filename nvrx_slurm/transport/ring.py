@@ -216,7 +216,7 @@ class SharedRing:
         return self._waited(lambda: self._read(ref, consume), ref, timeout_s)
 
     def try_read(self, ref: PayloadRef | None = None, *, consume: bool = True) -> Any:
-        """The same at once, or None: nothing is ready, or another reader has it now."""
+        """The same at once, or None: nothing is ready, or another reader has it now; or the payload is None."""
         read = self._read(ref, consume)
         return None if read is _NOTHING else read
 

@@ -60,7 +60,7 @@ class Counts(msgspec.Struct, frozen=True, gc=False):
     published: int = 0
     consumed: int = 0
     dropped: int = 0  # payloads that were overwritten before they were consumed
-    released: int = 0  # reads that failed: the payload stayed
+    released: int = 0  # reads that failed, or kept the payload: it stayed
     lapsed: int = 0  # owners that died, or kept a slot for longer than their lease
     late: int = 0  # ends of a read or write that was not the caller's any more: they changed nothing
 

@@ -1,8 +1,8 @@
 """What the workers print: raw into a file per rank and cycle, and line by line, prefixed, into the job's log.
 
-One thread reads the workers' pipes and writes the files; another writes the job's log. A slow file system can block
-workers that print (a full pipe blocks, as it does everywhere) but never the agent's loop. A stuck job log blocks no
-worker: lines for it are dropped and counted, and the count is written.
+One thread reads the workers' pipes, and opens and writes the files; another writes the job's log. A slow file system
+can block workers that print (a full pipe blocks, as it does everywhere) but never the agent's loop. A stuck job log
+blocks no worker: lines for it are dropped and counted, and the count is written.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Output:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._new: queue.SimpleQueue[_Source] = queue.SimpleQueue()
+        self._new: queue.SimpleQueue[tuple[int, Path, str, int]] = queue.SimpleQueue()
         self._job_log = job_log
         self._reader = threading.Thread(target=self._read, name="output-reader", daemon=True)
         self._writer = threading.Thread(target=self._write, name="output-writer", daemon=True)
@@ -65,16 +65,10 @@ class Output:
         job's log."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read_end, False)
-        try:
-            file = open_log(path)
-        except OSError as error:  # the worker runs without the file
-            log.error("%s: %s; what is printed there is not kept", path, error.strerror)
-            file = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         self._tails.pop(rank, None)
-        times = TimeMarks(path, file)
         # Here too: until the reading thread has seen the new pipe, `wait_drained` would answer for earlier workers.
         self._drained.clear()
-        self._new.put(_Source(pipe=read_end, file=file, prefix=prefix.encode(), rank=rank, times=times))
+        self._new.put((read_end, path, prefix, rank))
         self._wake()
         return write_end
 
@@ -115,10 +109,16 @@ class Output:
                 else:
                     self._read_source(key.data)
             while not self._new.empty():
-                source = self._new.get()
-                self._selector.register(source.pipe, selectors.EVENT_READ, source)
+                pipe, path, prefix, rank = self._new.get()
                 self._open += 1
                 self._drained.clear()
+                try:
+                    file = open_log(path)  # in this thread: open(2) waits for a file system that does not answer
+                except OSError as error:  # the worker runs without the file
+                    log.error("%s: %s; what is printed there is not kept", path, error.strerror)
+                    file = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+                source = _Source(pipe, file, prefix.encode(), rank, TimeMarks(path, file))
+                self._selector.register(pipe, selectors.EVENT_READ, source)
             if not self._open:
                 self._drained.set()
 

@@ -73,6 +73,18 @@ def test_log_that_cannot_be_written_is_no_error(tmp_path):
     os.close(writing)
 
 
+def test_a_file_that_opens_late_does_not_hold_up_the_caller(tmp_path):
+    """open(2) may wait for a file system, as here for a reader: `capture` returns before, and nothing is lost."""
+    os.mkfifo(tmp_path / "a.out")
+    output = Output(None, SystemClock())
+    pipe = output.capture(tmp_path / "a.out", "")
+    os.write(pipe, b"hello\n")
+    os.close(pipe)
+    assert not output.wait_drained(0.0)
+    assert (tmp_path / "a.out").read_bytes() == b"hello\n"
+    output.close(10.0)
+
+
 def test_error_of_a_close_ends_no_reading(tmp_path, monkeypatch):
     """NFS says only there that a quota is spent: the other pipes, and those of later cycles, are read on."""
     job_log = os.open(os.devnull, os.O_WRONLY)

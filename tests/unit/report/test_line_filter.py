@@ -126,7 +126,7 @@ def test_a_file_without_stamps_is_read_from_its_agents_marks(folder: JobFolder) 
     for index in range(6):  # 0, 6, 12 … seconds: a mark at 0, at 12 (amid a line) and at 24
         clock.now = AT + 6 * index
         written += os.write(pipe, b"1 begun," if index == 1 else f" line {index}\n".encode())
-        until(lambda size=written: path.stat().st_size == size, "the output to be in its file")
+        until(lambda size=written: path.exists() and path.stat().st_size == size, "the output to be in its file")
     os.close(pipe)
     output.close(30.0)
 

@@ -242,9 +242,8 @@ def set_earlier_job_aside(job: JobFolder, *, begun_before: float = math.inf) -> 
 
 def clear_runtime_folders(job: JobFiles, node: str | None = None) -> None:
     """Remove what killed agents of the job (or of one node of it) have left in this machine's memory."""
-    for folder in job.runtime_folders():
-        if node is None or job.node_of(folder) == node:
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in job.runtime_folders(node):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def claim_node(job: JobFolder, node: str) -> tuple[Path, int]:
@@ -264,7 +263,7 @@ def claim_node(job: JobFolder, node: str) -> tuple[Path, int]:
     fcntl.flock(lock, fcntl.LOCK_EX)
     # The own lock first: of two agents that start at one moment each may see the other's, and then both leave; but
     # never does either miss the other's.
-    others = [folder for folder in job.runtime_folders() if job.node_of(folder) == node and folder != own]
+    others = [folder for folder in job.runtime_folders(node) if folder != own]
     for other in others:
         try:
             held = os.open(other, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -30,6 +30,9 @@ CLUSTER = "cluster"
 # Where a node keeps what need not outlive it: the first of these that is there.
 RUNTIME_ROOTS = (Path("/dev/shm"), Path("/tmp"))
 
+# How much of a node's name is in that of its folder there. Clouds make names of 60 characters and more.
+LONGEST_NODE_PART = 32
+
 _JOURNAL_PART = re.compile(r"events\.(\d+)\.jsonl")
 
 
@@ -77,19 +80,24 @@ class JobFiles:
         """A new folder (0700) for a node's slots and sockets, in memory. Its name ends at random, so that no other
         user can have taken it. Raises OSError."""
         root = next(root for root in RUNTIME_ROOTS if root.is_dir())
-        path = root / f"{self.runtime_name}-{node}-{os.urandom(8).hex()}"
+        path = root / f"{self._runtime_name_of(node)}-{os.urandom(8).hex()}"
         path.mkdir(mode=0o700)
         return path
 
-    def node_of(self, runtime_folder: Path) -> str:
-        """Which node has made this one of `runtime_folders`."""
-        return runtime_folder.name.removeprefix(f"{self.runtime_name}-").rpartition("-")[0]
-
-    def runtime_folders(self) -> list[Path]:
-        """What nodes of the job have in this machine's memory. What another user has put there under such a name is
-        passed over."""
-        found = (path for root in RUNTIME_ROOTS for path in root.glob(f"{self.runtime_name}-*"))
+    def runtime_folders(self, node: str | None = None) -> list[Path]:
+        """What nodes of the job (or one of them) have in this machine's memory. What another user has put there under
+        such a name is passed over."""
+        found = [path for root in RUNTIME_ROOTS for path in root.glob(f"{self.runtime_name}-*")]
+        if node is not None:
+            found = [path for path in found if path.name.rpartition("-")[0] == self._runtime_name_of(node)]
         return [path for path in found if ownership.is_ours(path)]
+
+    def _runtime_name_of(self, node: str) -> str:
+        import hashlib  # as above
+
+        if len(node) > LONGEST_NODE_PART:  # the path of a socket has 107 bytes at most (unix(7))
+            node = f"{node[: LONGEST_NODE_PART - 11]}.{hashlib.sha256(os.fsencode(node)).hexdigest()[:10]}"
+        return f"{self.runtime_name}-{node}"
 
     def node_log(self, node: str) -> Path:
         return self.path / "nodes" / f"{node}.log"

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from nvrx_slurm.agent.progress import LONGEST_ERROR, ProgressBoard
+from nvrx_slurm.journal.folder import clear_runtime_folders
 from nvrx_slurm.journal.restarts import InProcessRestart, encode
+from nvrx_slurm.util.files import JobFiles
 
 RESTART = InProcessRestart(cause="exception on rank 1", iteration=1, world_size=2, active_world_size=2, total_s=0.1)
 
@@ -101,3 +103,16 @@ async def test_half_a_copy_of_the_package_goes_with_its_cycle(tmp_path: Path) ->
     board.clear()
     assert await asyncio.to_thread(os.listdir, tmp_path) == ["lib"]
     board.close()
+
+
+async def test_a_long_node_name_fits_into_the_path_of_the_socket(tmp_path: Path) -> None:
+    """As clouds make them, in a task of an array: unix(7) has 107 bytes for a path. Such nodes stay apart."""
+    job, queue = JobFiles(tmp_path / "1234567_999"), "queue-" + "x" * 50
+    try:
+        folder, other = job.make_runtime_folder(f"{queue}-dy-1"), job.make_runtime_folder(f"{queue}-dy-2")
+        board = ProgressBoard(folder, lambda *_: None, lambda *_: None, lambda _: None)
+        board.open()
+        assert job.runtime_folders(f"{queue}-dy-2") == [other]
+        board.close()
+    finally:
+        clear_runtime_folders(job)

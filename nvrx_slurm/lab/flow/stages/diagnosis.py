@@ -104,7 +104,8 @@ def folders_left(job: Job, killed: Collection[str]) -> list[str]:
     do it."""
     files = JobFiles(job.folder)
     found = files.runtime_folders()
-    left = [path for path in found if files.node_of(path) not in killed]
+    expected = [path for node in killed for path in files.runtime_folders(node)]
+    left = [path for path in found if path not in expected]
     if found and not left:
         log.info("left by nodes that were killed, and cleared away: %s", ", ".join(map(str, found)))
         clear_runtime_folders(files)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Interruption(enum.Enum):
     """What ended an iteration for a rank."""
 
-    EXCEPTION = "exception"  # the function, or Initialize, raised
+    EXCEPTION = "exception"  # the function, or Initialize, raised; of no rank: some had not returned in time
     BASE_EXCEPTION = "base_exception"  # it raised a BaseException that is no Exception: the rank leaves
     SOFT_TIMEOUT = "soft_timeout"  # no progress; the rank may restart
     HARD_TIMEOUT = "hard_timeout"  # no progress until its process was killed

@@ -199,8 +199,8 @@ class Rank:
                 raise error
 
     def _failed(self, error: BaseException, *, here: bool = True) -> None:
-        """The function has failed here, or (not `here`) others did not return in time: the iteration has failed for
-        all ranks."""
+        """The function has failed here, or (not `here`) others did not return in time, which the text names: the
+        iteration has failed for all ranks."""
         # A nested call takes this rank out too: each iteration would make it again, without end.
         if not isinstance(error, Exception | RankShouldRestart) or isinstance(error, NestedCallError):
             raise error
@@ -216,11 +216,11 @@ class Rank:
         failure = Interrupted(
             iteration=self.state.iteration,
             member=self.launch.rank,
-            rank=self.state.rank,
+            rank=self.state.rank if here else None,
             interruption=Interruption.EXCEPTION,
             text=in_words(error),
-            host=self.launch.host,
-            stack=stack_of(error),
+            host=self.launch.host if here else "",
+            stack=stack_of(error) if here else "",
         )
         self.interrupter.own = failure
         self.group.interrupt(failure)

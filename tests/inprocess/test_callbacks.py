@@ -42,14 +42,16 @@ def test_callbacks_see_what_the_function_raised(start) -> None:
 
 
 def test_a_rank_that_waited_for_a_slow_one_is_not_at_fault(start) -> None:
-    """FaultCounter counts what the function raised, and the waiting rank's has returned."""
+    """FaultCounter counts what the function raised, and the waiting rank's has returned. The record is about no rank
+    but the one that its text names."""
     with start(2, options={"completion_timeout": 5.0}) as group:
         group.entered([0, 1], 0)
         group.order(0, 0, "return")
         group.entered([0, 1], 1)
         group.order_all([0, 1], 1, "return")
         assert group.expect("finalize", 0).fn_exception is None
-        assert "for rank 1 " in group.expect("returned", 0).restarts[0]["records"][0][2]
+        [(rank, kind, text)] = group.expect("returned", 0).restarts[0]["records"]
+        assert (rank, kind) == (None, "exception") and "for rank 1 " in text
 
 
 def test_reserve_ranks_see_that_they_are(start) -> None:

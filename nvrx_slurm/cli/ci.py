@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "record": ("ci_tools:record", "Write a flow from a job that ran."),
     "replay": ("ci_tools:replay", "Feed a journal through the core again: the same decisions, or where they part."),
     "matrix": ("ci_tools:matrix", "Every fault that a job of yours should survive, as flows, and run them."),
-    "simulate": ("ci:simulate", "Seeded histories of faults, simulated, with every promise checked."),
+    "simulate": ("ci:simulate", "Seeded runs with faults, simulated, with every promise checked."),
 }
 
 

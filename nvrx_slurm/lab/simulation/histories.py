@@ -17,7 +17,7 @@ RUNNERS: Mapping[str, HistoryRunner] = {"inprocess": run_group, "transport": run
 
 def run_histories(of: str, seeds: Sequence[int], jobs: int, say: Say) -> int:
     """Run every seed; exit code 0, or 1 with a report of the first broken promise."""
-    result = first_broken(RUNNERS[of], seeds, jobs, say, of=f"histories of {of}")
+    result = first_broken(RUNNERS[of], seeds, jobs, say, of=f"runs of {of}")
     if result is None:
         return 0
     shortest = fewest_acts(RUNNERS[of], result)

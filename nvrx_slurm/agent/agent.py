@@ -200,6 +200,9 @@ class Agent:
         self._go(self.heartbeat.run())
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, HURRY):
             self.machine.on_signal(number, lambda name: self.inbox.put_nowait(Signal(name)))
+        # `sbatch --signal` and `scancel --signal` signal every process of a step: these are for its workers.
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            self.machine.on_signal(number, lambda name: log.info("%s: left to the workers", name))
         try:
             while self._exit_code is None:
                 event = await self.inbox.get()

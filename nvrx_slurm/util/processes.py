@@ -22,9 +22,9 @@ PR_SET_PDEATHSIG = 1
 _CLOCKS_DIFFER_S = 2.0
 _STATE, _PARENT, _STARTED = 0, 1, 19  # places in `stat_fields`
 
-# From the batch host to agents: kill your workers now. srun passes this one on, where SIGTERM would have it kill the
-# agents themselves.
-HURRY = signal.SIGUSR2
+# From the batch host to agents: kill your workers now. srun passes this one on; at SIGTERM it would kill the agents
+# themselves, and SIGALRM does not arrive. Not SIGUSR1 or SIGUSR2: users have these sent, for workers to save.
+HURRY = signal.SIGHUP
 
 # From an agent's starter to the batch host, as an exit code: no agent can run on this node, however often it is
 # tried.

@@ -306,6 +306,7 @@ class Agent:
             board=self.board,
             output=self.output,
             stacks=self.stacks,
+            post=self.inbox.put_nowait,
             warm=self.prewarming.assigned(self.cycle),
             learn=self.prewarming.learns(role),
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from nvrx_slurm.agent import container
 from nvrx_slurm.agent.events import Cycle
 from nvrx_slurm.agent.machine import BoardPort, OutputPort, StacksPort, WorkersPort
+from nvrx_slurm.agent.workers import Exited
 from nvrx_slurm.jobspec import env as environment
 from nvrx_slurm.jobspec.container import TAKEN_BY, image_kind
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
@@ -42,6 +44,7 @@ def start_workers(
     board: BoardPort,
     output: OutputPort,
     stacks: StacksPort,
+    post: Callable[[Exited], None],
     warm: str | None,
     learn: bool,
 ) -> None:
@@ -57,7 +60,12 @@ def start_workers(
         # Before the slot's variables: commands beside the worker (`commands.py`) must not report in its name.
         cycle.environments[rank] = env
         # The role may name an error file of its own, which the agent then does not read.
-        env = board.prepare(rank, cycle.number) | env | stacks.environment(own)
+        try:
+            env = board.prepare(rank, cycle.number) | env | stacks.environment(own)
+        except OSError as error:  # data loaders may have filled the memory that the slots are in
+            cycle.running.add(rank)
+            post(Exited(rank, error=f"{error.strerror}: {error.filename or '/dev/shm'}"))
+            continue
         if learn and local_rank == 0:
             cycle.modules_file = Path(env["NVRX_BEAT_SOCKET"]).with_name("modules")
             cycle.modules_file.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.progress import StepFiles
 from nvrx_slurm.agent.stacks import Stacks
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.agent.workers import Spawned
+from nvrx_slurm.agent.workers import Exited, Spawned
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.folder import JobFolder, StoreAddress, claim_node, clear_runtime_folders
 from nvrx_slurm.journal.records import Assignment
@@ -155,6 +156,27 @@ async def test_worker_that_never_gets_to_its_program_hangs(node: Node, tmp_path:
             while not isinstance(event := await node.agent.inbox.get(), Hung):
                 pass
     assert (event.rank, event.limit_s) == (2, STARTUP_S)
+
+
+async def test_a_full_memory_file_system_fails_the_worker_and_not_the_agent(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slot has no room: that rank could not start, and the failure has the reason."""
+    prepare = node.agent.board.prepare
+
+    def full(rank: int, cycle: int) -> dict[str, str]:
+        if rank == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return prepare(rank, cycle)
+
+    monkeypatch.setattr(node.agent.board, "prepare", full)
+    node.assign()
+    events = [await asyncio.wait_for(node.agent.inbox.get(), WAIT_S) for _ in range(RANKS.workers)]
+    (failed,) = (event for event in events if isinstance(event, Exited))
+    assert failed.rank == 2
+    assert (failed.error or "").startswith("No space left on device")
+    assert node.agent.cycle is not None
+    assert node.agent.cycle.running == {2, 3}
 
 
 @pytest.mark.parametrize(("name", "value"), [("fenced", True), ("leaving", ("cancelled", 0))])

@@ -96,6 +96,10 @@ GOODBYE_S = 5.0
 # How long an agent that got a signal waits for the controller's shutdown order, which holds the reason.
 REASON_S = 2.0
 
+# After so many deaths of its supervisor within so long the agent leaves. Where none can run, as in a full memory
+# cgroup, each is a join and a loss in the journal. The batch host starts agents again, with pauses and a bound.
+MOST_SUPERVISORS, SUPERVISORS_S = 5, 60.0
+
 
 class Agent:
     """Runs one node's part of a job; `run` returns the exit code of the process.
@@ -182,6 +186,7 @@ class Agent:
         self.leaving: tuple[str, int] | None = None  # why, and with what exit code
         self._tasks: set[asyncio.Task[Any]] = set()
         self._signalled_at: float | None = None
+        self._supervisors_died: list[float] = []  # when, within the last `SUPERVISORS_S`
         self._suspended: asyncio.Task[None] | None = None  # sits out a suspension
         self._stood_still_s = 0.0
         self._exit_code: int | None = None
@@ -540,6 +545,12 @@ class Agent:
             return
         if self.leaving is not None:
             self._exit(*self.leaving, ())
+            return
+        now = self.clock.monotonic()
+        self._supervisors_died = [at for at in self._supervisors_died if now - at < SUPERVISORS_S] + [now]
+        if len(self._supervisors_died) >= MOST_SUPERVISORS:
+            log.error("%d supervisors in a row have ended soon; this node leaves", MOST_SUPERVISORS)
+            self._exit("its supervisor ends again and again", EXIT_FAILED, ())
             return
         log.warning("the supervisor was killed, and its workers with it; this node joins again")
         self.workers.start()

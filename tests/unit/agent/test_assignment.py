@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from nvrx_slurm.agent.agent import Agent
+from nvrx_slurm.agent.agent import MOST_SUPERVISORS, Agent
 from nvrx_slurm.agent.events import AgentMode, Assigned, Hung
 from nvrx_slurm.agent.linux import LinuxMachine
 from nvrx_slurm.agent.log_reader import LogReader
@@ -20,7 +22,8 @@ from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.progress import StepFiles
 from nvrx_slurm.agent.stacks import Stacks
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.agent.workers import Exited, Spawned
+from nvrx_slurm.agent.workers import Exited, Spawned, SupervisorDied
+from nvrx_slurm.errors import EXIT_FAILED
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.folder import JobFolder, StoreAddress, claim_node, clear_runtime_folders
 from nvrx_slurm.journal.records import Assignment
@@ -108,6 +111,7 @@ class Node:
         wait_gone(processes)
         self.agent.output.close(WAIT_S)
         self.agent.board.close()
+        self.agent.joining.port.release()
         await self.agent.machine.health.close()
         await end(self.agent._tasks)
         for descriptor in (self._job_log, self._lock):
@@ -177,6 +181,19 @@ async def test_a_full_memory_file_system_fails_the_worker_and_not_the_agent(
     assert (failed.error or "").startswith("No space left on device")
     assert node.agent.cycle is not None
     assert node.agent.cycle.running == {2, 3}
+
+
+async def test_an_agent_whose_supervisors_all_die_leaves(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new one is a join in the journal: that has a bound."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    os.kill(node.agent.workers.supervisor_pid, signal.SIGKILL)
+    died = 0
+    while node.agent._exit_code is None:
+        event = await asyncio.wait_for(node.agent.inbox.get(), WAIT_S)
+        if isinstance(event, SupervisorDied):
+            node.agent._on_supervisor_died(event)
+            died += 1
+    assert (died, node.agent._exit_code) == (MOST_SUPERVISORS, EXIT_FAILED)
 
 
 @pytest.mark.parametrize(("name", "value"), [("fenced", True), ("leaving", ("cancelled", 0))])

@@ -63,6 +63,7 @@ from nvrx_slurm.util.signals import signal_name
 
 F_SETSIG = 10
 PR_SET_CHILD_SUBREAPER = 36
+PF_EXITING = 0x4  # <linux/sched.h>, among the flags of /proc/PID/stat
 MESSAGE_BYTES = 4 << 20
 MOST_DESCRIPTORS = 4
 SAY_EVERY_S = 1.0
@@ -99,6 +100,16 @@ def descendants(root: int) -> list[int]:
         found += children
         queue += children
     return found
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether all threads of a process run no code any more, and the kernel gives back what it held."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it, or a thread, has ended meanwhile
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  as above
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:  # noqa: PTH123  as above
+                if not int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING:
+                    return False
+    return True
 
 
 def send_all(pids: list[int], number: int) -> None:
@@ -399,7 +410,8 @@ class Supervisor:
             self.sent.add(signal.SIGKILL)
             send_all(left, signal.SIGKILL)
             self.kill_at = now + AGAIN_S
-            if self.teardown.over(now):
+            # None left: a worker has ended just now, and the next turn reports it before the stop.
+            if self.teardown.over(now) and not (all(map(is_exiting, left)) and self.teardown.extend()):
                 self._stopped(left)
         if self.teardown is not None and now >= self.say_at:
             self.say_at = now + SAY_EVERY_S

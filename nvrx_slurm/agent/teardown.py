@@ -23,6 +23,9 @@ FOR_WORKERS = ("checkpoint", "ask", "dump")
 # How long after SIGKILL a process may linger before it is reported: it is in uninterruptible sleep (D).
 KILL_S = 5.0
 
+# And for how long beyond that while it is exiting: the kernel takes seconds to give tens of GB back.
+EXITING_S = 60.0
+
 DUMP_SHARE, MOST_DUMP_S = 0.2, 2.0
 TERMINATE_SHARE, MOST_TERMINATE_S = 0.1, 1.0
 
@@ -36,6 +39,7 @@ class Teardown:
     def __init__(self, ends: dict[Phase, float]) -> None:
         self.ends = ends
         self.phase: Phase | None = None
+        self.extended_s = 0.0
 
     @classmethod
     def plan(cls, now: float, grace_s: float, checkpoint_s: float = 0.0) -> Teardown:
@@ -67,6 +71,12 @@ class Teardown:
     def deadline(self) -> float:
         """When the phase that is on must be over."""
         return self.ends[self.phase or ORDER[0]]
+
+    def extend(self) -> bool:
+        """Give the kill a second more, for processes that are exiting. False: it has had `EXITING_S` more."""
+        self.ends["kill"] += 1.0
+        self.extended_s += 1.0
+        return self.extended_s <= EXITING_S
 
     def over(self, now: float) -> bool:
         """Whether even the kill has had its time: who is left now is a survivor."""

@@ -79,3 +79,14 @@ def test_phases_never_go_back_and_the_budget_is_kept(begin, grace_s, checkpoint_
         spent = now >= begin + grace_s + (checkpoint_s if grace_s else 0.0)
         assert (teardown.phase == "kill") == spent or abs(now - teardown.ends["terminate"]) < 1e-6
     assert seen == sorted(set(seen))
+
+
+def test_the_kill_is_extended_for_a_minute_at_most():
+    """For processes that are exiting; each time by a second."""
+    teardown = Teardown.plan(0.0, 0.0)
+    teardown.advance(0.0, workers_left=True)
+    assert teardown.over(KILL_S)
+    assert teardown.extend()
+    assert not teardown.over(KILL_S)
+    assert teardown.deadline() == KILL_S + 1.0
+    assert [teardown.extend() for _ in range(60)] == [True] * 59 + [False]

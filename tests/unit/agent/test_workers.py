@@ -217,6 +217,32 @@ async def test_a_worker_whose_main_thread_has_ended_is_killed_too(node):
         assert await asyncio.to_thread(output.read) == b""
 
 
+async def test_a_killed_worker_whose_memory_is_being_freed_is_no_survivor(monkeypatch):
+    """That takes the kernel longer than what a process has to end by SIGKILL, which is short here."""
+    short = "import nvrx_slurm.agent.teardown as t; t.KILL_S = 0.1; from nvrx_slurm.agent.supervisor import main"
+    monkeypatch.setattr(
+        workers, "_BOOT", workers._BOOT.replace("from nvrx_slurm.agent.supervisor import main", short)
+    )
+    large = (
+        "import mmap, os, signal\n"
+        "held = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "held.madvise(mmap.MADV_NOHUGEPAGE)\n"
+        "for at in range(0, 1 << 30, 4096): held[at] = 1\n"
+        "os.write(1, b'up'); signal.pause()"
+    )
+    node = Node()
+    with node.spawn(0, sys.executable, "-c", large) as output:
+        pid = (await node.next(Spawned)).pid
+        assert await asyncio.to_thread(output.read, 2) == b"up"
+        node.workers.stop(0.0)
+        assert (await node.next(Exited)).signal == signal.SIGKILL
+        assert await node.next(Stopped) == Stopped(survivors=())
+        assert not is_alive(pid)
+    everybody = node.everybody()
+    node.workers.close()
+    wait_gone(everybody)
+
+
 async def test_a_file_in_the_current_folder_is_no_module_of_the_supervisor(tmp_path, monkeypatch):
     """The folder from which a job was submitted may be one that others can write to."""
     (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()")

@@ -16,6 +16,7 @@ cycle hold). `machine.py` lists what an agent touches of its node, `linux.py` is
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -84,7 +85,7 @@ from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.processes import AGAIN_S, HURRY
+from nvrx_slurm.util.processes import AGAIN_S, HURRY, HURRY_WITHIN_S
 from nvrx_slurm.util.standstill import standstill
 from nvrx_slurm.util.tasks import end, start
 
@@ -186,6 +187,7 @@ class Agent:
         self.leaving: tuple[str, int] | None = None  # why, and with what exit code
         self._tasks: set[asyncio.Task[Any]] = set()
         self._signalled_at: float | None = None
+        self._hurry_at = -math.inf
         self._supervisors_died: list[float] = []  # when, within the last `SUPERVISORS_S`
         self._suspended: asyncio.Task[None] | None = None  # sits out a suspension
         self._stood_still_s = 0.0
@@ -206,7 +208,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, HURRY):
             self.machine.on_signal(number, lambda name: self.inbox.put_nowait(Signal(name)))
         # `sbatch --signal` and `scancel --signal` signal every process of a step: these are for its workers.
-        for number in (signal.SIGUSR1, signal.SIGUSR2):
+        for number in (signal.SIGUSR1, signal.SIGHUP):
             self.machine.on_signal(number, lambda name: log.info("%s: left to the workers", name))
         try:
             while self._exit_code is None:
@@ -424,6 +426,11 @@ class Agent:
             self._suspend()
             return
         first, now = self.leaving is None, self.clock.monotonic()
+        if event.name == HURRY.name and first:
+            before, self._hurry_at = self._hurry_at, now
+            if now - before > HURRY_WITHIN_S:
+                log.info("%s: left to the workers", event.name)
+                return
         self._signalled_at = now if self._signalled_at is None else self._signalled_at
         hurry = event.name == HURRY.name or now - self._signalled_at > AGAIN_S
         if first or hurry:  # else it is the same one: srun passes on what Slurm has sent already

@@ -32,7 +32,7 @@ from nvrx_slurm.journal.records import PREEMPTED, AgentsStarted
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation, new_secret
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.processes import AGAIN_S, CANNOT_RUN, HURRY, send_signal
+from nvrx_slurm.util.processes import AGAIN_S, CANNOT_RUN, HURRY, HURRY_AGAIN_S, send_signal
 from nvrx_slurm.util.tasks import settle, start
 
 log = get_logger("batch")
@@ -338,8 +338,9 @@ class Host:
 
     def _hurry(self) -> None:
         """Have the agents kill their workers now, and leave."""
-        for agent in self._agents():
-            send_signal(agent, HURRY)
+        for after_s in (0.0, HURRY_AGAIN_S):  # the first alone counts as the user's where an agent does not leave yet
+            for agent in self._agents():
+                asyncio.get_running_loop().call_later(after_s, send_signal, agent, HURRY)
 
     def _give_up(self) -> None:
         if not self.ended.done():

@@ -22,9 +22,10 @@ PR_SET_PDEATHSIG = 1
 _CLOCKS_DIFFER_S = 2.0
 _STATE, _PARENT, _STARTED = 0, 1, 19  # places in `stat_fields`
 
-# From the batch host to agents: kill your workers now. srun passes this one on; at SIGTERM it would kill the agents
-# themselves, and SIGALRM does not arrive. Not SIGUSR1 or SIGUSR2: users have these sent, for workers to save.
-HURRY = signal.SIGHUP
+# From the batch host to agents: kill your workers now. srun passes on this one and SIGUSR1 alone: at SIGTERM and at
+# SIGHUP it kills the agents themselves. Users have both sent once, for workers to save. So to an agent that does not
+# leave yet it is an order only where it comes again within `HURRY_WITHIN_S`; the batch host sends it twice.
+HURRY, HURRY_AGAIN_S, HURRY_WITHIN_S = signal.SIGUSR2, 0.1, 5.0
 
 # From an agent's starter to the batch host, as an exit code: no agent can run on this node, however often it is
 # tried.

@@ -10,6 +10,7 @@ import pytest
 
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import NodeLeft, NodeLost
+from nvrx_slurm.util.processes import HURRY
 from tests.fault_harness import child_of, supervisor_of
 from tests.harness import plan_of
 from tests.waiting import until
@@ -41,3 +42,24 @@ def test_a_signal_for_the_workers_ends_no_agent(run_local, tmp_path, name):
     assert out.read_text() == "up\nsaved\n"
     assert not job.said(NodeLost)
     assert name not in {left.reason for left in job.said(NodeLeft)}
+
+
+DEAF = """
+import signal, time
+for number in (signal.SIGTERM, signal.SIGUSR2):
+    signal.signal(number, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_the_batch_hosts_order_reaches_an_agent_that_does_not_leave(run_local, tmp_path):
+    """It sends the signal twice, as no user does: the workers are killed at once."""
+    role = RolePlan(name="main", command=(sys.executable, "-c", DEAF))
+    job = run_local(plan_of(tmp_path, role, teardown__grace=600.0))
+    out = job.folder.cycle_logs("main-0", 0, 0) / "rank-0.out"
+    until(lambda: out.exists() and "up" in out.read_text(), "the worker to run")
+    os.kill(job.agent_pid("n1"), HURRY)
+    until(lambda: "left to the workers" in job.folder.node_log("n1").read_text(), "the first to be ignored")
+    os.kill(job.agent_pid("n1"), HURRY)
+    assert job.expect(NodeLeft, node="n1").reason == HURRY.name

@@ -17,7 +17,7 @@ from nvrx_slurm.batch.host import AGENTS_EXIT_S, AGENTS_GONE_S, AGENTS_LEAVE_S, 
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY
 from nvrx_slurm.lab.simulation.loop import Handle
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
-from nvrx_slurm.util.processes import HURRY
+from nvrx_slurm.util.processes import HURRY, HURRY_AGAIN_S
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.run import SimulationRun
@@ -116,6 +116,7 @@ class BatchHost:
 
     def _hurry(self) -> None:
         self.run.signal_agents(HURRY)
+        self.loop.call_later(HURRY_AGAIN_S, self.run.signal_agents, HURRY)
 
     def _give_up(self) -> None:
         if not self.ended.done():

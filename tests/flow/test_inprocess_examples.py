@@ -56,6 +56,9 @@ def run(command: list[str], folder: Path, **environment: str) -> Told:
     ) as running:
         try:
             said, _ = running.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired as late:
+            print((late.stdout or b"").decode(errors="replace"))
+            raise
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)

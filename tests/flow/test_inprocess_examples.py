@@ -24,7 +24,7 @@ from tests.slurm_harness import CLI
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "inprocess"
 WORLD, DDP_WORLD = 4, 3
-LONGEST_S = 200
+LONGEST_S = 400
 """Eight processes import torch: half a minute on two idle cores, and several where others need them too."""
 
 
@@ -155,7 +155,7 @@ def clean_ddp(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(240)  # each rank imports torch, all at once
+@pytest.mark.timeout(LONGEST_S + 40)  # each rank imports torch, all at once
 def test_ddp_survives_an_exception_a_hang_and_a_kill(clean_ddp, tmp_path):
     """All three in one run, in the same processes; those who are left end as a run without faults does."""
     told = launched("ddp.py", tmp_path, *faults("raise:1:25", "hang:2:45", "kill:0:65"), world=DDP_WORLD)
@@ -167,7 +167,7 @@ def test_ddp_survives_an_exception_a_hang_and_a_kill(clean_ddp, tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(LONGEST_S + 40)
 def test_ddp_restarts_inside_of_torchruns_workers(clean_ddp, tmp_path):
     """torchrun sees workers that go on, and restarts none; the result is the same but for rounding."""
     nodes = ["--standalone", f"--nproc-per-node={DDP_WORLD}"]
@@ -205,7 +205,7 @@ meet()
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(LONGEST_S + 40)
 def test_ranks_that_were_struck_while_they_met_meet_again(clean_ddp, tmp_path):
     """One hangs before init_process_group, the others in it: in the next iteration all meet."""
     script = tmp_path / "meet.py"
@@ -239,7 +239,7 @@ def with_import_changed(folder: Path, form: str, faults: str, world: int) -> Tol
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(LONGEST_S + 40)
 def test_script_of_nvidia_resiliency_ext_survives_each_fault_of_its_injector(tmp_path):
     """All but those of GPUs: three exceptions, and seven deaths, of which each costs one rank."""
     told = with_import_changed(tmp_path, "basic", f"{EXCEPTIONS},{DEATHS}", world=8)
@@ -256,7 +256,7 @@ def test_script_of_nvidia_resiliency_ext_survives_each_fault_of_its_injector(tmp
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(LONGEST_S + 40)
 def test_script_that_wraps_the_loop_alone_keeps_its_own_store(tmp_path):
     """As their example of the best usage: model, optimizer and torch's store outlive the restarts."""
     told = with_import_changed(tmp_path, "optimal", "WORKLOAD_EXC:1", world=2)
@@ -265,7 +265,7 @@ def test_script_that_wraps_the_loop_alone_keeps_its_own_store(tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(LONGEST_S + 40)
 def test_script_with_every_callback_and_a_tree_of_hosts_goes_on_with_its_reserve(tmp_path):
     """As their advanced example: a host of two that has lost one rank is put out as a whole, and the host in reserve
     takes its place; an exception before that restarts all."""
@@ -278,7 +278,7 @@ def test_script_with_every_callback_and_a_tree_of_hosts_goes_on_with_its_reserve
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(LONGEST_S + 40)
 @pytest.mark.parametrize("seed", range(2))
 def test_script_that_is_struck_at_random_ends_as_one_that_is_not(tmp_path, seed):
     """As the application of their tests: exceptions of all three kinds, on any rank, in any order."""

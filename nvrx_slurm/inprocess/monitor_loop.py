@@ -64,13 +64,14 @@ def serve(start_file: IO[bytes]) -> None:
         # Standard input is the same file, which may hold a password.
         _point_to_nothing(0)
         monitor = MonitorLoop(start, control)
+        # Slurm announces a suspension by it: see `LogWriter._follow_suspension`. Before the rank is told that this
+        # process is ready: without a handler the signal stops it, and it announces nothing.
+        signal.signal(signal.SIGTSTP, lambda *_: monitor.log_writer.suspend())
         monitor.open()
     except Exception as error:
         with suppress(ConnectionError):
             control.send(f"{type(error).__name__}: {error}".encode()[:MOST_ERROR_BYTES])
         os._exit(1)
-    # Slurm announces a suspension by it: see `LogWriter._follow_suspension`.
-    signal.signal(signal.SIGTSTP, lambda *_: monitor.log_writer.suspend())
     monitor.run()
     os._exit(0)  # without a wait for the store's own threads
 

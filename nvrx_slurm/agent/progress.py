@@ -99,13 +99,8 @@ class ProgressBoard:
         try:
             with self._error_file(rank).open("rb") as file:
                 message = json.loads(file.read(ERROR_FILE_BYTES))["message"]
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            KeyError,
-            RecursionError,
-        ):  # any process of the user's may write there
+        # Any process of the user's may write there.
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
         if isinstance(message, dict):  # else a signal's: "Signal 11 (SIGSEGV) received by PID …"
             message = message.get("message")

@@ -83,14 +83,19 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
+def _read_stat(folder: str) -> list[bytes]:
+    """The fields of a process's or a thread's stat from the third on, the state (proc(5)). Raises OSError."""
+    with open(f"{folder}/stat", "rb") as file:  # noqa: PTH123  without an import of pathlib
+        return file.read().rpartition(b")")[2].split()
+
+
 def descendants(root: int) -> list[int]:
     """Every living process below `root`, zombies left out. From one walk over /proc: a snapshot, so repeat it."""
     parents: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208  names only, and no import of pathlib
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123  as above
-                    fields = file.read().rpartition(b")")[2].split()
+                fields = _read_stat(f"/proc/{name}")
                 # A process whose main thread has ended is shown as a zombie while its other threads run.
                 if fields[0] != b"Z" or int(fields[17]) > 1:
                     parents.setdefault(int(fields[1]), []).append(int(name))
@@ -106,9 +111,8 @@ def is_exiting(pid: int) -> bool:
     """Whether all threads of a process run no code any more, and the kernel gives back what it held."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it, or a thread, has ended meanwhile
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  as above
-            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:  # noqa: PTH123  as above
-                if not int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING:
-                    return False
+            if not int(_read_stat(f"/proc/{pid}/task/{thread}")[6]) & PF_EXITING:
+                return False
     return True
 
 

@@ -25,12 +25,16 @@ from nvrx_slurm.util.processes import dies_with_parent, restore_descriptor_limit
 
 log = get_logger("batch")
 
-# Before the controller or the store is started again, by how many in a row have failed.
 RESTART_PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0)
 
 SAY_EVERY_S = 1.0
 # How long a child may linger after SIGKILL: it is in uninterruptible sleep (D).
 KILL_S = 5.0
+
+
+def restart_pause_s(failures: int) -> float:
+    """How long to wait before the controller or the store is started again, after so many failures in a row."""
+    return RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
 
 
 async def start(

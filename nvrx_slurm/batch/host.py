@@ -17,7 +17,7 @@ import msgspec
 from nvrx_slurm.batch import children, ending
 from nvrx_slurm.batch.agents import AgentSteps
 from nvrx_slurm.batch.allocation import AllocationKeeper
-from nvrx_slurm.batch.children import RESTART_PAUSES_S, ManagedService
+from nvrx_slurm.batch.children import ManagedService
 from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
 from nvrx_slurm.batch.store import StoreKeeper
 from nvrx_slurm.cluster.allocation import HeldAllocation, step_environment
@@ -222,7 +222,7 @@ class Host:
             if failures > MOST_FAILURES:
                 log_path = self.folder.node_log("controller")
                 raise NvrxError(f"the controller ended {failures} times in a row ({code}); see {log_path}")
-            pause = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
+            pause = children.restart_pause_s(failures)
             log.warning("the controller ended (%s); starting it again in %.1f s", code, pause)
             await asyncio.sleep(pause)
 

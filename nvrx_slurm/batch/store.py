@@ -8,7 +8,7 @@ import signal
 from asyncio.subprocess import Process
 from pathlib import Path
 
-from nvrx_slurm.batch.children import RESTART_PAUSES_S
+from nvrx_slurm.batch.children import restart_pause_s
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.store.embedded import READY_S, Certificate, EmbeddedStore, make_certificate, new_socket_name
@@ -70,7 +70,7 @@ class StoreKeeper:
             if failures > STORE_RESTARTS:
                 server_log = self._folder.store_dir / "server.log"
                 raise StoreUnreachable(f"the embedded store ended {failures} times in a row; see {server_log}")
-            pause = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
+            pause = restart_pause_s(failures)
             log.warning("the store ended (%s); starting it again in %.1f s", code, pause)
             await asyncio.sleep(pause)
             await self._start_server()

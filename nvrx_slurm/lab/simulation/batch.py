@@ -11,7 +11,7 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.batch.children import RESTART_PAUSES_S
+from nvrx_slurm.batch.children import restart_pause_s
 from nvrx_slurm.batch.ending import Ending
 from nvrx_slurm.batch.host import AGENTS_EXIT_S, AGENTS_GONE_S, AGENTS_LEAVE_S, STABLE_S
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY
@@ -85,7 +85,7 @@ class BatchHost:
                 self._has_ended(EXIT_FAILED)
                 return
             failures = 0 if self.loop.time() - began > STABLE_S else failures + 1
-            await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
+            await asyncio.sleep(restart_pause_s(failures))
 
     async def _watch_agents(self) -> None:
         await self.agents_left.wait()

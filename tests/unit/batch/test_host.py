@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.batch import children
 from nvrx_slurm.batch import host as batch_host
 from nvrx_slurm.batch.host import Host
 from nvrx_slurm.errors import NvrxError
@@ -64,7 +65,7 @@ async def test_preempted_job_is_requeued_also_by_a_slurmctld_that_is_busy(
 async def test_controller_that_never_runs_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job says so, and does not hold its nodes until the time limit."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    monkeypatch.setattr(batch_host, "RESTART_PAUSES_S", (0.0,))
+    monkeypatch.setattr(children, "RESTART_PAUSES_S", (0.0,))
     monkeypatch.setattr(batch_host, "MOST_FAILURES", 3)
     with pytest.raises(NvrxError):
         await asyncio.wait_for(host_of(tmp_path, "local")._keep_controller(), 30.0)

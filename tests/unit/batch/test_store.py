@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.batch import store
+from nvrx_slurm.batch import children, store
 from nvrx_slurm.batch.store import STORE_RESTARTS, StoreKeeper
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
@@ -34,7 +34,7 @@ async def test_store_is_given_up_after_so_many_failures_in_a_row(
 ) -> None:
     """One that had run for long may end any number of times in the life of a job."""
     monkeypatch.setattr(store, "STABLE_S", stable_s)
-    monkeypatch.setattr(store, "RESTART_PAUSES_S", (0.0,))
+    monkeypatch.setattr(children, "RESTART_PAUSES_S", (0.0,))
     keeper = DyingStore(tmp_path, STORE_RESTARTS + 10)
     await keeper._start_server()
     with pytest.raises(StoreUnreachable):

@@ -556,7 +556,9 @@ class Agent:
         now = self.clock.monotonic()
         self._supervisors_died = [at for at in self._supervisors_died if now - at < SUPERVISORS_S] + [now]
         if len(self._supervisors_died) >= MOST_SUPERVISORS:
-            log.error("%d supervisors in a row have ended soon; this node leaves", MOST_SUPERVISORS)
+            log.error(
+                "the supervisor ended %d times within %.0f s; this node leaves", MOST_SUPERVISORS, SUPERVISORS_S
+            )
             self._exit("its supervisor ends again and again", EXIT_FAILED, ())
             return
         log.warning("the supervisor was killed, and its workers with it; this node joins again")

@@ -164,9 +164,11 @@ class Promises:
             why = f"a deadline was judged at {at:.3f}, and a fact had waited in the inbox for {waited_s:.3f} s"
             self._broken(Promise.ARRIVAL, why)
 
-    def controller_left(self, *, is_newest: bool) -> None:
-        """A controller has left, since another one leads."""
-        if is_newest:
+    def controller_left(self, pid: int) -> None:
+        """The controller that was started last has left, since another one leads: one that was started before it and
+        was frozen may have taken over after it."""
+        started = [entry.record for entry in self.journal if isinstance(entry.record, ControllerStarted)]
+        if any(record.pid == pid and record.epoch == self._epoch for record in started):
             self._broken(Promise.DECIDER, "a controller left for a newer one, and there is none")
 
     def _enter(self, entry: Entry) -> None:

@@ -207,8 +207,8 @@ class SimulationRun:
         """What the batch host does, again and again."""
         controller = self.controller = SimulatedProcess(self.loop, "controller")
         self.controllers.append(controller)
-        controller.on_death(lambda: self._controller_ended(controller))
         pid = next(self._pids)
+        controller.on_death(lambda: self._controller_ended(controller, pid))
         self.contact.controller_begins(pid)
         controller.run(controller_main(self, controller, pid))
         return controller
@@ -237,10 +237,10 @@ class SimulationRun:
     def was_suspended(self) -> bool:
         return any(act.traits & Trait.SUSPENDS for act in self.performed)
 
-    def _controller_ended(self, controller: SimulatedProcess) -> None:
+    def _controller_ended(self, controller: SimulatedProcess, pid: int) -> None:
         self._crashed(controller)
-        if controller.exit_code == FencedError.exit_code:
-            self.promises.controller_left(is_newest=controller is self.controller)
+        if controller.exit_code == FencedError.exit_code and controller is self.controller:
+            self.promises.controller_left(pid)
 
     def _crashed(self, process: SimulatedProcess) -> None:
         if process.error is not None:

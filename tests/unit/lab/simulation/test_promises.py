@@ -8,6 +8,7 @@ import pytest
 
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.records import (
+    ControllerStarted,
     ControllerUp,
     Entry,
     Fence,
@@ -258,8 +259,13 @@ def test_deadline_is_judged_when_the_inbox_is_read(court, waited_s, broken):
 
 
 def test_controller_that_leaves_for_none(court):
-    """It is fenced only by a newer one."""
-    court.promises.controller_left(is_newest=False)
+    """It is fenced only by a newer one, and that is the one that took over last, whichever was started last."""
+    court.commit(ControllerStarted(epoch=1, host="host", pid=102))
+    court.promises.acquired(2)
+    court.promises.controller_left(102)
     assert court.broken == []
-    court.promises.controller_left(is_newest=True)
+    court.commit(ControllerStarted(epoch=2, host="host", pid=101), epoch=2)
+    court.promises.controller_left(102)
+    assert court.broken == []
+    court.promises.controller_left(101)
     assert court.broken == [Promise.DECIDER]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from nvrx_slurm.attribution.analyze.aftermath import Nature, TailLine, nature
-from nvrx_slurm.attribution.analyze.cause import beside, causes, consequences, first
+from nvrx_slurm.attribution.analyze.cause import beside, causes, consequences, first, without_other_processes
 from nvrx_slurm.attribution.analyze.collectives import MissingRanks, missing_ranks, refined
 from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE, Finding, findings
 from nvrx_slurm.attribution.analyze.flight_recorder import Dump
@@ -62,7 +62,7 @@ def attribute(inquiry: Inquiry, scan: Scan, side: SideEvidence | None = None) ->
 def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[Attribution, CycleEnding]:
     """The attribution, and what is kept of it to recognise the failure when it comes again."""
     failed = inquiry.failed
-    found = findings(inquiry, scan, side.tails)
+    found = without_other_processes(findings(inquiry, scan, side.tails), inquiry)
     missing = missing_ranks(inquiry, scan, found, side.dumps, side.stacks)
     # A line that can be the cause, however late, before any that only follows from one.
     cause = first(causes(found), failed) or first(consequences(found), failed)

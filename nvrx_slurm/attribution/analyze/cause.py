@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from nvrx_slurm.attribution.analyze.aftermath import BESIDE_THE_RANK, Finality, may_have_gone_on
 from nvrx_slurm.attribution.analyze.findings import GOES_ON_S, OF_THE_MACHINE, VAGUE_TO, Finding
-from nvrx_slurm.journal.verdicts import Failed, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Failed, Inquiry, Scope, Verdict
 
 # A kernel message this much older than a worker's own failure has nothing to do with it.
 LONG_BEFORE_S = 300.0
@@ -18,6 +18,29 @@ SAME_TIME_S = 5.0
 
 # Lines of a rank this near to each other report one failure: a native stack trace is as long.
 BURST_LINES = 120
+
+# Of these an Xid names the process at fault. An Xid of another fault is the GPU's, whichever process it names.
+_OF_ONE_PROCESS = ("gpu_application_fault", "gpu_cleanup")
+
+# What a rank reports after such an Xid of its own.
+_OF_THE_CONTEXT = ("cuda_error", "cuda_illegal_access", "cuda_launch_failure", "cublas_error", "cudnn_error")
+
+
+def without_other_processes(found: Sequence[Finding], inquiry: Inquiry) -> Sequence[Finding]:
+    """Without the Xids of processes that are no rank's, where the job's own lines explain the failure.
+
+    The node may be shared with another job. But such a process may also be a child of a rank. So its Xids stay if
+    nothing else can be the cause, and if a rank reports an error of its CUDA context, unless an Xid of a rank's own
+    process explains that.
+    """
+    xids = [each for each in found if each.hit.rule.fault in _OF_ONE_PROCESS and "pid" in each.hit.groups]
+    others = {id(each) for each in xids if each.rank is None}
+    if not inquiry.pids or not others:
+        return found
+    own = [each for each in found if id(each) not in others]
+    is_of_context = any(each.hit.rule.fault in _OF_THE_CONTEXT for each in own) and len(others) == len(xids)
+    noticed = any(each.hit.rule.verdict is _NOTICED for each in consequences(own))
+    return own if (causes(own) or noticed) and not is_of_context else found
 
 
 def causes(found: Sequence[Finding]) -> list[Finding]:

@@ -121,10 +121,13 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
     hits = [hit for hit in hits if hit.offset >= begins[str(hit.file.path)]]
     # After the cut: the clocks of an earlier run say nothing about this one.
     ahead, progress, later = offsets(hits, inquiry), last_progress(scan), later_parts(scan)
-    rank_of = {pid: rank for rank, pid in inquiry.pids.items()}
+    # Of several nodes' processes some have the same pid.
+    with_pid: dict[int, list[int]] = defaultdict(list)
+    for number, pid in inquiry.pids.items():
+        with_pid[pid].append(number)
     found = []
     for hit in hits:
-        rank = _rank(hit, inquiry, rank_of)
+        rank = _rank(hit, inquiry, with_pid)
         node = hit.groups.get("node") or hit.node or (inquiry.node_of(rank) if rank is not None else None)
         since = None if hit.t is None else hit.t - ahead.get(domain(hit, inquiry) or "", 0.0)
         # A traceback has the time of the line above it, which may be hours older, unless a logger wrote both.
@@ -242,8 +245,8 @@ def _without_scripts_that_went_on(found: list[Finding]) -> list[Finding]:
     ]
 
 
-def _rank(hit: Hit, inquiry: Inquiry, rank_of: Mapping[int, int]) -> int | None:
-    """As the line says, or the pid that it names, or the file that it stands in. `rank_of`: by pid."""
+def _rank(hit: Hit, inquiry: Inquiry, with_pid: Mapping[int, Sequence[int]]) -> int | None:
+    """As the line says, or the pid that it names, or the file that it stands in. `with_pid`: pid → ranks."""
     numbers = {
         name: int(text)
         for name, text in hit.groups.items()
@@ -251,8 +254,10 @@ def _rank(hit: Hit, inquiry: Inquiry, rank_of: Mapping[int, int]) -> int | None:
     }
     if "rank" in numbers:
         return numbers["rank"]
-    if numbers.get("pid") in rank_of:
-        return rank_of[numbers["pid"]]
+    named = with_pid.get(numbers.get("pid", -1), ())
+    there = [rank for rank in named if hit.node not in inquiry.nodes or inquiry.node_of(rank) == hit.node]
+    if len(there) == 1:
+        return there[0]
     if hit.rank is not None:
         return hit.rank
     local_rank, nodes = numbers.get("local_rank"), inquiry.nodes

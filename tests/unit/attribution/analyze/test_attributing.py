@@ -9,6 +9,8 @@ import pytest
 from nvrx_slurm.attribution.analyze.aftermath import TailLine
 from nvrx_slurm.attribution.analyze.attributing import SideEvidence, attribute
 from nvrx_slurm.attribution.analyze.verdict import CycleEnding, fingerprint
+from nvrx_slurm.attribution.rules.catalogue import Rule
+from nvrx_slurm.attribution.scan import Hit
 from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
 from tests.unit.attribution.analyze.evidence import (
     ANY_ERROR,
@@ -107,6 +109,53 @@ def test_the_kernel_names_a_process_which_is_a_rank() -> None:
     line = hit(killed, None, node="n2", kind="health", groups={"pid": "4711"})
     found = attribute(inquiry(failed(6, signal=9, node="n2"), pids={4710: 1, 6: 4711}), scan(line))
     assert (found.fault, found.ranks) == ("host_oom", (6,))
+
+
+def test_two_nodes_have_a_process_of_the_same_pid() -> None:
+    """The kernel's message is about the one of its own node."""
+    killed = rule("host_oom.kernel", Verdict.UNKNOWN, scope=Scope.USER_CODE, severity=88)
+    line = hit(killed, None, node="n1", kind="health", groups={"pid": "4711"})
+    found = attribute(inquiry(failed(2, signal=9), pids={2: 4711, 6: 4711}), scan(line))
+    assert (found.fault, found.ranks) == ("host_oom", (2,))
+
+
+FAULT = rule("gpu_application_fault.xid_31", Verdict.UNKNOWN, severity=68)
+ILLEGAL = rule("cuda_illegal_access.raised", Verdict.UNKNOWN, severity=64)
+
+
+def xid(pid: int, *, of: Rule = FAULT, line: int = 10) -> Hit:
+    return hit(of, None, node="n1", kind="health", t=100.0, line=line, groups={"pid": str(pid)})
+
+
+@pytest.mark.parametrize("own", [KEY_ERROR, ANY_ERROR, TIMEOUT])
+def test_an_xid_of_another_process_is_no_cause(own: Rule) -> None:
+    """The node may be shared: the job's own line explains its failure, and the Xid is not even listed."""
+    found = attribute(inquiry(failed(3), pids={3: 4711}), scan(hit(own, 3, t=101.0), xid(999)))
+    assert (found.fault, found.secondary, found.runner_up) == (own.fault, (), None)
+
+
+@pytest.mark.parametrize("own", [(), (hit(ILLEGAL, 3, t=101.0),)])
+def test_an_xid_of_a_process_that_may_be_a_child_of_a_rank(own: tuple[Hit, ...]) -> None:
+    """It explains an error of the CUDA context, and what nothing else explains."""
+    found = attribute(inquiry(failed(3), pids={3: 4711}), scan(*own, xid(999)))
+    assert found.fault == "gpu_application_fault"
+
+
+def test_an_xid_of_a_ranks_own_process() -> None:
+    """It counts for that rank, and those of other processes do not count beside it."""
+    own = hit(ILLEGAL, 3, t=101.0)
+    found = attribute(inquiry(failed(3), pids={3: 4711}), scan(own, xid(999), xid(4711, line=11)))
+    assert (found.fault, found.ranks) == ("gpu_application_fault", (3,))
+    assert found.primary is not None
+    assert (found.primary.line, found.primary.rank) == (11, 3)
+    assert [each.rule for each in found.secondary] == ["cuda_illegal_access.raised"]
+
+
+@pytest.mark.parametrize(("of", "pids"), [(XID, {3: 4711}), (FAULT, {})])
+def test_other_xids_count_whoever_they_name(of: Rule, pids: dict[int, int]) -> None:
+    """The hardware's, and those of a process of which it is not known whether it is a rank's."""
+    found = attribute(inquiry(failed(3), pids=pids), scan(hit(ANY_ERROR, 3, t=101.0), xid(999, of=of)))
+    assert found.fault == of.fault
 
 
 def test_a_kill_without_a_reason_stays_unknown() -> None:

@@ -48,10 +48,11 @@ def fingerprint(fault: str, primary: Evidence | None, frames: str = "") -> str:
 
 
 def repeat(now: CycleEnding, before: Sequence[CycleEnding]) -> Repeat:
-    """Count back from now until a cycle ended otherwise. `before`: newest first. Unknown endings are no repeat."""
+    """Count back from now until a cycle ended otherwise. `before`: newest first. Unknown endings are no repeat, nor
+    are hangs: it is not known where the ranks hung."""
     same: list[CycleEnding] = []
     for each in before:
-        if each.fault == "unknown" or each.fingerprint != now.fingerprint:
+        if each.fault in ("unknown", "hang") or each.fingerprint != now.fingerprint:
             break
         same.append(each)
     known = [set(each.nodes) for each in (now, *same) if each.nodes]

@@ -41,3 +41,8 @@ def test_another_failure_in_between_breaks_the_row() -> None:
     same = CycleEnding("segfault", SEGFAULT)
     assert repeat(same, [same, other, same]).times == 1
     assert repeat(same, [other, same]).times == 0
+
+
+def test_a_hang_is_no_repeat() -> None:
+    """Its line does not say where the rank hung: two of them may differ in all but that."""
+    assert repeat(CycleEnding("hang", "hang", ("n1",)), [CycleEnding("hang", "hang", ("n2",))]) == Repeat()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
 
 import pytest
 
+from nvrx_slurm.journal.verdicts import Failed
 from tests.unit.attribution.analyze.whole import HEAD, STEPS, answer, said
 
 # ---- an exception of any name
@@ -358,3 +360,24 @@ def test_what_would_settle_an_unknown(tmp_path: Path) -> None:
     assert found.runner_up is not None
     assert {found.fault, found.runner_up.rule.partition(".")[0]} == {"segfault", "heap_corruption"}
     assert "dmesg" in found.settle
+
+
+# ---- what the monitor of the in-process wrapper writes into its rank's log
+
+MONITOR = "19:03:15.004 monitor of rank 0: "
+
+
+@pytest.mark.parametrize(
+    ("line", "number", "fault"),
+    [
+        ("SIGTERM, SIGCONT for process 3847: no progress for 12.2 s: hard timeout", SIGTERM, "hang"),
+        ("SIGKILL for process 3847: no progress for 12.2 s: hard timeout", SIGKILL, "hang"),
+        ("SIGKILL for process 3847: no sign of life for 30 s", SIGKILL, "inprocess_monitor"),
+        ("process 3847: no progress for 6.19 s: soft timeout", SIGTERM, "terminated"),
+    ],
+)
+def test_why_a_monitor_ended_its_rank(tmp_path: Path, line: str, number: int, fault: str) -> None:
+    """Not the signal that it sent counts, but its reason; a soft timeout ends no rank."""
+    failed = Failed(cause="killed", node="n1", rank=0, signal=number)
+    found = answer(tmp_path, {"rank-0.err": f"{MONITOR}{line}\n"}, failed=failed, nodes=("n1",), pids={0: 3847})
+    assert (found.fault, found.ranks, found.nodes) == (fault, (0,), ())

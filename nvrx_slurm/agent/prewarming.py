@@ -308,7 +308,8 @@ class Prewarming:
             in_thread(partial(self._write_list, warmth.role, found), "prewarm list")
 
     def _refused(self, warmth: RoleWarmth, *, name: str, why: str) -> None:
-        """Again, without what no fork may inherit."""
+        """Again, without what no fork may inherit. Workers do not wait for that where no user has asked for the list:
+        each refusal costs a whole attempt, and the list of `auto` may have many."""
         log.warning("the warm process of %s: %s; it is made again without that", warmth.role.name, why)
         warmth.skipped[name] = why
         warmth.refusals += 1
@@ -319,6 +320,9 @@ class Prewarming:
             self._fail(warmth, f"more than {MOST_REFUSALS} modules cannot be imported ahead; the last: {why}")
         else:
             self._warm(warmth)
+        if warmth.spec.imports == "auto":
+            warmth.until = self._clock.monotonic()
+            warmth.settled.set()
 
     def _ended(self, warmth: RoleWarmth, why: str) -> None:
         log.warning("the warm process of %s has ended: %s", warmth.role.name, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import shutil
@@ -241,6 +242,28 @@ def test_imports_are_not_learned_by_the_step_of_another_worker(run_local, gate, 
     warm_again(job)
     fail(before[1])
     assert all(map(is_warm, gate.wait(2, cycle=1).values()))
+    finish(job, gate)
+
+
+def test_restart_does_not_wait_while_a_learned_list_is_tried_out(run_local, gate, tmp_path):
+    """`auto`: each module that no fork may inherit costs an attempt, and a cold start takes less than several."""
+    (tmp_path / "refused.py").write_text(REFUSED["threads"][0])
+    held = "with open('lock') as lock:\n    open('tried', 'w').close()\n    fcntl.flock(lock, fcntl.LOCK_SH)\n"
+    (tmp_path / "held.py").write_text(f"import fcntl\n{held}")
+    plan = warm_plan(gate, tmp_path, workers=1, prewarm={"imports": "auto"})
+    script, go, tried = tmp_path / "train.py", tmp_path / "go", tmp_path / "tried"
+    os.mkfifo(go)
+    waiting = "import refused, held\nif os.environ['NVRX_CYCLE'] == '0':\n    open('go').read()\n"
+    script.write_text(script.read_text().replace("gate = ", waiting + STEPPING, 1))
+    with (tmp_path / "lock").open("w") as lock:
+        job = run_local(plan)
+        with go.open("w"):  # once the worker has imported all, and before its first step
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            tried.unlink()
+        until(tried.exists, "it is made again, without the module that starts a thread")
+        fail(gate.wait(1, cycle=0)[0])
+        assert "not ready" in started(job, 1).cold
+    gate.wait(1, cycle=1)
     finish(job, gate)
 
 

@@ -360,3 +360,14 @@ async def test_module_that_no_fork_may_inherit_is_refused(node, tmp_path, line):
     said = await node.warm([sys.executable, "-c", "pass"], ["json", "bad"], cwd=tmp_path)
     assert said[:2] == ("refused", "bad")
     assert REFUSED[line] in said[2]
+
+
+async def test_objects_are_not_asked_for_their_class(node, tmp_path):
+    """numpy's generators are searched for among all objects; some of torch's print a warning when they are asked."""
+    kept = (
+        "class Kept:\n    @property\n    def __class__(self):\n        print('asked', flush=True)\n\nKEPT = Kept()\n"
+    )
+    (tmp_path / "kept.py").write_text(kept)
+    argv = [sys.executable, "-c", "import kept"]
+    assert (await node.warm(argv, ["numpy.random", "kept"], cwd=tmp_path))[0] == "ready"
+    assert (await node.run(argv, cwd=tmp_path, warm=True))[3:5] == (b"", b"")

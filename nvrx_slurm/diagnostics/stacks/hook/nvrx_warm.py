@@ -500,7 +500,8 @@ def _watch_random() -> Callable[[], Callable[[], None]]:
 
             kind = sys.modules["numpy.random"].BitGenerator
             for each in gc.get_objects():
-                if isinstance(each, kind):
+                # Not isinstance: it asks the object for its `__class__`, at which some of torch's print a warning.
+                if issubclass(type(each), kind):
                     source = getattr(each, "seed_seq", None) or getattr(each, "_seed_seq", None)
                     if source is not None and source.entropy in entropy:
                         numpys.append(each)

@@ -70,6 +70,9 @@ def folder_name(job_id: str) -> str:
     """
     found = _JOB_ID.fullmatch(job_id)
     if found is None:
+        base, _, name = job_id.rstrip("/").rpartition("/")
+        if base and _JOB_ID.fullmatch(name):
+            raise UsageError(f"{job_id!r} is no job id, but a path; that job is `{name} --folder {base}`")
         raise UsageError(
             f"{job_id!r} is no job id: it looks like 123, 123_4 (an array's element), 123+0 (a heterogeneous job's"
             " component), 123;cluster, or local-20261121-093012-4f2a; --folder names the folder that holds the jobs"

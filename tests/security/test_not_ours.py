@@ -306,6 +306,12 @@ def test_a_job_id_is_no_path(tmp_path: Path, command: str) -> None:
     assert sorted((path, path.stat().st_mtime_ns) for path in outside.iterdir()) == before
 
 
+def test_the_path_of_a_job_is_answered_with_what_to_type(tmp_path: Path) -> None:
+    """As messages print it; a shell's completion adds the slash."""
+    done = cli("explain", f"{tmp_path}/17_4/", cwd=tmp_path)
+    assert_one_clear_line(done, f"'{tmp_path}/17_4/' is no job id", f"17_4 --folder {tmp_path}")
+
+
 @pytest.mark.parametrize("job_id", HOSTILE_IDS)
 def test_python_takes_no_path_for_a_job_id_either(tmp_path: Path, job_id: str) -> None:
     """The same check stands behind `job` and `Job`."""

@@ -81,6 +81,7 @@ _CRASH_BEGINS = re.compile(
       | \S*(?:Error|Exception|Exit|Interrupt|Warning)\b | \*\*\*|\#\d+\s
       | (?:={8,}+|-{8,}+)(?!\ *(?i:step|iter(?:ation)?|epoch|batch)\b)  # a rule, unless it is that of a step
       | \[?(?:rank|default)?\d*\]?:?\s*\[?[EF]\d{4}\ | (?:During\ handling|The\ above\ exception)\b
+      | (?:Search\ for\ `|CUDA\ kernel\ errors\ might|For\ debugging\ consider|Compile\ with\ `TORCH_USE_)
       | (?:srun|slurmstepd|wandb|sacct|seff|scontrol|sbatch|pdsh@\S+|mpirun|prterun|ORTE):
     """,
     re.VERBOSE,
@@ -89,7 +90,7 @@ _CRASH = re.compile(
     r"""\b(?: (?:ERROR|CRITICAL|FATAL|SIG[A-Z]{3,5}|abort(?:ed|ing)?|terminat(?:e|ed|ing)|destroy(?:ed|ing)?)\b
           | [Ss]ignal\ \d | (?:core\ dumped|Killed|exit(?:ing|ed|code)?|shut(?:ting)?\ ?down)\b
           | Killing\ subprocess\b | NCCL\ (?:INFO|WARN)\b | (?:time|host)\s+:\s )
-      | \[launch\.py:\d+:
+      | \[launch\.py:\d+: | \bAssertion\ `.{1,300}`?\ failed\b
     """,
     re.VERBOSE,
 )

@@ -31,7 +31,7 @@ from nvrx_slurm.journal.verdicts import MOST_FINDINGS_BYTES, Inquiry, Wire
 from nvrx_slurm.util.decoding import decode
 
 # Grows when the same logs no longer give the same findings, or these no longer the same verdict.
-FORMAT = 2
+FORMAT = 3
 
 MOST_FILES = 4096
 MOST_PROBLEMS = 20

@@ -40,6 +40,9 @@ CRASH = [
     "wandb: Synced 5 W&B file(s)",
     "==================== stack of step() ====================",
     "[E1121 18:00:00.123 ProcessGroupNCCL.cpp:607] [Rank 1] Some NCCL operations have failed",
+    "Indexing.cu:1515: block: [0,0,0], thread: [1,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below is wrong.",
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
     "",
 ]
 CALM = ["loading the tokenizer", "2026-11-21 18:00:00 INFO data: 12 shards ready", "error rate: 0.1"]

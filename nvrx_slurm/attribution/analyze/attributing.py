@@ -106,7 +106,13 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
             alone=shared.alone,
         )
         ranks = _blamed_ranks(inquiry, cause, others, missing)
-        secondary = after = [each for each in others if _follows(each, cause)]
+        secondary = [each for each in others if _follows(each, cause)]
+        # The sentence on the cause speaks for lines of the same ranks that report the same.
+        after = [
+            each
+            for each in secondary
+            if each.hit.rule.fault != rule.fault or not (shared.everywhere or each.whose == cause.whose)
+        ]
         fault, hint, reference = rule.fault, rule.hint, rule.reference
         sentence, reasons = _who(cause, shared, missing, scan), weighed.reasons
 

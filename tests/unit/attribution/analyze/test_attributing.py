@@ -41,6 +41,12 @@ def test_a_cascade_is_folded_under_its_cause() -> None:
     assert found.confidence >= 0.8
 
 
+def test_a_failure_that_is_reported_twice_follows_not_from_itself() -> None:
+    """A rank prints the assertion of each thread, and the exception; all of it is one failure."""
+    found = attribute(inquiry(failed(3)), scan(hit(OOM, 3), hit(OOM, 3, line=11), hit(RESET, 0)))
+    assert found.explanation == "Rank 3 on n1 failed first: cuda oom. Then followed peer lost (1 rank)."
+
+
 def test_clocks_that_are_apart_do_not_mislead() -> None:
     """n2 is 600 s ahead: its error, which looks later, came first."""
     timeouts = [

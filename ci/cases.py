@@ -29,7 +29,7 @@ NOTHING_WRONG = "unknown"
 """The fault of a log in which nothing failed, and of one that does not show what did."""
 LABEL, LOGS, EARLIER = "case.yaml", "logs", "earlier"
 
-Part = Literal["dev", "held_out", "fresh", "unseen", "shapes", "blind"]
+Part = Literal["dev", "held_out", "fresh", "unseen", "shapes", "blind", "recorded"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 

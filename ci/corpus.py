@@ -2,7 +2,8 @@
 
 The parts `dev`, `fresh` and `shapes` are there to write rules by: of them precision, recall, class and first line
 must reach the targets. `held_out`, `unseen` and `blind` test the rules on what their author had not seen. Of the
-held-out part the promise is: a STOP is true in 98 of 100 cases, and nine of ten true ones are found.
+held-out part the promise is: a STOP is true in 98 of 100 cases, and nine of ten true ones are found. `recorded` has
+real failures of a GPU.
 
 `list`, `show`, `extract` and `add` read and change the cases themselves.
 """

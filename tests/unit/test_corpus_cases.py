@@ -60,7 +60,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_part_is_as_add_would_write_it(part: str) -> None:
     """Its cases are sorted, each name is there once, and each value is written in one way only."""
     read = read_part(part)
-    assert len({case.title for case in read}) == len(read) > 40
+    assert len({case.title for case in read}) == len(read) > 20
     assert pack(read) == part_file(part).read_bytes()
 
 
@@ -74,7 +74,7 @@ def test_folders_of_a_part_hold_the_same_bytes(part: str, tmp_path: Path) -> Non
         written.pop("case.yaml")
         assert written == case.files
     assert [read_folder(part, tmp_path / case.title) for case in before] == before
-    assert len(before) >= 10
+    assert len(before) >= 6
 
 
 def test_awkward_bytes_survive(folder: Path, tmp_path: Path) -> None:

@@ -77,6 +77,12 @@ def test_the_known_parts_reach_the_targets(tmp_path_factory: pytest.TempPathFact
     assert not missed(measured(asyncio.run(judge(cases, tmp_path_factory.mktemp("known")))))
 
 
+def test_real_failures_of_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Verdict, class, origin, blame and first line of each; most kernel logs there have an Xid of another job."""
+    judged = asyncio.run(judge(CASES["recorded"], tmp_path_factory.mktemp("recorded")))
+    assert not list(misses(judged)), "see `python -m ci.corpus --part recorded --failures`"
+
+
 def test_intervals() -> None:
     """As Wilson's paper and the tables of others have them."""
     assert [round(bound, 3) for bound in Measured(8, 10).interval] == [0.49, 0.943]

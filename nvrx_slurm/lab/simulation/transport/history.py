@@ -106,7 +106,7 @@ class SimulatedReader:
         self.history, self.number = history, number
         self.host = "p0" if number < history.shape.local else f"r{number}"
         self.life = 0
-        self.stopped_s = 0.0
+        self.stopped_s = self.stopped_at_s = 0.0
         self.start()
 
     def start(self) -> None:
@@ -115,6 +115,7 @@ class SimulatedReader:
         self.process: VirtualProcess = history.kernel.process(f"reader {self.number}.{self.life}", self.host)
         self.inbox: VirtualQueue[PayloadRef | None] = VirtualQueue(history.scheduler)
         self.current: dict[VirtualThread, list[PayloadRef]] = {}
+        self.has_read_all = False
         self.client: PayloadClient | None = None
         if history.is_last_phase:
             self.inbox.put(None)
@@ -134,6 +135,7 @@ class SimulatedReader:
             thread.start()
         for thread in threads:
             thread.join()
+        self.has_read_all = True
         self.history.over.wait()
         self.client.close()
         return 0
@@ -252,11 +254,14 @@ class PayloadHistory(VirtualHistory[PayloadShape, PayloadAct]):
                 producer.process.kill()
                 self.scheduler.call_later(BACK_S, partial(self._back, producer))
             case PayloadFault.STOP_READER:
-                process, began = reader.process, self.scheduler.now_s
+                process = reader.process
+                if not process.frozen:
+                    reader.stopped_at_s = self.scheduler.now_s
                 process.freeze()
 
                 def go_on() -> None:
-                    reader.stopped_s += self.scheduler.now_s - began
+                    if process.frozen:  # the first one that ends a stop ends all
+                        reader.stopped_s += self.scheduler.now_s - reader.stopped_at_s
                     process.thaw()
 
                 later(go_on)
@@ -330,6 +335,10 @@ class PayloadHistory(VirtualHistory[PayloadShape, PayloadAct]):
         self.is_last_phase = True
         for reader in self.readers:
             reader.inbox.put(None)
+        for _ in range(600):  # it may look at each payload for longer than the lease, one after the other
+            if all(reader.has_read_all or not reader.process.alive for reader in self.readers):
+                break
+            scheduler.sleep(1.0)
         scheduler.sleep(shape.payloads * shape.deadline_s + shape.lease_s + 3.0)
         for producer in self.producers:
             # In its own process: there its attempts are known.

@@ -234,9 +234,11 @@ class SimulatedBackend(Backend):
         process = scheduler.process
         network.asked.append((scheduler.now_s, process.name, address))
         host = host_and_port(address)[0]
-        scheduler.sleep(network.latency_s())
-        while network.is_cut(process.host, host, address) or network.is_cut(f"{host} is off"):
-            if scheduler.now_s >= deadline:
+        # A connection that is not there by the deadline comes to nothing.
+        scheduler.sleep(min(network.latency_s(), max(0.0, deadline - scheduler.now_s)))
+        places = (process.host, host, address, f"{host} is off")
+        while (is_late := scheduler.now_s >= deadline) or network.is_cut(*places):
+            if is_late:
                 raise PayloadTimeout("the port does not answer")
             scheduler.park(min(deadline, scheduler.now_s + 0.2))
         listener = network.listeners.get(address)

@@ -16,6 +16,7 @@ from nvrx_slurm.journal.records import (
     Attributed,
     AttributionAsked,
     AttributionJudged,
+    ControllerStarted,
     Decision,
     DrainAsked,
     Entry,
@@ -224,7 +225,10 @@ class JobHistory:
             self._apply_fact(record)
             if isinstance(record, FromAgent) and (node := self.nodes.get(record.node)) is not None:
                 node.seq = max(node.seq, record.seq)
-            self._end_exit_skew()  # the time of any fact may be past that deadline
+            # The time of any fact may be past that deadline; but the facts that arrived while no controller ran come
+            # before it.
+            if not isinstance(record, ControllerStarted):
+                self._end_exit_skew()
         else:
             self.step.decisions.append(record)
             self._apply_decision(record)

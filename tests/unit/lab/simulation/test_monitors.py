@@ -13,6 +13,7 @@ from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import (
     Attributed,
     AttributionJudged,
+    ControllerStarted,
     DrainAsked,
     Entry,
     Fence,
@@ -168,6 +169,16 @@ def skewed() -> Fleet:
     return fleet
 
 
+def taken_over() -> Fleet:
+    """A controller takes over when `exit_skew` has passed, and reads only then that the second node is done."""
+    fleet = running(plain(hang=HangSpec(exit_skew=5.0)))
+    fleet.done("n1")
+    fleet.now += 5.5
+    fleet.tell(ControllerStarted(epoch=2, host="host", pid=1))
+    fleet.done("n2")
+    return fleet
+
+
 def slower(fleet: Fleet, kind: type[Record], by_s: float) -> list[Entry]:
     """The journal, whose last record of a kind came later, and all that followed."""
     last = max(index for index, entry in enumerate(fleet.journal) if isinstance(entry.record, kind))
@@ -175,7 +186,7 @@ def slower(fleet: Fleet, kind: type[Record], by_s: float) -> list[Entry]:
     return [*fleet.journal[:last], *late]
 
 
-STORIES = (skewed, drained, taken_back, failed, stepping, lost, late, quarantined, smaller, stopped)
+STORIES = (skewed, taken_over, drained, taken_back, failed, stepping, lost, late, quarantined, smaller, stopped)
 
 
 @pytest.mark.parametrize("story", STORIES)

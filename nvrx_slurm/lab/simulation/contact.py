@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.journal.records import (
     ControllerStarted,
     Entry,
+    JobStarted,
     JobSuspended,
     NodeFenced,
     NodeJoined,
@@ -54,9 +55,10 @@ class Contact:
         self._signs: dict[str, deque[float]] = {}  # incarnation → when
         self._began: dict[int, float] = {}  # a controller's process id → when it began
         self._controller_began_at = 0.0
+        self.leader: int | None = None  # the process id of the controller that decides
         self._agents: dict[str, str] = {}  # incarnation → its node
         self._joined_at: dict[str, float] = {}  # incarnation → when
-        self._gone: set[str] = set()  # incarnations that have left or were given up
+        self._watched: dict[str, str] = {}  # node → the incarnation that the controller expects signs of
         self._granted: set[str] = set()  # nodes whose workers may outlive their lease
 
     def heard(self, incarnation: str) -> None:
@@ -75,9 +77,11 @@ class Contact:
         run = self._run
         match entry.record:
             case ControllerStarted(pid=pid):
-                self._controller_began_at = self._began.get(pid, run.loop.now_s)
+                self._controller_began_at, self.leader = self._began.get(pid, run.loop.now_s), pid
+            case JobStarted():
+                self._watched.clear()
             case NodeJoined(node=name, incarnation=incarnation):
-                self._agents[incarnation] = name
+                self._agents[incarnation], self._watched[name] = name, incarnation
                 self._joined_at[incarnation] = run.loop.now_s
                 self._granted.discard(name)
                 self.heard(incarnation)
@@ -85,12 +89,12 @@ class Contact:
                 self._granted.update(self._agents[each] for each in incarnations)
             case NodeResumed(node=name):
                 self._granted.discard(name)
-            case NodeLeft(incarnation=incarnation):
-                self._gone.add(incarnation)
-            case NodeLost(incarnation=incarnation):
+            case NodeLeft(node=name):
+                self._watched.pop(name, None)
+            case NodeLost(node=name):
                 # The moment of the entry's time: the commit has been on its way since.
                 self._check_loss(entry.record, run.loop.now_s - max(0.0, run.store_clock.wall() - entry.t))
-                self._gone.add(incarnation)
+                self._watched.pop(name, None)
             case NodeFenced(node=name, incarnation=incarnation):
                 if self._may_live(name, incarnation):
                     self._broken(Promise.PROVEN, f"{name}'s supervisor lives, and this is journaled: {entry.record}")
@@ -136,9 +140,10 @@ class Contact:
         if listened_s < beats.timeout - ERROR_S:
             why = f"{what} by a controller that had listened for {listened_s:.3f} s, of {beats.timeout:.3f} s"
             self._broken(Promise.GUARD, why)
-        # The controller may not have counted the last signs of nodes that have gone since.
-        newest = self._newest(at, set())
-        newest_here = self._newest(at, self._gone)
+        # The controller may not have counted the last signs of nodes that have gone since; and those of an agent that
+        # has not joined, or has been replaced, count for no node.
+        newest = self._newest(at, self._signs)
+        newest_here = self._newest(at, self._watched.values())
         stall_s = min(STALL_BEATS * max(beats.interval, SHORTEST_S), beats.timeout / 2)
         grace_s = max(self._bounds.control_plane_grace, self._bounds.gives_away_after_s)
         if stall_s + ERROR_S < at - newest and at - newest_here < grace_s - beats.interval - ERROR_S:
@@ -164,7 +169,7 @@ class Contact:
             why = f"{lost.node} was given up {late_s:.3f} s after its timeout of {beats.timeout:.3f} s"
             self._broken(Promise.PROMPTLY, why)
 
-    def _newest(self, at: float, gone: set[str]) -> float:
-        """The last sign of any node until then, or the moment at which the controller began to listen."""
-        signs = (sign for who, each in self._signs.items() if who not in gone for sign in each if sign <= at)
+    def _newest(self, at: float, among: Iterable[str]) -> float:
+        """The last sign of these agents until then, or the moment at which the controller began to listen."""
+        signs = (sign for who in among for sign in self._signs.get(who, ()) if sign <= at)
         return max((*signs, self._controller_began_at))

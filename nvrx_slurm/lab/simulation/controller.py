@@ -98,7 +98,7 @@ class SimulatedEnvironment:
 
     def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> SimulatedLivenessServer:
         def heard(node: str, incarnation: str) -> None:
-            if self._run.controller is self._process:  # one that was frozen and overtaken reads what is long past
+            if self._run.contact.leader == self.pid:  # one that was frozen and overtaken reads what is long past
                 self._run.contact.heard(incarnation)
             alive(node, incarnation)
 

@@ -63,6 +63,13 @@ def test_job_that_nobody_disturbs_finishes(seed):
     assert all(closed.cycle == 0 for closed in records(result, RendezvousClosed))
 
 
+def test_job_that_ends_before_its_store_answers_has_no_journal(seed):
+    """It is cancelled meanwhile. Its accounts are empty."""
+    acts = (Act(at_s=0.0, kind="restart_store", lasts_s=100.0), Act(at_s=1.0, kind="scancel"))
+    result = run_seed(seed, NODES, acts)
+    assert (result.broken, result.exit_code, result.journal) == (None, 143, ())
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_promises_are_kept_whatever_the_adversary_does(seed):
     """Each run ends, and no promise is broken in it."""

@@ -60,6 +60,9 @@ MOST_SKEW_S = 1.5
 # No agent of a run sends so many facts.
 FRESH_NUMBER = 1000
 
+# No run has so many generations. A record of the next one might arrive when that has begun, and would be true then.
+OTHER_GENERATION = 100
+
 # A take-over has about as many.
 AWAITS = 48
 
@@ -310,11 +313,11 @@ def _repeat_record(run: SimulationRun, act: Act) -> None:
         return
     fact: FromAgent | Signalled = facts[act.number // 4 % len(facts)]
     joins = [each for each in facts if isinstance(each, NodeJoined)]
-    now = run.info.generation
     if act.number % 4 == 0 and joins:
-        fact = replace(joins[act.number // 4 % len(joins)], incarnation=f"{act.number:012x}", generation=1 + now)
+        join = joins[act.number // 4 % len(joins)]
+        fact = replace(join, incarnation=f"{act.number:012x}", generation=OTHER_GENERATION)
     elif act.number % 4 == 1:
-        fact = Signalled(reason="cancel", generation=1 + now)
+        fact = Signalled(reason="cancel", generation=OTHER_GENERATION)
     run.loop.create_task(post_outside(run, fact))
 
 

@@ -104,3 +104,9 @@ def test_job_that_was_requeued_too_often_ends():
     after = run(requeue(1.0), max_preemptions=Allowance(count=0))
     assert after.exit_code == EXIT_FAILED
     assert [each.exit_code for each in records(after, Shutdown)] == [143, EXIT_FAILED]
+
+
+def test_record_of_another_generation_is_of_none_that_comes():
+    """One that the adversary posts while the job is requeued arrives in the next one, and is not of that either."""
+    after = run(requeue(1.0, 1, "requeue_lost"), Act(at_s=2.0, kind="repeat_record", number=1))
+    assert after.exit_code == 0

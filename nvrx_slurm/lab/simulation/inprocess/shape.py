@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 GROUP = "group"
@@ -109,8 +109,8 @@ def draw_shape(chance: Random) -> GroupShape:
     interval_s = chance.uniform(0.4, 1.0)
     heartbeat_s = chance.uniform(4.0, 10.0)
     soft_s = chance.uniform(3.0, 8.0)
-    hard_s = soft_s + chance.uniform(1.0, 8.0)
-    return GroupShape(
+    gap_s = chance.uniform(1.0, 8.0)
+    shape = GroupShape(
         hosts=hosts,
         active=members if chance.random() < 0.6 else chance.randint(1, members),
         calls=2 if chance.random() < 0.3 else 1,
@@ -123,13 +123,17 @@ def draw_shape(chance: Random) -> GroupShape:
         abort_s=chance.choice((0.0, 0.0, 0.1, 0.5)),
         patience_s=chance.uniform(6.0, 30.0),
         soft_s=soft_s,
-        hard_s=hard_s,
+        hard_s=soft_s + gap_s,
         heartbeat_s=heartbeat_s,
         interval_s=interval_s,
-        barrier_s=max(hard_s, heartbeat_s) + chance.uniform(8.0, 30.0),
+        barrier_s=max(soft_s + gap_s, heartbeat_s) + chance.uniform(8.0, 30.0),
         last_call_s=chance.choice((0.0, 0.3, 1.0)),
         grace_s=chance.choice((0.0, 0.5, 2.0)),
     )
+    # A rank that waits for a hung one is interrupted before the hard timeout. The first second is the default of
+    # `monitor_process_interval`, and the last half covers what the group's log takes.
+    least_s = 1.0 + shape.last_call_s + shape.abort_s + 0.5
+    return replace(shape, hard_s=soft_s + max(gap_s, least_s))
 
 
 def draw_acts(chance: Random, shape: GroupShape) -> tuple[GroupAct, ...]:

@@ -518,12 +518,12 @@ class ServerClock:
         offset = server_time - self._clock.monotonic()
         if self._store_offset is None:
             self._offset = offset
-        elif abs(step := offset - self._store_offset) <= JUMP_S:
-            self._offset += step
-        elif -took_s <= step < 0.0:
-            # This process was frozen while the answer was on its way: the answer is old, and no clock was set.
-            # Else what has arrived in the store meanwhile would be dated later than it came.
+        elif -took_s <= (step := offset - self._store_offset) < 0.0:
+            # The answer was on its way for that long, and no clock was set: this process may have been frozen. Else
+            # time would stand still until the next answer, and what has arrived meanwhile would be dated wrongly.
             return
+        elif abs(step) <= JUMP_S:
+            self._offset += step
         else:
             log.warning("the store's clock was set, or its answer took long (%+.1f s); the journal's goes on", step)
         self._store_offset = offset

@@ -68,12 +68,14 @@ def test_jumps_are_not_followed_and_told_once(clock, hand, caplog, jump_s):
     assert len(caplog.records) == 1
 
 
-def test_answer_that_is_old_when_it_arrives_sets_no_clock(clock, hand, caplog):
-    """The controller was frozen meanwhile: a fact that came during that time counts from its arrival."""
-    hand.at += 8.0
-    clock.set(5000.0, took_s=8.0)
-    assert clock.stamp(5003.0, since=100.0) == 5003.0
-    assert clock.now() == 5008.0
+@pytest.mark.parametrize("took_s", [8.0, 0.75])
+def test_answer_that_is_old_when_it_arrives_sets_no_clock(clock, hand, caplog, took_s):
+    """The controller was frozen meanwhile, for long or for less than a correction of the clock may be: a fact that
+    came during that time counts from its arrival, and what it decides now happens now."""
+    hand.at += took_s
+    clock.set(5000.0, took_s=took_s)
+    assert clock.stamp(5000.5, since=100.0) == 5000.5
+    assert clock.now() == 5000.0 + took_s
     assert not caplog.records
 
 

@@ -90,7 +90,7 @@ class AttributionRequests:
         for key, pending in self._job.restart_decisions.items():
             known = self._known.setdefault(key, _Known())
             known.reported = pending.judged
-            if pending.sources and not pending.judged:
+            if pending.asked and pending.sources and not pending.judged:
                 self._to_ask.append(key)
 
     def go_on(self) -> None:

@@ -289,6 +289,19 @@ def test_a_new_controller_asks_again_what_is_open_and_nothing_else() -> None:
     assert (broker.asked, broker.told) == ([(1, False)], [])
 
 
+def test_a_new_controller_does_not_ask_about_a_symptom() -> None:
+    """In a dry run no source is asked about a lost connection before its cause is known."""
+    led = Led(plain(attribution=DRY))
+    lost = {"exit_code": 1, "error": "R: reset", "peer_lost": True}
+    led.fleet.tell(WorkerFailed(**led.fleet.by("n2"), replica="main-0", cycle=0, rank=1, **lost))
+    led.go_on()
+    broker = Hears()
+    requests = AttributionRequests(led.fleet.job, FILES, broker)
+    requests.replayed((entry.record, entry.t) for entry in led.fleet.journal)
+    requests.go_on()
+    assert broker.asked == led.broker.asked == []
+
+
 def findings(led: Led, **other: Any) -> LogFindings:
     """Of n1, about the cycle that failed."""
     node = led.fleet.job.nodes["n1"]

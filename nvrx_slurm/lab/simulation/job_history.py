@@ -448,9 +448,11 @@ class JobHistory:
         return next((each for each in held if each.settles and not each.decided), None)
 
     def _settle(self, known: FailureHistory, cause: FailureHistory, began: float) -> None:
-        """Better evidence of what has failed already: `cause`, if it is no symptom and the first of its kind."""
+        """Better evidence of what has failed already: `cause`, if it is no symptom where that is one, or else the
+        first of its kind."""
         is_later = began > known.first_noticed + CAUSED_WITHIN_S
-        is_better = not (cause.is_symptom or is_later) and (known.is_symptom or cause.noticed < known.noticed)
+        outranks = (cause.is_symptom, cause.noticed) < (known.is_symptom, known.noticed)
+        is_better = outranks and not is_later
         was_waited_for = known.hung and cause.kind == "node" and began < known.noticed
         if not (is_better or was_waited_for):
             return
@@ -459,7 +461,7 @@ class JobHistory:
         del self.failures[known.replica, known.cycle]
         known.replica, known.cycle = cause.replica, cause.cycle  # restarted as the symptom's replica says
         known.kind, known.rank, known.node = cause.kind, cause.rank, cause.node
-        known.noticed, known.is_symptom, known.hung = cause.noticed, False, cause.hung
+        known.noticed, known.is_symptom, known.hung = cause.noticed, cause.is_symptom, cause.hung
         self.failures[known.replica, known.cycle] = known
 
     def _fail(

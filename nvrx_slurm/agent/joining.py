@@ -32,6 +32,7 @@ class Joining:
         self._machine, self._addr, self._token = machine, addr, token
         self._store, self._publisher, self._workers, self._post = store, publisher, workers, post
         self._fence_port = 0
+        self._one_at_a_time = asyncio.Lock()
         self.port = machine.hold_port()
 
     def hold_port(self) -> int:
@@ -62,7 +63,15 @@ class Joining:
             pid=self._machine.pid,
             fence_port=self._fence_port,
         )
-        last, shutdown, controller = await self._store.join(fact)
+        # The supervisor may die, and the agent join again, while the first join still waits for the store. Orders are
+        # read from the first join on: if the store carried out the second one before it, the agent would miss those
+        # in between.
+        joined = self._publisher.joined
+        try:
+            async with self._one_at_a_time:
+                last, shutdown, controller = await self._store.join(fact)
+        finally:
+            joined.set()
         log.info("joined as %s", fact.incarnation)
         for order in (controller, shutdown):
             if order is not None:

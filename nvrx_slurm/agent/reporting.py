@@ -178,18 +178,20 @@ class Reporting:
 
 
 class FactPublisher:
-    """Sends from a task of its own: a slow store never delays the agent's handling of its workers."""
+    """Sends from a task of its own: a slow store never delays the agent's handling of its workers. `joined` is set
+    when the join of the present incarnation has been answered, or has failed."""
 
     def __init__(self, *, node: str, generation: int, store: StoreClient, incarnation: str) -> None:
         self._node, self._generation, self._store = node, generation, store
         self._outbox: asyncio.Queue[FromAgent | None] = asyncio.Queue()
+        self.joined = asyncio.Event()
         self._seq = self._joins = 0
         self._process = self.incarnation = incarnation
 
     def renew_incarnation(self) -> None:
         """Use a new incarnation from now on. Its name shows that it is newer: joins may overtake each other."""
         self._joins += 1
-        self.incarnation, self._seq = succeeding(self._process, self._joins), 0
+        self.incarnation, self._seq, self.joined = succeeding(self._process, self._joins), 0, asyncio.Event()
 
     def fact(self, kind: type[Any], **fields: Any) -> Any:
         """The next fact of this incarnation."""
@@ -206,4 +208,6 @@ class FactPublisher:
 
     async def run(self) -> None:
         while (fact := await self._outbox.get()) is not None:
+            if fact.incarnation == self.incarnation:
+                await self.joined.wait()  # a fact that overtook its join would be stale
             await self._store.post(fact)

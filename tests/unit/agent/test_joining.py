@@ -13,7 +13,17 @@ from nvrx_slurm.agent.joining import Joining, Orders
 from nvrx_slurm.agent.linux import HeldPort
 from nvrx_slurm.agent.reporting import FactPublisher
 from nvrx_slurm.journal.folder import StoreAddress
-from nvrx_slurm.journal.records import Assignment, Entry, RendezvousClosed, RendezvousOpened
+from nvrx_slurm.journal.records import (
+    Assignment,
+    ControllerUp,
+    Entry,
+    FromAgent,
+    NodeJoined,
+    NodeLeft,
+    RendezvousClosed,
+    RendezvousOpened,
+    Shutdown,
+)
 from nvrx_slurm.lab.simulation.valkey_client import MemoryClient
 from nvrx_slurm.lab.simulation.valkey_server import MemoryServer
 from nvrx_slurm.store.client import StoreClient
@@ -82,3 +92,81 @@ async def test_port_is_held_until_its_workers_start():
     joining.port.release()
     with socket.socket() as worker:
         worker.bind(("", number))
+
+
+class SlowStore(StoreClient):
+    """A store that carries out no join before `answers` is set. `posted`: what came, in order."""
+
+    def __init__(self) -> None:
+        super().__init__(ADDRESS, clock=SystemClock(), connection=MemoryClient(MemoryServer(SystemClock())))
+        self.answers = asyncio.Event()
+        self.posted: list[FromAgent] = []
+
+    async def join(self, fact: NodeJoined) -> tuple[str, Shutdown | None, ControllerUp | None]:
+        self.posted.append(fact)
+        await self.answers.wait()
+        return "0-0", None, None
+
+    async def post(self, fact: Any) -> None:
+        self.posted.append(fact)
+
+
+def slow_joining() -> tuple[SlowStore, FactPublisher, Joining]:
+    store = SlowStore()
+    publisher = FactPublisher(node="n1", generation=0, store=store, incarnation="a")
+    machine: Any = SimpleNamespace(hold_port=lambda: SimpleNamespace(number=1), pid=1)
+    joining = Joining(
+        machine, addr="n1", token="t", store=store, publisher=publisher, workers=machine, post=lambda order: None
+    )
+    return store, publisher, joining
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_second_join_waits_for_the_first():
+    """The orders are read from the first join on: the store carries none out after the second one."""
+    store, publisher, joining = slow_joining()
+    first = asyncio.create_task(joining.join())
+    await turns()
+    publisher.renew_incarnation()
+    second = asyncio.create_task(joining.join())
+    await turns()
+    assert [fact.incarnation for fact in store.posted] == ["a"]
+    store.answers.set()
+    await asyncio.gather(first, second)
+    assert [fact.incarnation for fact in store.posted] == ["a", publisher.incarnation]
+
+
+async def test_facts_wait_for_the_join_of_their_incarnation():
+    """The controller takes a fact of an agent that has not joined for stale: `node_left` would be lost."""
+    store, publisher, joining = slow_joining()
+    store.answers.set()
+    await joining.join()
+    store.answers.clear()
+    publishing = asyncio.create_task(publisher.run())
+    publisher.renew_incarnation()
+    rejoining = asyncio.create_task(joining.join())
+    publisher.publish(NodeLeft, reason="done")
+    publisher.finish()
+    await turns()
+    assert [type(fact) for fact in store.posted] == [NodeJoined, NodeJoined]
+    store.answers.set()
+    await asyncio.gather(publishing, rejoining)
+    assert [type(fact) for fact in store.posted] == [NodeJoined, NodeJoined, NodeLeft]
+
+
+async def test_join_that_fails_holds_no_facts_back():
+    """An agent that leaves since the store refuses it does not wait for a join that will not be answered."""
+    store, publisher, joining = slow_joining()
+    rejoining = asyncio.create_task(joining.join())
+    publishing = asyncio.create_task(publisher.run())
+    publisher.publish(NodeLeft, reason="refused")
+    publisher.finish()
+    await turns()
+    rejoining.cancel()
+    async with asyncio.timeout(60.0):
+        await publishing
+    assert [type(fact) for fact in store.posted] == [NodeJoined, NodeLeft]

@@ -52,6 +52,7 @@ class SimulatedNode:
         self.has_power = True
         self.agent: SimulatedProcess | None = None
         self.supervisor: SimulatedSupervisor | None = None
+        self.supervisor_deaths: list[float] = []  # when those of the present agent were killed
         self.board: SimulatedBoard | None = None
         self.agent_store: AgentStore | None = None
         self.connection: AgentConnection | None = None
@@ -104,6 +105,7 @@ class SimulatedNode:
         if self.run.requeue.waits or self.name not in self.run.info.nodes:
             return  # no job of Slurm's runs here
         process = self.agent = SimulatedProcess(self.loop, f"agent of {self.name}")
+        self.supervisor_deaths.clear()
         pid = next(self._pids)
         generation = self.run.info.generation
         process.on_death(lambda: self.run.agent_ended(self, process, generation))

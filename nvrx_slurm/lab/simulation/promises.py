@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from nvrx_slurm.agent.agent import MOST_SUPERVISORS, SUPERVISORS_S
 from nvrx_slurm.controller.controller import INBOX_STALL_S, replay
 from nvrx_slurm.core.state import new_job
-from nvrx_slurm.errors import EXIT_UNREACHABLE
+from nvrx_slurm.errors import EXIT_FAILED, EXIT_UNREACHABLE
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import (
     ControllerStarted,
@@ -282,9 +283,14 @@ class Promises:
         if self.live.get(key) is worker:
             del self.live[key]
 
-    def left(self, node: str, code: int) -> None:
-        """An agent has ended by itself, and no signal had asked it to."""
+    def left(self, node: str, code: int, supervisor_deaths: Sequence[float] = ()) -> None:
+        """An agent has ended by itself, and no signal had asked it to. `supervisor_deaths`: when its supervisors were
+        killed, on the loop's clock."""
         ends = () if self.shutdown is None else (self.shutdown.exit_code,)
+        # By its own clock, which may be slower.
+        last = supervisor_deaths[-MOST_SUPERVISORS:]
+        if len(last) == MOST_SUPERVISORS and last[-1] - last[0] < 1.01 * SUPERVISORS_S:
+            ends = (*ends, EXIT_FAILED)
         if code not in (*ends, EXIT_UNREACHABLE):
             self._broken(Promise.LEAVING, f"the agent of {node} left with {code}; the shutdown is {self.shutdown}")
 

@@ -253,7 +253,7 @@ class SimulationRun:
         self._crashed(agent)
         is_asked = self.agents_signalled or generation < self.info.generation
         if node.has_power and agent.exit_code is not None and agent.exit_code >= 0 and not is_asked:
-            self.promises.left(node.name, agent.exit_code)
+            self.promises.left(node.name, agent.exit_code, node.supervisor_deaths)
         self.look_for_agents()
 
     def look_for_agents(self) -> None:

@@ -48,6 +48,7 @@ class SimulatedSupervisor(SimulatedProcess):
         self._lease_timer_on = self._self_fence_on = False
         self._report_at = 0.0
         self._due_at: float | None = None
+        self.on_death(lambda: None if self._closed else node.supervisor_deaths.append(node.loop.now_s))
         # What it held is closed by now. The kernel kills its children (PR_SET_PDEATHSIG) a moment later.
         self.on_death(lambda: node.loop.call_outside(node.chance.uniform(0.0, DEATH_S), self._kill_orphans))
         # The agent's end of the socket closes.

@@ -234,6 +234,21 @@ def test_agent_that_leaves_with_another_code(court):
 
 
 @pytest.mark.parametrize(
+    ("deaths", "broken"),
+    [
+        ([1.0, 2.0, 3.0, 4.0, 50.0], []),
+        ([1.0, 2.0, 3.0, 4.0], [Promise.LEAVING]),
+        ([1.0, 2.0, 3.0, 4.0, 70.0], [Promise.LEAVING]),
+    ],
+)
+def test_agent_leaves_where_its_supervisors_die_again_and_again(court, deaths, broken):
+    """With 1, before any shutdown, and with no fewer deaths."""
+    court.commit(STARTED, OPENED)
+    court.promises.left("n1", 1, deaths)
+    assert court.broken == broken
+
+
+@pytest.mark.parametrize(
     ("came", "knows_times", "broken"),
     [
         (5.0, True, [Promise.ARRIVAL]),  # dated when it was read

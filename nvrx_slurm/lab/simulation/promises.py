@@ -25,6 +25,7 @@ from nvrx_slurm.journal.records import (
     Fence,
     FromAgent,
     JobEnded,
+    JobResumed,
     JobStarted,
     JobSuspended,
     NodeIsolated,
@@ -359,6 +360,11 @@ def _wrong_accounts(plan: Plan, journal: Sequence[Entry]) -> str | None:
     return None
 
 
+def _begins_watch(record: Record, node: str) -> bool:
+    """Whether the controller counts the node's silence from this entry on."""
+    return isinstance(record, JobResumed) or (isinstance(record, NodeJoined) and record.node == node)
+
+
 def outage_of(acts: Sequence[Act]) -> float:
     """For how long these acts may keep the controller from deciding, at most: outages may follow one another."""
     killed = sum(act.kind in REPLACING for act in acts)
@@ -383,10 +389,15 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
             yield Promise.SHUTDOWN, f"the job ended with {run.exit_code}, and was shut down with {shutdown.exit_code}"
 
     for name in ended.missing if ended is not None else ():
-        # An agent that a fault has killed reports nothing, and is given up only after these timeouts.
+        # An agent that a fault has killed reports nothing, and is given up after these timeouts: since the fault,
+        # or since the controller read its join or resumed the job, which a partition or a suspension had delayed.
         node, beats = run.nodes[name], bounds.heartbeat
         was_killed = node.agent is not None and (node.agent.exit_code or 0) < 0
-        unnoticed = run.loop.now_s - node.weak_until_s < max(beats.timeout, beats.startup_timeout) + beats.timeout
+        watched_from = max(
+            (each.t for each in promises.journal if _begins_watch(each.record, name)), default=-math.inf
+        )
+        since_s = min(run.loop.now_s - node.weak_until_s, promises.journal[-1].t - watched_from)
+        unnoticed = since_s < max(beats.timeout, beats.startup_timeout) + beats.timeout
         if node.is_well and not (was_killed and unnoticed):
             yield Promise.LEAVING, f"the job has ended, and {name} had not reported that it leaves"
 

@@ -63,6 +63,18 @@ def test_job_that_nobody_disturbs_finishes(seed):
     assert all(closed.cycle == 0 for closed in records(result, RendezvousClosed))
 
 
+@pytest.mark.parametrize("seed", [20_000_665, 20_021_167, 20_021_457])
+def test_runs_that_were_false_alarms(seed):
+    """A killed agent whose join is read late, and job and node stand still; supervisors that die again and again."""
+    assert run_seed(seed).broken is None
+
+
+@pytest.mark.parametrize("seed", [20_008_534, 20_015_004, 20_022_760])
+def test_runs_that_found_defects(seed):
+    """An agent that joins again before its first join is carried out, or leaves before its next one is."""
+    assert run_seed(seed).broken is None
+
+
 def test_job_that_ends_before_its_store_answers_has_no_journal(seed):
     """It is cancelled meanwhile. Its accounts are empty."""
     acts = (Act(at_s=0.0, kind="restart_store", lasts_s=100.0), Act(at_s=1.0, kind="scancel"))

@@ -183,7 +183,7 @@ def _close_if_due(job: ControlState, replica: Replica, now: float) -> list[Decis
     stops_at = _stops_at(job, replica)
     if stops_at is not None and now < stops_at and not overdue:
         return []
-    return _close_once_decided(job, replica, now, _stop)
+    return _blame_late(job, replica, now) + _close_once_decided(job, replica, now, _stop)
 
 
 def _take_back_drains(job: ControlState, replica: Replica) -> list[Decision]:
@@ -283,17 +283,27 @@ def _close(job: ControlState, replica: Replica, now: float) -> list[Decision]:
 
 def _fence_late(job: ControlState, replica: Replica, now: float) -> list[Decision]:
     """Nodes that are too late lose their ranks: they are fenced, and the rendezvous waits until they are dead."""
-    late = sorted(name for name in replica.awaited if job.nodes[name].state is NodeState.ACTIVE)
+    evidence = _blame_late(job, replica, now)
     dead_by = now + job.plan.fault_tolerance.gives_away_after_s
     fences: list[Decision] = []
-    evidence: list[Decision] = []
-    for node in map(job.nodes.__getitem__, late):
-        cause = f"{node.name} lost: no answer to the teardown"
-        failure = Failure(kind="node", cause=cause, node=node.name, noticed=now)
-        # Where only lost connections were reported so far, the first of these nodes is what the others have lost.
-        evidence += restart_decision.take_evidence(job, replica, failure, replica.opened_at, now) or []
+    for node in _late(job, replica):
         membership.move(job, node, NodeState.LOST)
         replica.unsafe[node.name] = membership.safe_at(node, dead_by)
         forget(job, node, now)
         fences.append(Fence(node=node.name, incarnation=node.incarnation))
     return fences + evidence
+
+
+def _blame_late(job: ControlState, replica: Replica, now: float) -> list[Decision]:
+    """Where only lost connections were reported so far, the first of the late nodes is what the others have lost."""
+    evidence: list[Decision] = []
+    for node in _late(job, replica):
+        cause = f"{node.name} lost: no answer to the teardown"
+        failure = Failure(kind="node", cause=cause, node=node.name, noticed=now)
+        evidence += restart_decision.take_evidence(job, replica, failure, replica.opened_at, now) or []
+    return evidence
+
+
+def _late(job: ControlState, replica: Replica) -> list[Node]:
+    nodes = (job.nodes[name] for name in sorted(replica.awaited))
+    return [node for node in nodes if node.state is NodeState.ACTIVE]

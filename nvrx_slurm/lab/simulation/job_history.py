@@ -229,6 +229,7 @@ class JobHistory:
             # before it.
             if not isinstance(record, ControllerStarted):
                 self._end_exit_skew()
+                self._blame_late()
         else:
             self.step.decisions.append(record)
             self._apply_decision(record)
@@ -431,6 +432,18 @@ class JobHistory:
             begun = replica.first_done_at
             if replica.state == "running" and begun is not None and self.t >= begun + skew_s:
                 self._fail(replica.id, "worker", self.t, None, None, hung=True)
+
+    def _blame_late(self) -> None:
+        """A node that has not answered when its rendezvous' time is up is what the others have lost, also where
+        nothing replaces it, so that it is not fenced but the job ends."""
+        for replica in self.replicas.values():
+            is_overdue = self.t >= replica.opened_at + self.bounds.rendezvous.join_timeout
+            known = self.open_symptom(replica.id) if is_overdue else None
+            if known is None or any(self.t < until for until in replica.unproven.values()):
+                continue
+            for name in sorted(replica.awaited):
+                if known.is_symptom and self.nodes[name].place == "active":
+                    self._fail(replica.id, "node", self.t, None, None, name, known.first_noticed)
 
     def _hangs_before_a_loss(self, limit_s: float | None) -> bool:
         """Whether a worker may count as hung, by its bound or else by any of the job's, sooner than the silent node

@@ -85,6 +85,16 @@ def test_late_node_is_what_its_peers_have_lost():
     )
 
 
+def test_late_node_that_nothing_replaces_is_the_cause_of_the_end():
+    """The rendezvous has timed out before the failure detector has judged the node: the job ends, and names it."""
+    fleet = started(spares=0, rendezvous__join_timeout=15.0)
+    fleet.loses_peer("n1", 0)
+    fleet.ready("n1")
+    fleet.later(15.0)
+    assert settled(fleet) == ("n2", None)
+    assert [each.exit_code for each in fleet.said(Shutdown)] == [75]
+
+
 def test_of_several_late_nodes_the_first_is_asked_about():
     """In a dry run the sources are asked once the cause is known: in the step that fences the late nodes."""
     fleet = started(nodes=3, spares=2, teardown__grace=10.0, rendezvous__last_call=5.0, attribution=DRY)

@@ -179,6 +179,15 @@ def taken_over() -> Fleet:
     return fleet
 
 
+def unanswered() -> Fleet:
+    """A worker lost its peer, whose node has not answered within the join timeout, and nothing replaces it."""
+    fleet = running(plain(spares=0, rendezvous__join_timeout=15.0))
+    fleet.tell(WorkerFailed(**fleet.by("n1"), replica="main-0", cycle=0, rank=0, exit_code=1, peer_lost=True))
+    fleet.ready("n1")
+    fleet.later(15.0)
+    return fleet
+
+
 def slower(fleet: Fleet, kind: type[Record], by_s: float) -> list[Entry]:
     """The journal, whose last record of a kind came later, and all that followed."""
     last = max(index for index, entry in enumerate(fleet.journal) if isinstance(entry.record, kind))
@@ -186,7 +195,20 @@ def slower(fleet: Fleet, kind: type[Record], by_s: float) -> list[Entry]:
     return [*fleet.journal[:last], *late]
 
 
-STORIES = (skewed, taken_over, drained, taken_back, failed, stepping, lost, late, quarantined, smaller, stopped)
+STORIES = (
+    skewed,
+    taken_over,
+    drained,
+    taken_back,
+    failed,
+    stepping,
+    lost,
+    late,
+    quarantined,
+    smaller,
+    stopped,
+    unanswered,
+)
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -211,6 +233,7 @@ CASES: list[tuple[Promise, Callable[[], Fleet], Callable[[Fleet], list[Entry]]]]
     (Promise.REQUESTS, drained, lambda fleet: changed(fleet, DrainAsked, request="1")),
     (Promise.REQUESTS, drained, lambda fleet: changed(fleet, RendezvousClosed, nodes=("n1", "n2"))),
     (Promise.REQUESTS, taken_back, lambda fleet: without(fleet, NodeUndrained)),
+    (Promise.CAUSE, unanswered, lambda fleet: changed(fleet, RestartDecided, node="n1", rank=0)),
     (Promise.LATE, late, lambda fleet: earlier(fleet, Fence, 10.0)),
     (Promise.QUARANTINE, quarantined, lambda fleet: without(fleet, Quarantined)),
     (Promise.SIZE, smaller, lambda fleet: changed(fleet, RendezvousClosed, nodes=("n1",), world_size=2)),

@@ -18,15 +18,13 @@ from nvrx_slurm.agent.teardown import Phase, Teardown
 from nvrx_slurm.agent.workers import Exited, Released, Spawned, Stopped, SupervisorDied, Tearing, WorkerEvent
 from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
 from nvrx_slurm.lab.simulation.sockets import SimulatedFenceSocket
-from nvrx_slurm.lab.simulation.workers import SimulatedWorker
+from nvrx_slurm.lab.simulation.workers import EXEC_S, SimulatedWorker
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.node import SimulatedNode
 
 # A dying process closes its sockets up to so long before the kernel kills its children.
 DEATH_S = 0.002
-
-EXEC_S = 0.01
 
 
 class SimulatedSupervisor(SimulatedProcess):

@@ -20,6 +20,9 @@ LAST_STEP_S = 0.05
 
 SAVING_S = 0.3
 
+# A process that was forked executes its program within so long.
+EXEC_S = 0.01
+
 # With which a worker ends when a peer of it is gone.
 PEER_LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:589] Read error [n]: Connection reset by peer"
 
@@ -52,6 +55,7 @@ class SimulatedWorker:
         self.saved = 0
         self.lingers_s = 0.0
         """How long after its world has finished it ends."""
+        self.executes_at_s = world.loop.now_s + EXEC_S
         self._exited, self._raised = exited, raised
         self._pending: list[int] = []
 
@@ -208,7 +212,9 @@ class SimulatedWorld:
                 if peer.alive:
                     # Some before the death itself is reported: the kernel closes its connections first.
                     after = self.chance.uniform(0.5, 1.5)
-                    self.loop.call_outside(0.0 if after < AT_ONCE else self.behaviour.leaves_s * after, peer.leave)
+                    notices_s = 0.0 if after < AT_ONCE else self.behaviour.leaves_s * after
+                    # Before it executes its program it has no connection that it could lose.
+                    self.loop.call_outside(max(notices_s, peer.executes_at_s - self.loop.now_s), peer.leave)
 
     def _can_step(self) -> bool:
         if self.broken or len(self.members) < self.size:

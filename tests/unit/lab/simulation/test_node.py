@@ -14,7 +14,9 @@ from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, T
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.run import SimulationRun
 from nvrx_slurm.lab.simulation.scenario import draw_scenario
+from nvrx_slurm.lab.simulation.shapes import WorkerBehaviour
 from nvrx_slurm.lab.simulation.supervisor import DEATH_S, SupervisedWorkers
+from nvrx_slurm.lab.simulation.workers import EXEC_S
 from nvrx_slurm.liveness import fence
 
 KEY = fence.key_of("token", "incarnation")
@@ -68,6 +70,18 @@ def test_workers_are_killed_when_the_lease_lapses(bench):
     bench.after(1.0)
     assert not bench.node.workers
     assert bench.told[-1] == Stopped(survivors=(), lapsed=True)
+
+
+def test_worker_loses_no_peer_before_it_executes_its_program(bench):
+    """Its exception reaches the agent after its start."""
+    bench.run.world(0, "main-0", 0, 2).behaviour = WorkerBehaviour(step_s=0.1, leaves_s=0.0, obeys_s=None)
+    bench.workers.spawn(1, (), ENVIRONMENT, "/", 0, 0)
+    while len(bench.node.workers) < 2:
+        bench.after(EXEC_S / 1000)
+    bench.node.workers[0].kill()
+    bench.after(SOON_S)
+    about = [(type(event), event.rank) for event in bench.told if isinstance(event, Spawned | Exited)]
+    assert about.index((Spawned, 1)) < about.index((Exited, 1))
 
 
 def test_frozen_supervisor_dies_of_a_lapsed_lease(bench):

@@ -1,8 +1,9 @@
 """The journal's copy in the job folder: `events.jsonl`, written by a thread of its own.
 
 The store is the source; this copy is what is left when the job and its store are gone. A new controller looks up the
-last whole line, cuts off a torn one, and goes on from there, so no entry is missing and none stands twice. What a
-full disk does not take is kept, and tried again with the next entries and at the end.
+newest whole entry, cuts off a torn line, and goes on from there, so no entry is missing. A controller that was frozen
+in a commit, and replaced meanwhile, may still append the entries of that commit: readers leave them out. What a full
+disk does not take is kept, and tried again with the next entries and at the end.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nvrx_slurm.errors import MalformedRecord
-from nvrx_slurm.journal.records import Entry, entry_from_json, entry_to_json
+from nvrx_slurm.journal.records import Entry, entries_from_json, entry_from_json, entry_to_json
 from nvrx_slurm.util.files import journal_parts, open_log
 from nvrx_slurm.util.log import get_logger
 
@@ -25,7 +26,7 @@ _TAIL_BYTES = 1 << 20
 
 
 def last_number(path: Path) -> int:
-    """The number of the last whole entry in the file, after a torn last line has been cut off; 0: there is none."""
+    """The number of the newest whole entry in the file, after a torn last line has been cut off; 0: there is none."""
     if not path.exists():
         return 0
     with path.open("rb+") as file:
@@ -35,24 +36,29 @@ def last_number(path: Path) -> int:
         whole = data.rfind(b"\n") + 1
         if whole != len(data):
             file.truncate(start + whole)
-        for line in reversed(data[:whole].splitlines()):
-            try:
-                return entry_from_json(line).n
-            except MalformedRecord:
-                continue
-    return 0
+    # Not of the last line: a controller that was replaced may have written that.
+    return max((entry.n for entry in entries_from_json(data[:whole])), default=0)
 
 
 def read_copy(path: Path) -> list[Entry]:
-    """Every whole entry of the copy, its rotated parts first."""
-    entries = []
+    """Every whole entry of the copy once, its rotated parts first."""
+    entries = list[Entry]()
     for part in [*journal_parts(path), path]:
         for line in part.read_bytes().splitlines() if part.exists() else ():
             try:
                 entries.append(entry_from_json(line))
             except MalformedRecord:
                 log.warning("a torn line in the journal's copy is left out")
-    return entries
+    return in_order(entries)
+
+
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Without those that a controller has copied after the one that replaced it."""
+    kept = list[Entry]()
+    for entry in entries:
+        if not kept or entry.n > kept[-1].n:
+            kept.append(entry)
+    return kept
 
 
 class Mirror:
@@ -75,7 +81,7 @@ class Mirror:
         self._thread.start()
 
     def last_number(self) -> int:
-        """The number of the last whole entry in the copy; 0: it is empty."""
+        """The number of the newest whole entry in the copy; 0: it is empty."""
         parts = self._path.parent.glob("events.*.jsonl")
         return last_number(self._path) or max(map(last_number, parts), default=0)
 

@@ -15,6 +15,7 @@ from nvrx_slurm.cluster.slurm_nodes import SlurmNode
 from nvrx_slurm.controller.attribution_broker import Answered
 from nvrx_slurm.controller.controller import Controller
 from nvrx_slurm.controller.environment import FIRST_PAUSE_S, NodeCallback, send_fence
+from nvrx_slurm.controller.mirror import in_order
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.journal.folder import Result
 from nvrx_slurm.journal.records import Entry
@@ -73,7 +74,7 @@ class SimulatedMirror:
         self._entries += [entry for entry in journal if entry.n > last]
 
     def last_number(self) -> int:
-        return self._entries[-1].n if self._entries else 0
+        return max((entry.n for entry in self._entries), default=0)
 
     def add(self, entries: Sequence[Entry]) -> None:
         self._entries += entries
@@ -91,7 +92,7 @@ class SimulatedEnvironment:
         self.mirror = SimulatedMirror(run.copy)
 
     def read_copy(self) -> list[Entry]:
-        return list(self._run.copy)
+        return in_order(self._run.copy)
 
     def write_result(self, result: Result) -> None:
         self._run.result = result

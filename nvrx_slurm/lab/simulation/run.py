@@ -16,6 +16,7 @@ from random import Random
 
 from msgspec.structs import replace
 
+from nvrx_slurm.controller.mirror import in_order
 from nvrx_slurm.errors import FencedError, SimulationStuck
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.journal.records import Entry, Fence, pack
@@ -220,7 +221,7 @@ class SimulationRun:
         if is_fresh:
             self.address = replace(self.address, token=f"token {info.generation}")
             self.key = SimulatedKey(self.address.token)
-            self.promises.begin_with(self.copy)
+            self.promises.begin_with(in_order(self.copy))
         self.store.come_up()
         self.disturbed_until_s = max(self.disturbed_until_s, self.loop.now_s)
         self.batch = BatchHost(self)

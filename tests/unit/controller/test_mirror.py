@@ -31,6 +31,21 @@ def test_new_controller_goes_on_where_the_copy_ends(tmp_path):
     assert numbers(tmp_path) == list(range(1, 8))
 
 
+def test_entries_that_a_replaced_controller_copies_late_count_once(tmp_path):
+    """It was frozen in a commit, and copies it after its successor has; the one after that goes on from the newest."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(lines(1, 3))
+    replaced, successor = Mirror(path), Mirror(path)
+    replaced.start(entries(1, 3))
+    successor.start(entries(1, 3))
+    successor.add(entries(4, 9))
+    successor.close(5.0)
+    replaced.add(entries(4, 5))
+    replaced.close(5.0)
+    assert last_number(path) == 9
+    assert read_copy(path) == entries(1, 9)
+
+
 def test_torn_last_line_is_cut_off_and_written_whole(tmp_path):
     """A crash in the middle of a line costs nothing."""
     path = tmp_path / "events.jsonl"

@@ -423,7 +423,7 @@ CONTROL_PLANE = (
     controller(
         "broken-connection-is-a-death",
         "a broken liveness connection alone is no death",
-        Edit(DETECTOR, "        if proven:\n", "        if proven or True:\n"),
+        Edit(DETECTOR, "        if proven:\n            self._l", "        if True:\n            self._l"),
         tests=OF_LIVENESS,
     ),
     controller(

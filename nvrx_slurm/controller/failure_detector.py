@@ -55,6 +55,9 @@ TEST_SPREAD_S_PER_NODE = 0.002
 FENCE_S = 5.0
 # A dying process closes its sockets a moment before the kernel kills its children (do_exit, linux/kernel/exit.c).
 SETTLE_S = 0.1
+# The same where a connection closed: then nearly always a supervisor has ended in order, after its workers, and a
+# recovery waits for this.
+PROBE_SETTLE_S = 0.005
 
 
 class FailureDetector:
@@ -199,6 +202,8 @@ class FailureDetector:
         proven = incarnation in self.trusted and await self.environment.is_dead(
             node.addr, node.fence_port, fence.PROBE, PROBE_S
         )
+        if proven:
+            await asyncio.sleep(PROBE_SETTLE_S)
         if not self._current(name, incarnation):  # meanwhile it was lost, or has joined again
             return
         if proven:

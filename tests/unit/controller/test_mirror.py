@@ -32,7 +32,7 @@ def test_new_controller_goes_on_where_the_copy_ends(tmp_path):
 
 
 def test_entries_that_a_replaced_controller_copies_late_count_once(tmp_path):
-    """It was frozen in a commit, and copies it after its successor has; the one after that goes on from the newest."""
+    """It was frozen in a commit, and copies it after its successor; the next one goes on from the newest."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(lines(1, 3))
     replaced, successor = Mirror(path), Mirror(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nvrx_slurm.controller.failure_detector import PROBE_SETTLE_S
 from nvrx_slurm.journal.records import (
     LogFindings,
     NodeJoined,
@@ -14,7 +15,7 @@ from nvrx_slurm.journal.records import (
     RestartDecided,
     WorkerFailed,
 )
-from tests.unit.controller.virtual_host import VirtualHost
+from tests.unit.controller.virtual_host import PROBED_S, VirtualHost
 from tests.unit.core.fleet import plain
 
 INTERVAL_S, TIMEOUT_S = 1.0, 10.0
@@ -161,6 +162,21 @@ def test_a_broken_connection_alone_is_no_death() -> None:
         host.break_connection("n1")
         await host.later(INTERVAL_S)
         assert [lost.node for lost in await host.journal(NodeLost)] == ["n1"]
+
+    host().play(story)
+
+
+def test_ranks_of_a_node_that_is_proven_dead_wait_until_its_workers_are() -> None:
+    """A supervisor that was killed closes its sockets before the kernel kills its workers."""
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        await host.later(TIMEOUT_S)
+        host.kernels_refuse = True
+        host.break_connection("n1")
+        await host.later(INTERVAL_S)
+        [lost] = await host.journal(NodeLost)
+        assert lost.ago_s == pytest.approx(PROBED_S + PROBE_SETTLE_S)
 
     host().play(story)
 

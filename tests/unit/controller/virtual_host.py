@@ -25,6 +25,9 @@ from nvrx_slurm.util.tasks import end, settle
 
 ADDRESS = StoreAddress(url="redis://nowhere", job="1", token="t")
 
+# How long the answer of a node's kernel takes.
+PROBED_S = 0.01
+
 
 class SlowLink:
     """The controller's way to the store: answers take `host.answers_after_s`."""
@@ -198,7 +201,7 @@ class VirtualHost:
         return self.connections
 
     async def _is_dead(self, *_: Any, **__: Any) -> bool:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(PROBED_S)
         return self.kernels_refuse
 
     async def _node_state(self, node: str) -> None:

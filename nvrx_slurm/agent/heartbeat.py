@@ -141,11 +141,15 @@ class HeartbeatSender:
             async with asyncio.timeout(max(timeout_s / 2, SHORTEST_WAIT_S)) as self._sending:
                 self._sent += 1
                 await self._store.send_heartbeat(self._make(), self._keep if self._sent % TRIM_EVERY == 0 else None)
-                self._touched_at = began
-                if began - self._asked_at >= timeout_s / 3:
+                # After a silence as long as the lease the store may serve the job's next generation, which has given
+                # this node's ranks away, and whose orders this agent cannot read.
+                has_lapsed = self._out_of_touch_s() > self._bounds.fence_timeout
+                if not has_lapsed:
+                    self._touched_at = began
+                if has_lapsed or began - self._asked_at >= timeout_s / 3:
                     self._asked_at = began
                     if await self._store.controller_lives():
-                        self._controller_at = began
+                        self._touched_at = self._controller_at = began
             self._warned_of_store = False
         except Exception as error:
             if not self._is_replaced:  # by `touch`, which wants a new one

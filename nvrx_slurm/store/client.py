@@ -142,8 +142,9 @@ class StoreClient:
         self._answered_at = self._clock.monotonic()
 
     async def controller_lives(self) -> bool:
-        """Whether a controller has renewed its lease of late: that is its own sign of life."""
-        return bool(await self._redis.exists(self.keys.lease))
+        """Whether a controller of this generation has renewed its lease of late: that is its own sign of life."""
+        owner: bytes | None = await self._redis.get(self.keys.lease)
+        return owner is not None and owner.startswith(self._owner("").encode())
 
     def hurry(self, patience_s: float) -> None:
         """The job ends: from now on fail after `patience_s` instead of waiting for a store that may never be back."""
@@ -233,7 +234,7 @@ class StoreClient:
         first = (keys.epoch, keys.lease, keys.journal_n, keys.cursor)
         names = [*first, *(key for key in keys.all(self.generation) if key not in first)]
         epoch, last, cursor = await self._patiently(
-            lambda: self._acquire(keys=names, args=[owner, int(ttl_s * 1000), kept])
+            lambda: self._acquire(keys=names, args=[self._owner(owner), int(ttl_s * 1000), kept])
         )
         # Nothing signs the cursor: in a site's store it may be any text. Read from 0-0 no fact is missed, and one
         # that the journal has already is known by its `seq`.
@@ -286,7 +287,7 @@ class StoreClient:
     async def renew(self, owner: str, ttl_s: float) -> None:
         """Say that the controller lives. Not tried again: the next time is as good."""
         with contextlib.suppress(failures.RedisError, OSError):
-            await self._redis.set(self.keys.lease, owner, px=int(ttl_s * 1000))
+            await self._redis.set(self.keys.lease, self._owner(owner), px=int(ttl_s * 1000))
 
     async def retire(self, keep_s: int) -> None:
         """The job has ended: let its keys go by themselves after `keep_s`, when the last reader has read."""
@@ -334,6 +335,10 @@ class StoreClient:
         return int(seconds) + int(micros) / 1e6
 
     # ---- how
+
+    def _owner(self, process: str) -> str:
+        """What the lease holds while a controller process of this generation runs."""
+        return f"{self.generation}:{process}"
 
     async def _newest(self, stream: str) -> str:
         return _newest_id(await self._patiently(lambda: self._redis.xrevrange(stream, count=1)))

@@ -23,7 +23,7 @@ class KeyInfo(msgspec.Struct, frozen=True):
 # ruff: noqa: E501  (a table reads better in one line a row)
 CATALOGUE: tuple[KeyInfo, ...] = (
     KeyInfo("epoch", "integer", "controller", "controller", "job", "The newest controller's epoch; fences all older ones."),
-    KeyInfo("lease", "string", "controller", "agents", "3 heartbeat intervals", "The newest controller's host and process id, while it runs."),
+    KeyInfo("lease", "string", "controller", "agents", "3 heartbeat intervals", "The newest controller's generation, host and process id, while it runs."),
     KeyInfo("controller", "string", "controller", "agents", "job", "`ControllerUp`: where the controller accepts liveness connections."),
     KeyInfo("inbox", "stream", "agents, batch host, cli", "controller", "trimmed once read", "Facts, requests of users, and what agents have found in their logs (which is not journaled)."),
     KeyInfo("cursor", "string", "controller", "controller", "job", "Id of the last inbox item that the journal accounts for."),

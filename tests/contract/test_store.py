@@ -248,6 +248,14 @@ async def test_controllers_lease_is_its_sign_of_life(store):
     assert await store.controller_lives()
 
 
+async def test_lease_of_another_generations_controller_is_no_sign_of_life(server, store):
+    """An agent of an older generation cannot read that controller's orders."""
+    following = server.store(generation=1)
+    await following.renew("host:1", 60.0)
+    assert await following.controller_lives() and not await store.controller_lives()
+    await following.close()
+
+
 async def test_wrong_password_is_told_at_once(server):
     """A refusal is no outage: there is nothing to wait for."""
     stranger = server.store(password="wrong")

@@ -174,6 +174,7 @@ async def test_lease_is_whole_while_the_store_answers(start_sender):
 async def test_lease_runs_out_while_nobody_answers(start_sender):
     """Neither store nor connection: it shrinks to nothing, and is whole again when the store is back."""
     harness = start_sender(fence_timeout=2.0)
+    await harness.store.renew("host:1", 600.0)
     await harness.next_lease(lambda lease: lease > 1.5)
     os.kill(harness.server_pid, signal.SIGSTOP)
     await harness.next_lease(lambda lease: lease == 0.0)
@@ -184,6 +185,7 @@ async def test_lease_runs_out_while_nobody_answers(start_sender):
 async def test_node_that_was_cut_off_is_in_touch_when_the_store_has_answered(start_sender):
     """Until then no worker may start: its lease would be over."""
     harness = start_sender(fence_timeout=2.0)
+    await harness.store.renew("host:1", 600.0)
     await harness.next_lease(lambda lease: lease > 1.5)
     assert harness.sender.is_in_touch
     os.kill(harness.server_pid, signal.SIGSTOP)
@@ -196,9 +198,56 @@ async def test_node_that_was_cut_off_is_in_touch_when_the_store_has_answered(sta
     await harness.next_lease(lambda lease: lease > 1.0)
 
 
+class NextGeneration:
+    """Does not answer for a while; then the store serves the next generation's controller."""
+
+    def __init__(self, loop: VirtualLoop, away_until_s: float) -> None:
+        self._loop, self._back_at = loop, loop.now_s + away_until_s
+        self.controller_lives_at = float("inf")
+
+    async def send_heartbeat(self, beat: Heartbeat, keep: int | None) -> None:
+        if self._loop.now_s < self._back_at:
+            raise OSError("no route to host")
+
+    async def controller_lives(self) -> bool:
+        return self._loop.now_s >= self.controller_lives_at
+
+
+def test_node_whose_lease_lapsed_is_in_touch_only_with_a_controller_of_its_generation():
+    """The job was requeued without the node: its ranks run elsewhere, and no order that it can read says so."""
+    loop = VirtualLoop()
+    store = NextGeneration(loop, away_until_s=12.0)
+    sender = HeartbeatSender(
+        bounds=plain_bounds(heartbeat__interval=1.0, heartbeat__timeout=4.0, fence_timeout=8.0),
+        nodes=1,
+        store=store,
+        liveness=RecordingLiveness(),
+        clock=VirtualClock(loop),
+        make=lambda: Heartbeat(node="n1", incarnation="a"),
+        lease=lambda seconds, outlived=False: None,
+        post=lambda silent: None,
+    )
+    in_touch = []
+
+    async def run() -> None:
+        running = asyncio.create_task(sender.run())
+        await asyncio.sleep(16.5)
+        in_touch.append(sender.is_in_touch)
+        store.controller_lives_at = loop.now_s
+        await asyncio.sleep(2.0)
+        in_touch.append(sender.is_in_touch)
+        running.cancel()
+        await asyncio.wait([running])
+
+    loop.run(run())
+    loop.close()
+    assert in_touch == [False, True]
+
+
 async def test_beat_that_a_cut_holds_up_is_given_up_for_a_new_one(start_sender):
     """An order has come, so the store is there; the beat under way would stay away for half of the timeout."""
     harness = start_sender(fence_timeout=2.0, heartbeat__timeout=600.0)
+    await harness.store.renew("host:1", 600.0)
     await harness.next_lease(lambda lease: lease > 1.5)
     harness.relay.cut()
     await harness.next_lease(lambda lease: lease == 0.0)

@@ -427,6 +427,8 @@ def collect_garbage() -> list[str]:
     # After each run, not after many: its memory is still in the processor's caches, and the next run uses it again.
     with unawaited() as forgotten:
         gc.collect()
-    # What has outlived the run, such as the modules, is not looked at again: a collection costs a third as much so.
-    gc.freeze()
+    # What has outlived the first run, such as the modules, is not looked at again: a collection costs a third as much
+    # so. What has outlived a later one is its result, which would never be collected.
+    if not gc.get_freeze_count():
+        gc.freeze()
     return forgotten

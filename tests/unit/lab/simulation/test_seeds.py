@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import weakref
 from collections.abc import Coroutine
 from typing import Any
@@ -89,6 +90,19 @@ def test_coroutine_that_was_never_awaited_fails_its_run():
     assert found[0].startswith("seed 2: nothing crashes: coroutine 'never' was never awaited")
     for each in list(LEFT):
         each.close()  # or another test is warned of it
+
+
+def test_runs_leave_nothing_that_is_never_collected():
+    """An hour's soak has tens of thousands of runs in one process."""
+
+    def run(seed):
+        return run_scenario(draw_scenario(seed, NODES))
+
+    many_seeds.run_and_collect(run, 0)
+    frozen = gc.get_freeze_count()
+    for seed in range(1, 4):
+        many_seeds.run_and_collect(run, seed)
+    assert gc.get_freeze_count() == frozen > 0
 
 
 def test_one_seed_is_told_whole():

@@ -251,7 +251,12 @@ def _kill(target: Target | None) -> None:
 def _freeze(run: SimulationRun, act: Act, target: Target | None) -> None:
     if target is not None:
         target.freeze()
-        run.loop.call_outside(act.lasts_s, target.thaw)
+        _thaw_after(run, act.lasts_s, target)
+
+
+def _thaw_after(run: SimulationRun, lasts_s: float, target: Target) -> None:
+    """While Slurm has suspended the job no process of it runs: its end thaws all."""
+    run.loop.call_outside(lasts_s, lambda: None if run.suspended else target.thaw())
 
 
 def _overtake(run: SimulationRun, act: Act) -> None:
@@ -264,7 +269,7 @@ def _overtake(run: SimulationRun, act: Act) -> None:
 def _freeze_controller(run: SimulationRun, act: Act) -> None:
     if run.controller is not None:
         run.controller.freeze_after(act.number % AWAITS)
-        run.loop.call_outside(act.lasts_s, run.controller.thaw)
+        _thaw_after(run, act.lasts_s, run.controller)
 
 
 def _fail_worker(run: SimulationRun, act: Act) -> None:

@@ -63,9 +63,10 @@ def test_job_that_nobody_disturbs_finishes(seed):
     assert all(closed.cycle == 0 for closed in records(result, RendezvousClosed))
 
 
-@pytest.mark.parametrize("seed", [20_000_665, 20_021_167, 20_021_457])
+@pytest.mark.parametrize("seed", [20_000_665, 20_021_167, 20_021_457, 40_010_403])
 def test_runs_that_were_false_alarms(seed):
-    """A killed agent whose join is read late, and job and node stand still; supervisors that die again and again."""
+    """A killed agent whose join is read late, and job and node stand still; supervisors that die again and again; an
+    agent that went on while the job was suspended."""
     assert run_seed(seed).broken is None
 
 

@@ -37,20 +37,6 @@ _LESS = (
     ("progress_watchdog_interval", "soft_timeout"),
 )
 
-# The same for several together.
-_TOGETHER_LESS = (
-    (
-        ("soft_timeout", "monitor_process_interval", "last_call_wait"),
-        "hard_timeout",
-        "or ranks that wait for a hung one are killed before they are interrupted",
-    ),
-    (
-        ("hard_timeout", "termination_grace_time", "monitor_process_interval"),
-        "barrier_timeout",
-        "for which the others wait while a rank is killed",
-    ),
-)
-
 # The arguments of nvidia_resiliency_ext's TCPStore, which rank 0 hosts. Here no rank hosts the store.
 _OF_A_HOST = {"host_name", "port", "world_size", "timeout", "wait_for_workers", "multi_tenant", "use_libuv"}
 # Of the heartbeat timeout: the longest patience. A rank that cannot reach the store raises StoreError within one and
@@ -119,12 +105,16 @@ class WrapperOptions:
             if not shorter < longer:
                 seen = f"{shorter.total_seconds():g} s and {longer.total_seconds():g} s"
                 yield f"{less} must be shorter than {more}; they are {seen}", less, more
-        for names, longer, why in _TOGETHER_LESS:
-            together = sum((getattr(self, name) for name in names), datetime.timedelta())
-            if not together < getattr(self, longer):
-                seen = f"{together.total_seconds():g} s and {getattr(self, longer).total_seconds():g} s"
-                listed = f"{', '.join(names[:-1])} and {names[-1]} together"
-                yield f"{listed} must be shorter than {longer}, {why}; they are {seen}", *names, longer
+        kill = self.hard_timeout + self.termination_grace_time + self.monitor_process_interval
+        if not kill < self.barrier_timeout:
+            names = ("hard_timeout", "termination_grace_time", "monitor_process_interval")
+            seen = f"{kill.total_seconds():g} s and {self.barrier_timeout.total_seconds():g} s"
+            together = f"{names[0]}, {names[1]} and {names[2]} together must be shorter than barrier_timeout"
+            yield (
+                f"{together}, for which the others wait while a rank is killed; they are {seen}",
+                *names,
+                "barrier_timeout",
+            )
         logfile = self.monitor_process_logfile
         if logfile is not None and not Path(logfile).is_absolute():
             yield f"monitor_process_logfile must be an absolute path, not {logfile!r}", "monitor_process_logfile"

@@ -161,7 +161,7 @@ def test_what_the_function_handles_is_its_own(start) -> None:
 
 def test_one_last_call_hears_of_several_faults(start) -> None:
     """As long as one rank has not answered, what others raise in the meantime is recorded with the first fault."""
-    with start(3, options={"last_call_wait": 20.0, "hard_timeout": 55.0, "barrier_timeout": 60.0}) as group:
+    with start(3, options={"last_call_wait": 20.0}) as group:
         group.entered([0, 1, 2], 0)
         group.signal(0, signal.SIGSTOP)
         for rank in (1, 2):
@@ -194,7 +194,7 @@ def test_a_restart_tells_of_its_own_faults(start) -> None:
 def test_nothing_waits_for_an_interval(start, kind: str) -> None:
     """With intervals and a last call of half a minute, a restart and the end of the call do not take so long."""
     slow = dict.fromkeys(("monitor_thread_interval", "monitor_process_interval", "heartbeat_interval"), 30.0)
-    longer = {"soft_timeout": 70.0, "hard_timeout": 140.0, "heartbeat_timeout": 60.0, "barrier_timeout": 180.0}
+    longer = {"soft_timeout": 70.0, "hard_timeout": 80.0, "heartbeat_timeout": 60.0, "barrier_timeout": 120.0}
     with start(3, options={**slow, **longer, "progress_watchdog_interval": 30.0, "last_call_wait": 30.0}) as group:
         group.entered([0, 1, 2], 0)
         group.order(1, 0, kind)

@@ -129,14 +129,6 @@ def test_a_kill_that_takes_longer_than_the_barrier_is_named(bounds: dict[str, fl
     assert {*bounds, "barrier_timeout"} <= {*caught.value.options}
 
 
-def test_a_hard_timeout_before_the_interruption_is_named() -> None:
-    """Ranks that wait for a hung one are interrupted after the soft timeout, one look, and the last call."""
-    inprocess.Wrapper(soft_timeout=timedelta(seconds=60), hard_timeout=timedelta(seconds=62.01))
-    with pytest.raises(OptionError, match="they are 62 s and 62 s") as caught:
-        inprocess.Wrapper(soft_timeout=timedelta(seconds=60), hard_timeout=timedelta(seconds=62))
-    assert caught.value.options == ("soft_timeout", "monitor_process_interval", "last_call_wait", "hard_timeout")
-
-
 def test_two_monitor_relations_are_named() -> None:
     """A monitor that looks less often than a rank may be silent is named beside that timeout."""
     options = {"heartbeat_timeout": 119, "monitor_process_interval": 61}

@@ -130,8 +130,8 @@ def draw_shape(chance: Random) -> GroupShape:
         last_call_s=chance.choice((0.0, 0.3, 1.0)),
         grace_s=chance.choice((0.0, 0.5, 2.0)),
     )
-    # A rank that waits for a hung one is interrupted before the hard timeout. The first second is the default of
-    # `monitor_process_interval`, and the last half covers what the group's log takes.
+    # As docs/inprocess.md asks for: a rank that waits for a hung one is interrupted before its hard timeout. The
+    # first second is the default of `monitor_process_interval`, and the last half covers what the group's log takes.
     least_s = 1.0 + shape.last_call_s + shape.abort_s + 0.5
     return replace(shape, hard_s=soft_s + max(gap_s, least_s))
 

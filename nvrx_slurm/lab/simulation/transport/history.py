@@ -260,7 +260,8 @@ class PayloadHistory(VirtualHistory[PayloadShape, PayloadAct]):
                 process.freeze()
 
                 def go_on() -> None:
-                    if process.frozen:  # the first one that ends a stop ends all
+                    # The first one that ends a stop ends all. A killed process leaves its stop to no later one.
+                    if process.frozen and process.alive:
                         reader.stopped_s += self.scheduler.now_s - reader.stopped_at_s
                     process.thaw()
 

@@ -10,6 +10,8 @@ import pytest
 
 from nvrx_slurm.lab.simulation.histories import RUNNERS, fewest_acts, replay_history, run_histories
 from nvrx_slurm.lab.simulation.threads import HistoryResult
+from nvrx_slurm.lab.simulation.transport.history import PayloadHistory
+from nvrx_slurm.lab.simulation.transport.shape import PayloadAct, PayloadFault
 
 SEEDS = 40
 DIGESTS = """
@@ -36,6 +38,15 @@ FALSE_ALARMS = [("transport", seed) for seed in (20_000_118, 20_003_447, 20_013_
 def test_histories_that_were_false_alarms(of: str, seed: int) -> None:
     """They keep their promises."""
     assert RUNNERS[of](seed, None).broken is None
+
+
+def test_a_killed_reader_leaves_its_stop_to_no_later_one() -> None:
+    """Else a read of the next process could end late unseen."""
+    acts = PayloadAct(0.01, PayloadFault.STOP_READER, 0, 1.0), PayloadAct(0.02, PayloadFault.KILL_READER, 0)
+    history = PayloadHistory(0, acts)
+    assert history.run().broken is None
+    assert history.readers[0].life == 2
+    assert history.readers[0].stopped_s == 0
 
 
 @pytest.mark.parametrize("of", RUNNERS)

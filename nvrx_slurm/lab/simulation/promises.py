@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -342,7 +343,7 @@ def _wrong_accounts(plan: Plan, journal: Sequence[Entry]) -> str | None:
     held_us = nodes = 0
     until_us: int | None = None  # the last entry of the present generation, or of the one before the queue
     runs = False
-    for entry, following in zip(journal, (*journal[1:], None), strict=False):  # an empty one has none
+    for entry, following in zip_longest(journal, journal[1:]):
         fold.take(entry)
         at_us = round(entry.t * 1e6)
         if isinstance(entry.record, ControllerStarted) and following and isinstance(following.record, JobStarted):

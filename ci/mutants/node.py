@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ci.mutants.model import Edit, Mutant
 
-CHILD, SUPERVISOR, WORKERS = (
+AGENT_LOOP, CHILD, SUPERVISOR, WORKERS = (
+    "nvrx_slurm/agent/agent.py",
     "nvrx_slurm/agent/child.py",
     "nvrx_slurm/agent/supervisor.py",
     "nvrx_slurm/agent/workers.py",
@@ -42,6 +43,16 @@ NODE = (
             "        self.port.release()\n        return self.port.number\n",
         ),
         tests=("tests/unit/agent/test_joining.py",),
+    ),
+    node(
+        "port-free-before-its-user-listens",
+        "a node's port stays held while its workers start",
+        Edit(
+            AGENT_LOOP,
+            "        self.heartbeat.renew()\n        self.watch.begin(",
+            "        self.joining.port.release()\n        self.watch.begin(",
+        ),
+        tests=("tests/unit/agent/test_assignment.py",),
     ),
     workers(
         "leftovers-outlive-the-agent",

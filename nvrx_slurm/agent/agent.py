@@ -298,9 +298,8 @@ class Agent:
         self.cycle = Cycle(event.replica, event.cycle, event.assignment, began=self.clock.monotonic())
         self.mode = AgentMode.ACTIVE
         log.info("%s cycle %d: group rank %d", event.replica, event.cycle, event.assignment.group_rank)
-        # The port is freed at the last moment before its user starts. The lease comes before the workers: the
+        # The port stays held: seconds may pass before its user listens. The lease comes before the workers: the
         # supervisor starts none on one that has lapsed.
-        self.joining.port.release()
         self.heartbeat.renew()
         self.watch.begin(event.assignment.seen)
         start_workers(

@@ -27,15 +27,17 @@ from nvrx_slurm.util.ids import new_incarnation
 
 
 class HeldPort:
-    """A TCP port that is bound, so that no other process gets it, and not listened on. Release it just before use."""
+    """A TCP port for the workers' rendezvous. The kernel chooses it for no other socket, neither to bind port 0 nor
+    to connect from; one that names it, with SO_REUSEADDR, can bind it while it is held."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind(("", 0))
         self.number = int(self._socket.getsockname()[1])
 
     def release(self) -> None:
-        """Free it for its user."""
+        """Its user is gone, or another port is held."""
         self._socket.close()
 
 

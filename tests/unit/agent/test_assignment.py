@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -134,6 +135,9 @@ async def test_ranks_are_for_the_agent_that_asked(node: Node) -> None:
     assert node.agent.mode is AgentMode.ACTIVE
     assert await node.ranks_started() == [2, 3]
     assert len(node.processes()) == 1 + RANKS.workers
+    # Rank 0 may import for a minute before it listens: the agent still holds the port.
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("", node.agent.joining.port.number))
 
 
 async def test_workers_wait_until_the_agent_is_in_touch(node: Node) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
+import struct
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,9 +78,50 @@ async def test_answer_about_a_round_comes_after_the_orders_that_are_older():
     await asyncio.wait([reading])
 
 
-async def test_port_is_held_until_its_workers_start():
-    """Between a node's report that it is ready and the start of its workers no other process gets the port; after it,
-    the workers do."""
+# Linux 6.3: which numbers the kernel chooses from for one socket, the lowest in the lower half. Not in `socket` yet.
+IP_LOCAL_PORT_RANGE = 51
+
+
+def may_choose(number: int) -> socket.socket:
+    """A socket for which the kernel can choose this port only."""
+    chooser = socket.socket()
+    try:
+        chooser.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("=I", number << 16 | number))
+    except OSError as error:
+        chooser.close()
+        pytest.skip(f"no IP_LOCAL_PORT_RANGE: {error}")
+    return chooser
+
+
+@pytest.mark.parametrize(
+    "take",
+    [lambda chooser, number: chooser.bind(("", 0)), lambda chooser, number: chooser.connect(("127.0.0.1", number))],
+    ids=["bind", "connect"],
+)
+def test_nobody_is_given_a_held_port(take: Callable[[socket.socket, int], None]) -> None:
+    """A connect to it that got it would connect to itself: a rank that asks for rank 0 before that listens."""
+    held = HeldPort()
+    with may_choose(held.number) as chooser, pytest.raises(OSError) as refused:
+        take(chooser, held.number)
+    assert refused.value.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+    held.release()
+    with may_choose(held.number) as chooser:
+        take(chooser, held.number)
+        assert chooser.getsockname()[1] == held.number
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_workers_can_listen_on_a_held_port(family: socket.AddressFamily) -> None:
+    """With SO_REUSEADDR, which Python's servers set, and torch's and gRPC's."""
+    held = HeldPort()
+    with socket.create_server(("", held.number), family=family) as server:
+        socket.create_connection(("127.0.0.1" if family is socket.AF_INET else "::1", held.number)).close()
+        server.accept()[0].close()
+    held.release()
+
+
+async def test_port_is_held_from_one_rendezvous_to_the_next():
+    """No other process gets it before the workers do, however late they listen."""
     store = StoreClient(ADDRESS, clock=SystemClock(), connection=MemoryClient(MemoryServer(SystemClock())))
     publisher = FactPublisher(node="n1", generation=0, store=store, incarnation="a")
     machine: Any = SimpleNamespace(hold_port=HeldPort)  # of the node only its ports are touched
@@ -89,9 +133,9 @@ async def test_port_is_held_until_its_workers_start():
         assert joining.port.number == number
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(("", number))
+        with socket.create_server(("", number)):
+            pass
     joining.port.release()
-    with socket.socket() as worker:
-        worker.bind(("", number))
 
 
 class SlowStore(StoreClient):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ci.mutants.model import Edit, Mutant
 
 CORE = "nvrx_slurm/core"
-JOB, LIMITS, LIVENESS = f"{CORE}/job.py", f"{CORE}/limits.py", f"{CORE}/liveness.py"
+JOB, STATE, LIMITS, LIVENESS = (f"{CORE}/{name}.py" for name in ("job", "state", "limits", "liveness"))
 MEMBERSHIP, RENDEZVOUS = f"{CORE}/membership.py", f"{CORE}/rendezvous.py"
 DECISION, RESTART = f"{CORE}/restart_decision.py", f"{CORE}/restart.py"
 REQUESTS = f"{CORE}/requests.py"
@@ -19,7 +19,17 @@ AGENT, HEARTBEAT, JOINING = (f"nvrx_slurm/agent/{name}.py" for name in ("agent",
 
 OF_CORE = tuple(
     f"tests/unit/core/test_{name}.py"
-    for name in ("job", "cause", "rendezvous", "restart_decision", "backoff", "hangs", "liveness", "in_process")
+    for name in (
+        "job",
+        "take_over",
+        "cause",
+        "rendezvous",
+        "restart_decision",
+        "backoff",
+        "hangs",
+        "liveness",
+        "in_process",
+    )
 )
 OF_REQUESTS = ("tests/unit/core/test_requests.py",)
 OF_LIVENESS = ("tests/unit/core/test_liveness.py", "tests/unit/controller")
@@ -354,12 +364,12 @@ CONTROL_PLANE = (
     core(
         "exit-skew-ignored",
         "nodes that run on after others have finished are hung after exit_skew",
-        Edit(RESTART, "if due_at is None or now < due_at:", "if due_at is None or now < due_at + 3600.0:"),
+        Edit(RESTART, "not job.is_over(due_at, now):", "not job.is_over(due_at + 3600.0, now):"),
     ),
     core(
         "no-wait-for-a-verdict",
         "a rendezvous waits for the verdict until the decision timeout",
-        Edit(DECISION, "if not pending.waits or now >= pending.due_at", "if True or now >= pending.due_at"),
+        Edit(DECISION, "if not pending.waits or job.is_over", "if True or job.is_over"),
         flows=("attribution-service-changes-its-mind",),
     ),
     core(
@@ -405,7 +415,7 @@ CONTROL_PLANE = (
     core(
         "ends-before-all-have-left",
         "a job ends when every node has left, or its time to leave is up",
-        Edit(JOB, "if now >= job.shutdown_deadline or not any(", "if True or not any("),
+        Edit(JOB, "if job.is_over(job.shutdown_deadline, now) or", "if True or"),
     ),
     core(
         "reap-without-fence",
@@ -519,6 +529,11 @@ CONTROL_PLANE = (
         "deadline-before-the-inbox",
         "no deadline is judged before the facts that arrived in time are read",
         Edit(CONTROLLER, "if await self._has_read_all() else []", "if True else []"),
+    ),
+    core(
+        "deadline-in-the-backlog",
+        "no deadline is judged before a new controller has taken in what was said while none ran",
+        Edit(STATE, "return now >= deadline and not self.catches_up", "return now >= deadline"),
     ),
     controller(
         "time-of-reading",

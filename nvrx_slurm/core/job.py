@@ -108,10 +108,13 @@ def step(job: ControlState, fact: Fact, now: float) -> list[Decision] | None:
     cycle or agent, a repetition, or of a job that has ended) and must leave no trace.
     """
     if isinstance(fact, ControllerStarted):
-        # No deadline is looked at yet: the facts that arrived while no controller ran are taken in first.
+        # No deadline is looked at yet: the facts that arrived while no controller ran are taken in first. Their time
+        # is this one, since the journal's never goes back.
+        job.taken_over_at = now
         return []
     if job.ended and not isinstance(fact, JobStarted):
         return None
+    job.catches_up = now <= job.taken_over_at and not isinstance(fact, Tick)
     decisions = _HANDLERS[type(fact)](job, fact, now)
     if decisions is None:
         return None
@@ -150,7 +153,7 @@ def _settle(job: ControlState, decisions: list[Decision], now: float) -> list[De
         job.shutdown = _shutdown_in(decisions)
         # Workers that save at SIGTERM and exit with 0 have not done their work: a cancelled or preempted job is not
         # done, and the batch host knows in a moment which it is.
-        is_judged = job.terminating_until is None or now >= job.terminating_until
+        is_judged = job.terminating_until is None or job.is_over(job.terminating_until, now)
         if job.shutdown is None and is_judged and all(replica.ended for replica in job.replicas.values()):
             done = any(replica.phase is Phase.DONE for replica in job.replicas.values())
             job.shutdown = (
@@ -166,7 +169,7 @@ def _settle(job: ControlState, decisions: list[Decision], now: float) -> list[De
     if job.shutdown is None or job.ended:
         return more
     # The bound is for nodes that cannot be reached: they must not keep the job from its end. `missing` names them.
-    if now >= job.shutdown_deadline or not any(node.alive for node in job.nodes.values()):
+    if job.is_over(job.shutdown_deadline, now) or not any(node.alive for node in job.nodes.values()):
         job.ended = True
         more += restart_decision.judge_rest(job, now)
         present = tuple(sorted(node.name for node in job.nodes.values() if node.alive))

@@ -147,14 +147,14 @@ def _close_if_due(job: ControlState, replica: Replica, now: float) -> list[Decis
         # The clock proves nothing of a node that was lost while the job was suspended. If its kernel does not either,
         # its ranks cannot run in this allocation any more.
         unproven = sorted(name for name, at in replica.unsafe.items() if at == math.inf)
-        if unproven and now >= _overdue_at(job, replica):
+        if unproven and job.is_over(_overdue_at(job, replica), now):
             reason = f"{', '.join(unproven)}: lost in a suspension, and not proven dead"
             return [Shutdown(exit_code=EXIT_RETRY, reason=reason)]
         return []
     # 1. Enough nodes: at once, if no preferred node is awaited any more; else after the last call.
     bounds = job.plan.fault_tolerance
     enough = len(replica.ready) + len(job.standby) >= replica.role.nodes_per_replica
-    overdue = now >= _overdue_at(job, replica)
+    overdue = job.is_over(_overdue_at(job, replica), now)
     if enough:
         replica.short_since = None
     if enough and (not replica.awaited or overdue):
@@ -164,12 +164,12 @@ def _close_if_due(job: ControlState, replica: Replica, now: float) -> list[Decis
             # Late nodes of the cycle before may still be killing their workers: a spare must not overtake them.
             torn_down_by = replica.opened_at + (bounds.teardown.grace if replica.cycle else 0.0)
             replica.last_call_at = max(now, torn_down_by) + bounds.rendezvous.last_call
-        if now < replica.last_call_at:
+        if not job.is_over(replica.last_call_at, now):
             return []
         return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
     # 2. Too few nodes, and more may come: wait for them.
     replica.last_call_at = None
-    more_may_come = replica.awaited or (job.expected and now < job.expected_until)
+    more_may_come = replica.awaited or (job.expected and not job.is_over(job.expected_until, now))
     if more_may_come and not overdue:
         replica.short_since = None
         return []
@@ -181,7 +181,7 @@ def _close_if_due(job: ControlState, replica: Replica, now: float) -> list[Decis
         return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
     replica.short_since = now if replica.short_since is None else replica.short_since
     stops_at = _stops_at(job, replica)
-    if stops_at is not None and now < stops_at and not overdue:
+    if stops_at is not None and not job.is_over(stops_at, now) and not overdue:
         return []
     return _blame_late(job, replica, now) + _close_once_decided(job, replica, now, _stop)
 

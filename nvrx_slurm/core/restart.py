@@ -57,7 +57,7 @@ def end_exit_skew(job: ControlState, now: float) -> list[Decision]:
     decisions: list[Decision] = []
     for replica in job.replicas.values():
         due_at = exits_due_at(job, replica)
-        if due_at is None or now < due_at:
+        if due_at is None or not job.is_over(due_at, now):
             continue
         late = [name for name in replica.order if name not in replica.done]
         skew_s = job.plan.fault_tolerance.hang.exit_skew

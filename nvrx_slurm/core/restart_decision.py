@@ -162,7 +162,7 @@ def take(pending: RestartDecision, attribution: Attribution) -> bool:
 
 def is_settled(job: ControlState, pending: RestartDecision, now: float) -> bool:
     """Whether the answers can be read: none that is still to come could change the verdict, or their time is up."""
-    if not pending.waits or now >= pending.due_at or len(pending.answers) == len(pending.sources):
+    if not pending.waits or job.is_over(pending.due_at, now) or len(pending.answers) == len(pending.sources):
         return True
     said = {answer.verdict for answer in pending.answers.values()}
     how = job.plan.fault_tolerance.attribution.aggregation
@@ -204,7 +204,7 @@ def read(
 
 def _read(job: ControlState, pending: RestartDecision, now: float) -> AggregatedVerdict:
     how = job.plan.fault_tolerance.attribution.aggregation
-    return read(pending.sources, pending.answers, how, over=now >= pending.due_at)
+    return read(pending.sources, pending.answers, how, over=job.is_over(pending.due_at, now))
 
 
 # ------------------------------------------------------------------------------------------ deciding
@@ -215,7 +215,7 @@ def judge_what_can(job: ControlState, now: float) -> list[Decision]:
     arrived or their time is up."""
     decisions: list[Decision] = []
     for pending in job.restart_decisions.values():
-        complete = len(pending.answers) == len(pending.sources) or now >= pending.due_at
+        complete = len(pending.answers) == len(pending.sources) or job.is_over(pending.due_at, now)
         awaited = pending.waits and not pending.decided and job.shutdown is None
         if pending.sources and pending.asked and complete and not (awaited or pending.judged):
             decisions += _judge(job, pending, now)

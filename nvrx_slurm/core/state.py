@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Literal
 
@@ -181,6 +182,12 @@ class ControlState(msgspec.Struct):
     suspended_at: float | None = None  # Slurm suspends the job: nothing is decided until it has been resumed
     ended: bool = False
     terminating_until: float | None = None  # Slurm has sent SIGTERM to a node's processes, and says why before this
+    taken_over_at: float = -math.inf  # when the newest controller started
+    catches_up: bool = False  # this step's fact arrived while no controller ran, and more such facts may follow
+
+    def is_over(self, deadline: float, now: float) -> bool:
+        """Whether a deadline has passed, and no fact that arrived before it can still follow."""
+        return now >= deadline and not self.catches_up
 
     def spares_in_order(self) -> list[str]:
         """The pool: clean nodes first, each kind in the allocation's order: ranks follow the network's topology."""

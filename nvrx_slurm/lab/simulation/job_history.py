@@ -45,6 +45,7 @@ from nvrx_slurm.journal.records import (
     RestartAsked,
     RestartDecided,
     Shutdown,
+    Tick,
     UndrainAsked,
     WorkerFailed,
     WorkerHung,
@@ -203,6 +204,7 @@ class JobHistory:
         self.leaving: dict[str, str] = {}  # drained nodes → the replica whose rendezvous has yet to replace them
         self.shutdown: Shutdown | None = None
         self.shut_down_at = 0.0
+        self.taken_over_at = -math.inf
         self.ended = False
         self.suspended = False
         self.step = HistoryStep(JobStarted(job="", name="", expected=()), 0.0)
@@ -225,9 +227,11 @@ class JobHistory:
             self._apply_fact(record)
             if isinstance(record, FromAgent) and (node := self.nodes.get(record.node)) is not None:
                 node.seq = max(node.seq, record.seq)
-            # The time of any fact may be past that deadline; but the facts that arrived while no controller ran come
-            # before it.
-            if not isinstance(record, ControllerStarted):
+            # The time of any fact may be past that deadline; but facts that arrived while no controller ran, and
+            # so have the time of the new one's start, come before it.
+            if isinstance(record, ControllerStarted):
+                self.taken_over_at = self.t
+            elif isinstance(record, Tick) or self.t > self.taken_over_at:
                 self._end_exit_skew()
                 self._blame_late()
         else:

@@ -128,11 +128,15 @@ def job_budget(chance: Random, shape: Shape) -> Staged:
 
 
 def late_exit(chance: Random, shape: Shape) -> Staged:
-    """A worker ends with 0 long after the others have, or a little later: `exit_skew` is between the two."""
+    """A worker ends with 0 long after the others have, or a little later: `exit_skew` is between the two. Now and
+    then no controller runs when it is over."""
     skew_s = shape.plan.fault_tolerance.heartbeat.interval * chance.choice((1, 2, 3))
     shape = _job(shape, nodes=chance.randint(2, 4), work_s=chance.uniform(1.5, 4.0), hang=HangSpec(exit_skew=skew_s))
     aim, lasts_s = _at("workers_started", nth=chance.choice((0, 1))), skew_s * chance.choice((0.4, 5.0, 20.0))
-    return shape, (Act(at_s=0.0, kind="linger", lasts_s=round(lasts_s, 3), number=_number(chance), aim=aim),)
+    acts = [Act(at_s=0.0, kind="linger", lasts_s=round(lasts_s, 3), number=_number(chance), aim=aim)]
+    if chance.random() < 0.3:
+        acts.append(Act(at_s=0.0, kind="kill_controller", aim=_at("workers_done", steps=chance.choice((0, 1)))))
+    return shape, tuple(acts)
 
 
 def late_verdict(chance: Random, shape: Shape) -> Staged:

@@ -21,7 +21,6 @@ from nvrx_slurm.journal.records import (
     Progress,
     RendezvousClosed,
     RendezvousOpened,
-    ReplicaEnded,
     RestartDecided,
     Shutdown,
     WorkerFailed,
@@ -509,15 +508,6 @@ def test_the_first_failure_that_ends_the_job_is_the_last_that_is_decided() -> No
     fleet.done("n1", replica="main-0")
     fleet.done("n3", replica="main-1")
     assert kinds(fleet.later(60.0)) == [RestartDecided, Shutdown]
-
-
-def test_a_new_controller_listens_before_it_judges_what_is_overdue() -> None:
-    """What was said while nobody led waits in the inbox: a node that has finished by then is not hung."""
-    fleet = fleet_of(AttributionSpec(enable_lib=False), hang=HangSpec(exit_skew=5.0))
-    fleet.done("n1")
-    fleet.now += 6.0
-    assert fleet.tell(ControllerStarted(epoch=2, host="head", pid=1)) == []
-    assert kinds(fleet.done("n2"))[0] is ReplicaEnded
 
 
 def test_nothing_of_an_older_generation_is_decided() -> None:

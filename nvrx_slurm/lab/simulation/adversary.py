@@ -259,6 +259,13 @@ def _thaw_after(run: SimulationRun, lasts_s: float, target: Target) -> None:
     run.loop.call_outside(lasts_s, lambda: None if run.suspended else target.thaw())
 
 
+def _replace_frozen(run: SimulationRun, act: Act) -> None:
+    """The batch host starts another controller once a frozen one has been killed: what arrived meanwhile waits."""
+    if (frozen := run.controller) is not None:
+        frozen.freeze()
+        run.loop.call_outside(act.lasts_s, frozen.kill)
+
+
 def _overtake(run: SimulationRun, act: Act) -> None:
     """The controller freezes at one of its next awaits, and the batch host starts another one at once."""
     if run.controller is not None:
@@ -595,6 +602,7 @@ KINDS: dict[str, Kind] = {
     "fail_cycles": Kind(
         "in so many cycles a worker fails on", 1, NODE | LASTS | CHOOSES | Trait.AT_START | STAGED, _fail_cycles
     ),
+    "replace_frozen": Kind("freeze the controller, and kill it then,", 1, OUTAGE | STAGED, _replace_frozen),
     "linger": Kind("a worker ends later than the others on", 1, NODE | LASTS | CHOOSES | STAGED, _linger),
     "repeat_join": Kind("the join of an agent that was replaced arrives", 1, CHOOSES | STAGED, _repeat_join),
     "former_proof": Kind("the proof of a former agent's death arrives", 1, CHOOSES | STAGED, _former_proof),

@@ -320,7 +320,7 @@ COUNTED = (NodeLost, NodeIsolated, WorkerFailed, WorkerHung, RestartDecided)
 SHORTEST_PATIENCE_S = 30.0
 
 # The kinds of acts after which another controller has to take over, or the same one has to ask again.
-REPLACING = ("kill_controller", "kill_at_commit", "overtake", "overtake_at_commit", "break_commit")
+REPLACING = ("kill_controller", "kill_at_commit", "overtake", "overtake_at_commit", "break_commit", "replace_frozen")
 
 # What a fault that ends workers must be counted as.
 SETTLED_AS = {

@@ -128,15 +128,11 @@ def job_budget(chance: Random, shape: Shape) -> Staged:
 
 
 def late_exit(chance: Random, shape: Shape) -> Staged:
-    """A worker ends with 0 long after the others have, or a little later: `exit_skew` is between the two. Now and
-    then no controller runs when it is over."""
+    """A worker ends with 0 long after the others have, or a little later: `exit_skew` is between the two."""
     skew_s = shape.plan.fault_tolerance.heartbeat.interval * chance.choice((1, 2, 3))
     shape = _job(shape, nodes=chance.randint(2, 4), work_s=chance.uniform(1.5, 4.0), hang=HangSpec(exit_skew=skew_s))
     aim, lasts_s = _at("workers_started", nth=chance.choice((0, 1))), skew_s * chance.choice((0.4, 5.0, 20.0))
-    acts = [Act(at_s=0.0, kind="linger", lasts_s=round(lasts_s, 3), number=_number(chance), aim=aim)]
-    if chance.random() < 0.3:
-        acts.append(Act(at_s=0.0, kind="kill_controller", aim=_at("workers_done", steps=chance.choice((0, 1)))))
-    return shape, tuple(acts)
+    return shape, (Act(at_s=0.0, kind="linger", lasts_s=round(lasts_s, 3), number=_number(chance), aim=aim),)
 
 
 def late_verdict(chance: Random, shape: Shape) -> Staged:
@@ -259,6 +255,16 @@ def frozen_past_a_deadline(chance: Random, shape: Shape) -> Staged:
     return shape, (fail, freeze)
 
 
+def backlog_past_a_deadline(chance: Random, shape: Shape) -> Staged:
+    """All workers end in time while the controller is frozen. It is killed when `exit_skew` is over, or before."""
+    skew_s = shape.plan.fault_tolerance.heartbeat.interval * chance.choice((1, 2))
+    shape = _job(shape, nodes=chance.randint(3, 4), work_s=chance.uniform(1.5, 4.0), hang=HangSpec(exit_skew=skew_s))
+    aim, lasts_s = _at("workers_started", nth=chance.choice((0, 1, 2))), skew_s * chance.uniform(0.2, 0.6)
+    late = Act(at_s=0.0, kind="linger", lasts_s=round(lasts_s, 3), number=_number(chance), aim=aim)
+    outage_s = round(skew_s * chance.uniform(0.7, 2.0), 3)
+    return shape, (late, Act(at_s=0.0, kind="replace_frozen", lasts_s=outage_s, aim=_at("workers_done")))
+
+
 def older_cycle(chance: Random, shape: Shape) -> Staged:
     """An agent says of a cycle that is over what it has said before, under a fresh number."""
     nodes = chance.randint(1, 3)
@@ -294,6 +300,7 @@ SITUATIONS: dict[Callable[[Random, Shape], Staged], float] = {
     replaced_at_the_close: 2,
     cut_without_spares: 3,
     frozen_past_a_deadline: 2,
+    backlog_past_a_deadline: 2,
     older_cycle: 1,
     copied_orders: 1,
 }

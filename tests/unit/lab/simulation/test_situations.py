@@ -15,6 +15,7 @@ from nvrx_slurm.journal.records import (
     NodeJoined,
     NodeLost,
     Record,
+    ReplicaEnded,
     RestartDecided,
 )
 from nvrx_slurm.lab.simulation import situations
@@ -78,6 +79,9 @@ SHOWS: dict[Callable[..., situations.Staged], Callable[[list[RunResult]], object
     situations.replaced_at_the_close: joins_again,
     situations.cut_without_spares: joins_again,
     situations.frozen_past_a_deadline: lambda results: all(restarts([result]) for result in results),
+    situations.backlog_past_a_deadline: lambda results: all(
+        len(entries(result, ControllerStarted)) == 2 and entries(result, ReplicaEnded) for result in results
+    ),
     situations.older_cycle: lambda results: all(restarts([result]) for result in results),
     situations.copied_orders: lambda results: all(restarts([result]) for result in results),
 }

@@ -98,7 +98,7 @@ def may_choose(number: int) -> socket.socket:
     [lambda chooser, number: chooser.bind(("", 0)), lambda chooser, number: chooser.connect(("127.0.0.1", number))],
     ids=["bind", "connect"],
 )
-def test_nobody_is_given_a_held_port(take: Callable[[socket.socket, int], None]) -> None:
+def test_the_kernel_gives_a_held_port_to_no_other_socket(take: Callable[[socket.socket, int], None]) -> None:
     """A connect to it that got it would connect to itself: a rank that asks for rank 0 before that listens."""
     held = HeldPort()
     with may_choose(held.number) as chooser, pytest.raises(OSError) as refused:

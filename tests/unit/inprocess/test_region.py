@@ -699,10 +699,11 @@ def test_no_bytecode_of_an_atomic_block_leaves_anything_behind(region):
     assert {CallInterrupted(None)} == set(outcomes)
 
 
-def test_no_lock_of_a_condition_is_left_taken(region):
+def test_no_lock_of_a_condition_is_left_taken(region, monkeypatch):
     """Interrupted anywhere while it takes or gives back a condition's lock (`queue.Queue` does it for each item), the
     function leaves it free."""
     condition = threading.Condition(threading.Lock())
+    monkeypatch.setattr(module, "MOMENT_S", DEADLINE_S)  # or the moment may be over before the handler looks
 
     def function() -> None:
         with condition:
@@ -713,7 +714,7 @@ def test_no_lock_of_a_condition_is_left_taken(region):
         return region._current is not None and frame.f_code in taken
 
     def act(frame: FrameType) -> None:
-        want_restart(region, patience_s=1.0)
+        want_restart(region, patience_s=DEADLINE_S)
         region._on_signal(RESTART_SIGNAL, frame)  # by hand: the trace function would be the innermost frame
 
     for number in itertools.count():

@@ -116,7 +116,8 @@ class RunAdmission:
         rank, payload = self._own.rank, pack(self._process)
         deadline = time.monotonic() + self._within_s
         with contextlib.closing(self._store.connect(self._own.group, REGISTRY)) as registry:
-            self._let_older_start_claim(registry)
+            if self._again is None:  # else this process has had its place before
+                self._let_older_start_claim(registry)
             while True:
                 entries = registry.read(0, 0.0)
                 run = latest(entries)

@@ -38,8 +38,8 @@ T = TypeVar("T")
 RESTART_SIGNAL: int = signal.SIGRTMAX - 4
 FIRST_PAUSE_S = 0.0005
 GROWTH = 1.5  # how much longer each pause between two signals is than the one before
-# The longest that the innermost `__enter__`, `__exit__`, `acquire` or `release` is spared. On a busy machine a thread may
-# be without a processor for tens of milliseconds.
+# The longest that the innermost `__enter__`, `__exit__`, `acquire` or `release` is spared. On a busy machine a thread
+# may be without a processor for tens of milliseconds.
 MOMENT_S = 0.1
 # Orders to end the process, or this rank: no restart may hide them.
 ENDS = (KeyboardInterrupt, SystemExit, RestartAbort)

@@ -40,6 +40,7 @@ def run(program: str, folder: Path, world: int = 1) -> list[tuple[int, str, str]
     finally:
         for rank in ranks:
             rank.kill()
+            rank.communicate()  # or the pipes of one that has not ended would fail the next test
     print(said)
     return [(rank.returncode, *each) for rank, each in zip(ranks, said, strict=True)]
 
@@ -239,6 +240,30 @@ def test_what_a_rank_publishes_is_a_tuple_of_strings(tmp_path: Path) -> None:
     [(code, out, _)] = run(PUBLISHES, tmp_path)
     said = "Published.publish must return a tuple of strings, not"
     assert (code, out.splitlines()) == (0, [f"{said} {what}" for what in ("(1, 2)", "'host1'") for _ in range(2)])
+
+
+WITH_ANOTHER_RUN = """
+from nvrx_slurm.inprocess import admission
+
+def train():
+    raise inprocess.exception.RestartAbort
+
+for admission.OLDER_S in 0.0, 3600.0:
+    try:
+        inprocess.Wrapper(store_factory=inprocess.store.FileStore, store_kwargs={"path": sys.argv[1]})(train)()
+    except inprocess.exception.RestartAbort:
+        print("left", flush=True)
+"""
+
+
+def test_a_process_waits_for_an_older_run_only_in_its_first_call(tmp_path: Path) -> None:
+    """Another process of this host has the same rank, and no name of its group either: it may be of another run."""
+    with subprocess.Popen(["sleep", "1000"], env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"}) as older:
+        try:
+            [(code, out, _)] = run(WITH_ANOTHER_RUN, tmp_path)
+        finally:
+            older.kill()
+    assert (code, out.split()) == (0, ["left", "left"])
 
 
 YEARS = """

@@ -110,12 +110,15 @@ def test_the_kernel_gives_a_held_port_to_no_other_socket(take: Callable[[socket.
         assert chooser.getsockname()[1] == held.number
 
 
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_workers_can_listen_on_a_held_port(family: socket.AddressFamily) -> None:
-    """With SO_REUSEADDR, which Python's servers set, and torch's and gRPC's."""
+@pytest.mark.parametrize("dual_stack", [False, True])
+def test_workers_can_listen_on_a_held_port(dual_stack: bool) -> None:
+    """With SO_REUSEADDR, which Python's servers set, and torch's and gRPC's; these listen for both IP versions."""
+    if dual_stack and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
     held = HeldPort()
-    with socket.create_server(("", held.number), family=family) as server:
-        socket.create_connection(("127.0.0.1" if family is socket.AF_INET else "::1", held.number)).close()
+    family = socket.AF_INET6 if dual_stack else socket.AF_INET
+    with socket.create_server(("", held.number), family=family, dualstack_ipv6=dual_stack) as server:
+        socket.create_connection(("127.0.0.1", held.number)).close()
         server.accept()[0].close()
     held.release()
 

@@ -20,15 +20,20 @@ wrapper = inprocess.Wrapper(store_factory=inprocess.store.FileStore, store_kwarg
 """
 
 
+def without_launcher() -> dict[str, str]:
+    """This environment, less all that a launcher sets."""
+    launchers = (*_FOREIGN, "RANK", "WORLD")
+    return {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+
+
 def run(program: str, folder: Path, world: int = 1) -> list[tuple[int, str, str]]:
     """One process for each rank, to its end: its exit code, and what it wrote to standard output and error."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     script = folder / "program.py"
     script.write_text(BEGINNING + program)
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script), str(folder / "store")],
-            env=ours | {"RANK": str(rank), "WORLD_SIZE": str(world), "PYTHONPATH": str(ROOT)},
+            env=without_launcher() | {"RANK": str(rank), "WORLD_SIZE": str(world), "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -181,11 +186,10 @@ def test_runs_that_multiprocessing_starts_do_not_mix(tmp_path: Path) -> None:
     script, hold = tmp_path / "program.py", tmp_path / "hold"
     script.write_text(BEGINNING + SPAWNED)
     os.mkfifo(hold)
-    ours = {name: value for name, value in os.environ.items() if not name.startswith((*_FOREIGN, "RANK", "WORLD"))}
     programs = [
         subprocess.Popen(
             [sys.executable, str(script), str(tmp_path / "store"), name, str(hold)],
-            env=ours | {"PYTHONPATH": str(ROOT)},
+            env=without_launcher() | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -258,7 +262,7 @@ for admission.OLDER_S in 0.0, 3600.0:
 
 def test_a_process_waits_for_an_older_run_only_in_its_first_call(tmp_path: Path) -> None:
     """Another process of this host has the same rank, and no name of its group either: it may be of another run."""
-    with subprocess.Popen(["sleep", "1000"], env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"}) as older:
+    with subprocess.Popen(["sleep", "1000"], env=without_launcher() | {"RANK": "0"}) as older:
         try:
             [(code, out, _)] = run(WITH_ANOTHER_RUN, tmp_path)
         finally:

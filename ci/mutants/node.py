@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ci.mutants.model import Edit, Mutant
 
-AGENT_LOOP, CHILD, SUPERVISOR, WORKERS = (
+AGENT, CHILD, SUPERVISOR, WORKERS = (
     "nvrx_slurm/agent/agent.py",
     "nvrx_slurm/agent/child.py",
     "nvrx_slurm/agent/supervisor.py",
@@ -48,7 +48,7 @@ NODE = (
         "port-free-before-its-user-listens",
         "a node's port stays held while its workers start",
         Edit(
-            AGENT_LOOP,
+            AGENT,
             "        self.heartbeat.renew()\n        self.watch.begin(",
             "        self.joining.port.release()\n        self.watch.begin(",
         ),

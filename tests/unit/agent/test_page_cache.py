@@ -23,14 +23,14 @@ MIB = 1 << 20
 
 
 def cached(path: Path) -> float:
-    """How much of a file is in the page cache, from 0 to 1."""
+    """How much of a file is in the page cache, from 0 to 1, to the hundredth: the kernel takes single pages back."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         pages = -(-len(mapped) // mmap.PAGESIZE)
         held = (ctypes.c_ubyte * pages)()
         at = ctypes.c_char.from_buffer(mapped)
         assert ctypes.CDLL(None).mincore(ctypes.byref(at), ctypes.c_size_t(len(mapped)), held) == 0
         del at
-        return sum(byte & 1 for byte in held) / pages
+        return round(sum(byte & 1 for byte in held) / pages, 2)
 
 
 def evict(path: Path) -> None:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 WAIT_S = 60.0
+STARTS_S = 120.0
+"""Three processes import torch or a framework on a busy machine."""
+
 LOOK_S, LONGEST_PAUSE_S = 0.002, 0.1
 T = TypeVar("T")
 

@@ -17,6 +17,7 @@ import pytest
 
 from nvrx_slurm.lab.devcluster.lifecycle import free_ports
 from nvrx_slurm.workload.slot import Slot
+from tests.waiting import STARTS_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 160
@@ -196,11 +197,12 @@ TORCH_ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(480)
 def test_an_ordinary_torchrun_script_resumes_to_the_same_result(torchrun: list[str], tmp_path: Path) -> None:
     """Under torchrun itself, a worker killed midway changes nothing of the result."""
     environment = os.environ | TORCH_ENVIRONMENT
     quiet, faulted = tmp_path / "quiet", tmp_path / "faulted"
-    subprocess.run([*torchrun, "--checkpoint-dir", str(quiet)], env=environment, timeout=100, check=True)
+    subprocess.run([*torchrun, "--checkpoint-dir", str(quiet)], env=environment, timeout=STARTS_S, check=True)
 
     command = [*torchrun, "--checkpoint-dir", str(faulted), "--step-time", "0.01"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
@@ -221,5 +223,5 @@ def _kill_a_worker_at_step(running: subprocess.Popen[str], step: int) -> list[st
         if line.startswith(f"step {step} ") and len(lines) == step // 20:
             children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
             os.kill(int(children[-1]), signal.SIGKILL)
-    assert running.wait(60) == 0
+    assert running.wait(STARTS_S) == 0
     return lines

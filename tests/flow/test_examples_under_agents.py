@@ -12,24 +12,25 @@ import pytest
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import NodeLost, WorkersStarted
 from tests.harness import plan_of
-from tests.waiting import until
+from tests.waiting import STARTS_S, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(480)
 def test_ordinary_torchrun_script_survives_a_node(run_local, tmp_path):
     """torch DDP over gloo, unchanged: its node killed after a checkpoint, it ends with the clean run's result."""
     if importlib.util.find_spec("torch") is None and "CI" not in os.environ:
         pytest.skip("torch is not installed; `make test-torch` installs it")
     clean = torch_job(run_local, tmp_path, "clean")
-    assert clean.finish(timeout=90) == 0
+    assert clean.finish(timeout=STARTS_S) == 0
     struck = torch_job(run_local, tmp_path, "struck", "--step-time", "0.02")
-    struck.expect(WorkersStarted, node="n2", timeout=60)
+    struck.expect(WorkersStarted, node="n2", timeout=STARTS_S)
     struck.agent_pid("n3")
     wait_for_checkpoint(tmp_path / "struck", struck)
     struck.kill_node("n2")
-    assert struck.finish(timeout=90) == 0
+    assert struck.finish(timeout=STARTS_S) == 0
     assert len(struck.said(NodeLost)) == 1
     results = [(tmp_path / name / "result.json").read_bytes() for name in ("clean", "struck")]
     assert results[0] == results[1]

@@ -21,11 +21,9 @@ from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import NodeLost, RendezvousClosed, WorkerFailed, WorkersStarted
 from nvrx_slurm.util.clock import SystemClock
 from tests.harness import RunningJob, plan_of
+from tests.waiting import STARTS_S
 
 SCRIPTS = Path(__file__).parents[1] / "frameworks"
-STARTS_S = 120.0
-"""Two processes import a framework on a busy machine."""
-
 SLURM = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NAME": "train",

@@ -23,11 +23,10 @@ from nvrx_slurm.journal.records import Progress, RendezvousClosed, RestartDecide
 from nvrx_slurm.report.failure_replay import read_failures
 from nvrx_slurm.util.files import JobFiles
 from tests.harness import RunningJob, plan_of
+from tests.waiting import STARTS_S
 
 WORKER = Path(__file__).parents[1] / "torch_worker.py"
 KILLS = int(os.environ.get("NVRX_TORCH_KILLS", "3"))
-STARTS_S = 120.0
-"""Three processes import torch on a busy machine."""
 
 
 def killed(job: RunningJob, kind: str, cycle: int, chance: Random) -> tuple[str, int | None]:

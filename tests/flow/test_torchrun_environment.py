@@ -14,6 +14,7 @@ import pytest
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import WorkerFailed
 from tests.harness import plan_of
+from tests.waiting import STARTS_S
 
 WORKER = Path(__file__).parents[1] / "torchrun_worker.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
@@ -25,6 +26,7 @@ OF_EACH_START = {
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(480)
 def test_worker_has_torchruns_environment_and_its_error_file_is_read(run_local, tmp_path, monkeypatch):
     """Name by name. And a failure's cause is the exception that `@record` kept: of a worker whose Python loads no
     `sitecustomize` (-I), and of a worker of the torchrun that a worker is."""
@@ -33,7 +35,7 @@ def test_worker_has_torchruns_environment_and_its_error_file_is_read(run_local, 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (base := tmp_path / "torchrun").mkdir()
     subprocess.run(
-        [*TORCHRUN, "--nproc-per-node=2", str(WORKER), str(base)], check=True, capture_output=True, timeout=60
+        [*TORCHRUN, "--nproc-per-node=2", str(WORKER), str(base)], check=True, capture_output=True, timeout=STARTS_S
     )
     theirs = json.loads((base / "default-1.json").read_bytes())
     roles = [
@@ -41,7 +43,7 @@ def test_worker_has_torchruns_environment_and_its_error_file_is_read(run_local, 
         RolePlan(name="nested", command=(*TORCHRUN, "--role=nested", str(WORKER), str(tmp_path), "x")),
     ]
     job = run_local(plan_of(tmp_path, *roles))
-    assert job.finish(timeout=100) == 0
+    assert job.finish(timeout=STARTS_S) == 0
     failed = [record for record in job.said(WorkerFailed) if record.error]
     assert sorted((each.replica, each.error) for each in failed) == [
         ("direct-0", "ValueError: the data set is empty"),

@@ -25,7 +25,8 @@ from nvrx_slurm.util.sanitize import one_line
 JOB_PID = 1
 NODE_TID = 1
 FIRST_RANK_TID = 100
-MARKS_TID = 2
+# The first track of failures: those that overlap need several.
+FAILURES_TID = 1 << 20
 
 NAMES: dict[str, str] = {
     "stepping": "steps",
@@ -79,7 +80,7 @@ def _events(view: JobView, history: JobTimeline, workers: WorkerStarts, until: f
 
     nodes = list(dict.fromkeys([*(n for _, expected in history.generations for n in expected), *view.nodes]))
     pids = {node: JOB_PID + 1 + index for index, node in enumerate(nodes)}
-    yield from _named(JOB_PID, 0, f"job {one_line(view.job)} ({one_line(view.name)})", {MARKS_TID: "failures"})
+    yield from _named(JOB_PID, 0, f"job {one_line(view.job)} ({one_line(view.name)})", {})
     replicas = list(dict.fromkeys(key[0] for key in view.cycles))
     for index, replica in enumerate(replicas):
         yield from _thread(JOB_PID, FIRST_RANK_TID + index, f"cycles of {one_line(replica)}", index)
@@ -174,6 +175,7 @@ def _of_failures(
     view: JobView, history: JobTimeline, pids: dict[str, int], replicas: list[str], us: Callable[[float], int]
 ) -> Iterator[Event]:
     """An instant and a slice for each failure; a flow from it to the decision, and on to the recovery."""
+    ends: list[int] = []  # of each track of failures
     for number, failure in enumerate(history.failures, 1):
         at, cause = us(failure.at), failure.cause
         args = {
@@ -189,7 +191,12 @@ def _of_failures(
             yield {"ph": "i", "s": "p", "name": one_line(cause.why), "cat": "failure", **where, "args": args}
         decided_at = None if failure.decided_at is None else us(failure.decided_at)
         until = at + 1 if decided_at is None else max(at + 1, decided_at)
-        yield _slice(JOB_PID, MARKS_TID, "failure", at, until - at, "failure", **args, reports=1 + failure.more)
+        track = next((index for index, end in enumerate(ends) if end <= at), len(ends))
+        if track == len(ends):
+            yield from _thread(JOB_PID, FAILURES_TID + track, "failures", track)
+        ends[track : track + 1] = [until + 1]  # the decision's slice too
+        tid = FAILURES_TID + track
+        yield _slice(JOB_PID, tid, "failure", at, until - at, "failure", **args, reports=1 + failure.more)
         flow = {"cat": "recovery", "name": "failure to recovery", "id": number}
         after = failure.recovery(view)
         if decided_at is None or after is None or failure.key is None or failure.decided is None:
@@ -199,9 +206,9 @@ def _of_failures(
             "by": one_line(failure.decided.by),
             "cause": one_line(failure.decided.cause),
         }
-        yield _slice(JOB_PID, MARKS_TID, "decision", until, 1, "failure", **action)
-        yield {"ph": "s", "pid": JOB_PID, "tid": MARKS_TID, "ts": at, **flow}
-        yield {"ph": "t", "pid": JOB_PID, "tid": MARKS_TID, "ts": until, **flow}
+        yield _slice(JOB_PID, tid, "decision", until, 1, "failure", **action)
+        yield {"ph": "s", "pid": JOB_PID, "tid": tid, "ts": at, **flow}
+        yield {"ph": "t", "pid": JOB_PID, "tid": tid, "ts": until, **flow}
         tid = FIRST_RANK_TID + replicas.index(failure.key[0])
         cycle = view.cycles[after.replica, after.generation, after.cycle]
         # A flow ends within a slice: that of the cycle, which may have ended before all its workers ran.

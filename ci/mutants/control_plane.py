@@ -535,6 +535,21 @@ CONTROL_PLANE = (
         "no deadline is judged before a new controller has taken in what was said while none ran",
         Edit(STATE, "return now >= deadline and not self.catches_up", "return now >= deadline"),
     ),
+    core(
+        "late-order-shortens-the-time",
+        "nodes that learn late of a rendezvous have all of their time for it",
+        Edit(JOB, "            replica.called_at, replica.last_call_at = now, None\n", "            pass\n"),
+    ),
+    core(
+        "late-fence-proves-too-early",
+        "ranks are given away only when the workers of a node that was fenced late must be dead",
+        Edit(JOB, "at + late_s if at >= fenced_by else at", "at"),
+    ),
+    controller(
+        "late-orders-unmarked",
+        "nodes that learn late of a rendezvous have all of their time for it",
+        Edit(CONTROLLER, "left.insert(0, InboundFact(DecisionsLate(since=since)))", "pass"),
+    ),
     controller(
         "time-of-reading",
         "a fact counts from its arrival in the store",

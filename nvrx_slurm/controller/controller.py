@@ -36,6 +36,7 @@ from nvrx_slurm.journal.records import (
     ControllerStarted,
     ControllerUp,
     Decision,
+    DecisionsLate,
     DumpOrdered,
     Entry,
     Fact,
@@ -235,7 +236,7 @@ class Controller:
                     suspects=info.suspects,
                 )
             )
-        batch = self._decide(map(InboundFact, facts))
+        batch, _ = self._decide([InboundFact(fact) for fact in facts])
         batch.orders.append(up)
         await self._commit(batch, up)
         if self.plan.fault_tolerance.attribution.acts:
@@ -248,14 +249,19 @@ class Controller:
     # ---- the loop
 
     async def _serve(self, tasks: list[asyncio.Task[None]]) -> Shutdown:
+        left: list[InboundFact] = []
         try:
             while not self.job.ended:
-                if self.job.suspended_at is None:
+                if left:
+                    inbound = left
+                elif self.job.suspended_at is None:
                     inbound = await self._next_batch(tasks)
                 else:  # what arrives meanwhile stays in the queue: after the resumption no deadline is overdue
                     inbound = [await self._sit_out_suspension(tasks)]
-                batch = self._decide(inbound)
+                batch, left = self._decide(inbound)
                 await self._commit(batch)
+                if batch.orders and self.server_clock.passed_since(since := batch.entries[0].t) > INBOX_STALL_S:
+                    left.insert(0, InboundFact(DecisionsLate(since=since)))
                 # Only after the commit: a fence or a request that no journal knows would be lost with this process,
                 # or sent by a controller that a newer one has fenced.
                 for order in batch.orders:
@@ -313,9 +319,10 @@ class Controller:
         await asyncio.sleep(CATCH_UP_S)
         return False
 
-    def _decide(self, inbound: Iterable[InboundFact]) -> Batch:
+    def _decide(self, inbound: list[InboundFact]) -> tuple[Batch, list[InboundFact]]:
+        """What one commit carries, and the facts that come after it: first the agents must know of late orders."""
         batch = Batch()
-        for item in inbound:
+        for number, item in enumerate(inbound, start=1):
             fact, before = item.fact, self.server_clock.last
             if isinstance(fact, LogFindings):  # for the broker: the core, and so the journal, knows nothing of it
                 batch.cursor = item.inbox_id or batch.cursor
@@ -340,7 +347,9 @@ class Controller:
                 self._explain(None)
             for record in (fact, *decisions):
                 self._take(batch, record, now)
-        return batch
+            if batch.orders and self.server_clock.passed_since(now) > INBOX_STALL_S:
+                return batch, inbound[number:]
+        return batch, []
 
     def _take(self, batch: Batch, record: Record, now: float) -> None:
         """Put one record into the batch: into the journal first, then into the orders that agents read."""
@@ -554,6 +563,10 @@ class ServerClock:
     def now(self) -> float:
         self.last = max(self.last, self._clock.monotonic() + self._offset)
         return self.last
+
+    def passed_since(self, t: float) -> float:
+        """Seconds; no later stamp depends on it."""
+        return self._clock.monotonic() + self._offset - t
 
     def until(self, t: float) -> float:
         """Seconds from now until `t`; a moment, if it has passed."""

@@ -33,6 +33,7 @@ from nvrx_slurm.journal.records import (
     CommandEnded,
     ControllerStarted,
     Decision,
+    DecisionsLate,
     DrainAsked,
     DumpAsked,
     DumpOrdered,
@@ -110,11 +111,13 @@ def step(job: ControlState, fact: Fact, now: float) -> list[Decision] | None:
     if isinstance(fact, ControllerStarted):
         # No deadline is looked at yet: the facts that arrived while no controller ran are taken in first. Their time
         # is this one, since the journal's never goes back.
-        job.taken_over_at = now
+        job.behind_until = now
         return []
     if job.ended and not isinstance(fact, JobStarted):
         return None
-    job.catches_up = now <= job.taken_over_at and not isinstance(fact, Tick)
+    if isinstance(fact, DecisionsLate):  # nor here
+        return _decisions_late(job, fact, now)
+    job.catches_up = now <= job.behind_until and not isinstance(fact, Tick)
     decisions = _HANDLERS[type(fact)](job, fact, now)
     if decisions is None:
         return None
@@ -415,6 +418,25 @@ def _attributed(job: ControlState, fact: Attributed, now: float) -> list[Decisio
 
 def _recorded(job: ControlState, fact: Fact, now: float) -> list[Decision] | None:
     """Recorded; no decision follows."""
+    return []
+
+
+def _decisions_late(job: ControlState, fact: DecisionsLate, now: float) -> list[Decision] | None:
+    """Move each deadline for acting on what was decided since then."""
+    if job.suspended_at is not None:  # its end moves them
+        return None
+    job.behind_until = now
+    late_s, fenced_by = now - fact.since, fact.since + job.plan.fault_tolerance.gives_away_after_s
+    if job.shutdown_deadline >= fact.since:
+        job.shutdown_deadline += late_s
+    for replica in job.replicas.values():
+        if replica.phase is Phase.RENDEZVOUS and replica.opened_at >= fact.since:
+            replica.called_at, replica.last_call_at = now, None
+        # Those that were fenced: the order has gone out only now. That others are dead, their silence proves.
+        replica.unsafe = {node: at + late_s if at >= fenced_by else at for node, at in replica.unsafe.items()}
+    for pending in job.restart_decisions.values():
+        if pending.opened_at >= fact.since:
+            pending.due_at += late_s
     return []
 
 

@@ -44,7 +44,8 @@ def open_rendezvous(
     """Call the replica's nodes to its next cycle. `dump`: why they write down their workers' stacks first."""
     replica.cycle += 1
     replica.phase = Phase.RENDEZVOUS
-    replica.opened_at, replica.last_call_at, replica.short_since = now, None, None
+    replica.opened_at = replica.called_at = now
+    replica.last_call_at, replica.short_since = None, None
     replica.stamps = Stamps(noticed=noticed, decided=now)
     replica.ready, replica.started, replica.stepped, replica.done = set(), set(), set(), set()
     replica.first_done_at = None
@@ -119,7 +120,7 @@ def deadline(job: ControlState, replica: Replica) -> float:
 
 def _overdue_at(job: ControlState, replica: Replica) -> float:
     """When the open rendezvous has taken too long; later, where agents have been started for it since."""
-    at = replica.opened_at + job.plan.fault_tolerance.rendezvous.join_timeout
+    at = replica.called_at + job.plan.fault_tolerance.rendezvous.join_timeout
     return max(at, job.expected_until) if job.expected else at
 
 
@@ -162,7 +163,7 @@ def _close_if_due(job: ControlState, replica: Replica, now: float) -> list[Decis
     if enough:
         if replica.last_call_at is None:
             # Late nodes of the cycle before may still be killing their workers: a spare must not overtake them.
-            torn_down_by = replica.opened_at + (bounds.teardown.grace if replica.cycle else 0.0)
+            torn_down_by = replica.called_at + (bounds.teardown.grace if replica.cycle else 0.0)
             replica.last_call_at = max(now, torn_down_by) + bounds.rendezvous.last_call
         if not job.is_over(replica.last_call_at, now):
             return []

@@ -84,6 +84,7 @@ class Replica(msgspec.Struct):
     awaited: set[str] = set()  # preferred nodes that may still get ready
     ready: set[str] = set()  # preferred nodes that are
     opened_at: float = 0.0
+    called_at: float = 0.0  # its nodes knew of the open rendezvous by then
     last_call_at: float | None = None
     short_since: float | None = None  # too few nodes are left, and no more can come
     started: set[str] = set()  # nodes whose workers of the running cycle have started
@@ -182,8 +183,8 @@ class ControlState(msgspec.Struct):
     suspended_at: float | None = None  # Slurm suspends the job: nothing is decided until it has been resumed
     ended: bool = False
     terminating_until: float | None = None  # Slurm has sent SIGTERM to a node's processes, and says why before this
-    taken_over_at: float = -math.inf  # when the newest controller started
-    catches_up: bool = False  # this step's fact arrived while no controller ran, and more such facts may follow
+    behind_until: float = -math.inf  # facts of up to then arrived while no controller ran, or while it stood still
+    catches_up: bool = False  # this step's fact is one of them, and more may follow
 
     def is_over(self, deadline: float, now: float) -> bool:
         """Whether a deadline has passed, and no fact that arrived before it can still follow."""

@@ -49,6 +49,7 @@ def end(job: ControlState, fact: JobResumed, now: float) -> list[Decision] | Non
     job.requeued_at = [at + by_s for at in job.requeued_at]
     for replica in job.replicas.values():
         replica.opened_at += by_s
+        replica.called_at += by_s
         replica.began_at += by_s
         replica.last_call_at = _moved(replica.last_call_at, by_s)
         replica.short_since = _moved(replica.short_since, by_s)

@@ -421,6 +421,13 @@ class RecordsRefused(Fact, frozen=True, kw_only=True, tag="records_refused"):
     why: str
 
 
+class DecisionsLate(Fact, frozen=True, kw_only=True, tag="decisions_late"):
+    """What this controller has decided from `since` on (as `t`) reached the store only now: the controller or the
+    store stood still meanwhile. Whoever must act on it gets all of the time for it from now on."""
+
+    since: float
+
+
 class Tick(Fact, frozen=True, kw_only=True, tag="tick"):
     """A deadline of the core passed. Journaled only where it led to a decision, or to another deadline."""
 
@@ -697,6 +704,7 @@ AnyFact = (
     | JobResumed
     | Attributed
     | RecordsRefused
+    | DecisionsLate
     | Tick
 )
 AnyDecision = (

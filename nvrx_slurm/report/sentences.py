@@ -130,6 +130,8 @@ def describe(record: AnyRecord) -> str:
             return f"{said}, after {seconds(answer.latency_s)}{f': {because}' if because else ''}"
         case records.RecordsRefused():
             return f"the controller set aside {plural(record.count, 'record')} in {record.stream}: {record.why}"
+        case records.DecisionsLate():
+            return "the latest decisions were committed late: the controller or the store stood still"
         case records.Tick():
             return "a deadline passed"
         case records.Prewarmed():

@@ -18,6 +18,7 @@ from nvrx_slurm.journal.records import (
     AttributionJudged,
     ControllerStarted,
     Decision,
+    DecisionsLate,
     DrainAsked,
     Entry,
     Fact,
@@ -121,6 +122,9 @@ class ReplicaHistory:
     awaited: set[str] = field(default_factory=set)
     ready: set[str] = field(default_factory=set)
     opened_at: float = 0.0
+    called_at: float = 0.0
+    """Its nodes knew by then that it is open."""
+    committed_at: float = -math.inf
     closed_at: float = 0.0
     not_before: float = 0.0
     started: set[str] = field(default_factory=set)
@@ -204,7 +208,8 @@ class JobHistory:
         self.leaving: dict[str, str] = {}  # drained nodes → the replica whose rendezvous has yet to replace them
         self.shutdown: Shutdown | None = None
         self.shut_down_at = 0.0
-        self.taken_over_at = -math.inf
+        self.behind_until = -math.inf
+        self.committed_at = -math.inf  # the latest entry, by the run's time; or that is not known
         self.ended = False
         self.suspended = False
         self.step = HistoryStep(JobStarted(job="", name="", expected=()), 0.0)
@@ -227,11 +232,11 @@ class JobHistory:
             self._apply_fact(record)
             if isinstance(record, FromAgent) and (node := self.nodes.get(record.node)) is not None:
                 node.seq = max(node.seq, record.seq)
-            # The time of any fact may be past that deadline; but facts that arrived while no controller ran, and
-            # so have the time of the new one's start, come before it.
-            if isinstance(record, ControllerStarted):
-                self.taken_over_at = self.t
-            elif isinstance(record, Tick) or self.t > self.taken_over_at:
+            # The time of any fact may be past that deadline; but facts that arrived while no controller ran, or
+            # while it stood still, and so have the time at which it went on, come before it.
+            if isinstance(record, ControllerStarted | DecisionsLate):
+                self.behind_until = self.t
+            elif isinstance(record, Tick) or self.t > self.behind_until:
                 self._end_exit_skew()
                 self._blame_late()
         else:
@@ -310,10 +315,25 @@ class JobHistory:
             case JobResumed():
                 self.suspended = False
                 self._move(fact.stood_still_s)
+            case DecisionsLate():
+                self._commit_late(fact.since)
             case Attributed():
                 failure = self.failures.get((fact.replica, fact.cycle))
                 if failure is not None:
                     failure.answers.setdefault(fact.attribution.source, fact.attribution)
+
+    def _commit_late(self, since: float) -> None:
+        """What was decided since then counts from now for those who must act on it."""
+        late_s, fenced_by = self.t - since, since + self.bounds.gives_away_after_s
+        self.shut_down_at += late_s if self.shut_down_at >= since else 0.0
+        for failure in self.failures.values():
+            failure.due_at += late_s if failure.at >= since else 0.0
+        for replica in self.replicas.values():
+            if replica.state == "open" and replica.opened_at >= since:
+                replica.called_at = self.t
+            replica.unproven = {
+                node: until + late_s if until >= fenced_by else until for node, until in replica.unproven.items()
+            }
 
     def _ask(self, fact: RestartAsked | DrainAsked | UndrainAsked) -> UserRequestHistory:
         """What must come of a request."""
@@ -377,6 +397,7 @@ class JobHistory:
         self.nodes_lost_at = [at + by_s for at in self.nodes_lost_at]
         for replica in self.replicas.values():
             replica.opened_at += by_s
+            replica.called_at += by_s
             replica.closed_at += by_s
             replica.recovered_at += by_s
             replica.not_before += by_s
@@ -441,7 +462,7 @@ class JobHistory:
         """A node that has not answered when its rendezvous' time is up is what the others have lost, also where
         nothing replaces it, so that it is not fenced but the job ends."""
         for replica in self.replicas.values():
-            is_overdue = self.t >= replica.opened_at + self.bounds.rendezvous.join_timeout
+            is_overdue = self.t >= replica.called_at + self.bounds.rendezvous.join_timeout
             known = self.open_symptom(replica.id) if is_overdue else None
             if known is None or any(self.t < until for until in replica.unproven.values()):
                 continue
@@ -591,7 +612,8 @@ class JobHistory:
             self._forget(node)
 
     def _open(self, replica: ReplicaHistory, cycle: int) -> None:
-        replica.cycle, replica.state, replica.opened_at = cycle, "open", self.t
+        replica.cycle, replica.state = cycle, "open"
+        replica.opened_at, replica.called_at, replica.committed_at = self.t, self.t, self.committed_at
         replica.ready, replica.awaited, replica.done, replica.first_done_at = set(), set(), set(), None
         # An agent that was replaced had lost its ranks when this was opened: its successor is a spare.
         fact, lost = self.step.fact, [each for each in self.step.failures if each.kind == "node"]

@@ -61,6 +61,8 @@ LEAVE_S = 10.0
 MOST_DOUBLINGS = 30
 # How much later than its deadline a decision may be, while the controller decides.
 SLACK_S = 1.0
+# How much later than it was decided an order may be known, without more time for it.
+UNKNOWN_S = 2.5
 
 
 class Promise(StrEnum):
@@ -413,8 +415,11 @@ class LateNodes(JournalMonitor):
             return
         replica, bounds = history.replicas[replica_id], history.bounds
         torn_down_s = bounds.teardown.grace if replica.cycle else 0.0
-        earliest = replica.opened_at + min(bounds.rendezvous.join_timeout, torn_down_s + bounds.rendezvous.last_call)
-        if entry.t < earliest:
+        has_s = min(bounds.rendezvous.join_timeout, torn_down_s + bounds.rendezvous.last_call)
+        earliest, known_s = replica.called_at + has_s, history.committed_at - replica.committed_at
+        if known_s < has_s - UNKNOWN_S:
+            yield f"{fence.node} could read for {known_s:.3f} s that {replica_id} waits for it, and was fenced"
+        elif entry.t < earliest:
             yield f"{fence.node} had {earliest - entry.t:.3f} s left to be ready for {replica_id}, and was fenced"
 
 
@@ -469,7 +474,7 @@ class Sizes(JournalMonitor):
             node.place == "expected" and name not in history.drained for name, node in history.nodes.items()
         )
         more = replica.awaited or (expected and now < history.started_at + join_s)
-        return bool(more) and now < replica.opened_at + join_s
+        return bool(more) and now < replica.called_at + join_s
 
     def _check_closed(self, replica: ReplicaHistory, closed: RendezvousClosed, now: float) -> Iterator[str]:
         history, role = self.history, replica.role
@@ -667,7 +672,7 @@ class JournalMonitors:
         self._begun = self._is_broken = False
         self.broken_by: str | None = None  # the monitor that has seen a broken promise
 
-    def enter(self, entry: Entry) -> None:
+    def enter(self, entry: Entry, committed_at: float = -math.inf) -> None:
         """The next entry of the journal. After a broken promise none is looked at: the model is off."""
         # A fact ends the decisions on the one before. The last fact of a commit is completed by the caller.
         if isinstance(entry.record, Fact):
@@ -675,6 +680,7 @@ class JournalMonitors:
             self._begun = True
         if self._is_broken:
             return
+        self.history.committed_at = committed_at
         try:
             for monitor in self._of_records.get(type(entry.record), ()):
                 self._report(monitor, monitor.check(entry))

@@ -104,15 +104,15 @@ class Promises:
                 self.monitors.enter(entry)
             self.monitors.complete()
 
-    def committed(self, epoch: int, entries: Iterable[bytes]) -> None:
-        """The store has taken a commit."""
+    def committed(self, epoch: int, entries: Iterable[bytes], at: float = -math.inf) -> None:
+        """The store has taken a commit, `at` by the run's time."""
         if epoch != self._epoch:
             self._broken(
                 Promise.DECIDER, f"a commit of epoch {epoch} was taken although epoch {self._epoch} has begun"
             )
         begun = len(self.journal)
         for packed in entries:
-            self._enter(unpack_entry(packed))
+            self._enter(unpack_entry(packed), at)
         self.monitors.complete()
         for entry in self.journal[begun:]:
             if isinstance(entry.record, NodeLost) and entry.record.incarnation not in self._fenced:
@@ -174,7 +174,7 @@ class Promises:
         if any(record.pid == pid and record.epoch == self._epoch for record in started):
             self._broken(Promise.DECIDER, "a controller left for a newer one, and there is none")
 
-    def _enter(self, entry: Entry) -> None:
+    def _enter(self, entry: Entry, at: float) -> None:
         last = self.journal[-1] if self.journal else None
         if last is not None and (entry.n != last.n + 1 or entry.t < last.t):
             self._broken(Promise.JOURNAL, f"journal entry {entry.n} at {entry.t} follows {last.n} at {last.t}")
@@ -187,7 +187,7 @@ class Promises:
         self.journal.append(entry)
         self._check(entry.record)
         self._entered(entry)
-        self.monitors.enter(entry)
+        self.monitors.enter(entry, at)
         if isinstance(entry.record, RendezvousClosed):
             # As the controller writes the order: without nodes, for each agent reads its own ranks alone.
             packed = pack(msgspec.structs.replace(entry.record, nodes=(), promoted=()))

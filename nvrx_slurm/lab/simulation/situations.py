@@ -80,6 +80,15 @@ def _at(event: str, moment: Moment = "after", **how: Any) -> Aim:
     return Aim(event=event, moment=moment, **how)
 
 
+def _slow(shape: Shape, chance: Random) -> Shape:
+    """The same job, whose workers do not end before they are killed."""
+    bounds = shape.plan.fault_tolerance
+    teardown = replace(bounds.teardown, grace=chance.choice((3.0, 4.0, 6.0)))
+    plan = replace(shape.plan, fault_tolerance=replace(bounds, teardown=teardown))
+    behaviour = dataclasses.replace(shape.behaviour, leaves_s=None, obeys_s=None)
+    return dataclasses.replace(shape, plan=plan, behaviour=behaviour)
+
+
 def _fails(node: str, cycles: int, after_s: float) -> Act:
     """In so many cycles a worker of the node fails so long after its start."""
     return Act(at_s=0.0, kind="fail_cycles", node=node, number=cycles, lasts_s=round(after_s, 3))
@@ -238,10 +247,7 @@ def cut_without_spares(chance: Random, shape: Shape) -> Staged:
 def frozen_past_a_deadline(chance: Random, shape: Shape) -> Staged:
     """The controller is frozen while nodes get ready, until their last call is over. They take longer for it than one
     read of the inbox takes."""
-    drawn = shape.plan.fault_tolerance
-    slow = replace(drawn.teardown, grace=chance.choice((3.0, 4.0, 6.0)))
-    shape = _job(shape, nodes=chance.randint(2, 4), spares=4, teardown=slow)
-    shape = dataclasses.replace(shape, behaviour=dataclasses.replace(shape.behaviour, leaves_s=None, obeys_s=None))
+    shape = _slow(_job(shape, nodes=chance.randint(2, 4), spares=4), chance)
     bounds = shape.plan.fault_tolerance
     last_call_s = bounds.teardown.grace + bounds.rendezvous.last_call
     freeze = Act(
@@ -253,6 +259,23 @@ def frozen_past_a_deadline(chance: Random, shape: Shape) -> Staged:
     )
     fail = Act(at_s=0.0, kind="fail_worker", number=_number(chance), aim=_at("workers_started", steps=2))
     return shape, (fail, freeze)
+
+
+def opened_late(chance: Random, shape: Shape) -> Staged:
+    """A worker fails while the controller is frozen, or the store is when it would take the order to restart: the
+    nodes learn of it when their grace and the last call would be over. There are spares for all."""
+    nodes = chance.randint(1, 3)
+    shape = _slow(_job(shape, nodes=nodes, spares=chance.randint(nodes, 4)), chance)
+    bounds = shape.plan.fault_tolerance
+    lasts_s = bounds.teardown.grace + bounds.rendezvous.last_call + chance.uniform(0.5, 8.0)
+    kind, aim = chance.choice(
+        (
+            ("freeze_controller", _at("workers_started", nth=nodes - 1, steps=chance.choice((0, 1)))),
+            ("freeze_store", _at("rendezvous_opened", "before", nth=1)),
+        )
+    )
+    freeze = Act(at_s=0.0, kind=kind, lasts_s=round(lasts_s, 3), aim=aim)
+    return shape, (_fails(shape.nodes[0], 1, chance.uniform(0.3, 2.0)), freeze)
 
 
 def backlog_past_a_deadline(chance: Random, shape: Shape) -> Staged:
@@ -300,6 +323,7 @@ SITUATIONS: dict[Callable[[Random, Shape], Staged], float] = {
     replaced_at_the_close: 2,
     cut_without_spares: 3,
     frozen_past_a_deadline: 2,
+    opened_late: 2,
     backlog_past_a_deadline: 2,
     older_cycle: 1,
     copied_orders: 1,

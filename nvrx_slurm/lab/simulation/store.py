@@ -197,7 +197,7 @@ class WatchedStore(MemoryServer):
             # In the order of `store/lua/commit.lua`'s arguments: journal entries, orders, the shutdown.
             entries = int(args[5])
             begun = len(self._promises.journal)
-            self._promises.committed(int(args[0]), _entries(command))
+            self._promises.committed(int(args[0]), _entries(command), self._loop.time())
             self._check_deadlines(self._promises.journal[begun:])
             if args[2] != "":
                 read = identity_of(encoded(args[2]))

@@ -102,5 +102,5 @@ def test_fact_that_changes_nothing_dates_no_other(fact: NodeFenced | Tick) -> No
     controller = reader(OneRead(), clock)
     controller.server_clock.set(100.0)
     clock.at += 10.0
-    assert controller._decide([InboundFact(fact)]).entries == []
+    assert controller._decide([InboundFact(fact)])[0].entries == []
     assert controller.server_clock.stamp(103.0) == 103.0

@@ -17,6 +17,7 @@ from nvrx_slurm.journal.records import (
     Attributed,
     AttributionAsked,
     AttributionJudged,
+    DecisionsLate,
     DrainAsked,
     FromAgent,
     JobEnded,
@@ -171,6 +172,13 @@ class History(RuleBasedStateMachine):
     def time_passes(self, seconds):
         self.fleet.later(seconds)
 
+    @rule(back=st.integers(1, 9), seconds=st.sampled_from([3.0, 20.0, 700.0]))
+    def decisions_reach_the_store_late(self, back, seconds):
+        """Those of the latest facts. Facts follow, of which no deadline is over."""
+        since = self.fleet.journal[-min(back, len(self.fleet.journal))].t
+        self.fleet.now += seconds
+        self.fleet.tell(DecisionsLate(since=since))
+
     @rule(reason=st.sampled_from(["cancel", "interrupt", "time_limit", "agents_gone"]), rarely=st.integers(0, 9))
     def host_is_told_to_end(self, reason, rarely):
         if rarely == 0:
@@ -298,8 +306,9 @@ class History(RuleBasedStateMachine):
     @invariant()
     def what_is_due_is_done(self):
         """A deadline that has passed and stays would have the controller tick for ever."""
-        deadline = next_deadline(self.fleet.job)
-        assert deadline is None or deadline > self.fleet.now
+        job, deadline = self.fleet.job, next_deadline(self.fleet.job)
+        is_behind = self.fleet.now <= job.behind_until  # the next tick comes at once
+        assert deadline is None or deadline > self.fleet.now or is_behind
 
     @invariant()
     def every_cycle_number_is_opened_once_and_closed_at_most_once(self):
@@ -315,6 +324,7 @@ class History(RuleBasedStateMachine):
             return
         again = new_job(self.fleet.plan)
         assert replay(again, self.fleet.journal) == []
+        again.catches_up = self.fleet.job.catches_up  # of the last fact, also where that was refused
         assert again == self.fleet.job
 
 

@@ -10,6 +10,7 @@ import pytest
 from nvrx_slurm.journal.records import (
     Attributed,
     ControllerStarted,
+    DecisionsLate,
     Entry,
     JobStarted,
     NodeJoined,
@@ -79,6 +80,7 @@ SHOWS: dict[Callable[..., situations.Staged], Callable[[list[RunResult]], object
     situations.replaced_at_the_close: joins_again,
     situations.cut_without_spares: joins_again,
     situations.frozen_past_a_deadline: lambda results: all(restarts([result]) for result in results),
+    situations.opened_late: lambda results: records(results, DecisionsLate),
     situations.backlog_past_a_deadline: lambda results: all(
         len(entries(result, ControllerStarted)) == 2 and entries(result, ReplicaEnded) for result in results
     ),

@@ -143,7 +143,7 @@ class Contact:
         # The controller may not have counted the last signs of nodes that have gone since; and those of an agent that
         # has not joined, or has been replaced, count for no node.
         if signs and lost.silent_s:  # the controller may have been frozen after it had judged
-            at = min(at, signs[-1] + lost.silent_s)
+            at = min(at, max(signs[-1], self._controller_began_at) + lost.silent_s)
         newest = self._newest(at, self._signs)
         newest_here = self._newest(at, self._watched.values())
         stall_s = min(STALL_BEATS * max(beats.interval, SHORTEST_S), beats.timeout / 2)

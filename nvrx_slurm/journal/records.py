@@ -423,7 +423,7 @@ class RecordsRefused(Fact, frozen=True, kw_only=True, tag="records_refused"):
 
 class DecisionsLate(Fact, frozen=True, kw_only=True, tag="decisions_late"):
     """What this controller has decided from `since` on (as `t`) reached the store only now: the controller or the
-    store stood still meanwhile. Whoever must act on it gets all of the time for it from now on."""
+    store stood still meanwhile. Each time for acting on it counts from now."""
 
     since: float
 

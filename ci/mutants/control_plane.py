@@ -536,6 +536,11 @@ CONTROL_PLANE = (
         Edit(STATE, "return now >= deadline and not self.catches_up", "return now >= deadline"),
     ),
     core(
+        "symptom-settled-by-another-replica",
+        "the cause is settled when the rendezvous of the replica that failed closes",
+        Edit(DECISION, "pending.is_symptom or limits.judges_progress(job)", "limits.judges_progress(job)"),
+    ),
+    core(
         "late-order-shortens-the-time",
         "nodes that learn late of a rendezvous have all of their time for it",
         Edit(JOB, "            replica.called_at, replica.last_call_at = now, None\n", "            pass\n"),

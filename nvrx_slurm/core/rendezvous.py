@@ -111,7 +111,7 @@ def deadline(job: ControlState, replica: Replica) -> float:
         decided_by = []
         for pending in restart_decision.holding(job, replica):
             owner = job.replicas[pending.replica]
-            waits = owner is not replica and restart_decision.waits_for_steps(job, pending)
+            waits = owner is not replica and restart_decision.waits_for_nodes(job, pending)
             decided_by.append(deadline(job, owner) if waits else pending.due_at)
         return min(decided_by)
     due = (_overdue_at(job, replica), replica.last_call_at, _stops_at(job, replica))
@@ -233,7 +233,7 @@ def _close_once_decided(
     # come back for more nodes.
     decisions: list[Decision] = []
     for pending in restart_decision.holding(job, replica):
-        unknown = pending.replica != replica.id and restart_decision.waits_for_steps(job, pending)
+        unknown = pending.replica != replica.id and restart_decision.waits_for_nodes(job, pending)
         if unknown or not restart_decision.is_settled(job, pending, now):
             replica.held = True
             pending.held_at = now if pending.held_at is None else pending.held_at

@@ -144,9 +144,10 @@ def is_open(job: ControlState, replica: Replica) -> bool:
     return pending is not None and not pending.decided
 
 
-def waits_for_steps(job: ControlState, pending: RestartDecision) -> bool:
-    """Whether nodes of the replica that failed have yet to report how far they had come."""
-    return limits.judges_progress(job) and bool(job.replicas[pending.replica].awaited)
+def waits_for_nodes(job: ControlState, pending: RestartDecision) -> bool:
+    """Whether nodes of the replica that failed have yet to report how far they had come; or may be the cause."""
+    is_open = pending.is_symptom or limits.judges_progress(job)
+    return is_open and bool(job.replicas[pending.replica].awaited)
 
 
 # ----------------------------------------------------------------------------------------- answering

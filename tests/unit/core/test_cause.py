@@ -344,6 +344,24 @@ def test_other_replica_of_a_job_that_restarts_as_a_whole():
     assert fleet.job.replicas["rollout-0"].phase == "running"
 
 
+def test_another_replica_that_is_ready_first_settles_no_symptom():
+    """The node that the policy has lost may still be heard of."""
+    plan = plan_of(
+        RolePlan(name="policy", command=("x",), nodes_per_replica=2, on_failure="restart_job"),
+        RolePlan(name="rollout", command=("x",)),
+        spares=1,
+    )
+    fleet = PeersFleet(plan)
+    fleet.join(*fleet.names)
+    fleet.loses_peer("n1", 0, replica="policy-0")
+    assert fleet.ready("n3", replica="rollout-0") == []
+    fleet.ready("n1", replica="policy-0")
+    assert fleet.said(RestartDecided) == []
+    fleet.lose("n2")
+    assert settled(fleet) == ("n2", None)
+    assert [replica.phase for replica in fleet.job.replicas.values()] == ["running"] * 2
+
+
 def test_restart_of_all_stays_one_whatever_the_other_replica_would_do():
     """Its rendezvous are open by then."""
     plan = plan_of(

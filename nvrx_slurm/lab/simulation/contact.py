@@ -140,16 +140,22 @@ class Contact:
         if listened_s < beats.timeout - ERROR_S:
             why = f"{what} by a controller that had listened for {listened_s:.3f} s, of {beats.timeout:.3f} s"
             self._broken(Promise.GUARD, why)
+        judged_at = [at]
+        if signs and lost.silent_s:  # the controller may have been frozen after it had judged
+            judged_at.append(min(at, max(signs[-1], self._controller_began_at) + lost.silent_s))
+        if all(map(self._is_dark, judged_at)):
+            self._broken(Promise.SILENT, f"{what} when no node had been seen for a while")
+
+    def _is_dark(self, at: float) -> bool:
+        """Whether no node had been seen for a while then, though not for so long that all count as lost."""
+        beats = self._bounds.heartbeat
         # The controller may not have counted the last signs of nodes that have gone since; and those of an agent that
         # has not joined, or has been replaced, count for no node.
-        if signs and lost.silent_s:  # the controller may have been frozen after it had judged
-            at = min(at, max(signs[-1], self._controller_began_at) + lost.silent_s)
         newest = self._newest(at, self._signs)
         newest_here = self._newest(at, self._watched.values())
         stall_s = min(STALL_BEATS * max(beats.interval, SHORTEST_S), beats.timeout / 2)
         grace_s = max(self._bounds.control_plane_grace, self._bounds.gives_away_after_s)
-        if stall_s + ERROR_S < at - newest and at - newest_here < grace_s - beats.interval - ERROR_S:
-            self._broken(Promise.SILENT, f"{what} when no node had been seen for {at - newest:.3f} s")
+        return stall_s + ERROR_S < at - newest and at - newest_here < grace_s - beats.interval - ERROR_S
 
     def _check_delay(self, lost: NodeLost, at: float, last_sign: float) -> None:
         """A node that a controller knows from the journal is given up within the timeout, counted from its last sign

@@ -53,7 +53,7 @@ from nvrx_slurm.journal.records import (
     WorkersDone,
     WorkersStarted,
 )
-from nvrx_slurm.journal.verdicts import Attribution
+from nvrx_slurm.journal.verdicts import Attribution, Verdict
 
 RESTARTS = ("restart_replica", "restart_job")
 # What began so long after a symptom did not cause it.
@@ -238,7 +238,8 @@ class JobHistory:
                 self.behind_until = self.t
             elif isinstance(record, Tick) or self.t > self.behind_until:
                 self._end_exit_skew()
-                self._blame_late()
+                if not self._stops(record):
+                    self._blame_late()
         else:
             self.step.decisions.append(record)
             self._apply_decision(record)
@@ -470,6 +471,13 @@ class JobHistory:
                 if known.is_symptom and self.nodes[name].place == "active":
                     self._fail(replica.id, "node", self.t, None, None, name, known.first_noticed)
 
+    def _stops(self, fact: Fact) -> bool:
+        """Whether the fact is the answer that ends the job, before its rendezvous is looked at."""
+        known = self.failures.get((fact.replica, fact.cycle)) if isinstance(fact, Attributed) else None
+        if known is None or not known.waits or known.decided:
+            return False
+        return is_settled(self, known, self.t) and verdict_of(self, known) is Verdict.STOP
+
     def _hangs_before_a_loss(self, limit_s: float | None) -> bool:
         """Whether a worker may count as hung, by its bound or else by any of the job's, sooner than the silent node
         that it waits for counts as lost."""
@@ -673,3 +681,22 @@ class JobHistory:
         if replica.new_steps > 0 or failure.noticed - replica.closed_at > self.bounds.backoff.within:
             return 0
         return replica.crashes + (failure.kind == "worker")
+
+
+def verdict_of(history: JobHistory, failure: FailureHistory) -> Verdict:
+    """What the answers so far come to. A source that is silent has timed out."""
+    said = [failure.answers[name].verdict if name in failure.answers else Verdict.TIMEOUT for name in failure.sources]
+    stops = [verdict is Verdict.STOP for verdict in said]
+    if (any if history.bounds.attribution.aggregation == "any" else all)(stops) and said:
+        return Verdict.STOP
+    if any(stops) or Verdict.RESTART in said:
+        return Verdict.RESTART
+    return Verdict.TIMEOUT if Verdict.TIMEOUT in said else Verdict.UNKNOWN
+
+
+def is_settled(history: JobHistory, failure: FailureHistory, now: float) -> bool:
+    """Whether no answer that is still to come can change the verdict, or none is in time any more."""
+    said = {answer.verdict for answer in failure.answers.values()}
+    if now >= failure.due_at or len(failure.answers) == len(failure.sources):
+        return True
+    return Verdict.STOP in said if history.bounds.attribution.aggregation == "any" else bool(said - {Verdict.STOP})

@@ -18,6 +18,7 @@ from nvrx_slurm.journal.records import (
     Attributed,
     AttributionJudged,
     ControllerStarted,
+    DecisionsLate,
     DrainAsked,
     Entry,
     Fact,
@@ -52,7 +53,15 @@ from nvrx_slurm.journal.records import (
     WorkersStarted,
 )
 from nvrx_slurm.journal.verdicts import Verdict
-from nvrx_slurm.lab.simulation.job_history import RESTARTS, FailureHistory, HistoryStep, JobHistory, ReplicaHistory
+from nvrx_slurm.lab.simulation.job_history import (
+    RESTARTS,
+    FailureHistory,
+    HistoryStep,
+    JobHistory,
+    ReplicaHistory,
+    is_settled,
+    verdict_of,
+)
 
 OF_A_CYCLE = (WorkersStarted, Progress, WorkerFailed, WorkerHung, WorkersDone, NodeIsolated)
 # How long beyond its teardown an agent may take to report that it has left.
@@ -510,7 +519,11 @@ class ClosesAtOnce(JournalMonitor):
     def step_over(self, step: HistoryStep) -> Iterator[str]:
         history = self.history
         # A new controller looks at no deadline before it has taken in the facts that arrived while none ran.
-        if history.shutdown is not None or history.suspended or isinstance(step.fact, ControllerStarted):
+        if (
+            history.shutdown is not None
+            or history.suspended
+            or isinstance(step.fact, ControllerStarted | DecisionsLate)
+        ):
             return
         undecided = {name for each in history.failures.values() if not each.decided for name in each.held}
         for replica in history.replicas.values():
@@ -631,25 +644,6 @@ def count_used(times: list[float], allowance: Allowance, now: float) -> int:
 
 def count_left(times: list[float], allowance: Allowance, now: float) -> int:
     return max(0, allowance.count - count_used(times, allowance, now))
-
-
-def verdict_of(history: JobHistory, failure: FailureHistory) -> Verdict:
-    """What the answers so far come to. A source that is silent has timed out."""
-    said = [failure.answers[name].verdict if name in failure.answers else Verdict.TIMEOUT for name in failure.sources]
-    stops = [verdict is Verdict.STOP for verdict in said]
-    if (any if history.bounds.attribution.aggregation == "any" else all)(stops) and said:
-        return Verdict.STOP
-    if any(stops) or Verdict.RESTART in said:
-        return Verdict.RESTART
-    return Verdict.TIMEOUT if Verdict.TIMEOUT in said else Verdict.UNKNOWN
-
-
-def is_settled(history: JobHistory, failure: FailureHistory, now: float) -> bool:
-    """Whether no answer that is still to come can change the verdict, or none is in time any more."""
-    said = {answer.verdict for answer in failure.answers.values()}
-    if now >= failure.due_at or len(failure.answers) == len(failure.sources):
-        return True
-    return Verdict.STOP in said if history.bounds.attribution.aggregation == "any" else bool(said - {Verdict.STOP})
 
 
 class JournalMonitors:

@@ -115,7 +115,7 @@ def step(job: ControlState, fact: Fact, now: float) -> list[Decision] | None:
         return []
     if job.ended and not isinstance(fact, JobStarted):
         return None
-    if isinstance(fact, DecisionsLate):  # nor here
+    if isinstance(fact, DecisionsLate):  # no deadline is looked at yet, for the same reason
         return _decisions_late(job, fact, now)
     job.catches_up = now <= job.behind_until and not isinstance(fact, Tick)
     decisions = _HANDLERS[type(fact)](job, fact, now)

@@ -143,10 +143,10 @@ class Contact:
         judged_at = [at]
         if signs and lost.silent_s:  # the controller may have been frozen after it had judged
             judged_at.append(min(at, max(signs[-1], self._controller_began_at) + lost.silent_s))
-        if all(map(self._is_dark, judged_at)):
+        if all(map(self._saw_no_node, judged_at)):
             self._broken(Promise.SILENT, f"{what} when no node had been seen for a while")
 
-    def _is_dark(self, at: float) -> bool:
+    def _saw_no_node(self, at: float) -> bool:
         """Whether no node had been seen for a while then, though not for so long that all count as lost."""
         beats = self._bounds.heartbeat
         # The controller may not have counted the last signs of nodes that have gone since; and those of an agent that

@@ -537,8 +537,8 @@ CONTROL_PLANE = (
     ),
     core(
         "symptom-settled-by-another-replica",
-        "the cause is settled when the rendezvous of the replica that failed closes",
-        Edit(DECISION, "pending.is_symptom or limits.judges_progress(job)", "limits.judges_progress(job)"),
+        "a symptom is no cause while nodes of replicas that restart together are awaited",
+        Edit(DECISION, "pending.holds if pending.is_symptom else ", ""),
     ),
     core(
         "late-order-shortens-the-time",

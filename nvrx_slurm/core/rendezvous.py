@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain
 
 from nvrx_slurm.core import limits, membership, restart_decision
 from nvrx_slurm.core.assignment import passed_over, seat
@@ -92,7 +93,9 @@ def close_what_can(job: ControlState, now: float) -> list[Decision]:
     """Close every open rendezvous that may close at `now`, or stop the job if one never can."""
     decisions: list[Decision] = []
     # The replica that failed comes first: other replicas may wait for the decision on its failure.
-    for replica in sorted(job.replicas.values(), key=lambda each: not restart_decision.is_open(job, each)):
+    order = sorted(job.replicas.values(), key=lambda each: not restart_decision.is_open(job, each))
+    # Then those again that waited for a node of another replica: it may have been given up.
+    for replica in chain(order, (each for each in order if each.waits_for)):
         if replica.phase is Phase.RENDEZVOUS and replica.cycle >= 0:
             decisions += _close_if_due(job, replica, now)
             if decisions and isinstance(decisions[-1], Shutdown):
@@ -107,13 +110,10 @@ def deadline(job: ControlState, replica: Replica) -> float:
         return _overdue_at(job, replica) if latest == math.inf else latest
     if replica.paused and replica.pause_until is not None:
         return replica.pause_until
+    if replica.waits_for:
+        return min(deadline(job, job.replicas[each]) for each in replica.waits_for)
     if replica.held:
-        decided_by = []
-        for pending in restart_decision.holding(job, replica):
-            owner = job.replicas[pending.replica]
-            waits = owner is not replica and restart_decision.waits_for_nodes(job, pending)
-            decided_by.append(deadline(job, owner) if waits else pending.due_at)
-        return min(decided_by)
+        return min(pending.due_at for pending in restart_decision.holding(job, replica))
     due = (_overdue_at(job, replica), replica.last_call_at, _stops_at(job, replica))
     return min(at for at in due if at is not None)
 
@@ -143,6 +143,7 @@ def _no_longer_awaited(replica: Replica, node: Node, now: float) -> None:
 
 def _close_if_due(job: ControlState, replica: Replica, now: float) -> list[Decision]:
     replica.held = replica.paused = False
+    replica.waits_for = ()
     replica.unsafe = {name: at for name, at in replica.unsafe.items() if now < at}
     if replica.unsafe:
         # The clock proves nothing of a node that was lost while the job was suspended. If its kernel does not either,
@@ -233,9 +234,11 @@ def _close_once_decided(
     # come back for more nodes.
     decisions: list[Decision] = []
     for pending in restart_decision.holding(job, replica):
-        unknown = pending.replica != replica.id and restart_decision.waits_for_nodes(job, pending)
-        if unknown or not restart_decision.is_settled(job, pending, now):
-            replica.held = True
+        others = restart_decision.waits_for(job, pending, replica)
+        if then is not None and pending.replica == replica.id:
+            others = []  # this one lacks nodes for good: others may wait for these, so it waits for none
+        if others or not restart_decision.is_settled(job, pending, now):
+            replica.held, replica.waits_for = True, tuple(each.id for each in others)
             pending.held_at = now if pending.held_at is None else pending.held_at
             return decisions
         decisions += restart_decision.decide(job, pending, now)

@@ -144,10 +144,12 @@ def is_open(job: ControlState, replica: Replica) -> bool:
     return pending is not None and not pending.decided
 
 
-def waits_for_nodes(job: ControlState, pending: RestartDecision) -> bool:
-    """Whether nodes of the replica that failed have yet to report how far they had come; or may be the cause."""
-    is_open = pending.is_symptom or limits.judges_progress(job)
-    return is_open and bool(job.replicas[pending.replica].awaited)
+def waits_for(job: ControlState, pending: RestartDecision, replica: Replica) -> list[Replica]:
+    """The other replicas whose nodes are heard first: one of these may be the cause of a symptom, and those of the
+    replica that failed report how far they had come."""
+    others = pending.holds if pending.is_symptom else {pending.replica} if limits.judges_progress(job) else set()
+    known = (job.replicas[each] for each in sorted(others - {replica.id}))
+    return [each for each in known if each.phase is Phase.RENDEZVOUS and each.awaited]
 
 
 # ----------------------------------------------------------------------------------------- answering

@@ -100,7 +100,8 @@ class Replica(msgspec.Struct):
     crashes: int = 0  # how many cycles in a row have crashed (`backoff`)
     pause_until: float | None = None  # the open rendezvous closes no sooner
     paused: bool = False  # the rendezvous could close, and waits for that
-    held: bool = False  # the rendezvous could close, and waits for a verdict
+    held: bool = False  # the rendezvous could close, and waits for a decision
+    waits_for: tuple[str, ...] = ()  # and so for nodes of these replicas
     restarted_at: list[float] = []  # after failed workers
     first_step: int | None = None  # that a worker reported, of the running cycle or of the one that has just failed
     reached: int | None = None  # its highest

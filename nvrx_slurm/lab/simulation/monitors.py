@@ -518,7 +518,7 @@ class ClosesAtOnce(JournalMonitor):
 
     def step_over(self, step: HistoryStep) -> Iterator[str]:
         history = self.history
-        # A new controller looks at no deadline before it has taken in the facts that arrived while none ran.
+        # A controller that is behind looks at no deadline before it has taken in the facts that arrived meanwhile.
         if (
             history.shutdown is not None
             or history.suspended

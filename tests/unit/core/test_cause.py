@@ -362,6 +362,51 @@ def test_another_replica_that_is_ready_first_settles_no_symptom():
     assert [replica.phase for replica in fleet.job.replicas.values()] == ["running"] * 2
 
 
+@pytest.fixture
+def together():
+    """Two replicas that restart together, a spare, and a rollout that has lost a peer: a node of the policy."""
+    plan = plan_of(
+        RolePlan(name="policy", command=("x",), nodes_per_replica=2, on_failure="restart_job"),
+        RolePlan(name="rollout", command=("x",), on_failure="restart_job"),
+        spares=1,
+    )
+    fleet = PeersFleet(plan)
+    fleet.join(*fleet.names)
+    fleet.loses_peer("n3", 0, replica="rollout-0")
+    fleet.ready("n1", replica="policy-0")
+    fleet.ready("n3", replica="rollout-0")
+    assert fleet.said(RestartDecided) == []
+    return fleet
+
+
+def test_the_failed_replica_waits_for_nodes_of_the_others(together):
+    """One of them may be what it has lost."""
+    together.lose("n2")
+    assert settled(together) == ("n2", None)
+    assert [replica.phase for replica in together.job.replicas.values()] == ["running"] * 2
+
+
+def test_a_node_of_another_replica_that_does_not_answer_is_the_cause(together):
+    together.later(100.0)
+    assert settled(together) == ("n2", None)
+    together.later(100.0)
+    assert [replica.phase for replica in together.job.replicas.values()] == ["running"] * 2
+
+
+def test_replicas_that_lack_nodes_do_not_wait_for_each_other():
+    """Neither node answers, and no spare is left."""
+    plan = plan_of(
+        *(RolePlan(name=each, command=("x",), on_failure="restart_job", nodes_per_replica=2) for each in "ab")
+    )
+    fleet = PeersFleet(plan)
+    fleet.join(*fleet.names)
+    fleet.loses_peer("n1", 0, replica="a-0")
+    fleet.ready("n1", replica="a-0")
+    fleet.ready("n3", replica="b-0")
+    fleet.later(plan.fault_tolerance.rendezvous.join_timeout)
+    assert fleet.said(Shutdown)[0].exit_code == 75
+
+
 def test_restart_of_all_stays_one_whatever_the_other_replica_would_do():
     """Its rendezvous are open by then."""
     plan = plan_of(

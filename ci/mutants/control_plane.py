@@ -443,6 +443,11 @@ CONTROL_PLANE = (
         tests=OF_LIVENESS,
     ),
     controller(
+        "silence-of-an-old-answer",
+        "a node's silence is judged as of when the heartbeats were asked for",
+        Edit(DETECTOR, "self.liveness.dead(asked_at)", "self.liveness.dead(now)"),
+    ),
+    controller(
         "silence-of-all-is-a-death",
         "when all nodes fall silent at once none is reaped",
         Edit(LIVENESS, "if late and self._stall_s < now", "if False and self._stall_s < now"),

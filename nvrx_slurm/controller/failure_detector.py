@@ -130,6 +130,7 @@ class FailureDetector:
         """Read the heartbeats a few times a second, and declare dead each node that was silent for too long."""
         unread_since: float | None = None
         while True:
+            asked_at = self.clock.monotonic()
             try:
                 batch = await self.heartbeats.read()
             except StoreUnreachable as error:
@@ -146,9 +147,10 @@ class FailureDetector:
                     if (name := watched.get(who)) is not None:
                         alive(name, now - age_s)
                         last_heartbeats[name] = packed
-                # Only now: a controller that was frozen takes in first what arrived meanwhile.
+                # Only now, and as of the question: the answer has all that had arrived by then, also where this
+                # process was frozen before it asked, or since.
                 bounds = self.plan.fault_tolerance
-                for name, silent_s in ({} if self.suspended else self.liveness.dead(now)).items():
+                for name, silent_s in ({} if self.suspended else self.liveness.dead(asked_at)).items():
                     log.warning("%s: nothing heard for %.1f s; it is given up", name, silent_s)
                     suspected = silent_s < bounds.heartbeat.timeout
                     cause = "connection_closed" if suspected else "heartbeat_timeout"

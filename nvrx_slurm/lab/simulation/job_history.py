@@ -454,9 +454,11 @@ class JobHistory:
         skew_s = self.bounds.hang.exit_skew
         if skew_s is None:
             return
+        restarts = self.step.request.restarts if self.step.request is not None else frozenset()
         for replica in self.replicas.values():
             begun = replica.first_done_at
-            if replica.state == "running" and begun is not None and self.t >= begun + skew_s:
+            runs = replica.state == "running" and replica.id not in restarts  # a user's order comes first
+            if runs and begun is not None and self.t >= begun + skew_s:
                 self._fail(replica.id, "worker", self.t, None, None, hung=True)
 
     def _blame_late(self) -> None:

@@ -23,14 +23,14 @@ MIB = 1 << 20
 
 
 def cached(path: Path) -> float:
-    """How much of a file is in the page cache, from 0 to 1, to the hundredth: the kernel takes single pages back."""
+    """How much of a file is in the page cache, from 0 to 1. The kernel may take pages back where others need memory."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         pages = -(-len(mapped) // mmap.PAGESIZE)
         held = (ctypes.c_ubyte * pages)()
         at = ctypes.c_char.from_buffer(mapped)
         assert ctypes.CDLL(None).mincore(ctypes.byref(at), ctypes.c_size_t(len(mapped)), held) == 0
         del at
-        return round(sum(byte & 1 for byte in held) / pages, 2)
+        return sum(byte & 1 for byte in held) / pages
 
 
 def evict(path: Path) -> None:
@@ -104,8 +104,9 @@ async def test_newest_files_come_first_and_no_more_than_the_bound(cache: PageCac
     oldest, middle, newest = (write(folder / f"{n}.pt", 64 * MIB, newer_s=n) for n in (1, 2, 3))
     cache.begin(["*.pt"], folder, 96 * MIB)
     await looked(cache)
-    assert (cached(newest), cached(oldest)) == (1.0, 0.0)
-    assert 0.5 <= cached(middle) < 1.0  # the kernel reads a little ahead
+    assert cached(newest) > 0.9
+    assert 0.4 < cached(middle) < 0.9  # the kernel reads a little ahead
+    assert cached(oldest) == 0.0
     assert cache.size == 96 * MIB
 
 
@@ -206,7 +207,7 @@ async def test_stop_ends_a_read_in_the_middle_of_a_file(cache: PageCache, folder
     cache.begin(["*.pt"], folder, None)
     await looked(cache)
     assert cache.files == 1
-    assert cached(path) > 0.9  # the kernel may take pages back where others need memory
+    assert cached(path) > 0.9
 
 
 async def test_begin_while_the_thread_of_before_still_reads(cache: PageCache, folder: Path) -> None:

@@ -94,11 +94,17 @@ def flipped(hello: bytes) -> bytes:
     return hello[: at // 8] + bytes([hello[at // 8] ^ 1 << at % 8]) + hello[at // 8 + 1 :]
 
 
+def relengthed(hello: bytes) -> bytes:
+    """The same, whose length field has any value but its own."""
+    field = int.from_bytes(hello[52:54]) ^ random.randrange(1, 1 << 16)
+    return hello[:52] + field.to_bytes(2) + hello[54:]
+
+
 SAID: dict[str, Callable[[bytes], bytes]] = {
     "random bytes": lambda hello: random.randbytes(random.randrange(1, 4096)),
     "a flipped bit": flipped,
     "a part of it": lambda hello: hello[: random.randrange(len(hello))],
-    "another length": lambda hello: hello[:52] + random.randbytes(2) + hello[54:],
+    "another length": relengthed,
     "another address": lambda hello: hello[:54] + random.randbytes(len(hello) - 54),
 }
 

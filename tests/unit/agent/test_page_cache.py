@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def cached(path: Path) -> float:
-    """How much of a file is in the page cache, from 0 to 1. The kernel may take pages back where others need memory."""
+    """How much of a file is in the page cache, from 0 to 1. The kernel may take pages back."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         pages = -(-len(mapped) // mmap.PAGESIZE)
         held = (ctypes.c_ubyte * pages)()

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nvrx_slurm.core import cause, limits
-from nvrx_slurm.core.state import ControlState, Failure, Phase, Replica, RestartDecision
+from nvrx_slurm.core.state import ControlState, Failure, NodeState, Phase, Replica, RestartDecision
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_NO_RESTART
 from nvrx_slurm.jobspec.model import Aggregation
 from nvrx_slurm.journal.records import (
@@ -147,9 +147,17 @@ def is_open(job: ControlState, replica: Replica) -> bool:
 def waits_for(job: ControlState, pending: RestartDecision, replica: Replica) -> list[Replica]:
     """The other replicas whose nodes are heard first: one of these may be the cause of a symptom, and those of the
     replica that failed report how far they had come."""
+    found: list[Replica] = []
     others = pending.holds if pending.is_symptom else {pending.replica} if limits.judges_progress(job) else set()
-    known = (job.replicas[each] for each in sorted(others - {replica.id}))
-    return [each for each in known if each.phase is Phase.RENDEZVOUS and each.awaited]
+    for other in (job.replicas[each] for each in sorted(others - {replica.id})):
+        # Not for one that waits for this replica: neither would close.
+        if other.phase is not Phase.RENDEZVOUS or replica.id in other.waits_for:
+            continue
+        reports = other.id == pending.replica and limits.judges_progress(job)
+        # A node that is only expected to join again is no cause that is yet unknown.
+        if any(reports or job.nodes[name].state is NodeState.ACTIVE for name in other.awaited):
+            found.append(other)
+    return found
 
 
 # ----------------------------------------------------------------------------------------- answering

@@ -195,8 +195,8 @@ def _of_failures(
         if track == len(ends):
             yield from _thread(JOB_PID, FAILURES_TID + track, "failures", track)
         ends[track : track + 1] = [until + 1]  # the decision's slice too
-        tid = FAILURES_TID + track
-        yield _slice(JOB_PID, tid, "failure", at, until - at, "failure", **args, reports=1 + failure.more)
+        marks = FAILURES_TID + track
+        yield _slice(JOB_PID, marks, "failure", at, until - at, "failure", **args, reports=1 + failure.more)
         flow = {"cat": "recovery", "name": "failure to recovery", "id": number}
         after = failure.recovery(view)
         if decided_at is None or after is None or failure.key is None or failure.decided is None:
@@ -206,9 +206,9 @@ def _of_failures(
             "by": one_line(failure.decided.by),
             "cause": one_line(failure.decided.cause),
         }
-        yield _slice(JOB_PID, tid, "decision", until, 1, "failure", **action)
-        yield {"ph": "s", "pid": JOB_PID, "tid": tid, "ts": at, **flow}
-        yield {"ph": "t", "pid": JOB_PID, "tid": tid, "ts": until, **flow}
+        yield _slice(JOB_PID, marks, "decision", until, 1, "failure", **action)
+        yield {"ph": "s", "pid": JOB_PID, "tid": marks, "ts": at, **flow}
+        yield {"ph": "t", "pid": JOB_PID, "tid": marks, "ts": until, **flow}
         tid = FIRST_RANK_TID + replicas.index(failure.key[0])
         cycle = view.cycles[after.replica, after.generation, after.cycle]
         # A flow ends within a slice: that of the cycle, which may have ended before all its workers ran.

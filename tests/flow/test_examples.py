@@ -197,7 +197,7 @@ TORCH_ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(4 * STARTS_S)
 def test_an_ordinary_torchrun_script_resumes_to_the_same_result(torchrun: list[str], tmp_path: Path) -> None:
     """Under torchrun itself, a worker killed midway changes nothing of the result."""
     environment = os.environ | TORCH_ENVIRONMENT

@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(4 * STARTS_S)
 def test_ordinary_torchrun_script_survives_a_node(run_local, tmp_path):
     """torch DDP over gloo, unchanged: its node killed after a checkpoint, it ends with the clean run's result."""
     if importlib.util.find_spec("torch") is None and "CI" not in os.environ:

@@ -35,7 +35,7 @@ SLURM |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODELIST": "n[1-3]",
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(4 * STARTS_S)
 @pytest.mark.parametrize(
     ("script", "needs", "steps"),
     [

@@ -26,7 +26,7 @@ OF_EACH_START = {
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(4 * STARTS_S)
 def test_worker_has_torchruns_environment_and_its_error_file_is_read(run_local, tmp_path, monkeypatch):
     """Name by name. And a failure's cause is the exception that `@record` kept: of a worker whose Python loads no
     `sitecustomize` (-I), and of a worker of the torchrun that a worker is."""

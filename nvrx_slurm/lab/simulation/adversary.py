@@ -267,8 +267,11 @@ def _replace_frozen(run: SimulationRun, act: Act) -> None:
 
 
 def _overtake(run: SimulationRun, act: Act) -> None:
-    """The controller freezes at one of its next awaits, and the batch host starts another one at once."""
-    if run.controller is not None:
+    """The controller that leads freezes at one of its next awaits, and the batch host starts another one at once.
+
+    One that does not lead yet is left alone: it would take the lease from its successor, whose end the batch host
+    takes for the job's. No generation has two controllers but here, and one of an older generation gets no lease."""
+    if run.controller_leads:
         _freeze_controller(run, act)
         run.batch.start_another_controller()
 

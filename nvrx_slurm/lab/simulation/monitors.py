@@ -190,8 +190,9 @@ class FreshFacts(JournalMonitor):
             yield f"the journal has taken this, which is old: {fact}"
         if isinstance(fact, OF_A_CYCLE) and fact.incarnation not in self._fenced:  # a fenced agent is only answered
             replica = history.replicas[fact.replica]
-            # How a worker ended shows what failed, until the next rendezvous closes.
-            shows = isinstance(fact, WorkerFailed | NodeIsolated) and history.open_symptom(fact.replica) is not None
+            # How a worker ended, or that it hangs, shows what failed, until the next rendezvous closes.
+            may_show = isinstance(fact, WorkerFailed | WorkerHung | NodeIsolated)
+            shows = may_show and history.open_symptom(fact.replica) is not None
             if (fact.cycle, replica.state) != ((replica.cycle - 1, "open") if shows else (replica.cycle, "running")):
                 yield f"cycle {replica.cycle} is {replica.state}, and this was taken: {fact}"
 

@@ -37,6 +37,7 @@ class BatchHost:
         self.agents_left = asyncio.Event()  # srun has ended, since every agent has
         self.ending = Ending(run.plan.fault_tolerance, run.shape.kill_wait_s)
         self.gave_up = False
+        self.killed_suspended = False  # no process of the job could run then, and end it in order
         self._giving_up: Handle | None = None
         self._controller_over = asyncio.Event()
 
@@ -44,6 +45,11 @@ class BatchHost:
         self.process.run(self._main())
         # Store and controller die with it (PR_SET_PDEATHSIG), and Slurm takes the allocation back.
         self.process.on_death(self.run.control_plane_dies)
+
+    def kill(self) -> None:
+        """What Slurm does to a cancelled job after KillWait."""
+        self.killed_suspended = self.process.frozen
+        self.process.kill()
 
     def start_another_controller(self) -> None:
         """Although this one may live: as where Slurm takes a host for lost, and requeues its job."""

@@ -383,7 +383,7 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
     if wrong := _wrong_accounts(plan, promises.journal):
         yield Promise.ACCOUNTS, wrong
 
-    if not run.batch.gave_up and run.exit_code is not None:
+    if not run.batch.gave_up and not run.batch.killed_suspended and run.exit_code is not None:
         if shutdown is None:
             yield Promise.SHUTDOWN, f"the job ended with {run.exit_code}, and no shutdown is in the journal"
         elif run.exit_code != shutdown.exit_code:

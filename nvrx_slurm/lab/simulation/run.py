@@ -341,7 +341,7 @@ class SimulationRun:
                 if node.is_reachable:
                     for worker in list(node.workers):
                         worker.signal(number)
-            self.loop.call_outside(self.shape.kill_wait_s, self.batch.process.kill)
+            self.loop.call_outside(self.shape.kill_wait_s, self.batch.kill)
 
     def signal_agents(self, number: int) -> None:
         """srun passes a signal on to the agents that it reaches."""

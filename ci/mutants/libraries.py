@@ -44,6 +44,15 @@ LIBRARIES = (
         Edit(LEDGER, "return entry.member not in ledger.lost and 0", "return 0"),
     ),
     library(
+        "barrier-of-another-phase",
+        "a rank waits at no barrier in a phase that only its own next step ends",
+        Edit(
+            GROUP,
+            "        while self.cycle.phase in barrier.phases:\n",
+            "        began = self.cycle.phase\n        while self.cycle.phase is began:\n",
+        ),
+    ),
+    library(
         "completed-iteration-is-lost",
         "a completed iteration is not interrupted by a loss",
         Edit(

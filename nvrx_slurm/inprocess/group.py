@@ -50,11 +50,13 @@ P = TypeVar("P", bound=Payload)
 class Barrier:
     """Where a rank waits for others, at most `bound_s`: for how many, and what to propose once they have arrived.
 
-    `atomic`: the barrier of those that are in an atomic part. As long as one of them is missing here, the bound does
-    not count; `extended` is called each time it has passed.
+    `phases`: a rank waits there in one of these, and in no other. `atomic`: the barrier of those that are in an
+    atomic part. As long as one of them is missing here, the bound does not count; `extended` is called each time it
+    has passed.
     """
 
     name: str
+    phases: tuple[CyclePhase, ...]
     bound_s: float
     expected: Callable[[GroupLedger], int]
     close: Callable[[Mapping[int, bytes]], AnyEntry]
@@ -175,13 +177,15 @@ class Group:
     # ---- barriers
 
     def arrive(self, barrier: Barrier, payload: Payload | None = None) -> None:
-        """Wait at a barrier until the phase changes; a member that finds that all have arrived closes it.
+        """Wait at a barrier until the phase is none of its own; a member that finds that all have arrived closes it.
 
         Raises TimeoutError, naming the missing ranks, when the barrier's bound has passed.
         """
-        phase, member, data = self.cycle.phase, self.cycle.member, pack(payload) if payload is not None else b""
+        member, data = self.cycle.member, pack(payload) if payload is not None else b""
         until, first = time.monotonic() + barrier.bound_s, 0
-        while self.cycle.phase is phase:
+        # Not until the phase of this moment changes: the listener and the interrupter may have moved the rank on
+        # since the main thread read its phase, and nothing but the main thread moves it out of some.
+        while self.cycle.phase in barrier.phases:
             seen = self.cycle.ledger
             # Again on each new entry: an entry may lower the number of members that are expected.
             count = self._connection.arrive(barrier.name, member, data)
@@ -195,7 +199,7 @@ class Group:
                     self.propose(barrier.close(present))
 
             def has_news(length: int = seen.length) -> bool:
-                return self.cycle.ledger.length > length or self.cycle.phase is not phase
+                return self.cycle.ledger.length > length or self.cycle.phase not in barrier.phases
 
             if not self._wait_until(has_news, until):
                 here = self._connection.arrivals(barrier.name)

@@ -121,7 +121,8 @@ class Rank:
         self.state.iteration = self.group.ledger.iteration
         published = published_by(self.options.rank_assignment, self.state.freeze())
         here = Ready(rank=_number(self.state), published=published)
-        barrier = self._barrier(barriers.ready(self.state.iteration), self._seal)
+        phases = (CyclePhase.ENTERING, CyclePhase.SYNCHRONISING)
+        barrier = self._barrier(barriers.ready(self.state.iteration), self._seal, *phases)
         in_atomic = barriers.atomic(self.state.iteration - 1)
         self.group.arrive(dataclasses.replace(barrier, atomic=in_atomic, extended=self._begin_restart), here)
 
@@ -157,14 +158,16 @@ class Rank:
             process=self.process,
             phases=self.watch.parts(),
         )
-        self.group.arrive(self._barrier(barriers.start(state.iteration), self._open), here)
+        start = self._barrier(barriers.start(state.iteration), self._open, CyclePhase.RE_ENTERING)
+        self.group.arrive(start, here)
 
     def _open(self, here: Mapping[int, bytes]) -> IterationOpened | Broken:
         iteration, reason = self.state.iteration, barriers.disagreement(unpacked(here, NewPlace))
         return Broken(iteration=iteration, reason=reason) if reason else IterationOpened(iteration=iteration)
 
-    def _barrier(self, name: str, close: Callable[[Mapping[int, bytes]], Any]) -> Barrier:
-        return Barrier(name, self.options.barrier_timeout.total_seconds(), lambda ledger: ledger.left, close)
+    def _barrier(self, name: str, close: Callable[[Mapping[int, bytes]], Any], *phases: CyclePhase) -> Barrier:
+        bound_s = self.options.barrier_timeout.total_seconds()
+        return Barrier(name, phases, bound_s, lambda ledger: ledger.left, close)
 
     # ---- the function
 
@@ -234,9 +237,10 @@ class Rank:
             return
         iteration, active = self.state.iteration, self.state.active_world_size or 0
         bound_s = self.options.completion_timeout.total_seconds()
-        completed = Completed(iteration=iteration)
+        completed, name = Completed(iteration=iteration), barriers.complete(iteration)
+        barrier = Barrier(name, (CyclePhase.COMPLETING,), bound_s, lambda _: active, lambda _: completed)
         try:
-            self.group.arrive(Barrier(barriers.complete(iteration), bound_s, lambda _: active, lambda _: completed))
+            self.group.arrive(barrier)
         except TimeoutError as error:
             self._failed(error, here=False)
 

@@ -120,7 +120,7 @@ def arrived_and_lost(barrier: str) -> tuple[Group, MemoryConnection]:
 def test_a_barrier_does_not_count_members_who_are_lost() -> None:
     """As many have arrived as are left, but one of them is lost: the barrier waits for the one that is left."""
     group, others = arrived_and_lost("ready:0")
-    waiting = Barrier("ready:0", 0.0, lambda ledger: ledger.left, lambda here: SEALED)
+    waiting = Barrier("ready:0", (CyclePhase.ENTERING,), 0.0, lambda ledger: ledger.left, lambda here: SEALED)
     with pytest.raises(TimeoutError, match="rank 1"):
         group.arrive(waiting, Ready(rank=0))
     assert len(others.read(0, 0.0)) == 1
@@ -128,6 +128,15 @@ def test_a_barrier_does_not_count_members_who_are_lost() -> None:
     with pytest.raises(TimeoutError):  # no listener reads the entry here
         group.arrive(waiting, Ready(rank=0))
     assert [decode(data) for data in others.read(1, 0.0)] == [SEALED]
+
+
+def test_a_rank_that_has_moved_on_does_not_wait_at_a_barrier() -> None:
+    """The iteration was interrupted, and its interruption settled, before the main thread that has returned from the
+    function arrives: only this thread moves the rank on, so it does not wait for the others here."""
+    group = group_at(GroupLedger(2), CyclePhase.UNWINDING)
+    completed = Completed(iteration=0)
+    group.arrive(Barrier("complete:0", (CyclePhase.COMPLETING,), 0.0, lambda _: 2, lambda _: completed))
+    assert group._connect().arrivals("complete:0") == {}
 
 
 def test_a_notice_does_not_count_members_who_are_lost() -> None:

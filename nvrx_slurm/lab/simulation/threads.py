@@ -306,6 +306,9 @@ class ThreadScheduler:
                 thread.greenlet.throw(HistoryClosed)
             thread._work = thread.pending = None  # type: ignore[assignment]  # what they hold goes with this history
         self.current = None
+        # Python keeps what a client's finalizer uses, locks of this scheduler among it, until the client is
+        # collected. Through here they would refer to the whole history, and so to the client: none would ever be.
+        self.on_trouble = lambda thread, error: None
         for kept in (self.threads, self.runnable, self._timers):
             kept.clear()
 

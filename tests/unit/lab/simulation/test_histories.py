@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -38,6 +40,16 @@ FALSE_ALARMS = [("transport", seed) for seed in (20_000_118, 20_003_447, 20_013_
 def test_histories_that_were_false_alarms(of: str, seed: int) -> None:
     """They keep their promises."""
     assert RUNNERS[of](seed, None).broken is None
+
+
+def test_a_history_is_collected_with_the_clients_that_it_never_closed() -> None:
+    """Else each run would take longer than the one before: its collection walks all that is left of them."""
+    history = PayloadHistory(0, (PayloadAct(0.02, PayloadFault.KILL_READER, 0),))
+    history.run()
+    left = weakref.ref(history)
+    del history
+    gc.collect()
+    assert left() is None
 
 
 def test_a_killed_reader_leaves_its_stop_to_no_later_one() -> None:

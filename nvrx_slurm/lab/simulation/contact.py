@@ -121,10 +121,9 @@ class Contact:
             return  # which moment the entry's time was is not known then
         beats, what = self._bounds.heartbeat, f"{lost.node} was given up ({lost.cause})"
         signs = [sign for sign in self._signs.get(lost.incarnation, ()) if sign <= at]
-        silent_s = at - signs[-1] if signs else at
-        if silent_s < ERROR_S and len(signs) > 1:
-            # The silence that has just ended counts too: its end may have been on its way.
-            silent_s = max(silent_s, signs[-1] - signs[-2])
+        # A silence that has just ended counts too: its end may have been on its way, behind the question for it.
+        ended = [later - sooner for sooner, later in pairwise(signs) if at - later < ERROR_S]
+        silent_s = max((at - signs[-1] if signs else at, *ended))
         # A closed connection without a wait is a proof, however long the controller stood still before.
         is_proof = lost.cause == "connection_closed" or silent_s < self._bounds.gives_away_after_s - ERROR_S
         if not lost.safe_after_s and is_proof:

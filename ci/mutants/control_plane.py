@@ -558,7 +558,7 @@ CONTROL_PLANE = (
     controller(
         "late-orders-unmarked",
         "nodes that learn late of a rendezvous have all of their time for it",
-        Edit(CONTROLLER, "left.insert(0, InboundFact(DecisionsLate(since=since)))", "pass"),
+        Edit(CONTROLLER, "return [InboundFact(DecisionsLate(since=since))]", "pass"),
     ),
     controller(
         "time-of-reading",

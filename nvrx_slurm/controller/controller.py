@@ -175,7 +175,7 @@ class Controller:
         # Before the take-over, which may wait for the store: a signal that arrives meanwhile waits in the queue.
         for number in SIGNALS:
             self.environment.on_signal(number, self._signalled)
-        cursor = await self._take_over()
+        cursor, late = await self._take_over()
         tasks = [
             asyncio.create_task(self._read_inbox(cursor)),
             asyncio.create_task(self.detector.run()),
@@ -183,7 +183,7 @@ class Controller:
             asyncio.create_task(self._watch_orders(await self.store.newest_order())),
         ]
         try:
-            return await self._serve(tasks)
+            return await self._serve(tasks, late)
         finally:
             await end(tasks if self._explaining is None else [*tasks, self._explaining])
             await self.detector.close()
@@ -193,8 +193,9 @@ class Controller:
 
     # ---- start
 
-    async def _take_over(self) -> str:
-        """Fence older controllers, get the state out of the journal, announce where the controller listens."""
+    async def _take_over(self) -> tuple[str, list[InboundFact]]:
+        """Fence older controllers, get the state out of the journal, announce where the controller listens. Returns
+        the place from which the inbox is to be read, and what comes before it."""
         kept = self.mirror.last_number()
         # From here on the store refuses an older controller's commits: the journal that is read below is whole.
         self.epoch, self.written, cursor = await self.store.acquire(self.owner, self._lease_s(), kept)
@@ -237,19 +238,17 @@ class Controller:
                 )
             )
         batch, _ = self._decide([InboundFact(fact) for fact in facts])
-        batch.orders.append(up)
-        await self._commit(batch, up)
+        late = await self._commit(batch, up)
         if self.plan.fault_tolerance.attribution.acts:
             self.broker.open()
         self.requests.go_on()
         self._report(list(self.job.nodes))
         log.info("epoch %d, %d journal entries replayed", self.epoch, len(journal))
-        return cursor
+        return cursor, late
 
     # ---- the loop
 
-    async def _serve(self, tasks: list[asyncio.Task[None]]) -> Shutdown:
-        left: list[InboundFact] = []
+    async def _serve(self, tasks: list[asyncio.Task[None]], left: list[InboundFact]) -> Shutdown:
         try:
             while not self.job.ended:
                 if left:
@@ -259,9 +258,7 @@ class Controller:
                 else:  # what arrives meanwhile stays in the queue: after the resumption no deadline is overdue
                     inbound = [await self._sit_out_suspension(tasks)]
                 batch, left = self._decide(inbound)
-                await self._commit(batch)
-                if batch.orders and self.server_clock.passed_since(since := batch.entries[0].t) > INBOX_STALL_S:
-                    left.insert(0, InboundFact(DecisionsLate(since=since)))
+                left[:0] = await self._commit(batch)
                 # Only after the commit: a fence or a request that no journal knows would be lost with this process,
                 # or sent by a controller that a newer one has fenced.
                 for order in batch.orders:
@@ -383,14 +380,15 @@ class Controller:
             elif node.state in (NodeState.LOST, NodeState.LEFT) and node.deaths < limit and not self.job.shutdown:
                 self.environment.report_node(node.name, is_lost=True)
 
-    async def _commit(self, batch: Batch, controller: ControllerUp | None = None) -> None:
+    async def _commit(self, batch: Batch, controller: ControllerUp | None = None) -> list[InboundFact]:
+        """Returns what the core must learn before any other fact: that these decisions reached the agents late."""
         if not (batch.entries or batch.orders or batch.cursor):
-            return
+            return []
         asked_at = self.clock.monotonic()
         server_time = await self.store.commit(
             self.epoch,
             batch.entries,
-            orders=batch.orders,
+            orders=batch.orders if controller is None else [*batch.orders, controller],
             rendezvous=batch.rendezvous,
             cursor=batch.cursor,
             shutdown=batch.shutdown,
@@ -398,6 +396,9 @@ class Controller:
         )
         self.server_clock.set(server_time, self.clock.monotonic() - asked_at)
         self.mirror.add(batch.entries)  # only what the store has taken: the copy is never ahead of its source
+        if batch.orders and self.server_clock.passed_since(since := batch.entries[0].t) > INBOX_STALL_S:
+            return [InboundFact(DecisionsLate(since=since))]
+        return []
 
     def _signalled(self, number: signal.Signals) -> None:
         if self.info.cluster == "slurm" and number in BY_SLURM:

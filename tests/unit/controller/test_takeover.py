@@ -6,12 +6,14 @@ import pytest
 
 from nvrx_slurm.controller.failure_detector import PROBE_SETTLE_S
 from nvrx_slurm.journal.records import (
+    DecisionsLate,
     LogFindings,
     NodeJoined,
     NodeLost,
     NodeReady,
     Progress,
     RendezvousClosed,
+    RendezvousOpened,
     RestartDecided,
     WorkerFailed,
 )
@@ -19,6 +21,7 @@ from tests.unit.controller.virtual_host import PROBED_S, VirtualHost
 from tests.unit.core.fleet import plain
 
 INTERVAL_S, TIMEOUT_S = 1.0, 10.0
+JOIN_S = 3.0
 
 
 def host(**bounds: float) -> VirtualHost:
@@ -45,6 +48,24 @@ def test_what_was_said_while_no_controller_ran_is_taken_in() -> None:
         assert len(await host.journal(RendezvousClosed)) == 1
 
     host().play(story)
+
+
+def test_nodes_have_their_time_from_when_they_can_read_that_the_job_begins() -> None:
+    """The store answers the commit that begins the job after more than the join timeout."""
+
+    async def story(host: VirtualHost) -> None:
+        host.answers_after_s = 1.3 * JOIN_S
+        await host.start_controller()
+        while not await host.journal(RendezvousOpened):
+            await host.later(INTERVAL_S)
+        host.answers_after_s = 0.02
+        await host.later(1.3 * JOIN_S)
+        assert len(await host.journal(DecisionsLate)) == 1
+        await host.join(*host.nodes)
+        await host.later(INTERVAL_S)
+        assert [closed.nodes for closed in await host.journal(RendezvousClosed)] == [("n1", "n2")]
+
+    host(rendezvous__join_timeout=JOIN_S).play(story)
 
 
 def test_each_order_is_in_the_journal() -> None:

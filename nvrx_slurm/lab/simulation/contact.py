@@ -54,6 +54,7 @@ class Contact:
         self._run, self._broken, self._bounds = run, broken, run.plan.fault_tolerance
         self._signs: dict[str, deque[float]] = {}  # incarnation → when
         self._began: dict[int, float] = {}  # a controller's process id → when it began
+        self._has_lease: int | None = None
         self._controller_began_at = 0.0
         self.leader: int | None = None  # the process id of the controller that decides
         self._agents: dict[str, str] = {}  # incarnation → its node
@@ -71,6 +72,15 @@ class Contact:
     def controller_begins(self, pid: int) -> None:
         """A controller process starts."""
         self._began[pid] = self._run.loop.now_s
+
+    def lease_taken(self, pid: int) -> None:
+        """A controller has the lease; that it leads is on its way to the journal."""
+        self._has_lease = pid
+
+    def listens(self, pid: int) -> bool:
+        """Whether what this controller hears counts. One that was frozen, and has a successor, hears what is long
+        past."""
+        return pid == self.leader == self._has_lease
 
     def entered(self, entry: Entry) -> None:
         """The journal has this."""

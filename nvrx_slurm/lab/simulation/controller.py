@@ -99,11 +99,11 @@ class SimulatedEnvironment:
 
     def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> SimulatedLivenessServer:
         def heard(node: str, incarnation: str) -> None:
-            if self._run.contact.leader == self.pid:  # one that was frozen and overtaken reads what is long past
+            if self._run.contact.listens(self.pid):
                 self._run.contact.heard(incarnation)
             alive(node, incarnation)
 
-        return SimulatedLivenessServer(self._run, self._process, token, heard, lost)
+        return SimulatedLivenessServer(self._run, self._process, self.pid, token, heard, lost)
 
     def attribution_broker(self, answered: Answered) -> SimulatedBroker:
         return SimulatedBroker(self._run, self._process, answered)
@@ -133,13 +133,20 @@ class SimulatedLivenessServer(LivenessServer):
     """The product's, on simulated sockets."""
 
     def __init__(
-        self, run: SimulationRun, process: SimulatedProcess, token: str, alive: NodeCallback, lost: NodeCallback
+        self,
+        run: SimulationRun,
+        process: SimulatedProcess,
+        pid: int,
+        token: str,
+        alive: NodeCallback,
+        lost: NodeCallback,
     ) -> None:
         super().__init__(token, alive, lost)
-        self._run, self._process = run, process
+        self._run, self._process, self._pid = run, process, pid
         self._stop_listening: Callable[[], object] = lambda: None
 
     async def start(self, bind: str) -> int:
+        self._run.contact.lease_taken(self._pid)  # a controller listens once it has the lease
         listener = self._run.sockets.listen(self._run.HOST, self._process, self.protocol)
         self.port, self._stop_listening = listener.port, listener.close
         return self.port

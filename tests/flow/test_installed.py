@@ -75,7 +75,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "NO_COLOR": "1"}
+    environment = {
+        **os.environ,
+        "PATH": f"{installed.parent}:{os.environ['PATH']}",  # as with the environment activated: `python` is its own
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "NO_COLOR": "1",
+    }
     return subprocess.run(
         [installed, *arguments], capture_output=True, text=True, cwd=folder, env=environment, timeout=100
     )

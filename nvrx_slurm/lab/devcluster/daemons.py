@@ -76,8 +76,10 @@ def living(places: Places, table: Table) -> dict[str, int]:
 
 
 def last_words(name: str, places: Places) -> str:
-    """The end of the daemon's log, or of what it printed when it has no log."""
+    """The end of the daemon's log, or of what it printed when it has no log, and the last errors before that."""
     for path in (places.log(name), places.errors(name)):
         if path.exists() and (lines := path.read_text(errors="replace").splitlines()):
-            return "\n".join([f"--- the end of {path}:", *lines[-_TAIL_LINES:]])
+            # mariadb-install-db ends with advice that is longer than the end.
+            errors = [line for line in lines[:-_TAIL_LINES] if "error" in line.lower()]
+            return "\n".join([*errors[-_TAIL_LINES:], f"--- the end of {path}:", *lines[-_TAIL_LINES:]])
     return f"--- {name} left no log in {places.logs}"

@@ -271,7 +271,7 @@ def _overtake(run: SimulationRun, act: Act) -> None:
 
     One that does not lead yet is left alone: it would take the lease from its successor, whose end the batch host
     takes for the job's. No generation has two controllers but here, and one of an older generation gets no lease."""
-    if run.controller_leads:
+    if run.contact.newest_leads:
         _freeze_controller(run, act)
         run.batch.start_another_controller()
 

@@ -73,6 +73,11 @@ class Contact:
         """A controller process starts."""
         self._began[pid] = self._run.loop.now_s
 
+    @property
+    def newest_leads(self) -> bool:
+        """Whether the journal names the controller that began last as the one that decides."""
+        return self.leader is not None and self.leader == max(self._began)
+
     def lease_taken(self, pid: int) -> None:
         """A controller has the lease; that it leads is on its way to the journal."""
         self._has_lease = pid

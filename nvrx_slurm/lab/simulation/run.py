@@ -125,7 +125,6 @@ class SimulationRun:
         self._worlds: dict[tuple[int, str, int], SimulatedWorld] = {}
         self._progress: dict[str, WorldProgress] = {}
         self._pids = itertools.count(100)
-        self._controller_pid = 0  # the newest controller's
         self._work_chance = self.chance("work")
         self.batch: BatchHost = BatchHost(self)
         self.requeue: RequeuedJob = RequeuedJob(self)
@@ -209,7 +208,7 @@ class SimulationRun:
         """What the batch host does, again and again."""
         controller = self.controller = SimulatedProcess(self.loop, "controller")
         self.controllers.append(controller)
-        pid = self._controller_pid = next(self._pids)
+        pid = next(self._pids)
         controller.on_death(lambda: self._controller_ended(controller, pid))
         self.contact.controller_begins(pid)
         controller.run(controller_main(self, controller, pid))
@@ -234,11 +233,6 @@ class SimulationRun:
     def allocated(self) -> list[SimulatedNode]:
         """The nodes that the job has now."""
         return [self.nodes[name] for name in self.info.nodes]
-
-    @property
-    def controller_leads(self) -> bool:
-        """The journal names the newest controller as the one that decides."""
-        return self.controller is not None and self.contact.leader == self._controller_pid
 
     @property
     def was_suspended(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from nvrx_slurm.controller.failure_detector import PROBE_SETTLE_S
@@ -56,8 +58,9 @@ def test_nodes_have_their_time_from_when_they_can_read_that_the_job_begins() -> 
     async def story(host: VirtualHost) -> None:
         host.answers_after_s = 1.3 * JOIN_S
         await host.start_controller()
-        while not await host.journal(RendezvousOpened):
-            await host.later(INTERVAL_S)
+        async with asyncio.timeout(10 * JOIN_S):
+            while not await host.journal(RendezvousOpened):
+                await host.later(INTERVAL_S)
         host.answers_after_s = 0.02
         await host.later(1.3 * JOIN_S)
         assert len(await host.journal(DecisionsLate)) == 1

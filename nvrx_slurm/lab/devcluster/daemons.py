@@ -80,6 +80,7 @@ def last_words(name: str, places: Places) -> str:
     for path in (places.log(name), places.errors(name)):
         if path.exists() and (lines := path.read_text(errors="replace").splitlines()):
             # mariadb-install-db ends with advice that is longer than the end.
-            errors = [line for line in lines[:-_TAIL_LINES] if "error" in line.lower()]
-            return "\n".join([*errors[-_TAIL_LINES:], f"--- the end of {path}:", *lines[-_TAIL_LINES:]])
+            errors = [line for line in lines[:-_TAIL_LINES] if "error" in line.lower()][-_TAIL_LINES:]
+            head = [f"--- errors in {path}:", *errors] if errors else []
+            return "\n".join([*head, f"--- the end of {path}:", *lines[-_TAIL_LINES:]])
     return f"--- {name} left no log in {places.logs}"

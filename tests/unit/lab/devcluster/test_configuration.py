@@ -9,6 +9,7 @@ import pytest
 
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.lab.devcluster import configuration, processes, programs
+from nvrx_slurm.lab.devcluster.daemons import last_words
 from nvrx_slurm.lab.devcluster.places import Places
 from nvrx_slurm.lab.devcluster.spec import ClusterSpec, check_request, decode, encode, of_daemons
 from nvrx_slurm.util.clock import SystemClock
@@ -156,3 +157,14 @@ def test_database_server_of_a_script_that_takes_too_long(tmp_path: Path, monkeyp
     with pytest.raises(NvrxError, match="did not end"):
         configuration.prepare(of_cluster, {"mariadb-install-db": str(script)})
     assert len(processes.kill(lambda table: of_daemons(places, table), SystemClock())) == 1
+
+
+def test_last_words_show_the_errors_before_the_end_of_a_log(tmp_path: Path) -> None:
+    """mariadb-install-db ends with more lines of advice than are shown."""
+    places = Places(state=tmp_path, runtime=tmp_path)
+    places.logs.mkdir()
+    advice = [f"advice {number}" for number in range(40)]
+    places.errors("mariadb-install").write_text("\n".join(["begins", "[ERROR] no space left", *advice]))
+    lines = last_words("mariadb-install", places).splitlines()
+    assert "[ERROR] no space left" in lines and "begins" not in lines
+    assert lines[-1] == advice[-1] and advice[0] not in lines

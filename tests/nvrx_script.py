@@ -8,6 +8,7 @@ iteration of the wrapper after the other, as `WORKLOAD_EXC:1,SIGKILL:2+SIGSTOP:3
 """
 
 import datetime
+import gc
 import importlib.util
 import os
 import sys
@@ -140,6 +141,7 @@ def advanced(call_wrapper: Optional[inprocess.CallWrapper] = None):  # noqa: UP0
     model, opt = build()
     where = f"file://{FOLDER}/meet-{call_wrapper.iteration}"
     loop(None, model, opt, call_wrapper, where)
+    gc.collect()  # frees the model of `loop`, which must not outlive the group
     torch.distributed.destroy_process_group()
 
 

@@ -10,6 +10,7 @@ the ranks there are, so the training goes on to the same end, but for rounding, 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import time
@@ -121,7 +122,8 @@ def training(call: CallWrapper, options: argparse.Namespace, teacher: nn.Module,
         time.sleep(options.step_time)
     if rank == 0:
         conclude(options.checkpoint_dir, state, teacher)
-    del model  # before the group: as the last to refer to it, it would wait for the threads of Gloo with the GIL held
+    del model
+    gc.collect()  # frees the model, which is part of a reference cycle: with Gloo it must not outlive the group
     dist.destroy_process_group()
 
 

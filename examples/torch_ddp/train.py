@@ -9,6 +9,7 @@ interrupted and resumed ends with the same loss as one of the same world that ne
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import time
@@ -104,7 +105,8 @@ def main() -> None:
     step = train(options, teacher, model)
     if dist.get_rank() == 0:
         conclude(options.checkpoint_dir, step, teacher, model)
-    del model  # before the group: as the last to refer to it, it would wait for the threads of Gloo with the GIL held
+    del model
+    gc.collect()  # frees the model, which is part of a reference cycle: with Gloo it must not outlive the group
     dist.destroy_process_group()
 
 

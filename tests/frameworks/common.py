@@ -1,5 +1,6 @@
 """What the training scripts share: a tiny data set, a result, and a place where the test kills a rank."""
 
+import gc
 import json
 import os
 import signal
@@ -51,6 +52,12 @@ def conclude(loss: float, step: int, **more: object) -> None:
     """Rank 0's result."""
     if os.environ["RANK"] == "0":
         (FOLDER / "result.json").write_text(json.dumps({"loss": loss, "step": step, **more}))
+
+
+def end_group() -> None:
+    """After `main`: a model that outlives the group keeps Gloo's threads, which can abort the process at its end."""
+    gc.collect()
+    torch.distributed.destroy_process_group()
 
 
 def began(step: int) -> None:

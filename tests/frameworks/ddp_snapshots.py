@@ -43,9 +43,8 @@ def main() -> None:
             )
             os.replace(fresh, SNAPSHOT)  # noqa: PTH105
     common.conclude(common.loss_of(model), step)
-    del ddp
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    common.end_group()

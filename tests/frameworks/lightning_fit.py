@@ -47,3 +47,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    common.end_group()

@@ -32,8 +32,8 @@ def main() -> None:
                 if accelerator.is_main_process:  # all ranks have written their part
                     (common.FOLDER / f"{step}.whole").touch()
     common.conclude(common.loss_of(accelerator.unwrap_model(model)), step)
-    accelerator.end_training()
 
 
 if __name__ == "__main__":
     main()
+    common.end_group()

@@ -62,7 +62,7 @@ if __name__ == "__main__":
     main()
 """
 TRAINING = """
-import json, os, torch, torch.distributed as dist
+import gc, json, os, torch, torch.distributed as dist
 url = "tcp://127.0.0.1:" + os.environ["PORT"]
 dist.init_process_group("gloo", init_method=url, rank=int(os.environ["RANK"]), world_size=2)
 torch.manual_seed(0)
@@ -76,6 +76,8 @@ gathered = [None, None]
 dist.all_gather_object(gathered, [each.tolist() for each in model.parameters()])
 assert gathered[0] == gathered[1]
 print(json.dumps(gathered))
+del model, optimizer
+gc.collect()  # frees the model: a thread of Gloo that outlives the interpreter aborts the process
 dist.destroy_process_group()
 """
 

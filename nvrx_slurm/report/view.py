@@ -89,19 +89,55 @@ def fold(view: JobView, entry: Entry) -> JobView:
     """The view after `entry`. One that was folded in before (by its number) changes nothing."""
     if entry.n <= view.n:
         return view
-    last_t, view.n, view.t = view.t, entry.n, entry.t
-    t, record = entry.t, entry.record
+    if _can_show(view, entry):
+        # Reports first: every node sends some in every cycle, so nearly all entries are reports.
+        for take in (_take_report, _take_node, _take_replica, _take_request, _take_job):
+            if take(view, entry):
+                break
+        if isinstance(entry.record, SHOWN_DECISIONS):
+            view.last_decision = Decided(at=entry.t, what=describe(entry.record))
+    view.n, view.t = entry.n, entry.t
+    return view
+
+
+def _can_show(view: JobView, entry: Entry) -> bool:
+    """Whether the cycle that the entry is about is known.
+
+    Where the line that opened it is lost, the journal is damaged, or its first part is gone. The line that closes
+    the rendezvous has all that is needed to go on; until then no entry about the cycle can be shown.
+    """
+    record = entry.record
     key = (getattr(record, "replica", None), view.generation, getattr(record, "cycle", None))
-    if None not in key and key not in view.cycles:
-        # The line that opened the cycle is lost: the journal is damaged, or its first part is gone. The line that
-        # closes the rendezvous has all that is needed to go on. Until then no entry about the cycle can be shown.
-        if isinstance(record, records.RendezvousClosed):
-            _open_rendezvous(view, records.RendezvousOpened(replica=record.replica, cycle=record.cycle), t)
-        elif not isinstance(record, records.RendezvousOpened):
-            return view
+    if None in key or key in view.cycles:
+        return True
+    if isinstance(record, records.RendezvousClosed):
+        _open_rendezvous(view, records.RendezvousOpened(replica=record.replica, cycle=record.cycle), entry.t)
+        return True
+    return isinstance(record, records.RendezvousOpened)
+
+
+def with_heartbeat(view: JobView, heard: ReceivedHeartbeat) -> JobView:
+    """The view with a heartbeat. One of an older agent changes nothing; one of an older cycle changes no step."""
+    beat = heard.heartbeat
+    node = view.nodes.get(beat.node)
+    if node is None or node.incarnation not in ("", beat.incarnation) or beat.generation != view.generation:
+        return view
+    before = view.heard.get(beat.node)
+    same = before and (before.heartbeat.incarnation, before.heartbeat.replica, before.heartbeat.cycle)
+    if before is not None and same == (beat.incarnation, beat.replica, beat.cycle):
+        view.heard_before[beat.node] = before  # lag goes by two heartbeats of one cycle
+    else:
+        view.heard_before.pop(beat.node, None)
+    view.heard[beat.node] = heard
+    if beat.steps and view.is_current(node, beat):
+        report_step(view, node.name, max(beat.steps.values()))
+    return view
+
+
+def _take_report(view: JobView, entry: Entry) -> bool:
+    """What nodes report of their workers."""
+    t, record = entry.t, entry.record
     match record:
-        # ---- workers. The first two come from every node in every cycle, as `NodeReady` does: nearly all entries
-        # are of these three kinds.
         case records.WorkersStarted():
             known = view.nodes.get(record.node)
             if known is None or known.ranks != tuple(record.pids):  # else they are those that the close has given
@@ -173,8 +209,15 @@ def fold(view: JobView, entry: Entry) -> JobView:
             change_node(view, record.node, done=True)
         case records.StacksDumped() if record.files:
             view.last_stacks = StacksView(at=t, why=record.why, node=record.node, files=record.files)
+        case _:
+            return False
+    return True
 
-        # ---- nodes: they join, leave, are lost, fenced and quarantined
+
+def _take_node(view: JobView, entry: Entry) -> bool:
+    """Nodes: they join, leave, are lost, fenced and quarantined."""
+    t, record = entry.t, entry.record
+    match record:
         case records.NodeJoined():
             before = view.nodes.get(record.node)
             if before is not None and before.state == "active":
@@ -194,7 +237,7 @@ def fold(view: JobView, entry: Entry) -> JobView:
             depart(view, record.node, "left", record.reason, t)
         case records.NodeLost():
             report_step(view, record.node, record.step)
-            kind = "node_silent" if record.cause == "heartbeat_timeout" else "node_lost"
+            kind: FailureKind = "node_silent" if record.cause == "heartbeat_timeout" else "node_lost"
             loss = f"{record.node} lost: {record.why}"
             note_failure(view, record.node, kind, loss, t - record.ago_s, record.step)
             had_ranks = record.node in view.nodes and view.nodes[record.node].state == "active"
@@ -220,8 +263,15 @@ def fold(view: JobView, entry: Entry) -> JobView:
                     change_node(view, late.name, held_until=t + view.plan.fault_tolerance.gives_away_after_s)
         case records.Quarantined():
             depart(view, record.node, "quarantined", record.reason, t)
+        case _:
+            return False
+    return True
 
-        # ---- replicas: their rendezvous, and what was decided about their failures
+
+def _take_replica(view: JobView, entry: Entry) -> bool:
+    """Replicas: their rendezvous, and what was decided about their failures."""
+    t, record = entry.t, entry.record
+    match record:
         case records.RendezvousOpened():
             _open_rendezvous(view, record, t)
         case records.RendezvousClosed():
@@ -280,8 +330,15 @@ def fold(view: JobView, entry: Entry) -> JobView:
             view.waiting[record.replica] = set()
             change_replica(view, record.replica, phase=record.outcome, since=t)
             change_cycle(view, record.replica, record.cycle, ended_at=t, outcome=record.outcome)
+        case _:
+            return False
+    return True
 
-        # ---- what users have asked for
+
+def _take_request(view: JobView, entry: Entry) -> bool:
+    """What users have asked for."""
+    t, record = entry.t, entry.record
+    match record:
         case records.RestartOrdered():
             view.asked[record.replica] = FailureView(
                 at=t,
@@ -304,13 +361,20 @@ def fold(view: JobView, entry: Entry) -> JobView:
         case records.NodeUndrained():
             if view.drained.pop(record.node, None) is not None and view.nodes[record.node].state == "drained":
                 arrive(view, record.node, t)
+        case _:
+            return False
+    return True
 
-        # ---- the job as a whole: its generations, its controllers, its end
+
+def _take_job(view: JobView, entry: Entry) -> bool:
+    """The job as a whole: its generations, its controllers, its end."""
+    t, record = entry.t, entry.record
+    match record:
         case records.JobStarted(expected=expected):
             # A generation that left no end ended with its last entry, which stands before that of the controller that
             # begins this one.
             number, led_at = view.led_from
-            end_cycles(view, led_at if number == entry.n - 1 else last_t, None)
+            end_cycles(view, led_at if number == entry.n - 1 else view.t, None)
             view.job, view.name, view.generation = record.job, record.name, record.generation
             # A requeued job goes on with the same journal: its start is that of the first generation.
             view.started_at = t if view.started_at is None else view.started_at
@@ -333,7 +397,7 @@ def fold(view: JobView, entry: Entry) -> JobView:
             }
         case records.ControllerStarted():
             view.controllers += 1
-            view.led_from = entry.n, last_t
+            view.led_from = entry.n, view.t
         case records.Shutdown():
             if view.shutdown is None:
                 # Before any of them leaves: a job that has ended shows how many it had not used.
@@ -350,27 +414,9 @@ def fold(view: JobView, entry: Entry) -> JobView:
             for replica in list(view.replicas.values()):
                 if replica.phase not in ENDED:
                     change_replica(view, replica.id, phase="stopped", since=t)
-    if isinstance(record, SHOWN_DECISIONS):
-        view.last_decision = Decided(at=t, what=describe(record))
-    return view
-
-
-def with_heartbeat(view: JobView, heard: ReceivedHeartbeat) -> JobView:
-    """The view with a heartbeat. One of an older agent changes nothing; one of an older cycle changes no step."""
-    beat = heard.heartbeat
-    node = view.nodes.get(beat.node)
-    if node is None or node.incarnation not in ("", beat.incarnation) or beat.generation != view.generation:
-        return view
-    before = view.heard.get(beat.node)
-    same = before and (before.heartbeat.incarnation, before.heartbeat.replica, before.heartbeat.cycle)
-    if before is not None and same == (beat.incarnation, beat.replica, beat.cycle):
-        view.heard_before[beat.node] = before  # lag goes by two heartbeats of one cycle
-    else:
-        view.heard_before.pop(beat.node, None)
-    view.heard[beat.node] = heard
-    if beat.steps and view.is_current(node, beat):
-        report_step(view, node.name, max(beat.steps.values()))
-    return view
+        case _:
+            return False
+    return True
 
 
 def _open_rendezvous(view: JobView, record: records.RendezvousOpened, t: float) -> None:

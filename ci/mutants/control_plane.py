@@ -43,6 +43,7 @@ BEYOND_SIMULATION = frozenset(
     {
         "commit-with-a-gap",
         "late-fence-proves-too-early",
+        "late-orders-of-a-dead-controller-unmarked",
         "silence-of-an-old-answer",
         "symptom-settled-by-another-replica",
     }
@@ -567,6 +568,12 @@ CONTROL_PLANE = (
         "late-orders-unmarked",
         "nodes that learn late of a rendezvous have all of their time for it",
         Edit(CONTROLLER, "return [InboundFact(DecisionsLate(since=since))]", "pass"),
+    ),
+    controller(
+        "late-orders-of-a-dead-controller-unmarked",
+        "nodes that learn late of a rendezvous have all of their time for it, whoever leads by then",
+        Edit(CONTROLLER, "facts[:0] = await self._unmarked()", "pass"),
+        tests=("tests/unit/controller/test_takeover.py",),
     ),
     controller(
         "time-of-reading",

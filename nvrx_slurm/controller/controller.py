@@ -227,7 +227,9 @@ class Controller:
         up = ControllerUp(epoch=self.epoch, host=info.addr if self.bind == "*" else self.bind, port=port)
         pid, clock_s = self.environment.pid, self.clock.monotonic()
         facts: list[AnyFact] = [ControllerStarted(epoch=self.epoch, host=host, pid=pid, clock_s=clock_s)]
-        if not has_begun:
+        if has_begun:
+            facts[:0] = await self._unmarked()
+        else:
             facts.append(
                 JobStarted(
                     job=info.job_id,
@@ -245,6 +247,14 @@ class Controller:
         self._report(list(self.job.nodes))
         log.info("epoch %d, %d journal entries replayed", self.epoch, len(journal))
         return cursor, late
+
+    async def _unmarked(self) -> list[AnyFact]:
+        """That the last decisions reached the agents late, where the controller before did not live to record it."""
+        took_at, entries = await self.store.newest_commit()
+        has_orders = any(isinstance(entry.record, ORDERS) for entry in entries)
+        if has_orders and took_at - entries[0].t > INBOX_STALL_S:
+            return [DecisionsLate(since=entries[0].t)]
+        return []
 
     # ---- the loop
 

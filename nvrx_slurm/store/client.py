@@ -315,8 +315,14 @@ class StoreClient:
         items = await self._read(inbox, after, count=INBOX_BATCH)
         return [(identity, self._opened(inbox, identity, fields, opened)) for identity, fields in items]
 
+    async def newest_commit(self) -> tuple[float, list[Entry]]:
+        """The entries of the last commit that had any, and when the server took it: seconds since the epoch."""
+        took_ms = (await self._newest(self.keys.journal)).partition("-")[0]
+        return int(took_ms) / 1000, await self.journal(after=took_ms)
+
     async def journal(self, after: str = "-") -> list[Entry]:
-        """The whole journal so far: each number once, in order. What else stands there is set aside."""
+        """The whole journal so far, or what was committed at this id and after it: each number once, in order. What
+        else stands there is set aside."""
         stream, entries = self.keys.journal, list[Entry]()
         for identity, fields in await self._patiently(lambda: self._redis.xrange(stream, min=after)):
             entry = self._opened(

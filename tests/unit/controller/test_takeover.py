@@ -71,6 +71,32 @@ def test_nodes_have_their_time_from_when_they_can_read_that_the_job_begins() -> 
     host(rendezvous__join_timeout=JOIN_S).play(story)
 
 
+def test_late_orders_of_a_controller_that_died_are_marked_by_the_next() -> None:
+    """The store takes the commit that opens cycle 1 after more than the join timeout, and its controller dies."""
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        host.asks_after_s = 1.3 * JOIN_S
+        n1 = {"incarnation": "n1.0", "node": "n1", "generation": 0, "replica": "main-0"}
+        await host.store.post(WorkerFailed(**n1, seq=2, cycle=0, rank=0, exit_code=1))
+        async with asyncio.timeout(10 * JOIN_S):
+            while len(await host.journal(RendezvousOpened)) < 2:
+                await host.later(0.02)
+        assert not await host.journal(DecisionsLate)
+        await host.kill_controller()
+        host.asks_after_s = 0.0
+        await host.start_controller()
+        await host.later(0.9 * JOIN_S)
+        assert len(await host.journal(DecisionsLate)) == 1
+        for node in ("n1", "n2"):
+            ready = {**n1, "incarnation": f"{node}.0", "node": node}
+            await host.store.post(NodeReady(**ready, seq=3, cycle=1, port=1))
+        await host.later(INTERVAL_S)
+        assert [closed.nodes for closed in await host.journal(RendezvousClosed)] == 2 * [("n1", "n2")]
+
+    host(rendezvous__join_timeout=JOIN_S, teardown__grace=0.1).play(story)
+
+
 def test_each_order_is_in_the_journal() -> None:
     """Agents read no order whose decision the next controller would not find in the journal."""
 

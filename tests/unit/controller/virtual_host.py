@@ -30,7 +30,7 @@ PROBED_S = 0.01
 
 
 class SlowLink:
-    """The controller's way to the store: answers take `host.answers_after_s`."""
+    """The controller's way to the store: requests take `host.asks_after_s`, answers `host.answers_after_s`."""
 
     def __init__(self, host: VirtualHost) -> None:
         self._host = host
@@ -41,7 +41,10 @@ class SlowLink:
         def answered(reply: Any) -> None:
             future.get_loop().call_later(self._host.answers_after_s, settle, future, reply)
 
-        request(answered)
+        if self._host.asks_after_s:
+            future.get_loop().call_later(self._host.asks_after_s, request, answered)
+        else:
+            request(answered)
         return future
 
 
@@ -66,7 +69,7 @@ class VirtualHost:
         self.plan, self.loop = plan, VirtualLoop()
         self.clock = VirtualClock(self.loop)
         self.server = MemoryServer(self.clock)
-        self.answers_after_s = answers_after_s
+        self.asks_after_s, self.answers_after_s = 0.0, answers_after_s
         self.store = StoreClient(ADDRESS, clock=self.clock, connection=MemoryClient(self.server))
         self.nodes = tuple(f"n{index}" for index in range(1, plan.total_nodes + 1))
         self.kernels_refuse = False

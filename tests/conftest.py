@@ -10,14 +10,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from nvrx_slurm.jobspec.plan import Plan
 from tests.harness import Gate, RunningJob, end_with_all, start_local
 
-settings.register_profile("any machine", deadline=None)
+settings.register_profile(
+    "any machine",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 settings.load_profile("any machine")
-"""No test asserts how long an example takes: that depends on what else the machine does."""
+"""No test asserts how long an example takes, or to draw one: that depends on what else the machine does.
+Examples share the fixtures of their test."""
 
 pytest_plugins = ["tests.slurm_cluster"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as StoreConnectionError
 from redis.exceptions import NoScriptError, ResponseError
@@ -38,7 +38,7 @@ from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.util.clock import SystemClock
 from tests.contract.servers import PASSWORD, InMemoryServer, RealServer, Server
 
-EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(max_examples=60)
 KEYS = Keys("j")
 NODES = ("n0", "n1", "n2")
 KEEP = 5

@@ -11,7 +11,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.transport import PayloadRef, PayloadServer, ServerLimits, SharedRing, TransportError, protocol
@@ -25,7 +25,7 @@ from tests.waiting import until
 SIZE = 50_000
 BOUND_BYTES = 2 << 20
 """Beyond the payload that was asked for: what either side may take for a conversation, whatever the other says."""
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(max_examples=150)
 
 
 # ------------------------------------------------------------------------------------------------- bytes to send

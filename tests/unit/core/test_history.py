@@ -329,4 +329,4 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestHistory.settings = settings(max_examples=200, stateful_step_count=40)

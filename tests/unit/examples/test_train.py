@@ -15,7 +15,7 @@ from train import my_part, parse_arguments, replace_file, restore, save_checkpoi
 from train import train as run_training
 
 
-@settings(max_examples=30, deadline=None)  # 300 ranks draw the batch 300 times
+@settings(max_examples=30)  # 300 ranks draw the batch 300 times
 @given(step=st.integers(1, 10_000), world=st.sampled_from([1, 2, 3, 8, 50, 256, 300]))
 def test_the_ranks_share_the_same_batch_whatever_their_number(step: int, world: int) -> None:
     """Put together, the parts are the batch of a world of one: nothing twice, nothing lost."""

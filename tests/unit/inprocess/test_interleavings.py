@@ -221,5 +221,5 @@ def _fields(ledger: GroupLedger) -> dict[str, object]:
     return {name: getattr(ledger, name) for name in GroupLedger.__slots__}
 
 
-Interleavings.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+Interleavings.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestInterleavings = Interleavings.TestCase

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.inprocess.compose import Compose
@@ -41,7 +41,6 @@ def test_gaps_are_filled_from_the_end():
     assert worlds.order == [0, 6, 2, 3, 7]
 
 
-@settings(deadline=None)
 @given(st.data(), st.integers(1, 12))
 def test_no_more_ranks_move_than_there_are_gaps(data: st.DataObject, size: int):
     """Under FillGaps exactly those ranks move whose number is no number of the new world."""
@@ -152,7 +151,6 @@ class Names(RankAssignment):
         return ctx
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.text(max_size=3), max_size=3), min_size=1, max_size=4))
 def test_each_part_sees_its_own_publications(texts: list[list[str]]):
     """For any number of parts, nested too: each gets from each rank what it has published there itself."""
@@ -174,7 +172,6 @@ ASSIGNMENTS = (
 )
 
 
-@settings(deadline=None)
 @given(st.data(), st.sampled_from(ASSIGNMENTS), st.integers(1, 12))
 def test_all_survivors_come_to_one_world(data: st.DataObject, make: object, size: int):
     """For any losses at any time: the ranks that are left make one world, each time, or are discarded."""

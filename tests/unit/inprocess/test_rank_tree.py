@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.inprocess.compose import Compose
@@ -244,7 +244,6 @@ FLAGS = st.sampled_from([None, RESERVE, BACKFILL, RESERVE | BACKFILL])
 LIMITS = st.one_of(st.none(), st.integers(1, 6))
 
 
-@settings(deadline=None)
 @given(st.data(), st.integers(1, 14))
 def test_its_constraints_hold(data: st.DataObject, size: int):
     """For any tree and losses: one world; each branch has its minimum, and no more active than its maximum;

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.jobspec.model import JobSpec
@@ -76,7 +76,7 @@ def test_a_hostile_value_arrives_unchanged(start: Callable[..., Started], text: 
     assert started.plan.roles[0].env == {"A": text}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=1, max_size=4))
 def test_any_command_arrives_unchanged(start: Callable[..., Started], words: list[str]) -> None:
     """Whatever text the words are."""

@@ -114,14 +114,14 @@ def attempt_both(schema: str, payload: memoryview) -> None:
 @example('[1,["array","<M8[generic]",[1]]]')
 @example("[1," + "1" * 5000 + "]")
 @example('[1,"\\ud800"]')
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_made_up_schema(schema: str) -> None:
     """Whatever it says."""
     attempt_both(schema, memoryview(bytes(100)))
 
 
 @given(Objects, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_schema_with_a_part_of_another(obj: object, data: st.DataObject) -> None:
     """A true one, with any node of it changed for something else."""
     encoded = encode([obj])
@@ -141,7 +141,7 @@ def is_leaf(item: object) -> bool:
 
 
 @given(Objects, st.integers(0), st.integers(0, 3), st.text(max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_schema_with_other_characters(obj: object, place: int, cut: int, put: str) -> None:
     """A true one, with some of its text gone, and some put in."""
     encoded = encode([obj])
@@ -150,7 +150,6 @@ def test_a_schema_with_other_characters(obj: object, place: int, cut: int, put: 
 
 
 @given(Objects, st.integers(-200, 200))
-@settings(deadline=None)
 def test_a_payload_of_another_size(obj: object, more: int) -> None:
     """It is not what the schema is of: refused before anything is built, however little it is off."""
     encoded = encode([obj])

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from nvrx_slurm.transport.codec import decode, encode
 from tests.unit.transport.objects import ALIGNMENT, Objects, arrays, built, is_same, payload_of
@@ -16,7 +16,6 @@ from tests.unit.transport.objects import ALIGNMENT, Objects, arrays, built, is_s
 @given(Objects)
 @example({"é\u2028\0": [float("nan"), -0.0, 5e-324, 2**64, -(2**63) - 1], "": ()})
 @example({"text": "x" * 257, "wide": "\U0001f600" * 300})
-@settings(deadline=None)
 def test_what_comes_out_is_the_object(obj: object) -> None:
     """Of the same types and the same bits, in the same order."""
     encoded = encode(obj)
@@ -24,7 +23,6 @@ def test_what_comes_out_is_the_object(obj: object) -> None:
 
 
 @given(Objects)
-@settings(deadline=None)
 def test_the_payload_is_the_buffers_one_after_the_other(obj: object) -> None:
     """Whoever writes them needs to know nothing of the schema."""
     encoded = encode(obj)
@@ -33,7 +31,6 @@ def test_the_payload_is_the_buffers_one_after_the_other(obj: object) -> None:
 
 
 @given(Objects)
-@settings(deadline=None)
 def test_a_schema_is_json_that_a_person_can_read(obj: object) -> None:
     """One version, one description; the empty one is for bytes alone."""
     schema = encode(obj).schema
@@ -41,7 +38,6 @@ def test_a_schema_is_json_that_a_person_can_read(obj: object) -> None:
 
 
 @given(arrays())
-@settings(deadline=None)
 def test_an_array_on_the_payload_is_the_array(array: np.ndarray[Any, Any]) -> None:
     """Type, shape and bits."""
     encoded = encode([array])

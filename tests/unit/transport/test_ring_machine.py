@@ -205,5 +205,5 @@ class Machine(RuleBasedStateMachine):
         assert indices == sorted(ready, key=lambda index: self.model[index].generation)
 
 
-Machine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestMachine = Machine.TestCase

@@ -51,7 +51,7 @@ def test_case() -> None:
     assert literals_of("Fabric MANAGER", ignore_case=True) == (b"fabric manager",)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(st.data(), st.sampled_from(load_catalogue().rules))
 def test_every_match_holds_a_text(data: st.DataObject, rule: Rule) -> None:
     """In any line that a shipped pattern matches stands one of its texts."""

@@ -59,7 +59,7 @@ _LABELS = [
 ]
 
 
-@settings(deadline=None, max_examples=60)  # each compiles twice
+@settings(max_examples=60)  # each compiles twice
 @given(pattern=_PATTERNS, line=st.text("abcABCx1 ._", max_size=12), before=st.sampled_from(_LABELS))
 def test_whole_patterns(pattern: str, line: str, before: str) -> None:
     """Where a pattern matches a line, with or without its label, the form that Vectorscan gets finds something."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.attribution.rules.catalogue import Catalogue, Rule, load_catalogue
@@ -56,7 +56,6 @@ def read(pieces: list[bytes]) -> list[Hit]:
     return matcher.hits()
 
 
-@settings(deadline=None)
 @given(text=TEXTS, data=st.data())
 def test_pieces(text: bytes, data: st.DataObject) -> None:
     """Hits are the same whatever pieces a file comes in."""
@@ -65,7 +64,6 @@ def test_pieces(text: bytes, data: st.DataObject) -> None:
     assert read(pieces) == read([text])
 
 
-@settings(deadline=None)
 @given(text=TEXTS)
 def test_line_by_line(text: bytes) -> None:
     """A scan finds what each rule's own pattern finds, line by line."""
@@ -85,7 +83,6 @@ SOME = st.sampled_from([OOM, b"[rank3]: ValueError: x", b"ValueError: retried", 
 MANY = st.lists(st.tuples(SOME, st.integers(1, 40)), max_size=40)
 
 
-@settings(deadline=None)
 @given(runs=MANY, every=st.integers(20, 2000))
 def test_first_and_last(runs: list[tuple[bytes, int]], every: int) -> None:
     """Of each rule the first 8 lines and the last 8 are kept, however many there are and in however many blocks."""

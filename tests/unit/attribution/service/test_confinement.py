@@ -53,7 +53,7 @@ def _opened(path: str) -> str | None:
         os.close(descriptor)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     parts=st.lists(st.sampled_from(PARTS), max_size=8), start=st.sampled_from(("root/", "rootless/", "roots/", ""))
 )
@@ -70,7 +70,7 @@ def test_no_way_out(tree: Path, parts: list[str], start: str) -> None:
         assert allowed == (got == f"{tree}/root" or got.startswith(f"{tree}/root/")), (path, got)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(max_size=40), is_below=st.booleans())
 @example(text="a", is_below=True)
 def test_any_text(tree: Path, text: str, is_below: bool) -> None:

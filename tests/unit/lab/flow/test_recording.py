@@ -375,4 +375,4 @@ class RecordedHistory(History):
 
 
 TestRecordedHistory = RecordedHistory.TestCase
-TestRecordedHistory.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestRecordedHistory.settings = settings(max_examples=40, stateful_step_count=20)

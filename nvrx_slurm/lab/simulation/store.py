@@ -76,6 +76,7 @@ class WatchedStore(MemoryServer):
         self._aims, self._contact, self._clock, self._key = aims, contact, clock, key
         self._is_removed = False
         self._faults: list[_CommitFault] = []
+        self._sent: Command | None = None  # the last commit at which an act was aimed
         self._commits = 0
         self._late: list[_LateCommit] = []
         self._posted: deque[tuple[bytes, float]] = deque()  # inbox items that no commit accounts for → when they came
@@ -131,7 +132,9 @@ class WatchedStore(MemoryServer):
         if commands[0][0] != "evalsha":  # no commit: nothing is aimed at it, and no fault meets it
             super().handle(password, commands, answer)
             return
-        if self._aims.armed and _is_script(commands[0], "commit"):
+        # One event, however often it is sent: again after a wait, or since a new store did not know the script.
+        if self._aims.armed and _is_script(commands[0], "commit") and commands[0] != self._sent:
+            self._sent = commands[0]
             entries = _entries(commands[0])
             if self._aims.sees((unpack_entry(entry).record for entry in entries), "before"):
                 # The act is the next step, and the commit the one after it, if the store still runs then.

@@ -263,7 +263,8 @@ def frozen_past_a_deadline(chance: Random, shape: Shape) -> Staged:
 
 def opened_late(chance: Random, shape: Shape) -> Staged:
     """A worker fails while the controller is frozen, or the store is when it would take the order to restart: the
-    nodes learn of it when their grace and the last call would be over. There are spares for all."""
+    nodes learn of it when their grace and the last call would be over. There are spares for all. The controller may
+    die before it knows that its order came late."""
     nodes = chance.randint(1, 3)
     shape = _slow(_job(shape, nodes=nodes, spares=chance.randint(nodes, 4)), chance)
     bounds = shape.plan.fault_tolerance
@@ -274,8 +275,11 @@ def opened_late(chance: Random, shape: Shape) -> Staged:
             ("freeze_store", _at("rendezvous_opened", "before", nth=1)),
         )
     )
-    freeze = Act(at_s=0.0, kind=kind, lasts_s=round(lasts_s, 3), aim=aim)
-    return shape, (_fails(shape.nodes[0], 1, chance.uniform(0.3, 2.0)), freeze)
+    acts = [_fails(shape.nodes[0], 1, chance.uniform(0.3, 2.0))]
+    acts.append(Act(at_s=0.0, kind=kind, lasts_s=round(lasts_s, 3), aim=aim))
+    if kind == "freeze_store" and chance.random() < 0.5:
+        acts.append(Act(at_s=0.0, kind="kill_controller", aim=_at("rendezvous_opened", nth=1)))
+    return shape, tuple(acts)
 
 
 def backlog_past_a_deadline(chance: Random, shape: Shape) -> Staged:

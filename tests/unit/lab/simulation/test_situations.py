@@ -18,6 +18,7 @@ from nvrx_slurm.journal.records import (
     Record,
     ReplicaEnded,
     RestartDecided,
+    WorkerFailed,
 )
 from nvrx_slurm.lab.simulation import situations
 from nvrx_slurm.lab.simulation.adversary import Act
@@ -57,6 +58,16 @@ def forgets(results: list[RunResult]) -> bool:
     return any(times > rate.count for times, rate in zip(restarted, rates, strict=True))
 
 
+def opens_late(results: list[RunResult]) -> bool:
+    """What comes late is what was decided on the failure, not what begins the job."""
+    late = [
+        (mark.record.since, entries(result, WorkerFailed)[0].t)  # type: ignore[union-attr]
+        for result in results
+        for mark in entries(result, DecisionsLate)
+    ]
+    return bool(late) and all(since >= failed_at for since, failed_at in late)
+
+
 def joins_again(results: list[RunResult]) -> bool:
     return any(len(entries(result, NodeJoined)) > len(result.shape.nodes) for result in results)
 
@@ -80,7 +91,7 @@ SHOWS: dict[Callable[..., situations.Staged], Callable[[list[RunResult]], object
     situations.replaced_at_the_close: joins_again,
     situations.cut_without_spares: joins_again,
     situations.frozen_past_a_deadline: lambda results: all(restarts([result]) for result in results),
-    situations.opened_late: lambda results: records(results, DecisionsLate),
+    situations.opened_late: opens_late,
     situations.backlog_past_a_deadline: lambda results: all(
         len(entries(result, ControllerStarted)) == 2 and entries(result, ReplicaEnded) for result in results
     ),

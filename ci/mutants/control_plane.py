@@ -572,8 +572,7 @@ CONTROL_PLANE = (
     controller(
         "late-orders-of-a-dead-controller-unmarked",
         "nodes that learn late of a rendezvous have all of their time for it, under the next controller too",
-        Edit(CONTROLLER, "facts[:0] = await self._unmarked()", "pass"),
-        tests=("tests/unit/controller/test_takeover.py",),
+        Edit(CONTROLLER, "facts[:0] = _unmarked(dated)", "pass"),
     ),
     controller(
         "time-of-reading",

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import math
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -200,7 +200,8 @@ class Controller:
         # From here on the store refuses an older controller's commits: the journal that is read below is whole.
         self.epoch, self.written, cursor = await self.store.acquire(self.owner, self._lease_s(), kept)
         self.server_clock.set(await self.store.time())
-        journal = await self.store.journal()
+        dated = await self.store.dated_journal()
+        journal = [entry for _, entry in dated]
         self.mirror.start(journal)
         if kept and not (journal and journal[0].n == 1):
             # Requeued, with a fresh store: only the copy has the generations before, whose budgets live on.
@@ -228,7 +229,7 @@ class Controller:
         pid, clock_s = self.environment.pid, self.clock.monotonic()
         facts: list[AnyFact] = [ControllerStarted(epoch=self.epoch, host=host, pid=pid, clock_s=clock_s)]
         if has_begun:
-            facts[:0] = await self._unmarked()
+            facts[:0] = _unmarked(dated)
         else:
             facts.append(
                 JobStarted(
@@ -247,14 +248,6 @@ class Controller:
         self._report(list(self.job.nodes))
         log.info("epoch %d, %d journal entries replayed", self.epoch, len(journal))
         return cursor, late
-
-    async def _unmarked(self) -> list[AnyFact]:
-        """That the last decisions reached the agents late, where the controller before did not live to record it."""
-        took_at, entries = await self.store.newest_commit()
-        has_orders = any(isinstance(entry.record, ORDERS) for entry in entries)
-        if has_orders and took_at - entries[0].t > INBOX_STALL_S:
-            return [DecisionsLate(since=entries[0].t)]
-        return []
 
     # ---- the loop
 
@@ -497,6 +490,15 @@ async def _wait(for_: asyncio.Future[Any], tasks: list[asyncio.Task[None]], time
         if task.done():
             for_.cancel()
             task.result()
+
+
+def _unmarked(dated: Sequence[tuple[float, Entry]]) -> list[AnyFact]:
+    """That the last decisions reached the agents late, where the controller before did not live to record it."""
+    committed = [entry for took_at, entry in dated if took_at == dated[-1][0]]
+    has_orders = any(isinstance(entry.record, ORDERS) for entry in committed)
+    if has_orders and dated[-1][0] - committed[0].t > INBOX_STALL_S:
+        return [DecisionsLate(since=committed[0].t)]
+    return []
 
 
 def replay(job: ControlState, journal: Iterable[Entry]) -> list[tuple[Entry, Record | None]]:

@@ -315,24 +315,23 @@ class StoreClient:
         items = await self._read(inbox, after, count=INBOX_BATCH)
         return [(identity, self._opened(inbox, identity, fields, opened)) for identity, fields in items]
 
-    async def newest_commit(self) -> tuple[float, list[Entry]]:
-        """The entries of the last commit that had any, and when the server took it: seconds since the epoch."""
-        took_ms = (await self._newest(self.keys.journal)).partition("-")[0]
-        return int(took_ms) / 1000, await self.journal(after=took_ms)
+    async def journal(self) -> list[Entry]:
+        """The whole journal so far: each number once, in order. What else stands there is set aside."""
+        return [entry for _, entry in await self.dated_journal()]
 
-    async def journal(self, after: str = "-") -> list[Entry]:
-        """The whole journal so far, or what was committed at this id and after it: each number once, in order. What
-        else stands there is set aside."""
-        stream, entries = self.keys.journal, list[Entry]()
-        for identity, fields in await self._patiently(lambda: self._redis.xrange(stream, min=after)):
+    async def dated_journal(self) -> list[tuple[float, Entry]]:
+        """The journal, with when the server took the commit of each entry: seconds since the epoch, the same for all
+        entries of one commit."""
+        stream, entries = self.keys.journal, list[tuple[float, Entry]]()
+        for identity, fields in await self._patiently(lambda: self._redis.xrange(stream)):
             entry = self._opened(
                 stream, identity, fields, lambda sealed: unpack_entry(self._key.verify(stream, sealed))
             )
-            if entry is not None and entries and entry.n <= entries[-1].n:
-                error = ForgedRecord(f"entry {entry.n} stands again behind entry {entries[-1].n}: it is a copy")
+            if entry is not None and entries and entry.n <= (last := entries[-1][1].n):
+                error = ForgedRecord(f"entry {entry.n} stands again behind entry {last}: it is a copy")
                 self.refused.add(stream, identity, error)
             elif entry is not None:
-                entries.append(entry)
+                entries.append((int(identity.partition(b"-")[0]) / 1000, entry))
         return entries
 
     async def time(self) -> float:

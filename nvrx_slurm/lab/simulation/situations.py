@@ -275,8 +275,8 @@ def opened_late(chance: Random, shape: Shape) -> Staged:
             ("freeze_store", _at("rendezvous_opened", "before", nth=1)),
         )
     )
-    acts = [_fails(shape.nodes[0], 1, chance.uniform(0.3, 2.0))]
-    acts.append(Act(at_s=0.0, kind=kind, lasts_s=round(lasts_s, 3), aim=aim))
+    freeze = Act(at_s=0.0, kind=kind, lasts_s=round(lasts_s, 3), aim=aim)
+    acts = [_fails(shape.nodes[0], 1, chance.uniform(0.3, 2.0)), freeze]
     if kind == "freeze_store" and chance.random() < 0.5:
         acts.append(Act(at_s=0.0, kind="kill_controller", aim=_at("rendezvous_opened", nth=1)))
     return shape, tuple(acts)

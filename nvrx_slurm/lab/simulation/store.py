@@ -76,7 +76,7 @@ class WatchedStore(MemoryServer):
         self._aims, self._contact, self._clock, self._key = aims, contact, clock, key
         self._is_removed = False
         self._faults: list[_CommitFault] = []
-        self._sent: Command | None = None  # the last commit at which an act was aimed
+        self._sent: Command | None = None  # the last commit that the aimed acts saw coming
         self._commits = 0
         self._late: list[_LateCommit] = []
         self._posted: deque[tuple[bytes, float]] = deque()  # inbox items that no commit accounts for → when they came

@@ -15,14 +15,13 @@ from hypothesis import HealthCheck, settings
 from nvrx_slurm.jobspec.plan import Plan
 from tests.harness import Gate, RunningJob, end_with_all, start_local
 
-settings.register_profile(
-    "any machine",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
-"""No test asserts how long an example takes, or to draw one: that depends on what else the machine does.
-Examples share the fixtures of their test."""
+"""No test asserts how long an example takes, or to draw one: that depends on what else the machine does."""
+settings.register_profile(
+    "shared fixtures", suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+"""Of tests whose examples share the fixtures: each example leaves them as it found them, or does not care."""
 
 pytest_plugins = ["tests.slurm_cluster"]
 

@@ -38,7 +38,7 @@ from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.util.clock import SystemClock
 from tests.contract.servers import PASSWORD, InMemoryServer, RealServer, Server
 
-EXAMPLES = settings(max_examples=60)
+EXAMPLES = settings(settings.get_profile("shared fixtures"), max_examples=60)
 KEYS = Keys("j")
 NODES = ("n0", "n1", "n2")
 KEEP = 5

@@ -25,7 +25,7 @@ from tests.waiting import until
 SIZE = 50_000
 BOUND_BYTES = 2 << 20
 """Beyond the payload that was asked for: what either side may take for a conversation, whatever the other says."""
-MANY = settings(max_examples=150)
+MANY = settings(settings.get_profile("shared fixtures"), max_examples=150)
 
 
 # ------------------------------------------------------------------------------------------------- bytes to send

@@ -296,14 +296,14 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(settings.get_profile("shared fixtures"), max_examples=150)
 @given(st.dictionaries(KEYS, VALUES, max_size=6))
 def test_any_keys_and_values_are_a_job_or_one_clear_error(write: Write, data: dict[str, object]) -> None:
     """Whatever stands where, nothing but a ConfigError comes of it; a job that loads can be planned and rendered."""
     loads_or_complains(write(json.dumps(data)))
 
 
-@settings(max_examples=150)
+@settings(settings.get_profile("shared fixtures"), max_examples=150)
 @given(st.text(st.sampled_from("ab:-[]{}&*!|>'\"%@#,? \n\t01.e<~\\é\x00\x85")))
 def test_any_text_is_a_job_or_one_clear_error(write: Write, text: str) -> None:
     """No text, however broken, brings anything but a ConfigError."""

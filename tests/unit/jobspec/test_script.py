@@ -76,7 +76,7 @@ def test_a_hostile_value_arrives_unchanged(start: Callable[..., Started], text: 
     assert started.plan.roles[0].env == {"A": text}
 
 
-@settings(max_examples=40)
+@settings(settings.get_profile("shared fixtures"), max_examples=40)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=1, max_size=4))
 def test_any_command_arrives_unchanged(start: Callable[..., Started], words: list[str]) -> None:
     """Whatever text the words are."""

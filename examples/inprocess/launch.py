@@ -17,13 +17,16 @@ import subprocess
 import sys
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+def hold_port() -> socket.socket:
+    """Bound to a free port, which no other process is given meanwhile. A rank can listen on it: nothing does here."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
-def start(world: int, command: list[str]) -> list[subprocess.Popen[bytes]]:
-    port = os.environ.get("MASTER_PORT") or str(free_port())
+def start(world: int, command: list[str], free_port: int) -> list[subprocess.Popen[bytes]]:
+    port = os.environ.get("MASTER_PORT") or str(free_port)
     world_of = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     return [subprocess.Popen([sys.executable, *command], env={**os.environ, **world_of, **each}) for each in own]
@@ -35,11 +38,12 @@ def ending(code: int) -> str:
 
 def main() -> None:
     """Exits with 0 if anybody did, for then all who were left have completed."""
-    workers = start(int(sys.argv[1]), sys.argv[2:])
-    try:
-        codes = [worker.wait() for worker in workers]
-    except KeyboardInterrupt:  # which the workers got too, from the terminal
-        codes = [worker.wait() for worker in workers]
+    with hold_port() as held:
+        workers = start(int(sys.argv[1]), sys.argv[2:], held.getsockname()[1])
+        try:
+            codes = [worker.wait() for worker in workers]
+        except KeyboardInterrupt:  # which the workers got too, from the terminal
+            codes = [worker.wait() for worker in workers]
     for rank, code in enumerate(codes):
         if code:
             print(f"the process that began as rank {rank} {ending(code)}", flush=True)

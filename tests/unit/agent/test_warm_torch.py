@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from unittest.mock import ANY
 
 import pytest
 
+from nvrx_slurm.lab.devcluster.lifecycle import free_ports
 from tests.unit.agent.test_warm_equality import Node, node  # noqa: F401  the fixture
 
 pytestmark = pytest.mark.torch
@@ -120,9 +120,8 @@ async def test_warm_ranks_train_together(node, tmp_path):  # noqa: F811
     found = []
     assert (await node.warm(argv, MODULES, cwd=tmp_path, ahead=2))[0] == "ready"
     for is_warm in (False, True, True):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = str(server.getsockname()[1])
-        both = await node.run_all(argv, cwd=tmp_path, warm=is_warm, ranks=(0, 1), PORT=port)
+        port = free_ports(1)[0]
+        both = await node.run_all(argv, cwd=tmp_path, warm=is_warm, ranks=(0, 1), PORT=str(port))
         assert [each[0] for each in both] == [0, 0], both[0][4].decode() + both[1][4].decode()
         found += [each[3] for each in both]
     assert len(set(found)) == 1

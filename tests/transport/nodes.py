@@ -158,25 +158,26 @@ class Producer:
         """Each with its index as its seed."""
         return [self.write(size, seed) for seed in range(first, first + count)]
 
-    def write_for(self, seconds: float, size: int) -> None:
-        """Overwrite as fast as can be, beside what is told."""
-        self.refs: list[PayloadRef] = []
+    def write_on(self, size: int) -> None:
+        """Overwrite as fast as can be, beside what is told, until `stop_writing`."""
+        self.refs = [self.write(size, 0)]
+        self.is_enough = threading.Event()
 
         def write() -> None:
-            until, seed = time.monotonic() + seconds, 0
-            while time.monotonic() < until:
-                self.refs.append(self.write(size, seed))
-                seed += 1
+            while not self.is_enough.is_set():
+                self.refs.append(self.write(size, len(self.refs)))
 
         self.writing = Async(write)
 
-    def newest(self) -> tuple[int, PayloadRef] | None:
-        """What was written last, and its seed; None when the writing has ended."""
+    def newest(self) -> tuple[int, PayloadRef]:
+        """What was written last, and its seed."""
+        seed = len(self.refs) - 1
+        return seed, self.refs[seed]
+
+    def stop_writing(self) -> None:
         assert self.writing is not None
-        if self.writing.is_over:
-            self.writing.result()
-            return None
-        return (len(self.refs) - 1, self.refs[-1]) if self.refs else (-1, self.write(1, 0))
+        self.is_enough.set()
+        self.writing.result()
 
     def states(self) -> list[State]:
         return [slot.state for slot in self.ring.slot_states()]

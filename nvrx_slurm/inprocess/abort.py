@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,30 +135,40 @@ def _abort(group: Any) -> None:
 # gloo/transport/tcp/{loop,pair,listener}.cc, proc_pid_syscall(5), proc_pid_fdinfo(5).
 
 _LOOP = "gloo_tcp_loop"
-# How often a loop is looked at: one that handles an event is back in epoll_wait after some microseconds.
-_LOOKS = 1000
+# A loop that handles an event is back in epoll_wait after some microseconds, but may first wait for a processor.
+_LOOKED_FOR_S = 5.0
+_PAUSE_S = 0.0002
 
 
 def cut_gloo_connections() -> int | None:
-    """Shut down all Gloo connections of this process, from any thread. Returns how many; None if Gloo was not found.
+    """Shut down all Gloo connections of this process, from any thread. Returns how many; None if Gloo was not found,
+    or one of its loops was not.
 
     A thread that waits for one of them gets a RuntimeError from Gloo within milliseconds. The call takes a few
-    milliseconds.
+    milliseconds; on a machine that gives Gloo's loop no processor, up to five seconds.
     """
-    watched: list[tuple[int, int]] = []
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
-            if (thread / "comm").read_text().strip() == _LOOP:
-                watched += _watched(thread)
-    return sum(itertools.starmap(_shut_down, watched)) if watched else None
+    loops = [task for task in Path("/proc/self/task").iterdir() if _name(task) == _LOOP]
+    watched = [_watched(loop) for loop in loops]
+    cut = sum(_shut_down(*each) for each in itertools.chain.from_iterable(filter(None, watched)))
+    return None if not loops or None in watched else cut
 
 
-def _watched(loop: Path) -> list[tuple[int, int]]:
-    """The file descriptors that a loop waits for, each with its inode."""
-    for _ in range(_LOOKS):
-        # An OSError: the thread has ended, the kernel keeps no record of system calls, or the descriptor was closed.
-        with contextlib.suppress(OSError):
+def _name(task: Path) -> str:
+    with contextlib.suppress(OSError):  # it has ended
+        return (task / "comm").read_text().strip()
+    return ""
+
+
+def _watched(loop: Path) -> list[tuple[int, int]] | None:
+    """The file descriptors that a loop waits for, each with its inode. None if that cannot be seen."""
+    end = time.monotonic() + _LOOKED_FOR_S
+    while time.monotonic() < end:
+        try:
             call = (loop / "syscall").read_text().split()
+        except OSError:
+            # It has ended, or the kernel shows nobody what a thread waits for.
+            return None if _name(loop) else []
+        with contextlib.suppress(OSError):  # the descriptor was closed
             if len(call) > 1:
                 lines = Path(f"/proc/self/fdinfo/{int(call[1], 16)}").read_text().splitlines()
                 # Of an epoll set the kernel writes a line for each member, and for any other descriptor none:
@@ -165,7 +176,8 @@ def _watched(loop: Path) -> list[tuple[int, int]]:
                 members = [line.replace(":", ": ").split() for line in lines if line.startswith("tfd:")]
                 if members:
                     return [(int(words[1]), int(words[words.index("ino:") + 1], 16)) for words in members]
-    return []
+        time.sleep(_PAUSE_S)
+    return None
 
 
 def _shut_down(number: int, inode: int) -> bool:

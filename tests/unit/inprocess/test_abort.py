@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +51,28 @@ def test_connections_that_are_not_gloos_are_left_alone():
         assert abort.cut_gloo_connections() is None
         other.sendall(b"ping")
         assert one.recv(4) == b"ping"
+
+
+def test_a_loop_is_found_that_waits_for_a_processor():
+    """A thread by the name of Gloo's, which does something else for a while before it waits for its connection."""
+    begun = threading.Event()
+
+    def loop(watched: select.epoll) -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("gloo_tcp_loop")
+        begun.set()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)  # some tenths of a second, without the GIL
+        watched.poll(DEADLINE_S)
+
+    with contextlib.ExitStack() as stack:
+        one, other = map(stack.enter_context, socket.socketpair())
+        watched = stack.enter_context(select.epoll())
+        watched.register(one, select.EPOLLIN)
+        thread = threading.Thread(target=loop, args=(watched,))
+        thread.start()
+        assert begun.wait(DEADLINE_S)
+        assert abort.cut_gloo_connections() == 1
+        assert other.recv(1) == b""
+        thread.join()
 
 
 STUCK = ("all_reduce", "all_reduce_in_the_second_group", "large_all_gather", "recv", "barrier", "wait_for_async_work")

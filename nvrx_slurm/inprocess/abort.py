@@ -127,8 +127,14 @@ def _abort(group: Any) -> None:
 # ---- Gloo
 #
 # Gloo cannot abort. A collective ends by its timeout (half an hour), or when a connection ends: Gloo takes that for a
-# dead peer, and raises. So each connection is shut down, as the death of its peer would do. Gloo keeps the file
-# descriptor, and closes it. Its listening sockets are left alone: an error on one ends the process.
+# dead peer, and raises. So each connection is shut down for reading, and Gloo's loop reads its end at once.
+#
+# It is left open for writing, and a duplicate of it stays open until all ranks are out of the function: while a write
+# fails with EPIPE or ECONNRESET, Gloo keeps the send in a queue, and does not tell that send of the end that it reads
+# then (`tx_` in pair.cc). A rank that found its peer's connections closed waited for such a send until the timeout.
+#
+# Gloo keeps the file descriptor, and closes it. Its listening sockets are left alone: an error on one ends the
+# process.
 #
 # Gloo's sockets are those that its loops wait for. Each loop is a thread named `gloo_tcp_loop`, nearly always in
 # epoll_wait, whose first argument is the file descriptor of the loop's set. Seen in torch 2.13; source:
@@ -137,7 +143,11 @@ def _abort(group: Any) -> None:
 _LOOP = "gloo_tcp_loop"
 # A loop that handles an event is back in epoll_wait after some microseconds, but may first wait for a processor.
 _LOOKED_FOR_S = 5.0
+# A loop that has run for so long meanwhile does not wait. It spins when data comes for a collective that has failed.
+_SPUN_FOR_S = 0.2
 _PAUSE_S = 0.0002
+
+_cut: list[socket.socket] = []
 
 
 def cut_gloo_connections() -> int | None:
@@ -145,12 +155,21 @@ def cut_gloo_connections() -> int | None:
     or one of its loops was not.
 
     A thread that waits for one of them gets a RuntimeError from Gloo within milliseconds. The call takes a few
-    milliseconds; on a machine that gives Gloo's loop no processor, up to five seconds.
+    milliseconds; on a machine that gives Gloo's loop no processor, up to five seconds. The peers do not see it before
+    `close_cut_connections`.
     """
     loops = [task for task in Path("/proc/self/task").iterdir() if _name(task) == _LOOP]
     watched = [_watched(loop) for loop in loops]
-    cut = sum(_shut_down(*each) for each in itertools.chain.from_iterable(filter(None, watched)))
-    return None if not loops or None in watched else cut
+    members = itertools.chain.from_iterable(filter(None, watched))
+    cut = list(filter(None, itertools.starmap(_shut_down, members)))
+    _cut.extend(cut)
+    return None if not loops or None in watched else len(cut)
+
+
+def close_cut_connections() -> None:
+    """Close the connections that were cut, once no rank is in the function any more."""
+    while _cut:
+        _cut.pop().close()
 
 
 def _name(task: Path) -> str:
@@ -159,14 +178,22 @@ def _name(task: Path) -> str:
     return ""
 
 
+def _ran_s(task: Path) -> float:
+    """The processor time of a thread."""
+    with contextlib.suppress(OSError):  # it has ended
+        user, system = (task / "stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 def _watched(loop: Path) -> list[tuple[int, int]] | None:
     """The file descriptors that a loop waits for, each with its inode. None if that cannot be seen."""
-    end = time.monotonic() + _LOOKED_FOR_S
-    while time.monotonic() < end:
+    end, ran_s = time.monotonic() + _LOOKED_FOR_S, _ran_s(loop)
+    while time.monotonic() < end and _ran_s(loop) < ran_s + _SPUN_FOR_S:
         try:
             call = (loop / "syscall").read_text().split()
         except OSError:
-            # It has ended, or the kernel shows nobody what a thread waits for.
+            # It has ended, or the kernel does not show what a thread waits for.
             return None if _name(loop) else []
         with contextlib.suppress(OSError):  # the descriptor was closed
             if len(call) > 1:
@@ -180,21 +207,21 @@ def _watched(loop: Path) -> list[tuple[int, int]] | None:
     return None
 
 
-def _shut_down(number: int, inode: int) -> bool:
-    """Shut a connection down. Returns whether it was one. A descriptor that is another file by now is left alone."""
+def _shut_down(number: int, inode: int) -> socket.socket | None:
+    """Shut a connection down for reading. Returns a duplicate of it, or None if it was none: a descriptor that is
+    another file by now is left alone."""
     try:
         kept = os.dup(number)
     except OSError:
-        return False
+        return None
     status = os.fstat(kept)
     if not stat.S_ISSOCK(status.st_mode) or status.st_ino != inode:
         os.close(kept)
-        return False
-    with socket.socket(fileno=kept) as connection:
-        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return False
-        # An OSError: it is not connected yet, or no longer.
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-            return True
-    return False
+        return None
+    connection = socket.socket(fileno=kept)
+    with contextlib.suppress(OSError):  # it is not connected yet, or no longer
+        if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            connection.shutdown(socket.SHUT_RD)
+            return connection
+    connection.close()
+    return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nvrx_slurm.inprocess import barriers
-from nvrx_slurm.inprocess.abort import drop_aborted_groups
+from nvrx_slurm.inprocess.abort import close_cut_connections, drop_aborted_groups
 from nvrx_slurm.inprocess.attribution import Interruption, clear_frames, in_words, place_of, stack_of
 from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, Ready, unpacked
 from nvrx_slurm.inprocess.cycle import CyclePhase, Event
@@ -107,6 +107,7 @@ class Rank:
                 steps[phase]()
         finally:
             self._restart.close()
+            close_cut_connections()
         if group.failure is not None:
             raise group.failure
         if group.ledger.stage is IterationStage.BROKEN:
@@ -132,6 +133,8 @@ class Rank:
         return Sealed(iteration=iteration, world_size=world_size, missing=tuple(sorted(missing)))
 
     def _reassign(self) -> None:
+        # No rank is in the function: none can wait for a peer that it finds gone.
+        close_cut_connections()
         options, sealed = self.options, self.group.sealed
         # The assignment decides again which ranks are active. The mode is kept: Tree reads it.
         before = dataclasses.replace(self.state, active_rank=None, active_world_size=None)

@@ -221,7 +221,9 @@ def test_ranks_that_were_struck_while_they_met_meet_again(clean_ddp, tmp_path):
 SCRIPT = Path(__file__).parents[1] / "nvrx_script.py"
 THEIRS, OURS = "import nvidia_resiliency_ext.inprocess as inprocess", "import nvrx_slurm.inprocess as inprocess"
 EXCEPTIONS = "WORKLOAD_EXC:1,ASYNC_EXC:1,SIGNAL_EXC:1"
-DEATHS = "SIGINT:1,SIGTERM:2+OS_ABORT:3,SEGFAULT:4+SIGKILL:5,LOCK_GIL:6+SIGSTOP:7"
+# Each in an iteration of its own: while all meet again, only a timeout of torch ends their wait for one that dies.
+# The last two hang, and end together.
+DEATHS = "SIGINT:1,SIGTERM:2,OS_ABORT:3,SEGFAULT:4,SIGKILL:5,LOCK_GIL:6+SIGSTOP:7"
 
 
 def with_import_changed(folder: Path, form: str, faults: str, world: int) -> Told:
@@ -245,7 +247,7 @@ def test_script_of_nvidia_resiliency_ext_survives_each_fault_of_its_injector(tmp
     """All but those of GPUs: three exceptions, and seven deaths, of which each costs one rank."""
     told = with_import_changed(tmp_path, "basic", f"{EXCEPTIONS},{DEATHS}", world=8)
     assert told.code == 0
-    assert [line.partition(", loss")[0] for line in told.those("done")] == ["done in iteration 7 with 1 ranks"]
+    assert [line.partition(", loss")[0] for line in told.those("done")] == ["done in iteration 9 with 1 ranks"]
     ended = {"SIGINT": [1], "SIGTERM": [2, 6, 7], "SIGABRT": [3], "SIGSEGV": [4], "SIGKILL": [5]}
     assert sorted(told.those("the process that")) == sorted(
         f"the process that began as rank {rank} was killed by {name}"

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,30 +54,69 @@ def test_connections_that_are_not_gloos_are_left_alone():
         assert one.recv(4) == b"ping"
 
 
+def a_connection(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    one = stack.enter_context(socket.create_connection(listener.getsockname()))
+    return one, stack.enter_context(listener.accept()[0])
+
+
 def test_a_loop_is_found_that_waits_for_a_processor():
-    """A thread by the name of Gloo's, which does something else for a while before it waits for its connection."""
+    """A thread by the name of Gloo's, which does something else for a while before it waits for its connection. It
+    reads the end; its peer does not until all ranks are out, and each can still write: the bytes are lost."""
     begun = threading.Event()
 
     def loop(watched: select.epoll) -> None:
-        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("gloo_tcp_loop")
+        name_like_gloos()
         begun.set()
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)  # some tenths of a second, without the GIL
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)  # longer than looking for it once, and without the GIL
         watched.poll(DEADLINE_S)
 
     with contextlib.ExitStack() as stack:
-        one, other = map(stack.enter_context, socket.socketpair())
+        one, other = a_connection(stack)
         watched = stack.enter_context(select.epoll())
         watched.register(one, select.EPOLLIN)
         thread = threading.Thread(target=loop, args=(watched,))
         thread.start()
         assert begun.wait(DEADLINE_S)
         assert abort.cut_gloo_connections() == 1
-        assert other.recv(1) == b""
         thread.join()
+        assert one.recv(1) == b""
+        one.close()
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.recv(1)
+        other.sendall(b"ping")
+        abort.close_cut_connections()
+        assert select.select([other], [], [], DEADLINE_S)[0] == [other]
+
+
+def test_a_loop_that_spins_is_given_up():
+    """It is never seen to wait: the restart does not wait for it."""
+    begun, over = threading.Event(), threading.Event()
+
+    def loop() -> None:
+        name_like_gloos()
+        begun.set()
+        while not over.is_set():
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 1000)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    assert begun.wait(DEADLINE_S)
+    began_s = time.thread_time()
+    assert abort.cut_gloo_connections() is None
+    assert time.thread_time() - began_s < abort._LOOKED_FOR_S / 10
+    over.set()
+    thread.join()
+
+
+def name_like_gloos() -> None:
+    Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("gloo_tcp_loop")
 
 
 STUCK = ("all_reduce", "all_reduce_in_the_second_group", "large_all_gather", "recv", "barrier", "wait_for_async_work")
-WAYS = (*STUCK, "again_and_again", "others_connections", "reducer_that_ends_last", "abort_that_hangs")
+OTHERS = ("again_and_again", "others_connections", "reducer_that_ends_last", "both_abort_at_once", "abort_that_hangs")
+WAYS = (*STUCK, *OTHERS)
 
 
 @contextlib.contextmanager
@@ -134,3 +174,9 @@ def test_an_abort_that_hangs_is_left_behind(told: dict[str, Any]):
     """A group that does not come back from its abort: TimeoutError says how many of how many."""
     words = "1 of 3 process groups are not aborted after 0.2 s"
     assert told["abort_that_hangs"] == {"outcome": words, "in time": True}
+
+
+@pytest.mark.torch
+def test_ranks_that_abort_at_once_are_all_freed(told: dict[str, Any]):
+    """None of them waits for a send that it began while its peer ended the connection."""
+    assert told["both_abort_at_once"] == {"outcomes": ["RuntimeError"] * 20}

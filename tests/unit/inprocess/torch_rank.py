@@ -1,11 +1,14 @@
 """A rank of two that uses torch.distributed: `torch_rank.py RANK FOLDER WAY…`. Rank 0 prints what came of each way.
 
-In each way, which is a function below, rank 1 takes part once, and is then alive and silent as far as rank 0 can see.
+In each way, which is a function below, rank 1 takes part once, and is then alive and silent as far as rank 0 can see;
+in `both_abort_at_once` it does the same as rank 0.
 """
 
 from __future__ import annotations
 
 import datetime
+import gc
+import itertools
 import json
 import signal
 import socket
@@ -20,7 +23,7 @@ import torch._dynamo  # the first DistributedDataParallel would import it, and b
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nvrx_slurm.inprocess.abort import AbortTorchDistributed, drop_aborted_groups
+from nvrx_slurm.inprocess.abort import AbortTorchDistributed, close_cut_connections, drop_aborted_groups
 from nvrx_slurm.inprocess.exception import TimeoutError
 from nvrx_slurm.inprocess.state import FrozenState
 
@@ -164,12 +167,54 @@ def abort_that_hangs(second: dist.ProcessGroup, folder: str) -> dict[str, object
     return {"outcome": "returned"}
 
 
+def both_abort_at_once(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    """Both ranks abort their training in the same moment, twenty times. They close nothing before both are out."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    outcomes = []
+    for place in range(20):
+        store = dist.FileStore(f"{folder}/both-{place}", 2)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=LONG)
+        outcomes.append(trained_until_aborted(steps=5))
+        drop_aborted_groups()
+        store.set(f"out {rank}", "")
+        store.get(f"out {1 - rank}")
+        close_cut_connections()
+    return {"outcomes": outcomes}
+
+
+def trained_until_aborted(steps: int) -> str:
+    """Aborted by another thread once so many steps are done, while this one goes on."""
+    model, are_done = DistributedDataParallel(torch.nn.Linear(8, 1)), threading.Event()
+
+    def abort() -> None:
+        are_done.wait(DEADLINE_S)
+        AbortTorchDistributed()(STATE)
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    try:
+        for step in itertools.count():
+            if step == steps:
+                are_done.set()
+            model(torch.ones(4, 8)).sum().backward()
+    except RuntimeError as error:
+        return type(error).__name__
+    finally:
+        thread.join()
+        del model
+        gc.collect()
+    return "returned"
+
+
 def main() -> None:
     rank, folder, ways = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     kept = []
     for way in ways:
         second = meet(rank, f"{folder}/{way}")
-        if rank == 0:
+        if way == "both_abort_at_once" and rank == 1:
+            both_abort_at_once(second, folder)
+        elif rank == 0:
             print(json.dumps(globals()[way](second, folder)), flush=True)
         else:
             kept.append((dist.group.WORLD, second))  # its connections stay open

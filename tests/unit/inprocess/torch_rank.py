@@ -171,6 +171,7 @@ def both_abort_at_once(second: dist.ProcessGroup, folder: str) -> dict[str, obje
     """Both ranks abort their training in the same moment, twenty times. They close nothing before both are out."""
     rank = dist.get_rank()
     dist.destroy_process_group()
+    gc.freeze()  # what torch has loaded: each collection would look through it
     outcomes = []
     for place in range(20):
         store = dist.FileStore(f"{folder}/both-{place}", 2)

@@ -287,4 +287,6 @@ def _answer(
             raise PayloadCorrupt(f"the ack is for {ack.slot}@{ack.generation}, not {claim.slot}@{claim.generation}")
         is_taken = ack.verdict is protocol.AckVerdict.TAKEN
     finally:
-        claim.finish(consumed=is_taken)
+        # Where its lease ended before the Ack was read, as when this process was stopped, it is ready again.
+        if not claim.finish(consumed=is_taken) and is_taken:
+            rings[request.ring].settle(claim.slot, claim.generation)

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -25,10 +26,12 @@ from nvrx_slurm.transport import (
     PayloadTruncated,
     PeerRefused,
     PeerReset,
+    SharedRing,
     StaleSlotError,
     TransportError,
     sweep,
 )
+from nvrx_slurm.transport.protocol import AckVerdict, acknowledge
 from nvrx_slurm.transport.slots import State
 from tests.transport import nodes
 from tests.transport.harness import (
@@ -355,6 +358,18 @@ def test_a_word_of_thanks_that_is_lost_with_an_idle_connection(tcp_producer: Nod
         last = tcp_producer.do("write", 50_000, 9)
         assert client.read(through(last, port), deadline=WAIT_S) == pattern(50_000, 9)
         is_consumed(tcp_producer, 4)
+
+
+def test_an_ack_that_is_read_too_late(tcp_producer: Node) -> None:
+    """The server was stopped, and another process of its node took the slot back meanwhile: it is consumed still."""
+    ref = tcp_producer.do("write", 1000, 3)
+    tasks = Path(f"/proc/{tcp_producer.pid}/task")
+    with contextlib.closing(asked(ref, budget_s=3.0)) as link, SharedRing.attach(ref.ring) as ring:
+        until(lambda: all(" S " in each.read_text() for each in tasks.glob("*/stat")), "the server waits for the Ack")
+        with stopped(tcp_producer.pid):
+            acknowledge(link, ref, AckVerdict.TAKEN, soon())
+            until(lambda: ring.get_ready_count() == 1, "its lease is over")
+        is_consumed(tcp_producer, 1)
 
 
 def test_a_reader_with_another_token(scheme: str) -> None:

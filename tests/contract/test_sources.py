@@ -247,6 +247,15 @@ async def test_no_redirect_is_followed(servers: Servers) -> None:
 
 
 @over_http
+async def test_what_is_known_of_a_service_is_told_in_time(servers: Servers) -> None:
+    """It breaks the first request off and leaves the second without an answer: the problem names the first."""
+    source = servers.source(Case("dies-then-hangs", "", UNKNOWN))
+    answer = await ask(source, inquiry_of(servers.folder), timeout_s=10.0)
+    assert answer.verdict is UNKNOWN
+    assert answer.problem is not None and "closed" in answer.problem
+
+
+@over_http
 async def test_nobody_listens(servers: Servers) -> None:
     """The problem of a service that is down names its URL; the job's own has until the deadline to come back."""
     source = servers.source(CASES["answers"])

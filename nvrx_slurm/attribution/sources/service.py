@@ -183,28 +183,15 @@ class ServiceInquiry:
                 return answer
 
     async def _request(self, method: str, path: str, body: bytes | None = None) -> HttpReply:
-        tried = 0
+        tried, problem = 0, ""
         while True:
             tried += 1
             pause_s = FIRST_PAUSE_S * 2 ** min(tried, TRIES) * random.uniform(0.5, 1.0)
             try:
-                # At each try: a service that was started again has another port, and another token.
-                endpoint = await asyncio.to_thread(self.locate)  # it reads files, on a file system that may hang
-                wait_s = self._wait_s
-                # Made at each try: a token is for its own endpoint alone.
-                headers = {"Accept": "application/json"}
-                if body is not None:
-                    headers |= {"Content-Type": "application/json", "Prefer": f"wait={wait_s}"}
-                if endpoint.token is not None:
-                    headers["Authorization"] = f"Bearer {endpoint.token}"
-                reply = await self.http.send(
-                    method,
-                    endpoint.url + path,
-                    body=body,
-                    headers=headers,
-                    connect_s=CONNECT_S,
-                    read_s=wait_s + SPARE_S,
-                )
+                # What is known of a service that fails again and again is told before the time of the caller is up.
+                left_s = self.deadline - self.clock.monotonic() - self.reserve_s / 2
+                async with asyncio.timeout(left_s if problem else None):
+                    reply = await self._sent(method, path, body)
                 if reply.status in (200, 202) or (method == "GET" and reply.status == 404):
                     return reply
                 problem = problem_of(reply)
@@ -212,6 +199,8 @@ class ServiceInquiry:
                     raise SourceError(problem)
                 asked_s = reply.retry_after_s(self.clock.wall())
                 pause_s = pause_s if asked_s is None else asked_s
+            except TimeoutError:
+                raise SourceError(f"{problem}; the try after it was not over in time") from None
             except RetryableError as error:
                 problem = str(error)
                 if self.waits_for_start:
@@ -221,6 +210,25 @@ class ServiceInquiry:
             if pause_s + self.reserve_s > self.deadline - self.clock.monotonic():
                 raise SourceError(f"{problem}: another try, {pause_s:.1f} s from now, would be too late")
             await asyncio.sleep(pause_s)
+
+    async def _sent(self, method: str, path: str, body: bytes | None) -> HttpReply:
+        # At each try: a service that was started again has another port, and another token.
+        endpoint = await asyncio.to_thread(self.locate)  # it reads files, on a file system that may hang
+        wait_s = self._wait_s
+        # Made at each try: a token is for its own endpoint alone.
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers |= {"Content-Type": "application/json", "Prefer": f"wait={wait_s}"}
+        if endpoint.token is not None:
+            headers["Authorization"] = f"Bearer {endpoint.token}"
+        return await self.http.send(
+            method,
+            endpoint.url + path,
+            body=body,
+            headers=headers,
+            connect_s=CONNECT_S,
+            read_s=wait_s + SPARE_S,
+        )
 
     @property
     def _wait_s(self) -> int:

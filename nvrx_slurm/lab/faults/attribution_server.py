@@ -135,6 +135,7 @@ FIXED: dict[str, Behaviour] = {
     "wrong-key": lambda asked, server: answer(asked, 200, attribution(asked.inquiry), key="another"),
     "huge": lambda asked, server: PlannedResponse(200, b"[" * HUGE_BYTES),
     "dies": lambda asked, server: PlannedResponse(200, _whole(asked), cut=True),
+    "dies-then-hangs": lambda asked, server: None if asked.times else PlannedResponse(200, _whole(asked), cut=True),
     "hang": lambda asked, server: None,
     "late": slow(30.0, Verdict.STOP),
     "flap": flaps,

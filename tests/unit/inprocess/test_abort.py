@@ -75,7 +75,7 @@ def test_a_loop_is_found_that_waits_for_a_processor():
         one, other = a_connection(stack)
         watched = stack.enter_context(select.epoll())
         watched.register(one, select.EPOLLIN)
-        thread = threading.Thread(target=loop, args=(watched,))
+        thread = threading.Thread(target=loop, args=(watched,), daemon=True)
         thread.start()
         assert begun.wait(DEADLINE_S)
         assert abort.cut_gloo_connections() == 1
@@ -102,12 +102,14 @@ def test_a_loop_that_spins_is_given_up():
 
     thread = threading.Thread(target=loop)
     thread.start()
-    assert begun.wait(DEADLINE_S)
-    began_s = time.thread_time()
-    assert abort.cut_gloo_connections() is None
-    assert time.thread_time() - began_s < abort._LOOKED_FOR_S / 10
-    over.set()
-    thread.join()
+    try:
+        assert begun.wait(DEADLINE_S)
+        began_s = time.thread_time()
+        assert abort.cut_gloo_connections() is None
+        assert time.thread_time() - began_s < abort._LOOKED_FOR_S / 10
+    finally:
+        over.set()
+        thread.join()
 
 
 def name_like_gloos() -> None:

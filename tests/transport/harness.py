@@ -183,10 +183,6 @@ class Async:
         except BaseException as error:
             self._error = error
 
-    @property
-    def is_over(self) -> bool:
-        return not self._thread.is_alive()
-
     def result(self, timeout: float = WAIT_S) -> Any:
         self._thread.join(timeout)
         assert not self._thread.is_alive(), f"not over in {timeout} s"

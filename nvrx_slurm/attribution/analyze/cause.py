@@ -19,28 +19,49 @@ SAME_TIME_S = 5.0
 # Lines of a rank this near to each other report one failure: a native stack trace is as long.
 BURST_LINES = 120
 
-# Of these an Xid names the process at fault. An Xid of another fault is the GPU's, whichever process it names.
-_OF_ONE_PROCESS = ("gpu_application_fault", "gpu_cleanup")
+# Of these faults the kernel's message names the process that it is about. An Xid of another fault is the GPU's,
+# whichever process it names.
+_XIDS = ("gpu_application_fault", "gpu_cleanup")
+_CRASHES = ("segfault", "host_oom")
 
-# What a rank reports after such an Xid of its own.
+# What a rank reports after such an Xid of its own, or after such an end of its child.
 _OF_THE_CONTEXT = ("cuda_error", "cuda_illegal_access", "cuda_launch_failure", "cublas_error", "cudnn_error")
+_OF_A_CHILD = ("data_worker_killed", "killed", *_CRASHES)
 
 
 def without_other_processes(found: Sequence[Finding], inquiry: Inquiry) -> Sequence[Finding]:
-    """Without the Xids of processes that are no rank's, where the job's own lines explain the failure.
+    """Without what the kernel reports of processes that are no rank's, where the job's own lines explain the failure.
 
-    The node may be shared with another job. But such a process may also be a child of a rank. So its Xids stay if
-    nothing else can be the cause, and if a rank reports an error of its CUDA context, unless an Xid of a rank's own
-    process explains that.
+    The node may be shared with another job. But such a process may also be a child of a rank. So an Xid stays if
+    nothing else can be the cause, and a crash or a kill if nothing else is a strong one. Both stay if a rank reports
+    what follows from them (`_OF_THE_CONTEXT`, `_OF_A_CHILD`), unless the kernel reports the same of a rank's own
+    process.
     """
-    xids = [each for each in found if each.hit.rule.fault in _OF_ONE_PROCESS and "pid" in each.hit.groups]
-    others = {id(each) for each in xids if each.rank is None}
-    if not inquiry.pids or not others:
+    if not inquiry.pids:
         return found
-    own = [each for each in found if id(each) not in others]
-    is_of_context = any(each.hit.rule.fault in _OF_THE_CONTEXT for each in own) and len(others) == len(xids)
-    noticed = any(each.hit.rule.verdict is _NOTICED for each in consequences(own))
-    return own if (causes(own) or noticed) and not is_of_context else found
+    for faults, reported in ((_XIDS, _OF_THE_CONTEXT), (_CRASHES, _OF_A_CHILD)):
+        named = [each for each in found if _is_of_one_process(each, faults)]
+        others = {id(each) for each in named if each.rank is None}
+        own = [each for each in found if id(each) not in others]
+        noticed = any(each.hit.rule.verdict is _NOTICED for each in consequences(own))
+        if faults is _XIDS:
+            is_explained = bool(causes(own)) or noticed
+        else:
+            is_explained = any(each.is_strong for each in causes(own))
+        is_reported = any(each.hit.rule.fault in reported for each in own) and len(others) == len(named)
+        if is_explained and not is_reported:
+            found = own
+    return found
+
+
+def _is_of_one_process(each: Finding, faults: Sequence[str]) -> bool:
+    rule = each.hit.rule
+    return (
+        rule.fault in faults
+        and "pid" in each.hit.groups
+        and each.hit.file.kind in OF_THE_MACHINE
+        and rule.scope is not Scope.NODE
+    )
 
 
 def causes(found: Sequence[Finding]) -> list[Finding]:

@@ -129,28 +129,28 @@ FAULT = rule("gpu_application_fault.xid_31", Verdict.UNKNOWN, severity=68)
 ILLEGAL = rule("cuda_illegal_access.raised", Verdict.UNKNOWN, severity=64)
 
 
-def xid(pid: int, *, of: Rule = FAULT, line: int = 10) -> Hit:
+def kernel_line(pid: int, *, of: Rule = FAULT, line: int = 10) -> Hit:
     return hit(of, None, node="n1", kind="health", t=100.0, line=line, groups={"pid": str(pid)})
 
 
 @pytest.mark.parametrize("own", [KEY_ERROR, ANY_ERROR, TIMEOUT])
 def test_an_xid_of_another_process_is_no_cause(own: Rule) -> None:
     """The node may be shared: the job's own line explains its failure, and the Xid is not even listed."""
-    found = attribute(inquiry(failed(3), pids={3: 4711}), scan(hit(own, 3, t=101.0), xid(999)))
+    found = attribute(inquiry(failed(3), pids={3: 4711}), scan(hit(own, 3, t=101.0), kernel_line(999)))
     assert (found.fault, found.secondary, found.runner_up) == (own.fault, (), None)
 
 
 @pytest.mark.parametrize("own", [(), (hit(ILLEGAL, 3, t=101.0),)])
 def test_an_xid_of_a_process_that_may_be_a_child_of_a_rank(own: tuple[Hit, ...]) -> None:
     """It explains an error of the CUDA context, and what nothing else explains."""
-    found = attribute(inquiry(failed(3), pids={3: 4711}), scan(*own, xid(999)))
+    found = attribute(inquiry(failed(3), pids={3: 4711}), scan(*own, kernel_line(999)))
     assert found.fault == "gpu_application_fault"
 
 
 def test_an_xid_of_a_ranks_own_process() -> None:
     """It counts for that rank, and those of other processes do not count beside it."""
     own = hit(ILLEGAL, 3, t=101.0)
-    found = attribute(inquiry(failed(3), pids={3: 4711}), scan(own, xid(999), xid(4711, line=11)))
+    found = attribute(inquiry(failed(3), pids={3: 4711}), scan(own, kernel_line(999), kernel_line(4711, line=11)))
     assert (found.fault, found.ranks) == ("gpu_application_fault", (3,))
     assert found.primary is not None
     assert (found.primary.line, found.primary.rank) == (11, 3)
@@ -160,8 +160,39 @@ def test_an_xid_of_a_ranks_own_process() -> None:
 @pytest.mark.parametrize(("of", "pids"), [(XID, {3: 4711}), (FAULT, {})])
 def test_other_xids_count_whoever_they_name(of: Rule, pids: dict[int, int]) -> None:
     """The hardware's, and those of a process of which it is not known whether it is a rank's."""
-    found = attribute(inquiry(failed(3), pids=pids), scan(hit(ANY_ERROR, 3, t=101.0), xid(999, of=of)))
+    found = attribute(inquiry(failed(3), pids=pids), scan(hit(ANY_ERROR, 3, t=101.0), kernel_line(999, of=of)))
     assert found.fault == of.fault
+
+
+KERNEL_SEGFAULT = rule("segfault.kernel", Verdict.UNKNOWN, scope=Scope.USER_CODE, severity=76)
+OOM_KILL = rule("host_oom.kernel_job", Verdict.UNKNOWN, scope=Scope.USER_CODE, severity=88)
+NODE_OOM = rule("host_oom.kernel_node", Verdict.RESTART, scope=Scope.NODE, severity=88)
+LOADER = rule("data_worker_killed.signal", Verdict.UNKNOWN, scope=Scope.USER_CODE, severity=50)
+
+
+@pytest.mark.parametrize("kernels", [KERNEL_SEGFAULT, OOM_KILL])
+def test_a_crash_of_another_process_is_no_cause(kernels: Rule) -> None:
+    """Nor is its end by the OOM killer of its own job: the line of this job explains the failure."""
+    found = attribute(
+        inquiry(failed(3), pids={3: 4711}), scan(hit(KEY_ERROR, 3, t=101.0), kernel_line(999, of=kernels))
+    )
+    assert (found.fault, found.secondary, found.runner_up) == ("key_error", (), None)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "own"),
+    [
+        (KERNEL_SEGFAULT, ()),
+        (OOM_KILL, (hit(ANY_ERROR, 3, t=101.0),)),
+        (OOM_KILL, (hit(LOADER, 3, t=101.0),)),
+        (NODE_OOM, (hit(KEY_ERROR, 3, t=101.0),)),
+    ],
+    ids=["nothing else", "any error", "a child of a rank", "of the node"],
+)
+def test_a_crash_of_a_process_that_may_be_a_child_of_a_rank(kernels: Rule, own: tuple[Hit, ...]) -> None:
+    """It explains what no strong line explains, and what a rank reports of its child."""
+    found = attribute(inquiry(failed(3), pids={3: 4711}), scan(*own, kernel_line(999, of=kernels)))
+    assert found.fault == kernels.fault
 
 
 def test_a_kill_without_a_reason_stays_unknown() -> None:

@@ -38,10 +38,9 @@ class AbortTorchDistributed(Abort):
     """Aborts the collectives of all process groups of torch.distributed, at once, and destroys the groups.
 
     NCCL: each communicator is aborted, in a thread of its own, since one may wait for another. Gloo: all connections
-    of this process are cut, so that a thread that waits in a collective gets a RuntimeError. A thread that waits for
-    others in `init_process_group` or `new_group` is not freed: only a timeout ends that wait, so give both a timeout
-    that is shorter than the hard timeout (their default is half an hour). The groups' objects are kept until nothing
-    of the function is left: see `drop_aborted_groups`.
+    of this process are cut, so that a thread that waits in a collective gets a RuntimeError. The groups' objects are
+    kept until nothing of the function is left: see `drop_aborted_groups`. A main thread that waits for others in
+    `init_process_group` or `new_group` is freed after the abort: see `store_wait`.
 
     Does nothing unless this process has imported torch and has a process group. Raises TimeoutError when aborting, or
     destroying, takes longer than `timeout`; the groups are then left as they are.

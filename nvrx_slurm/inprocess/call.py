@@ -29,6 +29,7 @@ from nvrx_slurm.inprocess.progress import HAS_PENDING_CALLS, ProgressStamps, Sig
 from nvrx_slurm.inprocess.rank import ForkedChild, Rank
 from nvrx_slurm.inprocess.region import CallInterrupted, Raised, Region, Returned
 from nvrx_slurm.inprocess.state import Mode, State
+from nvrx_slurm.inprocess.store_wait import free_main_thread
 from nvrx_slurm.inprocess.timeline import Restart, RestartPart, RestartReporter, Stopwatch
 from nvrx_slurm.util.log import get_logger
 
@@ -143,7 +144,8 @@ class CallWrapper:
         self._stamps = ProgressStamps.create()
         stack.callback(self._stamps.close)
         by_signal = watchdog_method() == "signal" or not HAS_PENDING_CALLS
-        self._region = stack.enter_context(Region(on_signal=self._stamps.automatic if by_signal else None))
+        on_signal = self._stamps.automatic if by_signal else None
+        self._region = stack.enter_context(Region(on_signal, free_main_thread if options.abort is not None else None))
         self._group = Group(
             options.store_factory(**options.store_kwargs),
             launch.group,

@@ -33,6 +33,7 @@ from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx, published_by
 from nvrx_slurm.inprocess.region import ENDS, CallInterrupted, Raised, Region, Returned
 from nvrx_slurm.inprocess.state import Mode, State
+from nvrx_slurm.inprocess.store_wait import mend_stores
 from nvrx_slurm.inprocess.timeline import RestartPart, Stopwatch
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.workload.restarting import restarting
@@ -108,6 +109,7 @@ class Rank:
         finally:
             self._restart.close()
             close_cut_connections()
+            mend_stores()
         if group.failure is not None:
             raise group.failure
         if group.ledger.stage is IterationStage.BROKEN:
@@ -135,6 +137,7 @@ class Rank:
     def _reassign(self) -> None:
         # No rank is in the function: none can wait for a peer that it finds gone.
         close_cut_connections()
+        mend_stores()
         options, sealed = self.options, self.group.sealed
         # The assignment decides again which ranks are active. The mode is kept: Tree reads it.
         before = dataclasses.replace(self.state, active_rank=None, active_world_size=None)

@@ -38,6 +38,8 @@ T = TypeVar("T")
 RESTART_SIGNAL: int = signal.SIGRTMAX - 4
 FIRST_PAUSE_S = 0.0005
 GROWTH = 1.5  # how much longer each pause between two signals is than the one before
+# A main thread whose handler has not run for so long waits in native code.
+NATIVE_AFTER_S = 0.05
 # The longest that the innermost `__enter__`, `__exit__`, `acquire` or `release` is spared. On a busy machine a thread
 # may be without a processor for tens of milliseconds.
 MOMENT_S = 0.1
@@ -78,6 +80,7 @@ class _OpenCall:
     left: SignalSafeEvent = field(default_factory=SignalSafeEvent)
     patience_s: float = 0.0
     is_wanted: bool = False  # the interrupter sets it last
+    is_heard: bool = False  # the handler has run since the last signal
     since: float = 0.0  # when it was last interrupted, or first wanted
     delivered: RankShouldRestart | None = None
     where: str = ""  # the place that was last interrupted
@@ -95,11 +98,17 @@ class Region:
     """Calls functions in the main thread such that restarts can be delivered to them, one call after the other.
 
     A context: inside of it RESTART_SIGNAL belongs to this object; the former handler, and the thread's signal mask,
-    come back at the end. `on_signal` is called first whenever the handler runs, in the main thread. Raises
+    come back at the end. `on_signal` is called first whenever the handler runs, in the main thread. `free_native` is
+    called by the interrupter where the main thread has run no Python for 50 ms, and again at growing intervals, since
+    no signal ends a wait of native code. It is given a function that says whether the call has been left. Raises
     NestedCallError in any other thread, and inside of another region.
     """
 
-    def __init__(self, on_signal: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_signal: Callable[[], None] | None = None,
+        free_native: Callable[[Callable[[], bool]], None] | None = None,
+    ) -> None:
         try:
             # Python refuses this outside of the main thread of the main interpreter.
             signal.signal(RESTART_SIGNAL, signal.getsignal(RESTART_SIGNAL) or signal.SIG_DFL)
@@ -110,7 +119,7 @@ class Region:
                 " process of its own"
             ) from None
         self._main = threading.get_ident()
-        self._seen = on_signal
+        self._seen, self._free_native = on_signal, free_native
         self._blocks = AtomicBlocks()
         self._sending = threading.Lock()
         self._current: _OpenCall | None = None
@@ -171,8 +180,14 @@ class Region:
         # Last: from now on the handler reads the two values above.
         call.is_wanted = True
         pause_s, logging = FIRST_PAUSE_S, None
+        unheard_since, patience_s = call.since, NATIVE_AFTER_S
         while self._send(call):
             call.left.wait(pause_s)
+            if call.is_heard:
+                unheard_since, patience_s = monotonic(), NATIVE_AFTER_S
+            elif self._free_native is not None and monotonic() >= unheard_since + patience_s:
+                self._free_native(call.left.is_set)
+                unheard_since, patience_s = monotonic(), 2 * patience_s
             if call.swallowed and (logging is None or logging.done()):
                 logging = _log_swallowed(call.swallowed)
             pause_s = min(GROWTH * pause_s, again_s / 4)
@@ -207,6 +222,7 @@ class Region:
         """Send a signal if the call is still open. Returns whether it is."""
         with self._sending:
             if self._current is call:
+                call.is_heard = False
                 # An OSError: too many signals are pending. Another one follows.
                 with contextlib.suppress(OSError):
                     signal.pthread_kill(self._main, RESTART_SIGNAL)
@@ -223,7 +239,10 @@ class Region:
         if self._seen is not None:
             self._seen()
         call = self._current
-        if call is None or not call.is_wanted or self._blocks.defer(self._main):
+        if call is None or not call.is_wanted:
+            return
+        call.is_heard = True
+        if self._blocks.defer(self._main):
             return
         interrupted: list[FrameType] = []  # from the innermost out to `_inside`
         while frame is not None and frame.f_code is not _inside.__code__:

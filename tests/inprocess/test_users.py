@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -151,6 +152,51 @@ def test_a_process_group_from_before_the_call_is_refused(tmp_path: Path) -> None
     refused, trained = out.splitlines()
     assert "call init_process_group inside of the wrapped function" in refused
     assert trained == "train"
+
+
+MEETING = """
+import signal
+import torch.distributed as dist
+
+rank, ports = int(os.environ["RANK"]), dist.FileStore(f"{sys.argv[1]}.torch", 3)
+if rank == 0:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    ports.set("port", str(store.port))
+else:
+    store = dist.TCPStore("127.0.0.1", int(ports.get("port")))
+
+def train(call: CallWrapper):
+    here = dist.PrefixStore(str(call.iteration), store)
+    here.set(f"here {rank}", "")
+    if rank == 2:
+        here.wait(["here 0", "here 1"])
+        if call.iteration == 0:
+            raise RuntimeError("the first failure")
+        os.kill(os.getpid(), signal.SIGKILL)
+    world = int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=here, rank=int(os.environ["RANK"]), world_size=world)
+    group = dist.group.WORLD.size()
+    dist.destroy_process_group()
+    return call.iteration, group
+
+if __name__ == "__main__":
+    print(*wrapper(train)(), flush=True)
+    store.set(f"over {rank}", "")
+    store.wait(["over 0", "over 1"])
+    if rank == 1:
+        store.set("seen", "")
+    else:
+        store.get("seen")
+"""
+
+
+@pytest.mark.torch
+def test_a_rank_fails_while_the_others_meet_again(tmp_path: Path) -> None:
+    """They wait for it in `init_process_group`, for an exception and for a death. None of them waits for a timeout,
+    and their store, which is older than the call, still works in the next iteration and after the call."""
+    *others, (code, _, _) = run(MEETING, tmp_path, world=3)
+    assert code == -signal.SIGKILL
+    assert [(code, out) for code, out, _ in others] == [(0, "2 2\n"), (0, "2 2\n")]
 
 
 SPAWNED = """

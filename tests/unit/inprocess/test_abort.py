@@ -117,8 +117,9 @@ def name_like_gloos() -> None:
 
 
 STUCK = ("all_reduce", "all_reduce_in_the_second_group", "large_all_gather", "recv", "barrier", "wait_for_async_work")
+STORES = ("waits_for_stores", "waits_for_another_server")
 OTHERS = ("again_and_again", "others_connections", "reducer_that_ends_last", "both_abort_at_once", "abort_that_hangs")
-WAYS = (*STUCK, *OTHERS)
+WAYS = (*STUCK, *STORES, *OTHERS)
 
 
 @contextlib.contextmanager
@@ -182,3 +183,17 @@ def test_an_abort_that_hangs_is_left_behind(told: dict[str, Any]):
 def test_ranks_that_abort_at_once_are_all_freed(told: dict[str, Any]):
     """None of them waits for a send that it began while its peer ended the connection."""
     assert told["both_abort_at_once"] == {"outcomes": ["RuntimeError"] * 20}
+
+
+@pytest.mark.torch
+def test_a_rank_is_freed_from_a_store(told: dict[str, Any]):
+    """It waits for a key, for a group, or for another client. The store answers again afterwards, and no connection
+    is left open."""
+    waits = [text for number in range(1, 5) for text in ("DistNetworkError", f"then {number}")]
+    assert told["waits_for_stores"] == {"outcomes": waits, "leaked": 0}
+
+
+@pytest.mark.torch
+def test_a_connection_to_another_server_is_left_alone(told: dict[str, Any]):
+    """A server that does not answer as a store does."""
+    assert told["waits_for_another_server"] == {"outcome": "returned b'ping'"}

@@ -527,6 +527,58 @@ def test_who_waits_to_enter_a_block_is_interrupted_there(region):
         assert not entered
 
 
+# ---- native code
+
+
+class Mutex:
+    """Of C. A thread that waits for it runs no Python, and no signal ends its wait."""
+
+    def __init__(self) -> None:
+        self._mutex = ctypes.create_string_buffer(64)
+        self.lock()
+
+    def lock(self) -> None:
+        ctypes.CDLL(None).pthread_mutex_lock(self._mutex)
+
+    def unlock(self) -> None:
+        ctypes.CDLL(None).pthread_mutex_unlock(self._mutex)
+
+
+def test_native_code_that_waits_is_freed():
+    """Also where it waits again: the restart is raised once it has returned for good."""
+    mutexes, free = [Mutex(), Mutex()], iter(range(2))
+    with Region(free_native=lambda has_left: None if has_left() else mutexes[next(free)].unlock()) as region:
+
+        def function() -> None:
+            interrupt.begins.set()
+            try:
+                mutexes[0].lock()
+            finally:
+                mutexes[1].lock()
+
+        interrupt = Interrupt(region, blocked=True)
+        assert interrupt.at(function) == CallInterrupted(None)
+    assert next(free, None) is None
+
+
+def test_python_code_is_not_taken_for_native_code(monkeypatch):
+    """Code that swallows restarts hears each signal."""
+    monkeypatch.setattr(module, "NATIVE_AFTER_S", 1.0)  # so long is no thread without a processor
+    freed: list[object] = []
+    with Region(free_native=freed.append) as region:
+
+        def function() -> None:
+            interrupt.begins.set()
+            end = time.monotonic() + 2.0
+            while time.monotonic() < end:
+                with contextlib.suppress(RankShouldRestart):
+                    signal.pause()
+
+        interrupt = Interrupt(region, again_s=DEADLINE_S)
+        assert isinstance(interrupt.at(function), CallInterrupted)
+    assert freed == []
+
+
 # ---- what was going on
 
 

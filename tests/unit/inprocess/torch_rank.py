@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nvrx_slurm.inprocess.abort import AbortTorchDistributed, close_cut_connections, drop_aborted_groups
 from nvrx_slurm.inprocess.exception import TimeoutError
 from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.inprocess.store_wait import free_main_thread, mend_stores
 
 STATE = FrozenState(rank=0, world_size=2)
 LONG = datetime.timedelta(minutes=30)
@@ -165,6 +166,64 @@ def abort_that_hangs(second: dist.ProcessGroup, folder: str) -> dict[str, object
     except TimeoutError as error:
         return {"outcome": str(error), "in time": time.monotonic() - began < DEADLINE_S}
     return {"outcome": "returned"}
+
+
+def freed_from(wait: Callable[[], object]) -> str:
+    """What a wait of the main thread ends with, while another thread frees it."""
+    is_over = threading.Event()
+
+    def free() -> None:
+        while not is_over.is_set():
+            free_main_thread(is_over.is_set)
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    try:
+        return f"returned {wait()!r}"
+    except dist.DistNetworkError as error:
+        return type(error).__name__
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def waits_for_stores(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    """For a key, twice; for a group whose other rank does not come; and for the other client of a store."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    dist.destroy_process_group()
+    before, outcomes = open_files(), []
+    for wait in (
+        lambda: store.get("key"),
+        lambda: store.wait(["key"], LONG),
+        lambda: dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=LONG),
+        lambda: dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=LONG),
+    ):
+        outcomes.append(freed_from(wait))
+        AbortTorchDistributed()(STATE)
+        mend_stores()
+        outcomes.append(f"then {store.add('tried', 1)}")
+    gc.collect()
+    return {"outcomes": outcomes, "leaked": open_files() - before}
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def waits_for_another_server(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    """One that says nothing to a client that it does not know, and answers the other one after that."""
+    dist.destroy_process_group()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        mine = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+
+        def answer() -> None:
+            server.accept()[0].recv(1)
+            theirs.sendall(b"ping")
+
+        with mine, theirs:
+            threading.Thread(target=answer).start()
+            return {"outcome": freed_from(lambda: mine.recv(4))}
 
 
 def both_abort_at_once(second: dist.ProcessGroup, folder: str) -> dict[str, object]:

@@ -137,7 +137,7 @@ class RankKernel:
             call,
             MonitorProcess=lambda options, stamps: SimulatedMonitor(self, options, stamps),
             RankVariables=_UnsetVariables,
-            Region=lambda on_signal=None: SimulatedRegion(self),
+            Region=lambda *_: SimulatedRegion(self),
             Watchdog=lambda stamps, interval_s: SimulatedWatchdog(self, stamps, interval_s),
             gc=SimpleNamespace(get_freeze_count=lambda: 1),
             watchdog_method=lambda: "pending-call",

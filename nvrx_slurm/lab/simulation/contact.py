@@ -69,6 +69,11 @@ class Contact:
             signs = self._signs[incarnation] = deque(maxlen=KEPT)
         signs.append(self._run.loop.now_s)
 
+    def others_heard_at(self, node: str) -> float:
+        """The last sign of any other node."""
+        others = [signs[-1] for who, signs in self._signs.items() if signs and self._agents.get(who) != node]
+        return max(others, default=-math.inf)
+
     def controller_begins(self, pid: int) -> None:
         """A controller process starts."""
         self._began[pid] = self._run.loop.now_s

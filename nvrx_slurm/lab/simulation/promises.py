@@ -391,13 +391,14 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
 
     for name in ended.missing if ended is not None else ():
         # An agent that a fault has killed reports nothing, and is given up after these timeouts: since the fault,
-        # or since the controller read its join or resumed the job, which a partition or a suspension had delayed.
+        # or since the controller read its join or resumed the job, which a partition or a suspension had delayed. A
+        # silence of all nodes is no node's death.
         node, beats = run.nodes[name], bounds.heartbeat
         was_killed = node.agent is not None and (node.agent.exit_code or 0) < 0
         watched_from = max(
             (each.t for each in promises.journal if _begins_watch(each.record, name)), default=-math.inf
         )
-        since_s = min(run.loop.now_s - node.weak_until_s, promises.journal[-1].t - watched_from)
+        since_s = min(run.contact.others_heard_at(name) - node.weak_until_s, promises.journal[-1].t - watched_from)
         unnoticed = since_s < max(beats.timeout, beats.startup_timeout) + beats.timeout
         if node.is_well and not (was_killed and unnoticed):
             yield Promise.LEAVING, f"the job has ended, and {name} had not reported that it leaves"

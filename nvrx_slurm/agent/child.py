@@ -10,7 +10,36 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 
+# The supervisor has handlers for these, in Python.
+HANDLED = (
+    signal.SIGCHLD,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTSTP,
+)
+
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def fork_child() -> int:
+    """As os.fork; but a signal for the child does what it does to its program, from the first moment on.
+
+    With the supervisor's handlers it would be lost: until execve(2) they only note it, for Python code that the child
+    never runs. A worker that is stopped while it starts would live until the kill.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            # CPython ignores SIGPIPE, and a signal that is ignored stays so across execve (signal(7)).
+            for number in (*HANDLED, signal.SIGPIPE):
+                signal.signal(number, signal.SIG_DFL)
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def find_program(program: str, path: str) -> str:
@@ -34,8 +63,6 @@ def become(parent: int, pipe: int, argv: list[str], env: dict[str, str], cwd: st
             os._exit(1)
         # Only now: a folder on a dead file system, this one or one on PATH, may hold this process up for ever.
         os.chdir(cwd)
-        # CPython ignores SIGPIPE, and a signal that is ignored stays so across execve (signal(7)).
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in zip((null, *out), (0, 1, 2), strict=True):
             os.dup2(source, target)
@@ -100,7 +127,6 @@ def become_command(parent: int, pipe: int, order: dict[str, Any], *out: int) -> 
         _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # once more: new credentials clear it
         if os.getppid() not in (parent, 0):  # the supervisor died before the line above: no signal will come
             os._exit(1)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         for source, target in zip((null, *out), (0, 1, 2), strict=True):
             os.dup2(source, target)
         what = argv[0]

@@ -55,7 +55,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nvrx_slurm.agent.child import become, become_command
+from nvrx_slurm.agent.child import HANDLED, become, become_command, fork_child
 from nvrx_slurm.agent.teardown import KILL_S, Phase, Teardown
 from nvrx_slurm.agent.warm import WarmProcesses
 from nvrx_slurm.liveness.self_fence import SelfFenceTimer
@@ -154,8 +154,7 @@ class Supervisor:
         self.warm = WarmProcesses(self.poller, say=self._say, forked=self._forked, start_cold=self._spawn_cold)
         self.wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-        asked = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)
-        for number in (signal.SIGCHLD, *asked):
+        for number in HANDLED:
             # Handlers, not SIG_IGN: workers must not inherit it. Slurm signals every process of a step; only the
             # agent decides what follows.
             signal.signal(number, lambda *_: None)
@@ -239,7 +238,7 @@ class Supervisor:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         try:
-            pid = os.fork()  # not posix_spawn, which cannot set PR_SET_PDEATHSIG
+            pid = fork_child()  # not posix_spawn, which cannot set PR_SET_PDEATHSIG
         except OSError as error:
             os.close(read_end)
             self._say(op="exited", id=order["id"], error=f"{error.strerror}: {argv[0]}")
@@ -270,7 +269,7 @@ class Supervisor:
         try:
             if refused:
                 raise OSError(errno.ESRCH, "the worker that it was to run beside has ended")
-            pid = os.fork()
+            pid = fork_child()
         except OSError as error:
             os.close(read_end)
             self._say(op="command", id=identity, error=f"{error.strerror}")

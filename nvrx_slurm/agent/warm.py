@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvrx_slurm.agent.child import become
+from nvrx_slurm.agent.child import become, fork_child
 
 # How long a warm process may take to fork a worker. Then it is killed, and the worker starts cold.
 FORK_S = 10.0
@@ -102,7 +102,7 @@ class WarmProcesses:
         supervisor = os.getpid()
         own.send(b"\0".join(os.fsencode(each) for each in (str(supervisor), *order["spec"])))
         try:
-            pid = os.fork()
+            pid = fork_child()
         except OSError as error:
             why, pid = f"{error.strerror}: {argv[0]}", -1
         if pid == 0:

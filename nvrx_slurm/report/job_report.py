@@ -19,7 +19,7 @@ from nvrx_slurm.report.model import Recovery
 from nvrx_slurm.report.recovery import PHASES
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.web.job_page import JournalLines, job_page
-from nvrx_slurm.util.files import write_private
+from nvrx_slurm.util.files import write_output
 
 # Instead of a variable's value: it may be a token, and a page is handed on.
 HIDDEN = "set, and not shown"
@@ -85,7 +85,7 @@ def job_report(folder: JobFolder, *, live: bool = True) -> JobReport:
 def write_page(path: Path, page: bytes) -> Path:
     """Write a page, for this user alone. Raises UsageError: where, and why not."""
     try:
-        write_private(path, page)
+        write_output(path, page)
     except OSError as error:
         raise UsageError(f"{path}: the page cannot be written there: {error.strerror}") from None
     return path

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -269,6 +270,19 @@ def write_private(path: Path, data: bytes, *, dir_fd: int | None = None, replace
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=dir_fd)
         raise
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write the file that the user has named, as `write_private` does. A device, a pipe or a socket is written into,
+    not replaced, and a symbolic link of this user's is followed. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            path.write_bytes(data)
+            return
+    with contextlib.suppress(FileNotFoundError):
+        if path.lstat().st_uid == os.geteuid():
+            path = path.resolve()
+    write_private(path, data)
 
 
 def _exists(name: str, dir_fd: int) -> bool:

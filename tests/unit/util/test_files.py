@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from nvrx_slurm.journal.folder import JobFolder, Result
-from nvrx_slurm.util.files import RESERVE_BYTES, JobFiles, write_private
+from nvrx_slurm.util.files import RESERVE_BYTES, JobFiles, write_output, write_private
 from tests.fault_harness import small_disk
 
 
@@ -61,3 +63,39 @@ def test_without_replace_the_first_file_stays(tmp_path):
         write_private(tmp_path / "a", b"second", replace=False)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_bytes() == b"first"
+
+
+def test_output_goes_into_a_pipe_or_a_device(tmp_path):
+    """Neither is replaced by a file: `-o /dev/stdout`, `-o >(less)`."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_output(pipe, b"page")
+    write_output(Path(f"/dev/fd/{reader}"), b"")
+    assert os.read(reader, 9) == b"page"
+    os.close(reader)
+    (full := tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        write_output(full, b"page")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert full.is_symlink()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_output_follows_a_link_of_the_user(tmp_path, is_there):
+    """To a file, or to where none is yet."""
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to("target")
+    if is_there:
+        target.write_bytes(b"old")
+    write_output(link, b"page")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"page"
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+def test_output_into_a_folder_is_refused(tmp_path):
+    """And nothing is left there."""
+    with pytest.raises(IsADirectoryError):
+        write_output(tmp_path, b"page")
+    assert list(tmp_path.iterdir()) == []

@@ -10,10 +10,13 @@ import click
 
 from nvrx_slurm.cli.job_argument import folder_of_user, found_jobs, jobs_argument
 from nvrx_slurm.cli.options import folder_option
-from nvrx_slurm.cli.output import print_facts, print_json
-from nvrx_slurm.errors import EXIT_UNREACHABLE
+from nvrx_slurm.cli.output import note, print_facts, print_json
+from nvrx_slurm.errors import EXIT_UNREACHABLE, UNREADABLE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nvrx_slurm.jobspec.plan import Plan
     from nvrx_slurm.journal.folder import JobFolder
 
 MOST_FAILURES = 3
@@ -36,9 +39,8 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
     """
     from nvrx_slurm.report import hindsight, source
     from nvrx_slurm.report.failure_replay import read_failures
-    from nvrx_slurm.report.jobs import read_plan
 
-    jobs = ((job, plan) for job in _jobs(folder, job_ids) if (plan := read_plan(job)) is not None)
+    jobs = _jobs_with_plans(folder, job_ids)
     result = hindsight.hindsight((job.job_id, *read_failures(plan, job, source.so_far(job))) for job, plan in jobs)
     if as_json:
         print_json(result)
@@ -58,13 +60,11 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
     import asyncio
 
     from nvrx_slurm.attribution.notify import flush as flush_job
-    from nvrx_slurm.report.jobs import read_plan
     from nvrx_slurm.util.sanitize import one_line
 
     is_left = False
-    for job in _jobs(folder, job_ids):
-        plan = read_plan(job)
-        if plan is None or not (job.path / "spool").is_dir():
+    for job, plan in _jobs_with_plans(folder, job_ids):
+        if not (job.path / "spool").is_dir():
             continue
         for result in asyncio.run(flush_job(plan.fault_tolerance.attribution, job.path)):
             why = f": {result.problem}" if result.problem else ""
@@ -74,11 +74,21 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
     return EXIT_UNREACHABLE if is_left else 0
 
 
-def _jobs(folder: Path, job_ids: tuple[str, ...]) -> list[JobFolder]:
-    """These jobs, or all of the folder. Raises UsageError."""
-    from nvrx_slurm.report.jobs import known_jobs
+def _jobs_with_plans(folder: Path, job_ids: tuple[str, ...]) -> Iterator[tuple[JobFolder, Plan]]:
+    """These jobs, or all of the folder whose plan can be read; the others are named on standard error. Raises
+    UsageError."""
+    from nvrx_slurm.report.jobs import known_jobs, read_plan
 
-    return found_jobs(job_ids, folder) if job_ids else known_jobs(folder)
+    for job in found_jobs(job_ids, folder) if job_ids else known_jobs(folder):
+        try:
+            plan = read_plan(job)
+        except UNREADABLE as error:
+            if job_ids:
+                raise
+            note(f"{job.job_id}: {error}")
+        else:
+            if plan is not None:
+                yield job, plan
 
 
 @click.command()

@@ -65,7 +65,7 @@ def top(job_ids: tuple[str, ...], folder: Path) -> None:
         live = (job for job in known if not job.has_end)
         jobs = list(islice(live, MOST_JOBS))
     if not jobs:
-        raise UsageError("no job has not ended; name one: nvrx-slurm top JOB")
+        raise UsageError("no job is running or queued; name one: nvrx-slurm top JOB")
     exit_on_sigterm()  # the terminal is restored on the way out
     with FollowedJobs(jobs) as followed, Terminal() as terminal:
         run(followed, terminal)

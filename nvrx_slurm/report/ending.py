@@ -18,6 +18,7 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.report.jobs import ENDINGS, read_plan
 from nvrx_slurm.report.logs import end_of
+from nvrx_slurm.report.presence import in_slurm
 from nvrx_slurm.report.words import at_step, others_lost_it, ranks_of
 from nvrx_slurm.util.sanitize import one_line, uncoloured
 
@@ -61,7 +62,12 @@ def end_lines(folder: JobFolder, exit_code: int, *, slurm_says: str | None = Non
     result = folder.read_result()
     if result is None and slurm_says is None and (end := folder.read_slurm_end()) is not None:
         slurm_says = end.state
-    reason = result.reason if result else f"Slurm says {slurm_says}" if slurm_says else "it left no result"
+    if result is not None:
+        reason = result.reason
+    elif not in_slurm(job_id, folder.read_info()):
+        reason = "its host process is gone and left no result"
+    else:
+        reason = f"Slurm says {slurm_says}" if slurm_says else "it left no result"
     what, _, last = reason.partition("; last: ")
     how = ENDINGS.get(exit_code, "failed")
     how = _HOW.get(how, how)
@@ -108,7 +114,8 @@ def _failure_lines(failure: ReplayedFailure, plan: Plan, folder: JobFolder) -> I
     key, failed = failure.inquiry.key, failure.inquiry.failed
     if failed is None:
         return
-    step = at_step(failed.step, said=failed.cause)
+    # One failure, one step: the last that any rank had reported.
+    step = at_step(failed.step if failure.best_step is None else failure.best_step, said=failed.cause)
     yield one_line(f"  {failed.cause}{step} ({key.replica} cycle {key.cycle})")
     if followed := others_lost_it(failure.peers_lost):
         yield one_line(f"  {followed}: {ranks_of(failure.peers_lost)}")
@@ -133,9 +140,14 @@ def _failure_lines(failure: ReplayedFailure, plan: Plan, folder: JobFolder) -> I
         does = "fails" if decided.action == "fail_job" else "stops"
         yield one_line(f"  decision  the controller {does} the job: {shutdown.reason.partition('; last: ')[0]}")
     stopped = shutdown is not None and shutdown.exit_code == EXIT_NO_RESTART  # for a reason of the controller's own
-    if answer and answer.verdict is Verdict.STOP and plan.fault_tolerance.attribution.dry_run and not stopped:
+    # The end of a job waits for no answer; but restarts before it went against such answers.
+    counted = failure.timeline.verdict is not None or key.cycle > 0
+    dry_run = counted and plan.fault_tolerance.attribution.dry_run
+    if answer and answer.verdict is Verdict.STOP and dry_run and not stopped:
         so = f"{answer.source} says that a restart cannot help ({answer.fault.replace('_', ' ')})"
-        yield one_line(f"  verdict   {so}; it was not acted on, in a dry run (fault_tolerance.attribution.dry_run)")
+        yield one_line(
+            f"  verdict   {so}; such answers are not acted on in a dry run (fault_tolerance.attribution.dry_run)"
+        )
 
 
 def _answer(failure: ReplayedFailure) -> Attribution | None:

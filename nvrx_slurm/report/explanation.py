@@ -168,6 +168,8 @@ _MEANINGS = {
 def _meaning(failure: FailureTimeline, verdict: Verdict) -> str:
     """What the verdict means for this job, and what was done: `it need not happen again; restarted without n5`."""
     judged, decided, done = failure.judged, failure.decided, "nothing was decided yet"
+    if decided is not None and decided.action == "ignore":
+        return f"{_MEANINGS[verdict]}; went on without the replica"
     if failure.shutdown is not None:
         done = "the job ended"
     elif decided is not None and decided.action in ("restart_replica", "restart_job"):
@@ -175,7 +177,7 @@ def _meaning(failure: FailureTimeline, verdict: Verdict) -> str:
         if judged is not None and judged.blamed:
             done = f"restarted without {names(judged.blamed)}, unless no other node was left"
     elif decided is not None:
-        done = "went on without the replica" if decided.action == "ignore" else action_of(decided)
+        done = action_of(decided)
     if verdict is Verdict.STOP and failure.shutdown is None and judged is not None and not judged.acted:
         done = f"{done} all the same, in a dry run"
     return f"{_MEANINGS[verdict]}; {done}"

@@ -104,9 +104,16 @@ def _outcome(failure: ReplayedFailure, after: ReplayedFailure | None, view: JobV
     if after.best_step is None:
         # No steps are reported: only the same class of failure again says that the restart got nowhere.
         before, again = ({answer.attribution.fault for answer in each.timeline.answers} for each in (failure, after))
-        # In one cycle several sources answer: one fault that both failures share is enough.
-        return "right" if before & again - {"unknown"} else "open"
+        # In one cycle several sources answer: one fault that both failures share is enough. Of the failure that ended
+        # the job no answer was waited for.
+        is_same = before & again - {"unknown"} or (not again and _cause(failure) == _cause(after))
+        return "right" if is_same else "open"
     return "wrong" if failure.best_step is None or after.best_step > failure.best_step else "right"
+
+
+def _cause(failure: ReplayedFailure) -> str | None:
+    failed = failure.inquiry.failed
+    return None if failed is None else failed.cause
 
 
 def stops_of(folder: JobFolder, history: JobTimeline) -> tuple[WouldBeStop, ...]:
@@ -137,10 +144,10 @@ def facts(result: Hindsight) -> list[Row]:
 
 
 def table(result: Hindsight) -> Table:
-    columns = ("JOB", "REPLICA", "CYCLE", "FAULT", "OUTCOME", "THEN RAN", "WHY")
+    columns = ("JOB", "REPLICA", "CYCLE", "FAULT", "OUTCOME", "RANK-TIME", "WHY")
     rows = []
     for each in result.stops:
-        ran = f"{seconds(each.rank_s)} × ranks" if each.rank_s else "0 seconds"
+        ran = seconds(each.rank_s) if each.rank_s else "0 s"
         cells = (each.job, each.replica, str(each.cycle), each.fault, each.outcome, ran, each.why)
         rows.append(Row(cells, MOODS[each.outcome]))
-    return Table(columns, tuple(rows), frozenset({"CYCLE", "THEN RAN"}))
+    return Table(columns, tuple(rows), frozenset({"CYCLE", "RANK-TIME"}))

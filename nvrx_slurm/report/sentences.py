@@ -63,9 +63,12 @@ def describe(record: AnyRecord) -> str:
         case records.Progress():
             return f"rank {record.rank} on {record.node} reported its first step of {_cycle(record)}, {record.step}"
         case records.NodeReady():
-            took = f" after a teardown of {seconds(record.teardown_s)}" if record.teardown_s else ""
             lost = f"; {ranks_of(record.peers_lost)} had lost a peer" if record.peers_lost else ""
-            return f"{record.node} is ready for {_cycle(record)}{took}{lost}"
+            if not record.teardown_s:
+                return f"{record.node} is ready for {_cycle(record)}{lost}"
+            # Not for which cycle: there is none if the replica has ended.
+            stopped = f"{record.replica} cycle {record.cycle - 1} were stopped within {seconds(record.teardown_s)}"
+            return f"{record.node} is ready again: its workers of {stopped}{lost}"
         case Decision():
             return _describe_decision(record)
         case records.JobStarted():

@@ -378,6 +378,9 @@ def test_a_job_that_was_killed_whole_died(
     explained = nvrx("explain", "j1", job=job, check=False)
     assert (explained.returncode, explained.stdout) == (2, "")
     assert "nothing has failed in job j1; its host process is gone" in explained.stderr
+    waited = nvrx("wait", "j1", job=job, check=False)
+    assert waited.returncode == 75
+    assert "exit code 75: its host process is gone and left no result" in waited.stderr
 
 
 def without_file(folder: JobFolder, path: Path) -> JobFolder:

@@ -206,6 +206,20 @@ def test_report_counts_the_failures_of_all_jobs(failed: Path, nvrx: Nvrx) -> Non
     assert "precision           not known yet" in result.stdout
 
 
+@pytest.mark.parametrize("command", ["report", "flush"])
+def test_a_job_that_cannot_be_read_keeps_no_other_from_it(failed: Path, nvrx: Nvrx, command: str) -> None:
+    """It is named, unless it was asked for: then it is the error."""
+    bad = failed / "bad"
+    bad.mkdir(mode=0o700)
+    (bad / "plan.json").write_text("garbage")
+    result = nvrx("attribution", command, "--folder", str(failed))
+    assert result.returncode == 0
+    assert result.stderr.startswith("bad: ") and "plan.json" in result.stderr
+    assert ("failures            1" in result.stdout) is (command == "report")
+    asked = nvrx("attribution", command, "bad", "--folder", str(failed))
+    assert asked.returncode == 2 and "plan.json" in asked.stderr
+
+
 def test_restarts_in_process_before_a_failure_are_told(tmp_path: Path, nvrx: Nvrx) -> None:
     """How many there were in the failed cycle, and for what the last one; where nothing failed, that there were."""
     recorder = to_first_cycle()

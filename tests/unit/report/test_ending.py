@@ -52,6 +52,15 @@ def test_a_failure_is_told_with_the_ranks_traceback_and_the_decision(tmp_path: P
     assert lines[-1].startswith(f"→ nvrx-slurm explain {JOB} --folder ")
 
 
+def test_a_failure_has_the_last_step_that_any_rank_reported(tmp_path: Path) -> None:
+    """As `explain` and `status` tell it: a node that was lost had reported an earlier one."""
+    recorder = to_first_cycle()
+    recorder.progress(17)
+    recorder.fail("n1", 3, exit_code=1, step=6)
+    lines = list(end_lines(write(tmp_path, recorder), EXIT_FAILED))
+    assert "at step 17" in lines[1]
+
+
 def test_without_a_traceback_the_last_lines_are_shown(tmp_path: Path) -> None:
     """Of standard error, control characters made visible."""
     lines = text(failed(tmp_path, *(f"line {number}" for number in range(50)), "the end \x1b[2J"), EXIT_FAILED)

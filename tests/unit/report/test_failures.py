@@ -42,8 +42,8 @@ LINE = Evidence(
 )
 
 
-def plan(**attribution: Any) -> Plan:
-    bounds = plain_bounds(max_restarts=3, attribution=AttributionSpec(enable_lib=True, **attribution))
+def plan(max_restarts: int = 3, **attribution: Any) -> Plan:
+    bounds = plain_bounds(max_restarts=max_restarts, attribution=AttributionSpec(enable_lib=True, **attribution))
     return msgspec.structs.replace(plain_plan(), fault_tolerance=bounds)
 
 
@@ -92,6 +92,19 @@ def page(recorder: Recorder) -> str:
     found = explained(recorder)
     rows = explanation.facts(found, recorder.plan.fault_tolerance, "/jobs/42")
     return plain.pairs(rows) + "\n\n" + plain.table(explanation.verdicts(found))
+
+
+def test_a_failure_that_the_job_ignored_did_not_end_it() -> None:
+    """Nor did the end of the job, which came later."""
+    role = msgspec.structs.replace(plain_plan().roles[0], on_failure="ignore")
+    recorder = Recorder(msgspec.structs.replace(plan(), roles=(role,)))
+    recorder.join()
+    recorder.start_workers()
+    recorder.fail("n1", 3, exit_code=1)
+    says(recorder, Verdict.STOP)
+    recorder.leave()
+    assert recorder.job.shutdown is not None
+    assert page(recorder).splitlines()[0].endswith("; went on without the replica")
 
 
 def test_a_stop_is_explained() -> None:
@@ -312,6 +325,21 @@ def test_hindsight(then: Any, outcome: str) -> None:
     if outcome == "right":
         assert found.rank_hours_saved == pytest.approx(8 * 100.0 / 3600, rel=0.02)  # 4 nodes of 2 workers
     assert plain.table(hindsight.table(found)).count("\n") == 1
+
+
+def test_hindsight_of_a_crash_loop_without_steps() -> None:
+    """No answer about the failure that ended the job was waited for: it is the same by its cause."""
+    recorder = Recorder(plan(max_restarts=1))
+    recorder.join()
+    recorder.start_workers()
+    recorder.fail("n1", 3, exit_code=1)
+    says(recorder, Verdict.STOP)
+    recorder.ready()
+    recorder.start_workers()
+    recorder.fail("n1", 3, exit_code=1)
+    recorder.leave()
+    assert recorder.job.shutdown is not None
+    assert [stop.outcome for stop in hindsight.hindsight([("42", *told(recorder))]).stops] == ["right"]
 
 
 def test_restarts_that_no_source_stopped_are_no_would_be_stops() -> None:

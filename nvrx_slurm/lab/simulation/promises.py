@@ -367,9 +367,10 @@ def _begins_watch(record: Record, node: str) -> bool:
 
 
 def outage_of(acts: Sequence[Act]) -> float:
-    """For how long these acts may keep the controller from deciding, at most: outages may follow one another."""
+    """For how long these acts may keep the controller from deciding, at most: outages may follow one another. One of
+    them is a suspension: before the first agent has joined none announces it, and the journal does not have it."""
     killed = sum(act.kind in REPLACING for act in acts)
-    return sum(act.lasts_s for act in acts if act.traits & Trait.OUTAGE) + killed * AFTER_A_KILL_S
+    return sum(act.lasts_s for act in acts if act.traits & (Trait.OUTAGE | Trait.SUSPENDS)) + killed * AFTER_A_KILL_S
 
 
 def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:

@@ -382,7 +382,10 @@ class Ring:
         last = watched[-1]
         patience_s = DOUBT_INTERVALS * self.interval_s
         if len(watched) == 1:
-            patience_s = max(patience_s, DOUBT_SHARE * self.timeout_s)
+            # The one before it may have been lost with their host, and the monitor that found that out as well.
+            before = ledger.lost.get((last.member - 1) % ledger.members)
+            is_lost = before is not None and before.interruption is Interruption.UNRESPONSIVE
+            patience_s = 0.0 if is_lost and not last.sends else max(patience_s, DOUBT_SHARE * self.timeout_s)
         if last.seen_at - last.since >= patience_s:
             # As many again: a host with many members is seen as a whole after a few intervals.
             for _ in range(len(watched)):

@@ -165,6 +165,15 @@ def test_the_next_one_is_watched_on_when_the_first_is_lost():
     assert (followed.sibling.member, followed.sibling.since) == (2, since[2])
 
 
+def test_a_new_watcher_of_a_lost_host_watches_its_members_together():
+    """The monitor that recorded the first of them has ended: the next one need not doubt each of the others in turn.
+    A member that sends ends that at once."""
+    gone = fold(EIGHT, [Lost(iteration=0, member=1, interruption=Interruption.UNRESPONSIVE)])
+    view = passing(ring(), gone, {6: 1}, each_second(12))
+    assert view.silent(12.0) == (2, 3, 4, 5)
+    assert passing(ring(), gone, {2: 1}, each_second(3)).follow(gone).asked(gone) == (2,)
+
+
 def test_who_has_not_begun_behind_a_silent_sibling_is_not_judged():
     """No monitor judges it, wherever it stands."""
     view = ring().answered(1, 5, 0.0)

@@ -126,7 +126,8 @@ def draw_shape(chance: Random) -> GroupShape:
         hard_s=soft_s + gap_s,
         heartbeat_s=heartbeat_s,
         interval_s=interval_s,
-        barrier_s=max(soft_s + gap_s, heartbeat_s) + chance.uniform(8.0, 30.0),
+        # The ranks of lost hosts are found within two timeouts of their heartbeats.
+        barrier_s=max(soft_s + gap_s, 2 * heartbeat_s) + chance.uniform(8.0, 30.0),
         last_call_s=chance.choice((0.0, 0.3, 1.0)),
         grace_s=chance.choice((0.0, 0.5, 2.0)),
     )

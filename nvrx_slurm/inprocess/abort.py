@@ -9,14 +9,13 @@ import functools
 import itertools
 import os
 import socket
-import stat
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.inprocess.callback_support import bounded
+from nvrx_slurm.inprocess.callback_support import bounded, duplicate
 from nvrx_slurm.inprocess.exception import TimeoutError
 from nvrx_slurm.inprocess.state import Callback, FrozenState
 from nvrx_slurm.util.log import get_logger
@@ -209,17 +208,12 @@ def _watched(loop: Path) -> list[tuple[int, int]] | None:
 def _shut_down(number: int, inode: int) -> socket.socket | None:
     """Shut a connection down for reading. Returns a duplicate of it, or None if it was none: a descriptor that is
     another file by now is left alone."""
-    try:
-        kept = os.dup(number)
-    except OSError:
+    connection = duplicate(number)
+    if connection is None:
         return None
-    status = os.fstat(kept)
-    if not stat.S_ISSOCK(status.st_mode) or status.st_ino != inode:
-        os.close(kept)
-        return None
-    connection = socket.socket(fileno=kept)
     with contextlib.suppress(OSError):  # it is not connected yet, or no longer
-        if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        is_same = os.fstat(connection.fileno()).st_ino == inode
+        if is_same and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             connection.shutdown(socket.SHUT_RD)
             return connection
     connection.close()

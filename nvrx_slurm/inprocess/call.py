@@ -29,7 +29,7 @@ from nvrx_slurm.inprocess.progress import HAS_PENDING_CALLS, ProgressStamps, Sig
 from nvrx_slurm.inprocess.rank import ForkedChild, Rank
 from nvrx_slurm.inprocess.region import CallInterrupted, Raised, Region, Returned
 from nvrx_slurm.inprocess.state import Mode, State
-from nvrx_slurm.inprocess.store_wait import free_main_thread
+from nvrx_slurm.inprocess.store_wait import free_main_thread, mend_stores
 from nvrx_slurm.inprocess.timeline import Restart, RestartPart, RestartReporter, Stopwatch
 from nvrx_slurm.util.log import get_logger
 
@@ -189,6 +189,7 @@ class CallWrapper:
             options,
         )
         # An Abort may outlast the function; the monitor bounds it.
+        stack.callback(mend_stores)
         stack.callback(self._interrupter.join)
         self._rank = Rank(
             options=options,

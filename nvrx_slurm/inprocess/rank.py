@@ -109,7 +109,6 @@ class Rank:
         finally:
             self._restart.close()
             close_cut_connections()
-            mend_stores()
         if group.failure is not None:
             raise group.failure
         if group.ledger.stage is IterationStage.BROKEN:
@@ -137,7 +136,6 @@ class Rank:
     def _reassign(self) -> None:
         # No rank is in the function: none can wait for a peer that it finds gone.
         close_cut_connections()
-        mend_stores()
         options, sealed = self.options, self.group.sealed
         # The assignment decides again which ranks are active. The mode is kept: Tree reads it.
         before = dataclasses.replace(self.state, active_rank=None, active_world_size=None)
@@ -260,7 +258,9 @@ class Rank:
         self._begin_restart()
         # The hang, if any, is over, and no ping is expected.
         self.stamps.begin_iteration(self.state.iteration)
-        if (refusal := self.interrupter.join()) is not None:
+        refusal = self.interrupter.join()
+        mend_stores()  # Finalize and HealthCheck may use them
+        if refusal is not None:
             raise refusal
         self.group.feed(Event.OUT)
 

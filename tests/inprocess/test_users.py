@@ -165,6 +165,15 @@ if rank == 0:
 else:
     store = dist.TCPStore("127.0.0.1", int(ports.get("port")))
 
+class Count(inprocess.finalize.Finalize):
+    def __call__(self, state):
+        store.add("finalized", 1)
+        return state
+
+wrapper = inprocess.Wrapper(
+    store_factory=inprocess.store.FileStore, store_kwargs={"path": sys.argv[1]}, finalize=Count()
+)
+
 def train(call: CallWrapper):
     here = dist.PrefixStore(str(call.iteration), store)
     here.set(f"here {rank}", "")
@@ -193,7 +202,7 @@ if __name__ == "__main__":
 @pytest.mark.torch
 def test_a_rank_fails_while_the_others_meet_again(tmp_path: Path) -> None:
     """They wait for it in `init_process_group`, for an exception and for a death. None of them waits for a timeout,
-    and their store, which is older than the call, still works in the next iteration and after the call."""
+    and their store, which is older than the call, still works in Finalize, in the next iteration and at the end."""
     *others, (code, _, _) = run(MEETING, tmp_path, world=3)
     assert code == -signal.SIGKILL
     assert [(code, out) for code, out, _ in others] == [(0, "2 2\n"), (0, "2 2\n")]

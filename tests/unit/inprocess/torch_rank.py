@@ -191,7 +191,9 @@ def waits_for_stores(second: dist.ProcessGroup, folder: str) -> dict[str, object
     """For a key, twice; for a group whose other rank does not come; and for the other client of a store."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     dist.destroy_process_group()
+    other = dist.TCPStore("127.0.0.1", store.port)
     before, outcomes = open_files(), []
+    socket.setdefaulttimeout(DEADLINE_S)  # with it Python makes the sockets that it wraps not block
     for wait in (
         lambda: store.get("key"),
         lambda: store.wait(["key"], LONG),
@@ -200,8 +202,10 @@ def waits_for_stores(second: dist.ProcessGroup, folder: str) -> dict[str, object
     ):
         outcomes.append(freed_from(wait))
         AbortTorchDistributed()(STATE)
+        other.set("key of the other", "")  # a connection that no one waits for
         mend_stores()
         outcomes.append(f"then {store.add('tried', 1)}")
+    socket.setdefaulttimeout(None)
     gc.collect()
     return {"outcomes": outcomes, "leaked": open_files() - before}
 

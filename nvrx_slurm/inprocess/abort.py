@@ -8,6 +8,7 @@ import datetime
 import functools
 import itertools
 import os
+import resource
 import socket
 import sys
 import time
@@ -145,7 +146,11 @@ _LOOKED_FOR_S = 5.0
 _SPUN_FOR_S = 0.2
 _PAUSE_S = 0.0002
 
+# For the kernel's answer: the peer is in this process.
+_CONNECTED_WITHIN_S = 1.0
+
 _cut: list[socket.socket] = []
+_answered: set[int] = set()  # the inodes of listening sockets, once in an interruption
 
 
 def cut_gloo_connections() -> int | None:
@@ -156,7 +161,7 @@ def cut_gloo_connections() -> int | None:
     milliseconds; on a machine that gives Gloo's loop no processor, up to five seconds. The peers do not see it before
     `close_cut_connections`.
     """
-    loops = [task for task in Path("/proc/self/task").iterdir() if _name(task) == _LOOP]
+    loops = _loops()
     watched = [_watched(loop) for loop in loops]
     members = itertools.chain.from_iterable(filter(None, watched))
     cut = list(filter(None, itertools.starmap(_shut_down, members)))
@@ -164,10 +169,37 @@ def cut_gloo_connections() -> int | None:
     return None if not loops or None in watched else len(cut)
 
 
+def connect_to_gloo(peers: int) -> None:
+    """Connect to each of Gloo's listening sockets of this process, as so many peers would, from any thread.
+
+    A rank that has written its address into the store, and has died before it connected, is waited for on a condition
+    variable, which only a connection ends. Each of these is closed at once, so the thread that waits gets a
+    RuntimeError. A peer says first, in eight bytes, for which of the expected connections it has come: they are
+    numbered from 0 on. Gloo keeps one that it does not expect until the group is destroyed. Where the process may not
+    have so many open files, nothing is done: without a file descriptor Gloo's loop would end it.
+    """
+    free = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(list(Path("/proc/self/fd").iterdir()))
+    for number, inode in itertools.chain.from_iterable(filter(None, map(_watched, _loops()))):
+        if inode in _answered or 2 * peers > free or (listener := duplicate(number)) is None:
+            continue
+        with contextlib.suppress(OSError), listener:
+            if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                _answered.add(inode)
+                free -= peers
+                for place in range(peers):
+                    with socket.create_connection(listener.getsockname()[:2], _CONNECTED_WITHIN_S) as peer:
+                        peer.sendall(place.to_bytes(8, sys.byteorder))
+
+
 def close_cut_connections() -> None:
     """Close the connections that were cut, once no rank is in the function any more."""
+    _answered.clear()
     while _cut:
         _cut.pop().close()
+
+
+def _loops() -> list[Path]:
+    return [task for task in Path("/proc/self/task").iterdir() if _name(task) == _LOOP]
 
 
 def _name(task: Path) -> str:

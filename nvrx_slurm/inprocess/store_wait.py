@@ -9,6 +9,8 @@ may be older than the iteration, and be used in the next one, but it cannot conn
 connection of another client, under the same file descriptor, once the main thread is out of the function. That the
 server answers this client also shows that the connection is a store's: any other is left alone.
 
+A thread that waits in no system call for a connection may wait for a peer of Gloo: `abort.connect_to_gloo`.
+
 Seen in torch 2.13; source: torch/csrc/distributed/c10d/TCPStore.cpp, proc_pid_syscall(5).
 """
 
@@ -29,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nvrx_slurm.inprocess.abort import connect_to_gloo
 from nvrx_slurm.inprocess.callback_support import duplicate
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.threads import in_thread
@@ -65,9 +68,9 @@ _refused: set[Any] = set()  # addresses of servers that do not answer as a store
 
 
 def free_main_thread(is_free: Callable[[], bool]) -> None:
-    """Cut the connection to a TCPStore that the main thread waits for, if any; from another thread, and only once the
-    main one is to leave the function. Takes up to 0.3 s, and up to 2 s more while a store does not answer and the
-    thread is not free."""
+    """Cut the connection to a TCPStore that the main thread waits for; where it waits for none, stand in for peers of
+    Gloo. From another thread, and only once the main one is to leave the function. Takes up to 0.3 s, and up to 2 s
+    more while a store does not answer and the thread is not free."""
     try:
         _free_main_thread(is_free)
     except Exception:  # without it the thread waits until a timeout, as it would have
@@ -92,7 +95,11 @@ def mend_stores() -> None:
 
 def _free_main_thread(is_free: Callable[[], bool]) -> None:
     store = getattr(sys.modules.get("torch.distributed"), "TCPStore", None)
-    if store is None or (number := _awaited(is_free)) is None:
+    if store is None:
+        return
+    if (number := _awaited(is_free)) is None:
+        if not is_free():
+            connect_to_gloo(int(os.environ.get("WORLD_SIZE", "1")))
         return
     if any(_is_open(number, cut.kept) for cut in _cut) or (kept := _connection(number)) is None:
         return

@@ -112,6 +112,50 @@ def test_a_loop_that_spins_is_given_up():
         thread.join()
 
 
+def listening(stack: contextlib.ExitStack) -> socket.socket:
+    """A listening socket that a thread by the name of Gloo's waits for."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    own, end = (stack.enter_context(each) for each in socket.socketpair())
+    watched, begun = stack.enter_context(select.epoll()), threading.Event()
+    watched.register(listener, select.EPOLLIN | select.EPOLLET)
+    watched.register(own, select.EPOLLIN)
+
+    def loop() -> None:
+        name_like_gloos()
+        begun.set()
+        while own.fileno() not in dict(watched.poll()):
+            pass
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(end.sendall, b"end")
+    assert begun.wait(DEADLINE_S)
+    return listener
+
+
+def test_peers_of_gloo_that_will_not_connect_are_stood_in_for(monkeypatch: pytest.MonkeyPatch):
+    """Each connection says its number, and ends; a second call makes none before the restart is over."""
+    with contextlib.ExitStack() as stack:
+        listener = listening(stack)
+        for _ in range(2):
+            abort.connect_to_gloo(3)
+            abort.connect_to_gloo(3)
+            for number in range(3):
+                with listener.accept()[0] as peer:
+                    assert int.from_bytes(peer.recv(9), sys.byteorder) == number
+                    assert peer.recv(1) == b""
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+            listener.setblocking(True)
+            abort.close_cut_connections()
+        abort.connect_to_gloo(1 << 20)  # more than this process may open
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
 def name_like_gloos() -> None:
     Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("gloo_tcp_loop")
 

@@ -40,11 +40,15 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
     from nvrx_slurm.report import hindsight, source
     from nvrx_slurm.report.failure_replay import read_failures
 
-    jobs = _jobs_with_plans(folder, job_ids)
-    result = hindsight.hindsight((job.job_id, *read_failures(plan, job, source.so_far(job))) for job, plan in jobs)
+    unreadable: list[str] = []
+    jobs = _jobs_with_plans(folder, job_ids, unreadable)
+    told = ((job.job_id, *read_failures(plan, job, source.so_far(job))) for job, plan in jobs)
+    result = hindsight.hindsight(told, unreadable)
     if as_json:
         print_json(result)
     else:
+        for problem in unreadable:
+            note(problem)
         print_facts(hindsight.facts(result), hindsight.table(result))
 
 
@@ -62,8 +66,8 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
     from nvrx_slurm.attribution.notify import flush as flush_job
     from nvrx_slurm.util.sanitize import one_line
 
-    is_left = False
-    for job, plan in _jobs_with_plans(folder, job_ids):
+    is_left, unreadable = False, list[str]()
+    for job, plan in _jobs_with_plans(folder, job_ids, unreadable):
         if not (job.path / "spool").is_dir():
             continue
         for result in asyncio.run(flush_job(plan.fault_tolerance.attribution, job.path)):
@@ -71,12 +75,16 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
             if result.sent or result.left:
                 click.echo(one_line(f"{job.job_id}  {result.receiver}: {result.sent} sent, {result.left} left{why}"))
             is_left = is_left or result.left > 0
+    for problem in unreadable:
+        note(problem)
     return EXIT_UNREACHABLE if is_left else 0
 
 
-def _jobs_with_plans(folder: Path, job_ids: tuple[str, ...]) -> Iterator[tuple[JobFolder, Plan]]:
-    """These jobs, or all of the folder whose plan can be read; the others are named on standard error. Raises
-    UsageError."""
+def _jobs_with_plans(
+    folder: Path, job_ids: tuple[str, ...], unreadable: list[str]
+) -> Iterator[tuple[JobFolder, Plan]]:
+    """These jobs, or all of the folder whose plan can be read; why one of those cannot be is added to `unreadable`.
+    Raises UsageError."""
     from nvrx_slurm.report.jobs import known_jobs, read_plan
 
     for job in found_jobs(job_ids, folder) if job_ids else known_jobs(folder):
@@ -85,7 +93,7 @@ def _jobs_with_plans(folder: Path, job_ids: tuple[str, ...]) -> Iterator[tuple[J
         except UNREADABLE as error:
             if job_ids:
                 raise
-            note(f"{job.job_id}: {error}")
+            unreadable.append(f"{job.job_id}: {error}")
         else:
             if plan is not None:
                 yield job, plan

@@ -3,7 +3,7 @@ reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Literal
 
 from nvrx_slurm.journal.folder import JobFolder
@@ -49,10 +49,14 @@ class Hindsight(Value, frozen=True, kw_only=True):
     precision: float | None
     rank_hours_saved: float
     rank_hours_lost: float
+    unreadable: tuple[str, ...] = ()
 
 
-def hindsight(jobs: Iterable[tuple[str, list[ReplayedFailure], JobView]]) -> Hindsight:
-    """`jobs`: id, failures, and the view after the last entry."""
+def hindsight(
+    jobs: Iterable[tuple[str, list[ReplayedFailure], JobView]], unreadable: Collection[str] = ()
+) -> Hindsight:
+    """`jobs`: id, failures, and the view after the last entry. `unreadable`: why other jobs are not among them, once
+    all of `jobs` are read."""
     stops: list[WouldBeStop] = []
     acted = count = 0
     for job, failures, view in jobs:
@@ -92,6 +96,7 @@ def hindsight(jobs: Iterable[tuple[str, list[ReplayedFailure], JobView]]) -> Hin
         precision=len(right) / (len(right) + len(wrong)) if right or wrong else None,
         rank_hours_saved=sum(each.rank_s for each in right) / 3600,
         rank_hours_lost=sum(each.rank_s for each in wrong) / 3600,
+        unreadable=tuple(unreadable),
     )
 
 

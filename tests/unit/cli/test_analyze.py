@@ -216,6 +216,9 @@ def test_a_job_that_cannot_be_read_keeps_no_other_from_it(failed: Path, nvrx: Nv
     assert result.returncode == 0
     assert result.stderr.startswith("bad: ") and "plan.json" in result.stderr
     assert ("failures            1" in result.stdout) is (command == "report")
+    if command == "report":
+        told = json.loads(nvrx("attribution", "report", "--json", "--folder", str(failed)).stdout)
+        assert (told["failures"], told["unreadable"][0][:5]) == (1, "bad: ")
     asked = nvrx("attribution", command, "bad", "--folder", str(failed))
     assert asked.returncode == 2 and "plan.json" in asked.stderr
 

@@ -42,10 +42,12 @@ def without_other_processes(found: Sequence[Finding], inquiry: Inquiry) -> Seque
     for faults, reported in ((_XIDS, _OF_THE_CONTEXT), (_CRASHES, _OF_A_CHILD)):
         named = [each for each in found if _is_of_one_process(each, faults)]
         others = {id(each) for each in named if each.rank is None}
+        if not others:
+            continue
         own = [each for each in found if id(each) not in others]
-        noticed = any(each.hit.rule.verdict is _NOTICED for each in consequences(own))
         if faults is _XIDS:
-            is_explained = bool(causes(own)) or noticed
+            noticed = any(each.hit.rule.verdict is _NOTICED for each in consequences(own))
+            is_explained = noticed or bool(causes(own))
         else:
             is_explained = any(each.is_strong for each in causes(own))
         is_reported = any(each.hit.rule.fault in reported for each in own) and len(others) == len(named)

@@ -19,7 +19,7 @@ from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.report.jobs import ENDINGS, read_plan
 from nvrx_slurm.report.logs import end_of
 from nvrx_slurm.report.presence import in_slurm
-from nvrx_slurm.report.words import at_step, others_lost_it, ranks_of
+from nvrx_slurm.report.words import at_last_step, others_lost_it, ranks_of
 from nvrx_slurm.util.sanitize import one_line, uncoloured
 
 if TYPE_CHECKING:
@@ -114,8 +114,7 @@ def _failure_lines(failure: ReplayedFailure, plan: Plan, folder: JobFolder) -> I
     key, failed = failure.inquiry.key, failure.inquiry.failed
     if failed is None:
         return
-    # One failure, one step: the last that any rank had reported.
-    step = at_step(failed.step if failure.best_step is None else failure.best_step, said=failed.cause)
+    step = at_last_step(failed, failure.best_step)
     yield one_line(f"  {failed.cause}{step} ({key.replica} cycle {key.cycle})")
     if followed := others_lost_it(failure.peers_lost):
         yield one_line(f"  {followed}: {ranks_of(failure.peers_lost)}")

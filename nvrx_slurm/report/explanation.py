@@ -21,7 +21,7 @@ from nvrx_slurm.report.sentences import action_of, describe, gets_ranks_last, pa
 from nvrx_slurm.report.tables import Mood, Row, Table
 from nvrx_slurm.report.words import (
     asked_for,
-    at_step,
+    at_last_step,
     by_consequence,
     names,
     others_lost_it,
@@ -208,8 +208,7 @@ def _evidence(failure: Explanation, folder: str) -> Iterator[Row]:
     failed = failure.inquiry.failed
     if failed is not None:
         at = f"{_clock(failure.failed_at)}, " if failure.failed_at else ""
-        step = failed.step if failure.best_step is None else failure.best_step  # one failure, one step
-        yield Row(("first", f"{at}{failed.cause}{at_step(step, said=failed.cause)}"), mood="bad")
+        yield Row(("first", f"{at}{failed.cause}{at_last_step(failed, failure.best_step)}"), mood="bad")
         if followed := others_lost_it(failure.peers_lost):
             yield Row(("", f"{followed}: {ranks_of(failure.peers_lost)}"), mood="dim")
     named = [each.attribution for each in failure.answers if each.attribution.primary is not None]

@@ -14,7 +14,7 @@ import msgspec
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.records import AnyRecord
-from nvrx_slurm.journal.verdicts import Evidence
+from nvrx_slurm.journal.verdicts import Evidence, Failed
 from nvrx_slurm.util.signals import signal_name
 
 # Of a number in a node's name that is folded. Python refuses to read one of more than 4,300 digits.
@@ -105,6 +105,12 @@ def at_step(step: int | None, *, said: str = "") -> str:
     if step is None or re.search(rf"\bstep {step}\b", said):
         return ""
     return f", at step {step}"
+
+
+def at_last_step(failed: Failed, best_step: int | None) -> str:
+    """The same for a failure, which has one step in every report: the last that any rank had reported, or else the
+    one that its own report names."""
+    return at_step(failed.step if best_step is None else best_step, said=failed.cause)
 
 
 def worker_end(record: records.WorkerFailed) -> str:

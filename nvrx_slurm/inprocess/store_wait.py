@@ -69,8 +69,8 @@ _refused: set[Any] = set()  # addresses of servers that do not answer as a store
 
 def free_main_thread(is_free: Callable[[], bool]) -> None:
     """Cut the connection to a TCPStore that the main thread waits for; where it waits for none, stand in for peers of
-    Gloo. From another thread, and only once the main one is to leave the function. Takes up to 0.3 s, and up to 2 s
-    more while a store does not answer and the thread is not free."""
+    Gloo. From another thread, and only once the main one is to leave the function. Takes up to 0.3 s; up to 2 s more
+    while a store does not answer and the thread is not free; for Gloo as long as `abort.cut_gloo_connections`."""
     try:
         _free_main_thread(is_free)
     except Exception:  # without it the thread waits until a timeout, as it would have

@@ -703,7 +703,8 @@ class JobSpec(Block, frozen=True, kw_only=True):
                 where = ("roles", name, "container")
                 raise Misfit(f"{what} inside too, and they serve every role: set the job's", *where)
         if self.min_spares is not None and self.min_spares > self.spares:
-            raise Misfit(f"must be at most `spares` ({self.spares}), not {self.min_spares}", "min_spares")
+            text = f"at least {self.min_spares} (`min_spares`) and at most {self.spares}: the first is larger"
+            raise Misfit(text, "spares" if "spares" in said else "min_spares")
         roles = (self.roles or {}).values()
         total = self.spares + (sum(role.replicas * role.nodes_per_replica for role in roles) or self.nodes)
         if total > MOST_NODES:

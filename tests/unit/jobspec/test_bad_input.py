@@ -95,6 +95,8 @@ BAD_VALUES = {
 }
 BAD_RELATIONS = {
     "nodes: 2\nmin_nodes: 3": "4: min_nodes: must be at most `nodes` (2), not 3",
+    "spares: 3..1": "3: spares: at least 3 (`min_spares`) and at most 1: the first is larger",
+    "min_spares: 3": "3: min_spares: at least 3 (`min_spares`) and at most 0: the first is larger",
     "fault_tolerance:\n  heartbeat:\n    interval: 15s": "5: fault_tolerance.heartbeat.interval: must be shorter "
     "than heartbeat.timeout (15s), not 15s",
     "fault_tolerance: {heartbeat: {startup_timeout: 10s}}": "3: fault_tolerance.heartbeat.startup_timeout: must be "

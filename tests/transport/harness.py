@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import multiprocessing
 import os
 import re
@@ -146,7 +147,8 @@ def _state(pid: int) -> str:
 @contextlib.contextmanager
 def signals_every(seconds: float, handler: Callable[[], None] = lambda: None) -> Iterator[None]:
     """The main thread, which must be the caller's, handles a signal so often. Not by a timer, which pytest-timeout
-    has."""
+    has. Without garbage collection: Python drops an exception that a handler raises within one of gc's callbacks, and
+    hypothesis has such a callback."""
     over = threading.Event()
     main = threading.main_thread().ident
     assert main == threading.get_ident() and main is not None
@@ -157,12 +159,14 @@ def signals_every(seconds: float, handler: Callable[[], None] = lambda: None) ->
 
     before = signal.signal(signal.SIGUSR1, lambda *_: handler())
     thread = threading.Thread(target=strike, args=(main,))
+    gc.disable()
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
+        gc.enable()
         signal.signal(signal.SIGUSR1, before)
 
 

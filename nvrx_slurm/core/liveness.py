@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 class Liveness:
     """Last signs of life of the registered nodes.
@@ -74,11 +76,12 @@ class Liveness:
             self._grace_until = max(self._grace_until, at + min(at - self._newest, self._timeout_s))
         self._newest = max(self._newest, at)
 
-    def suspect(self, node: str, now: float) -> None:
+    def suspect(self, node: str, closed_at: float) -> None:
         """Its connection closed, and nothing proves why: unless it is heard again soon it is dead."""
-        if node in self._heard or node in self._registered:
-            self._suspected[node] = now
-            self._look_at = min(self._look_at, now + self._suspect_s)
+        # It may have been heard since: whether its death can be proven was asked first, and that takes a while.
+        if node in self._registered or self._heard.get(node, math.inf) <= closed_at:
+            self._suspected[node] = closed_at
+            self._look_at = min(self._look_at, closed_at + self._suspect_s)
 
     def stood_still(self, for_s: float, now: float) -> None:
         """The whole job stood still until now: that time is no silence."""

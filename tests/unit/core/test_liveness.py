@@ -148,7 +148,18 @@ def test_suspected_node_that_is_silent_is_reaped_early():
     assert liveness.dead(4.0) == {"a": 4.0}
 
 
-KINDS = st.sampled_from(["watch", "heard", "late", "again", "drop", "suspect"])
+def test_node_that_was_heard_since_its_connection_closed_is_not_suspected():
+    """The controller may be frozen between the close and what it concludes from it."""
+    liveness = beating("a", "b")
+    liveness.heard("a", 4.0)
+    liveness.suspect("a", 1.0)
+    for now in (5.0, 9.0, 13.0):
+        liveness.heard("b", now)
+        assert liveness.dead(now) == {}
+    assert liveness.dead(14.0) == {"a": 10.0}
+
+
+KINDS = st.sampled_from(["watch", "heard", "late", "again", "drop", "suspect", "suspect late"])
 EVENTS = st.lists(st.tuples(st.sampled_from("abc"), KINDS, st.floats(0, 30)), max_size=60)
 
 
@@ -167,8 +178,8 @@ class Model:
             if self.registered and now - self.newest > STALL_S:
                 self.grace_until = max(self.grace_until, now + min(now - self.newest, TIMEOUT_S))
             self.registered[node], self.newest = now, max(self.newest, now)
-        elif what == "suspect" and node in self.registered:
-            self.suspected[node] = now
+        elif what == "suspect" and node in self.registered and at >= self.signs.get(node, 0.0):
+            self.suspected[node] = at
         elif what == "heard" and at >= self.registered.get(node, now + 1.0) and at > self.signs.get(node, -1.0):
             if at - self.newest > STALL_S:
                 self.grace_until = max(self.grace_until, at + min(at - self.newest, TIMEOUT_S))
@@ -193,15 +204,15 @@ def test_the_rule_holds_on_arbitrary_timings(events):
     liveness, model, now = listener(), Model(), 0.0
     for node, what, pause in events:
         now += pause
-        at = {"late": max(0.0, now - 2.0), "again": model.signs.get(node, 0.0)}.get(what, now)
-        kind = "heard" if what in ("late", "again") else what
+        at = {"again": model.signs.get(node, 0.0)}.get(what, max(0.0, now - 2.0) if "late" in what else now)
+        kind = {"late": "heard", "again": "heard", "suspect late": "suspect"}.get(what, what)
         model.tell(kind, node, now, at)
         if kind == "heard":
             liveness.heard(node, at)
         elif kind == "drop":
             liveness.drop(node)
         else:
-            getattr(liveness, kind)(node, now)
+            getattr(liveness, kind)(node, at)
         expected = model.dead(now)
         assert set(liveness.dead(now)) == expected
         for name in expected:

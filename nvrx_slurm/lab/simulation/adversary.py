@@ -251,12 +251,15 @@ def _kill(target: Target | None) -> None:
 def _freeze(run: SimulationRun, act: Act, target: Target | None) -> None:
     if target is not None:
         target.freeze()
-        _thaw_after(run, act.lasts_s, target)
+        run.loop.call_outside(act.lasts_s, _thaw, run, target)
 
 
-def _thaw_after(run: SimulationRun, lasts_s: float, target: Target) -> None:
-    """While Slurm has suspended the job no process of it runs: its end thaws all."""
-    run.loop.call_outside(lasts_s, lambda: None if run.suspended else target.thaw())
+def _thaw(run: SimulationRun, target: Target) -> None:
+    """Not while Slurm has suspended the job: no process of it runs then."""
+    if run.suspended:  # again: what was frozen after its own node's resume is not thawed by it
+        run.loop.call_outside(MOST_SKEW_S, _thaw, run, target)
+    else:
+        target.thaw()
 
 
 def _replace_frozen(run: SimulationRun, act: Act) -> None:
@@ -279,7 +282,7 @@ def _overtake(run: SimulationRun, act: Act) -> None:
 def _freeze_controller(run: SimulationRun, act: Act) -> None:
     if run.controller is not None:
         run.controller.freeze_after(act.number % AWAITS)
-        _thaw_after(run, act.lasts_s, run.controller)
+        run.loop.call_outside(act.lasts_s, _thaw, run, run.controller)
 
 
 def _fail_worker(run: SimulationRun, act: Act) -> None:

@@ -19,6 +19,7 @@
     │   └── ForgedRecord          1   they are not signed with the job's key
     ├── BatchHostLost            75   Slurm keeps a job RUNNING that has lost its batch host before it began
     ├── FencedError              75   a newer controller has taken over; this one may write no more
+    ├── DataLostError             1   the store has lost what it had taken; another controller goes on from the copy
     └── WaitTimeout             124   a bound passed; says what was waited for
 
 The exit code of a command that ends with the error is its `exit_code`.
@@ -145,6 +146,11 @@ class FencedError(NvrxError):
     """A newer controller has taken over; this one may write no more."""
 
     exit_code = EXIT_RETRY
+
+
+class DataLostError(NvrxError):
+    """The store has lost what it had taken, as one does that restarts without its data. A controller that starts now
+    goes on from the journal's copy in the job folder."""
 
 
 class WaitTimeout(NvrxError):

@@ -481,13 +481,13 @@ CONTROL_PLANE = (
     controller(
         "older-generations-forgotten",
         "each controller of a requeued job knows the generations before, also with a fresh store",
-        Edit(CONTROLLER, "if kept and not (journal and journal[0].n == 1):", "if kept and not journal:"),
+        Edit(CONTROLLER, "if kept and len(journal) < self.written:", "if kept and not journal:"),
     ),
     # ---- one decider, journal first
     controller(
         "older-epoch-commits",
         "no commit of an older epoch is accepted",
-        Edit(COMMIT, "if redis.call('GET', KEYS[1]) ~= ARGV[1] then", "if false then"),
+        Edit(COMMIT, "if newest ~= mine then", "if newest < mine then"),
         tests=OF_STORE,
     ),
     controller(

@@ -55,6 +55,7 @@ from nvrx_slurm.journal.records import (
     Shutdown,
     Signalled,
     SignalReason,
+    StoreDataLost,
     Suspending,
     Terminating,
     Tick,
@@ -168,7 +169,7 @@ class Controller:
         self.requests = AttributionRequests(self.job, environment.files, self.broker)
         self.epoch = 0
         self._explaining: asyncio.Task[None] | None = None
-        self.written = 0  # number of the last journal entry
+        self.written = self.committed = 0  # numbers of the last journal entry, and of the last that the store has
 
     async def run(self) -> Shutdown:
         """Take over, serve, and return how the job ended."""
@@ -203,10 +204,17 @@ class Controller:
         dated = await self.store.dated_journal()
         journal = [entry for _, entry in dated]
         self.mirror.start(journal)
-        if kept and not (journal and journal[0].n == 1):
-            # Requeued, with a fresh store: only the copy has the generations before, whose budgets live on.
-            first = journal[0].n if journal else kept + 1
-            journal = [*(entry for entry in self.environment.read_copy() if entry.n < first), *journal]
+        lost = max(0, kept - (journal[-1].n if journal else 0))
+        if kept and len(journal) < self.written:
+            # A fresh store, as that of a job which was requeued, or one that has lost its data: only the copy has
+            # what it lacks. Numbers and epochs go on from there: agents read no older order.
+            in_store = {entry.n for entry in journal}
+            copied = [entry for entry in self.environment.read_copy() if entry.n not in in_store]
+            journal = sorted([*copied, *journal], key=lambda entry: entry.n)
+            epochs = [entry.record.epoch for entry in journal if isinstance(entry.record, ControllerStarted)]
+            if epochs and max(epochs) >= self.epoch:
+                self.epoch, _, cursor = await self.store.acquire(self.owner, self._lease_s(), kept, max(epochs))
+        self.committed = self.written
         replay(self.job, journal)
         self.requests.replayed((entry.record, entry.t) for entry in journal)
         info, host = self.info, self.environment.host
@@ -230,6 +238,9 @@ class Controller:
         facts: list[AnyFact] = [ControllerStarted(epoch=self.epoch, host=host, pid=pid, clock_s=clock_s)]
         if has_begun:
             facts[:0] = _unmarked(dated)
+            if lost:
+                log.error("the store has lost the last %d entries of the journal: all agents join again", lost)
+                facts.append(StoreDataLost(entries=lost, generation=info.generation))
         else:
             facts.append(
                 JobStarted(
@@ -399,6 +410,7 @@ class Controller:
         )
         self.server_clock.set(server_time, self.clock.monotonic() - asked_at)
         self.mirror.add(batch.entries)  # only what the store has taken: the copy is never ahead of its source
+        self.committed = self.written
         if batch.orders and self.server_clock.passed_since(since := batch.entries[0].t) > INBOX_STALL_S:
             return [InboundFact(DecisionsLate(since=since))]
         return []
@@ -465,7 +477,7 @@ class Controller:
         """Renew this controller's lease, and journal at most once a minute how many records were refused."""
         posted_at = -math.inf
         while True:
-            await self.store.renew(self.owner, self._lease_s())
+            await self.store.renew(self.owner, self._lease_s(), self.epoch, self.committed)
             now = self.clock.monotonic()
             if now - posted_at >= LOG_EVERY_S:
                 for fact in (*self.store.refused.take(), *self.heartbeats.refused.take()):

@@ -61,11 +61,13 @@ from nvrx_slurm.journal.records import (
     ReplicaEnded,
     RestartAsked,
     RestartedInProcess,
+    RestartOrdered,
     Shutdown,
     Signalled,
     SignalReason,
     SlurmNodeState,
     StacksDumped,
+    StoreDataLost,
     Suspending,
     Terminating,
     Tick,
@@ -440,6 +442,29 @@ def _decisions_late(job: ControlState, fact: DecisionsLate, now: float) -> list[
     return []
 
 
+def _store_data_lost(job: ControlState, fact: StoreDataLost, now: float) -> list[Decision] | None:
+    """Begin again with agents that join again: facts and orders that no process has read are lost with the data."""
+    if fact.generation != job.generation or job.shutdown is not None:  # what is on its end comes to it in its bounds
+        return None
+    bounds, decisions = job.plan.fault_tolerance, list[Decision]()
+    for node in [node for node in job.nodes.values() if node.alive]:
+        if node.state is NodeState.ACTIVE and node.replica is not None:
+            job.replicas[node.replica].unsafe[node.name] = membership.safe_at(node, now + bounds.gives_away_after_s)
+        membership.move(job, node, NodeState.LOST)  # no death of its own: it does not count
+        rendezvous.forget(job, node, now)
+        if node.name not in job.drained:
+            job.expected.add(node.name)
+        decisions.append(Fence(node=node.name, incarnation=node.incarnation))
+    job.expected_until = max(job.expected_until, now + bounds.rendezvous.join_timeout)
+    for replica in (each for each in job.replicas.values() if not each.ended):
+        if replica.phase is Phase.RUNNING:
+            why = "the store has lost its data"
+            decisions.append(RestartOrdered(request="", by="", replica=replica.id, cycle=replica.cycle, why=why))
+            decisions += rendezvous.open_rendezvous(job, replica, now, noticed=now)
+        rendezvous.call_again(job, replica, now)
+    return decisions
+
+
 _HANDLERS: dict[type[Fact], Callable[[ControlState, Any, float], list[Decision] | None]] = {
     JobStarted: _job_started,
     NodeJoined: _node_joined,
@@ -473,6 +498,7 @@ _HANDLERS: dict[type[Fact], Callable[[ControlState, Any, float], list[Decision] 
     JobResumed: suspension.end,
     Attributed: _attributed,
     RecordsRefused: _recorded,
+    StoreDataLost: _store_data_lost,
     Tick: _recorded,
 }
 

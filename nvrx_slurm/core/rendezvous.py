@@ -62,6 +62,14 @@ def open_rendezvous(
     return [RendezvousOpened(replica=replica.id, cycle=replica.cycle, generation=job.generation, dump=dump)]
 
 
+def call_again(job: ControlState, replica: Replica, now: float) -> None:
+    """All nodes have to join again: the open rendezvous waits for those of the cycle before."""
+    replica.called_at, replica.last_call_at, replica.short_since = now, None, None
+    again = job.expected.intersection(replica.order)
+    replica.awaited |= again
+    job.wanted_by.update(dict.fromkeys(again, replica.id))
+
+
 def arrive(job: ControlState, node: Node, now: float) -> None:
     """A node without old workers is here: for the open rendezvous that prefers it, or else as a spare."""
     if node.name in job.drained:

@@ -428,6 +428,14 @@ class DecisionsLate(Fact, frozen=True, kw_only=True, tag="decisions_late"):
     since: float
 
 
+class StoreDataLost(Fact, frozen=True, kw_only=True, tag="store_data_lost"):
+    """The store lacks the last `entries` entries of the journal, which the copy in the job folder has, and so perhaps
+    facts and orders that no process has read. Every agent has to join again, and every cycle that ran ends."""
+
+    entries: Count
+    generation: Count = 0
+
+
 class Tick(Fact, frozen=True, kw_only=True, tag="tick"):
     """A deadline of the core passed. Journaled only where it led to a decision, or to another deadline."""
 
@@ -621,14 +629,16 @@ class RequestRefused(Decision, frozen=True, kw_only=True, tag="request_refused")
 
 
 class RestartOrdered(Decision, frozen=True, kw_only=True, tag="restart_ordered"):
-    """A user's request restarts a replica, or drains a node of it (`node`). This is not a failure: it does not count
-    against a budget, and no source is asked about it. `cycle`: the one that ends."""
+    """A user's request restarts a replica, or drains a node of it (`node`); or the controller does, for a reason that
+    is no failure (`why`). It does not count against a budget, and no source is asked about it. `cycle`: the one that
+    ends."""
 
     request: str
     by: str
     replica: FileName
     cycle: Count
     node: FileName | None = None
+    why: str | None = None
 
 
 class NodeDrained(Decision, frozen=True, kw_only=True, tag="node_drained"):
@@ -705,6 +715,7 @@ AnyFact = (
     | Attributed
     | RecordsRefused
     | DecisionsLate
+    | StoreDataLost
     | Tick
 )
 AnyDecision = (

@@ -135,6 +135,8 @@ def describe(record: AnyRecord) -> str:
             return f"the controller set aside {plural(record.count, 'record')} in {record.stream}: {record.why}"
         case records.DecisionsLate():
             return "the latest decisions were committed late: the controller or the store stood still"
+        case records.StoreDataLost():
+            return f"the store lost its data, {record.entries} of the journal's entries too; all agents join again"
         case records.Tick():
             return "a deadline passed"
         case records.Prewarmed():
@@ -234,7 +236,8 @@ def _describe_decision(record: AnyDecision) -> str:
         case records.RequestRefused():
             return f"the controller refuses request {record.request}: {record.why}"
         case records.RestartOrdered():
-            return f"{_cycle(record)} ends for a restart{to_move(record)}, as {record.by} asked; no budget counts it"
+            because = f": {record.why}" if record.why else f"{to_move(record)}, as {record.by} asked"
+            return f"{_cycle(record)} ends for a restart{because}; no budget counts it"
         case records.NodeDrained():
             return f"{record.node} is drained, as {record.by} asked: it gets no ranks any more"
         case records.NodeUndrained():

@@ -254,6 +254,9 @@ def _take_node(view: JobView, entry: Entry) -> bool:
             lost = view.nodes.get(record.node)
             if lost is not None and lost.state == "lost":
                 change_node(view, record.node, slurm_says=words.slurm_state(record))
+        case records.StoreDataLost():
+            for name in [node.name for node in view.nodes.values() if node.state not in ("joining", "lost", "left")]:
+                depart(view, name, "lost", "the store lost its data", t)
         case records.Fence():
             late = view.nodes.get(record.node)
             # A lost node is fenced too: what it was lost for says more.
@@ -342,14 +345,14 @@ def _take_request(view: JobView, entry: Entry) -> bool:
         case records.RestartOrdered():
             view.asked[record.replica] = FailureView(
                 at=t,
-                why=f"{record.by} asked for a restart{words.to_move(record)}",
+                why=record.why or f"{record.by} asked for a restart{words.to_move(record)}",
                 node=record.node or "",
                 replica=record.replica,
                 cycle=record.cycle,
                 step=view.replicas[record.replica].step,
                 kind="user",
             )
-            view.restarts_asked += 1
+            view.restarts_asked += bool(record.request)
         case records.NodeDrained():
             view.drained[record.node] = record.by
             drained = view.nodes.setdefault(record.node, NodeView(name=record.node))

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from redis import exceptions as failures
 
-from nvrx_slurm.errors import FencedError, ForgedRecord, MalformedRecord, UntrustedRecord
+from nvrx_slurm.errors import DataLostError, FencedError, ForgedRecord, MalformedRecord, UntrustedRecord
 from nvrx_slurm.journal.commands import KEPT_S, WINDOW, AskerWord, CommandWord, unpack_asker
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import (
@@ -225,16 +225,17 @@ class StoreClient:
 
     # ---- the controller
 
-    async def acquire(self, owner: str, ttl_s: float, kept: int = 0) -> tuple[int, int, str]:
+    async def acquire(self, owner: str, ttl_s: float, kept: int = 0, kept_epoch: int = 0) -> tuple[int, int, str]:
         """Take over. Returns the new epoch, the number of the last journal entry, the last inbox id accounted for.
 
-        `kept`: the last number in the job folder's copy, from which a fresh store counts on.
+        `kept`, `kept_epoch`: the last number and the last epoch in the job folder's copy, from which a store counts
+        on that is fresh, or has lost its data.
         """
         keys = self.keys
         first = (keys.epoch, keys.lease, keys.journal_n, keys.cursor)
         names = [*first, *(key for key in keys.all(self.generation) if key not in first)]
         epoch, last, cursor = await self._patiently(
-            lambda: self._acquire(keys=names, args=[self._owner(owner), int(ttl_s * 1000), kept])
+            lambda: self._acquire(keys=names, args=[self._owner(owner), int(ttl_s * 1000), kept, kept_epoch])
         )
         # Nothing signs the cursor: in a site's store it may be any text. Read from 0-0 no fact is missed, and one
         # that the journal has already is known by its `seq`.
@@ -253,7 +254,8 @@ class StoreClient:
     ) -> float:
         """Journal entries and what follows from them, all or nothing. Returns the server's time, in seconds.
 
-        Raises `FencedError` if a newer controller has taken over.
+        Raises `FencedError` if a newer controller has taken over, `DataLostError` if the store has lost older
+        entries.
         """
         keys = self.keys
         names = [keys.epoch, keys.journal_n, keys.journal, keys.orders, keys.cursor]
@@ -280,14 +282,22 @@ class StoreClient:
                 args += [node, sign(f"{key} {node}", pack(assignment))]
         status, micros = await self._patiently(lambda: self._commit(keys=names, args=args))
         # `already`: an earlier try of this commit was carried out, and its answer was lost.
-        if status not in (b"ok", b"already"):
-            raise FencedError(f"a newer controller than epoch {epoch} writes the journal ({status.decode()})")
+        if status == b"fenced":
+            raise FencedError(f"a newer controller than epoch {epoch} writes the journal")
+        if status == b"lost":
+            raise DataLostError(f"{self._where} has lost this job's journal")
         return int(micros) / 1e6
 
-    async def renew(self, owner: str, ttl_s: float) -> None:
-        """Say that the controller lives. Not tried again: the next time is as good."""
+    async def renew(self, owner: str, ttl_s: float, epoch: int = 0, committed: int = 0) -> None:
+        """Say that the controller lives. Not tried again: the next time is as good. `committed`: the number of the
+        last entry that it knows to be in the journal. Raises DataLostError if the store has lost that."""
+        keys = self.keys
         with contextlib.suppress(failures.RedisError, OSError):
-            await self._redis.set(self.keys.lease, self._owner(owner), px=int(ttl_s * 1000))
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                pipeline.set(keys.lease, self._owner(owner), px=int(ttl_s * 1000))
+                _, newest, last = await pipeline.get(keys.epoch).get(keys.journal_n).execute()
+            if int(newest or 0) < epoch or int(last or 0) < committed:
+                raise DataLostError(f"{self._where} has lost this job's journal")
 
     async def retire(self, keep_s: int) -> None:
         """The job has ended: let its keys go by themselves after `keep_s`, when the last reader has read."""

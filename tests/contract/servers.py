@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,7 @@ class RealServer:
     """An embedded Valkey in a folder, and clients of it."""
 
     def __init__(self, folder: Path) -> None:
-        self._server = EmbeddedStore(folder, bind="127.0.0.1", password=PASSWORD)
+        self._folder, self._server = folder, EmbeddedStore(folder, bind="127.0.0.1", password=PASSWORD)
 
     def address(self, password: str = PASSWORD) -> StoreAddress:
         return StoreAddress(url=f"redis://127.0.0.1:{self._server.port}", password=password, job="j", token=TOKEN)
@@ -51,6 +52,12 @@ class RealServer:
     async def kill(self) -> None:
         os.kill(self._process.pid, signal.SIGKILL)
         await self._process.wait()
+
+    async def lose_data(self) -> None:
+        """It is killed, and starts without its data."""
+        await self.kill()
+        shutil.rmtree(self._folder / "appendonlydir")
+        await self.start()
 
     async def freeze(self) -> None:
         os.kill(self._process.pid, signal.SIGSTOP)
@@ -115,6 +122,11 @@ class InMemoryServer:
 
     async def kill(self) -> None:
         self._server.stop()
+
+    async def lose_data(self) -> None:
+        self._server.stop()
+        self._server.lose_data()
+        self._server.start()
 
     async def freeze(self) -> None:
         self._link.frozen = True

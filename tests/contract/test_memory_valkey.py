@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as StoreConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
-from nvrx_slurm.errors import FencedError
+from nvrx_slurm.errors import DataLostError, FencedError
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import (
     Assignment,
@@ -130,7 +130,8 @@ class Actor:
         store = self._store
         match step:
             case "acquire":
-                self._epoch, self._n, cursor = await store.acquire("owner", 60.0, kept=self._said)
+                kept_epoch = 2 * self._said % 7
+                self._epoch, self._n, cursor = await store.acquire("owner", 60.0, self._said, kept_epoch)
                 return self._epoch, self._n, await self._age(KEYS.inbox, cursor)
             case "join":
                 last, *rest = await store.join(self._fact())
@@ -167,8 +168,8 @@ class Actor:
                 shutdown=None if step.shutdown is None else SHUT[step.shutdown],
                 controller=ControllerUp(epoch=self._epoch, host="h", port=self._said) if step.controller else None,
             )
-        except FencedError as error:
-            return str(error)
+        except (FencedError, DataLostError) as error:
+            return type(error)
         self._n += step.entries if step.first == 1 else 0
         return abs(took - SystemClock().wall()) < 60.0
 

@@ -8,7 +8,7 @@ import re
 import msgspec
 import pytest
 
-from nvrx_slurm.errors import FencedError, StoreUnreachable
+from nvrx_slurm.errors import DataLostError, FencedError, StoreUnreachable
 from nvrx_slurm.journal.records import (
     Assignment,
     ControllerUp,
@@ -75,8 +75,27 @@ async def test_commit_that_is_tried_again_counts_once(store):
 async def test_commit_onto_a_journal_that_it_has_not_seen_is_refused(store):
     """Opening a rendezvous, like every decision, is compare-and-set on the journal's length."""
     epoch, _, _ = await store.acquire("a", 1.0)
-    with pytest.raises(FencedError, match="gap"):
+    with pytest.raises(DataLostError):
         await store.commit(epoch, [entry(7)])
+
+
+async def test_store_that_has_lost_its_data_says_so(server, store):
+    """To the controller that leads, at its next commit and at its next sign of life; and not to one that takes over
+    with what the copy has: it gets a newer epoch, and goes on with the numbers."""
+    epoch, _, _ = await store.acquire("a", 60.0)
+    await store.commit(epoch, [entry(1), entry(2)])
+    await store.renew("a", 60.0, epoch, 2)
+    await server.lose_data()
+    with pytest.raises(DataLostError):
+        await store.renew("a", 60.0, epoch, 2)
+    with pytest.raises(DataLostError):
+        await store.commit(epoch, [entry(3)])
+    assert await store.acquire("b", 60.0, 2, epoch) == (epoch + 1, 2, "0-0")
+    await store.commit(epoch + 1, [entry(3)])
+    await store.renew("b", 60.0, epoch + 1, 3)
+    assert await store.journal() == [entry(3)]
+    with pytest.raises(FencedError):
+        await store.commit(epoch, [entry(3)])
 
 
 async def test_join_that_is_tried_again_is_the_same_one(store):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 
 import msgspec
@@ -77,6 +78,33 @@ def test_job_waits_for_a_sites_disk_and_leaves_its_configuration_alone(run_local
         raw.close()
         server.end()
         disk.close()
+
+
+@pytest.mark.parametrize("has_copy", [False, True], ids=["all of it", "the newest"])
+def test_job_goes_on_when_a_sites_store_has_lost_its_data(run_local, gate, tmp_path, has_copy):
+    """It is killed, and starts with nothing, or with what it had a while ago: all agents join again, and the job ends
+    as ever."""
+    server = Valkey(tmp_path / "site")
+    data, copy = tmp_path / "site" / "appendonlydir", tmp_path / "copy"
+    try:
+        store = StoreSpec(url=f"redis://127.0.0.1:{server.port}/0")
+        plan = msgspec.structs.replace(gate_plan(gate, tmp_path), store=store)
+        job = run_local(plan, env={"NVRX_SLURM_STORE_PASSWORD": PASSWORD})
+        before = gate.wait(4, cycle=0)
+        shutil.copytree(data, copy)
+        os.kill(before[0].pid, signal.SIGKILL)
+        before = gate.wait(4, cycle=1)
+        server.kill()
+        shutil.rmtree(data)
+        if has_copy:
+            shutil.copytree(copy, data)
+        server.start()
+        gate.wait(4, cycle=2)
+        assert not any(is_alive(worker.pid) for worker in before.values())
+        gate.open()
+        assert job.finish() == 0
+    finally:
+        server.end()
 
 
 def job_logs(job):

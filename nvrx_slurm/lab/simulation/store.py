@@ -17,7 +17,7 @@ from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.promises import Promises
 from nvrx_slurm.lab.simulation.sockets import RESET, Service, ServiceLink
 from nvrx_slurm.lab.simulation.valkey_client import SOCKET_S, MemoryClient
-from nvrx_slurm.lab.simulation.valkey_keyspace import Keyspace, encoded, identity_of
+from nvrx_slurm.lab.simulation.valkey_keyspace import encoded, identity_of
 from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, ServerAnswer
 from nvrx_slurm.store.client import script_text
 from nvrx_slurm.store.sealing import NUMBER_BYTES
@@ -103,7 +103,7 @@ class WatchedStore(MemoryServer):
         self._is_removed = True
         self._late.clear()
         if not keeps_data:
-            self.data = Keyspace(self._clock, self._added)
+            self.lose_data()
             self._posted.clear()
 
     def come_up(self) -> None:

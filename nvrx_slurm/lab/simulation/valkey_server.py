@@ -45,7 +45,8 @@ class MemoryServer:
     def __init__(self, clock: Clock, password: str | None = None) -> None:
         self.password = password
         self.up = True
-        self.data = Keyspace(clock, self._added)
+        self._clock = clock
+        self.lose_data()
         self._lua = lua_scripts()
         self._scripts: dict[str, Any] = {}  # by SHA1, since the process began
         self._readers: dict[str, list[_Reader]] = {}
@@ -60,6 +61,10 @@ class MemoryServer:
         # Once each: a reader of several streams is listed with each of them.
         for reader in dict.fromkeys(reader for readers in self._readers.values() for reader in readers):
             self._release(reader, ConnectionResetError("the server was killed"))
+
+    def lose_data(self) -> None:
+        """As one that writes to no file does when it ends. While it is down, or has no clients."""
+        self.data = Keyspace(self._clock, self._added)
 
     def start(self) -> None:
         """It is back, with all that it had. It writes to its file again, if the disk takes it."""

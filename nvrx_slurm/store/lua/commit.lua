@@ -1,15 +1,16 @@
 -- One batch of decisions: all or nothing, only by the newest controller, only onto the journal as it saw it.
 -- KEYS: epoch journal_n journal orders cursor shutdown controller inbox rendezvous...
 -- ARGV: epoch first_n cursor shutdown controller #entries entry... #orders order... {#fields node assignment ...}...
---   -> {'ok' | 'already' | 'fenced' | 'gap', microseconds since the epoch}
+--   -> {'ok' | 'already' | 'fenced' | 'lost', microseconds since the epoch}
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {'fenced', now} end
+local newest, mine = tonumber(redis.call('GET', KEYS[1]) or '0'), tonumber(ARGV[1])
+if newest ~= mine then return {newest > mine and 'fenced' or 'lost', now} end
 
 local first, entries = tonumber(ARGV[2]), tonumber(ARGV[6])
 local last = tonumber(redis.call('GET', KEYS[2]) or '0')
 if entries > 0 and first <= last then return {'already', now} end
-if entries > 0 and first ~= last + 1 then return {'gap', now} end
+if entries > 0 and first ~= last + 1 then return {'lost', now} end
 
 local at = 6
 for i = at + 1, at + entries do redis.call('XADD', KEYS[3], '*', 'm', ARGV[i]) end

@@ -8,7 +8,9 @@ import pytest
 
 from nvrx_slurm.controller.failure_detector import PROBE_SETTLE_S
 from nvrx_slurm.journal.records import (
+    ControllerStarted,
     DecisionsLate,
+    Fence,
     LogFindings,
     NodeJoined,
     NodeLost,
@@ -17,6 +19,7 @@ from nvrx_slurm.journal.records import (
     RendezvousClosed,
     RendezvousOpened,
     RestartDecided,
+    StoreDataLost,
     WorkerFailed,
 )
 from tests.unit.controller.virtual_host import PROBED_S, VirtualHost
@@ -48,6 +51,29 @@ def test_what_was_said_while_no_controller_ran_is_taken_in() -> None:
         await host.later(INTERVAL_S)
         assert {joined.node for joined in await host.journal(NodeJoined)} == set(host.nodes)
         assert len(await host.journal(RendezvousClosed)) == 1
+
+    host().play(story)
+
+
+def test_a_store_that_has_lost_its_data_ends_its_controller_and_the_next_one_goes_on() -> None:
+    """The next one has the copy: its epoch is a newer one, its entries follow on, and all agents join again. The one
+    after that finds nothing lost."""
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        host.server.lose_data()
+        await host.later(2 * INTERVAL_S)
+        assert not host.has_controller
+        for n in range(2):
+            await host.start_controller()
+            await host.later(INTERVAL_S)
+            assert [lost.entries > 3 for lost in await host.journal(StoreDataLost)] == [True]
+            assert [fence.node for fence in await host.journal(Fence)] == ["n1", "n2", "n3"]
+            assert [started.epoch for started in await host.journal(ControllerStarted)] == list(range(2, 3 + n))
+            await host.kill_controller()
+        entries = await host.store.journal()
+        first = entries[0].n
+        assert first > 3 and [entry.n for entry in entries] == list(range(first, first + len(entries)))
 
     host().play(story)
 

@@ -94,6 +94,10 @@ log = get_logger("agent")
 # How long the agent tries to post its last facts once its workers are gone.
 GOODBYE_S = 5.0
 
+# How long what the workers have printed may take to the job's log. Less than the batch host waits for an agent: its
+# SIGTERM would end the rest.
+OUTPUT_S = 4.0
+
 # How long an agent that got a signal waits for the controller's shutdown order, which holds the reason.
 REASON_S = 2.0
 
@@ -223,7 +227,7 @@ class Agent:
                 task.cancel()
             # The workers end before the liveness connection does: to the controller its end means that none is left.
             self.workers.close()
-            output = asyncio.to_thread(self.output.close, GOODBYE_S)
+            output = asyncio.to_thread(self.output.close, OUTPUT_S)
             await asyncio.gather(output, self.machine.health.close(), self.machine.log_reader.close())
             await self.liveness.close(goodbye=self._exit_code is not None)
             self.board.close()

@@ -1,8 +1,8 @@
 """What the workers print: raw into a file per rank and cycle, and line by line, prefixed, into the job's log.
 
 One thread reads the workers' pipes, and opens and writes the files; another writes the job's log. A slow file system
-can block workers that print (a full pipe blocks, as it does everywhere) but never the agent's loop. A stuck job log
-blocks no worker: lines for it are dropped and counted, and the count is written.
+can block workers that print (a full pipe blocks, as it does everywhere) but never the agent's loop. A slow job log
+blocks no worker: the oldest lines that wait for it are dropped, and their place is marked.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import queue
 import selectors
 import threading
+from collections import deque
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,11 @@ log = get_logger("agent")
 CHUNK_BYTES = 1 << 16
 LONGEST_LINE_BYTES = 16 << 10
 QUEUED_CHUNKS = 4096
+
+# What a slow job log gets in the last quarter of the time for the end, a second at most: so many of the chunks left.
+LAST_CHUNKS, LAST_S = 16, 1.0
+
+CUT = b"... %d chunks of output are not in this log; the ranks' own files have them\n"
 
 
 class _Source(msgspec.Struct):
@@ -45,8 +51,11 @@ class Output:
         self._clock = clock
         self._last: dict[int, float] = {}
         self._tails: dict[int, bytes] = {}  # rank → the end of what it has printed
-        self._lines: queue.Queue[bytes | None] = queue.Queue(QUEUED_CHUNKS)
-        self._dropped = 0
+        self._lines = deque[bytes]()
+        self._dropped = 0  # of the oldest, since the last that was written
+        self._most_lines = QUEUED_CHUNKS
+        self._lines_end = False
+        self._lines_change = threading.Condition()
         self._open = 0
         self._drained = threading.Event()
         self._closing = False
@@ -86,13 +95,19 @@ class Output:
         return self._drained.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Read what is left, up to `timeout_s`, then stop."""
+        """Read and write what is left, up to `timeout_s`, then stop."""
+        last_s = min(LAST_S, timeout_s / 4)
+        until = self._clock.monotonic() + timeout_s - last_s
         self._closing = True
         self._wake()
-        self._reader.join(timeout_s)
-        with contextlib.suppress(queue.Full):
-            self._lines.put(None, timeout=timeout_s)
-        self._writer.join(timeout_s)
+        self._reader.join(timeout_s - last_s)
+        with self._lines_change:
+            self._lines_end = True
+            self._lines_change.notify()
+        self._writer.join(max(0.0, until - self._clock.monotonic()))
+        with self._lines_change:
+            self._keep(LAST_CHUNKS)
+        self._writer.join(last_s)
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -156,19 +171,30 @@ class Output:
 
     def _queue(self, prefix: bytes, lines: bytes) -> None:
         text = b"".join(prefix + line + b"\n" for line in lines.splitlines())
-        try:
-            if self._dropped:
-                note = b"%s... %d chunks of output are not in this log; the rank's own file has them\n"
-                self._lines.put_nowait(note % (prefix, self._dropped))
-                self._dropped = 0
-            self._lines.put_nowait(text)
-        except queue.Full:
+        with self._lines_change:
+            self._lines.append(text)
+            self._keep(self._most_lines)
+            self._lines_change.notify()
+
+    def _keep(self, chunks: int) -> None:
+        """Of those that wait for the job's log the newest, from now on."""
+        self._most_lines = chunks
+        while len(self._lines) > chunks:
+            self._lines.popleft()
             self._dropped += 1
 
     # ---- the writing thread
 
     def _write(self) -> None:
-        while (text := self._lines.get()) is not None:
+        while True:
+            with self._lines_change:
+                self._lines_change.wait_for(lambda: self._lines or self._lines_end)
+                if not self._lines:
+                    return
+                text = self._lines.popleft()
+                if self._dropped:
+                    text = CUT % self._dropped + text
+                    self._dropped = 0
             if self._job_log is not None:
                 _write_or_lose(self._job_log, text)
 

@@ -60,6 +60,25 @@ def test_stuck_job_log_holds_up_no_worker(tmp_path):
     os.close(writing)
 
 
+def test_log_that_is_too_slow_has_the_last_lines_and_says_what_is_missing(tmp_path):
+    """Its time is up while megabytes wait for it."""
+    reading, writing = os.pipe()
+    output = Output(writing, SystemClock())
+    pipe = output.capture(tmp_path / "a.out", "")
+    with os.fdopen(pipe, "wb") as file:
+        for number in range(8192):
+            file.write(b"%1023d\n" % number)
+    output.close(0.5)
+    with os.fdopen(reading, "rb") as log:
+        lines = list(iter(log.readline, b"%1023d\n" % 8191))
+    cut = next(index for index, line in enumerate(lines) if line.startswith(b"..."))
+    assert int(lines[cut].split()[1]) > 0
+    before, after = [int(line) for line in lines[:cut]], [int(line) for line in lines[cut + 1 :]]
+    assert before == list(range(before[-1] + 1)) and after == list(range(after[0], 8191))
+    assert before[-1] + 1 < after[0]
+    os.close(writing)
+
+
 def test_log_that_cannot_be_written_is_no_error(tmp_path):
     """A closed job log loses its copy, not the worker."""
     reading, writing = os.pipe()

@@ -108,6 +108,8 @@ class Host:
         loop, preempted = asyncio.get_running_loop(), False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             loop.add_signal_handler(number, self._ask, number)
+        # For workers, as `scancel --signal=USR2` sends it: its default action would end the job.
+        loop.add_signal_handler(signal.SIGUSR2, log.info, "SIGUSR2: nothing to do here, it is for workers")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, EXIT_CODES)
         if self.info.cluster == "slurm":
             # Slurm announces a suspension with SIGTSTP, two seconds ahead of SIGSTOP. In those two seconds agents,
@@ -193,23 +195,20 @@ class Host:
         while True:
             began = self.clock.monotonic()
             reports, write_end = os.pipe()
-            with handed_on() as (variables, descriptors):  # the attribution process, its child, needs the secrets
-                try:
-                    self.controller = await children.start(
-                        argv,
-                        {**self.env, **variables, HOST_FD: str(write_end)},
-                        on_death=signal.SIGKILL,
-                        own_session=True,
-                        pending=EXIT_CODES,
-                        pass_fds=(*descriptors, write_end),
-                    )
-                finally:
-                    os.close(write_end)
-            # Once more: the signal may have met a controller that died. It is blocked there until it can be handled.
-            self._signal_controller()
-            hearing = asyncio.create_task(self._hear(reports))
-            code = await self.controller.wait()
-            hearing.cancel()
+            code: int | str
+            try:
+                await self._start_controller(argv, write_end)
+            except (OSError, RuntimeError) as error:  # no process can be started now, or no thread that waits for it
+                os.close(reports)
+                code = f"it did not start: {error}"
+            else:
+                assert self.controller is not None
+                # Once more: the signal may have met a controller that died. It is blocked there until it can be
+                # handled.
+                self._signal_controller()
+                hearing = asyncio.create_task(self._hear(reports))
+                code = await self.controller.wait()
+                hearing.cancel()
             result = self.folder.read_result()
             if result is not None:
                 self._has_ended(result.exit_code)
@@ -225,6 +224,20 @@ class Host:
             pause = children.restart_pause_s(failures)
             log.warning("the controller ended (%s); starting it again in %.1f s", code, pause)
             await asyncio.sleep(pause)
+
+    async def _start_controller(self, argv: Sequence[str], write_end: int) -> None:
+        try:
+            with handed_on() as (variables, descriptors):  # the attribution process, its child, needs the secrets
+                self.controller = await children.start(
+                    argv,
+                    {**self.env, **variables, HOST_FD: str(write_end)},
+                    on_death=signal.SIGKILL,
+                    own_session=True,
+                    pending=EXIT_CODES,
+                    pass_fds=(*descriptors, write_end),
+                )
+        finally:
+            os.close(write_end)
 
     async def _hear(self, reports: int) -> None:
         """Pass on which nodes the controller has lost, and which have joined, until it has ended."""

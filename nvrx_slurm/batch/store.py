@@ -9,7 +9,7 @@ from asyncio.subprocess import Process
 from pathlib import Path
 
 from nvrx_slurm.batch.children import restart_pause_s
-from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.errors import NvrxError, StoreUnreachable
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.store.embedded import READY_S, Certificate, EmbeddedStore, make_certificate, new_socket_name
 from nvrx_slurm.store.servers import ServerBinary, find_server
@@ -21,6 +21,8 @@ log = get_logger("batch")
 
 # So many failures in a row. A job of weeks may lose its store now and then: one that lived this long is no failure.
 STORE_RESTARTS, STABLE_S = 20, 60.0
+# Tries of one start: the server may be killed once more while it loads its data, and a node be short of processes.
+STORE_STARTS = 5
 ANNOUNCE_RETRY_S = 0.25
 
 
@@ -73,7 +75,15 @@ class StoreKeeper:
             pause = restart_pause_s(failures)
             log.warning("the store ended (%s); starting it again in %.1f s", code, pause)
             await asyncio.sleep(pause)
-            await self._start_server()
+            for failed in range(1, STORE_STARTS + 1):
+                try:
+                    await self._start_server()
+                    break
+                except (NvrxError, OSError, RuntimeError) as error:  # killed once more, or no process can be started
+                    if failed == STORE_STARTS:
+                        raise
+                    log.warning("the store did not start: %s; trying again in %.1f s", error, restart_pause_s(failed))
+                    await asyncio.sleep(restart_pause_s(failed))
 
     def clear_away(self) -> None:
         """Remove its files, once it has ended."""

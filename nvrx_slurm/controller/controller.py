@@ -430,7 +430,7 @@ class Controller:
 
     async def _ask_slurm(self, reason: SignalReason | None) -> None:
         job, generation = None, self.info.generation
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, OSError, RuntimeError):  # also where no process can be started
             async with asyncio.timeout(EXPLAINED_S):
                 job = await self.environment.signalled_job(self.info.slurm_id, generation)
         if job is not None and job.preempted:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 import redis
@@ -57,6 +59,30 @@ def test_store_or_controller_that_freezes_or_a_store_that_dies_costs_nobody_anyt
         until(lambda: node_beats(job) > beats, "beats arrive again")  # noqa: B023  called at once
     stays_whole(job, gate, before)
     assert [entry.n for entry in job.entries] == list(range(1, len(job.entries) + 1))
+
+
+def test_store_that_is_killed_while_it_starts_is_started_once_more(run_local, gate, tmp_path):
+    """Twice, before it is ready to serve: the job goes on."""
+    job = run_local(gate_plan(gate, tmp_path, **QUICK))
+    before = gate.wait(4, cycle=0)
+    killed = {control_plane(job)["valkey-server"]}
+    os.kill(*killed, signal.SIGKILL)
+    while len(killed) < 3:
+        for pid in set(stores_of(job)) - killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+    until(lambda: "the store did not start" in job.folder.job_log.read_text(), "a start fails")
+    until(lambda: node_beats(job), "the store is back")
+    stays_whole(job, gate, before)
+
+
+def stores_of(job):
+    """The servers below the batch host, from their first moment on."""
+    children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+    for pid in map(int, children):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/exe").readlink().name == "valkey-server":
+                yield pid
 
 
 def test_store_that_cannot_come_back_ends_the_job(run_local, gate, tmp_path):

@@ -89,8 +89,8 @@ def _read_stat(folder: str) -> list[bytes]:
         return file.read().rpartition(b")")[2].split()
 
 
-def descendants(root: int) -> list[int]:
-    """Every living process below `root`, zombies left out. From one walk over /proc: a snapshot, so repeat it."""
+def living_children() -> dict[int, list[int]]:
+    """The children of each process, zombies left out. From one walk over /proc: a snapshot, so repeat it."""
     parents: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208  names only, and no import of pathlib
         if name.isdigit():
@@ -99,9 +99,15 @@ def descendants(root: int) -> list[int]:
                 # A process whose main thread has ended is shown as a zombie while its other threads run.
                 if fields[0] != b"Z" or int(fields[17]) > 1:
                     parents.setdefault(int(fields[1]), []).append(int(name))
+    return parents
+
+
+def descendants(root: int, children_of: dict[int, list[int]] | None = None) -> list[int]:
+    """Every living process below `root`, as `living_children` finds them now, or has found them."""
+    children_of = living_children() if children_of is None else children_of
     found, queue = [], [root]
     while queue:
-        children = parents.get(queue.pop(), [])
+        children = children_of.get(queue.pop(), [])
         found += children
         queue += children
     return found

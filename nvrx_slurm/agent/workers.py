@@ -272,7 +272,7 @@ class Workers:
         assert self._control is not None
         while True:
             try:
-                data = self._control.recv(65536)
+                data = self._control.recv(supervisor.MESSAGE_BYTES)
             except BlockingIOError:
                 return
             except ConnectionError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import threading
@@ -33,6 +34,8 @@ def in_thread(work: Callable[[], T], name: str) -> Future[T]:
         # CPython 3.11 to 3.13: when a signal handler raises inside `start()`, its clean-up removes an entry that the
         # new thread has removed already, and that KeyError hides the handler's exception.
         raise error.__context__ or error from None
+    except RuntimeError as error:  # no thread can be started now: to the caller one more failure of its work
+        future.set_exception(OSError(errno.EAGAIN, str(error)))
     return future
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -20,6 +22,19 @@ def test_the_future_has_the_result_or_the_exception() -> None:
         with pytest.raises(ZeroDivisionError):
             start(lambda: 1 // 0).result(BOUND_S)
     pool.close()
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_of_its_work() -> None:
+    """The process may have no memory left for it, or no thread: here by the address space that it may have."""
+    tries = (
+        "import resource, threading\n"
+        "from nvrx_slurm.util.threads import in_thread\n"
+        "threading.stack_size(1 << 30)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))\n"
+        "print(repr(in_thread(int, 'test').exception(20.0)))\n"
+    )
+    said = subprocess.run([sys.executable, "-c", tries], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("BlockingIOError(11"), said
 
 
 def test_a_pool_has_as_many_threads_as_were_busy_at_once() -> None:

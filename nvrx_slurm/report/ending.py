@@ -81,9 +81,8 @@ def end_lines(folder: JobFolder, exit_code: int, *, slurm_says: str | None = Non
 
                 # Of the folder alone: the job has ended, and its store ends with it.
                 failures, _ = read_failures(plan, folder, source.so_far(folder, live=False))
-                for each in failures:  # the one that ended the job, or the last one
-                    if each.timeline.shutdown or failure is None or not failure.timeline.shutdown:
-                        failure = each
+                # The one that ended the job. Of others the job had recovered, or was about to.
+                failure = next((each for each in reversed(failures) if each.timeline.shutdown), None)
         except (NvrxError, OSError) as error:
             problem = f"  its journal cannot be read: {error}"
     why = "" if failure is not None or what == how.removeprefix("was ") else f": {what}"

@@ -54,11 +54,25 @@ def test_a_failure_is_told_with_the_ranks_traceback_and_the_decision(tmp_path: P
 
 def test_a_failure_has_the_last_step_that_any_rank_reported(tmp_path: Path) -> None:
     """As `explain` and `status` tell it: a node that was lost had reported an earlier one."""
-    recorder = to_first_cycle()
+    recorder = Recorder(msgspec.structs.replace(plain_plan(), fault_tolerance=plain_bounds(max_restarts=0)))
+    recorder.join()
+    recorder.start_workers()
     recorder.progress(17)
     recorder.fail("n1", 3, exit_code=1, step=6)
     lines = list(end_lines(write(tmp_path, recorder), EXIT_FAILED))
     assert "at step 17" in lines[1]
+
+
+def test_a_failure_that_the_job_has_recovered_is_not_its_reason(tmp_path: Path) -> None:
+    """Later a line of `setup` failed, or its batch host died: with a result of the job's, or without."""
+    recorder = to_first_cycle()
+    recorder.fail("n1", 3, exit_code=1)
+    recorder.ready()
+    folder = write(tmp_path, recorder)
+    lines = "\n".join(end_lines(folder, EXIT_FAILED, slurm_says="FAILED"))
+    assert "rank 3" not in lines and "gone and left no result" in lines
+    folder.write_result(Result(exit_code=EXIT_FAILED, reason="line 1 of setup failed", ended_at=BEGIN))
+    assert "rank 3" not in text(folder, EXIT_FAILED) and "line 1 of setup failed" in text(folder, EXIT_FAILED)
 
 
 def test_without_a_traceback_the_last_lines_are_shown(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ SHORTEST_S = 0.5
 # How long after its deadline a node is given up, at most, by a controller that runs.
 LATEST_S = 1.5
 
+FREEZES_CONTROLLER = frozenset({"freeze_controller", "overtake"})
+
 # With these acts alone it is known when a node has to be given up.
 DELAYS_NO_LOSS = frozenset({"power_off", "kill_controller", "kill_worker", "fail_worker"})
 
@@ -143,6 +145,9 @@ class Contact:
         signs = [sign for sign in self._signs.get(lost.incarnation, ()) if sign <= at]
         # A silence that has just ended counts too: its end may have been on its way, behind the question for it.
         ended = [later - sooner for sooner, later in pairwise(signs) if at - later < ERROR_S]
+        if any(act.kind in FREEZES_CONTROLLER for act in self._run.performed):
+            # It may have been frozen after it had judged, and the node be heard since: the silence that it names counts.
+            ended += [later - sooner for sooner, later in pairwise(signs) if later - sooner > lost.silent_s - ERROR_S]
         silent_s = max((at - signs[-1] if signs else at, *ended))
         # A closed connection without a wait is a proof, however long the controller stood still before.
         is_proof = lost.cause == "connection_closed" or silent_s < self._bounds.gives_away_after_s - ERROR_S

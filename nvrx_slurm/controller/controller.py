@@ -305,8 +305,8 @@ class Controller:
         batch = [getting.result()]
         while not self.queue.empty():
             batch.append(self.queue.get_nowait())
-        # Its own facts come after those that arrived while it stood still: the time of one, which is now, would be past
-        # a deadline that those in the inbox have kept.
+        # Its own facts come after those that arrived while it stood still: the time of one, which is now, would be
+        # past a deadline that those in the inbox have kept.
         own = [item for item in batch if not item.inbox_id]
         if own and not await self._has_read_all():
             for item in own:

@@ -146,7 +146,7 @@ class Contact:
         # A silence that has just ended counts too: its end may have been on its way, behind the question for it.
         ended = [later - sooner for sooner, later in pairwise(signs) if at - later < ERROR_S]
         if any(act.kind in FREEZES_CONTROLLER for act in self._run.performed):
-            # It may have been frozen after it had judged, and the node be heard since: the silence that it names counts.
+            # It may have been frozen after it had judged, and the node be heard since: what it names counts.
             ended += [later - sooner for sooner, later in pairwise(signs) if later - sooner > lost.silent_s - ERROR_S]
         silent_s = max((at - signs[-1] if signs else at, *ended))
         # A closed connection without a wait is a proof, however long the controller stood still before.

@@ -32,6 +32,9 @@ QUEUED_CHUNKS = 4096
 # What a slow job log gets in the last quarter of the time for the end, a second at most: so many of the chunks left.
 LAST_CHUNKS, LAST_S = 16, 1.0
 
+# No descriptor, so each write fails. /dev/null would need one, and this process may have none left.
+NO_FILE = -1
+
 CUT = b"... %d chunks of output are not in this log; the ranks' own files have them\n"
 
 
@@ -131,7 +134,7 @@ class Output:
                     file = open_log(path)  # in this thread: open(2) waits for a file system that does not answer
                 except OSError as error:  # the worker runs without the file
                     log.error("%s: %s; what is printed there is not kept", path, error.strerror)
-                    file = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+                    file = NO_FILE
                 source = _Source(pipe, file, prefix.encode(), rank, TimeMarks(path, file))
                 self._selector.register(pipe, selectors.EVENT_READ, source)
             if not self._open:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,11 +62,20 @@ def start_workers(
         # Before the slot's variables: commands beside the worker (`commands.py`) must not report in its name.
         cycle.environments[rank] = env
         # The role may name an error file of its own, which the agent then does not read.
+        what = "/dev/shm"
         try:
             env = board.prepare(rank, cycle.number) | env | stacks.environment(own)
-        except OSError as error:  # data loaders may have filled the memory that the slots are in
+            what, prefix = "the pipes for its output", f"[{cycle.replica} {rank}] "
+            with contextlib.ExitStack() as opened:
+                out = output.capture(logs / f"rank-{rank}.out", prefix, rank)
+                opened.callback(os.close, out)
+                err = output.capture(logs / f"rank-{rank}.err", prefix, rank)
+                opened.pop_all()
+        except (
+            OSError
+        ) as error:  # data loaders may have filled the slots' memory; or this process has no descriptor left
             cycle.running.add(rank)
-            post(Exited(rank, error=f"{error.strerror}: {error.filename or '/dev/shm'}"))
+            post(Exited(rank, error=f"{error.strerror}: {error.filename or what}"))
             continue
         if learn and local_rank == 0:
             cycle.modules_file = Path(env["NVRX_BEAT_SOCKET"]).with_name("modules")
@@ -86,9 +97,6 @@ def start_workers(
             }
             command = (*container.PROGRAM, json.dumps(order))
             env[container.START_FD], workdir = "", "/"  # the worker's own is a folder of the container
-        prefix = f"[{cycle.replica} {rank}] "
-        out = output.capture(logs / f"rank-{rank}.out", prefix, rank)
-        err = output.capture(logs / f"rank-{rank}.err", prefix, rank)
         cycle.running.add(rank)
         workers.spawn(rank, command, env, workdir, out, err, warm)
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 log = get_logger("agent")
 
+# Of the processes that a dead supervisor has left so many are watched at once: each takes a descriptor.
+MOST_WATCHED, LOOK_AGAIN_S = 64, 0.05
+
 
 class Spawned(msgspec.Struct, frozen=True):
     """A worker runs. `warm`: it was forked from its role's warm process; `cold`: why it was not, though asked for."""
@@ -309,17 +312,21 @@ class Workers:
 
 
 def _wait_for_one(pids: Sequence[int], seconds: float) -> bool:
-    """Wait until one of these processes has ended, and reap every child that has; whether one has ended in time."""
+    """Wait until one of these processes has ended, and reap every child that has. Returns whether there is still
+    time."""
     with contextlib.ExitStack() as opened:
-        poller = select.poll()
-        for pid in pids:
+        poller, wait_s = select.poll(), max(0.0, seconds)
+        for pid in pids[:MOST_WATCHED]:
             try:
                 ended = os.pidfd_open(pid)
             except ProcessLookupError:
                 return True
+            except OSError:  # no descriptor is left for it: look again soon
+                wait_s = min(wait_s, LOOK_AGAIN_S)
+                break
             opened.callback(os.close, ended)
             poller.register(ended, select.POLLIN)
-        any_ended = bool(poller.poll(max(0.0, seconds) * 1000))
+        any_ended = bool(poller.poll(wait_s * 1000)) or wait_s < seconds
     with contextlib.suppress(ChildProcessError):
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
             pass

@@ -80,10 +80,14 @@ class JobFiles:
     def make_runtime_folder(self, node: str) -> Path:
         """A new folder (0700) for a node's slots and sockets, in memory. Its name ends at random, so that no other
         user can have taken it. Raises OSError."""
-        root = next(root for root in RUNTIME_ROOTS if root.is_dir())
-        path = root / f"{self._runtime_name_of(node)}-{os.urandom(8).hex()}"
-        path.mkdir(mode=0o700)
-        return path
+        name = f"{self._runtime_name_of(node)}-{os.urandom(8).hex()}"
+        *first, last = RUNTIME_ROOTS
+        for root in first:
+            with contextlib.suppress(OSError):  # it is not there, or a container has it read-only
+                (root / name).mkdir(mode=0o700)
+                return root / name
+        (last / name).mkdir(mode=0o700)
+        return last / name
 
     def runtime_folders(self, node: str | None = None) -> list[Path]:
         """What nodes of the job (or one of them) have in this machine's memory. What another user has put there under

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.journal.folder import clear_runtime_folders
+from nvrx_slurm.util import files as files_module
 from nvrx_slurm.util.files import RUNTIME_ROOTS, JobFiles
 from tests.slurm_harness import CLI
 
@@ -82,6 +83,14 @@ def test_names_that_bob_has_taken_stop_no_agent(bob, common, squatted):
     assert sorted(map(str, left)) == sorted(squatted)  # hers are cleared away, and his are his
     assert [path.lstat().st_uid for path in left] == [bob.uid] * len(left)
     assert (hers / "s").read_text() == "hers"
+
+
+def test_a_runtime_folder_is_elsewhere_where_the_memory_takes_none(tmp_path, monkeypatch):
+    """As a container's /dev/shm may be read-only, or not be there."""
+    (tmp_path / "file").touch()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(files_module, "RUNTIME_ROOTS", (tmp_path / "file", tmp_path / "none", tmp_path / "tmp"))
+    assert JobFiles(tmp_path / "7").make_runtime_folder("n1").parent == tmp_path / "tmp"
 
 
 def test_a_runtime_folder_is_new_and_its_owners_alone(tmp_path):

@@ -187,6 +187,24 @@ async def test_a_full_memory_file_system_fails_the_worker_and_not_the_agent(
     assert node.agent.cycle.running == {2, 3}
 
 
+async def test_an_agent_without_a_descriptor_fails_the_worker_and_not_itself(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipe for what its rank prints cannot be had: that rank could not start, and the failure has the reason."""
+    capture = node.agent.output.capture
+
+    def limited(path: Path, prefix: str, rank: int = 0) -> int:
+        if path.name == "rank-2.err":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return capture(path, prefix, rank)
+
+    monkeypatch.setattr(node.agent.output, "capture", limited)
+    node.assign()
+    events = [await asyncio.wait_for(node.agent.inbox.get(), WAIT_S) for _ in range(RANKS.workers)]
+    (failed,) = (event for event in events if isinstance(event, Exited))
+    assert (failed.rank, failed.error) == (2, "Too many open files: the pipes for its output")
+
+
 async def test_an_agent_whose_supervisors_all_die_leaves(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new one is a join in the journal: that has a bound."""
     monkeypatch.setattr(sys, "executable", "/bin/false")

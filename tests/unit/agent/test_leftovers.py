@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.agent.workers import Spawned, Stopped, SupervisorDied, WorkerEvent, Workers
+from nvrx_slurm.util.processes import is_alive
 from tests.harness import wait_gone
 from tests.waiting import async_until
 
@@ -112,3 +114,36 @@ async def test_the_ring_of_a_worker_that_lives_stays(node):
         other.workers.close()
     assert not ours.exists()
     assert theirs.exists()
+
+
+def lowest_free() -> int:
+    """The next descriptor that this process gets."""
+    descriptor = os.dup(2)
+    os.close(descriptor)
+    return descriptor
+
+
+async def test_a_dead_supervisors_processes_end_where_no_descriptor_is_left(node):
+    """More of them than may be watched: all are killed, and the death is reported."""
+    reading, writing = os.pipe()
+    forks = """if True:
+        import os, signal
+        for _ in range(80):
+            os.fork() or signal.pause()
+        os.write(1, b"!")
+        signal.pause()
+    """
+    node.workers.spawn(0, [sys.executable, "-c", forks], {}, "/", writing, os.dup(2))
+    await node.next(Spawned)
+    assert await asyncio.to_thread(os.read, reading, 1) == b"!"
+    os.close(reading)
+    below = descendants(node.workers.supervisor_pid)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free() + 4, limits[1]))
+    try:
+        os.kill(node.workers.supervisor_pid, signal.SIGKILL)
+        assert await node.next(SupervisorDied) == SupervisorDied(survivors=())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not any(is_alive(pid) for pid in below)
+    node.workers.start()

@@ -28,6 +28,7 @@ from nvrx_slurm.journal.records import (
     UndrainAsked,
 )
 from nvrx_slurm.report import snapshot
+from nvrx_slurm.report.jobs import refuse_array
 from nvrx_slurm.report.journal_stream import post
 from nvrx_slurm.report.model import JobView, ReplicaView
 from nvrx_slurm.report.page import waiting
@@ -77,6 +78,7 @@ class UserRequest:
         if shot.store_error is not None:
             raise StoreUnreachable(f"{shot.store_error}{rest}")
         if not shot.view.replicas or folder.read_store() is None:
+            refuse_array(folder)
             raise UsageError(f"job {job} is {shot.state}: it has no workers yet")
         self.view: JobView = shot.view
         self.leaves = False

@@ -281,10 +281,9 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     """
     from nvrx_slurm.api.explaining import explain_job
     from nvrx_slurm.cluster.states import state_of_word
-    from nvrx_slurm.cluster.tasks import results_of_tasks
     from nvrx_slurm.report import explanation
     from nvrx_slurm.report.ending import NOT_BY_A_FAILURE, end_lines
-    from nvrx_slurm.report.jobs import find_job
+    from nvrx_slurm.report.jobs import find_job, refuse_array
     from nvrx_slurm.report.presence import Presence
 
     # Absolute, as in the evidence: the paths of logs are shown from the job's folder on.
@@ -299,13 +298,7 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
         # A user who names a cycle or a replica asks for a failure: how the job ended is no answer to that.
         if cycle is not None or replica is not None:
             raise
-        if results := results_of_tasks(job):
-            task = next(
-                (task for task, result in results.items() if result and result.exit_code), next(iter(results))
-            )
-            raise UsageError(
-                f"job {job_id} is an array, and each of its tasks a job of its own: nvrx-slurm explain {task}"
-            ) from None
+        refuse_array(job, "explain")
         if exit_code is None:  # it runs, or it died with its batch host
             outside = Presence(job).ask()
             if outside.over and outside.exit_code is None:

@@ -66,10 +66,11 @@ def logs(
     --since goes by the time stamps that the lines begin with. Of ranks that print none, what their agent has read
     since then is shown, and up to ten seconds more; all of a cycle that ended within its first ten seconds of output.
     """
-    from nvrx_slurm.report.jobs import find_job, read_plan
+    from nvrx_slurm.report.jobs import find_job, read_plan, refuse_array
     from nvrx_slurm.report.logs import MergedReader, Reader, Selection, choose, follow_logs
 
     job = find_job(folder, job_id)
+    refuse_array(job, "logs")
     streams = {None: ("out", "err"), True: ("out",), False: ("err",)}[stdout]
     selection = Selection(replica=replica, rank=rank, cycle=cycle, streams=streams)
     try:
@@ -202,12 +203,13 @@ def events(
 
     from nvrx_slurm.journal.records import entry_to_json
     from nvrx_slurm.report import source
-    from nvrx_slurm.report.jobs import find_job
+    from nvrx_slurm.report.jobs import find_job, refuse_array
     from nvrx_slurm.report.sentences import Lines
     from nvrx_slurm.report.words import chosen_events, event_name
 
     wanted = chosen_events(types)
     job = find_job(folder, job_id)
+    refuse_array(job, "events")
     entries = source.follow(job) if follow else source.so_far(job)
     lines = Lines()
     with only_reads(job_id, folder):

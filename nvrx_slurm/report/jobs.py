@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nvrx_slurm.cluster.base import DEFAULT_FOLDER, folder_name
-from nvrx_slurm.cluster.tasks import is_job
+from nvrx_slurm.cluster.tasks import is_job, results_of_tasks
 from nvrx_slurm.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -70,6 +70,15 @@ def find_job(base: Path, job_id: str) -> JobFolder:
     hint = f" (did you mean {near[0]}?)" if near else ""
     more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
     raise UsageError(f"no job {job_id!r} in {base}{hint}; it holds {', '.join(known[:MOST_NAMED])}{more}")
+
+
+def refuse_array(job: JobFolder, command: str | None = None) -> None:
+    """Raises UsageError where the job is a whole array, which has neither journal nor logs. It names a task (the first
+    that has failed, if one has), and the command for it."""
+    if results := results_of_tasks(job):
+        task = next((task for task, result in results.items() if result and result.exit_code), next(iter(results)))
+        instead = f"nvrx-slurm {command} {task}" if command else f"name one, such as {task}"
+        raise UsageError(f"job {job.job_id} is an array, and each of its tasks a job of its own: {instead}")
 
 
 def error_without_folder(base: Path, job_id: str, slurm_says: str) -> UsageError:

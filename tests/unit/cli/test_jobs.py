@@ -119,17 +119,21 @@ def test_a_folder_that_others_can_write_to_hides_no_other_job(nvrx: Nvrx, tmp_pa
     assert nvrx("rm", "damaged", "--force").returncode == 0
 
 
-def test_explain_names_the_task_of_an_array_that_failed(nvrx: Nvrx, tmp_path: Path) -> None:
-    """The array as a whole has no journal."""
+def test_what_one_asks_of_an_array_names_the_task_that_failed(nvrx: Nvrx, tmp_path: Path) -> None:
+    """The array as a whole has neither journal nor logs, nor workers."""
     array = JobFolder(tmp_path / "17")
     write(tmp_path, ended(), job="17_0").write_result(Result(exit_code=0, reason="", ended_at=0.0))
     failed = write(tmp_path, ended(), job="17_1")
     failed.write_result(Result(exit_code=1, reason="", ended_at=0.0))
     array.create()
     array.write("plan.json", (failed.path / "plan.json").read_bytes())
-    told = nvrx("explain", "17", "--folder", str(tmp_path))
+    for command in ("explain", "logs", "events"):
+        told = nvrx(command, "17", "--folder", str(tmp_path))
+        assert told.returncode == 2
+        assert f"nvrx-slurm {command} 17_1" in told.stderr
+    told = nvrx("restart", "17", "--folder", str(tmp_path))
     assert told.returncode == 2
-    assert "nvrx-slurm explain 17_1" in told.stderr
+    assert "17_1" in told.stderr
 
 
 def test_rm_removes_an_ended_job_and_no_other(nvrx: Nvrx, tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def find_job(base: Path, job_id: str) -> JobFolder:
 
 
 def refuse_array(job: JobFolder, command: str | None = None) -> None:
-    """Raises UsageError where the job is a whole array, which has neither journal nor logs. It names a task (the first
-    that has failed, if one has), and the command for it."""
+    """Raises UsageError where the job is a whole array, which has neither journal nor logs. The message names a task,
+    the first that has failed if there is one, and the command for it."""
     if results := results_of_tasks(job):
         task = next((task for task, result in results.items() if result and result.exit_code), next(iter(results)))
         instead = f"nvrx-slurm {command} {task}" if command else f"name one, such as {task}"

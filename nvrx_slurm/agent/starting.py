@@ -71,9 +71,7 @@ def start_workers(
                 opened.callback(os.close, out)
                 err = output.capture(logs / f"rank-{rank}.err", prefix, rank)
                 opened.pop_all()
-        except (
-            OSError
-        ) as error:  # data loaders may have filled the slots' memory; or this process has no descriptor left
+        except OSError as error:  # data loaders may have filled the slots' memory; or no descriptor is left
             cycle.running.add(rank)
             post(Exited(rank, error=f"{error.strerror}: {error.filename or what}"))
             continue

@@ -145,9 +145,11 @@ class Contact:
         signs = [sign for sign in self._signs.get(lost.incarnation, ()) if sign <= at]
         # A silence that has just ended counts too: its end may have been on its way, behind the question for it.
         ended = [later - sooner for sooner, later in pairwise(signs) if at - later < ERROR_S]
-        if any(act.kind in FREEZES_CONTROLLER for act in self._run.performed):
-            # It may have been frozen after it had judged, and the node be heard since: what it names counts.
-            ended += [later - sooner for sooner, later in pairwise(signs) if later - sooner > lost.silent_s - ERROR_S]
+        # The controller may have been frozen after it had judged, and the node be heard since: what it names counts.
+        frozen_s = max((act.lasts_s for act in self._run.performed if act.kind in FREEZES_CONTROLLER), default=0.0)
+        for sooner, later in pairwise(signs):
+            if at - later < frozen_s and later - sooner > lost.silent_s - ERROR_S:
+                ended.append(later - sooner)
         silent_s = max((at - signs[-1] if signs else at, *ended))
         # A closed connection without a wait is a proof, however long the controller stood still before.
         is_proof = lost.cause == "connection_closed" or silent_s < self._bounds.gives_away_after_s - ERROR_S

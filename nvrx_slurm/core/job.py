@@ -448,13 +448,9 @@ def _store_data_lost(job: ControlState, fact: StoreDataLost, now: float) -> list
         return None
     bounds, decisions = job.plan.fault_tolerance, list[Decision]()
     for node in [node for node in job.nodes.values() if node.alive]:
-        if node.state is NodeState.ACTIVE and node.replica is not None:
-            job.replicas[node.replica].unsafe[node.name] = membership.safe_at(node, now + bounds.gives_away_after_s)
-        membership.move(job, node, NodeState.LOST)  # no death of its own: it does not count
-        rendezvous.forget(job, node, now)
+        decisions.append(rendezvous.give_up(job, node, now))  # no death of its own: it does not count
         if node.name not in job.drained:
             job.expected.add(node.name)
-        decisions.append(Fence(node=node.name, incarnation=node.incarnation))
     job.expected_until = max(job.expected_until, now + bounds.rendezvous.join_timeout)
     for replica in (each for each in job.replicas.values() if not each.ended):
         if replica.phase is Phase.RUNNING:

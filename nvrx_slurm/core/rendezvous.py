@@ -97,6 +97,16 @@ def forget(job: ControlState, node: Node, now: float) -> None:
         _no_longer_awaited(replica, node, now)
 
 
+def give_up(job: ControlState, node: Node, now: float) -> Fence:
+    """The node may live, and has to join again. Its ranks are not given away before its workers are dead."""
+    if node.state is NodeState.ACTIVE and node.replica is not None:
+        dead_by = now + job.plan.fault_tolerance.gives_away_after_s
+        job.replicas[node.replica].unsafe[node.name] = membership.safe_at(node, dead_by)
+    membership.move(job, node, NodeState.LOST)
+    forget(job, node, now)
+    return Fence(node=node.name, incarnation=node.incarnation)
+
+
 def close_what_can(job: ControlState, now: float) -> list[Decision]:
     """Close every open rendezvous that may close at `now`, or stop the job if one never can."""
     decisions: list[Decision] = []
@@ -296,14 +306,7 @@ def _close(job: ControlState, replica: Replica, now: float) -> list[Decision]:
 def _fence_late(job: ControlState, replica: Replica, now: float) -> list[Decision]:
     """Nodes that are too late lose their ranks: they are fenced, and the rendezvous waits until they are dead."""
     evidence = _blame_late(job, replica, now)
-    dead_by = now + job.plan.fault_tolerance.gives_away_after_s
-    fences: list[Decision] = []
-    for node in _late(job, replica):
-        membership.move(job, node, NodeState.LOST)
-        replica.unsafe[node.name] = membership.safe_at(node, dead_by)
-        forget(job, node, now)
-        fences.append(Fence(node=node.name, incarnation=node.incarnation))
-    return fences + evidence
+    return [give_up(job, node, now) for node in _late(job, replica)] + evidence
 
 
 def _blame_late(job: ControlState, replica: Replica, now: float) -> list[Decision]:

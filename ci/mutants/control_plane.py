@@ -5,7 +5,7 @@ Each is tried against the simulation as well as against its unit tests.
 
 from __future__ import annotations
 
-from ci.mutants.model import Edit, Mutant
+from ci.mutants.model import ROOT, Edit, Mutant
 
 CORE = "nvrx_slurm/core"
 JOB, STATE, LIMITS, LIVENESS = (f"{CORE}/{name}.py" for name in ("job", "state", "limits", "liveness"))
@@ -17,21 +17,13 @@ DETECTOR = "nvrx_slurm/controller/failure_detector.py"
 COMMIT, JOIN = "nvrx_slurm/store/lua/commit.lua", "nvrx_slurm/store/lua/join.lua"
 AGENT, HEARTBEAT, JOINING = (f"nvrx_slurm/agent/{name}.py" for name in ("agent", "heartbeat", "joining"))
 
-OF_CORE = tuple(
-    f"tests/unit/core/test_{name}.py"
-    for name in (
-        "job",
-        "take_over",
-        "cause",
-        "rendezvous",
-        "restart_decision",
-        "backoff",
-        "hangs",
-        "liveness",
-        "in_process",
-    )
-)
 OF_REQUESTS = ("tests/unit/core/test_requests.py",)
+SLOW = ("tests/unit/core/test_history.py",)
+OF_CORE = tuple(
+    file
+    for file in sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/core/test_*.py"))
+    if file not in OF_REQUESTS + SLOW
+)
 OF_LIVENESS = ("tests/unit/core/test_liveness.py", "tests/unit/controller")
 OF_CONTROLLER = ("tests/unit/controller",)
 OF_STORE = ("tests/contract/test_store.py",)

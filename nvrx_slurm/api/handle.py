@@ -16,7 +16,7 @@ from nvrx_slurm.cluster.base import (
     check_cluster,
     folder_name,
 )
-from nvrx_slurm.cluster.ending import MAY_GO_ON, EndWatch, OnState, goes_on, last_known, read_result
+from nvrx_slurm.cluster.ending import EndWatch, OnState, last_known, last_result, read_result
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState, state_of_result
 from nvrx_slurm.cluster.tasks import exit_code_of, tasks_of
@@ -78,9 +78,9 @@ class Job:
             code = exit_code_of(self._files, state)
             return state if code in (None, state.exit_code) else state_of_result(code)
         # The result is of an earlier generation: Slurm has requeued the job, or may yet do so.
-        if state in _NOT_STARTED or (self.cluster == "slurm" and goes_on(result, state)):
-            return state
-        return state_of_result(result.exit_code)
+        if self.cluster == "slurm":
+            result = last_result(self._files, result, lambda: state, self._clock.wall())
+        return state if result is None or state in _NOT_STARTED else state_of_result(result.exit_code)
 
     @property
     def exit_code(self) -> int | None:
@@ -89,9 +89,9 @@ class Job:
         if result is None:
             return exit_code_of(self._files, last_known(self._files, self._cluster_state(), self._clock.wall()))
         # Slurm is asked only about results that a requeue may have left.
-        if self.cluster == "slurm" and result.exit_code in MAY_GO_ON and goes_on(result, self._cluster_state()):
-            return None
-        return result.exit_code
+        if self.cluster == "slurm":
+            result = last_result(self._files, result, self._cluster_state, self._clock.wall())
+        return None if result is None else result.exit_code
 
     def done(self) -> bool:
         """Whether the job has ended."""
@@ -210,6 +210,8 @@ class Job:
         result = read_result(self._files)
         if result is None:
             return last_known(self._files, state, self._clock.wall())
+        if self.cluster == "slurm":
+            result = last_result(self._files, result, lambda: state, self._clock.wall()) or result
         return state_of_result(result.exit_code)
 
     def nodes(self) -> tuple[str, ...]:

@@ -53,8 +53,9 @@ def read_result(job: JobFolder) -> Result | None:
 
 
 def last_known(job: JobFolder, state: JobState, now: float) -> JobState:
-    """The state of a job that left no result, given what Slurm says of it now. What it says of a job that is over is
-    kept in the folder; once Slurm has forgotten the job (UNKNOWN), that is the answer."""
+    """The state of a job that left no result, or one that is perhaps not its last, given what Slurm says of it now.
+    What it says of a job that is over is kept in the folder; once Slurm has forgotten the job (UNKNOWN), that is the
+    answer."""
     if state is JobState.UNKNOWN:
         end = job.read_slurm_end()
         return state if end is None else state_of_word(end.state)
@@ -70,6 +71,20 @@ def goes_on(result: Result, state: JobState | None) -> bool:
     requeue it. `state`: what Slurm says now; None: nothing."""
     alive = state is not None and state is not JobState.UNKNOWN and not state.terminal
     return result.exit_code in MAY_GO_ON and alive
+
+
+def last_result(job: JobFolder, result: Result, ask: Callable[[], JobState | None], now: float) -> Result | None:
+    """The job's result, where a generation of it has left `result`; None: it goes on. Slurm is asked only where a
+    requeue may have left the result."""
+    if result.exit_code not in MAY_GO_ON:
+        return result
+    state = ask()
+    if goes_on(result, state):
+        return None
+    if state is None:
+        return result
+    last_known(job, state, now)
+    return read_result(job)
 
 
 class EndWatch:
@@ -110,10 +125,10 @@ class EndWatch:
         result = read_result(self._job)
         if result is None:
             code = self._look_at_cluster()
-        elif result.exit_code in MAY_GO_ON and goes_on(result, self._noted()):
-            code = None
+        elif (last := last_result(self._job, result, self._noted, self._clock.wall())) is not None:
+            return last.exit_code
         else:
-            return result.exit_code
+            code = None
         if code is None and self._left_s() <= 0:
             raise WaitTimeout(
                 f"job {self._job.job_id} has not ended within {self._timeout_s:g} s:"

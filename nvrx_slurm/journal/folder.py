@@ -35,7 +35,14 @@ from typing import TypeVar
 
 import msgspec
 
-from nvrx_slurm.errors import ConfigError, MalformedRecord, UsageError
+from nvrx_slurm.errors import (
+    EXIT_RETRY,
+    EXIT_TERMINATED,
+    EXIT_UNREACHABLE,
+    ConfigError,
+    MalformedRecord,
+    UsageError,
+)
 from nvrx_slurm.jobspec.plan import Plan, plan_from_json, plan_to_json
 from nvrx_slurm.journal.records import Record
 from nvrx_slurm.util.decoding import decode_json
@@ -129,8 +136,9 @@ class Result(Record, frozen=True, kw_only=True):
 
 
 class SlurmEnd(Record, frozen=True, kw_only=True):
-    """What Slurm said of a job that is over and left no result, because it was cancelled in the queue, or its batch
-    host was lost; written by the first reader that sees it. `state`: in Slurm's words."""
+    """What Slurm said of a job that is over, where the job itself did not: it was cancelled in the queue, before it
+    began or after a requeue, or its batch host was lost. Written by the first reader that sees it. `state`: Slurm's
+    word."""
 
     state: str
     seen_at: float
@@ -180,7 +188,15 @@ class JobFolder(JobFiles):
             self.write_last("result.json", data)
 
     def read_result(self) -> Result | None:
-        return self._read("result.json", Result)
+        """How the job ended: as its last generation, unless Slurm requeued it, and it was cancelled in the queue."""
+        result = self._read("result.json", Result)
+        if result is None or result.exit_code not in (EXIT_UNREACHABLE, EXIT_RETRY):
+            return result
+        end = self.read_slurm_end()
+        if end is None or not end.state.startswith("CANCELLED"):
+            return result
+        reason = f"cancelled in Slurm's queue; its last generation ended with exit code {result.exit_code}"
+        return Result(exit_code=EXIT_TERMINATED, reason=f"{reason}: {result.reason}", ended_at=end.seen_at)
 
     @property
     def has_end(self) -> bool:

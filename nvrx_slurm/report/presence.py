@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.errors import NvrxError, SlurmUnreachable
-from nvrx_slurm.journal.folder import JobFolder, JobInfo
+from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.durations import DAY_S
 
 if TYPE_CHECKING:
     from nvrx_slurm.cluster.queue_place import QueuePlace
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 ASK_SLURM_EVERY_S = 30.0
 # How long after its submission a job may be unknown to Slurm.
 FORGOTTEN_S = 60.0
-# How long after a job's end Slurm may still have it.
-LINGERS_S = 600.0
+# How long after a job's end Slurm may still have it, and how long after a requeue, which waits in the queue.
+LINGERS_S, MAY_WAIT_S = 600.0, 30 * DAY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +142,31 @@ class Presence:
 def still_in_slurm(
     folder: JobFolder, *, clock: Clock | None = None, slurm: Callable[[str], JobState | None] | None = None
 ) -> str | None:
-    """Slurm's state of a job that has ended lately, while Slurm still has it: after the loss of a node, many seconds
-    longer. None: Slurm does not have it any more, or does not answer. `slurm` as for `Presence`."""
-    result, info = folder.read_result(), folder.read_info()
-    if result is None or not in_slurm(folder.job_id, info):
+    """Slurm's state of a job that has left a result, while Slurm still has it: after the loss of a node, many seconds
+    longer, and after a requeue, as long as it goes on. None: Slurm does not have it any more, or does not answer.
+    `slurm` as for `Presence`."""
+    now = (clock or SystemClock()).wall()
+    result = folder.read_result()
+    if result is None or not in_slurm(folder.job_id, folder.read_info()):
         return None
-    if (clock or SystemClock()).wall() - result.ended_at > LINGERS_S:
+    if now - result.ended_at > LINGERS_S and not may_be_requeued(folder, result, now):
         return None
     job_id = folder.full_id
     state = slurm(job_id) if slurm else ask_slurm([job_id]).get(job_id)
-    return None if state is None or state.terminal or state == "UNKNOWN" else state.value
+    if state is None:
+        return None
+    from nvrx_slurm.cluster.ending import last_result
+
+    last_result(folder, result, lambda: state, now)
+    return None if state.terminal or state == "UNKNOWN" else state.value
+
+
+def may_be_requeued(folder: JobFolder, result: Result, now: float) -> bool:
+    """Whether Slurm may have requeued the job that has left this result, as far as the folder says."""
+    from nvrx_slurm.cluster.ending import MAY_GO_ON
+
+    is_recent = now - result.ended_at <= MAY_WAIT_S
+    return result.exit_code in MAY_GO_ON and is_recent and folder.read_slurm_end() is None
 
 
 def in_slurm(job_id: str, info: JobInfo | None) -> bool:

@@ -30,7 +30,15 @@ from nvrx_slurm.report.model import (
     StacksView,
     Value,
 )
-from nvrx_slurm.report.presence import OutsideState, Presence, ask_queue, ask_slurm, in_slurm, still_in_slurm
+from nvrx_slurm.report.presence import (
+    OutsideState,
+    Presence,
+    ask_queue,
+    ask_slurm,
+    in_slurm,
+    may_be_requeued,
+    still_in_slurm,
+)
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import JobFold, Subscriber
 from nvrx_slurm.util.clock import Clock, SystemClock
@@ -328,11 +336,14 @@ def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
 
 
 def slurm_states(folders: Iterable[JobFolder]) -> Mapping[str, JobState]:
-    """Slurm's state of those that have left no result, in one call; nothing where Slurm cannot be asked."""
-    asked = []
+    """Slurm's state of those that have left no result, or that it may have requeued, in one call; nothing where Slurm
+    cannot be asked."""
+    asked, now = [], SystemClock().wall()
     for folder in folders:
         with contextlib.suppress(*UNREADABLE):
-            if folder.read_result() is None and in_slurm(folder.job_id, folder.read_info()):
+            result = folder.read_result()
+            may_be_there = result is None or may_be_requeued(folder, result, now)
+            if may_be_there and in_slurm(folder.job_id, folder.read_info()):
                 asked.append(folder.full_id)
     return ask_slurm(asked) if asked else {}
 

@@ -104,6 +104,18 @@ def test_the_result_of_a_cancelled_job_counts_once_slurm_is_done(job: JobFolder,
     assert follow(EndWatch(job, in_turn([JobState.COMPLETING, last]), clock), clock) == 143
 
 
+@pytest.mark.parametrize(("code", "ends_with"), [(75, 143), (69, 143), (143, 143), (1, 1)])
+def test_a_job_that_is_cancelled_after_its_requeue_was_cancelled(job: JobFolder, code: int, ends_with: int) -> None:
+    """Its last result is of a generation, and says why Slurm requeued it. It stays so once Slurm has forgotten it."""
+    clock = WaitingClock()
+    job.write_result(Result(exit_code=code, reason="preempted", ended_at=0.0))
+    asked = in_turn([JobState.PENDING, JobState.CANCELLED])
+    assert follow(EndWatch(job, asked, clock), clock) == ends_with
+    assert follow(EndWatch(job, in_turn([JobState.UNKNOWN]), clock), clock) == ends_with
+    job.remove_result()
+    assert job.read_slurm_end() is None, "of no account once the job has started again"
+
+
 def test_a_result_that_is_written_during_the_last_question_is_not_missed(job: JobFolder) -> None:
     """Between the look at the folder and the answer of the cluster the job may end."""
     clock = WaitingClock()

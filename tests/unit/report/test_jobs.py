@@ -30,6 +30,7 @@ from nvrx_slurm.report.removal import size_of
 from nvrx_slurm.report.snapshot import list_jobs
 from nvrx_slurm.report.view import new_view
 from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.durations import DAY_S
 from tests.unit.report.recorder import (
     BEGIN,
     Recorder,
@@ -328,6 +329,18 @@ def test_slurm_may_still_have_a_job_that_has_ended(tmp_path: Path, state, later_
     shot = snapshot.take(folder, clock=clock, slurm=lambda job_id: state)
     assert (shot.state, shot.slurm_state) == ("completed", shown)
     assert any(row.cells[0] == "slurm" for row in page.facts(shot)) == (shown is not None)
+
+
+def test_a_job_that_was_requeued_waits_in_the_queue_however_long(tmp_path: Path) -> None:
+    """If it is cancelled there, that is its end, also once Slurm has forgotten it."""
+    folder, clock = write(tmp_path, ended(), job="17", cluster="slurm"), SystemClock()
+    folder.write_result(Result(exit_code=75, reason="preempted", ended_at=clock.wall() - DAY_S))
+    shot = snapshot.take(folder, clock=clock, slurm=lambda job_id: JobState.PENDING)
+    assert (shot.state, shot.exit_code, shot.slurm_state) == ("pending", None, "PENDING")
+    cancelled = snapshot.take(folder, clock=clock, slurm=lambda job_id: JobState.CANCELLED)
+    assert (cancelled.state, cancelled.exit_code) == ("cancelled", 143)
+    assert cancelled.reason is not None and cancelled.reason.endswith("exit code 75: preempted")
+    assert snapshot.take(folder, clock=clock, slurm=lambda job_id: None).state == "cancelled"
 
 
 def test_a_job_cancelled_in_the_queue_stays_cancelled(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ if __name__ == "__main__":
 import asyncio
 import contextlib
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -42,6 +43,17 @@ from nvrx_slurm.util.processes import raise_descriptor_limit
 log = get_logger("agent")
 
 
+def own_address(batch_host: str, store_host: str) -> str:
+    """Where the other agents reach this one: on the network of the store, or of the batch host where the store has no
+    IPv4 address. Raises OSError."""
+    if batch_host == LOOPBACK:
+        return LOOPBACK
+    try:
+        return liveness.address_towards(store_host)
+    except socket.gaierror:
+        return liveness.address_towards(batch_host)
+
+
 async def _serve(folder: JobFolder, node: str) -> int:
     info, address = folder.read_info(), folder.read_store()
     if info is None or address is None:
@@ -60,7 +72,7 @@ async def _serve(folder: JobFolder, node: str) -> int:
         plan=plan,
         folder=folder,
         node=node,
-        addr=LOOPBACK if info.addr == LOOPBACK else liveness.address_towards(store_host),
+        addr=own_address(info.addr, store_host),
         generation=info.generation,
         store=StoreClient(
             address,

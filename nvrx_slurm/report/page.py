@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from nvrx_slurm.report import recovery
@@ -23,6 +23,7 @@ from nvrx_slurm.report.words import (
     seconds,
     spares_of,
 )
+from nvrx_slurm.util.durations import words
 
 
 def facts(shot: Snapshot) -> list[Row]:
@@ -74,8 +75,16 @@ def facts(shot: Snapshot) -> list[Row]:
         rows.append(("stacks", f"{first} ({ranks_of(dumped.files)} on {dumped.node}): {dumped.why}", "plain"))
     rows.append(("logs", str(shot.folder.path / "logs"), "dim"))
     if shot.store_error:
-        rows.append(("note", f"{shot.store_error}; what follows is from the job folder", "bad"))
+        rows += [("note", text, "bad") for text in _out_of_touch(shot, shot.store_error)]
     return [Row((label, text), mood=kind) for label, text, kind in rows]
+
+
+def _out_of_touch(shot: Snapshot, store_error: str) -> Iterator[str]:
+    yield f"{store_error}; what follows is from the job folder"
+    info, plan = shot.info, shot.view.plan
+    if info is not None and plan is not None and info.cluster == "slurm" and info.allocation is None:
+        after = words(plan.fault_tolerance.control_plane_grace)
+        yield f"if the batch host, {info.host}, is lost, agents stop the workers {after} later, and requeue the job"
 
 
 def _prewarm(view: JobView) -> list[tuple[str, str, Mood]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import shutil
@@ -329,6 +330,16 @@ def test_slurm_may_still_have_a_job_that_has_ended(tmp_path: Path, state, later_
     shot = snapshot.take(folder, clock=clock, slurm=lambda job_id: state)
     assert (shot.state, shot.slurm_state) == ("completed", shown)
     assert any(row.cells[0] == "slurm" for row in page.facts(shot)) == (shown is not None)
+
+
+@pytest.mark.parametrize(("cluster", "hosts"), [("slurm", ["elsewhere"]), ("local", [])])
+def test_a_reader_without_the_store_is_told_what_becomes_of_the_job(tmp_path: Path, cluster: str, hosts) -> None:
+    """Its batch host may be lost: then Slurm is asked to requeue the job, after a time that the user knows."""
+    folder = write(tmp_path, to_first_cycle(), job="17", cluster=cluster)
+    shot = snapshot.take(folder, live=False, slurm=lambda job_id: JobState.RUNNING)
+    notes = [row.cells[1] for row in page.facts(dataclasses.replace(shot, store_error="the store is away"))]
+    assert "the store is away; what follows is from the job folder" in notes
+    assert [host for note in notes for host in ("elsewhere",) if host in note and "10m" in note] == hosts
 
 
 def test_a_job_that_was_requeued_waits_in_the_queue_however_long(tmp_path: Path) -> None:

@@ -200,20 +200,23 @@ class Controller:
         kept = self.mirror.last_number()
         # From here on the store refuses an older controller's commits: the journal that is read below is whole.
         self.epoch, self.written, cursor = await self.store.acquire(self.owner, self._lease_s(), kept)
+        copied: list[Entry] = []
+        if not self.epoch:
+            # A fresh store, as that of a job which was requeued, or one that has lost its data: only the copy has
+            # what it lacks. Numbers and epochs go on from there: agents read no older order.
+            copied = list(self.environment.read_copy())
+            epochs = [entry.record.epoch for entry in copied if isinstance(entry.record, ControllerStarted)]
+            taken = await self.store.acquire(self.owner, self._lease_s(), kept, max(epochs, default=0))
+            self.epoch, self.written, cursor = taken
         self.server_clock.set(await self.store.time())
         dated = await self.store.dated_journal()
         journal = [entry for _, entry in dated]
         self.mirror.start(journal)
         lost = max(0, kept - (journal[-1].n if journal else 0))
         if kept and len(journal) < self.written:
-            # A fresh store, as that of a job which was requeued, or one that has lost its data: only the copy has
-            # what it lacks. Numbers and epochs go on from there: agents read no older order.
             in_store = {entry.n for entry in journal}
-            copied = [entry for entry in self.environment.read_copy() if entry.n not in in_store]
-            journal = sorted([*copied, *journal], key=lambda entry: entry.n)
-            epochs = [entry.record.epoch for entry in journal if isinstance(entry.record, ControllerStarted)]
-            if epochs and max(epochs) >= self.epoch:
-                self.epoch, _, cursor = await self.store.acquire(self.owner, self._lease_s(), kept, max(epochs))
+            lacking = [entry for entry in copied or self.environment.read_copy() if entry.n not in in_store]
+            journal = sorted([*lacking, *journal], key=lambda entry: entry.n)
         self.committed = self.written
         replay(self.job, journal)
         self.requests.replayed((entry.record, entry.t) for entry in journal)

@@ -225,17 +225,22 @@ class StoreClient:
 
     # ---- the controller
 
-    async def acquire(self, owner: str, ttl_s: float, kept: int = 0, kept_epoch: int = 0) -> tuple[int, int, str]:
+    async def acquire(
+        self, owner: str, ttl_s: float, kept: int = 0, kept_epoch: int | None = None
+    ) -> tuple[int, int, str]:
         """Take over. Returns the new epoch, the number of the last journal entry, the last inbox id accounted for.
 
         `kept`, `kept_epoch`: the last number and the last epoch in the job folder's copy, from which a store counts
-        on that is fresh, or has lost its data.
+        on that is fresh, or has lost its data. Epoch 0: it is such a store, and needs the epoch; nothing was done.
         """
         keys = self.keys
         first = (keys.epoch, keys.lease, keys.journal_n, keys.cursor)
         names = [*first, *(key for key in keys.all(self.generation) if key not in first)]
         epoch, last, cursor = await self._patiently(
-            lambda: self._acquire(keys=names, args=[self._owner(owner), int(ttl_s * 1000), kept, kept_epoch])
+            lambda: self._acquire(
+                keys=names,
+                args=[self._owner(owner), int(ttl_s * 1000), kept, "" if kept_epoch is None else kept_epoch],
+            )
         )
         # Nothing signs the cursor: in a site's store it may be any text. Read from 0-0 no fact is missed, and one
         # that the journal has already is known by its `seq`.

@@ -130,7 +130,7 @@ class Actor:
         store = self._store
         match step:
             case "acquire":
-                kept_epoch = 2 * self._said % 7
+                kept_epoch = 2 * self._said % 7 or None
                 self._epoch, self._n, cursor = await store.acquire("owner", 60.0, self._said, kept_epoch)
                 return self._epoch, self._n, await self._age(KEYS.inbox, cursor)
             case "join":

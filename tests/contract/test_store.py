@@ -90,6 +90,9 @@ async def test_store_that_has_lost_its_data_says_so(server, store):
         await store.renew("a", 60.0, epoch, 2)
     with pytest.raises(DataLostError):
         await store.commit(epoch, [entry(3)])
+    assert (await store.acquire("b", 60.0, 2))[0] == 0, "this epoch may have been given before"
+    with pytest.raises(DataLostError):
+        await store.commit(epoch, [entry(3)])
     assert await store.acquire("b", 60.0, 2, epoch) == (epoch + 1, 2, "0-0")
     await store.commit(epoch + 1, [entry(3)])
     await store.renew("b", 60.0, epoch + 1, 3)

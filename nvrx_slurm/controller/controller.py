@@ -83,6 +83,9 @@ AFTERWARDS_S, LEDGER_S = 6.0, 3.0  # longer than the broker still waits for answ
 LEASE_BEATS = 3
 # How long a site's own store keeps the keys of a job that has ended.
 KEEP_KEYS_S = 3600
+# Controllers that committed nothing may have got epochs that the copy does not know, and one of them may be frozen
+# and go on. No generation of a job has had so many by its age.
+EPOCHS_PER_S, MOST_EPOCHS = 10, 2**30
 
 # The signals with which the batch host, the controller's parent, asks it to end the job.
 SIGNALS: dict[signal.Signals, SignalReason] = {
@@ -197,7 +200,7 @@ class Controller:
     async def _take_over(self) -> tuple[str, list[InboundFact]]:
         """Fence older controllers, get the state out of the journal, announce where the controller listens. Returns
         the place from which the inbox is to be read, and what comes before it."""
-        kept = self.mirror.last_number()
+        info, host, kept = self.info, self.environment.host, self.mirror.last_number()
         # From here on the store refuses an older controller's commits: the journal that is read below is whole.
         self.epoch, self.written, cursor = await self.store.acquire(self.owner, self._lease_s(), kept)
         copied: list[Entry] = []
@@ -206,8 +209,9 @@ class Controller:
             # what it lacks. Numbers and epochs go on from there: agents read no older order.
             copied = list(self.environment.read_copy())
             epochs = [entry.record.epoch for entry in copied if isinstance(entry.record, ControllerStarted)]
-            taken = await self.store.acquire(self.owner, self._lease_s(), kept, max(epochs, default=0))
-            self.epoch, self.written, cursor = taken
+            unknown = max(0, round(EPOCHS_PER_S * (self.clock.wall() - info.started_at)))
+            epoch = min(max(epochs, default=0) + unknown, MOST_EPOCHS)
+            self.epoch, self.written, cursor = await self.store.acquire(self.owner, self._lease_s(), kept, epoch)
         self.server_clock.set(await self.store.time())
         dated = await self.store.dated_journal()
         journal = [entry for _, entry in dated]
@@ -220,7 +224,6 @@ class Controller:
         self.committed = self.written
         replay(self.job, journal)
         self.requests.replayed((entry.record, entry.t) for entry in journal)
-        info, host = self.info, self.environment.host
         # Whether an earlier controller of this generation has begun the job. All of them run on one host, which has
         # not booted since: the job would not have outlived that.
         has_begun = self.job.started_at > 0.0 and self.job.generation >= info.generation

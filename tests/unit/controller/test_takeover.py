@@ -69,7 +69,9 @@ def test_a_store_that_has_lost_its_data_ends_its_controller_and_the_next_one_goe
             await host.later(INTERVAL_S)
             assert [lost.entries > 3 for lost in await host.journal(StoreDataLost)] == [True]
             assert [fence.node for fence in await host.journal(Fence)] == ["n1", "n2", "n3"]
-            assert [started.epoch for started in await host.journal(ControllerStarted)] == list(range(2, 3 + n))
+            epochs = [started.epoch for started in await host.journal(ControllerStarted)]
+            assert epochs == list(range(epochs[0], epochs[0] + n + 1))
+            assert epochs[0] > 2, "1 was committed, and another one may have been given"
             await host.kill_controller()
         entries = await host.store.journal()
         first = entries[0].n

@@ -68,6 +68,7 @@ class VirtualHost:
     def __init__(self, plan: Plan, *, answers_after_s: float = 0.0) -> None:
         self.plan, self.loop = plan, VirtualLoop()
         self.clock = VirtualClock(self.loop)
+        self._began = self.clock.wall()
         self.server = MemoryServer(self.clock)
         self.asks_after_s, self.answers_after_s = 0.0, answers_after_s
         self.store = StoreClient(ADDRESS, clock=self.clock, connection=MemoryClient(self.server))
@@ -142,7 +143,7 @@ class VirtualHost:
                 name="t",
                 cluster="local",
                 generation=self.generation,
-                started_at=0.0,
+                started_at=self._began,
                 addr="127.0.0.1",
                 nodes=self.nodes,
             ),

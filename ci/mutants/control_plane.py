@@ -13,6 +13,7 @@ MEMBERSHIP, RENDEZVOUS = f"{CORE}/membership.py", f"{CORE}/rendezvous.py"
 DECISION, RESTART = f"{CORE}/restart_decision.py", f"{CORE}/restart.py"
 REQUESTS = f"{CORE}/requests.py"
 CONTROLLER = "nvrx_slurm/controller/controller.py"
+CLIENT = "nvrx_slurm/store/client.py"
 DETECTOR = "nvrx_slurm/controller/failure_detector.py"
 COMMIT, JOIN = "nvrx_slurm/store/lua/commit.lua", "nvrx_slurm/store/lua/join.lua"
 AGENT, HEARTBEAT, JOINING = (f"nvrx_slurm/agent/{name}.py" for name in ("agent", "heartbeat", "joining"))
@@ -556,6 +557,16 @@ CONTROL_PLANE = (
         "ranks are given away only when the workers of a node that was fenced late must be dead",
         Edit(JOB, "at + late_s if at >= fenced_by else at", "at"),
     ),
+    core(
+        "agents-stay-when-data-are-lost",
+        "after a loss of the store's data all agents join again",
+        Edit(JOB, "for node in [node for node in job.nodes.values() if node.alive]:", "for node in list[Node]():"),
+    ),
+    controller(
+        "epoch-given-twice",
+        "no two controllers have the same epoch, also after a loss of the store's data",
+        Edit(CONTROLLER, "max(epochs, default=0) + unknown", "max(epochs, default=0)"),
+    ),
     controller(
         "late-orders-unmarked",
         "nodes that learn late of a rendezvous have all of their time for it",
@@ -595,7 +606,7 @@ CONTROL_PLANE = (
     controller(
         "answer-before-older-orders",
         "an answer about a rendezvous comes after all older orders",
-        Edit(JOINING, "        while self._last < _place(newest):\n", "        while False:\n"),
+        Edit(JOINING, "        while self._last < place_of(newest):\n", "        while False:\n"),
         tests=("tests/unit/agent/test_joining.py",),
     ),
     controller(
@@ -608,6 +619,12 @@ CONTROL_PLANE = (
         "copied-order-acts",
         "an order that is copied to the end of the stream has no effect",
         Edit("nvrx_slurm/store/sealing.py", "    if number <= passed:\n", "    if False:\n"),
+        tests=OF_STORE,
+    ),
+    controller(
+        "orders-of-an-earlier-clock-unread",
+        "agents read the orders of a store that has lost its data and whose clock is behind",
+        Edit(CLIENT, "self._lost_orders = not items and", "self._lost_orders = False and"),
         tests=OF_STORE,
     ),
     controller(

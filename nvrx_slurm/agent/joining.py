@@ -9,7 +9,7 @@ from nvrx_slurm.agent.machine import Machine, WorkersPort
 from nvrx_slurm.agent.reporting import FactPublisher
 from nvrx_slurm.journal.records import AnyOrder, Assignment, NodeJoined
 from nvrx_slurm.liveness import fence
-from nvrx_slurm.store.client import StoreClient
+from nvrx_slurm.store.client import StoreClient, place_of
 from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
@@ -94,7 +94,7 @@ class Orders:
                 after = identity
                 if order is not None:
                     self._post(order)
-            self._last = _place(after)
+            self._last = place_of(after)
             self._read_event.set()  # wakes every task that waits by now
             self._read_event.clear()
 
@@ -104,11 +104,6 @@ class Orders:
         assignment, newest = await self._store.assignment(replica, cycle, self._node, incarnation)
         # A node that was frozen may ask about a rendezvous that is long over: its ranks run elsewhere, and the order
         # that says so is still unread.
-        while self._last < _place(newest):
+        while self._last < place_of(newest):
             await self._read_event.wait()
         return assignment
-
-
-def _place(identity: str) -> tuple[int, int]:
-    milliseconds, _, number = identity.partition("-")
-    return int(milliseconds), int(number)

@@ -102,6 +102,7 @@ class StoreClient:
         self._beats = 0  # so many were sent
         self._orders = 0  # so many were committed
         self._passed = 0  # the number of the last order that was read
+        self._lost_orders = False  # the store has, with all its data, and nothing of the new ones is read yet
         # Any: redis-py's stubs know neither decoded nor raw replies for certain.
         self._redis: Any = connection
         if connection is None:
@@ -163,7 +164,9 @@ class StoreClient:
             self._passed = number
             return order
 
-        items = await self._read(stream, after)
+        items = await self._read(stream, "0-0" if self._lost_orders else after)
+        # A store that has come back without its data, and with an earlier clock, gives new orders older ids.
+        self._lost_orders = not items and place_of(await self._newest(stream)) < place_of(after)
         return [(identity, self._opened(stream, identity, fields, opened)) for identity, fields in items]
 
     async def newest_order(self) -> str:
@@ -426,6 +429,12 @@ class StoreClient:
                 if retry is not None and (message := retry.answered(self._answered_at)):
                     log.info("%s", message)
                 return answer
+
+
+def place_of(identity: str) -> tuple[int, int]:
+    """Where an item stands in its stream."""
+    milliseconds, _, number = identity.partition("-")
+    return int(milliseconds), int(number)
 
 
 def _newest_id(reply: list[Any]) -> str:

@@ -101,6 +101,15 @@ async def test_store_that_has_lost_its_data_says_so(server, store):
         await store.commit(epoch, [entry(3)])
 
 
+async def test_orders_with_older_ids_are_read(store):
+    """The store has come back without its data, and its clock, whose times the ids are, is behind."""
+    read = f"{9 * 10**12}-0"
+    assert await store.orders(read) == []
+    epoch, _, _ = await store.acquire("a", 60.0)
+    await store.commit(epoch, [entry(1, CLOSED)], orders=[CLOSED])
+    assert [order for _, order in await store.orders(read)] == [CLOSED]
+
+
 async def test_join_that_is_tried_again_is_the_same_one(store):
     """Its reply was lost: it stands in the inbox once, and what was ordered since is still to be read."""
     epoch, _, _ = await store.acquire("a", 1.0)

@@ -583,6 +583,12 @@ KINDS: dict[str, Kind] = {
     "restart_store": Kind(
         "kill the store; it is back", 4, OUTAGE, lambda run, act: run.store.restart(down_s=act.lasts_s)
     ),
+    "empty_store": Kind(
+        "kill the store; it is back without its data",
+        3,
+        OUTAGE,
+        lambda run, act: run.store.restart(down_s=act.lasts_s, keeps_data=False),
+    ),
     "freeze_store": Kind("freeze the store", 3, OUTAGE, lambda run, act: _freeze(run, act, run.store.process)),
     "repeat_record": Kind("an old record, or one of another generation, arrives", 2, CHOOSES, _repeat_record),
     "forge_record": Kind(

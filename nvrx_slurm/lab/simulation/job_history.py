@@ -46,6 +46,7 @@ from nvrx_slurm.journal.records import (
     RestartAsked,
     RestartDecided,
     Shutdown,
+    StoreDataLost,
     Tick,
     UndrainAsked,
     WorkerFailed,
@@ -183,6 +184,8 @@ class HistoryStep:
     """Which failures the fact reports, or makes due."""
     decisions: list[Decision] = field(default_factory=list)
     request: UserRequestHistory | None = None
+    begin_again: frozenset[str] = frozenset()
+    """The replicas that ran when the store had lost its data."""
 
 
 class JobHistory:
@@ -196,6 +199,7 @@ class JobHistory:
             for index in range(role.replicas)
         }
         self.nodes: dict[str, NodeHistory] = {}
+        self.called_back: set[str] = set()  # nodes whose agents have to join again
         self.wanted: dict[str, str] = {}  # node → the open rendezvous that prefers it
         self.generation, self.started_at, self.t = 0, 0.0, 0.0
         self.requeued_at: list[float] = []
@@ -252,6 +256,7 @@ class JobHistory:
                 self._start(fact)
             case NodeJoined():
                 node = self.nodes.setdefault(fact.node, NodeHistory(fact.node))
+                self.called_back.discard(node.name)
                 if node.is_here:
                     node.deaths += 1
                     self._depart(node, self.t, None)
@@ -318,10 +323,36 @@ class JobHistory:
                 self._move(fact.stood_still_s)
             case DecisionsLate():
                 self._commit_late(fact.since)
+            case StoreDataLost():
+                self._lose_store_data(fact)
             case Attributed():
                 failure = self.failures.get((fact.replica, fact.cycle))
                 if failure is not None:
                     failure.answers.setdefault(fact.attribution.source, fact.attribution)
+
+    def _lose_store_data(self, fact: StoreDataLost) -> None:
+        """All agents that are here join again, and nodes keep their ranks in the next cycle if they do."""
+        if fact.generation != self.generation or self.shutdown is not None:
+            return
+        self.step.begin_again = frozenset(each.id for each in self.replicas.values() if each.state == "running")
+        for node in self.nodes.values():
+            if node.is_here:
+                if node.place == "active" and node.replica is not None:
+                    until = math.inf if node.outlives_lease else self.t + self.bounds.gives_away_after_s
+                    self.replicas[node.replica].unproven[node.name] = until
+                node.place = "gone"
+                self._forget(node)
+                if node.name not in self.drained:
+                    self.called_back.add(node.name)
+        for replica in self.replicas.values():
+            if replica.state == "open":
+                replica.called_at = self.t
+                self._await_back(replica)
+
+    def _await_back(self, replica: ReplicaHistory) -> None:
+        again = self.called_back.intersection(replica.nodes)
+        replica.awaited |= again
+        self.wanted.update(dict.fromkeys(again, replica.id))
 
     def _commit_late(self, since: float) -> None:
         """What was decided since then counts from now for those who must act on it."""
@@ -415,6 +446,7 @@ class JobHistory:
         self.generation, self.started_at = fact.generation, self.t
         self.nodes = {name: NodeHistory(name) for name in fact.expected}
         self.wanted, self.failures, self.suspects = {}, {}, set(fact.suspects)
+        self.called_back.clear()
         self.shutdown, self.ended = None, False
         self.drained, self.leaving = set(), {}
         if fact.generation:
@@ -636,6 +668,8 @@ class JobHistory:
                 self.wanted[node.name] = replica.id
                 if node.place == "spare":
                     self._arrive(node)
+        if isinstance(self.step.fact, StoreDataLost):
+            self._await_back(replica)
 
     def _close(self, replica: ReplicaHistory, nodes: tuple[str, ...]) -> None:
         for name in replica.nodes:

@@ -224,7 +224,7 @@ class FailuresAnswered(JournalMonitor):
         if isinstance(step.fact, JobStarted):
             expected, failed = set(self.history.replicas), set[str]()
         else:
-            expected, failed = set(), set()
+            expected, failed = set(step.begin_again), set()
             if step.request is not None and not step.request.refused:
                 expected |= step.request.restarts
             for failure in step.failures:

@@ -97,8 +97,14 @@ class Promises:
     def begin_with(self, copy: Sequence[Entry]) -> None:
         """A new store: it knows no epoch, and the journal goes on from what the job folder has kept."""
         self._epoch = self._number = 0
+        self.go_on_from(copy)
+
+    def go_on_from(self, copy: Sequence[Entry]) -> None:
+        """The journal is what the job folder has kept."""
         if len(copy) < len(self.journal):  # the controller had no time to copy the end
             self.journal = list(copy)
+            if self.shutdown not in [entry.record for entry in copy]:
+                self.shutdown = None
             self.monitors = JournalMonitors(self.plan, self._broken, self._outage_s)
             for entry in copy:
                 self.monitors.enter(entry)
@@ -431,7 +437,8 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
     # the store, the bound for how far apart these may be.
     skew_s = math.inf if bounds.hang.exit_skew is None else bounds.hang.exit_skew
     touched_after_s = min(bounds.fence_timeout, bounds.control_plane_grace, skew_s)
-    if outage_s >= LONGEST_OUTAGE * touched_after_s or any(act.traits & Trait.FATAL for act in run.performed):
+    is_fatal = run.store.has_lost_joins or any(act.traits & Trait.FATAL for act in run.performed)
+    if is_fatal or outage_s >= LONGEST_OUTAGE * touched_after_s:
         return
     on_nodes = [act for act in run.performed if act.traits & Trait.NODE]
 

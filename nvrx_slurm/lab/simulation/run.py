@@ -97,7 +97,13 @@ class SimulationRun:
         self.store_clock: VirtualClock = VirtualClock(self.loop)
         self.service = Service(self.network, self.HOST)
         self.store: WatchedStore = WatchedStore(
-            self.service, self.store_clock, self.promises, self.contact, self.aims, lambda: self.key
+            self.service,
+            self.store_clock,
+            self.promises,
+            self.contact,
+            self.aims,
+            key=lambda: self.key,
+            copy=lambda: in_order(self.copy),
         )
         self.address = StoreAddress(url="redis://host", job=JOB, token="token", embedded=True)
         self.key = SimulatedKey(self.address.token)

@@ -10,7 +10,7 @@ from hashlib import blake2b, sha1
 from typing import Any
 
 from nvrx_slurm.errors import ForgedRecord
-from nvrx_slurm.journal.records import Entry, Tick, unpack_entry
+from nvrx_slurm.journal.records import Entry, NodeJoined, Tick, unpack_entry
 from nvrx_slurm.lab.simulation.aims import BEFORE, LATE, UNANSWERED, AimedActs
 from nvrx_slurm.lab.simulation.contact import Contact
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
@@ -70,11 +70,14 @@ class WatchedStore(MemoryServer):
         contact: Contact,
         aims: AimedActs,
         key: Callable[[], JobKey],
+        copy: Callable[[], Sequence[Entry]],
     ) -> None:
         super().__init__(clock)
         self._service, self._loop, self._promises = service, service.network.loop, promises
-        self._aims, self._contact, self._clock, self._key = aims, contact, clock, key
-        self._is_removed = False
+        self._aims, self._contact, self._clock, self._key, self._copy = aims, contact, clock, key, copy
+        self._is_removed = self._has_lost_data = False
+        self.has_lost_joins = False  # that no controller had read: their agents wait for the end of the job
+        self._unread_joins = 0
         self._faults: list[_CommitFault] = []
         self._sent: Command | None = None  # the last commit that the aimed acts saw coming
         self._commits = 0
@@ -89,11 +92,15 @@ class WatchedStore(MemoryServer):
 
     # ---- what the adversary does
 
-    def restart(self, down_s: float) -> None:
-        """Its process is killed, and started again by the batch host."""
+    def restart(self, down_s: float, *, keeps_data: bool = True) -> None:
+        """Its process is killed, and started again by the batch host; without its data, where it had no file."""
         if self.up:
             self.stop()
             self.process.kill()
+            if not keeps_data:
+                self.has_lost_joins |= self._unread_joins > 0
+                self._lose_data()
+                self._has_lost_data = True
             self._loop.call_outside(down_s, self._begin_again)
 
     def go_down(self, *, keeps_data: bool) -> None:
@@ -103,8 +110,8 @@ class WatchedStore(MemoryServer):
         self._is_removed = True
         self._late.clear()
         if not keeps_data:
-            self.lose_data()
-            self._posted.clear()
+            self._lose_data()
+            self._has_lost_data = False
 
     def come_up(self) -> None:
         """The next generation starts it."""
@@ -115,6 +122,12 @@ class WatchedStore(MemoryServer):
         """At the commit after so many more, `do` something to the controller. A LATE one arrives `late_by` commits
         after the take-over of the next."""
         self._faults.append(_CommitFault(self._commits + after, moment, do, late_by))
+
+    def _lose_data(self) -> None:
+        self.lose_data()
+        self._posted.clear()
+        self._joined.clear()
+        self._unread_joins = 0
 
     def _begin_again(self) -> None:
         if not self.up and not self._is_removed:
@@ -183,7 +196,13 @@ class WatchedStore(MemoryServer):
                 self._contact.heard(command[1][1]["who"])
         elif name != "evalsha" or isinstance(reply, Exception):
             pass
-        elif _is_script(command, "acquire"):
+        elif _is_script(command, "acquire") and reply[0] != 0:
+            if self._has_lost_data:
+                self._has_lost_data = False
+                if copy := self._copy():
+                    self._promises.go_on_from(copy)
+                else:  # nothing of the job is known, nor which epochs were given
+                    self._promises.begin_with(copy)
             self._promises.acquired(int(reply[0]))
             # What is on its way was sent by the controller before: from now on commits of the next one are counted.
             for late in self._late:
@@ -191,8 +210,10 @@ class WatchedStore(MemoryServer):
             self._deliver_late()
         elif _is_script(command, "join"):
             incarnation = command[1][-1]
-            if incarnation in self._joined and len(self._posted) > posted:
-                self._promises.joined_twice(incarnation)
+            if len(self._posted) > posted:
+                self._unread_joins += 1
+                if incarnation in self._joined:
+                    self._promises.joined_twice(incarnation)
             self._joined.add(incarnation)
         elif _is_script(command, "commit") and reply[0] == b"ok":
             _, many, *words = command[1]
@@ -201,13 +222,15 @@ class WatchedStore(MemoryServer):
             entries = int(args[5])
             begun = len(self._promises.journal)
             self._promises.committed(int(args[0]), _entries(command), self._loop.time())
-            self._check_deadlines(self._promises.journal[begun:])
+            taken = self._promises.journal[begun:]
+            self._unread_joins -= sum(isinstance(entry.record, NodeJoined) for entry in taken)
+            self._check_deadlines(taken)
             if args[2] != "":
                 read = identity_of(encoded(args[2]))
                 while self._posted and identity_of(self._posted[0][0]) <= read:
                     self._posted.popleft()
             if self._aims.armed:
-                self._aims.sees([entry.record for entry in self._promises.journal[begun:]], "after")
+                self._aims.sees([entry.record for entry in taken], "after")
             for order in args[7 + entries : 7 + entries + int(args[6 + entries])]:
                 packed = order[SIGNATURE_BYTES + NUMBER_BYTES :]
                 self._promises.numbered(int.from_bytes(order[SIGNATURE_BYTES:][:NUMBER_BYTES], "big"))

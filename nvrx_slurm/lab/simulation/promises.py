@@ -103,7 +103,9 @@ class Promises:
         """The journal is what the job folder has kept."""
         if len(copy) < len(self.journal):  # the controller had no time to copy the end
             self.journal = list(copy)
-            if self.shutdown not in [entry.record for entry in copy]:
+            records = [entry.record for entry in copy]
+            self.generation = max((each.generation for each in records if isinstance(each, JobStarted)), default=-1)
+            if self.shutdown not in records:
                 self.shutdown = None
             self.monitors = JournalMonitors(self.plan, self._broken, self._outage_s)
             for entry in copy:

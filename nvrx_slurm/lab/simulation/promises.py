@@ -72,6 +72,7 @@ class Promises:
         self.monitors = JournalMonitors(plan, broken, outage_s)
         self.journal: list[Entry] = []
         self.shutdown: Shutdown | None = None
+        self.lost_shutdown: Shutdown | None = None  # with the store's data; agents may have read it
         self.ended: JobEnded | None = None
         self.generation = -1
         self.closed: dict[tuple[str, int], RendezvousClosed] = {}  # of this generation
@@ -106,7 +107,7 @@ class Promises:
             records = [entry.record for entry in copy]
             self.generation = max((each.generation for each in records if isinstance(each, JobStarted)), default=-1)
             if self.shutdown not in records:
-                self.shutdown = None
+                self.lost_shutdown, self.shutdown = self.shutdown, None
             self.monitors = JournalMonitors(self.plan, self._broken, self._outage_s)
             for entry in copy:
                 self.monitors.enter(entry)
@@ -296,7 +297,7 @@ class Promises:
     def left(self, node: str, code: int, supervisor_deaths: Sequence[float] = ()) -> None:
         """An agent has ended by itself, and no signal had asked it to. `supervisor_deaths`: when its supervisors were
         killed, on the loop's clock."""
-        ends = () if self.shutdown is None else (self.shutdown.exit_code,)
+        ends = tuple(each.exit_code for each in (self.shutdown, self.lost_shutdown) if each is not None)
         # By its own clock, which may be slower.
         last = supervisor_deaths[-MOST_SUPERVISORS:]
         if len(last) == MOST_SUPERVISORS and last[-1] - last[0] < 1.01 * SUPERVISORS_S:
@@ -439,7 +440,8 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
     # the store, the bound for how far apart these may be.
     skew_s = math.inf if bounds.hang.exit_skew is None else bounds.hang.exit_skew
     touched_after_s = min(bounds.fence_timeout, bounds.control_plane_grace, skew_s)
-    is_fatal = run.store.has_lost_joins or any(act.traits & Trait.FATAL for act in run.performed)
+    has_lost = run.store.has_lost_joins or promises.lost_shutdown is not None
+    is_fatal = has_lost or any(act.traits & Trait.FATAL for act in run.performed)
     if is_fatal or outage_s >= LONGEST_OUTAGE * touched_after_s:
         return
     on_nodes = [act for act in run.performed if act.traits & Trait.NODE]

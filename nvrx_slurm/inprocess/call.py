@@ -120,8 +120,9 @@ class CallWrapper:
                         log.exception("rank %s: Completion raised", self._rank.state.rank)
             except ForkedChild as child:
                 outcome = child.outcome
-                # Everything that this process has inherited belongs to its parent.
+                # All else that this process has inherited belongs to its parent.
                 stack.pop_all()
+                self._region.leave_to_child()
             except BaseException as error:
                 self._leave_because(error)
                 raise

@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import monotonic
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from nvrx_slurm.inprocess.exception import NestedCallError, RankShouldRestart, RestartAbort
 from nvrx_slurm.util.log import get_logger
@@ -104,6 +104,8 @@ class Region:
     NestedCallError in any other thread, and inside of another region.
     """
 
+    _is_in_child: ClassVar[bool] = False
+
     def __init__(
         self,
         on_signal: Callable[[], None] | None = None,
@@ -125,6 +127,11 @@ class Region:
         self._current: _OpenCall | None = None
 
     def __enter__(self) -> Region:
+        if Region._is_in_child:
+            raise NestedCallError(
+                "this process was forked inside of a wrapped function: it is no rank, and cannot become one. Start it"
+                " as a program of its own, with a rank of its own (subprocess, or multiprocessing's spawn)"
+            )
         self._former = signal.getsignal(RESTART_SIGNAL)
         if getattr(self._former, "__func__", None) is Region._on_signal:
             raise NestedCallError(
@@ -143,6 +150,14 @@ class Region:
         # A signal that is still pending would end the process once the former handler is back.
         while signal.sigtimedwait({RESTART_SIGNAL}, 0):
             pass
+        self._restore()
+
+    def leave_to_child(self) -> None:
+        """In a process that was forked in the call: locks and threads are its parent's, handler and hook its own."""
+        Region._is_in_child = True
+        self._restore()
+
+    def _restore(self) -> None:
         signal.signal(RESTART_SIGNAL, self._former or signal.SIG_DFL)
         # The user may have set another one meanwhile.
         if getattr(sys.unraisablehook, "__func__", None) is Region._on_unraisable:

@@ -346,3 +346,33 @@ def test_bounds_of_years_mean_no_bounds(tmp_path: Path) -> None:
     """The restart opens a section, whose time has a limit."""
     [(code, out, _)] = run(YEARS, tmp_path)
     assert (code, out) == (0, "1\n")
+
+
+FORKED = """
+import signal
+
+hook, handler = sys.unraisablehook, signal.getsignal(signal.SIGRTMAX - 4)
+
+@wrapper
+def train():
+    if os.fork() == 0:
+        return "child"
+    os.wait()
+
+if train() == "child":
+    assert (sys.unraisablehook, signal.getsignal(signal.SIGRTMAX - 4)) == (hook, handler)
+    try:
+        train()
+    except inprocess.exception.NestedCallError as error:
+        print("refused:", error, flush=True)
+    os._exit(0)
+print("the rank has completed")
+"""
+
+
+def test_a_forked_child_that_returns_has_its_own_signals_back(tmp_path: Path) -> None:
+    """It goes on with the script as without the wrapper, and is told why it cannot become a rank."""
+    [(code, output, errors)] = run(FORKED, tmp_path)
+    assert code == 0, errors
+    assert "refused: this process was forked" in output
+    assert "the rank has completed" in output

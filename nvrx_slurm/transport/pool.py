@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
-from nvrx_slurm.transport.errors import PayloadTimeout, PeerReset
+from nvrx_slurm.transport.errors import AllInUse, PeerReset
 from nvrx_slurm.transport.protocol import Backend, PeerLink, greet
 from nvrx_slurm.transport.ref import PayloadRef
 
@@ -29,10 +29,6 @@ class Cuttable(Protocol):
 
 
 Watch = Callable[[Cuttable | None], object]
-
-
-class AllInUse(PayloadTimeout):
-    """Other reads use all connections to the port. It is no fault of the port."""
 
 
 class UnconfirmedAck(NamedTuple):

@@ -139,8 +139,10 @@ def is_gone(name: str, folder: Path = SHM) -> bool:
 def sweep(folder: str | Path = SHM) -> list[str]:
     """Remove the rings of this user whose creator is dead. Returns their names."""
     folder = arguments.folder(folder)
-    removed = []
-    for path in sorted(folder.glob("nvrx-ring-*")):
+    paths, removed = list[Path](), list[str]()
+    with contextlib.suppress(OSError):  # no descriptor is left, say: the next sweep removes them
+        paths = sorted(folder.glob("nvrx-ring-*"))
+    for path in paths:
         # Another process may sweep at the same time.
         with contextlib.suppress(OSError):
             # By its look first: files of others are not even opened.

@@ -19,7 +19,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, RingError, TransportError
+from nvrx_slurm.transport.errors import (
+    AllInUse,
+    PayloadTimeout,
+    PayloadTruncated,
+    PeerReset,
+    RingError,
+    TransportError,
+)
 from nvrx_slurm.transport.protocol import AdmissionCheck, Seen, ServerHandshake, address_of, host_and_port
 from nvrx_slurm.util.admission import PROOF_S, Admission, RateLimitedLog
 from nvrx_slurm.util.log import get_logger
@@ -348,6 +355,8 @@ class TcpBackend:
             except TimeoutError:
                 fault = PayloadTimeout("nothing answers there")
             except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    raise AllInUse(f"no connection: {_exhausted(error)}") from None
                 fault = PeerReset(f"no connection: {_reason(error)}")
         forget(host, port)
         raise fault or PeerReset(f"host {host} has no address")
@@ -441,6 +450,8 @@ def resolve(host: str, port: int, deadline: float) -> list[Address]:
     except (OSError, UnicodeError, RuntimeError) as error:
         # RuntimeError: this process can start no more threads.
         _asked.pop((host, port), None)
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+            raise AllInUse(f"host {host} cannot be looked up: {_exhausted(error)}") from None
         raise PeerReset(f"host {host} is not known here: {getattr(error, 'strerror', None) or error}") from None
     _asked.pop((host, port), None)
     if len(_known) >= MOST_HOSTS:
@@ -448,6 +459,11 @@ def resolve(host: str, port: int, deadline: float) -> list[Address]:
     addresses = [(family, address) for family, _, _, _, address in found]
     _known[host, port] = time.monotonic() + KEPT_S, addresses
     return addresses
+
+
+def _exhausted(error: OSError) -> str:
+    limit = ": close files, or raise `ulimit -n`" if error.errno == errno.EMFILE else ""
+    return f"this process has no descriptor or memory left ({error.strerror}){limit}"
 
 
 def forget(host: str, port: int) -> None:

@@ -230,6 +230,21 @@ def test_too_many_open_files_do_not_make_a_payload_stale(served: Served) -> None
         assert client.read(ref, deadline=WAIT_S) == b"still here"
 
 
+def test_too_many_open_files_are_no_fault_of_a_port(served: Served) -> None:
+    """A read names this process's limit, and once there are descriptors again the next one is not kept waiting."""
+    ref = served.write(b"over the network")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with PayloadClient(token=TOKEN, transports=("tcp",)) as client:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            with pytest.raises(PayloadTimeout, match="ulimit -n"):
+                client.read(ref, deadline=0.3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert not client._fetcher._health
+        assert client.read(ref, deadline=WAIT_S) == b"over the network"
+
+
 def test_too_many_open_files_lose_no_payload_that_was_read(served: Served) -> None:
     """Whether another process that holds a payload still lives cannot be found out for a moment: the others are
     delivered, and a write waits for its slot."""

@@ -10,6 +10,7 @@ Here is the rank's side, which starts its monitor, waits until that is ready, an
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pickle
@@ -241,9 +242,13 @@ def _started(options: MonitorOptions, stamps: ProgressStamps, control: socket.so
                 start_new_session=True,
             )
     except OSError as error:
-        raise InternalError(
-            f"the monitor process cannot be started (it needs Linux 5.3 or later): {error}"
-        ) from error
+        why = {
+            errno.ENOSYS: ": it needs Linux 5.3 or later",
+            errno.EMFILE: ": raise `ulimit -n`",
+            errno.EAGAIN: ": raise `ulimit -u`",
+        }
+        hint = why.get(error.errno or 0, "")
+        raise InternalError(f"the monitor process cannot be started ({error}){hint}") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for pidfd in inherited[2:]:

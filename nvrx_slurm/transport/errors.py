@@ -70,11 +70,6 @@ class PayloadTimeout(TransportError):
     """The deadline has passed; the message says where the time went."""
 
 
-class AllInUse(PayloadTimeout):
-    """Other reads use all connections to the port, or this process has no descriptor left. It is no fault of the
-    port."""
-
-
 class PayloadCorrupt(TransportError):
     """The bytes are not those that were written, or are no answer at all. They were thrown away."""
 

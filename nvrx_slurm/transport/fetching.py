@@ -19,7 +19,6 @@ from nvrx_slurm.transport import codec, protocol
 from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.copying import PIECE_BYTES, checksum, room
 from nvrx_slurm.transport.errors import (
-    AllInUse,
     Attempt,
     PayloadTimeout,
     PayloadTruncated,
@@ -30,7 +29,7 @@ from nvrx_slurm.transport.errors import (
     TransportError,
 )
 from nvrx_slurm.transport.pool import Cuttable, Pool, PooledConnection
-from nvrx_slurm.transport.protocol import REASONS, Backend, acknowledge, receive, request, settle
+from nvrx_slurm.transport.protocol import REASONS, AllInUse, Backend, acknowledge, receive, request, settle
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import (
     WELL,

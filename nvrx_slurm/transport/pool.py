@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
-from nvrx_slurm.transport.errors import AllInUse, PeerReset
-from nvrx_slurm.transport.protocol import Backend, PeerLink, greet
+from nvrx_slurm.transport.errors import PeerReset
+from nvrx_slurm.transport.protocol import AllInUse, Backend, PeerLink, greet
 from nvrx_slurm.transport.ref import PayloadRef
 
 YOUNGER = 0.75  # a connection is not used again after this share of the time in which its server would evict it

@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import xxhash
 
-from nvrx_slurm.transport.errors import PayloadCorrupt, PeerRefused
+from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, PeerRefused
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.util.admission import PROOF_S
 
@@ -265,6 +265,11 @@ class PortListener(Protocol):
 
     def drop(self) -> None:
         """In a forked child: let go of it."""
+
+
+class AllInUse(PayloadTimeout):
+    """Other reads use all connections to the port, or this process has no descriptor left. It is no fault of the
+    port."""
 
 
 class Backend(Protocol):

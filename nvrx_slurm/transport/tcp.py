@@ -20,14 +20,13 @@ from functools import partial
 from typing import Any
 
 from nvrx_slurm.transport.errors import (
-    AllInUse,
     PayloadTimeout,
     PayloadTruncated,
     PeerReset,
     RingError,
     TransportError,
 )
-from nvrx_slurm.transport.protocol import AdmissionCheck, Seen, ServerHandshake, address_of, host_and_port
+from nvrx_slurm.transport.protocol import AdmissionCheck, AllInUse, Seen, ServerHandshake, address_of, host_and_port
 from nvrx_slurm.util.admission import PROOF_S, Admission, RateLimitedLog
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.threads import in_thread

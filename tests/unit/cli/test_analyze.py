@@ -69,11 +69,13 @@ def test_rules_of_ones_own(nvrx: Nvrx, log: Path, tmp_path: Path) -> None:
 
 
 def test_only_one_rank(nvrx: Nvrx, tmp_path: Path) -> None:
-    """What others say is left out."""
+    """What others say is left out; a rank that has no log is a mistake, and no log without a failure."""
     (tmp_path / "rank-0.err").write_text(LOG)
     (tmp_path / "rank-1.err").write_text(LOG.replace("KeyError: 'lr'", "NameError: name 'lr' is not defined"))
     answer = json.loads(nvrx("analyze", ".", "--rank", "1", "--json").stdout)
     assert (answer["fault"], answer["ranks"]) == ("name_error", [1])
+    refused = nvrx("analyze", ".", "--rank", "99", "--exit-code")
+    assert (refused.returncode, "--rank 99" in refused.stderr) == (2, True)
 
 
 def test_nothing_wrong_is_said_as_well(nvrx: Nvrx, tmp_path: Path) -> None:

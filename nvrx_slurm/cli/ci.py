@@ -14,7 +14,7 @@ from nvrx_slurm.cli import LazyGroup
 from nvrx_slurm.cli.completion import complete_flows
 from nvrx_slurm.cli.options import duration_option
 from nvrx_slurm.cli.output import note
-from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, MissingProgramError, UsageError
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, MalformedRecord, MissingProgramError, UsageError
 from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
@@ -210,6 +210,8 @@ def clean(artifacts: tuple[Path, ...]) -> int:
     from nvrx_slurm.lab.flow.guard import clean as clean_up
 
     for folder in artifacts:
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: is no folder; name the artifacts folder of a run")
         check_over(folder)
     problems = [problem for folder in artifacts for problem in clean_up(folder.absolute())]
     for problem in problems:
@@ -255,6 +257,8 @@ def simulate(
     given = [name for name, value in options.items() if value not in (None, ())]
     if of != "job" and given:
         raise UsageError(f"--of {of} takes no {', '.join(given)}: these are for --of job")
+    if seed is not None and minutes is not None:
+        raise UsageError("--seed runs one seed, and --minutes seeds of its own: give one of them")
     if minutes is None and (corpus or keep is not None):
         raise UsageError("--corpus and --keep take effect with --minutes alone")
     if of != "job":
@@ -274,7 +278,10 @@ def simulate(
 
         return explore(minutes, first, nodes, jobs, corpus, keep, click.echo)
     if scenario is not None:
-        return simulation.replay_file(scenario, click.echo)
+        try:
+            return simulation.replay_file(scenario, click.echo)
+        except MalformedRecord as error:
+            raise UsageError(f"--scenario {scenario}: {error}") from None
     if seed is not None:
         return simulation.replay_seed(seed, nodes, click.echo)
     return simulation.run_seeds(range(first, first + seeds), nodes, jobs, click.echo)

@@ -72,6 +72,8 @@ def record(job: str | None, plan_file: Path | None, job_file: Path | None, outpu
     from nvrx_slurm.lab.flow.replaying import read_journal, read_plan
     from nvrx_slurm.lab.flow.writing import to_yaml
 
+    if output is not None and output.is_dir():
+        raise UsageError(f"-o {output}: is a folder; name a file in it")
     path = _journal_of(job, folder)
     text, plan = read_journal(path), read_plan(plan_file or path.parent / "plan.json")
     # The flow names its job relative to its own file, wherever that is written.
@@ -88,7 +90,9 @@ def record(job: str | None, plan_file: Path | None, job_file: Path | None, outpu
         from nvrx_slurm.lab.flow.writing import job_yaml
 
         made = f"Made from the plan of job {path.parent.name}."
-        _write(named, job_yaml(plan, f"{made} A plan does not hold the keys below `slurm` and `setup`."))
+        job_text = job_yaml(plan, f"{made} A plan does not hold the keys below `slurm` and `setup`.")
+        _refuse_other(named, job_text, "name the job's file with --job, or the flow's with -o")
+        _write(named, job_text)
         click.echo(f"wrote {named}", err=True)
     if output is None:
         write_exactly(to_yaml(flow))
@@ -133,6 +137,7 @@ def matrix(
         return EXIT_DONE
     if into is not None:
         _write_flows(cases, choice, into, starts_within)
+        click.echo(f"wrote {len(cases)} flows into {into}", err=True)
         return EXIT_DONE
     with tempfile.TemporaryDirectory(prefix="nvrx-matrix-") as folder:
         _write_flows(cases, choice, Path(folder), starts_within)
@@ -163,8 +168,11 @@ def _write_flows(cases: list[MatrixCase], choice: JobChoice, folder: Path, start
         raise UsageError("the flows name a file of the job: write one with --save job.yaml")
     folder.mkdir(parents=True, exist_ok=True)
     job, changed = _seen_from(folder, choice.file), _overrides(choice.plan(choice.load()), choice.file)
-    for case in cases:
-        _write(folder / f"{case.name}.yaml", to_yaml(case.document(job, changed, start_s)))
+    files = {folder / f"{case.name}.yaml": to_yaml(case.document(job, changed, start_s)) for case in cases}
+    for path, text in files.items():
+        _refuse_other(path, text, "name another folder")
+    for path, text in files.items():
+        _write(path, text)
 
 
 # ------------------------------------------------------------------------------------------------ places
@@ -206,6 +214,18 @@ def _overrides(plan: Plan, job_file: Path) -> dict[str, Any]:
 
     changed = overrides(plan, plan_of(load(job_file).spec, folder=Path(plan.folder), job_file=job_file))
     return {key: value for key, value in changed.items() if key not in ("name", "workdir")}
+
+
+def _refuse_other(path: Path, text: str, remedy: str) -> None:
+    """Raises UsageError where the path has a file that says something else."""
+    try:
+        is_other = path.read_text() != text
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeError):
+        is_other = True
+    if is_other:
+        raise UsageError(f"{path} is there already, and is another one: remove it, or {remedy}")
 
 
 def _write(path: Path, text: str) -> None:

@@ -84,6 +84,24 @@ def test_recorded_to_stdout(finished, tmp_path):
     assert "job: own.yaml\noverrides: {spares: 2}\n" in said
 
 
+def test_what_is_written_replaces_no_other_file(finished, tmp_path):
+    """`record` names the job's file by itself, and `matrix` all of its flows: they may be the user's."""
+    mine = tmp_path / "train.job.yaml"
+    mine.write_text("precious: my own job\n")
+    refused = nvrx("record", "7", "-o", "train.yaml", cwd=tmp_path)
+    assert (refused.returncode, mine.read_text()) == (2, "precious: my own job\n")
+    assert "train.job.yaml is there already" in refused.stderr
+    assert nvrx("record", "7", "-o", ".", cwd=tmp_path).returncode == 2
+    assert not (tmp_path / "train.yaml").exists()
+    matrix = ("matrix", str(JOBS / "plain.yaml"), "--on", "local", "--flow", "kill-*", "--write", "flows")
+    for _ in range(2):
+        assert nvrx(*matrix, cwd=tmp_path).returncode == 0
+    edited = tmp_path / "flows" / "kill-node.yaml"
+    edited.write_text(edited.read_text() + "# my edit\n")
+    assert nvrx(*matrix, cwd=tmp_path).returncode == 2
+    assert edited.read_text().endswith("# my edit\n")
+
+
 def test_replay(finished, tmp_path):
     """The same decisions: exit 0. Another one: exit 1, and where. No journal: exit 2."""
     same = nvrx("replay", "7", cwd=tmp_path)

@@ -82,7 +82,7 @@ def analyze(
             results = examine_cycles(readable, last, rules=rules, ranks=ranks)
         answers = [_renamed(each.attribution, names) for each in results]
         if ranks and not any(answer.read is not None and answer.read.files for answer in answers):
-            raise click.UsageError(f"--rank {', '.join(map(str, ranks))}: no log, nor a line of one, is of such a rank")
+            raise click.UsageError(f"--rank {', '.join(map(str, ranks))}: no log, nor a line in one, is of it")
         for problem in (problem for each in results for problem in each.problems):
             note(f"nvrx-slurm: {_with_names(problem, names)}")
         if as_json:

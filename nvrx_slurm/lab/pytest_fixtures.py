@@ -27,6 +27,7 @@ from nvrx_slurm.api.submission import hand_over, prepare
 from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_USAGE, NvrxError, UsageError
 from nvrx_slurm.jobspec.load import load
 from nvrx_slurm.jobspec.plan import plan
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.devcluster import DevCluster, names, remove
 from nvrx_slurm.lab.flow import report_text
 from nvrx_slurm.lab.flow.cleanup import MARK, CleanupList, clean_up
@@ -36,6 +37,7 @@ from nvrx_slurm.lab.flow.outcome import FlowAttempt, SuiteOutcome
 from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.remote import here as this_machine
 from nvrx_slurm.lab.flow.writing import to_yaml
+from nvrx_slurm.report.ending import end_lines
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import make_folders
 from nvrx_slurm.util.processes import dies_with_parent, is_alive
@@ -143,6 +145,14 @@ class Jobs:
             for file in sorted(out.rglob("*.txt")):
                 title = f"job {job.job_id}: {file.relative_to(out)}"
                 self._test.add_report_section("call", title, file.read_text(errors="replace"))
+
+    def show_ends(self) -> None:
+        """Add to the test's report how each job ended that did not end with 0. Raises nothing."""
+        for job in self._jobs:
+            with contextlib.suppress(NvrxError, OSError):
+                if code := job.exit_code:
+                    lines = end_lines(JobFolder(job.folder), code)
+                    self._test.add_report_section("call", f"job {job.job_id}", "\n".join(lines))
 
     def close(self) -> None:
         """End every job, with all its processes; kill who does not end in time. Raises NvrxError: what is left."""

@@ -58,16 +58,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that ran out of time shows what its jobs were doing: they are not ended yet."""
+    """A test that fails shows how its jobs ended; one that ran out of time, what they were doing."""
     jobs = item.stash.get(_jobs, None)
-    # pytest-timeout fails a test by a message; this package, asyncio and subprocess have errors for it.
-    if (
-        jobs is not None
-        and call.when != "teardown"
-        and call.excinfo
-        and ("Timeout" in type(call.excinfo.value).__name__ or str(call.excinfo.value).startswith("Timeout"))
-    ):
-        jobs.show_stacks()
+    if jobs is not None and call.when != "teardown" and call.excinfo:
+        jobs.show_ends()
+        # pytest-timeout fails a test by a message; this package, asyncio and subprocess have errors for it.
+        error = call.excinfo.value
+        if "Timeout" in type(error).__name__ or str(error).startswith("Timeout"):
+            jobs.show_stacks()
     return (yield)
 
 

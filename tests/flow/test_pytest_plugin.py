@@ -86,6 +86,20 @@ def test_jobs_on_this_machine(theirs):
     assert of(theirs.path) == []
 
 
+def test_failed_test_shows_how_its_job_ended(theirs):
+    """An exit code alone sends its reader into a folder below /tmp."""
+    result = run(
+        theirs,
+        """
+        def test_it(job):
+            command = ["python3", "-c", "raise KeyError('lr')"]
+            assert job({"command": command}, fault_tolerance__max_restarts=0).wait(60) == 0
+        """,
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*KeyError: 'lr'*", "*nvrx-slurm explain *"])
+
+
 @pytest.mark.slurm
 def test_jobs_on_a_slurm(theirs):
     """Marked tests share one Slurm, as large as the largest of them wants it, and jobs go there."""

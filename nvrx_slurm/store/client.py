@@ -45,7 +45,15 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.redis_client import Look, async_client
 from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, StoreRetry
-from nvrx_slurm.store.sealing import RefusedRecords, field_m, open_order, order_place, seal_heartbeat, seal_order
+from nvrx_slurm.store.sealing import (
+    RefusedRecords,
+    claimed_number,
+    field_m,
+    open_order,
+    order_place,
+    seal_heartbeat,
+    seal_order,
+)
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.log import get_logger
@@ -164,9 +172,12 @@ class StoreClient:
             self._passed = number
             return order
 
-        items = await self._read(stream, "0-0" if self._lost_orders else after)
+        again = self._lost_orders
+        items = await self._read(stream, "0-0" if again else after)
         # A store that has come back without its data, and with an earlier clock, gives new orders older ids.
         self._lost_orders = not items and place_of(await self._newest(stream)) < place_of(after)
+        if again:  # an old file may have brought back some that were read before
+            items = [item for item in items if claimed_number(item[1].get(b"m", b"")) > self._passed]
         return [(identity, self._opened(stream, identity, fields, opened)) for identity, fields in items]
 
     async def newest_order(self) -> str:

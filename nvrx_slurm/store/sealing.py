@@ -13,7 +13,7 @@ from nvrx_slurm.errors import ForgedRecord, MalformedRecord, UntrustedRecord
 from nvrx_slurm.journal.records import Heartbeat, Record, RecordsRefused, pack
 from nvrx_slurm.util.admission import RateLimitedLog
 from nvrx_slurm.util.clock import Clock
-from nvrx_slurm.util.job_key import JobKey
+from nvrx_slurm.util.job_key import SIGNATURE_BYTES, JobKey
 from nvrx_slurm.util.log import get_logger
 
 log = get_logger("store")
@@ -77,6 +77,11 @@ def order_place(stream: str, generation: int) -> str:
 def seal_order(key: JobKey, place: str, order: Record, number: int) -> bytes:
     """An order with its number, which grows from order to order of a job's generation."""
     return key.sign(place, number.to_bytes(NUMBER_BYTES, "big") + pack(order))
+
+
+def claimed_number(sealed: bytes) -> int:
+    """The number of an order, before it is proven."""
+    return int.from_bytes(sealed[SIGNATURE_BYTES:][:NUMBER_BYTES], "big")
 
 
 def open_order(key: JobKey, place: str, sealed: bytes, passed: int) -> tuple[int, bytes]:

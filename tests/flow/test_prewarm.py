@@ -120,6 +120,15 @@ def freeze(job: RunningJob, node: str) -> int:
     return warm
 
 
+def sockets_of(pid: int) -> set[str]:
+    """The sockets of a process. A supervisor has a new one for each process that it asks a warm process for."""
+    links = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.add(str(descriptor.readlink()))
+    return {link for link in links if link.startswith("socket:")}
+
+
 def is_warm(worker: Waiting) -> bool:
     """Whether another process has imported its modules."""
     return int(worker.env["IMPORTED_BY"]) != worker.pid
@@ -323,8 +332,11 @@ def test_warm_process_that_does_not_fork(run_local, gate, tmp_path, number):
     before = gate.wait(4, cycle=0)
     warm_process(job, "n2")
     stopped = freeze(job, "n1")
+    supervisor = supervisor_of(job.agent_pid("n1"))
+    without_order = sockets_of(supervisor)
     fail(before[1])
     assert started(job, 1, "n2").warm == 2
+    until(lambda: sockets_of(supervisor) - without_order, "n1 has not asked for workers")
     os.kill(stopped, number)
     after = gate.wait(4, cycle=1, timeout=60.0)
     record = started(job, 1, "n1")

@@ -19,13 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from nvrx_slurm.transport.errors import (
-    PayloadTimeout,
-    PayloadTruncated,
-    PeerReset,
-    RingError,
-    TransportError,
-)
+from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, RingError, TransportError
 from nvrx_slurm.transport.protocol import AdmissionCheck, AllInUse, Seen, ServerHandshake, address_of, host_and_port
 from nvrx_slurm.util.admission import PROOF_S, Admission, RateLimitedLog
 from nvrx_slurm.util.log import get_logger

@@ -304,8 +304,7 @@ class JobHistory:
                 node = self.nodes[fact.node]
                 node.deaths += 1
                 if node.place == "active" and node.replica is not None and fact.safe_after_s > 0.0:
-                    until = math.inf if node.outlives_lease else self.t + fact.safe_after_s
-                    self.replicas[node.replica].unproven[node.name] = until
+                    self._may_live(node, node.replica, fact.safe_after_s)
                 began, noticed = self.t - fact.ago_s, self.t - fact.ago_s
                 if fact.cause == "heartbeat_timeout" or fact.safe_after_s:  # it was heard until so long ago
                     began = self.t - max(0.0, self.bounds.gives_away_after_s - fact.safe_after_s)
@@ -338,8 +337,7 @@ class JobHistory:
         for node in self.nodes.values():
             if node.is_here:
                 if node.place == "active" and node.replica is not None:
-                    until = math.inf if node.outlives_lease else self.t + self.bounds.gives_away_after_s
-                    self.replicas[node.replica].unproven[node.name] = until
+                    self._may_live(node, node.replica, self.bounds.gives_away_after_s)
                 node.place = "gone"
                 self._forget(node)
                 if node.name not in self.drained:
@@ -702,12 +700,16 @@ class JobHistory:
         """An agent that is here and was not lost is fenced: it is too late for its rendezvous, and loses them."""
         if not node.is_here or (replica_id := self.wanted.get(node.name)) is None:
             return
-        until = math.inf if node.outlives_lease else self.t + self.bounds.gives_away_after_s
-        self.replicas[replica_id].unproven[node.name] = until
+        self._may_live(node, replica_id, self.bounds.gives_away_after_s)
         if (known := self.open_symptom(replica_id)) is not None and known.is_symptom:
             self._fail(replica_id, "node", self.t, None, None, node.name, known.first_noticed)
         node.place = "gone"
         self._forget(node)
+
+    def _may_live(self, node: NodeHistory, replica_id: str, dead_after_s: float) -> None:
+        """Workers of the replica there must be dead after that time, and may live until then."""
+        until = math.inf if node.outlives_lease else self.t + dead_after_s
+        self.replicas[replica_id].unproven[node.name] = until
 
     def makes_progress(self, replica: ReplicaHistory) -> bool:
         return replica.new_steps >= self.bounds.progress.min_progress_steps

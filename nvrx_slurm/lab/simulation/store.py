@@ -20,7 +20,7 @@ from nvrx_slurm.lab.simulation.valkey_client import SOCKET_S, MemoryClient
 from nvrx_slurm.lab.simulation.valkey_keyspace import encoded, identity_of
 from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, ServerAnswer
 from nvrx_slurm.store.client import script_text
-from nvrx_slurm.store.sealing import NUMBER_BYTES
+from nvrx_slurm.store.sealing import NUMBER_BYTES, claimed_number
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import SIGNATURE_BYTES, JobKey
 
@@ -233,7 +233,7 @@ class WatchedStore(MemoryServer):
                 self._aims.sees([entry.record for entry in taken], "after")
             for order in args[7 + entries : 7 + entries + int(args[6 + entries])]:
                 packed = order[SIGNATURE_BYTES + NUMBER_BYTES :]
-                self._promises.numbered(int.from_bytes(order[SIGNATURE_BYTES:][:NUMBER_BYTES], "big"))
+                self._promises.numbered(claimed_number(order))
                 self._promises.ordered(packed, [len(self.data.hgetall(key)) for key in keys[RENDEZVOUS_KEYS:]])
             if args[3] != "":
                 sealed = self.data.get(keys[SHUTDOWN])

@@ -13,6 +13,7 @@ if __name__ == "__main__":
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -132,7 +133,9 @@ def main() -> int:
             # Neither an allocation of the user's, nor the job in which the user has started a local one.
             if info is None or (info.cluster == "slurm" and info.allocation is None):
                 # The batch host is gone, and a `--no-kill` job outlives it without a purpose: give it back to the
-                # queue. Every agent asks; Slurm does it once.
+                # queue. Every agent asks; Slurm does it once, and ends the agents with SIGTERM, at times before they
+                # have logged its answer.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 log.error("the job's first node is gone: asking Slurm to requeue job %s", job_id)
                 log.info("%s", requeue_from_inside(job_id, outside))
         return exit_code

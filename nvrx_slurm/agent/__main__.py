@@ -135,9 +135,10 @@ def main() -> int:
                 # The batch host is gone, and a `--no-kill` job outlives it without a purpose: give it back to the
                 # queue. Every agent asks; Slurm does it once, and ends the agents with SIGTERM, at times before they
                 # have logged its answer.
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 log.error("the job's first node is gone: asking Slurm to requeue job %s", job_id)
                 log.info("%s", requeue_from_inside(job_id, outside))
+                signal.signal(signal.SIGTERM, before)
         return exit_code
 
 

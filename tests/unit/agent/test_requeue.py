@@ -24,11 +24,12 @@ print(requeue_from_inside("unused", _stay_outside()))
 
 @pytest.fixture
 def in_the_last_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Below a task whose scontrol writes down what it is asked for; returns that file."""
+    """Below a task whose scontrol ends the one that asks, as Slurm does with a job that it requeues, and writes down
+    what it was asked for. Returns that file."""
     asked = tmp_path / "asked"
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.parent.mkdir()
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
+    scontrol.write_text(f'#!/bin/sh\nkill -TERM $PPID\necho "$@" >> {asked}\n')
     scontrol.chmod(0o700)
     monkeypatch.setenv("PATH", f"{scontrol.parent}:/usr/bin:/bin")
     for name, value in LAST_TASK.items():

@@ -57,6 +57,7 @@ def test_stuck_job_log_holds_up_no_worker(tmp_path):
     output.close(0.5)
     assert (tmp_path / "a.out").stat().st_size == 4096 * 4096
     os.close(reading)
+    output.close(10.0)  # the thread that writes ends: it must not write to the next file of this number
     os.close(writing)
 
 

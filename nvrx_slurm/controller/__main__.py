@@ -21,8 +21,10 @@ from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import open_log
-from nvrx_slurm.util.log import set_up
+from nvrx_slurm.util.log import get_logger, set_up
 from nvrx_slurm.util.processes import raise_descriptor_limit
+
+log = get_logger("controller")
 
 
 async def _serve(folder: JobFolder) -> None:
@@ -61,7 +63,11 @@ def main() -> None:
     folder = JobFolder(path)
     with os.fdopen(open_log(folder.node_log("controller")), "a") as log_file:
         set_up("controller", stream=log_file)
-        asyncio.run(_serve(folder))
+        try:
+            asyncio.run(_serve(folder))
+        except NvrxError as error:
+            log.error("%s", error)
+            raise
 
 
 if __name__ == "__main__":

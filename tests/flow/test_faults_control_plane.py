@@ -105,7 +105,7 @@ def test_store_that_cannot_come_back_ends_the_job(run_local, gate, tmp_path):
 
 def test_controller_that_the_store_refuses_ends_the_job(run_local, gate, tmp_path):
     """The password is changed and the controller dies: the next one is refused, and the job ends at once with 69,
-    instead of starting one after the other."""
+    instead of starting one after the other. Its log says why."""
     job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=0, **QUICK))
     gate.wait(2, cycle=0)
     everybody = descendants(job.process.pid)
@@ -116,6 +116,7 @@ def test_controller_that_the_store_refuses_ends_the_job(run_local, gate, tmp_pat
     assert job.finish() == 69
     wait_gone(everybody)
     assert "store" in job.folder.read_result().reason
+    assert "refuses us" in job.folder.node_log("controller").read_text()
 
 
 def test_store_that_refuses_everybody_once_the_end_was_decided(run_local, gate, tmp_path):

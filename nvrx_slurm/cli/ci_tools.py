@@ -183,6 +183,8 @@ def _journal_of(job: str | None, folder: Path) -> Path:
     path = None if job is None else Path(job)
     if path is not None and path.is_file():
         return path
+    if path is not None and len(path.parts) > 1 and not path.exists():
+        raise UsageError(f"{path}: there is no such file or folder; name a job, its folder, or its events.jsonl")
     # No file, and no folder here: then it is a job's id.
     if path is None or not path.is_dir():
         from nvrx_slurm.report.jobs import find_job

@@ -112,6 +112,8 @@ def test_replay(finished, tmp_path):
     other = nvrx("replay", str(finished.events_path), cwd=tmp_path)
     assert other.returncode == 1
     assert "action: 'stop' in the journal, 'restart_replica' now" in other.stdout
+    missing = nvrx("replay", "no-such-folder/events.jsonl", cwd=tmp_path)
+    assert (missing.returncode, "no-such-folder/events.jsonl: there is no such file" in missing.stderr) == (2, True)
     assert nvrx("replay", "no-such-job", cwd=tmp_path).returncode == 2  # a number may be another test's job
 
 

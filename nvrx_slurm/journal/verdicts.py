@@ -136,10 +136,11 @@ def excess(inquiry: Inquiry) -> tuple[str, str] | None:
         if len(paths) > MOST_PATHS:
             return f"Expected {MOST_PATHS} paths at most", name
     # JSON from outside may hold longer integers than the wire form of records takes.
-    try:
-        msgspec.msgpack.encode(inquiry)
-    except OverflowError:
-        return "Expected integers of 64 bits at most", "pids"
+    for name in inquiry.__struct_fields__:
+        try:
+            msgspec.msgpack.encode(getattr(inquiry, name))
+        except OverflowError:
+            return "Expected integers of 64 bits at most", name
     return None
 
 

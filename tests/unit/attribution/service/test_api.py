@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import httpx2
@@ -66,8 +67,10 @@ async def test_bad_bodies(fleet: Fleet) -> None:
         ({"workers_per_node": (1 << 18) + 1}, "workers_per_node"),
         ({"nodes": ["n"] * ((1 << 16) + 1)}, "nodes"),
         ({"paths": ["/x"] * 1001}, "paths"),
+        ({"pids": {"1": 1 << 70}}, "pids"),
+        ({"key": {**good["inquiry"]["key"], "cycle": 1 << 70}}, "key"),
     ):
-        status, error = await _post(client, msgspec.json.encode({**good, "inquiry": {**good["inquiry"], **change}}))
+        status, error = await _post(client, json.dumps({**good, "inquiry": {**good["inquiry"], **change}}).encode())
         assert status == 422 and error.endswith(f"`$.inquiry.{place}`")
     assert (await _post(client, msgspec.json.encode(good), {"Content-Type": "text/plain"}))[0] == 415
 

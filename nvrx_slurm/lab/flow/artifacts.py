@@ -107,7 +107,8 @@ class Artifacts:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             print(os.getpid(), file=self._lock, flush=True)
         except FileExistsError:
-            raise UsageError(f"--artifacts {self.path}: holds another run already; name another folder") from None
+            what = "holds another run already" if self.path.is_dir() else "is no folder"
+            raise UsageError(f"--artifacts {self.path}: {what}; name another folder") from None
         except OSError as error:
             raise UsageError(f"--artifacts {self.path}: cannot be written: {error.strerror}") from None
 

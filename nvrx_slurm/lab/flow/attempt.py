@@ -212,7 +212,8 @@ def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[F
     elif end == "ended":
         found += of_unexplained_end(flow, run.entries, run.struck, run.folder, state)
     if (miss := run.matcher.miss) is not None:
-        found.append(of_miss(flow, miss, run.entries))
+        explained = end != "ended" or not run.struck or exit_code_of(run.entries) is not None
+        found.append(of_miss(flow, miss, run.entries, [] if explained else how_it_ended(run.folder, state)))
     found += run.findings
     # A job that was ended early was not given the time for its later faults.
     if end not in ("missed", "out_of_time"):
@@ -232,8 +233,9 @@ def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[F
 # ------------------------------------------------------------------------------------------------ findings
 
 
-def of_miss(flow: Flow, miss: Miss, entries: Sequence[Entry]) -> FlowFinding:
-    """The first expectation that was not met, with the entries around that moment and the nearest one."""
+def of_miss(flow: Flow, miss: Miss, entries: Sequence[Entry], end: Sequence[str] = ()) -> FlowFinding:
+    """The first expectation that was not met, with the entries around that moment and the nearest one. `end`: how the
+    job has ended, where its journal does not say it."""
     shown = _formatted(entries)
     detail = []
     if miss.around:
@@ -241,6 +243,7 @@ def of_miss(flow: Flow, miss: Miss, entries: Sequence[Entry]) -> FlowFinding:
     if miss.nearest is not None:
         detail += ["nearest:", f"  {shown[miss.nearest.entry.n]}"]
         detail += [f"    {difference}" for difference in miss.nearest.differences]
+    detail += end
     message = f"expected {miss.expected}: {miss.reason}"
     return finding_of(flow, "expectation", message, line=miss.line, detail=detail)
 
@@ -252,9 +255,14 @@ def of_unexplained_end(
     if struck or exit_code_of(entries) is not None:
         return
     when = "the journal says how" if entries else "its journal began"
+    message = f"the job ended before {when}: its state is {state or JobState.UNKNOWN}"
+    yield finding_of(flow, "exit_code", message, detail=how_it_ended(folder, state))
+
+
+def how_it_ended(folder: JobFolder, state: JobState | None) -> list[str]:
+    """What the job's folder and Slurm say of its end."""
     says = state or JobState.UNKNOWN
-    detail = end_lines(folder, says.exit_code or EXIT_FAILED, slurm_says=says)
-    yield finding_of(flow, "exit_code", f"the job ended before {when}: its state is {says}", detail=detail)
+    return list(end_lines(folder, says.exit_code or EXIT_FAILED, slurm_says=says))
 
 
 def of_faults(flow: Flow, scheduler: FaultScheduler) -> Iterator[FlowFinding]:

@@ -351,9 +351,13 @@ def _check_job(problems: Problems, faults: Sequence[Fault], expect: Sequence[Exp
             problems.add_at(message, fault.line, fault.action)
     for event in chain(_events(expect), _trigger_events(faults)):
         for name, pattern in event.fields:
-            if name == "replica" and isinstance(pattern, Equals) and pattern.value not in (None, *sizes):
-                message = f"the job has no replica {pattern.value}; {nearest(str(pattern.value), sizes)}"
+            value = pattern.value if isinstance(pattern, Equals) else None
+            if name == "replica" and value not in (None, *sizes):
+                message = f"the job has no replica {value}; {nearest(str(value), sizes)}"
                 problems.add_at(message, event.line, f"{event.event}.replica")
+            if name == "rank" and isinstance(value, int) and value >= max(sizes.values()):
+                message = f"the job has no rank {value}: its last is {max(sizes.values()) - 1}"
+                problems.add_at(message, event.line, f"{event.event}.rank")
 
 
 def _events(items: Iterable[Expectation]) -> Iterator[EventPattern]:

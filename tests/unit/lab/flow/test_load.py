@@ -121,6 +121,7 @@ BAD_ITEMS = {
     "learned: {seen: {step: [1]}}": "expect.0.learned.seen.step: has 2 items, not 1",
     "workers_started: {pids: {a: 1}}": "expect.0.workers_started.pids.a: must be a whole number, not 'a'",
     "shutdown: {checkpoint: maybe}": "expect.0.shutdown.checkpoint: must be true or false, not 'maybe'",
+    "worker_failed: {rank: 64}": "worker_failed.rank: the job has no rank 64: its last is 7",
     "replica_ended: {outcome: dome}": "expect.0.replica_ended.outcome: must be one of done, failed, not 'dome'; did "
     "you mean done?",
     "node_lost: {node: $1}": "expect.0.node_lost.node: '$1' is no capture: after `$` come letters, digits and '_', "

@@ -17,7 +17,7 @@ from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE, later_parts
 from nvrx_slurm.attribution.analyze.flight_recorder import Dump, DumpError, read_dump
 from nvrx_slurm.attribution.rules.catalogue import Catalogue
 from nvrx_slurm.attribution.scan import LogFile, Scan, scan
-from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, decoded, plain
+from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, decoded, plain, readable
 from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
 from nvrx_slurm.attribution.scan.model import TAIL_LINES
 from nvrx_slurm.attribution.scan.prefixes import by_srun, label_of
@@ -124,21 +124,21 @@ def tail_of(log: LogFile, most_bytes: int = TAIL_BYTES) -> Iterator[TailLine]:
     if offset:  # the first is torn
         offset += len(lines.pop(0)) + 1
     # In a file of one rank `3: ` is no label of srun, but the program's own text.
-    srun = log.rank is None and by_srun(plain(b"\n".join(lines[:_LABELS_IN])))
+    srun = log.rank is None and by_srun(readable(b"\n".join(lines[:_LABELS_IN])))
     # Bar → how far it was when it was drawn last, and how often it has been drawn there again.
     drawn: dict[tuple[int | None, str], tuple[str, int]] = {}
     for line in lines:
-        bare = plain(line)
-        label = label_of(bare, srun=srun)
-        text = decoded(bare[label.begin : label.begin + LONGEST_LINE_BYTES])
-        rank, kind = label.rank if log.rank is None else log.rank, None
-        if (bar := bar_of(text)) is not None:
-            name, done = bar
-            before, again = drawn.get((rank, name), ("", 0))
-            again = again + 1 if done == before else 0
-            drawn[rank, name] = done, again
-            kind = Nature.CRASH if 0 < again <= _MOST_REDRAWS else None
-        yield TailLine(offset, text, rank, kind=kind)
+        for bare in readable(line).split(b"\n"):  # a record says several
+            label = label_of(bare, srun=srun)
+            text = decoded(bare[label.begin : label.begin + LONGEST_LINE_BYTES])
+            rank, kind = label.rank if log.rank is None else log.rank, None
+            if (bar := bar_of(text)) is not None:
+                name, done = bar
+                before, again = drawn.get((rank, name), ("", 0))
+                again = again + 1 if done == before else 0
+                drawn[rank, name] = done, again
+                kind = Nature.CRASH if 0 < again <= _MOST_REDRAWS else None
+            yield TailLine(offset, text, rank, kind=kind)
         offset += len(line) + 1
 
 

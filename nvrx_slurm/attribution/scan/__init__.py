@@ -3,6 +3,7 @@
 model         what a scan finds: `LogFile`, `Hit`, `FileScan`, `Scan`
 files         the log files below some paths, whose they are by their names, and their text, unpacked
 blocks        whole lines of the text, of bounded length
+records       what lines say that are JSON objects
 prefilter     which rules can match lines of a block
 vectorscan    the search that the prefilter uses, if the extra is installed
 matching      which lines do match, and a `Hit` for the first and last of them

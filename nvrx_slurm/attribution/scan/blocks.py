@@ -1,9 +1,9 @@
 """Cuts a stream of bytes into blocks of whole lines, without the codes that colour a terminal, in bounded memory.
 
-A line ends at a newline, at a carriage return (a progress bar's line is many) and at a NUL (a hole that a file
-system left). A line longer than `LONGEST_LINE_BYTES` is read as several, and of one longer than
-`KEPT_OF_A_LINE_BYTES` the rest is left out. So what is found does not depend on where reads end, and a line without
-end costs no more than reading it.
+A line that is a JSON record is replaced by what it says (records.py). A line ends at a newline, at a carriage return
+(a progress bar's line is many) and at a NUL (a hole that a file system left). A line longer than `LONGEST_LINE_BYTES`
+is read as several, and of one longer than `KEPT_OF_A_LINE_BYTES` the rest is left out. So what is found does not
+depend on where reads end, and a line without end costs no more than reading it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import bisect
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from nvrx_slurm.attribution.scan import records
 from nvrx_slurm.attribution.scan.model import LONGEST_TEXT
 
 # Bounds what one search of a pattern can cost, and the memory of a line without end.
@@ -34,13 +35,16 @@ _ESCAPE = re.compile(
 @dataclass(frozen=True)
 class LogBlock:
     """Whole lines. `raw` is what the file holds, `text` the same without escape codes; `before` what stood before, at
-    most 64 KiB; `offset` that of `raw` in the file's text, `line` the number of its first line."""
+    most 64 KiB; `offset` that of `raw` in the file's text, `line` the number of its first line. `begins`: for the end
+    of each line of `text`, where in `raw` the line begins that the next one comes from; None: both have the same
+    lines."""
 
     text: bytes
     raw: bytes
     before: bytes
     offset: int
     line: int
+    begins: Sequence[int] | None = None
 
     def window(self, start: int) -> bytes:
         """The text before a position of `text`, at most 64 KiB."""
@@ -57,16 +61,19 @@ class LogBlock:
 
     def line_of(self, start: int) -> int:
         """The number of the line that begins at `start` of `text`."""
-        return self.line + self.text.count(b"\n", 0, start)  # a few hits a block: counting costs less than a list
+        # A few hits a block: counting costs less than a list.
+        if self.begins is None:
+            return self.line + self.text.count(b"\n", 0, start)
+        return self.line + self.raw.count(b"\n", 0, self.offset_of(start) - self.offset)
 
     @functools.cached_property
     def _text_ends(self) -> list[int]:
         return [end.end() for end in _END.finditer(self.text)]
 
     @functools.cached_property
-    def _raw_ends(self) -> list[int]:
+    def _raw_ends(self) -> Sequence[int]:
         """As many as there are in `text`: no escape code holds the end of a line."""
-        return [end.end() for end in _END.finditer(self.raw)]
+        return [end.end() for end in _END.finditer(self.raw)] if self.begins is None else self.begins
 
     def bounds(self, at: int) -> tuple[int, int]:
         """Where the line begins and ends that holds the byte at a position of `text`; in a long line, the part."""
@@ -89,14 +96,20 @@ def plain(text: bytes) -> bytes:
     return _ESCAPE.sub(b"", text) if b"\x1b" in text else text
 
 
+def readable(text: bytes) -> bytes:
+    """The text as blocks have it: what JSON records say, without escape codes."""
+    return plain(records.unwrapped(text)[0])
+
+
 def blocks(pieces: Iterable[bytes]) -> Iterator[LogBlock]:
     """The stream's lines, in order, none left out; of those that are too long the beginning."""
     before, offset, line = b"", 0, 1
     for raw, left_out, newlines in _whole_lines(pieces):
-        text = plain(raw)
+        unwrapped, begins = records.unwrapped(raw)
+        text = plain(unwrapped)
         # The part of a long line that is left out has no bytes here: it only counts for what follows it.
         if raw:
-            yield LogBlock(text, raw, before, offset, line)
+            yield LogBlock(text, raw, before, offset, line, begins)
         before = text[-HISTORY_BYTES:] if len(text) >= HISTORY_BYTES else (before + text)[-HISTORY_BYTES:]
         offset += len(raw) + left_out
         line += raw.count(b"\n") + newlines

@@ -15,7 +15,7 @@ from nvrx_slurm.attribution.rules.catalogue import Rule
 from nvrx_slurm.attribution.scan.blocks import LogBlock, decoded, excerpt
 from nvrx_slurm.attribution.scan.model import KEPT, MOST_DIGITS, Hit, LogFile
 from nvrx_slurm.attribution.scan.prefilter import Searcher
-from nvrx_slurm.attribution.scan.prefixes import first_stamp, label_of, named_in, stamp_of
+from nvrx_slurm.attribution.scan.prefixes import first_stamp, label_of, logged_at, named_in, stamp_of
 from nvrx_slurm.attribution.scan.quotations import counts_none, is_mild, is_quoted, is_source, without_negated
 from nvrx_slurm.attribution.scan.tracebacks import ExceptionSearch, lines_back, may_end, traceback_above
 from nvrx_slurm.journal.verdicts import Verdict
@@ -25,6 +25,9 @@ Span = tuple[int, int]
 
 
 _T = TypeVar("_T")
+
+# The first bytes of labels and of loggers' prefixes (prefixes.py).
+_PREFIXES_BEGIN = tuple(bytes([byte]) for byte in b"[ (012EFC")
 
 _LINES_BETWEEN_STOPS = 64
 # After so many lines in vain a search for the whole pattern costs less than to go on.
@@ -89,13 +92,16 @@ class Sheet(msgspec.Struct, frozen=True):
     changed_at: float
 
     def match(self, rule: Rule, line: bytes) -> re.Match[bytes] | None:
-        """A rule's match in a line, with or without its labels."""
+        """A rule's match in a line, with or without its labels, or without a logger's prefix."""
         match = rule.pattern.search(line)
-        # Unless srun or pdsh have labelled the file, every label begins with one of these: most lines end here.
-        if match is not None or (not self.numbered and line[:1] not in (b"[", b" ", b"(", b"2")):
+        # Unless srun or pdsh have labelled the file, every prefix begins with one of these: most lines end here.
+        if match is not None or (not self.numbered and line[:1] not in _PREFIXES_BEGIN):
             return match
         begin = label_of(line, srun=self.numbered).begin
-        return rule.pattern.search(line[begin:]) if begin else None
+        if begin and (match := rule.pattern.search(line[begin:])) is not None:
+            return match
+        logged = logged_at(line, begin)
+        return None if logged is None else rule.pattern.search(line[logged:])
 
     def hit(self, block: LogBlock, begin: int, line: bytes, rule: Rule, match: re.Match[bytes]) -> Hit:
         """All that is known of a line that begins at `begin` of a block: its writer, its time, its traceback."""
@@ -104,6 +110,7 @@ class Sheet(msgspec.Struct, frozen=True):
         if label.local_rank is not None:
             groups["local_rank"] = str(label.local_rank)
         t = stamp_of(line, self.changed_at)
+        above = None
         if may_end(line[label.begin :]):
             # The lines above of the same writer, without their labels.
             own = (
@@ -112,9 +119,11 @@ class Sheet(msgspec.Struct, frozen=True):
                 if (other := label_of(earlier, srun=self.numbered)).writer == label.writer
             )
             above = traceback_above(own)
-            if above is not None:
-                groups |= above.groups()
-                t = first_stamp(above.stamped, self.changed_at) if t is None else t
+        if above is not None:
+            groups |= above.groups()
+            t = first_stamp(above.stamped, self.changed_at) if t is None else t
+        elif logged_at(line, label.begin) is not None:
+            groups["non_fatal"] = "logged"
         own_rank, own_node = named_in(line, label.begin)
         # A rank within a node is the rank, unless it is known that there are other nodes.
         of_only_node = label.local_rank if label.node is None and self.file.node is None else None

@@ -1,9 +1,9 @@
-"""What stands before a log line proper: the label that says whose line it is, and the time stamp.
+"""What stands before a log line proper: the label that says whose line it is, the time stamp, and a logger's level.
 
-Labels are those of srun, torchrun, mpirun, pdsh, Ray, Kubernetes, NCCL and syslog; stamps those of training jobs,
-launchers, Slurm and kernels. A stamp without a zone is in this machine's, one without a year in the latest not
-after the file's last change. A kernel's seconds since boot give no time without the time of the boot: such a line has
-no stamp.
+Labels are those of srun, torchrun, mpirun, pdsh, Ray, Kubernetes, Lightning, NCCL and syslog; stamps those of
+training jobs, launchers, Slurm and kernels. A stamp without a zone is in this machine's, one without a year in the
+latest not after the file's last change. A kernel's seconds since boot give no time without the time of the boot: such
+a line has no stamp.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _RANKS = (
         rb"\[(?!rank\d)[a-z][a-z_]*(?P<local>\d{1,9})\]: ?"
     ),  # torchrun: a role's name, the rank within the node
     re.compile(rb"\[rank(?P<rank>\d{1,9})\]: ?"),  # PyTorch, within torchrun's
+    re.compile(rb"\[rank: (?P<rank>\d{1,9})\] "),  # Lightning
     re.compile(rb"\[[\w.-]+-\d+ (?P<rank>\d{1,9})\] "),  # our own job.log: the replica and its rank
     re.compile(rb"\[\d+,(?P<rank>\d{1,9})\]<std\w+>: ?"),  # mpirun --tag-output
 )
@@ -30,14 +31,21 @@ _STAMPED = re.compile(rb"20\d\d-\d\d-\d\dT[\d:.]{8,18}Z std(?:out|err) [FP] ")
 
 _RAY = re.compile(rb"\((?P<process>[\w.: -]{0,80}\bpid=\d{1,9}(?:, ip=[\d.]{7,15})?)\) ")
 _SAYS_RANK = re.compile(rb"\[(?:PG [^\]]{0,120})?Rank (\d{1,9})\]")
+_NO_LEVEL = rb"(?!(?i:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b)"
 _SAYS_NODE = (
     re.compile(rb"([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] NCCL "),
     re.compile(rb"[A-Z][a-z]{2} [ \d]\d [\d:.]{8,18} ([A-Za-z][\w.-]*) [\w./-]+(?:\[\d+\])?: "),
-    re.compile(rb"20\d\d-\d\d-\d\dT[\w:.+-]+ ([A-Za-z][\w.-]*) [\w./-]+(?:\[\d+\])?: "),
+    re.compile(rb"20\d\d-\d\d-\d\dT[\w:.+-]+ " + _NO_LEVEL + rb"([A-Za-z][\w.-]*) [\w./-]+(?:\[\d+\])?: "),
 )
 _GUTTER = re.compile(rb" +(?:\| |\|$|\+ (?=Exception Group ))")
 # The indentation of an exception in torchrun's report on a worker that has written an error file.
 _REPORTED = re.compile(rb"  (?=(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: |$))")
+# What a logger puts before an exception that it reports as an error: `ERROR:train:`, `[2026-…][train][ERROR] - `.
+_LOGGED = re.compile(
+    rb"(?:[\w\[\](){}<>:.,/@+| -]{0,160}[\[| -])?(?:ERROR|CRITICAL|FATAL)"
+    rb"(?:\]? - |\]?:? +|:[\w.]{1,120}:| *\| (?:[\w.:<>]{1,160} - )?)"
+    rb"(?=(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): )"
+)
 
 _LEAST_LABELLED = 0.8
 _LOOKED_AT = 100
@@ -85,6 +93,13 @@ def label_of(line: bytes, *, srun: bool) -> Label:
     if found := _GUTTER.match(line, at) or _REPORTED.match(line, at):
         at = found.end()
     return Label(rank, node, local, at, process)
+
+
+def logged_at(line: bytes, begin: int) -> int | None:
+    """Where the exception begins that a logger reports as an error; None: the line is no such report. `begin`: where
+    the line proper begins."""
+    found = _LOGGED.match(line, begin)
+    return found and found.end()
 
 
 def named_in(line: bytes, begin: int) -> tuple[int | None, str | None]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from nvrx_slurm.attribution.rules.catalogue import Catalogue
-from nvrx_slurm.attribution.scan.blocks import LogBlock, blocks, excerpt, plain
+from nvrx_slurm.attribution.scan.blocks import LogBlock, blocks, excerpt, readable
 from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
 from nvrx_slurm.attribution.scan.matching import LineMatcher, Sheet
 from nvrx_slurm.attribution.scan.model import TAIL_LINES, FileScan, Hit, LogFile, Scan
@@ -96,24 +96,26 @@ def _scan_file(file: LogFile, searcher: Searcher, stopped: Callable[[], bool]) -
     if file.kind == "flight_recorder":
         return read, hits
 
-    def readable(stream: Iterator[bytes]) -> Iterator[bytes]:
+    def without_error(stream: Iterator[bytes]) -> Iterator[bytes]:
         # What breaks the stream is the file's problem; what came before it is scanned.
         try:
-            yield from stream
+            for piece in stream:
+                read.size_bytes += len(piece)
+                yield piece
         except (Unreadable, OSError) as error:
             read.problem = str(error)
 
     try:
         with opened(file.path) as raw:
             changed_at = os.fstat(raw.fileno()).st_mtime
-            stream = readable(pieces(raw))
+            stream = without_error(pieces(raw))
             # The first 16 KiB show whether srun labelled the file.
             taken: list[bytes] = []
             size = 0
             while size < _HEAD_BYTES and (piece := next(stream, None)) is not None:
                 taken.append(piece)
                 size += len(piece)
-            head = plain(b"".join(taken)[:_HEAD_BYTES])
+            head = readable(b"".join(taken)[:_HEAD_BYTES])
             matcher = LineMatcher(searcher, Sheet(file, file.rank is None and by_srun(head), changed_at), stopped)
             starts = StartSearch(head)
             end = b""
@@ -122,7 +124,6 @@ def _scan_file(file: LogFile, searcher: Searcher, stopped: Callable[[], bool]) -
                     break
                 matcher.read(block)
                 starts.read(block)
-                read.size_bytes += len(block.raw)
                 end = block.window(len(block.text))
             lines = list(itertools.islice((line for line in lines_back(end) if line.strip()), 2 * TAIL_LINES))
             hits = matcher.hits()

@@ -50,7 +50,8 @@ _OTHER_SYNTAX = re.compile(rb"\(\?[aLmsiu]*x|\0")
 # Where `^` matches: a rule is matched against a line with and without its label (prefixes.py).
 _BEGIN = (
     rb"(?:^|[\r\0]|\]:?\x20?|[0-9>]:\x20?|[)FP]:?\x20|(?:^|[\r\0])\x20\x20|\|\x20?|\+\x20"
-    rb"|(?:^|[\r\0])[A-Za-z][A-Za-z0-9_.-]*:\x20)"
+    rb"|(?:^|[\r\0])[A-Za-z][A-Za-z0-9_.-]*:\x20"
+    rb"|(?:ERROR|CRITICAL|FATAL)(?::|:[A-Za-z0-9_.]{1,120}:)?\x20*|-\x20)"
 )
 
 

@@ -150,6 +150,20 @@ def test_what_passes_leaves_nothing_and_what_fails_leaves_all_that_tells_why(wri
     each.leaves_nothing(within_s=0.0)
 
 
+def test_end_that_the_journal_does_not_have_is_explained(write_flow, run):
+    """No controller could write it: the missed expectation shows the job's exit code and its reason."""
+    faults = [
+        {"when": {"event": "workers_started"}, "do": "revoke_store_password"},
+        {"when": {"fault": 1}, "do": "kill_controller"},
+    ]
+    write_flow("refused", ["workers_started", {"job_ended": {"exit_code": 69}}], faults=faults)
+    each = run("--on", "local")
+    assert each.ends() == 1, each.said
+    (finding,) = each.outcome("refused")["attempts"][0]["findings"]
+    assert any("exit code 69: the controller gave the store up" in line for line in finding["detail"])
+    each.leaves_nothing(within_s=0.0)
+
+
 def test_flow_that_passes_when_it_is_run_again_is_flaky_and_said_to_be(write_flow, run, tmp_path):
     """With --retries a second attempt counts, and the first is still told."""
     once = ["sh", "-c", f"! mkdir {tmp_path}/been-here"]

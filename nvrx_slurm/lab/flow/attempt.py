@@ -261,8 +261,9 @@ def of_unexplained_end(
 
 def how_it_ended(folder: JobFolder, state: JobState | None) -> list[str]:
     """What the job's folder and Slurm say of its end."""
-    says = state or JobState.UNKNOWN
-    return list(end_lines(folder, says.exit_code or EXIT_FAILED, slurm_says=says))
+    says, result = state or JobState.UNKNOWN, folder.read_result()
+    code = says.exit_code or EXIT_FAILED if result is None else result.exit_code
+    return list(end_lines(folder, code, slurm_says=says))
 
 
 def of_faults(flow: Flow, scheduler: FaultScheduler) -> Iterator[FlowFinding]:

@@ -40,7 +40,8 @@ SHORTEST_S = 0.5
 # How long after its deadline a node is given up, at most, by a controller that runs.
 LATEST_S = 1.5
 
-FREEZES_CONTROLLER = frozenset({"freeze_controller", "overtake"})
+# With these acts time passes between a controller's judgement and its entry in the journal.
+DELAYS_ENTRIES = frozenset({"freeze_controller", "overtake", "restart_store", "empty_store", "freeze_store"})
 
 # With these acts alone it is known when a node has to be given up.
 DELAYS_NO_LOSS = frozenset({"power_off", "kill_controller", "kill_worker", "fail_worker"})
@@ -145,10 +146,11 @@ class Contact:
         signs = [sign for sign in self._signs.get(lost.incarnation, ()) if sign <= at]
         # A silence that has just ended counts too: its end may have been on its way, behind the question for it.
         ended = [later - sooner for sooner, later in pairwise(signs) if at - later < ERROR_S]
-        # The controller may have been frozen after it had judged, and the node be heard since: what it names counts.
-        frozen_s = max((act.lasts_s for act in self._run.performed if act.kind in FREEZES_CONTROLLER), default=0.0)
+        # The controller may have been frozen after it had judged, or have waited for the store, and the node be heard
+        # since: the silence that it names counts.
+        delay_s = max((act.lasts_s for act in self._run.performed if act.kind in DELAYS_ENTRIES), default=0.0)
         for sooner, later in pairwise(signs):
-            if at - later < frozen_s and later - sooner > lost.silent_s - ERROR_S:
+            if at - later < delay_s and later - sooner > lost.silent_s - ERROR_S:
                 ended.append(later - sooner)
         silent_s = max((at - signs[-1] if signs else at, *ended))
         # A closed connection without a wait is a proof, however long the controller stood still before.

@@ -21,6 +21,9 @@ from nvrx_slurm.transport.ref import PayloadRef
 YOUNGER = 0.75  # a connection is not used again after this share of the time in which its server would evict it
 MOST_UNCONFIRMED = 256
 
+# How often idle connections to all addresses are looked at.
+LOOK_S = 1.0
+
 
 class Cuttable(Protocol):
     """What another thread may cut: a link, or the wait for one."""
@@ -116,6 +119,7 @@ class Pool:
         self._ports: dict[str, _Port] = {}
         self._busy: weakref.WeakSet[PeerLink] = weakref.WeakSet()  # in a handshake, too
         self._unconfirmed: deque[UnconfirmedAck] = deque(maxlen=MOST_UNCONFIRMED)
+        self._looks_at = 0.0
         self.is_closed = False
 
     @contextmanager
@@ -183,6 +187,7 @@ class Pool:
         old: list[PooledConnection] = []
         try:
             with self._guard:
+                self._take_out_old(old)
                 connection = self._found(address, old)
             if connection is None:
                 connection = self._awaited(address, deadline, watch, old)
@@ -278,6 +283,18 @@ class Pool:
         port.places.add(place)
         return place
 
+    def _take_out_old(self, old: list[PooledConnection]) -> None:
+        """Under the lock, now and then: `old` gets what was idle for too long, to any address. A producer that was
+        replaced is never asked again."""
+        now = time.monotonic()
+        if now < self._looks_at:
+            return
+        self._looks_at = now + LOOK_S
+        for address, port in list(self._ports.items()):
+            old += self._without_idle(port, now)
+            if not (port.places or port.waiting):
+                del self._ports[address]
+
     def _wake_all(self) -> None:
         with self._guard:
             for port in self._ports.values():
@@ -320,8 +337,11 @@ class Pool:
             # The node of an address may be gone for good.
             del self._ports[place.address]
 
-    def _without_idle(self, port: _Port) -> list[PooledConnection]:
-        idle, port.idle = port.idle, []
+    def _without_idle(self, port: _Port, now: float | None = None) -> list[PooledConnection]:
+        """Take the idle connections out; with `now` those alone that are too old then."""
+        young = [] if now is None else [each for each in port.idle if each.is_young(now)]
+        idle = [each for each in port.idle if each not in young]
+        port.idle = young
         for connection in idle:
             port.places.discard(connection.place)
             self._remember(connection)

@@ -180,6 +180,22 @@ def test_an_old_connection_is_replaced(new_pool: Callable[..., Pool], keep_s: fl
             assert second is not first
 
 
+def test_an_old_connection_to_another_address_is_closed(
+    new_pool: Callable[..., Pool], address: str, server: Server
+) -> None:
+    """A producer that was replaced is never asked again: the next read, of any producer, closes what was idle."""
+    pool = new_pool(keep_s=0.1)
+    with taken(pool, address):
+        pass
+
+    def is_closed_by_a_read() -> bool:
+        with server_of(Server()) as other, taken(pool, other):
+            return pool.count(address) == 0
+
+    until(is_closed_by_a_read, "the connection to be closed")
+    until(lambda: server.now == 0, "its server to see the end")
+
+
 @pytest.mark.parametrize("token", [TOKEN, b"x" * 32], ids=["nobody listens", "another token"])
 def test_a_place_is_free_again_where_connecting_fails(
     new_pool: Callable[..., Pool], address: str, token: bytes

@@ -236,7 +236,10 @@ class AsyncPayloadClient:
             return late()
         try:
             abort = ReadCancellation()
-            reading = asyncio.wrap_future(self._client._threads.start(lambda: work(abort)))
+            try:
+                reading = asyncio.wrap_future(self._client._threads.start(lambda: work(abort)))
+            except RuntimeError as error:
+                raise RingError(f"nothing was read: {error} in this process; see `ulimit -u` and pids.max") from None
             try:
                 return await asyncio.shield(reading)
             except asyncio.CancelledError:
@@ -318,8 +321,12 @@ class _Round:
         ends = [ReadCancellation(within=abort) for _ in range(min(concurrency, len(self._left)))]
         running: list[Future[None]] = []
         try:
-            for end in ends:
-                running.append(threads.start(partial(self._work, end)))
+            try:
+                for end in ends:
+                    running.append(threads.start(partial(self._work, end)))
+            except RuntimeError:  # no more threads can be started: those that run read all
+                if not running and ends:
+                    self._work(ends[0])
             # Reads end at the deadline by themselves. A moment more lets their threads report what they have.
             wait(running, self._deadline + END_S - time.monotonic())
         finally:

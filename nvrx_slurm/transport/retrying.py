@@ -46,6 +46,9 @@ class Limits:
         arguments.seconds("Limits: pause_s", self.pause_s)
 
 
+# Pauses and bounds are doubled so often at most.
+MOST_DOUBLINGS = 16
+
 LONGEST_PAUSE_S = 1.0
 BUSY_PAUSE_S = 0.002
 LONGEST_BUSY_PAUSE_S = 0.1
@@ -120,8 +123,9 @@ class ReadPlan:
             self._resume_at = now + pause_s(self._limits, self._calls)
             return self.next(health, now=now, turn=turn)
         # With each call a port gets twice the time: the server or the network may be slower than the limits say.
-        answer_s = ldexp(self._limits.answer_s, self._calls)
-        payload_s = ldexp(self._size / self._limits.bytes_per_s, self._calls)
+        doublings = min(self._calls, MOST_DOUBLINGS)
+        answer_s = ldexp(self._limits.answer_s, doublings)
+        payload_s = ldexp(self._size / self._limits.bytes_per_s, doublings)
         until = min(self._deadline, now + answer_s + payload_s)
         return Try(port, until, min(until, now + answer_s))
 
@@ -133,7 +137,7 @@ class ReadPlan:
             # A busy slot is no fault: after the pause each port may be asked again, also those that failed before.
             self._tried.clear()
             self._moved = 0
-            self._resume_at = now + min(BUSY_PAUSE_S * 2 ** min(self._busy, 16), LONGEST_BUSY_PAUSE_S)
+            self._resume_at = now + min(BUSY_PAUSE_S * 2 ** min(self._busy, MOST_DOUBLINGS), LONGEST_BUSY_PAUSE_S)
             self._busy += 1
         else:
             self._tried.append(port)
@@ -142,7 +146,7 @@ class ReadPlan:
 
 def pause_s(limits: Limits, failed: int) -> float:
     """Before the next call, or the next round, after so many have failed."""
-    return min(ldexp(limits.pause_s, min(failed - 1, 16)), LONGEST_PAUSE_S)
+    return min(ldexp(limits.pause_s, min(failed - 1, MOST_DOUBLINGS)), LONGEST_PAUSE_S)
 
 
 QUARANTINE_S = 30.0

@@ -429,21 +429,24 @@ def resolve(host: str, port: int, deadline: float) -> list[Address]:
         return addresses
     if len(_asked) >= MOST_HOSTS:
         _asked.clear()
-    # In a thread: getaddrinfo(3) has no timeout of its own, and cannot be cancelled.
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        lookup = _asked.get((host, port)) or in_thread(look_up, f"look up {host}")
-        _asked[host, port] = lookup
-        found = lookup.result(max(0.0, deadline - time.monotonic()))
+        if _is_address(host):  # no name server is asked
+            found = look_up()
+        else:
+            # In a thread: getaddrinfo(3) has no timeout of its own, and cannot be cancelled.
+            lookup = _asked.get((host, port)) or in_thread(look_up, f"look up {host}")
+            _asked[host, port] = lookup
+            found = lookup.result(max(0.0, deadline - time.monotonic()))
     except concurrent.futures.TimeoutError:
         # A failed lookup of the system may raise TimeoutError, too. It has ended, so the next caller asks again.
         if lookup.done():
             _asked.pop((host, port), None)
         raise PayloadTimeout(f"the address of host {host} could not be found in time") from None
-    except (OSError, UnicodeError, RuntimeError) as error:
-        # RuntimeError: this process can start no more threads.
+    except (OSError, UnicodeError) as error:
         _asked.pop((host, port), None)
-        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+        # EAGAIN: no thread can be started.
+        if isinstance(error, OSError) and error.errno in (*_EXHAUSTED, errno.EAGAIN):
             raise AllInUse(f"host {host} cannot be looked up: {_exhausted(error)}") from None
         raise PeerReset(f"host {host} is not known here: {getattr(error, 'strerror', None) or error}") from None
     _asked.pop((host, port), None)
@@ -454,9 +457,17 @@ def resolve(host: str, port: int, deadline: float) -> list[Address]:
     return addresses
 
 
+def _is_address(host: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError, ValueError):
+            socket.inet_pton(family, host)
+            return True
+    return False
+
+
 def _exhausted(error: OSError) -> str:
     limit = ": close files, or raise `ulimit -n`" if error.errno == errno.EMFILE else ""
-    return f"this process has no descriptor or memory left ({error.strerror}){limit}"
+    return f"this process has no descriptor, thread or memory left ({error.strerror}){limit}"
 
 
 def forget(host: str, port: int) -> None:

@@ -270,6 +270,41 @@ def test_too_many_open_files_lose_no_payload_that_was_read(served: Served) -> No
         assert list(found.missing) == refs[3:]
 
 
+FEW_THREADS = """
+import asyncio, resource, sys, threading
+from nvrx_slurm.transport import AsyncPayloadClient, PayloadClient, PayloadRef, TransportError
+
+room, is_async, token = float(sys.argv[1]), sys.argv[2] == "async", bytes.fromhex(sys.argv[3])
+refs = [PayloadRef.from_json(line) for line in sys.stdin]
+threading.stack_size(1 << 30)
+with PayloadClient(token=token, transports=("tcp",)) as client:
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + int(room * (1 << 30)),) * 2)
+    try:
+        if is_async:
+            asyncio.run(AsyncPayloadClient(client).read(refs[0], deadline=1.0))
+        print(len(client.fetch_all(refs, deadline=20.0, on_missing="skip")))
+    except TransportError as error:
+        print(0, type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("room", "how", "said"),
+    [(2.6, "all", "8"), (0.6, "all", "8"), (0.6, "async", "0 RingError")],
+    ids=["for two threads", "for none", "for none of an async read"],
+)
+def test_no_more_threads_lose_no_payload(room: float, how: str, said: str) -> None:
+    """As in a cgroup that has as many processes as it may: the threads that run read all, or else the caller's. An
+    async read needs one: it ends with a TransportError, and nothing is read."""
+    with SharedRing.create(8, 1000) as ring, PayloadServer(ring, host="127.0.0.1", token=TOKEN) as server:
+        refs = "\n".join(server.write(b"x").to_json().decode() for _ in range(8))
+        command = [sys.executable, "-c", FEW_THREADS, str(room), how, TOKEN.hex()]
+        done = subprocess.run(command, input=refs, capture_output=True, text=True, timeout=3 * WAIT_S)
+        assert (done.stdout.strip(), done.returncode) == (said, 0), done.stderr
+        assert int(said.split()[0]) + ring.get_ready_count() == 8
+
+
 def test_a_closed_client_reads_nothing(served: Served) -> None:
     """Again and again PeerReset, with and without ports, also in a forked child, and no ring is attached any more."""
     client = PayloadClient(token=TOKEN)

@@ -145,6 +145,13 @@ def test_an_attempt_is_bounded_and_has_twice_as_long_in_the_next_call() -> None:
     assert [step.answer_by - at for at, step in small.tried] == pytest.approx([2.0, 4.0, 8.0])
 
 
+def test_a_read_may_be_tried_for_hours() -> None:
+    """The time of an attempt is not doubled without end."""
+    read = Read(always(FAULT), deadline=7200.0, limits=replace(LIMITS, calls=1_000_000))
+    assert read.end == EndRead(None)
+    assert len(read.tried) > 7200
+
+
 def test_silent_ports_use_the_deadline_up_and_no_more() -> None:
     """Where every attempt takes all its time, the read ends at its deadline."""
     read = Read(always(FAULT), deadline=3.0, takes_s=60.0)

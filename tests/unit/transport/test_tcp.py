@@ -24,9 +24,9 @@ def test_host_whose_lookup_has_timed_out_in_the_system_is_looked_up_again(monkey
     with monkeypatch.context() as broken:
         broken.setattr(socket, "getaddrinfo", times_out)
         with pytest.raises(PayloadTimeout):
-            tcp.resolve("127.0.0.1", 9, time.monotonic() + 5)
-    assert tcp.resolve("127.0.0.1", 9, time.monotonic() + 5)[0][1] == ("127.0.0.1", 9)
-    tcp.forget("127.0.0.1", 9)
+            tcp.resolve("localhost", 9, time.monotonic() + 5)
+    assert ("127.0.0.1", 9) in [address for _, address in tcp.resolve("localhost", 9, time.monotonic() + 5)]
+    tcp.forget("localhost", 9)
 
 
 def test_flood_that_takes_all_descriptors_costs_a_flooding_host_its_connection() -> None:

@@ -248,9 +248,18 @@ class Prewarming:
             """As the supervisor will find it."""
             return shutil.which(str(Path(workdir) / program) if "/" in program else program, path=path)
 
-        why = why or why_cold(role.command, find)
+        def look() -> tuple[str | None, list[str]]:
+            why = why_cold(role.command, find)
+            return why, [] if why else [*probe_command(role.command, find), "pass"]
+
         if why is None:
-            why = await _ask([*probe_command(role.command, find), "pass"], env, workdir)
+            try:
+                # In a thread: the file system of the work folder or the program may not answer.
+                why, command = await asyncio.wait_for(awaitable_thread(look, "prewarm probe"), PROBE_S)
+            except TimeoutError:
+                why = f"{role.command[0]} could not be found within {PROBE_S:.0f} s"
+            else:
+                why = why or await _ask(command, env, workdir)
         if why is not None:
             self._fail(warmth, why)
         elif warmth.state == "probing":  # else another role has got this node meanwhile
@@ -398,9 +407,11 @@ async def _ask(command: list[str], env: dict[str, str], workdir: str) -> str | N
     """Why this Python cannot be warmed; None: it can."""
     try:
         asked = await asyncio.create_subprocess_exec(
-            *command,
+            # By a shell: until a child has entered its folder and executed its program, this whole process would
+            # stand still (vfork(2)), and a file system may not answer.
+            *("/bin/sh", "-c", 'cd -- "$0" && exec "$@"', workdir, *command),
             env={**environment.child_environment({}), **env, "NVRX_WARM_FD": "probe"},
-            cwd=workdir,
+            cwd="/",
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -415,6 +426,8 @@ async def _ask(command: list[str], env: dict[str, str], workdir: str) -> str | N
         with contextlib.suppress(ProcessLookupError):
             if asked.returncode is None:
                 asked.kill()
+    if asked.returncode in (126, 127):  # sh(1)
+        return f"{command[0]} cannot be executed"
     if said.decode(errors="replace") != PROBE:
         return f"{Path(command[0]).name} does not load nvrx-slurm's start-up hook"
     return None

@@ -223,8 +223,10 @@ class LogWriter(threading.Thread):
             self._suspended_at = self._ran_at
         stood_still = self._ran_at - before > self._options.heartbeat_interval_s + STANDSTILL_S
         if stood_still or self._ran_at - self._suspended_at > SUSPENSION_S:
-            self.resumed_at = self._ran_at
-            self._lease.resume()
+            # Once: while the store is away the end of the suspension stays unrecorded, and no lease grows by that.
+            if self._lease.is_suspended:
+                self.resumed_at = self._ran_at
+                self._lease.resume()
             self._sibling.ring = self._sibling.ring.out_of_touch()
             self._log.propose(GroupResumed(iteration=self._log.ledger.iteration))
             self._suspended_at = None

@@ -133,7 +133,7 @@ class MonitorLoop:
             self._must_end(error)
             self._take_ends()
             self._process.send(KILL)
-            ended_within(self._process.pidfd, self._lease.left_s)
+            ended_within(self._process.pidfd, self._bounded_lease_s)
         # The rank is dead: record it, while the lease lasts, and hold nothing that others wait for.
         pending_kill = self._guard.pending_kill
         lost = (
@@ -145,8 +145,13 @@ class MonitorLoop:
         self._log_handler.release_stderr()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.log_writer.record_last(lost)
-        self.log_writer.join(max(0.0, self._lease.left_s))
+        self.log_writer.join(self._bounded_lease_s)
         self._log_handler.finish()
+
+    @property
+    def _bounded_lease_s(self) -> float:
+        """For how long what others must know may still be recorded: a lease that is suspended has no end."""
+        return max(0.0, min(self._lease.left_s, self._options.heartbeat_timeout_s))
 
     def _watch(self) -> None:
         while True:

@@ -298,6 +298,36 @@ def test_death_while_the_store_is_away_is_recorded_later(watch: Watch, own_valke
     assert group.lost(0).interruption is Interruption.TERMINATED
 
 
+# ---- suspended
+
+
+def announce_suspension(group: Group) -> None:
+    """As Slurm does it two seconds before SIGSTOP: each monitor's lease rests."""
+    for rank in group.ranks:
+        os.kill(rank.monitor, signal.SIGTSTP)
+        until(lambda rank=rank: "no lease ends until they continue" in rank.errors, "its lease to rest")
+
+
+def test_no_rank_outlives_a_store_that_is_gone_after_a_suspension(watch: Watch, own_valkey: Valkey):
+    """The end of the suspension cannot be recorded; the lease begins again all the same, once, and ends."""
+    group = watch(2, on=own_valkey, heartbeat_timeout_s=20.0)
+    announce_suspension(group)
+    own_valkey.send(signal.SIGSTOP)  # each call waits for an answer
+    for rank in group.ranks:
+        assert rank.process.wait(timeout=60.0) == -signal.SIGKILL
+
+
+def test_death_during_a_suspension_is_recorded_once_the_store_answers(watch: Watch, own_valkey: Valkey):
+    """A lease without an end is no reason to wait without one, or not to wait."""
+    group = watch(on=own_valkey, heartbeat_timeout_s=20.0)
+    announce_suspension(group)
+    own_valkey.kill()
+    group.ranks[0].kill()
+    group.ranks[0].ended()
+    own_valkey.start()
+    assert group.lost(0).interruption is Interruption.TERMINATED
+
+
 # ---- terminated, and left
 
 

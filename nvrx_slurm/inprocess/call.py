@@ -260,6 +260,8 @@ class CallWrapper:
             self._group.propose_loss(lost)
         self._rank.state.mode = Mode.TERMINATED
         if self._options.terminate is not None:
+            # The pings of the function are over: what the callback does in Python is progress.
+            self._stamps.begin_iteration(self._rank.state.iteration)
             try:
                 self._options.terminate(self._rank.state.freeze())
             except Exception as failure:

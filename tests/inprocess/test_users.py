@@ -376,3 +376,39 @@ def test_a_forked_child_that_returns_has_its_own_signals_back(tmp_path: Path) ->
     assert code == 0, errors
     assert "refused: this process was forked" in output
     assert "the rank has completed" in output
+
+
+SAVING = """
+import time
+from datetime import timedelta
+
+class Save(inprocess.Terminate):
+    def __call__(self, state):
+        until = time.monotonic() + 8.0
+        while time.monotonic() < until:
+            time.sleep(0.02)
+        print("saved", flush=True)
+        return state
+
+bounds = dict(soft_timeout=2, hard_timeout=4)
+
+def train(call: CallWrapper):
+    call.ping()
+    raise inprocess.exception.RestartAbort
+
+try:
+    inprocess.Wrapper(
+        store_factory=inprocess.store.FileStore,
+        store_kwargs={"path": sys.argv[1]},
+        terminate=Save(),
+        **{name: timedelta(seconds=seconds) for name, seconds in bounds.items()},
+    )(train)()
+except inprocess.exception.RestartAbort:
+    print("left")
+"""
+
+
+def test_terminate_may_take_longer_than_the_hard_timeout_after_a_ping(tmp_path: Path) -> None:
+    """The pings of the function are over: a last save that runs Python is progress."""
+    [(code, out, errors)] = run(SAVING, tmp_path)
+    assert (code, out.split()) == (0, ["saved", "left"]), errors

@@ -679,7 +679,10 @@ class HistoryResult:
 
 
 class HistoryPromises:
-    """Notes what happens in one history, and keeps the first promise that is broken."""
+    """Notes what happens in one history, and keeps the first promise that is broken.
+
+    What threads do while the history is closed does not count: those of dead processes take steps then, too.
+    """
 
     def __init__(self, scheduler: ThreadScheduler) -> None:
         self._scheduler = scheduler
@@ -688,12 +691,13 @@ class HistoryPromises:
         self.lines: list[str] = []
 
     def broke(self, promise: StrEnum, sentence: str) -> None:
-        if self.broken is None:
+        if self.broken is None and not self._scheduler.is_closing:
             at_s = self._scheduler.now_s - BEGIN_S
             self.promise, self.broken = promise, f"{promise}: {sentence} (at {at_s:.3f} s)"
 
     def note(self, what: str) -> None:
-        self.lines.append(f"{self._scheduler.now_s - BEGIN_S:10.4f} s: {what}")
+        if not self._scheduler.is_closing:
+            self.lines.append(f"{self._scheduler.now_s - BEGIN_S:10.4f} s: {what}")
 
     def check_the_end(self) -> None:
         """Check what only a whole history shows."""

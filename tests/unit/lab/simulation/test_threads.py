@@ -9,6 +9,7 @@ import pytest
 
 from nvrx_slurm.errors import SimulationStuck
 from nvrx_slurm.lab.simulation.threads import (
+    HistoryPromises,
     Substitution,
     ThreadScheduler,
     VirtualDescriptors,
@@ -16,6 +17,7 @@ from nvrx_slurm.lab.simulation.threads import (
     VirtualProcess,
     VirtualThread,
 )
+from nvrx_slurm.lab.simulation.transport.promises import PayloadPromise
 
 Errors = list[BaseException]
 
@@ -98,6 +100,34 @@ def test_a_killed_process_takes_no_step_and_no_finally(scheduler: ThreadSchedule
     scheduler.call_later(0.5, process.kill)
     scheduler.run(lambda: scheduler.now_s > 1_002.0 or not process.alive, 10.0)
     assert steps == ["died"]
+
+
+def test_what_threads_do_while_a_history_is_closed_breaks_no_promise(scheduler: ThreadScheduler) -> None:
+    """One of a killed process counted as waiting since it was killed: where it turns the end into another error, and
+    says how long it has waited."""
+    promises = HistoryPromises(scheduler)
+
+    def waits() -> int:
+        try:
+            scheduler.sleep(50.0)
+        except BaseException as error:
+            promises.note(f"ends with {error!r}")
+            promises.broke(PayloadPromise.DEADLINE, f"it has waited until {scheduler.now_s}")
+        return 0
+
+    def kills() -> int:
+        victim = VirtualProcess(scheduler, "victim", "host")
+        victim.start(waits)
+        scheduler.sleep(1.0)
+        victim.kill()
+        scheduler.sleep(60.0)
+        promises.note("the last line")
+        return 0
+
+    run(scheduler, kills)
+    scheduler.close()
+    assert promises.broken is None
+    assert [line.partition(": ")[2] for line in promises.lines] == ["the last line"]
 
 
 def test_a_stopped_process_goes_on_where_it_was(scheduler: ThreadScheduler) -> None:

@@ -38,6 +38,8 @@ __all__ = ["Claim", "RingHandle", "RingMetrics", "SharedRing", "Writing", "is_go
 WRITE_PATIENCE_S = 0.05  # how long a writer that finds nothing else waits for the lock of each slot
 _NOTHING = object()
 _GONE = (Refusal.STALE, Refusal.CONSUMED)
+# Looks at the slots while other processes are faster. After the last one, what is left of it is good enough.
+_LOOKS = (*[False] * 15, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +333,7 @@ class SharedRing:
 
     def get_ready_indices(self) -> list[int]:
         """Their slots, the oldest payload first."""
-        return _ready(_reclaimed(self._steps))
+        return [glance.slot for glance in _ready(_reclaimed(self._steps))]
 
     def is_full(self) -> bool:
         """Whether no slot is free."""
@@ -410,7 +412,7 @@ class SharedRing:
             yield from steps.memory.free(self._cursor)
             seen = steps.memory.glance()
         if self.overwrite:
-            yield from _ready(seen)
+            yield from (glance.slot for glance in _ready(seen))
 
     def _turns(self, deadline: float) -> Iterator[Steps]:
         """A turn whenever something may have changed, the first at once, until the deadline."""
@@ -445,15 +447,26 @@ class SharedRing:
             steps = self._steps
             # At a glance first: to reclaim what dead owners hold takes longer.
             for look in (steps.memory.glance, partial(_reclaimed, steps)):
-                for index in _ready(look()):
-                    oldest = self.claim(index, None, lease_s)
-                    if isinstance(oldest, Claim):
-                        return oldest
+                for is_last in _LOOKS:
+                    claim = self._oldest(_ready(look()), lease_s, is_last)
+                    if isinstance(claim, Claim):
+                        return claim
+                    if claim is None:
+                        break
             return None
         claim = self.claim_ref(ref, lease_s)
         if claim in _GONE:
             raise StaleSlotError(f"{ref}: {claim}", ref=ref)
         return claim if isinstance(claim, Claim) else None
+
+    def _oldest(self, ready: list[Glance], lease_s: float | None, is_last: bool) -> Claim | Refusal | None:
+        """The first that can be had, or None. The refusal where one before it has gone meanwhile: then what was seen
+        is out of date, and has to be seen again."""
+        for seen in ready:
+            claim = self.claim(seen.slot, seen.generation, lease_s)
+            if isinstance(claim, Claim) or (claim in _GONE and not is_last):
+                return claim
+        return None
 
     def _read(self, ref: PayloadRef | None, consume: bool) -> object:
         claim = self._claimed(ref)
@@ -488,10 +501,10 @@ def _lease(lease_s: float) -> float:
     return arguments.number("lease_s, in seconds,", lease_s, -arguments.LONGEST_S, arguments.LONGEST_S)
 
 
-def _ready(seen: list[Glance]) -> list[int]:
+def _ready(seen: list[Glance]) -> list[Glance]:
     """Slots that are ready, the oldest payload first."""
     ready = [glance for glance in seen if glance.state is SlotState.READY]
-    return [glance.slot for glance in sorted(ready, key=lambda glance: glance.generation)]
+    return sorted(ready, key=lambda glance: glance.generation)
 
 
 def _reclaimed(steps: Steps) -> list[Glance]:

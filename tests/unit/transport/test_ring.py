@@ -7,7 +7,7 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -24,6 +24,7 @@ from nvrx_slurm.transport.errors import (
     TransportError,
 )
 from nvrx_slurm.transport.ring import Claim, RingHandle, SharedRing
+from nvrx_slurm.transport.ring_file import Glance
 from nvrx_slurm.transport.slots import Refusal, State
 
 WAIT_S = 30.0
@@ -94,6 +95,35 @@ def test_the_oldest_comes_first(ring: SharedRing) -> None:
     assert ring.get_ready_indices() == [2, 0, 1] and ring.is_full()
     assert [ring.try_read() for _ in range(SLOTS + 1)] == [b"2", b"3", b"4", None]
     assert ring.metrics().dropped == 2
+
+
+def meanwhile(ring: SharedRing, *acts: Callable[[], object]) -> None:
+    """Each happens once, right after `ring` has looked at its slots, as in another process."""
+    memory, pending = ring._steps.memory, list(acts)
+    glance = memory.glance
+
+    def looked() -> list[Glance]:
+        seen = glance()
+        if pending:
+            pending.pop(0)()
+        return seen
+
+    memory.glance = looked  # type: ignore[method-assign]
+
+
+def test_the_oldest_comes_first_while_others_write(ring: SharedRing) -> None:
+    """A slot that is written again after the look has the newest payload. Nor is a ring empty of which all that was
+    seen is gone."""
+    other = SharedRing.attach(ring.handle)
+    for number in range(SLOTS):
+        other.write(number)
+    meanwhile(ring, lambda: other.write(3), lambda: [other.write(number) for number in (4, 5, 6)])
+    assert [ring.try_read() for _ in range(SLOTS + 1)] == [4, 5, 6, None]
+    for number in range(SLOTS):
+        other.write(number)
+    meanwhile(ring, lambda: other.write(3))
+    assert [ring.try_read() for _ in range(SLOTS + 1)] == [1, 2, 3, None]
+    other.close()
 
 
 def test_a_lapped_ref_is_stale(ring: SharedRing) -> None:

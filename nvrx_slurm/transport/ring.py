@@ -394,25 +394,43 @@ class SharedRing:
         """A slot and its new generation."""
         for steps in self._turns(deadline):
             # First without waiting for any lock: a contended slot costs no time while another one can be had.
-            for patience_s in (0.0, WRITE_PATIENCE_S):
-                for index in self._places(steps):
-                    generation = steps.begin(index, owner, overwrite=self.overwrite, patience_s=patience_s)
-                    if generation is not None:
-                        self._cursor = (index + 1) % self.slots
-                        return index, generation
+            for is_last in _LOOKS:
+                begun = self._begun(steps, owner, 0.0, is_last)
+                if begun is not Refusal.STALE:
+                    break
+            if begun is None:
+                begun = self._begun(steps, owner, WRITE_PATIENCE_S, True)
+            if isinstance(begun, tuple):
+                self._cursor = (begun[0] + 1) % self.slots
+                return begun
         return None
 
-    def _places(self, steps: Steps) -> Iterator[int]:
-        """Where to write, the best first."""
-        yield from steps.memory.free(self._cursor)
+    def _begun(
+        self, steps: Steps, owner: SlotOwner, patience_s: float, is_last: bool
+    ) -> tuple[int, int] | Refusal | None:
+        """As `_oldest`, for a writer: a slot and its new generation."""
+        for index, drops in self._places(steps):
+            begun = steps.begin(index, owner, drops=drops, patience_s=patience_s)
+            if not isinstance(begun, Refusal):
+                return index, begun
+            if begun is Refusal.STALE and not is_last:
+                return begun
+        return None
+
+    def _places(self, steps: Steps) -> Iterator[tuple[int, int | None]]:
+        """Where to write, the best first; and the generation of the payload that is dropped there."""
+        yield from self._free(steps)
         seen = steps.memory.glance()
         # To reclaim takes each held slot's lock and may read /proc: so only when no free slot could be taken.
         if any(glance.state in HELD for glance in seen):
             steps.reclaim_all()
-            yield from steps.memory.free(self._cursor)
+            yield from self._free(steps)
             seen = steps.memory.glance()
         if self.overwrite:
-            yield from (glance.slot for glance in _ready(seen))
+            yield from ((glance.slot, glance.generation) for glance in _ready(seen))
+
+    def _free(self, steps: Steps) -> Iterator[tuple[int, None]]:
+        return ((index, None) for index in steps.memory.free(self._cursor))
 
     def _turns(self, deadline: float) -> Iterator[Steps]:
         """A turn whenever something may have changed, the first at once, until the deadline."""

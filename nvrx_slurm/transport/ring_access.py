@@ -273,19 +273,21 @@ class Steps:
 
     # ---- writers
 
-    def begin(self, index: int, owner: SlotOwner, *, overwrite: bool, patience_s: float) -> int | None:
-        """The generation that the slot has now; None where it cannot be had."""
+    def begin(self, index: int, owner: SlotOwner, *, drops: int | None, patience_s: float) -> int | Refusal:
+        """The generation that the slot has now. `drops`: of the payload that may be overwritten; any other stays."""
 
         def move(slot: RingSlot) -> RingSlot | Refusal:
+            if slot.state is SlotState.READY and drops is not None and drops != slot.generation:
+                return Refusal.STALE
             # More than any slot's, not only this one's: readers take the lowest generation for the oldest payload.
             generation = max(self.memory.latest_generation(), slot.generation) + 1
-            return slots.begin(slot, generation, owner, overwrite=overwrite)
+            return slots.begin(slot, generation, owner, overwrite=drops is not None)
 
         try:
             begun = self._step(index, move, patience_s)
         except Contended:
-            return None
-        return None if isinstance(begun, Refusal) else begun.generation
+            return Refusal.BUSY
+        return begun if isinstance(begun, Refusal) else begun.generation
 
     # ---- readers
 

@@ -126,6 +126,23 @@ def test_the_oldest_comes_first_while_others_write(ring: SharedRing) -> None:
     other.close()
 
 
+def test_the_oldest_is_dropped_while_others_write(ring: SharedRing) -> None:
+    """Of two writers that look at the same time, the second one does not drop what the first one has written. Nor is
+    a ring full of which all that was seen is gone."""
+    other = SharedRing.attach(ring.handle)
+    for number in range(SLOTS):
+        other.write(number)
+    meanwhile(ring, lambda: other.write(3), lambda: [other.write(number) for number in (5, 6, 7)])
+    ring.write(4)
+    assert [other.read() for _ in range(SLOTS)] == [6, 7, 4]
+    for number in range(SLOTS):
+        other.write(number)
+    meanwhile(ring, lambda: other.write(3))
+    ring.write(4)
+    assert [other.try_read() for _ in range(SLOTS + 1)] == [2, 3, 4, None]
+    other.close()
+
+
 def test_a_lapped_ref_is_stale(ring: SharedRing) -> None:
     """So is one that was consumed, and one of nothing; it never gives another payload."""
     refs = [ring.write_raw(b"%d" % number) for number in range(SLOTS + 1)]

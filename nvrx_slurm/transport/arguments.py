@@ -5,6 +5,7 @@ All raise UsageError.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Iterable
@@ -43,11 +44,20 @@ def seconds(name: str, value: object, *, least: float = 0.0, most: float = LONGE
     )
 
 
+def lease(value: object) -> float:
+    """The value in seconds, of any length: a lease that has lapsed already does no harm."""
+    return number("lease_s, in seconds,", value, -LONGEST_S, LONGEST_S)
+
+
 def number(name: str, value: object, least: float, most: float) -> float:
     """The value as a float; numpy's real numbers are accepted too."""
-    if not isinstance(value, Real) or not least <= float(value) <= most:
+    try:
+        found = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:  # an int that is too large for a float
+        found = math.nan
+    if not least <= found <= most:
         raise UsageError(f"{name} must be {least:g} to {most:g}, not {_shown(value)}")
-    return float(value)
+    return found
 
 
 def instance(name: str, value: object, kind: type[T]) -> T:
@@ -113,5 +123,8 @@ def _hint(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # an int of thousands of digits
+        shown = "that is too large to be shown"
     return f"{type(value).__name__} {shown if len(shown) <= 60 else shown[:60] + '…'}"

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.errors import MalformedRecord, UsageError
 from nvrx_slurm.transport.errors import TransportError
+from nvrx_slurm.util.decoding import decode
 
 MOST_PORTS = 64
 LONGEST_NAME = 64
@@ -53,11 +54,10 @@ class PayloadRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def from_json(cls, data: bytes | str) -> PayloadRef:
         """Raises TransportError where it is none; an unknown field passes, so that two versions can meet."""
         try:
-            return _decoder.decode(data)
+            return decode(_decoder.decode, data, "its JSON")  # type: ignore[arg-type]  # a str is decoded, too
         except UsageError as error:
             raise TransportError(str(error)) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
-            # TypeError: the data is neither bytes nor str.
+        except MalformedRecord as error:
             raise TransportError(f"this is no payload reference: {error}") from None
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ from nvrx_slurm.transport.errors import (
     TransportError,
 )
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef
-from nvrx_slurm.transport.ring_access import HELD, Claim, Steps, Writing
+from nvrx_slurm.transport.ring_access import HELD, Claim, Steps, Writing, lease_end
 from nvrx_slurm.transport.ring_file import Creator, Glance, Header, Layout, Memory, RingShape, checked, is_gone, sweep
 from nvrx_slurm.transport.ring_locks import OwnedAttempt, namespace, this_process
 from nvrx_slurm.transport.slots import Counts, Refusal, RingSlot, SlotOwner, SlotState
@@ -105,7 +105,7 @@ class SharedRing:
 
         First removes rings whose creator has died. Raises RingError where the ring cannot be.
         """
-        if not (lease_s := _lease(lease_s)) > 0:
+        if not (lease_s := arguments.lease(lease_s)) > 0:
             raise RingError(f"lease_s must be more than 0, it is {lease_s:g}")
         for named, value in (("overwrite", overwrite), ("checksum", checksum)):
             arguments.instance(named, value, bool)
@@ -271,7 +271,7 @@ class SharedRing:
         Waits for a slot's lock for a twentieth of a second at most, and then calls it BUSY.
         """
         steps = self._steps
-        until_ns = time.monotonic_ns() + int((self.lease_s if lease_s is None else _lease(lease_s)) * 1e9)
+        until_ns = lease_end(self.lease_s if lease_s is None else arguments.lease(lease_s))
         if not isinstance(slot, int) or not isinstance(generation, int | None):
             raise UsageError(f"slot and generation are whole numbers, not {slot!r} and {generation!r}")
         attempt = OwnedAttempt(id(steps))
@@ -509,14 +509,11 @@ class SharedRing:
 
 
 def _timeout(timeout_s: float) -> float:
-    if not isinstance(timeout_s, float | int) or math.isnan(timeout_s):
-        return arguments.seconds("timeout_s", timeout_s)
-    return timeout_s
-
-
-def _lease(lease_s: float) -> float:
-    """Of any length: one that has lapsed already does no harm."""
-    return arguments.number("lease_s, in seconds,", lease_s, -arguments.LONGEST_S, arguments.LONGEST_S)
+    """Of any length, also without end."""
+    with contextlib.suppress(OverflowError):  # an int that is too large for a float
+        if isinstance(timeout_s, float | int) and not math.isnan(timeout_s):
+            return float(timeout_s)
+    return arguments.seconds("timeout_s", timeout_s)
 
 
 def _ready(seen: list[Glance]) -> list[Glance]:

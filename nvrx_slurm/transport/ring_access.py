@@ -107,8 +107,7 @@ class Claim:
     def renew(self, lease_s: float) -> bool:
         """Keep it for so long from now. False where it is not this claim's any more."""
         self._steps.check()
-        until_ns = time.monotonic_ns() + int(lease_s * 1e9)
-        renew = partial(slots.renew, lease_ns=until_ns)
+        renew = partial(slots.renew, lease_ns=lease_end(arguments.lease(lease_s)))
         return self._steps.end(self.slot, self.generation, self._attempt.owner, renew)
 
     def finish(self, consumed: bool, until: float | None = None) -> bool:
@@ -228,6 +227,12 @@ class Writing:
             is_writing = self._steps.memory.state(self.slot) is SlotState.WRITING
             if is_writing and self._attempt.owner.pid == this_process()[0]:
                 self.drop()
+
+
+def lease_end(lease_s: float) -> int:
+    """When a lease ends that begins now, in nanoseconds of the machine's monotonic clock; not before that clock's
+    begin."""
+    return max(time.monotonic_ns() + int(lease_s * 1e9), 0)
 
 
 def _ref(steps: Steps, of: Claim | Writing, checksum: int | None, schema: str) -> PayloadRef:

@@ -21,6 +21,7 @@ import pytest
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport import (
     AsyncPayloadClient,
+    Claim,
     Directory,
     Limits,
     PayloadClient,
@@ -311,7 +312,11 @@ def test_two_objects_of_one_ring_may_both_remove_it() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("wrong", [None, 3, {"ring": "x"}])
+LARGE = [pytest.param(10**400, id="large"), pytest.param(10**5000, id="larger")]
+DEEP = '{"ring": "nvrx-ring-0", "unknown": ' + "[" * 100_000 + "]" * 100_000 + "}"
+
+
+@pytest.mark.parametrize("wrong", [None, 3, {"ring": "x"}, b"\xff", "\ud800", pytest.param(DEEP, id="deep")])
 def test_a_ref_is_made_of_json_only(wrong: Any) -> None:
     with pytest.raises(TransportError, match="no payload reference"):
         PayloadRef.from_json(wrong)
@@ -325,6 +330,7 @@ def test_a_ref_is_made_of_json_only(wrong: Any) -> None:
         ("slot_bytes", None),
         ("lease_s", math.inf),
         ("lease_s", "3"),
+        pytest.param("lease_s", 10**400, id="large"),
         ("folder", None),
         ("overwrite", "no"),
         ("checksum", None),
@@ -335,11 +341,21 @@ def test_a_ring_names_the_argument_that_cannot_be(named: str, wrong: Any) -> Non
         SharedRing.create(**{"slots": 1, "slot_bytes": 16, named: wrong})
 
 
-@pytest.mark.parametrize("wrong", ["1", math.nan])
+@pytest.mark.parametrize("wrong", ["1", math.nan, *LARGE])
 def test_a_ring_waits_for_seconds(ring: SharedRing, wrong: Any) -> None:
     for use in (ring.read, ring.drain, lambda timeout_s: ring.write(b"", timeout_s=timeout_s)):
         with pytest.raises(UsageError, match="timeout_s"):
             use(timeout_s=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["a", None, math.nan, math.inf, 1e11, *LARGE])
+def test_a_lease_is_a_number_of_seconds(ring: SharedRing, wrong: Any) -> None:
+    ring.write(b"x")
+    claim = ring.claim(0)
+    assert isinstance(claim, Claim)
+    with pytest.raises(UsageError, match="lease_s"):
+        claim.renew(wrong)
+    assert claim.finish(consumed=False)
 
 
 def test_a_ring_says_what_is_no_ref_and_no_name(ring: SharedRing) -> None:

@@ -230,6 +230,15 @@ def test_a_lease_that_lapses(ring: SharedRing) -> None:
     assert other.finish(consumed=True)
 
 
+def test_a_lease_that_ended_before_the_machine_began(ring: SharedRing) -> None:
+    """It has lapsed as any other."""
+    ref = ring.write(b"x")
+    with pytest.raises(StaleSlotError, match="longer than its lease"), ring.view(ref, lease_s=-1e6):
+        assert ring.get_ready_count() == 1
+    claim = claimed(ring)
+    assert claim.renew(-1e6) and ring.get_ready_count() == 1
+
+
 def test_a_payload_that_is_copied_and_then_taken(ring: SharedRing) -> None:
     """Consumed, or left for others; nothing that is not there, is of another size, or was written over meanwhile."""
     ref, buffer = ring.write_raw(b"here it is"), memoryview(bytearray(10))

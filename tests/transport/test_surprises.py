@@ -31,6 +31,7 @@ from nvrx_slurm.transport import (
     RingError,
     RingFull,
     SharedRing,
+    StaleSlotError,
     TransportError,
     protocol,
     ring_access,
@@ -303,6 +304,22 @@ def test_no_more_threads_lose_no_payload(room: float, how: str, said: str) -> No
         done = subprocess.run(command, input=refs, capture_output=True, text=True, timeout=3 * WAIT_S)
         assert (done.stdout.strip(), done.returncode) == (said, 0), done.stderr
         assert int(said.split()[0]) + ring.get_ready_count() == 8
+
+
+def test_a_ring_that_was_removed(served: Served) -> None:
+    """Its refs are stale where they have no ports, and end with PeerReset where they have; a client that is attached
+    reads on."""
+    before, ref = served.write(), served.write()
+    attached, other = PayloadClient(token=TOKEN), PayloadClient(token=TOKEN)
+    attached.read(before)
+    served.close()
+    with pytest.raises(PeerReset):
+        other.read(ref, deadline=WAIT_S)
+    with pytest.raises(StaleSlotError):
+        other.read(msgspec.structs.replace(ref, ports=()), deadline=WAIT_S)
+    assert bytes(attached.read(ref)) == bytes(1000)
+    attached.close()
+    other.close()
 
 
 def test_a_closed_client_reads_nothing(served: Served) -> None:

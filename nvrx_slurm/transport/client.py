@@ -132,7 +132,8 @@ class PayloadClient:
         )
 
     def close(self) -> None:
-        """Reads that are under way in other threads fail at once with PeerReset."""
+        """Reads that are under way in other threads fail with PeerReset: at once, or, while they still connect, when
+        their attempt's time to answer is over."""
         self._fetcher.close()
         self._threads.close()
 

@@ -264,7 +264,7 @@ class Fetcher:
             return _NOT_READ
 
     def close(self) -> None:
-        """Reads that are under way fail at once."""
+        """Reads that are under way fail at once, those that still connect after this attempt."""
         self._pool.cut()
         self._rings.close()
 

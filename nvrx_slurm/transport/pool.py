@@ -164,7 +164,8 @@ class Pool:
             self._unconfirmed.extend(unconfirmed_acks)
 
     def cut(self) -> None:
-        """Close the pool: reads that are under way fail at once, and later ones too."""
+        """Close the pool: reads that are under way fail at once, and later ones too. One that still connects fails
+        after that: no backend can be cut there."""
         with self._guard:
             self.is_closed = True
             busy = list(self._busy)

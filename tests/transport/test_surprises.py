@@ -349,6 +349,28 @@ def test_a_client_closes_while_it_reads_in_place(served: Served) -> None:
     assert served.state(ref) is State.READY
 
 
+def test_a_client_closes_while_it_connects(served: Served) -> None:
+    """The read ends with this attempt, long before its deadline."""
+    connecting = threading.Event()
+    client = client_of(limits=Limits(answer_s=0.5))
+    backend = client._fetcher._pool._backends["tcp"]
+    connect = backend.connect
+
+    def connected(address: str, deadline: float) -> protocol.PeerLink:
+        connecting.set()
+        return connect(address, deadline)
+
+    backend.connect = connected  # type: ignore[method-assign]
+    with full_port("127.0.0.1", 0) as number:
+        ref = msgspec.structs.replace(served.write(), ports=(f"tcp://127.0.0.1:{number}",))
+        reading = Async(lambda: client.read(ref, deadline=10 * WAIT_S))
+        assert connecting.wait(WAIT_S)
+        client.close()
+        with pytest.raises(PeerReset, match="the client was closed") as raised:
+            reading.result()
+    assert len(raised.value.attempts) == 1
+
+
 MIXED: list[set[int]] = []
 
 
@@ -538,17 +560,25 @@ async def test_a_read_that_gets_no_place_ends_by_its_deadline(served: Served) ->
     claim.drop()
 
 
+@contextlib.contextmanager
+def full_port(host: str, number: int) -> Iterator[int]:
+    """Its number: one that takes no connection."""
+    with contextlib.ExitStack() as open_ones:
+        full = open_ones.enter_context(socket.create_server((host, number), backlog=0))
+        for _ in range(3):
+            each = open_ones.enter_context(socket.socket())
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        yield full.getsockname()[1]
+
+
 def test_a_silent_address_of_a_host_leaves_time_for_its_others() -> None:
     """A host with two addresses, of which the first takes no connection: the second is tried in time."""
     with contextlib.ExitStack() as open_ones:
         listener = TcpBackend().listen("127.0.0.1", 0, lambda link: None)  # first: what is free here is there too
         open_ones.callback(listener.close)
         number = host_and_port(listener.address)[1]
-        full = open_ones.enter_context(socket.create_server(("127.0.0.2", number), backlog=0))
-        for _ in range(3):
-            each = open_ones.enter_context(socket.socket())
-            each.setblocking(False)
-            each.connect_ex(full.getsockname())
+        open_ones.enter_context(full_port("127.0.0.2", number))
         key = ("two.addresses.invalid", number)
         tcp._known[key] = soon(), [(socket.AF_INET, (host, number)) for host in ("127.0.0.2", "127.0.0.1")]
         open_ones.callback(tcp._known.pop, key, None)

@@ -70,6 +70,7 @@ class Interrupter:
                 waited = True
                 self._group.report_atomic(iteration, barriers.OPEN)
 
+            self._stamps.interrupted()
             with self._region.held(report_wait):
                 if waited:
                     self._group.report_atomic(iteration, b"")

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-ITERATION, AUTOMATIC, MANUAL, SUSPENDED, ENDING, KILL_PENDING = range(6)
-CELLS = 6
+ITERATION, AUTOMATIC, MANUAL, SUSPENDED, INTERRUPTED, ENDING, KILL_PENDING = range(7)
+CELLS = 7
 CELL_BYTES = 8
 
 
@@ -75,11 +75,16 @@ class ProgressStamps:
             self._suspensions = 0
             self._begun += 1
             self.automatic()
-            self._cells[MANUAL] = self._cells[ENDING] = 0
+            self._cells[MANUAL] = self._cells[INTERRUPTED] = self._cells[ENDING] = 0
             # After the stamps: silence from before no longer counts.
             self._cells[SUSPENDED] = 0
             # Last: a reader that reads the iteration first finds no older stamps with it.
             self._cells[ITERATION] = iteration
+
+    def interrupted(self) -> None:
+        """The iteration is: a suspension must end, also in an atomic part, which may go on as long as it makes
+        progress."""
+        self._cells[INTERRUPTED] = monotonic_ns()
 
     def expect_end(self) -> None:
         """The function must be left: from now on only the next `begin_iteration` is progress."""
@@ -124,10 +129,11 @@ class ProgressStamps:
 
     def silent_s(self, now_ns: int) -> float:
         """How long there has been no progress, in seconds, by the oldest stamp that counts. While suspended 0; or,
-        once an end is expected, since then: no suspension puts that off."""
+        once the iteration is interrupted or an end is expected, since then: no suspension puts that off."""
         automatic, manual, ending = self._cells[AUTOMATIC], self._cells[MANUAL], self._cells[ENDING]
         if self._cells[SUSPENDED]:
-            return max(0.0, (now_ns - ending) / 1e9) if ending else 0.0
+            since = ending or self._cells[INTERRUPTED]
+            return max(0.0, (now_ns - since) / 1e9) if since else 0.0
         return max(0.0, (now_ns - min(automatic, manual or automatic, ending or automatic)) / 1e9)
 
 

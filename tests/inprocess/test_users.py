@@ -412,3 +412,31 @@ def test_terminate_may_take_longer_than_the_hard_timeout_after_a_ping(tmp_path: 
     """The pings of the function are over: a last save that runs Python is progress."""
     [(code, out, errors)] = run(SAVING, tmp_path)
     assert (code, out.split()) == (0, ["saved", "left"]), errors
+
+
+STUCK = """
+import threading
+from datetime import timedelta
+
+bounds = dict(soft_timeout=3, hard_timeout=5, heartbeat_timeout=12, barrier_timeout=20, termination_grace_time=1)
+
+def train(call: CallWrapper):
+    if call.iteration:
+        return "done"
+    if os.environ["RANK"] == "1":
+        raise ValueError
+    with call.atomic(), call.disable_hang_protection():
+        threading.Event().wait()
+
+print(inprocess.Wrapper(
+    store_factory=inprocess.store.FileStore,
+    store_kwargs={"path": sys.argv[1]},
+    **{name: timedelta(seconds=seconds) for name, seconds in bounds.items()},
+)(train)())
+"""
+
+
+def test_an_atomic_part_that_waits_for_a_rank_that_failed_is_ended(tmp_path: Path) -> None:
+    """A barrier in a large checkpoint, say. Without protection from hangs nothing but the interruption bounds it."""
+    (stuck, _, _), (code, out, errors) = run(STUCK, tmp_path, world=2)
+    assert (stuck, code, out) == (-signal.SIGTERM, 0, "done\n"), errors

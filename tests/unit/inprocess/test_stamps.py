@@ -56,6 +56,19 @@ def test_an_iteration_begins_without_pings_and_suspensions(stamps):
     assert progress(stamps) > progress(stamps) > 0
 
 
+def test_once_the_iteration_is_interrupted_a_suspension_must_end(stamps):
+    """Also in an atomic part; one that makes progress need not end."""
+    begun = in_ten_s()
+    stamps.interrupted()
+    assert progress(stamps) > progress(stamps) > 0
+    suspended = stamps.suspend()
+    assert stamps.silent_s(begun) <= 10.0 <= stamps.silent_s(in_ten_s())
+    stamps.resume(suspended)
+    stamps.begin_iteration(1)
+    stamps.suspend()
+    assert stamps.silent_s(LATER_NS) == 0.0
+
+
 def test_once_an_end_is_expected_only_the_next_iteration_is_progress(stamps):
     """From then on neither the main thread's stamps nor pings count."""
     stamps.expect_end()

@@ -158,6 +158,19 @@ class CallWrapper:
             on_heard=self._on_heard,
         )
         stack.callback(self._group.close)
+        try:
+            self._build_watched(stack, by_signal)
+        except Exception as error:
+            # No monitor says it: the others would wait for this rank until `barrier_timeout`.
+            kind, text = Interruption.BASE_EXCEPTION, in_words(error)
+            self._group.propose_loss(
+                Lost(iteration=0, member=launch.rank, interruption=kind, text=text, host=launch.host)
+            )
+            raise
+
+    def _build_watched(self, stack: ExitStack, by_signal: bool) -> None:
+        """The monitor, and all that runs beside the function."""
+        options, launch = self._options, self._launch
         monitor_options = MonitorOptions(
             store_factory=options.store_factory,
             store_kwargs=dict(options.store_kwargs),

@@ -440,3 +440,22 @@ def test_an_atomic_part_that_waits_for_a_rank_that_failed_is_ended(tmp_path: Pat
     """A barrier in a large checkpoint, say. Without protection from hangs nothing but the interruption bounds it."""
     (stuck, _, _), (code, out, errors) = run(STUCK, tmp_path, world=2)
     assert (stuck, code, out) == (-signal.SIGTERM, 0, "done\n"), errors
+
+
+UNWATCHED = """
+if os.environ["RANK"] == "1":
+    sys.executable = "/nowhere/python"  # as where the environment was replaced
+
+@wrapper
+def train(call: CallWrapper):
+    return os.environ["WORLD_SIZE"]
+
+print(train())
+"""
+
+
+def test_the_others_go_on_without_a_rank_that_cannot_start_its_monitor(tmp_path: Path) -> None:
+    """It says so itself: without, they would wait for it until `barrier_timeout`, and leave with an error."""
+    (code, out, errors), (failed, _, said) = run(UNWATCHED, tmp_path, world=2)
+    assert (code, out) == (0, "1\n"), errors
+    assert failed == 1 and "/nowhere/python" in said

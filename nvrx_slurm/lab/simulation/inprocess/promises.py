@@ -266,7 +266,10 @@ class GroupPromises(HistoryPromises):
         """Who was harmed by no fault has completed, unless the store was away for too long."""
         history, shape = self._history, self._history.shape
         away_s = sum(act.lasts_s for act in history.acts if act.fault in _STORE_FAULTS)
-        if away_s > min(shape.heartbeat_s, shape.patience_s) / 4 or shape.replaced:
+        # A rank that waits for another in the function must hear of the interruption before its own hard timeout.
+        if away_s > min(shape.heartbeat_s / 4, shape.patience_s / 4, (shape.hard_s - shape.soft_s) / 2):
+            return
+        if shape.replaced:
             return
         first = barriers.ready(0)
         if any(isinstance(outcome.error, TimeoutError) and first in str(outcome.error) for outcome in self._outcomes):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -118,14 +119,17 @@ class CallWrapper:
                         self._options.completion(self._rank.state.freeze())
                     except Exception:
                         log.exception("rank %s: Completion raised", self._rank.state.rank)
-            except ForkedChild as child:
-                outcome = child.outcome
+            except BaseException as error:
+                if isinstance(error, ForkedChild):
+                    outcome = error.outcome
+                elif os.getpid() != self._process.pid:  # a callback has forked it
+                    outcome = Raised(error)
+                else:
+                    self._leave_because(error)
+                    raise
                 # All else that this process has inherited belongs to its parent.
                 stack.pop_all()
                 self._region.leave_to_child()
-            except BaseException as error:
-                self._leave_because(error)
-                raise
             else:
                 self.lost = self._group.ledger.lost
                 return value
@@ -160,7 +164,7 @@ class CallWrapper:
         stack.callback(self._group.close)
         try:
             self._build_watched(stack, by_signal)
-        except Exception as error:
+        except BaseException as error:
             # No monitor says it: the others would wait for this rank until `barrier_timeout`.
             kind, text = Interruption.BASE_EXCEPTION, in_words(error)
             self._group.propose_loss(

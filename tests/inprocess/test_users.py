@@ -459,3 +459,36 @@ def test_the_others_go_on_without_a_rank_that_cannot_start_its_monitor(tmp_path:
     (code, out, errors), (failed, _, said) = run(UNWATCHED, tmp_path, world=2)
     assert (code, out) == (0, "1\n"), errors
     assert failed == 1 and "/nowhere/python" in said
+
+
+CALLBACKS_THAT_FORK = """
+def fork(state):
+    if os.fork() == 0:
+        sys.exit(0)
+    assert os.wait()[1] == 0
+    return state
+
+class Finalize(inprocess.finalize.Finalize):
+    __call__ = staticmethod(fork)
+
+class Completion(inprocess.completion.Completion):
+    __call__ = staticmethod(fork)
+
+def train(call: CallWrapper):
+    if call.iteration == 0:
+        raise ValueError
+    return call.iteration
+
+print(inprocess.Wrapper(
+    store_factory=inprocess.store.FileStore,
+    store_kwargs={"path": sys.argv[1]},
+    finalize=Finalize(),
+    completion=Completion(),
+)(train)(), flush=True)
+"""
+
+
+def test_a_child_that_a_callback_forks_takes_no_part(tmp_path: Path) -> None:
+    """It may end as a program does: its parent is a rank as before."""
+    [(code, out, errors)] = run(CALLBACKS_THAT_FORK, tmp_path)
+    assert (code, out) == (0, "1\n"), errors

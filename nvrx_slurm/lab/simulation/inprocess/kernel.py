@@ -140,6 +140,7 @@ class RankKernel:
             Region=lambda *_: SimulatedRegion(self),
             Watchdog=lambda stamps, interval_s: SimulatedWatchdog(self, stamps, interval_s),
             gc=SimpleNamespace(get_freeze_count=lambda: 1),
+            os=os_calls,
             watchdog_method=lambda: "pending-call",
         )
         names.over(

@@ -204,8 +204,9 @@ class Strike:
         self.watching = Async(self._watch)
 
     def seen(self, _: memoryview) -> None:
-        os.kill(self._pid, self._number)
+        with contextlib.suppress(ProcessLookupError):  # it may be dead and waited for, with more of its bytes to read
+            os.kill(self._pid, self._number)
 
     def _watch(self) -> None:
         until(lambda: any(self._buffer[8:64]), "the first bytes")
-        os.kill(self._pid, self._number)
+        self.seen(memoryview(b""))

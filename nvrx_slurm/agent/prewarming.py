@@ -409,7 +409,7 @@ async def _ask(command: list[str], env: dict[str, str], workdir: str) -> str | N
         asked = await asyncio.create_subprocess_exec(
             # By a shell: until a child has entered its folder and executed its program, this whole process would
             # stand still (vfork(2)), and a file system may not answer.
-            *("/bin/sh", "-c", 'cd -- "$0" && exec "$@"', workdir, *command),
+            *("/bin/sh", "-c", 'cd -- "$0" || exit 126; exec "$@"', workdir, *command),
             env={**environment.child_environment({}), **env, "NVRX_WARM_FD": "probe"},
             cwd="/",
             stdin=asyncio.subprocess.DEVNULL,
@@ -427,7 +427,7 @@ async def _ask(command: list[str], env: dict[str, str], workdir: str) -> str | N
             if asked.returncode is None:
                 asked.kill()
     if asked.returncode in (126, 127):  # sh(1)
-        return f"{command[0]} cannot be executed"
+        return f"{command[0]} cannot be executed in {workdir}"
     if said.decode(errors="replace") != PROBE:
         return f"{Path(command[0]).name} does not load nvrx-slurm's start-up hook"
     return None

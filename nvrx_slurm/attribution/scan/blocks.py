@@ -62,8 +62,6 @@ class LogBlock:
     def line_of(self, start: int) -> int:
         """The number of the line that begins at `start` of `text`."""
         # A few hits a block: counting costs less than a list.
-        if self.begins is None:
-            return self.line + self.text.count(b"\n", 0, start)
         return self.line + self.raw.count(b"\n", 0, self.offset_of(start) - self.offset)
 
     @functools.cached_property

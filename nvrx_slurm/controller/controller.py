@@ -76,6 +76,9 @@ MIRROR_FLUSH_S = 10.0
 INBOX_STALL_S = BLOCK_MS / 1000 + 1.0
 
 CATCH_UP_S = 0.05
+
+# Orders that agents can read so much later than what they rest on arrived are late: each deadline counts from then.
+LATE_S = 2.0
 # How long the store may keep a controller whose job has ended.
 LAST_WORDS_S = 5.0
 
@@ -371,7 +374,7 @@ class Controller:
                 self._explain(None)
             for record in (fact, *decisions):
                 self._take(batch, record, now)
-            if batch.orders and self.server_clock.passed_since(now) > INBOX_STALL_S:
+            if batch.orders and self.server_clock.passed_since(now) > LATE_S:
                 return batch, inbound[number:]
         return batch, []
 
@@ -424,7 +427,7 @@ class Controller:
         self.server_clock.set(server_time, self.clock.monotonic() - asked_at)
         self.mirror.add(batch.entries)  # only what the store has taken: the copy is never ahead of its source
         self.committed = self.written
-        if batch.orders and self.server_clock.passed_since(since := batch.entries[0].t) > INBOX_STALL_S:
+        if batch.orders and self.server_clock.passed_since(since := batch.entries[0].t) > LATE_S:
             return [InboundFact(DecisionsLate(since=since))]
         return []
 
@@ -521,7 +524,7 @@ def _unmarked(dated: Sequence[tuple[float, Entry]]) -> list[AnyFact]:
     """That the last decisions reached the agents late, where the controller before did not live to record it."""
     committed = [entry for took_at, entry in dated if took_at == dated[-1][0]]
     has_orders = any(isinstance(entry.record, ORDERS) for entry in committed)
-    if has_orders and dated[-1][0] - committed[0].t > INBOX_STALL_S:
+    if has_orders and dated[-1][0] - committed[0].t > LATE_S:
         return [DecisionsLate(since=committed[0].t)]
     return []
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from nvrx_slurm.controller.controller import LATE_S
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_NO_RESTART, EXIT_RETRY
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.jobspec.values import Allowance
@@ -70,8 +71,9 @@ LEAVE_S = 10.0
 MOST_DOUBLINGS = 30
 # How much later than its deadline a decision may be, while the controller decides.
 SLACK_S = 1.0
-# How much later than it was decided an order may be known, without more time for it.
-UNKNOWN_S = 2.5
+# How much later than it was decided an order may be known, without more time for it: what the controller does not
+# take for late, and the way of the commit.
+UNKNOWN_S = LATE_S + 0.5
 
 
 class Promise(StrEnum):

@@ -400,17 +400,18 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
             yield Promise.SHUTDOWN, f"the job ended with {run.exit_code}, and was shut down with {shutdown.exit_code}"
 
     for name in ended.missing if ended is not None else ():
-        # An agent that a fault has killed reports nothing, and is given up after these timeouts: since the fault,
-        # or since the controller read its join or resumed the job, which a partition or a suspension had delayed. A
-        # silence of all nodes is no node's death.
+        # An agent that a fault has killed, or that has left without reaching the store, reports nothing, and is given
+        # up after these timeouts: since the fault, or since the controller read its join or resumed the job, which a
+        # partition or a suspension had delayed. A silence of all nodes is no node's death.
         node, beats = run.nodes[name], bounds.heartbeat
-        was_killed = node.agent is not None and (node.agent.exit_code or 0) < 0
+        code = node.agent.exit_code if node.agent is not None else None
+        has_gone = code is not None and (code < 0 or code == EXIT_UNREACHABLE)
         watched_from = max(
             (each.t for each in promises.journal if _begins_watch(each.record, name)), default=-math.inf
         )
         since_s = min(run.contact.others_heard_at(name) - node.weak_until_s, promises.journal[-1].t - watched_from)
         unnoticed = since_s < max(beats.timeout, beats.startup_timeout) + beats.timeout
-        if node.is_well and not (was_killed and unnoticed):
+        if node.is_well and not (has_gone and unnoticed):
             yield Promise.LEAVING, f"the job has ended, and {name} had not reported that it leaves"
 
     if any(act.traits & Trait.SUSPENDS for act in run.performed):

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from nvrx_slurm.jobspec.model import AttributionSpec, FaultToleranceSpec, HangSpec, ProgressSpec
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.jobspec.values import Allowance
-from nvrx_slurm.lab.simulation.adversary import Act
+from nvrx_slurm.lab.simulation.adversary import MOST_SKEW_S, SUSPEND_S, Act
 from nvrx_slurm.lab.simulation.aims import Aim, Moment
 from nvrx_slurm.lab.simulation.shapes import BACKOFF, KILL_WAIT_S, NO_BACKOFF, Shape, SourceBehaviour, names
 
@@ -170,6 +170,17 @@ def takeover_after_requeue(chance: Random, shape: Shape) -> Staged:
     return shape, (first, requeue, kill, second)
 
 
+def suspended_late(chance: Random, shape: Shape) -> Staged:
+    """A node is cut off when Slurm suspends the job, and reports that only when the job has resumed. The job counts
+    as suspended once more, while others report that they have resumed."""
+    shape = _job(shape, nodes=chance.randint(3, 6), slurm=True)
+    at_s, lasts_s = chance.uniform(0.5, 2.0), chance.uniform(1.0, 3.0)
+    resumes_s = SUSPEND_S + MOST_SKEW_S + lasts_s + chance.uniform(0.2, MOST_SKEW_S)
+    suspend = Act(at_s=round(at_s, 3), kind="suspend_all", lasts_s=round(lasts_s, 3), number=_number(chance))
+    node = chance.choice(shape.nodes)
+    return shape, (suspend, Act(at_s=suspend.at_s, kind="cut", node=node, lasts_s=round(resumes_s, 3)))
+
+
 def former_join(chance: Random, shape: Shape) -> Staged:
     """An agent joins again as another one, and the join of the first arrives once more."""
     shape = _job(shape, nodes=chance.randint(1, 3), work_s=chance.uniform(3.0, 5.0))
@@ -319,6 +330,7 @@ SITUATIONS: dict[Callable[[Random, Shape], Staged], float] = {
     late_exit: 1,
     late_verdict: 1,
     takeover_after_requeue: 1,
+    suspended_late: 2,
     former_join: 1,
     former_proof: 1,
     lossy_joins: 1,

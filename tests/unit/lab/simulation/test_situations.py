@@ -13,6 +13,7 @@ from nvrx_slurm.journal.records import (
     DecisionsLate,
     Entry,
     JobStarted,
+    JobSuspended,
     NodeJoined,
     NodeLost,
     Record,
@@ -81,6 +82,7 @@ SHOWS: dict[Callable[..., situations.Staged], Callable[[list[RunResult]], object
     situations.takeover_after_requeue: lambda results: all(
         len(entries(result, JobStarted)) == 2 and len(entries(result, ControllerStarted)) == 3 for result in results
     ),
+    situations.suspended_late: lambda results: any(len(entries(result, JobSuspended)) == 2 for result in results),
     situations.former_join: joins_again,
     situations.former_proof: joins_again,
     situations.lossy_joins: lambda results: all(entries(result, NodeJoined) for result in results),

@@ -461,7 +461,7 @@ class Agent:
 
     def _on_job_suspended(self, order: JobSuspended) -> None:
         if self.publisher.incarnation in order.incarnations:
-            self.heartbeat.hold()
+            self.heartbeat.hold(order.suspension)
             self._suspend()
 
     def _suspend(self) -> None:
@@ -480,7 +480,7 @@ class Agent:
         self.heartbeat.release(event.stood_still_s)
 
     def _on_released(self, event: Released) -> None:
-        self.publisher.publish(NodeResumed, stood_still_s=self._stood_still_s)
+        self.publisher.publish(NodeResumed, stood_still_s=self._stood_still_s, suspension=event.grant)
 
     def _on_controller_up(self, order: ControllerUp) -> None:
         self.liveness.controller_is(order, self.publisher.incarnation)

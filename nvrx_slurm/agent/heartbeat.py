@@ -75,8 +75,8 @@ class HeartbeatSender:
         self._sent_event = asyncio.Event()
         self._touched_at = self._controller_at = self._asked_at = clock.monotonic()
         self._warned_of_store = self._warned_of_controller = False
-        self._holds = False
-        self._resumed_at: float | None = None  # the hold ends with the first touch after this
+        self._grant: int | None = None  # the suspension in which the workers outlive their lease
+        self._resumed_at: float | None = None  # the grant ends with the first touch after this
 
     async def run(self) -> None:
         """Send one heartbeat each interval, also while the store is away."""
@@ -89,29 +89,29 @@ class HeartbeatSender:
     def renew(self) -> None:
         """Let the workers live for as long as the last touch allows. Called before they start, and once an
         interval."""
-        if self._holds:
-            self._lease(OUTLIVE_S, outlived=True)
+        if self._grant is not None:
+            self._lease(OUTLIVE_S, grant=self._grant)
         else:
             self._lease(max(0.0, self._bounds.fence_timeout - self._out_of_touch_s()))
 
-    def hold(self) -> None:
-        """Let the workers outlive their lease: the controller has granted it."""
+    def hold(self, suspension: int) -> None:
+        """Let the workers outlive their lease: the controller has granted it for this suspension."""
         # Until `release` has reached the supervisor the controller gives their ranks away on proof only.
-        self._holds, self._resumed_at = True, None
+        self._grant, self._resumed_at = suspension, None
         self.renew()
 
     def release(self, stood_still_s: float) -> None:
         """This node runs again. The time that it stood still is no silence."""
-        if self._holds:
-            # The hold goes on until a heartbeat arrives: store and controller may be resumed seconds later.
+        if self._grant is not None:
+            # The grant goes on until a heartbeat arrives: store and controller may be resumed seconds later.
             now = self._resumed_at = self._clock.monotonic()
             self._touched_at = min(now, self._touched_at + stood_still_s)
             self._controller_at = now
 
     def release_now(self) -> None:
         """Back to the ordinary lease, if the workers outlive it."""
-        if self._holds:
-            self._holds, self._resumed_at = False, None
+        if self._grant is not None:
+            self._grant = self._resumed_at = None
             self.renew()
 
     @property
@@ -176,7 +176,7 @@ class HeartbeatSender:
     def _take_stock(self) -> None:
         """Once an interval: the lease follows the last touch, and who waits for one looks."""
         if self._resumed_at is not None and self._touched_at > self._resumed_at:
-            self._holds, self._resumed_at = False, None
+            self._grant = self._resumed_at = None
         self.renew()
         self._sent_event.set()
         self._watch_controller()
@@ -186,7 +186,7 @@ class HeartbeatSender:
     def _watch_controller(self) -> None:
         """Log its silence once; after the grace, post `ControllerSilent`."""
         now = self._clock.monotonic()
-        if self._holds and self._resumed_at is None:
+        if self._grant is not None and self._resumed_at is None:
             return
         if self._warned_of_store and (silence_s := self._liveness.silence_s()) is not None:
             self._controller_at = max(self._controller_at, now - silence_s)  # the store cannot be asked

@@ -25,7 +25,8 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
                          {"op": "signal", "id", "signal"}     a user's command
                          {"op": "stop", "signal", "grace_s", "checkpoint": [signal, seconds] | null}
                          {"op": "done", "phase"}              the work of a phase (dump, checkpoint) is done
-                         {"op": "lease", "until", "outlived"} workers may run until then, on the monotonic clock
+                         {"op": "lease", "until", "grant": suspension | null}
+                                                              workers may run until then, on the monotonic clock
                          {"op": "hold"} + [liveness connection fd]
                          {"op": "fence"} + [fence socket fds]   the first one is armed
                          {"op": "lock"} + [fd]                the lock of the node's one agent
@@ -36,7 +37,7 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
                          {"op": "phase", "phase", "left": [pid, …], "ends_in_s"}    as it begins, and each second
                          {"op": "stopped", "survivors": [pid, …]}    no worker is left
                          {"op": "lapsed", "survivors": [pid, …]}     the same, because the lease lapsed
-                         {"op": "released"}                   an ordinary lease is in force again
+                         {"op": "released", "grant"}          an ordinary lease is in force again
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class Supervisor:
         self.sent: set[int] = set()  # to the workers, by this teardown
         self.say_at = self.kill_at = 0.0
         self.lease_until: float | None = None
-        self.lease_outlived = False
+        self.grant: int | None = None  # the suspension in which the workers outlive the ordinary lease
         self.self_fence = SelfFenceTimer()
         self.lapsed = False
         self.may_spawn = True  # until a lease has lapsed, and from the next one on
@@ -327,9 +328,9 @@ class Supervisor:
         self.lease_until = order["until"]
         self.self_fence.arm(left_s + SELF_FENCE_S)
         # Only now, with the timer set: from this word on the controller takes the clock for proof again.
-        released, self.lease_outlived = self.lease_outlived, order["outlived"]
-        if released and not self.lease_outlived:
-            self._say(op="released")
+        released, self.grant = self.grant, order["grant"]
+        if released is not None and self.grant is None:
+            self._say(op="released", grant=released)
 
     def _stop(self, order: dict[str, Any], fds: list[int]) -> None:
         now = time.monotonic()

@@ -91,7 +91,10 @@ class SupervisorDied(msgspec.Struct, frozen=True):
 
 
 class Released(msgspec.Struct, frozen=True):
-    """The workers live by an ordinary lease again, and the kernel's timer with them."""
+    """The workers live by an ordinary lease again, and the kernel's timer with them. `grant`: the suspension by which
+    they outlived it."""
+
+    grant: int
 
 
 class CommandExited(msgspec.Struct, frozen=True):
@@ -215,11 +218,11 @@ class Workers:
         """What a phase waits for (the dump, the checkpoint) is done: go on."""
         self._send({"op": "done", "phase": phase})
 
-    def lease(self, seconds: float, outlived: bool = False) -> None:
-        """Workers may run for so long from now, and are killed then unless this is renewed. `outlived`: the ordinary
-        lease is, in a suspension; `Released` follows once an ordinary one is in force again."""
+    def lease(self, seconds: float, grant: int | None = None) -> None:
+        """Workers may run for so long from now, and are killed then unless this is renewed. `grant`: the suspension
+        in which they outlive the ordinary lease; `Released` follows once an ordinary one is in force again."""
         until = asyncio.get_running_loop().time() + seconds  # CLOCK_MONOTONIC, which the supervisor reads too
-        self._send({"op": "lease", "until": until, "outlived": outlived})
+        self._send({"op": "lease", "until": until, "grant": grant})
 
     def fence(self, fence_socket: FenceSocketPort) -> None:
         """Arm the fence socket, and leave it to the supervisor alone: it closes when that dies."""
@@ -345,7 +348,7 @@ def _event(message: dict[str, Any]) -> WorkerEvent:
         ended = {key: message[key] for key in ("code", "signal", "error", "at") if key in message}
         return Exited(rank=message["id"], **ended, sent=frozenset(message.get("sent", ())))
     if message["op"] == "released":
-        return Released()
+        return Released(message["grant"])
     if message["op"] == "phase":
         return Tearing(phase=message["phase"], left=tuple(message["left"]), ends_in_s=message["ends_in_s"])
     return Stopped(survivors=tuple(message["survivors"]), lapsed=message["op"] == "lapsed")

@@ -68,7 +68,7 @@ def is_news(job: ControlState, fact: NodeJoined) -> bool:
 
 def safe_at(node: Node, at: float) -> float:
     """When the clock alone proves that the workers of a lost node are dead: at `at`, or never."""
-    return math.inf if node.outlives_lease else at
+    return at if node.grant is None else math.inf
 
 
 def make_safe(job: ControlState, node: Node) -> bool:
@@ -84,7 +84,7 @@ def welcome(job: ControlState, fact: NodeJoined) -> Node:
         node = job.nodes[fact.node] = Node(name=fact.node, index=len(job.nodes))
     if node.incarnation:
         node.former.add(node.incarnation)
-    node.incarnation, node.seq, node.outlives_lease = fact.incarnation, fact.seq, False
+    node.incarnation, node.seq, node.grant = fact.incarnation, fact.seq, None
     node.addr, node.port, node.fence_port = fact.addr, fact.port, fact.fence_port
     # An agent joins only when no worker of an earlier one is left on its node. Before the next line, which forgets
     # whose ranks the node had.

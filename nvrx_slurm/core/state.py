@@ -49,7 +49,7 @@ class Node(msgspec.Struct):
     port: int = 0
     fence_port: int = 0
     replica: str | None = None
-    outlives_lease: bool = False  # its workers do: it was suspended, and has not reported that it has resumed
+    grant: int | None = None  # the suspension by which its workers outlive their lease, until it has resumed from it
     deaths: int = 0
     excused: bool = False  # its agent's next end is not counted: Slurm ended the step of all agents
     former: set[str] = set()
@@ -182,6 +182,7 @@ class ControlState(msgspec.Struct):
     shutdown: Shutdown | None = None
     shutdown_deadline: float = 0.0
     suspended_at: float | None = None  # Slurm suspends the job: nothing is decided until it has been resumed
+    suspensions: int = 0
     ended: bool = False
     terminating_until: float | None = None  # Slurm has sent SIGTERM to a node's processes, and says why before this
     behind_until: float = -math.inf  # facts of up to then arrived while no controller ran, or while it stood still

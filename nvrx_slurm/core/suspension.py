@@ -18,20 +18,23 @@ def begin(job: ControlState, fact: Suspending, now: float) -> list[Decision] | N
     """The first announcement of a suspension: the agents that are alive may let their workers outlive the lease."""
     if membership.recognise(job, fact) is None or job.suspended_at is not None:
         return None
-    job.suspended_at = now
+    number, job.suspended_at = job.suspensions, now
+    job.suspensions += 1
     # No others: an agent that was given up before, and reads the order late, has no ranks that it could keep.
     alive = [node for node in job.nodes.values() if node.alive]
     for node in alive:
-        node.outlives_lease = True
-    return [JobSuspended(incarnations=tuple(node.incarnation for node in alive), generation=job.generation)]
+        node.grant = number
+    incarnations = tuple(node.incarnation for node in alive)
+    return [JobSuspended(incarnations=incarnations, generation=job.generation, suspension=number)]
 
 
 def node_resumed(job: ControlState, fact: NodeResumed, now: float) -> list[Decision] | None:
     """The node's supervisor has confirmed the ordinary lease: from here on the clock is proof again."""
     node = membership.recognise(job, fact)
-    if node is None or not node.outlives_lease:
+    # Late, it may be about an earlier suspension: by the grant of this one the workers outlive their lease still.
+    if node is None or node.grant != fact.suspension:
         return None
-    node.outlives_lease = False
+    node.grant = None
     return []
 
 

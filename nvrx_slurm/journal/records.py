@@ -388,10 +388,11 @@ class Suspending(FromAgent, frozen=True, kw_only=True, tag="suspending"):
 
 
 class NodeResumed(FromAgent, frozen=True, kw_only=True, tag="node_resumed"):
-    """The node's workers live by their ordinary lease again, after a suspension. `stood_still_s`: how long the agent
-    did not run."""
+    """The node's workers live by their ordinary lease again, after the suspension whose number this is.
+    `stood_still_s`: how long the agent did not run."""
 
     stood_still_s: float = 0.0
+    suspension: Count = 0
 
 
 class JobResumed(Fact, frozen=True, kw_only=True, tag="job_resumed"):
@@ -615,10 +616,12 @@ class Quarantined(Decision, frozen=True, kw_only=True, tag="quarantined"):
 
 class JobSuspended(Decision, frozen=True, kw_only=True, tag="job_suspended"):
     """Slurm suspends the job, on all nodes. Until each of these agents has resumed, its workers outlive their lease,
-    so none of their ranks is given away by the clock; only on proof."""
+    so none of their ranks is given away by the clock; only on proof. `suspension` numbers those of the job, from
+    0."""
 
     incarnations: tuple[FileName, ...]
     generation: Count = 0
+    suspension: Count = 0
 
 
 class RequestRefused(Decision, frozen=True, kw_only=True, tag="request_refused"):

@@ -63,7 +63,7 @@ class Contact:
         self._agents: dict[str, str] = {}  # incarnation → its node
         self._joined_at: dict[str, float] = {}  # incarnation → when
         self._watched: dict[str, str] = {}  # node → the incarnation that the controller expects signs of
-        self._granted: set[str] = set()  # nodes whose workers may outlive their lease
+        self._grants: dict[str, int] = {}  # node → the suspension in which its workers may outlive their lease
 
     def heard(self, incarnation: str) -> None:
         """The store has accepted a heartbeat, or the controller has received a sign on a liveness connection."""
@@ -106,12 +106,12 @@ class Contact:
             case NodeJoined(node=name, incarnation=incarnation):
                 self._agents[incarnation], self._watched[name] = name, incarnation
                 self._joined_at[incarnation] = run.loop.now_s
-                self._granted.discard(name)
+                self._grants.pop(name, None)
                 self.heard(incarnation)
-            case JobSuspended(incarnations=incarnations):
-                self._granted.update(self._agents[each] for each in incarnations)
+            case JobSuspended(incarnations=incarnations, suspension=suspension):
+                self._grants.update((self._agents[each], suspension) for each in incarnations)
             case NodeResumed(node=name):
-                self._granted.discard(name)
+                self._grants.pop(name, None)
             case NodeLeft(node=name):
                 self._watched.pop(name, None)
             case NodeLost(node=name):
@@ -122,11 +122,15 @@ class Contact:
                 if self._may_live(name, incarnation):
                     self._broken(Promise.PROVEN, f"{name}'s supervisor lives, and this is journaled: {entry.record}")
 
-    def lease_renewed(self, node: SimulatedNode, seconds: float, since_s: float, *, outlived: bool = False) -> None:
-        """An agent, which has run for `since_s`, lets its workers live for so long without contact. `outlived`: by
-        the grant of a suspension, which holds until the agent has confirmed an ordinary lease again."""
+    def lease_renewed(self, node: SimulatedNode, seconds: float, since_s: float, grant: int | None = None) -> None:
+        """An agent, which has run for `since_s`, lets its workers live for so long without contact. `grant`: the
+        suspension in which it lets them outlive their lease; by the journal that holds until the agent has confirmed
+        an ordinary lease again."""
         run = self._run
-        if outlived and node.name in self._granted:
+        if grant is not None:
+            if self._grants.get(node.name, -1) < grant:
+                why = f"{node.name}'s workers live by the grant of suspension {grant}, which is over by the journal"
+                self._broken(Promise.TOUCH, why)
             return
         silent_s = min(run.network.silence_s(node.name, run.HOST), since_s)
         most_s = self._bounds.fence_timeout - silent_s * node.clock.rate

@@ -74,8 +74,8 @@ class NodeHistory:
     """Whose ranks it has, or is ready for."""
     deaths: int = 0
     seq: int = 0
-    outlives_lease: bool = False
-    """Its workers do, since the job was suspended."""
+    grant: int | None = None
+    """The suspension since which its workers outlive their lease."""
 
     @property
     def is_here(self) -> bool:
@@ -262,12 +262,7 @@ class JobHistory:
                     self._depart(node, self.t, None)
                 for replica in self.replicas.values():  # it joins only when none of its old workers is left
                     replica.unproven.pop(fact.node, None)
-                node.incarnation, node.seq, node.replica, node.outlives_lease = (
-                    fact.incarnation,
-                    fact.seq,
-                    None,
-                    False,
-                )
+                node.incarnation, node.seq, node.replica, node.grant = fact.incarnation, fact.seq, None, None
                 if node.deaths < self.bounds.quarantine_after:
                     self._arrive(node)
                 else:
@@ -316,7 +311,8 @@ class JobHistory:
             case RestartAsked() | DrainAsked() | UndrainAsked():
                 self.step.request = self._ask(fact)
             case NodeResumed():
-                self.nodes[fact.node].outlives_lease = False
+                if self.nodes[fact.node].grant == fact.suspension:
+                    self.nodes[fact.node].grant = None
             case JobResumed():
                 self.suspended = False
                 self._move(fact.stood_still_s)
@@ -631,7 +627,7 @@ class JobHistory:
             case JobSuspended():
                 self.suspended = True
                 for node in self.nodes.values():
-                    node.outlives_lease = node.outlives_lease or node.is_here
+                    node.grant = decision.suspension if node.is_here else node.grant
             case Shutdown():
                 self.shutdown = self.shutdown or decision
                 self.shut_down_at = self.t
@@ -708,7 +704,7 @@ class JobHistory:
 
     def _may_live(self, node: NodeHistory, replica_id: str, dead_after_s: float) -> None:
         """Workers of the replica there must be dead after that time, and may live until then."""
-        until = math.inf if node.outlives_lease else self.t + dead_after_s
+        until = self.t + dead_after_s if node.grant is None else math.inf
         self.replicas[replica_id].unproven[node.name] = until
 
     def makes_progress(self, replica: ReplicaHistory) -> bool:

@@ -40,7 +40,7 @@ class SimulatedSupervisor(SimulatedProcess):
         self.sent: set[int] = set()
         self.lapsed = self._closed = False
         self._may_spawn = True
-        self._lease_outlived = False
+        self._grant: int | None = None
         self._lease_until: float | None = None
         self._self_fence_at: float | None = None
         self._lease_timer_on = self._self_fence_on = False
@@ -77,7 +77,7 @@ class SimulatedSupervisor(SimulatedProcess):
         if worker.pid in self.workers:
             self._report(Spawned(rank=worker.rank, pid=worker.pid))
 
-    def renew_lease(self, until_s: float, outlived: bool) -> None:
+    def renew_lease(self, until_s: float, grant: int | None) -> None:
         now_s = self.node.loop.now_s
         self._may_spawn = until_s > now_s
         self._lease_until = until_s
@@ -89,9 +89,9 @@ class SimulatedSupervisor(SimulatedProcess):
         if not self._self_fence_on:
             self._self_fence_on = True
             self.node.loop.call_outside(max(0.0, self._self_fence_at - now_s), self._look_at_self_fence)
-        released, self._lease_outlived = self._lease_outlived, outlived
-        if released and not outlived:
-            self._report(Released())
+        released, self._grant = self._grant, grant
+        if released is not None and grant is None:
+            self._report(Released(released))
 
     def stop(self, number: int, grace_s: float, checkpoint: tuple[int, float] | None) -> None:
         now_s = self.node.loop.now_s
@@ -254,11 +254,11 @@ class SupervisedWorkers:
     def phase_done(self, phase: Phase) -> None:
         self._ask(SimulatedSupervisor.phase_done, phase)
 
-    def lease(self, seconds: float, outlived: bool = False) -> None:
+    def lease(self, seconds: float, grant: int | None = None) -> None:
         now_s = self._node.loop.now_s
-        self._node.run.contact.lease_renewed(self._node, seconds, now_s - self._began_s, outlived=outlived)
+        self._node.run.contact.lease_renewed(self._node, seconds, now_s - self._began_s, grant)
         self._lease_until = now_s + seconds * self._node.clock.pace
-        self._ask(SimulatedSupervisor.renew_lease, self._lease_until, outlived)
+        self._ask(SimulatedSupervisor.renew_lease, self._lease_until, grant)
 
     def fence(self, fence_socket: Any) -> None:
         self._pass_on("fence", fence_socket)

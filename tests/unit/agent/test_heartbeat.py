@@ -73,7 +73,7 @@ class Harness:
             liveness=self.liveness,
             clock=SystemClock(),
             make=lambda: Heartbeat(node="n1", incarnation="a"),
-            lease=lambda seconds, outlived=False: self.leases.put_nowait(seconds),
+            lease=lambda seconds, grant=None: self.leases.put_nowait(seconds),
             post=self.said.put_nowait,
         )
 
@@ -148,7 +148,7 @@ def test_heartbeat_that_takes_long_is_not_cancelled():
         liveness=client,
         clock=VirtualClock(loop),
         make=lambda: Heartbeat(node="n1", incarnation="a"),
-        lease=lambda seconds, outlived=False: leases.append(round(seconds, 3)),
+        lease=lambda seconds, grant=None: leases.append(round(seconds, 3)),
         post=lambda silent: None,
     )
 
@@ -224,7 +224,7 @@ def test_node_whose_lease_lapsed_is_in_touch_only_with_a_controller_of_its_gener
         liveness=RecordingLiveness(),
         clock=VirtualClock(loop),
         make=lambda: Heartbeat(node="n1", incarnation="a"),
-        lease=lambda seconds, outlived=False: None,
+        lease=lambda seconds, grant=None: None,
         post=lambda silent: None,
     )
     in_touch = []
@@ -280,7 +280,7 @@ async def test_workers_outlive_their_lease_until_a_heartbeat_arrives_after_the_s
     """The store may be resumed seconds after this node."""
     harness = start_sender(fence_timeout=2.0)
     await harness.next_lease(lambda lease: lease > 1.5)
-    harness.sender.hold()
+    harness.sender.hold(0)
     assert await harness.next_lease(lambda lease: lease > 2.0) == OUTLIVE_S
     os.kill(harness.server_pid, signal.SIGSTOP)
     harness.sender.release(10.0)

@@ -504,14 +504,14 @@ async def test_workers_of_a_suspended_job_outlive_their_lease(node):
     with node.spawn(0, "sleep", "1000"):
         pid = (await node.next(Spawned)).pid
         node.workers.lease(0.3)
-        node.workers.lease(14 * 86400.0, outlived=True)
+        node.workers.lease(14 * 86400.0, grant=3)
         with node.spawn(1, "sleep", "1000"):
             await node.next(Spawned)  # so the second lease was taken
             os.kill(node.workers.supervisor_pid, signal.SIGSTOP)
             await asyncio.sleep(1.2)  # the suspension itself: longer than the first lease and the kernel's margin
             os.kill(node.workers.supervisor_pid, signal.SIGCONT)
             node.workers.lease(1000.0)
-            assert await node.next(Released) == Released()
+            assert await node.next(Released) == Released(grant=3)
             assert is_alive(pid)
             node.workers.lease(0.1)
             assert await node.next((Stopped, Released)) == Stopped(survivors=(), lapsed=True)

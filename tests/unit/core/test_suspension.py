@@ -117,13 +117,26 @@ def test_node_that_has_resumed_loses_its_ranks_by_the_clock_as_before():
     assert fleet.tell(NodeResumed(**fleet.by("n1"), stood_still_s=10.0)) is None
 
 
+def test_resumption_from_an_earlier_suspension_leaves_the_grant_of_the_next():
+    """Its workers outlive their lease again, or will when the agent has read the order."""
+    fleet = suspended(running())
+    fleet.tell(JobResumed(stood_still_s=10.0))
+    suspended(fleet)
+    assert [order.suspension for order in fleet.said(JobSuspended)] == [0, 1]
+    fleet.tell(JobResumed(stood_still_s=10.0))
+    assert fleet.tell(NodeResumed(**fleet.by("n2"), stood_still_s=10.0, suspension=0)) is None
+    lose(fleet, "n2")
+    assert fleet.job.replicas["main-0"].unsafe == {"n2": math.inf}
+    assert fleet.tell(NodeResumed(**fleet.by("n1"), stood_still_s=10.0, suspension=1)) == []
+
+
 def test_node_that_joins_again_does_not_outlive_its_lease():
     """An agent joins only when none of its workers is left, and the grant was its older incarnation's."""
     fleet = suspended(running())
     fleet.tell(JobResumed(stood_still_s=10.0))
     fleet.incarnations["n2"] += 1
     fleet.join("n2")
-    assert not fleet.job.nodes["n2"].outlives_lease
+    assert fleet.job.nodes["n2"].grant is None
 
 
 def test_resumption_of_a_job_that_is_not_suspended_is_stale():
@@ -149,7 +162,7 @@ def test_agent_that_was_replaced_does_not_say_that_its_node_has_resumed():
     fleet = suspended(running())
     assert fleet.tell(NodeResumed(node="n1", incarnation="older", seq=99, stood_still_s=1.0)) is None
     assert fleet.tell(NodeResumed(node="n9", incarnation="n9.0", seq=1, stood_still_s=1.0)) is None
-    assert fleet.job.nodes["n1"].outlives_lease
+    assert fleet.job.nodes["n1"].grant == 0
 
 
 def test_cause_that_is_reported_after_a_suspension_counts():

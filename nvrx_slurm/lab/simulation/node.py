@@ -114,7 +114,7 @@ class SimulatedNode:
     def fork(self, supervisor: SimulatedSupervisor, rank: int, env: Mapping[str, str]) -> SimulatedWorker:
         """A worker begins, in the world that its environment names."""
         generation, cycle = int(env["NVRX_GENERATION"]), int(env["NVRX_CYCLE"])
-        world = self.run.world(generation, env["NVRX_REPLICA"], cycle, int(env["WORLD_SIZE"]))
+        world = self.run.world(generation, env["NVRX_REPLICA"], cycle, int(env["WORLD_SIZE"]), rank)
         ended = partial(self._worker_ended, supervisor)
         worker = SimulatedWorker(self.name, next(self._pids), world, rank, ended, self._worker_raised)
         self.workers.append(worker)

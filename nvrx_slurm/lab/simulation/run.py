@@ -288,8 +288,11 @@ class SimulationRun:
 
     # ---- the workers
 
-    def world(self, generation: int, replica: str, cycle: int, size: int) -> SimulatedWorld:
-        if (world := self._worlds.get((generation, replica, cycle))) is None:
+    def world(self, generation: int, replica: str, cycle: int, size: int, rank: int) -> SimulatedWorld:
+        """The one that a rank enters. One that has had the rank is over: a store without its data has forgotten that
+        the rendezvous was closed, and it was closed once more."""
+        world = self._worlds.get((generation, replica, cycle))
+        if world is None or rank in world.members:
             progress = self._progress.setdefault(replica, WorldProgress(self.shape.work_s))
             world = self._worlds[generation, replica, cycle] = SimulatedWorld(
                 self.loop,

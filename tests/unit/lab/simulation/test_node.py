@@ -74,7 +74,7 @@ def test_workers_are_killed_when_the_lease_lapses(bench):
 
 def test_worker_loses_no_peer_before_it_executes_its_program(bench):
     """Its exception reaches the agent after its start."""
-    bench.run.world(0, "main-0", 0, 2, 0).behaviour = WorkerBehaviour(step_s=0.1, leaves_s=0.0, obeys_s=None)
+    bench.run.world(0, "main-0", 0, 2, 1).behaviour = WorkerBehaviour(step_s=0.1, leaves_s=0.0, obeys_s=None)
     bench.workers.spawn(1, (), ENVIRONMENT, "/", 0, 0)
     while len(bench.node.workers) < 2:
         bench.after(EXEC_S / 1000)

@@ -560,7 +560,11 @@ CONTROL_PLANE = (
     core(
         "agents-stay-when-data-are-lost",
         "after a loss of the store's data all agents join again",
-        Edit(JOB, "for node in [node for node in job.nodes.values() if node.alive]:", "for node in list[Node]():"),
+        Edit(
+            JOB,
+            "        if node.alive:\n            decisions.append(rendezvous.give_up(",
+            "        if False:\n            decisions.append(rendezvous.give_up(",
+        ),
     ),
     controller(
         "epoch-given-twice",

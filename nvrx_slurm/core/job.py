@@ -447,10 +447,13 @@ def _store_data_lost(job: ControlState, fact: StoreDataLost, now: float) -> list
     if fact.generation != job.generation or job.shutdown is not None:  # what is on its end comes to it in its bounds
         return None
     bounds, decisions = job.plan.fault_tolerance, list[Decision]()
-    for node in [node for node in job.nodes.values() if node.alive]:
-        decisions.append(rendezvous.give_up(job, node, now))  # no death of its own: it does not count
-        if node.name not in job.drained:
-            job.expected.add(node.name)
+    for node in job.nodes.values():
+        if node.alive:
+            decisions.append(rendezvous.give_up(job, node, now))  # no death of its own: it does not count
+            if node.name not in job.drained:
+                job.expected.add(node.name)
+        elif node.state is NodeState.LOST:
+            decisions.append(rendezvous.fence_again(job, node, now))
     job.expected_until = max(job.expected_until, now + bounds.rendezvous.join_timeout)
     for replica in (each for each in job.replicas.values() if not each.ended):
         if replica.phase is Phase.RUNNING:

@@ -107,6 +107,15 @@ def give_up(job: ControlState, node: Node, now: float) -> Fence:
     return Fence(node=node.name, incarnation=node.incarnation)
 
 
+def fence_again(job: ControlState, node: Node, now: float) -> Fence:
+    """A lost node may not have read its fence, which is gone with the store's data. Until it reads this one, any
+    contact with the store renews the lease of its workers."""
+    replica = job.replicas.get(node.replica or "")
+    if replica is not None and node.name in replica.unsafe:
+        replica.unsafe[node.name] = membership.safe_at(node, now + job.plan.fault_tolerance.gives_away_after_s)
+    return Fence(node=node.name, incarnation=node.incarnation)
+
+
 def close_what_can(job: ControlState, now: float) -> list[Decision]:
     """Close every open rendezvous that may close at `now`, or stop the job if one never can."""
     decisions: list[Decision] = []

@@ -338,6 +338,10 @@ class JobHistory:
                 self._forget(node)
                 if node.name not in self.drained:
                     self.called_back.add(node.name)
+            else:  # it may not have read its fence, and renew its lease at the empty store
+                for replica in self.replicas.values():
+                    if node.name in replica.unproven:
+                        self._may_live(node, replica.id, self.bounds.gives_away_after_s)
         for replica in self.replicas.values():
             if replica.state == "open":
                 replica.called_at = self.t

@@ -7,6 +7,7 @@ from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import (
     DrainAsked,
     Fence,
+    NodeLost,
     NodeReady,
     RendezvousClosed,
     RendezvousOpened,
@@ -45,6 +46,18 @@ def test_ranks_of_a_node_that_does_not_come_back_wait_until_its_workers_are_dead
     fleet.prove_dead("n1")
     fleet.later(fleet.plan.fault_tolerance.rendezvous.join_timeout)
     assert fleet.said(RendezvousClosed)[-1].nodes == ("n3", "n2")
+
+
+def test_node_that_was_lost_before_is_fenced_once_more():
+    """It may not have read that it is fenced, and renew its lease at the empty store."""
+    fleet = running(plain(nodes=2, spares=1))
+    gives_away_s = fleet.plan.fault_tolerance.gives_away_after_s
+    lost = NodeLost(node="n1", incarnation="n1.0", cause="heartbeat_timeout", safe_after_s=gives_away_s)
+    fleet.tell(lost)
+    fleet.now += gives_away_s - 1.0
+    decisions = fleet.tell(LOST) or []
+    assert [each.node for each in decisions if isinstance(each, Fence)] == ["n1", "n2", "n3"]
+    assert fleet.job.replicas["main-0"].unsafe["n1"] == fleet.now + gives_away_s
 
 
 def test_open_rendezvous_begins_again():

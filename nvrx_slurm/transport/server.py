@@ -281,7 +281,8 @@ def _answer(
     try:
         link.send(answer.pack(), claim.payload if claim.size else None, until)
         frame = bytearray(protocol.ACK_BYTES)
-        link.receive_into(memoryview(frame), until)
+        # A reader that has all of it at the end of its time sends its Ack then: that has a way to come.
+        link.receive_into(memoryview(frame), until + LEASE_MARGIN_S / 2)
         ack = protocol.Ack.unpack(frame)
         if (ack.slot, ack.generation) != (claim.slot, claim.generation):
             raise PayloadCorrupt(f"the ack is for {ack.slot}@{ack.generation}, not {claim.slot}@{claim.generation}")

@@ -267,7 +267,7 @@ class GroupPromises(HistoryPromises):
         history, shape = self._history, self._history.shape
         away_s = sum(act.lasts_s for act in history.acts if act.fault in _STORE_FAULTS)
         # A rank that waits for another in the function must hear of the interruption before its own hard timeout.
-        if away_s > min(shape.heartbeat_s / 4, shape.patience_s / 4, (shape.hard_s - shape.soft_s) / 2):
+        if away_s > min(shape.heartbeat_s / 4, shape.patience_s / 4, (shape.hard_s - shape.soft_s) / 3):
             return
         if shape.replaced:
             return

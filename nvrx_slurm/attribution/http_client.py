@@ -119,7 +119,8 @@ class HttpClient:
             raise RetryableError(f"{url}: {str(error) or 'no reply'} ({type(error).__name__})") from None
 
     async def open(self) -> None:
-        """Import httpx2 and load the certificates now. Raises UsageError."""
+        """Import httpx2 and load the certificates now. Raises UsageError, and PermanentError where the environment
+        names a proxy or certificates that cannot be used."""
         await self._client()
 
     async def close(self) -> None:
@@ -134,7 +135,13 @@ class HttpClient:
             import httpx2
 
             limits = httpx2.Limits(max_connections=MOST_CONNECTIONS)
-            return httpx2.AsyncClient(limits=limits, follow_redirects=False, trust_env=self._proxies)
+            try:
+                return httpx2.AsyncClient(limits=limits, follow_redirects=False, trust_env=self._proxies)
+            # ImportError for socks5:// without `socksio`, ValueError or InvalidURL for what is no proxy, OSError for
+            # certificates that are not there.
+            except Exception as error:
+                names = "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
+                raise PermanentError(f"no HTTP client can be made ({error}): check {names}") from None
 
         # Made once, in a thread: the import and the certificates take a while. A start that failed is repeated.
         if self._starting is None or (self._starting.done() and self._starting.exception()):

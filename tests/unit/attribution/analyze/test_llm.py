@@ -207,6 +207,24 @@ async def test_an_endpoint_that_is_not_there_is_told() -> None:
     await opinion.close()
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ALL_PROXY", "gopher://127.0.0.1:1"),
+        ("ALL_PROXY", "http://[::1"),
+        ("SSL_CERT_FILE", "/nonexistent/certificates.pem"),
+    ],
+)
+async def test_a_proxy_that_cannot_be_used_costs_the_second_opinion_alone(
+    monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint, variable: str, value: str
+) -> None:
+    """A proxy or certificates of the environment that the HTTP client refuses; the message names the variable."""
+    monkeypatch.setenv(variable, value)
+    opinion = LlmAdvisor(LlmSpec(url=endpoint.url, model="qwen3"))
+    await remains_unknown(opinion, variable)
+    await opinion.close()
+
+
 async def test_a_missing_package_costs_the_second_opinion_alone(
     opinion: LlmAdvisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -569,6 +569,22 @@ async def test_what_has_piled_up_is_sent_in_bulk(index: Case) -> None:
     assert index.cycles() == [2]
 
 
+async def test_more_than_the_index_takes_at_once_is_sent_in_parts(index: Case) -> None:
+    """A proxy before it has a bound for a request: a document that is too large alone is dropped, and no other."""
+    await index.server.stop()
+    notifier = index.notifier()
+    for cycle in range(4):
+        await notifier.decided(decided(index.folder, cycle))
+    await notifier.close()
+    await index.server.start()
+    index.server.requests.clear()
+    # Of all four; of the first two; of the first alone.
+    index.server.behaviours = [answer(413) for _ in range(3)]
+    (flushed,) = await flush(index.plan, index.folder, limits=HASTY)
+    assert (flushed.sent, flushed.left, flushed.problem) == (3, 0, None)
+    assert index.cycles() == [1, 2, 3]
+
+
 async def test_an_index_that_answers_about_other_documents_is_asked_once(index: Case) -> None:
     """As where one of its pipelines sets `_id`. What it was sent stays in the spool."""
     await index.server.stop()

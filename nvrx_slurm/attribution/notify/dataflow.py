@@ -19,7 +19,8 @@ from nvrx_slurm.util.decoding import decode_json
 
 BATCH = 50
 _THERE_ALREADY = 409
-_OF_THE_DOCUMENT = (400, 413)
+_TOO_LARGE = 413
+_OF_THE_DOCUMENT = (400, _TOO_LARGE)
 _TRY_AGAIN = (408, 429)
 
 
@@ -63,20 +64,18 @@ class DataflowReceiver:
                 sound.append(message)
             except MalformedRecord:
                 outcome[message.identity] = "the spooled message is no document"
-        if len(sound) == 1:
-            identity = sound[0].identity
-            # `create`, not `index`: data streams accept nothing else.
-            url = f"{self._base}/_doc/{quote(identity, safe='')}?op_type=create"
-            answer = await self._send("PUT", url, sound[0].body, "application/json")
-            outcome |= _outcome(identity, answer.status, answer.body.decode(errors="replace"))
-        elif sound:
-            outcome |= await self._create_all(sound)
-        return outcome
+        return outcome | await self._create(sound) if sound else outcome
 
     async def close(self) -> None:
         await self._http.close()
 
-    async def _create_all(self, messages: Sequence[Message]) -> Mapping[str, str | None]:
+    async def _create(self, messages: Sequence[Message]) -> dict[str, str | None]:
+        if len(messages) == 1:
+            identity = messages[0].identity
+            # `create`, not `index`: data streams accept nothing else.
+            url = f"{self._base}/_doc/{quote(identity, safe='')}?op_type=create"
+            answer = await self._send("PUT", url, messages[0].body, "application/json")
+            return _outcome(identity, answer.status, answer.body.decode(errors="replace"))
         content = b"".join(
             msgspec.json.encode({"create": {"_id": message.identity}})
             + b"\n"
@@ -86,6 +85,9 @@ class DataflowReceiver:
             for message in messages
         )
         answer = await self._send("POST", f"{self._base}/_bulk", content, "application/x-ndjson")
+        if answer.status == _TOO_LARGE:  # all of them together: a proxy may allow a megabyte
+            half = len(messages) // 2
+            return await self._create(messages[:half]) | await self._create(messages[half:])
         if answer.status != 200:
             raise PermanentError(_refusal(answer.status, answer.body.decode(errors="replace")))
         try:
@@ -108,7 +110,7 @@ class DataflowReceiver:
         )
 
 
-def _outcome(identity: str, status: int, text: str) -> Mapping[str, str | None]:
+def _outcome(identity: str, status: int, text: str) -> dict[str, str | None]:
     """Raises PermanentError if every other document would fail in the same way."""
     if status < 300 or status == _THERE_ALREADY:
         return {identity: None}

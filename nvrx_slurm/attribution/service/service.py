@@ -210,14 +210,17 @@ class AttributionService:
         self._lost += outcome == "lost"
         self._metrics.analyses.labels(outcome).inc()
         self._metrics.seconds.observe(seconds)
+        before = entry.record
         if ended.state == "done":
             await self._keeper.save(identity, ended)  # before any client reads it: from then on it never changes
-        changed = not ended.is_open or ended.revision != entry.record.revision
+        # Another request may have come meanwhile: what `submit` has saved of it is not the last word.
+        is_saved = ended.state == "done" and entry.record is before
+        changed = not ended.is_open or ended.revision != before.revision
         self._entries.put(identity, ended)
         if changed:
             entry.notify()
         self._go_on(identity, entry)
-        if ended.state != "done":
+        if not is_saved:
             await self._keeper.save(identity, ended)
 
     def _go_on(self, identity: str, entry: TrackedInquiry, before: InquiryRecord | None = None) -> None:

@@ -222,6 +222,33 @@ async def test_end_in_the_middle_of_a_save(fleet: Fleet, monkeypatch: pytest.Mon
     assert kept.state == "queued"
 
 
+async def test_asked_again_in_the_middle_of_a_save(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request with more paths comes while an answer is written: what the state folder keeps is the answer."""
+    begins, may_go_on, save = threading.Event(), threading.Event(), StateFolder.save
+
+    def slow(self: StateFolder, identity: str, record: InquiryRecord) -> None:
+        if record.state == "done" and not begins.is_set():
+            begins.set()
+            may_go_on.wait()
+        save(self, identity, record)
+
+    monkeypatch.setattr(StateFolder, "save", slow)
+    client = fleet.start(state=True)
+    inquiry = fleet.inquiry("STOP")
+    more = type(inquiry)(key=inquiry.key, paths=(*inquiry.paths, *fleet.inquiry("STOP", 1).paths))
+    asking = asyncio.create_task(ask(client, inquiry))
+    assert await asyncio.to_thread(begins.wait, 20)
+    asking_more = asyncio.create_task(ask(client, more))
+    entry = fleet.services[0].find(id_of(inquiry.key))
+    assert entry is not None
+    await until(client, lambda _: len(entry.record.inquiry.paths) == 2)
+    may_go_on.set()
+    assert (await asking).json()["state"] == (await asking_more).json()["state"] == "done"
+    await fleet.services[0].close()
+    (kept,) = StateFolder(fleet.room / "state").load().values()
+    assert kept.state == "done"
+
+
 async def test_keeps_no_more_than_it_may(fleet: Fleet) -> None:
     """The oldest answers go, in memory and on disk, when there are more than may be kept."""
     client = fleet.start(state=True, bounds=RetentionLimits(kept=3))

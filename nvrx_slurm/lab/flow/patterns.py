@@ -6,7 +6,7 @@ import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -185,7 +185,14 @@ class Holds(Pattern):
     def fits(self, value: Any, trial: Trial) -> bool:
         if value is None or (self.length is not None and not self.length.fits(len(value), trial)):
             return False
-        return self.contains is None or any(self.contains.fits(each, trial) for each in value)
+        if self.contains is None:
+            return True
+        for each in value:
+            own = replace(trial, new=dict(trial.new))  # an item that does not fit binds nothing
+            if self.contains.fits(each, own):
+                trial.new.update(own.new)
+                return True
+        return False
 
     def parts(self) -> Iterator[Pattern]:
         return (part for part in (self.contains, self.length) if part is not None)

@@ -78,6 +78,15 @@ def test_a_capture_binds_once_and_compares_afterwards() -> None:
     assert fit(["$a", "$a"], Nodes, ("n1", "n2"), {}) is None
 
 
+def test_an_item_that_does_not_fit_binds_nothing() -> None:
+    """`contains` tries each item; a capture gets its value from the one that fits."""
+    pattern = parse_pattern({"secondary": {"contains": {"rank": "$rank", "text": "MemoryError"}}}, Attribution)
+    trial = Trial({}, lambda name: True)
+    assert pattern.fits(replace(OOM, secondary=(replace(LINE, rank=1, text="Broken pipe"), LINE)), trial)
+    assert trial.new == {"rank": 3}
+    assert not pattern.fits(replace(OOM, secondary=(replace(LINE, rank=1),)), trial)
+
+
 def test_what_may_not_bind_fits_nothing() -> None:
     """An unbound capture that another is to bind stands for nothing."""
     assert fit("$a", str, "n1", {}, may_bind=False) is None

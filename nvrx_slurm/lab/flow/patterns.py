@@ -211,8 +211,10 @@ class MappingEntries(Pattern):
     def fits(self, value: Any, trial: Trial) -> bool:
         if isinstance(value, Mapping):
             return all(key in value and pattern.fits(value[key], trial) for key, pattern in self.entries)
-        # A record within a record has its fields as attributes.
-        return value is not None and all(pattern.fits(getattr(value, name), trial) for name, pattern in self.entries)
+        # A record within a record has its fields as attributes. What an unlike event has in that field is neither.
+        return isinstance(value, msgspec.Struct) and all(
+            pattern.fits(getattr(value, name), trial) for name, pattern in self.entries
+        )
 
     def parts(self) -> Iterator[Pattern]:
         return (pattern for _, pattern in self.entries)

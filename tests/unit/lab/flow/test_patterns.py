@@ -52,6 +52,7 @@ CASES: list[tuple[Any, Any, list[Any], list[Any]]] = [
     ({"decided": "< 1s"}, Phases, [{"decided": 0.2, "closed": 9.0}], [{"closed": 0.1}]),
     ({"verdict": "STOP", "fault": "~ oom"}, Attribution, [OOM], [replace(OOM, verdict=Verdict.RESTART)]),
     ({"primary": {"rank": "3"}}, Attribution, [replace(OOM, primary=LINE)], [OOM]),
+    ({"2": "~ step"}, dict[int, str], [{2: "train.py:3 in step"}], [{2: "x"}, "train.py:3 in step", None]),
     ({"primary": None}, Attribution, [OOM], [replace(OOM, primary=LINE)]),
     ({"step": ["> 3", "< 1s"]}, dict[str, tuple[int, float]], [{"step": (4, 0.5)}], [{"step": (4, 1.5)}]),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.flow.model import Flow, StageName
+    from nvrx_slurm.lab.flow.outcome import SuiteOutcome
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("ci:run", "Run flows: jobs, real faults, and what their journals must say."),
@@ -93,9 +94,9 @@ def run(paths: tuple[Path, ...], only: tuple[str, ...], **options: Any) -> int:
     """Run the flows of PATHS: files, or folders of them.
 
     \b
-    Exit code: 0 all passed, 1 a flow failed, 2 a flow or the command line is wrong, or the stage runs
-    none of the flows (then nothing was submitted), 69 Slurm does not answer, 124 --timeout has passed,
-    130/143 interrupted; everything was cancelled then.
+    Exit code: 0 all passed, 1 a flow failed, or a report could not be written, 2 a flow or the command
+    line is wrong, or the stage runs none of the flows (then nothing was submitted), 69 Slurm does not
+    answer, 124 --timeout has passed, 130/143 interrupted; everything was cancelled then.
     """
     from nvrx_slurm.lab.flow.load import load_flows
 
@@ -123,8 +124,9 @@ def run_and_report(
     from nvrx_slurm.lab.flow.suite import SuiteOptions, run_suite
     from nvrx_slurm.util.clock import SystemClock
 
-    _check_installed("--junit", junit, "junitparser")
-    _check_installed("--html", html, "jinja2")
+    _check_report("--junit", junit, "junitparser")
+    _check_report("--html", html, "jinja2")
+    _check_report("--json", as_json)
     os.umask(os.umask(0) | 0o022)  # no other user may write to the files that a flow is judged by
     options = SuiteOptions(
         stage=stage or choose_stage(),
@@ -135,42 +137,70 @@ def run_and_report(
         pages=html.absolute().parent / f"{html.stem}-jobs" if html else None,
     )
     outcome = run_suite(flows, options, on_outcome=lambda flow: click.echo(report_text.flow_line(flow)))
-    try:
-        if junit:
-            import socket
+    exit_code = outcome.exit_code
 
-            from nvrx_slurm.lab.flow.report_junit import document
+    def not_written(path: object, error: OSError) -> None:
+        nonlocal exit_code
+        note(f"{path}: cannot be written: {error.strerror}")
+        exit_code = exit_code or EXIT_FAILED
 
-            report_text.write(junit, document(outcome, socket.gethostname(), Path.cwd()))
-        if html:
-            from nvrx_slurm.lab.flow.report_html import page
+    for path, text in _reports(outcome, junit, html, as_json):
+        try:
+            report_text.write(path, text)
+        except OSError as error:  # the others, and what was found, come all the same
+            not_written(path, error)
+    # What was found: as GitHub folds and annotates it, or as text.
+    places = env.github() or (env.GitHub() if github else None)
+    if places is None or github is False:
+        for line in report_text.closing(outcome, Path.cwd()):
+            click.echo(line)
+    else:
+        from nvrx_slurm.lab.flow.report_github import announce
 
-            report_text.write(html, page(outcome, Path.cwd(), file=html))
-        if as_json:
-            from nvrx_slurm.lab.flow.outcome import to_json
-
-            report_text.write(as_json, to_json(outcome).decode())
-        # What was found: as GitHub folds and annotates it, or as text.
-        places = env.github() or (env.GitHub() if github else None)
-        if places is None or github is False:
-            for line in report_text.closing(outcome, Path.cwd()):
-                click.echo(line)
-        else:
-            from nvrx_slurm.lab.flow.report_github import announce
-
+        try:
             announce(outcome, places, options.artifacts)
-            click.echo(report_text.summary(outcome))
-    except BrokenPipeError:  # of standard output
-        raise
-    except OSError as error:
-        raise UsageError(f"{error.filename or 'a report'}: cannot be written: {error.strerror}") from None
-    return outcome.exit_code
+        except BrokenPipeError:  # of standard output
+            raise
+        except OSError as error:
+            not_written(error.filename, error)
+        click.echo(report_text.summary(outcome))
+    return exit_code
 
 
-def _check_installed(option: str, path: Path | None, package: str) -> None:
-    """Now, not when all flows have run. Raises MissingProgramError."""
-    if path is not None and importlib.util.find_spec(package) is None:
+def _reports(
+    outcome: SuiteOutcome, junit: Path | None, html: Path | None, as_json: Path | None
+) -> Iterator[tuple[Path, str]]:
+    """The text of each report that was asked for."""
+    if junit:
+        import socket
+
+        from nvrx_slurm.lab.flow.report_junit import document
+
+        yield junit, document(outcome, socket.gethostname(), Path.cwd())
+    if html:
+        from nvrx_slurm.lab.flow.report_html import page
+
+        yield html, page(outcome, Path.cwd(), file=html)
+    if as_json:
+        from nvrx_slurm.lab.flow.outcome import to_json
+
+        yield as_json, to_json(outcome).decode()
+
+
+def _check_report(option: str, path: Path | None, package: str | None = None) -> None:
+    """Now, not when all flows have run. Raises MissingProgramError, and UsageError where it cannot be written."""
+    if path is None:
+        return
+    if package is not None and importlib.util.find_spec(package) is None:
         raise MissingProgramError(f"{option} needs the package {package}: pip install 'nvrx-slurm[ci]'")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:  # no report yet: there is none where nothing was run
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"{option} {path}: cannot be written: {error.strerror}") from None
 
 
 @click.command()

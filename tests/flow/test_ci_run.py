@@ -150,6 +150,20 @@ def test_what_passes_leaves_nothing_and_what_fails_leaves_all_that_tells_why(wri
     each.leaves_nothing(within_s=0.0)
 
 
+def test_report_that_cannot_be_written_costs_no_other(write_flow, run):
+    """A path that is wrong is refused before anything runs. A disk that is full at the end costs that report alone,
+    and exit code 0."""
+    write_flow("good", PASSES, command=["true"])
+    refused = run("--on", "local", "--junit", "flows/good.yaml/junit.xml")
+    assert refused.ends() == 2 and not refused.artifacts.exists()
+    assert "--junit flows/good.yaml/junit.xml: cannot be written" in refused.said
+    each = run("--on", "local", "--junit", "/dev/full")
+    assert each.ends() == 1
+    assert "/dev/full: cannot be written: No space left on device" in each.said
+    assert "1 passed on local" in each.said
+    assert each.outcome("good")["status"] == "passed"
+
+
 def test_end_that_the_journal_does_not_have_is_explained(write_flow, run):
     """No controller could write it: the missed expectation shows the job's exit code and its reason."""
     faults = [

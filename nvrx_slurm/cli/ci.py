@@ -116,10 +116,12 @@ def run_and_report(
     as_json: Path | None,
     github: bool | None,
 ) -> int:
-    """Run flows, print each as it ends, and write the reports that were asked for; returns the exit code."""
+    """Run flows, print each as it ends, and write the reports that were asked for; returns the exit code. Raises
+    ConfigError for what the stage cannot do."""
     from nvrx_slurm.jobspec import env
     from nvrx_slurm.lab.flow import report_text
     from nvrx_slurm.lab.flow.artifacts import default_folder
+    from nvrx_slurm.lab.flow.stages import check as check_stage
     from nvrx_slurm.lab.flow.stages import choose_stage
     from nvrx_slurm.lab.flow.suite import SuiteOptions, run_suite
     from nvrx_slurm.util.clock import SystemClock
@@ -128,8 +130,12 @@ def run_and_report(
     _check_report("--html", html, "jinja2")
     _check_report("--json", as_json)
     os.umask(os.umask(0) | 0o022)  # no other user may write to the files that a flow is judged by
+    stage = stage or choose_stage()
+    for flow in flows:
+        if stage in flow.on:
+            check_stage(flow, stage)  # before the folder is made
     options = SuiteOptions(
-        stage=stage or choose_stage(),
+        stage=stage,
         artifacts=artifacts or default_folder(SystemClock().wall()),
         jobs=jobs,
         retries=retries,

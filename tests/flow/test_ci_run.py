@@ -231,13 +231,17 @@ def test_bad_flow_ends_the_run_before_anything_is_submitted(write_flow, run):
 
 
 def test_fault_that_the_stage_cannot_do_is_told_before_anything_is_submitted(write_flow, run):
-    """A node is drained where there is no Slurm: exit code 2 names the fault's line and who can."""
+    """A node is drained where there is no Slurm: exit code 2 names the fault's line and who can, and no folder of
+    artifacts is left, the one by default neither."""
     fault = {"when": {"event": "workers_started"}, "do": {"drain_node": "n1"}}
     write_flow("drains", PASSES, faults=[fault])
     each = run("--on", "local")
     assert each.ends() == 2
     assert "dev" in each.said
     assert not each.artifacts.exists()
+    by_default = subprocess.run([*CLI, "ci", "run", "flows", "--on", "local"], cwd=each.folder, capture_output=True)
+    assert by_default.returncode == 2
+    assert not (each.folder / "nvrx-ci").exists()
 
 
 # ---- interrupted and killed, with one job running and one in the queue

@@ -34,7 +34,6 @@ from nvrx_slurm.lab.flow.cleanup import MARK, clean_up, standing
 from nvrx_slurm.lab.flow.guard import RunGuard
 from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, Kind, SuiteOutcome, Verdict, finding_of
-from nvrx_slurm.lab.flow.stages import check
 from nvrx_slurm.report.job_report import job_report
 from nvrx_slurm.report.jobs import find_job
 from nvrx_slurm.util.clock import Clock, SystemClock
@@ -90,12 +89,9 @@ def run_suite(
 ) -> SuiteOutcome:
     """Run the flows that the stage is for; `on_outcome` gets each as it ends. SIGINT and SIGTERM end the run.
 
-    Raises ConfigError (a fault that the stage cannot do) and UsageError before anything has started. Afterwards
-    nothing is left but the artifacts of what did not pass: if this process is killed, its guard cleans up.
+    Raises UsageError before anything has started. Afterwards nothing is left but the artifacts of what did not pass:
+    if this process is killed, its guard cleans up.
     """
-    for flow in flows:
-        if options.stage in flow.on:
-            check(flow, options.stage)
     artifacts = Artifacts(options.artifacts)
     artifacts.create()
     # Before the first attempt: from here on nothing outlives this process, however it ends.

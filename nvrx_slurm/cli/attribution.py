@@ -56,8 +56,8 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
 @jobs_argument
 @folder_option
 def flush(job_ids: tuple[str, ...], folder: Path) -> int:
-    """Send what jobs could not deliver to Slack or the index while those were down. Without JOB: of all jobs of the
-    folder.
+    """Send what jobs could not deliver to Slack, the index or the ledger of suspect nodes while those were down.
+    Without JOB: of all jobs of the folder.
 
     Exits with 69 if something is still left.
     """

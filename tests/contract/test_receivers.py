@@ -609,3 +609,28 @@ async def test_a_token_that_says_what_it_is_is_sent_as_it_is(index: Case) -> Non
     await notifier.decided(decided(index.folder))
     await notifier.close()
     assert index.server.requests[0].headers["authorization"] == "ApiKey c2VjcmV0"
+
+
+async def test_blames_that_a_job_has_left_are_delivered_from_any_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm names the cluster in a job alone; the blames that were spooled there name it themselves."""
+    folder, ledger = tmp_path / "1234", tmp_path / "suspects.json"
+    folder.mkdir()
+    info = JobInfo(job_id="1234", name="llama", cluster="slurm", started_at=0.0)
+    (folder / "job.json").write_bytes(msgspec.json.encode(info))
+    ledger.mkdir()  # it cannot be used
+    plan = AttributionSpec(ledger=str(ledger))
+    key = FailureKey(job=str(folder), generation=0, replica="main-0", cycle=0)
+    lost = Inquiry(key=key, paths=(), failed=Failed(cause="n2 was lost", node="n2"))
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "alpha")
+    notifier = Notifier(plan, folder, limits=HASTY)
+    await notifier.decided(DecidedFailure(key=key, inquiry=lost))
+    await notifier.close()
+    monkeypatch.delenv("SLURM_CLUSTER_NAME")
+    (flushed,) = await flush(plan, folder, limits=HASTY)
+    assert (flushed.receiver, flushed.sent, flushed.left) == ("ledger", 0, 1)
+    ledger.rmdir()
+    (flushed,) = await flush(plan, folder, limits=HASTY)
+    assert (flushed.sent, flushed.left, flushed.problem) == (1, 0, None)
+    assert b'"cluster":"alpha","node":"n2","kind":"lost"' in ledger.read_bytes()

@@ -108,24 +108,26 @@ class Notifier:
         return await asyncio.shield(self._making)
 
     async def _make_workers(self) -> list[OutboxWorker]:
-        plan, clock, limits = self._plan, self._clock, self._limits
-        name, cluster = "", None
+        plan, clock, limits, spool = self._plan, self._clock, self._limits, self._folder / "spool"
+        name, cluster, has_blames = "", None, False
         try:
-            info = await bounded(JobFolder(self._folder).read_info)
+            info, has_blames = await bounded(
+                lambda: (JobFolder(self._folder).read_info(), (spool / LedgerReceiver.name).is_dir())
+            )
         except (OSError, UsageError) as error:
             log.warning("%s: its job.json cannot be read (%s)", self._folder, error)
         else:
             if info:
                 name, cluster = info.name, cluster_of(info, plan.ledger)
         found: list[Receiver] = []
-        if cluster is not None:
+        # What a job has left for the ledger names its cluster: it is delivered also where Slurm names none.
+        if cluster is not None or has_blames:
             found.append(LedgerReceiver(plan.ledger, cluster=cluster, clock=clock))
         if plan.dataflow is not None:
             found.append(DataflowReceiver(plan.dataflow, name=name, cluster=cluster, limits=limits, clock=clock))
         if plan.slack is not None:
             found.append(SlackReceiver(plan.slack, self._folder, name=name, limits=limits, clock=clock))
-        folder = self._folder / "spool"
-        return [OutboxWorker(each, Spool(folder / each.name, clock), limits=limits, clock=clock) for each in found]
+        return [OutboxWorker(each, Spool(spool / each.name, clock), limits=limits, clock=clock) for each in found]
 
 
 async def flush(
@@ -140,14 +142,17 @@ async def flush(
 
 
 class LedgerReceiver:
-    """Writes blames of nodes into the ledger at `where`: a receiver like the others, for it may be as far away."""
+    """Writes blames of nodes into the ledger at `where`: a receiver like the others, for it may be as far away.
+    `cluster`: whose nodes failures blame; None: none of them blames any."""
 
     name, batch = "ledger", 1
 
-    def __init__(self, where: str | None, *, cluster: str, clock: Clock) -> None:
+    def __init__(self, where: str | None, *, cluster: str | None, clock: Clock) -> None:
         self._where, self._cluster, self._clock = where, cluster, clock
 
     def body(self, decided: DecidedFailure) -> bytes | None:
+        if self._cluster is None:
+            return None
         now = self._clock.wall()
         blames = blames_of(decided.inquiry, decided.attributions, cluster=self._cluster, at=now)
         return msgspec.json.encode(blames) if blames else None
@@ -160,7 +165,7 @@ class LedgerReceiver:
             return {message.identity: "the spooled message holds no blames"}
 
         def write() -> None:
-            open_ledger(self._where, cluster=self._cluster, clock=self._clock).blame(blames)
+            open_ledger(self._where, cluster=self._cluster or "", clock=self._clock).blame(blames)
 
         try:
             await bounded(write, LEDGER_S)

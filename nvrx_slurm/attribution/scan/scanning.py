@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from nvrx_slurm.attribution.rules.catalogue import Catalogue
-from nvrx_slurm.attribution.scan.blocks import LogBlock, blocks, excerpt, readable
+from nvrx_slurm.attribution.scan.blocks import KEPT_OF_A_LINE_BYTES, LogBlock, blocks, excerpt, readable
 from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
 from nvrx_slurm.attribution.scan.matching import LineMatcher, Sheet
 from nvrx_slurm.attribution.scan.model import TAIL_LINES, FileScan, Hit, LogFile, Scan
@@ -118,13 +118,17 @@ def _scan_file(file: LogFile, searcher: Searcher, stopped: Callable[[], bool]) -
             head = readable(b"".join(taken)[:_HEAD_BYTES])
             matcher = LineMatcher(searcher, Sheet(file, file.rank is None and by_srun(head), changed_at), stopped)
             starts = StartSearch(head)
-            end = b""
+            end, searched = b"", 0
             for block in blocks(itertools.chain(taken, stream)):
                 if stopped():
                     break
                 matcher.read(block)
                 starts.read(block)
-                end = block.window(len(block.text))
+                end, searched = block.window(len(block.text)), searched + len(block.raw)
+            else:
+                if left_out := read.size_bytes - searched:
+                    long = f"has lines of more than {KEPT_OF_A_LINE_BYTES >> 10} KiB: {left_out} bytes of them"
+                    read.problem = read.problem or f"{long} are not searched"
             lines = list(itertools.islice((line for line in lines_back(end) if line.strip()), 2 * TAIL_LINES))
             hits = matcher.hits()
             read.starts = starts.starts(hits[0].offset) if hits else ()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.attribution.rules.catalogue import Catalogue, Rule, load_catalogue
 from nvrx_slurm.attribution.scan import LogFile, scan, scanning
-from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, LogBlock, blocks
+from nvrx_slurm.attribution.scan.blocks import KEPT_OF_A_LINE_BYTES, LONGEST_LINE_BYTES, LogBlock, blocks
 from nvrx_slurm.attribution.scan.matching import ONE_BY_ONE, LineMatcher, Sheet
 from nvrx_slurm.attribution.scan.model import KEPT, Hit
 from nvrx_slurm.attribution.scan.prefilter import Prefilter, Search, Searcher, prefilter_of
@@ -209,6 +209,14 @@ def test_long_line_is_cut_around_its_match(tmp_path: Path) -> None:
     hit = scanned(tmp_path / "a.log", b"y" * 3000 + b" the loss is nan here " + b"z" * 3000).hits[0]
     assert len(hit.text) <= 400
     assert "loss is nan" in hit.text
+
+
+def test_line_that_is_not_searched_to_its_end(tmp_path: Path) -> None:
+    """What is left out of it is a problem; of a line that is as long as one may be nothing is."""
+    long, longer = b"y" * KEPT_OF_A_LINE_BYTES + b"\n", b"z" * (KEPT_OF_A_LINE_BYTES + 99) + b"\n"
+    (problem,) = scanned(tmp_path / "a.log", long + longer + long + longer).problems
+    assert problem == f"{tmp_path / 'a.log'} has lines of more than 64 KiB: 200 bytes of them are not searched"
+    assert scanned(tmp_path / "b.log", long + OOM).problems == ()
 
 
 def test_unreadable(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def analyze(
         answers = [_renamed(each.attribution, names) for each in results]
         if ranks and not any(answer.read is not None and answer.read.files for answer in answers):
             raise click.UsageError(f"--rank {', '.join(map(str, ranks))}: no log, nor a line in one, is of it")
+        if ranks and not any(answer.read is not None and answer.read.ranks for answer in answers):
+            note(f"nvrx-slurm: --rank {', '.join(map(str, ranks))}: no line that a rule recognises names it")
         for problem in (problem for each in results for problem in each.problems):
             note(f"nvrx-slurm: {_with_names(problem, names)}")
         if as_json:

@@ -76,6 +76,12 @@ def test_only_one_rank(nvrx: Nvrx, tmp_path: Path) -> None:
     assert (answer["fault"], answer["ranks"]) == ("name_error", [1])
     refused = nvrx("analyze", ".", "--rank", "99", "--exit-code")
     assert (refused.returncode, "--rank 99" in refused.stderr) == (2, True)
+    # Where one log has the lines of all ranks, none of those that count may be of this one.
+    text = "[rank1]: NameError: name 'lr' is not defined\n"
+    unnamed = nvrx("analyze", "-", "--rank", "99", stdin=text)
+    assert unnamed.stdout.startswith("UNKNOWN  no line tells of a failure")
+    assert "--rank 99: no line that a rule recognises names it" in unnamed.stderr
+    assert "--rank" not in nvrx("analyze", "-", "--rank", "1", stdin=text).stderr
 
 
 def test_nothing_wrong_is_said_as_well(nvrx: Nvrx, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def analyze_logs(
         ),
     )
     blamed_first = sorted(scanned.files, key=lambda log: log.rank not in attribution.ranks)
-    tails = {str(log.path): tail for log in blamed_first if (tail := scanned.of(log).tail)}
+    tails = {log.name: tail for log in blamed_first if (tail := scanned.of(log).tail)}
     return AnalysisResult(attribution, tails, problems)
 
 

@@ -101,7 +101,7 @@ def read_evidence(scan: Scan, stop: threading.Event) -> SideEvidence:
                 raise DumpError(f"is larger than {MOST_DUMP_BYTES >> 20} MiB")
             dumps.append(read_dump(data, log.rank))
         except (DumpError, Unreadable) as error:
-            problems.append(f"{log.path}: {error}")
+            problems.append(f"{log.name}: {error}")
     return SideEvidence(tails, stacks, tuple(dumps), problems=tuple(problems))
 
 
@@ -144,7 +144,7 @@ def tail_of(log: LogFile, most_bytes: int = TAIL_BYTES) -> Iterator[TailLine]:
 
 def last_lines(logs: Sequence[LogFile]) -> dict[str, tuple[str, ...]]:
     """File → its last lines, as a scan has them, of files that are not scanned here."""
-    texts = {str(log.path): [line.text for line in tail_of(log) if line.text.strip()] for log in logs}
+    texts = {log.name: [line.text for line in tail_of(log) if line.text.strip()] for log in logs}
     return {name: tuple(lines[-TAIL_LINES:]) for name, lines in texts.items() if lines}
 
 

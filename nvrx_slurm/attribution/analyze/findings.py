@@ -67,7 +67,7 @@ class Finding(msgspec.Struct, frozen=True):
     def evidence(self) -> Evidence:
         hit = self.hit
         return Evidence(
-            file=str(hit.file.path),
+            file=hit.file.name,
             line=hit.line,
             text=hit.text,
             rule=hit.rule.name,

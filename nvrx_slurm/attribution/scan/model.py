@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -31,6 +32,11 @@ class LogFile(msgspec.Struct, frozen=True):
     rank: int | None
     node: str | None
     kind: LogKind
+
+    @property
+    def name(self) -> str:
+        """The path as records can hold it: they are UTF-8, and of a path that is not some bytes are escaped."""
+        return os.fsencode(self.path).decode(errors="backslashreplace")
 
 
 class Hit(msgspec.Struct, frozen=True):

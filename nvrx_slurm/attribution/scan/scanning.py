@@ -79,14 +79,14 @@ def scan(
             raise result
         done[number] = result
 
-    in_order = [(log.path, *done[number]) for number, log in enumerate(logs) if number in done]
-    problems = [f"{path} {read.problem}" for path, read, _ in in_order if read.problem]
+    in_order = [(log, *done[number]) for number, log in enumerate(logs) if number in done]
+    problems = [f"{log.name} {read.problem}" for log, read, _ in in_order if read.problem]
     if len(done) < len(logs):
         problems.append(f"stopped before the end: {len(done)} of {len(logs)} files are read")
     return Scan(
         hits=tuple(hit for _, _, hits in in_order for hit in hits),
         files=tuple(logs),
-        reads={path: read for path, read, _ in in_order},
+        reads={log.path: read for log, read, _ in in_order},
         problems=tuple(problems),
     )
 

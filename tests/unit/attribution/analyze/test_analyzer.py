@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nvrx_slurm.attribution.analyze import analyzer as analyzer_module
 from nvrx_slurm.attribution.analyze.analysis import inquiry_for
 from nvrx_slurm.attribution.analyze.analyzer import Analyzer, analyze_sync
 from nvrx_slurm.errors import ConfigError, SourceError, UsageError
-from nvrx_slurm.journal.verdicts import Failed, FailureKey, Inquiry, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, Verdict
 
 NO_MODULE = """\
 Traceback (most recent call last):
@@ -42,6 +43,18 @@ async def analyzer() -> AsyncIterator[Analyzer]:
     made = Analyzer()
     yield made
     await made.close()
+
+
+def test_a_file_name_that_is_not_utf_8(logs: Path) -> None:
+    """The answer, and what it says of a file that is torn, can be written as JSON."""
+    folder = Path(os.fsdecode(os.fsencode(logs) + b"/job-\xff"))
+    folder.mkdir()
+    (logs / "rank-1.err").rename(folder / "rank-1.err")
+    (folder / "rank-2.err.gz").write_bytes(gzip.compress(b"x" * 1000)[:-9])
+    answer = analyze_sync(inquiry_for([logs]))
+    assert msgspec.json.decode(msgspec.json.encode(answer), type=Attribution) == answer
+    assert answer.primary is not None and answer.primary.file == f"{logs}/job-\\xff/rank-1.err"
+    assert answer.read is not None and len(answer.read.problems) == 1
 
 
 class Gate:

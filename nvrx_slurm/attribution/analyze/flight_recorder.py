@@ -121,7 +121,7 @@ def _members(config: object) -> dict[str, tuple[int, ...]]:
     if not isinstance(config, dict):
         return {}
     listed = {
-        str(name): tuple(map(int, _INTEGER.findall(_text(group.get("ranks", "")))))
+        _text(name): tuple(map(int, _INTEGER.findall(_text(group.get("ranks", "")))))
         for name, group in config.items()
         if isinstance(group, dict)
     }
@@ -130,8 +130,10 @@ def _members(config: object) -> dict[str, tuple[int, ...]]:
 
 def _text(value: object) -> str:
     """A name or a number; of anything else nothing. A list in which each list holds the one before many times takes a
-    line in the file, but as a text all memory."""
-    return str(value) if isinstance(value, (str, int, float)) or value is None else ""
+    line in the file, but as a text all memory. Lone surrogates, which a path that is not UTF-8 has, become `?`: no
+    record can hold them."""
+    text = str(value) if isinstance(value, (str, int, float)) or value is None else ""
+    return text.encode(errors="replace").decode()
 
 
 def _number(value: object) -> int:

@@ -71,6 +71,17 @@ def test_hostile_shapes_are_left_out() -> None:
     assert call.shapes[-1] == (3, 4)
 
 
+def test_a_path_that_is_not_utf_8_is_one_that_records_can_hold() -> None:
+    """The interpreter has its bytes as lone surrogates, and the dump as well."""
+    entry = {
+        "seq_id": 1,
+        "state": "scheduled",
+        "frames": [{"filename": "/a/tr\udcffin.py", "line": 3, "name": "step"}],
+    }
+    (call,) = read_dump(json.dumps({"version": "1.1", "entries": [entry]}).encode(), 0).calls
+    assert call.frame.encode() == b"tr?in.py:3 in step"
+
+
 @given(
     st.sampled_from(FORMS), st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=8), st.data()
 )

@@ -179,6 +179,8 @@ def listening(bind: BindAddress) -> Iterator[socket.socket]:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise UsageError(f"--bind {bind.host}:{bind.port}: {error.strerror or error}") from None
+    except UnicodeError as error:  # of a label that is empty, or too long
+        raise UsageError(f"--bind {bind.host}:{bind.port}: is no name of a host: {error}") from None
     with listener:
         # Connections of the service before, in TIME_WAIT, would keep this one from its port for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

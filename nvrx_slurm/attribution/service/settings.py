@@ -54,7 +54,7 @@ class ServiceSettings:
 def parse_bind(text: str) -> BindAddress:
     """`127.0.0.1:8443`, `[::1]:8443`, `:8443` (every address), `host:0`. Raises UsageError."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise UsageError(f"--bind {text}: write it as HOST:PORT, such as 127.0.0.1:8443, or [::1]:8443")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 from nvrx_slurm.attribution.service import auth, storage
 from nvrx_slurm.attribution.service.auth import ProofDeadlineProtocol
 from nvrx_slurm.attribution.service.lifecycle import accept
+from nvrx_slurm.attribution.service.server import listening
 from nvrx_slurm.attribution.service.settings import BindAddress, parse_bind, read_token
 from nvrx_slurm.attribution.service.storage import FileSystemThreads, FileSystemTimeout, StateFolder
 from nvrx_slurm.attribution.service.wire import Submission, id_of
@@ -149,11 +150,18 @@ def test_bind(text: str, address: BindAddress, loopback: bool) -> None:
     assert parse_bind(text) == address and address.is_loopback is loopback
 
 
-@pytest.mark.parametrize("text", ["8443", "host:", "host:x", "host:70000", "::1:80", ""])
+@pytest.mark.parametrize("text", ["8443", "host:", "host:x", "host:70000", "host:²", "::1:80", ""])
 def test_bad_bind(text: str) -> None:
     """The error for a wrong address shows the form of a right one."""
     with pytest.raises(UsageError, match=r"HOST:PORT|brackets"):
         parse_bind(text)
+
+
+@pytest.mark.parametrize("host", ["log..example", "x" * 70, "no.such.host.invalid"])
+def test_bind_to_no_host(host: str) -> None:
+    """A name that is none, or that the resolver does not know, is an error of the option."""
+    with pytest.raises(UsageError, match=f"^--bind {host}:0: "), listening(BindAddress(host, 0)):
+        pass
 
 
 def test_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,6 +312,19 @@ def test_attempt_that_is_killed_is_undone_and_the_others_go_on(run, two_flows, g
     each.leaves_nothing(within_s=0.0)
 
 
+def test_attempt_that_is_ended_from_elsewhere_has_not_passed(run, write_flow, gate):
+    """SIGTERM of one attempt alone, which says that it was interrupted: the run was not, and the flow is broken."""
+    write_flow("runs", PASSES)
+    each = run("--on", "local")
+    gate.wait(1, cycle=0)
+    os.kill(each.attempt_pid("runs"), signal.SIGTERM)
+    assert each.ends() == 1
+    runs = each.outcome("runs")
+    assert runs["status"] == "broken"
+    assert "ended by a signal that this run has not sent" in runs["attempts"][0]["findings"][0]["message"]
+    each.leaves_nothing(within_s=0.0)
+
+
 @pytest.mark.slurm
 def test_on_a_sites_slurm_no_job_of_a_killed_run_stays_in_the_queue(run, two_flows, healthy_cluster, tmp_path):
     """The harness is killed with its attempts: the guard cancels what runs and what waits, and no other job."""

@@ -209,6 +209,11 @@ class _Suite:
         await process.ended(flow.wall_s + AROUND_S, INTERRUPTED_S)
         self._running.discard(process)
         attempt = folder.read_outcome() or self._unreported(flow, number, process.why_unreported, process)
+        if self._ending is None and attempt.verdict in ("interrupted", "out_of_time"):
+            # Not by the run's own end: of that it says nothing, and no flow that was cut short has passed.
+            why = process.exceeded or "the attempt was ended by a signal that this run has not sent"
+            cut_short = finding_of(flow, "error", why, detail=folder.log_tail())
+            attempt = msgspec.structs.replace(attempt, verdict="broken", findings=(cut_short, *attempt.findings))
         if standing(folder.path):  # an attempt that was killed could not clean up
             # In a thread: Slurm may take seconds to answer, and the lease must be touched meanwhile.
             left = await asyncio.to_thread(clean_up, folder.path, 0.0 if self._ending else CLEANUP_S)
@@ -274,12 +279,13 @@ STACKS_S = 1.0
 
 
 class AttemptProcess:
-    """One attempt's process. `why_unreported`: why it wrote no outcome, once it has ended."""
+    """One attempt's process. `why_unreported`: why it wrote no outcome, once it has ended; `exceeded`: that it has
+    not kept to its bound."""
 
     def __init__(self, folder: AttemptFolder, process: Process, clock: Clock) -> None:
         self.folder, self._process, self._clock = folder, process, clock
         self.began_at, self._began = clock.wall(), clock.monotonic()
-        self._exceeded: str | None = None
+        self.exceeded: str | None = None
 
     @classmethod
     async def start(cls, folder: AttemptFolder, clock: Clock, notices: int | None = None) -> AttemptProcess:
@@ -308,8 +314,8 @@ class AttemptProcess:
 
     @property
     def why_unreported(self) -> str:
-        if self._exceeded:
-            return self._exceeded
+        if self.exceeded:
+            return self.exceeded
         code = self._process.returncode or 0
         end = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         return f"the attempt's process {end} before it could report"
@@ -320,7 +326,7 @@ class AttemptProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._process.wait()), wait_s)
                 return
-            self._exceeded = f"the attempt did not end within {words(bound_s)}, clean-up included"
+            self.exceeded = f"the attempt did not end within {words(bound_s)}, clean-up included"
             self.send(then)
         await self._process.wait()
 

@@ -278,9 +278,13 @@ def site():
 
 @pytest.mark.slurm
 def test_nodes_of_a_development_cluster_die_freeze_and_come_back(play, gate):
-    """A killed node's ranks move to a spare, a frozen one's too; restored, Slurm uses them again."""
+    """A killed node's ranks move to a spare, a frozen one's too; restored, Slurm uses them again. A node that the
+    cluster does not have is named, also while the job waits."""
     played = play("dev", spares=2)
     runs(played, gate, cycle=0)
+    pending = Scene(played.job, played.folder, JobTopology(played.folder.read_plan()), {})  # it knows no node
+    with pytest.raises(FaultFailed, match="has no node 'n9'; it has n1, n2"):
+        played.stage.inject("kill_node", {"node": "n9"}, pending)
     hit = played.inject("kill_node", of_rank=1)
     assert (hit.bound, played.stage.cluster.node_processes("n2")) == ("n2", [])
     runs(played, gate, cycle=1)

@@ -64,6 +64,7 @@ class DevStage(SlurmStage):
 
     def _signal_node(self, act: Act, arguments: Arguments, scene: Scene) -> FaultResult:
         node = node_of(arguments, scene.topology)
+        self.cluster.node_processes(node)  # raises UsageError: a job that is pending knows no node, and takes any
         action = FaultAction(act=act, who=f"slurmd of {node} with all below it", pids=(), folder="")
         hit = perform(action, lambda table: of_nodes(self.cluster.spec, table)[node], self.clock)
         return msgspec.structs.replace(hit, bound=node)

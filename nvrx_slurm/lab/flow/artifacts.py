@@ -98,6 +98,7 @@ class Artifacts:
     def create(self) -> None:
         """Make the folder and the lease. Raises UsageError: it cannot be written, or holds another run."""
         try:
+            str(self.path).encode()
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if any(self.path.glob("*/attempt-*")):  # of a run that has ended, and left what did not pass
                 raise FileExistsError
@@ -111,6 +112,8 @@ class Artifacts:
             raise UsageError(f"--artifacts {self.path}: {what}; name another folder") from None
         except OSError as error:
             raise UsageError(f"--artifacts {self.path}: cannot be written: {error.strerror}") from None
+        except UnicodeEncodeError:
+            raise UsageError(f"--artifacts {self.path}: is not UTF-8, and no result can hold it") from None
 
     def attempt(self, flow: str, number: int) -> AttemptFolder:
         return AttemptFolder(self.path / flow / f"attempt-{number}")

@@ -146,6 +146,10 @@ def load_flow(path: Path) -> Flow:
     if not problems.found:  # a trigger that could not be read says nothing of what it waits for
         _check_triggers(problems, faults)
     _check_captures(problems, faults, expect)
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        problems.add("the path of this file is not UTF-8, and no result of a run can hold it: rename what is not")
     if form is not None:
         if (name := form.name or path.stem) in RUN_FILES:
             problems.add(f"{name} is the name of a file of the run itself: give the flow another", "name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -226,6 +227,13 @@ def problem(path: Path) -> str:
         load_flow(path)
     assert caught.value.exit_code == EXIT_USAGE
     return str(caught.value)
+
+
+def test_a_file_whose_name_is_not_utf_8(write: Write) -> None:
+    """Before anything runs: neither an attempt nor a report could name it."""
+    file = write(HEAD + END)
+    other = file.rename(file.with_name(os.fsdecode(b"fl\xffw.yaml")))
+    assert "is not UTF-8" in problem(other).encode(errors="replace").decode()
 
 
 def test_a_whole_file(write: Write) -> None:

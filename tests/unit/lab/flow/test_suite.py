@@ -104,6 +104,13 @@ def test_artifacts_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
         Artifacts(tmp_path / "file" / "a").create()
 
 
+def test_artifacts_folder_that_is_not_utf_8_is_a_usage_error(tmp_path):
+    """No specification of an attempt could name it."""
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        Artifacts(tmp_path / os.fsdecode(b"\xff")).create()
+    assert not list(tmp_path.iterdir())
+
+
 def test_outcome_and_specification_survive_the_way_through_their_files(tmp_path):
     """What an attempt writes is what the run reads; before that there is nothing."""
     folder = Artifacts(tmp_path).attempt("flow", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -64,7 +65,9 @@ def suspect(opened: Callable[[], Ledger], names: tuple[str, ...], why: str) -> N
     for name in names:
         if not _NODE.fullmatch(name):
             raise UsageError(f"{name!r} is no node's name: name them one by one, such as n1 n2")
-    ledger, now, text = opened(), SystemClock().wall(), " ".join(why.split())
+    # Bytes of another encoding than UTF-8 are lone surrogates here, which no ledger can hold.
+    text = os.fsencode(" ".join(why.split())).decode(errors="backslashreplace")
+    ledger, now = opened(), SystemClock().wall()
     ledger.blame(
         Blame(cluster=ledger.cluster, node=name, kind=BlameKind.SAID, failure="said", at=now, evidence=text)
         for name in names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ def test_a_node_is_suspect_from_when_somebody_says_so_until_somebody_clears_it(a
     assert suspects(alpha) == ["n3"]
     assert alpha("nodes", "clear", "--all").stdout == "n3: cleared\n"
     assert suspects(alpha) == []
+
+
+def test_a_reason_in_another_encoding_is_kept(alpha: Nvrx) -> None:
+    """As a terminal that is set to Latin-1 sends it: the bytes that are not UTF-8 are visible."""
+    done = alpha("nodes", "suspect", "n1", "--why", os.fsdecode("Lüfter".encode("latin-1")))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert alpha("nodes").stdout.endswith("said: L\\xfcfter\n")
 
 
 def test_another_cluster_and_another_ledger_are_named(alpha: Nvrx, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from nvrx_slurm.journal.verdicts import (
     Evidence,
     FailureKey,
     Inquiry,
+    LogsRead,
     Scope,
     Verdict,
     Wire,
@@ -95,6 +96,8 @@ MOST_BLAMED = 1024
 
 # No rank and no line has a greater number; the journal's MessagePack knows no integer beyond 64 bits.
 MOST_RANK = (1 << 31) - 1
+MOST_BYTES_READ = (1 << 63) - 1
+COUNTS = ("files", "size_bytes", "ranks", "agents")
 
 
 class SourceAnswer(Wire, frozen=True, kw_only=True):
@@ -150,7 +153,17 @@ def trimmed(attribution: Attribution) -> Attribution:
         problem=attribution.problem and attribution.problem[:MOST_TEXT],
         primary=attribution.primary and _short(attribution.primary),
         secondary=tuple(_short(evidence) for evidence in attribution.secondary[:MOST_SECONDARY]),
+        runner_up=attribution.runner_up and _short(attribution.runner_up),
+        settle=attribution.settle[:MOST_TEXT],
+        meaning=attribution.meaning[:MOST_TEXT],
+        read=attribution.read and _bounded(attribution.read),
     )
+
+
+def _bounded(read: LogsRead) -> LogsRead:
+    counts = {name: min(max(0, getattr(read, name)), MOST_BYTES_READ) for name in COUNTS}
+    problems = tuple(problem[:MOST_LINE] for problem in read.problems[:MOST_SECONDARY])
+    return replace(read, **counts, silent=_plausible(read.silent), problems=problems)
 
 
 def _plausible(ranks: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.sources.base import read_answer, verdict_of
+from nvrx_slurm.attribution.sources.base import read_answer, trimmed, verdict_of
 from nvrx_slurm.errors import SourceError
 from nvrx_slurm.journal.verdicts import Verdict
 from tests.unit.attribution.sources.scripted import key_of, said
@@ -51,6 +53,22 @@ def test_a_bad_answer_is_refused_with_the_reason(data: bytes, problem: str) -> N
     """One sentence says what is wrong with it."""
     with pytest.raises(SourceError, match=problem):
         read_answer(data, KEY)
+
+
+def test_each_part_of_an_answer_has_a_length_that_the_journal_can_hold() -> None:
+    """Also what a later look at the logs fills in; and no number that MessagePack does not know."""
+    long, large = "x" * 100_000, 1 << 70
+    line = {"file": long, "line": large, "text": long, "rule": long, "rank": large, "node": long}
+    read = {"files": large, "size_bytes": large, "ranks": -large, "agents": large, "silent": [large, 3]}
+    texts = ("fault", "explanation", "hint", "reference", "problem", "settle", "meaning")
+    attribution = {"source": "x", "verdict": "STOP", **dict.fromkeys(texts, long)}
+    attribution |= {"ranks": [large, 3], "missing": [large], "nodes": [long], "primary": line, "runner_up": line}
+    attribution |= {"secondary": [line], "read": read | {"problems": [long] * 1000}}
+    # As text: no encoder of JSON writes such numbers.
+    data = json.dumps(GOOD | {"attribution": attribution})
+    held = trimmed(verdict_of(read_answer(data, KEY)))
+    assert len(msgspec.msgpack.encode(held)) < 64 << 10
+    assert held.read is not None and (held.read.silent, held.read.ranks) == ((3,), 0)
 
 
 def test_a_failure_of_the_service_tells_its_problem() -> None:

@@ -73,10 +73,15 @@ async def test_commit_that_is_tried_again_counts_once(store):
 
 
 async def test_commit_onto_a_journal_that_it_has_not_seen_is_refused(store):
-    """Opening a rendezvous, like every decision, is compare-and-set on the journal's length."""
+    """Opening a rendezvous, like every decision, is compare-and-set on the journal's length. Where an entry of that
+    number is another controller's, which had the same epoch before the data were lost, it is no repetition."""
     epoch, _, _ = await store.acquire("a", 1.0)
     with pytest.raises(DataLostError):
         await store.commit(epoch, [entry(7)])
+    await store.commit(epoch, [entry(1)])
+    other = msgspec.structs.replace(entry(1), t=entry(1).t + 1.0)
+    with pytest.raises(DataLostError):
+        await store.commit(epoch, [other])
 
 
 async def test_store_that_has_lost_its_data_says_so(server, store):

@@ -9,7 +9,12 @@ if newest ~= mine then return {newest > mine and 'fenced' or 'lost', now} end
 
 local first, entries = tonumber(ARGV[2]), tonumber(ARGV[6])
 local last = tonumber(redis.call('GET', KEYS[2]) or '0')
-if entries > 0 and first <= last then return {'already', now} end
+if entries > 0 and first <= last then
+  -- It was sent again. Or the entries are another controller's: a store that has lost its data, of which no copy has
+  -- anything, gives an epoch again.
+  local newest = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)[1]
+  return {newest and newest[2][2] == ARGV[6 + entries] and 'already' or 'lost', now}
+end
 if entries > 0 and first ~= last + 1 then return {'lost', now} end
 
 local at = 6

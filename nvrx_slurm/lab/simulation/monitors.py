@@ -562,7 +562,7 @@ class RendezvousBounds(JournalMonitor):
         late_s = max(bounds.rendezvous.join_timeout, bounds.teardown.grace + bounds.rendezvous.last_call)
         decided_s = bounds.attribution.decision_timeout if bounds.attribution.acts else 0.0
         most_s = late_s + bounds.gives_away_after_s + max(decided_s, bounds.backoff.max) + SLACK_S
-        took_s = entry.t - self.history.replicas[closed.replica].opened_at
+        took_s = entry.t - self.history.replicas[closed.replica].called_at  # again, where the store has lost its data
         if took_s > most_s and took_s > (most_s := most_s + self.outage_s()):
             yield f"{closed.replica} cycle {closed.cycle} was open for {took_s:.3f} s, of {most_s:.3f} s"
 

@@ -73,7 +73,7 @@ class HeartbeatSender:
         self._late: asyncio.TimerHandle  # when that has taken an interval
         self._due = 0.0  # when the next one is
         self._sent_event = asyncio.Event()
-        self._touched_at = self._controller_at = self._asked_at = clock.monotonic()
+        self._touched_at = self._controller_at = self._asked_at = self._looked_at = clock.monotonic()
         self._warned_of_store = self._warned_of_controller = False
         self._grant: int | None = None  # the suspension in which the workers outlive their lease
         self._resumed_at: float | None = None  # the grant ends with the first touch after this
@@ -186,6 +186,9 @@ class HeartbeatSender:
     def _watch_controller(self) -> None:
         """Log its silence once; after the grace, post `ControllerSilent`."""
         now = self._clock.monotonic()
+        # Once an interval, unless this process stood still. So did the controller, perhaps: that time is no silence.
+        stood_still_s = max(0.0, now - self._looked_at - 2 * self._bound_s)
+        self._looked_at, self._controller_at = now, min(now, self._controller_at + stood_still_s)
         if self._grant is not None and self._resumed_at is None:
             return
         if self._warned_of_store and (silence_s := self._liveness.silence_s()) is not None:

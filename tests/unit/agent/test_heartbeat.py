@@ -244,6 +244,49 @@ def test_node_whose_lease_lapsed_is_in_touch_only_with_a_controller_of_its_gener
     assert in_touch == [False, True]
 
 
+class FreezableClock(VirtualClock):
+    """Of a process that was frozen for `frozen_s`."""
+
+    frozen_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.frozen_s
+
+
+def test_controller_is_not_silent_while_the_agent_stands_still():
+    """The whole job was frozen, and the controller's lease has lapsed: it continues a moment after the agent."""
+    loop = VirtualLoop()
+    store, clock, silences = NextGeneration(loop, away_until_s=0.0), FreezableClock(loop), list[float]()
+    store.controller_lives_at = loop.now_s
+    sender = HeartbeatSender(
+        bounds=plain_bounds(heartbeat__interval=1.0, heartbeat__timeout=4.0, control_plane_grace=20.0),
+        nodes=1,
+        store=store,
+        liveness=RecordingLiveness(),
+        clock=clock,
+        make=lambda: Heartbeat(node="n1", incarnation="a"),
+        lease=lambda seconds, grant=None: None,
+        post=lambda silent: silences.append(silent.for_s),
+    )
+
+    async def run() -> None:
+        running = asyncio.create_task(sender.run())
+        await asyncio.sleep(5.5)
+        clock.frozen_s = 1000.0
+        store.controller_lives_at = loop.now_s + 3.0
+        await asyncio.sleep(19.0)
+        store.controller_lives_at = float("inf")
+        assert silences == []
+        await asyncio.sleep(26.0)
+        running.cancel()
+        await asyncio.wait([running])
+
+    loop.run(run())
+    loop.close()
+    assert silences
+    assert 20.0 < silences[0] < 22.0
+
+
 async def test_beat_that_a_cut_holds_up_is_given_up_for_a_new_one(start_sender):
     """An order has come, so the store is there; the beat under way would stay away for half of the timeout."""
     harness = start_sender(fence_timeout=2.0, heartbeat__timeout=600.0)

@@ -97,7 +97,7 @@ class SlurmUnreachable(UnreachableError):
 
 
 class StoreUnreachable(UnreachableError):
-    """The store does not answer, or refuses the password (`refused`: then there is one)."""
+    """The store does not answer, or refuses this client or its command (`refused`: then waiting does not help)."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)

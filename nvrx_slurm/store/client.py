@@ -44,7 +44,7 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.redis_client import Look, async_client
-from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, StoreRetry
+from nvrx_slurm.store.retry import IN_MEMORY, GiveUp, StoreRetry
 from nvrx_slurm.store.sealing import (
     RefusedRecords,
     claimed_number,
@@ -82,9 +82,9 @@ class StoreClient:
     store; `connection` is a client to use in place of a new one of the address, `key` a key in place of a new one of
     the address's token.
 
-    Raises `StoreUnreachable` at once where the password is refused, and after `patience_s` where the store
-    does not answer or refuses writes (its disk is full). Where the password is refused only since the store took
-    another, a call waits for one of the connections that were opened before, while these are still answered.
+    Raises `StoreUnreachable` at once where the password or a command is refused, and after `patience_s` where the
+    store does not answer or refuses writes (its disk is full). Where the password is refused only since the store
+    took another, a call waits for one of the connections that were opened before, while these are still answered.
     """
 
     def __init__(
@@ -408,7 +408,7 @@ class StoreClient:
 
     async def _patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """Call until the store answers, as `StoreRetry` decides. Says once that it waits, and once that it waits no
-        more. Raises StoreUnreachable; the server's own error where it refuses the command itself."""
+        more. Raises StoreUnreachable."""
         retry: StoreRetry | None = None
         began = self._clock.monotonic()
         while True:
@@ -424,8 +424,6 @@ class StoreClient:
                 now = self._clock.monotonic()
                 decision = retry.failed(error, now, served=now - self._answered_at <= SERVED_S)
                 if isinstance(decision, GiveUp):
-                    if decision.cause is Cause.COMMAND:
-                        raise error
                     raise decision.unreachable() from None
                 if decision.warning:
                     log.warning("%s", decision.warning)

@@ -57,8 +57,8 @@ class GiveUp(msgspec.Struct, frozen=True):
     cause: Cause
 
     def unreachable(self) -> StoreUnreachable:
-        """The error for a caller; not for `COMMAND`, where the store can be reached."""
-        return StoreUnreachable(self.message, refused=self.cause is Cause.ACCESS)
+        """The error for a caller."""
+        return StoreUnreachable(self.message, refused=self.cause is not Cause.SILENT)
 
 
 class _Answer(Enum):
@@ -67,6 +67,8 @@ class _Answer(Enum):
     ACCESS_REFUSED = auto()
     NOT_HERE = auto()  # another server of its cluster holds the key
 
+
+_ONE_SERVER = "another server of its cluster holds this key; name a store that is one server"
 
 # The first word of an error, what it means, and what a person can do. Any other error is the command's own fault.
 _ANSWERS: dict[str, tuple[_Answer, str]] = {
@@ -84,8 +86,8 @@ _ANSWERS: dict[str, tuple[_Answer, str]] = {
     "NOAUTH": (_Answer.ACCESS_REFUSED, "check its password"),
     "WRONGPASS": (_Answer.ACCESS_REFUSED, "check its password"),
     "NOPERM": (_Answer.ACCESS_REFUSED, "check what its ACL allows this user"),
-    "MOVED": (_Answer.NOT_HERE, "name the server of the cluster that holds this key"),
-    "ASK": (_Answer.NOT_HERE, "name the server of the cluster that holds this key"),
+    "MOVED": (_Answer.NOT_HERE, _ONE_SERVER),
+    "ASK": (_Answer.NOT_HERE, _ONE_SERVER),
 }
 
 # redis-py makes a class of some errors, and cuts their first word off.

@@ -306,6 +306,16 @@ async def test_wrong_password_is_told_at_once(server):
     await stranger.close()
 
 
+async def test_refused_command_is_told_at_once(server, store):
+    """As a server of a cluster refuses keys that another one holds: the error is ours, and names the store."""
+    raw = server.raw()
+    await raw.set(store.keys.inbox, "no stream")
+    await raw.aclose()
+    with pytest.raises(StoreUnreachable, match=r"refuses a command: .*wrong kind of value") as caught:
+        await store.post(JOIN)
+    assert caught.value.refused
+
+
 async def test_new_password_of_the_store_leaves_the_open_connections(tmp_path):
     """The store takes another password while a read waits and one further connection is open: what is asked beside
     each other then waits for that connection. Once none is left, the refusal counts."""

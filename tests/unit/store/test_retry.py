@@ -96,6 +96,7 @@ def test_a_refused_command_is_told_at_once(answer, made):
     decision = decide(made(answer))
     assert isinstance(decision, GiveUp)
     assert decision.cause is Cause.COMMAND
+    assert decision.unreachable().refused
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ if __name__ == "__main__":
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import signal
 import socket
@@ -46,20 +47,20 @@ log = get_logger("agent")
 
 def own_address(batch_host: str, store_host: str) -> str:
     """Where the other agents reach this one: on the network of the store, or of the batch host where the store has no
-    IPv4 address. Raises OSError."""
+    IPv4 address, or each node reaches it by a proxy or socket of its own. Raises OSError."""
     if batch_host == LOOPBACK:
         return LOOPBACK
-    try:
-        return liveness.address_towards(store_host)
-    except socket.gaierror:
-        return liveness.address_towards(batch_host)
+    with contextlib.suppress(socket.gaierror):
+        if not ipaddress.ip_address(own := liveness.address_towards(store_host)).is_loopback:
+            return own
+    return liveness.address_towards(batch_host)
 
 
 async def _serve(folder: JobFolder, node: str) -> int:
     info, address = folder.read_info(), folder.read_store()
     if info is None or address is None:
         raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
-    store_host = urlsplit(address.url).hostname or LOOPBACK  # a unix socket has none: all is on this host
+    store_host = urlsplit(address.url).hostname or LOOPBACK  # a unix socket has none
     clock, plan = SystemClock(), plan_inside(folder.read_plan(env.plan_digest()))
     bounds = plan.fault_tolerance
     runtime, lock = claim_node(folder, node)

@@ -147,7 +147,7 @@ class StoreClient:
         self._beats += 1
         sealed = seal_heartbeat(self._key, self.keys.beats, beat, self._beats)
         fields = {"who": beat.incarnation, "m": sealed}  # who first: the controller reads no further
-        await self._redis.xadd(self.keys.beats, fields, maxlen=keep, approximate=True)
+        await self._once(lambda: self._redis.xadd(self.keys.beats, fields, maxlen=keep, approximate=True))
         self._answered_at = self._clock.monotonic()
 
     async def controller_lives(self) -> bool:
@@ -314,7 +314,7 @@ class StoreClient:
         with contextlib.suppress(failures.RedisError, OSError):
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.set(keys.lease, self._owner(owner), px=int(ttl_s * 1000))
-                _, newest, last = await pipeline.get(keys.epoch).get(keys.journal_n).execute()
+                _, newest, last = await self._once(pipeline.get(keys.epoch).get(keys.journal_n).execute)
             if int(newest or 0) < epoch or int(last or 0) < committed:
                 raise DataLostError(f"{self._where} has lost this job's journal")
 
@@ -405,6 +405,15 @@ class StoreClient:
             return order
 
         return self._opened(key, "its value", {b"m": sealed}, opened) if sealed else None
+
+    async def _once(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Call, and try nothing again. Raises what redis-py does."""
+        try:
+            return await call()
+        except failures.ReadOnlyError:
+            # As `_patiently`: after a failover the connections that are open lead to the old primary for ever.
+            await self._redis.aclose()
+            raise
 
     async def _patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """Call until the store answers, as `StoreRetry` decides. Says once that it waits, and once that it waits no

@@ -29,6 +29,9 @@ log = get_logger("store")
 # How long one call of `read` takes at most.
 READ_S = 3.0
 
+# Without a beat for so long, the next call connects again.
+IDLE_S = 5.0
+
 # How many beats one reply holds at most: what 10,000 nodes send in 0.25 s; the loop is kept for some 20 ms.
 BATCH = 4096
 
@@ -82,6 +85,7 @@ class HeartbeatReader:
         self._numbers: dict[bytes, bytes] = {}  # whose beat → the number of the newest
         self._last = _START
         self._asked_s: float | None = None  # when the last call that succeeded began
+        self._brought_s = clock.monotonic()  # when the last one began that brought a beat, or connected again
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -106,6 +110,12 @@ class HeartbeatReader:
         batch = HeartbeatBatch(now_s, self._opened(items, now_s, longest_s), first)
         self._last = items[-1][0] if items else self._last
         self._asked_s = began_s
+        if items:
+            self._brought_s = began_s
+        elif began_s - self._brought_s > IDLE_S:
+            # After a failover the old primary may serve this connection on, as a replica that hears of nothing.
+            self._brought_s = began_s
+            await self._redis.aclose()
         return batch
 
     async def _read_all(self) -> tuple[float, list[Any]]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from urllib.parse import urlsplit
 
+import msgspec
 import pytest
+from redis.exceptions import ReadOnlyError
 
 from nvrx_slurm.agent.heartbeat import OUTLIVE_S, ControllerSilent, HeartbeatSender, LivenessClient
 from nvrx_slurm.journal.folder import StoreAddress
@@ -16,7 +19,9 @@ from nvrx_slurm.lab.simulation.loop import VirtualClock, VirtualLoop
 from nvrx_slurm.liveness.connection import ALIVE
 from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.embedded import EmbeddedStore
+from nvrx_slurm.store.heartbeat_reader import IDLE_S, HeartbeatReader
 from nvrx_slurm.util.clock import SystemClock
+from tests.contract.servers import RealServer
 
 
 async def nobody_listens(*_) -> None:
@@ -27,7 +32,7 @@ class Relay:
     """Stands before the store. A cut is for the connections that there are: new ones get through."""
 
     def __init__(self, port: int) -> None:
-        self._to = port
+        self.to = port
         self._writers: list[asyncio.StreamWriter] = []
         self._pumps: list[asyncio.Task[None]] = []
 
@@ -36,7 +41,7 @@ class Relay:
         return self._server.sockets[0].getsockname()[1]
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        from_store, to_store = await asyncio.open_connection("127.0.0.1", self._to)
+        from_store, to_store = await asyncio.open_connection("127.0.0.1", self.to)
         self._writers += [writer, to_store]
         for source, target in ((reader, to_store), (from_store, writer)):
             self._pumps.append(asyncio.create_task(self._pump(source, target)))
@@ -106,6 +111,51 @@ async def start_sender(tmp_path):
     os.kill(process.pid, signal.SIGCONT)
     process.kill()
     await process.wait()
+
+
+class AheadClock(SystemClock):
+    """A clock that can be set forward."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
+
+
+async def test_heartbeats_and_leases_go_to_the_primary_after_a_failover(tmp_path):
+    """The name of a site's store leads to another server, and the connections to the old one, a replica by now, work
+    on: an agent whose workers run sends nothing else. The reader, which writes nothing, connects again."""
+    old, new = RealServer(tmp_path / "old"), RealServer(tmp_path / "new")
+    await old.start()
+    await new.start()
+    relay = Relay(urlsplit(old.address().url).port)
+    url = f"redis://127.0.0.1:{await relay.start()}"
+    address, clock = msgspec.structs.replace(old.address(), url=url), AheadClock()
+    agent, controller = (StoreClient(address, clock=clock) for _ in range(2))
+    reader = HeartbeatReader(address, agent.keys.beats, clock=clock)
+    await agent.send_heartbeat(Heartbeat(node="n1", incarnation="a"))
+    assert len((await reader.read()).beats) == 1
+    await controller.renew("host:1", 60.0)
+    raw_old, raw_new = old.raw(), new.raw()
+    await raw_old.execute_command("REPLICAOF", "127.0.0.1", "1")
+    relay.to = urlsplit(new.address().url).port
+    with pytest.raises(ReadOnlyError):
+        await agent.send_heartbeat(Heartbeat(node="n1", incarnation="a"))
+    await agent.send_heartbeat(Heartbeat(node="n1", incarnation="a"))
+    for _ in range(2):
+        await controller.renew("host:1", 60.0)
+    assert await raw_new.xlen(agent.keys.beats) == 1
+    assert (await reader.read()).beats == []
+    clock.ahead_s = IDLE_S + 1.0
+    assert [(await reader.read()).beats, len((await reader.read()).beats)] == [[], 1]
+    assert await raw_new.exists(controller.keys.lease)
+    for client in (agent, controller, reader):
+        await client.close()
+    for raw in (raw_old, raw_new):
+        await raw.aclose()
+    await relay.close()
+    for server in (old, new):
+        await server.end()
 
 
 class SlowStore:

@@ -186,7 +186,7 @@ class AttributionBrokerProcess:
             began = asyncio.get_running_loop().time()
             try:
                 process = await self._start()
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # no process can be started now, or no thread that waits for it
                 log.error("the attribution broker cannot be started: %s", error)
             else:
                 await self._read_answers(process)

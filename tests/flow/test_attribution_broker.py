@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 import threading
@@ -216,6 +217,26 @@ async def test_a_moment_without_processes_is_survived(folder: JobFolder, monkeyp
     await asyncio.sleep(0)
     assert broker._starts == 1
     monkeypatch.setattr(sys, "executable", executable)
+    assert (await heard.next())[1].verdict is Verdict.STOP
+    await broker.close(ANSWER_S)
+
+
+def own_bytes() -> int:
+    """The size of this process's address space."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+async def test_a_moment_without_threads_is_survived(folder: JobFolder) -> None:
+    """Up to Python 3.11 asyncio waits for a process in a thread."""
+    heard, limits = Answers(), resource.getrlimit(resource.RLIMIT_AS)
+    broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
+    resource.setrlimit(resource.RLIMIT_AS, (own_bytes() + (1 << 20), limits[1]))  # a thread's stack is larger
+    try:
+        broker.ask(inquiry_of(folder), settled=True)
+        await asyncio.sleep(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert broker._starts == 1
     assert (await heard.next())[1].verdict is Verdict.STOP
     await broker.close(ANSWER_S)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from msgspec import field
 
 from nvrx_slurm.jobspec.reading import After, Block, Misfit
-from nvrx_slurm.jobspec.values import AS_LIST, TEXT_OR_LIST, Environment, Line
+from nvrx_slurm.jobspec.values import AS_LIST, TEXT_OR_LIST, Environment, Line, NonEmpty
 
 ContainerRuntime = Literal["auto", "apptainer", "charliecloud", "podman", "pyxis"]
 ImageKind = Literal["folder", "sif", "squashfs", "url", "name"]
@@ -65,7 +65,7 @@ class ContainerSpec(Block, frozen=True, kw_only=True):
     [What is set up, and what each runtime needs](containers.md)."""
 
     image: Annotated[
-        Line,
+        NonEmpty,
         "A folder or a file (`/…`, `./…`, `~/…`, `….sif`, `….sqfs`; relative to the folder of job.yaml), a URL of "
         "apptainer or pyxis (`docker://…`), or a name that podman or charliecloud knows.",
     ]

@@ -34,6 +34,7 @@ from nvrx_slurm.jobspec.values import (
     LogName,
     Name,
     Nodes,
+    NonEmpty,
     Pause,
     Positive,
     SignalName,
@@ -185,7 +186,7 @@ class AttributionSpec(Block, frozen=True, kw_only=True):
         "How many sources must answer STOP: one, or every one. With `all`, a failed or late source prevents it.",
     ] = "any"
     rules: Annotated[
-        Annotated[tuple[Line, ...], AS_LIST, TEXT_OR_LIST],
+        Annotated[tuple[NonEmpty, ...], AS_LIST, TEXT_OR_LIST],
         "Your own rule files, in addition to the built-in rules.",
     ] = ()
     llm: Annotated[LlmSpec | None, "A second opinion; see below."] = None
@@ -549,7 +550,7 @@ class LeaseSpec(Block, frozen=True, kw_only=True):
     Workers start after the first touch, so a job without a live submitter runs nothing."""
 
     file: Annotated[
-        Line,
+        NonEmpty,
         "The file, on a file system that the job's nodes share; relative to the folder of job.yaml. `touch` "
         "it, several times within the timeout.",
     ]

@@ -50,6 +50,12 @@ def _portable(text: str) -> str:
     return text
 
 
+def _not_empty(text: str) -> str:
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', and start with a letter or digit")
@@ -258,6 +264,7 @@ _SCALAR = {"type": ["string", "number", "boolean"]}  # a number or `true` arrive
 Line = Annotated[str, Before(_digits), After(_one_line), Schema(_SCALAR)]
 Text = Annotated[str, Before(_digits), After(_portable), Schema(_SCALAR)]
 Name = Annotated[str, Meta(pattern=_NAME.pattern), After(_name)]  # also where plan.json is decoded
+NonEmpty = Annotated[Line, After(_not_empty)]
 LogName = Annotated[Line, After(_log_name)]
 _DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["15s", "2m", "1h30m"]}
 _AS_WORDS = Written(words)

@@ -215,8 +215,6 @@ def _of_file(file: YamlFile) -> ConfigLayer:
 def _environment() -> ConfigLayer:
     """`NVRX_SLURM_SLURM__TIME` sets slurm, time. A name below `env` stays as it is; sbatch's flags have dashes."""
     found = []
-    # Sorted, so that a variable comes ahead of those for keys below it: `_keyed` refuses the pair in this order only,
-    # and in the other one would drop the keys.
     for name, value in sorted(env.overrides().items()):
         levels = name.removeprefix(env.PREFIX).split("__")
         *above, last = [level.lower() for level in levels]
@@ -233,7 +231,9 @@ def _environment() -> ConfigLayer:
 def _keyed(name: str, items: Iterable[tuple[tuple[str, ...], str, Any]]) -> ConfigLayer:
     data: dict[str, Any] = {}
     names: dict[KeyPath, str] = {}
-    for path, source, value in items:
+    # A key comes ahead of those below it: they are set in its mapping, or refused where it has none. In the other
+    # order it would drop them. Of two for one key the last one counts.
+    for path, source, value in sorted(items, key=lambda item: len(item[0])):
         branch = data
         for part in path[:-1]:
             below = branch.setdefault(part, {})

@@ -252,6 +252,19 @@ def test_bad_assignments_are_usage_errors(write: Write) -> None:
         load(write("name: a\n"), [parse_assignment("slurm=3"), parse_assignment("slurm.time=1h")])
 
 
+def test_a_flag_for_a_block_keeps_the_keys_that_others_set_in_it(write: Write) -> None:
+    """In either order; and where the block is no mapping, so that it could not hold them, the pair is refused."""
+    job = write("name: a\ncommand: x\n")
+    pair = [parse_assignment("slurm.time=2h"), parse_assignment("slurm={partition: gpu, time: 1h}")]
+    for flags in (pair, pair[::-1]):
+        slurm = load(job, flags).spec.slurm
+        assert (slurm.time, slurm.partition) == (7200.0, "gpu")
+    pair = [parse_assignment("prewarm.memory=8GiB"), ("prewarm", "--prewarm", "torch")]
+    for flags in (pair, pair[::-1]):
+        with pytest.raises(UsageError, match=r"--set prewarm\.memory: `prewarm` was given a value already"):
+            load(job, flags)
+
+
 def test_python_callers_go_a_level_down_by_two_underscores(write: Write) -> None:
     """`load_job(path, slurm__partition=…)` sets `slurm.partition`, as the strongest layer."""
     spec = load_job(str(write("name: a\ncommand: x\nspares: 1\n")), spares=2, slurm__partition="gpu")

@@ -87,7 +87,8 @@ def found_jobs(job_ids: Iterable[str], folder: Path) -> list[JobFolder]:
     from nvrx_slurm.report.jobs import find_job
 
     chosen = [chosen_job(job_id, folder) for job_id in dict.fromkeys(job_ids)]
-    return [find_job(base, job_id) for job_id, base in chosen]
+    # By the folder: `last` may be one of the others, and so may the id of an allocation.
+    return list({job.path.resolve(): job for job in (find_job(base, job_id) for job_id, base in chosen)}.values())
 
 
 def folder_of_user(folder: Path) -> Path | None:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from nvrx_slurm.cli import cli
+from nvrx_slurm.journal.folder import Result
 from nvrx_slurm.journal.job_index import record_job
 from tests.unit.cli.conftest import Nvrx
 from tests.unit.report.recorder import ended, with_one_recovery, write
@@ -72,3 +73,15 @@ def test_the_paragraphs_of_a_help_text_have_one_margin(command: str) -> None:
     text, _, _ = CliRunner().invoke(cli, [command, "--help"]).output.partition("Options:")
     _, *lines = filter(None, text.splitlines())
     assert {len(line) - len(line.lstrip()) for line in lines} == {2}
+
+
+def test_a_job_that_two_words_name_is_taken_once(nvrx: Nvrx, tmp_path: Path, state: None) -> None:
+    """Metrics have each series once, or Prometheus refuses them all; and `rm` does not look for what it removed."""
+    write(tmp_path / "nvrx-jobs", ended(), job="7-run1").write_result(
+        Result(exit_code=0, reason="done", ended_at=9.0)
+    )
+    names = ("7-run1", "last", "7", "7-run1")
+    samples = [line.rpartition(" ")[0] for line in nvrx("metrics", *names).stdout.splitlines() if line[0] != "#"]
+    assert len(samples) == len(set(samples)) > 10
+    removed = nvrx("rm", *names)
+    assert (removed.returncode, removed.stdout.count("7-run1")) == (0, 2), removed.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import select
 import signal
 import sys
@@ -36,6 +37,8 @@ KEYS = {
     "\x1b[H": "home", "\x1b[F": "end", "\x1b[1~": "home", "\x1b[4~": "end", "\r": "enter", "\n": "enter",
     "\x7f": "backspace", "\x08": "backspace", "\x1b": "esc", "\x03": "q", "\x04": "q",
 }  # fmt: skip
+# A control sequence as a whole (ECMA-48, and `[[A` of the Linux console), or one character.
+KEY = re.compile(r"\x1b(?:\[\[?[0-?]*[ -/]*[@-~]|O.)|.", re.DOTALL)
 STYLES = {"good": "32", "busy": "33", "spare": "36", "bad": "31", "dim": "2", "plain": ""}
 
 
@@ -153,12 +156,10 @@ class Terminal:
         data = os.read(sys.stdin.fileno(), 4096)
         if not data:  # the terminal is closed
             yield "q"
-        text = data.decode(errors="replace")
-        while text:
-            # The longest first: each sequence of the arrows begins with the key `esc`.
-            size = next((size for size in (4, 3, 1) if text[:size] in KEYS), 1)
-            yield KEYS.get(text[:size], text[:size])
-            text = text[size:]
+        for key in KEY.findall(data.decode(errors="replace")):
+            # A sequence without a meaning here, such as that of the right arrow, is not `esc` and some letters.
+            if name := KEYS.get(key, key if len(key) == 1 else ""):
+                yield name
 
     def ask(self, followed: FollowedJobs, action: Action) -> None:
         """Get stacks or a log in a thread of its own: the screen goes on."""

@@ -29,9 +29,9 @@ def ls(most: int, is_all: bool, live: bool, as_json: bool, folder: Path) -> None
     from nvrx_slurm.report.jobs import my_jobs
 
     found = my_jobs(folder_of_user(folder))
-    # A job that left its end needs no question to Slurm. Of the others only their state says whether they live.
+    # Of those that left no end only their state says whether they live.
     if live:
-        found = (job for job in found if not job.has_end)
+        found = iter(snapshot.not_ended(found))
     shown = list(found if is_all else islice(found, most))
     lines = snapshot.lines_of(shown)
     if live:

@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,15 +57,11 @@ def top(job_ids: tuple[str, ...], folder: Path) -> None:
     """
     from nvrx_slurm.report.jobs import my_jobs
     from nvrx_slurm.report.live_jobs import FollowedJobs
+    from nvrx_slurm.report.snapshot import not_ended
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("top needs a terminal; `nvrx-slurm status` and `nvrx-slurm metrics` print once")
-    if job_ids:
-        jobs = found_jobs(job_ids, folder)
-    else:
-        known = my_jobs(folder_of_user(folder))
-        live = (job for job in known if not job.has_end)
-        jobs = list(islice(live, MOST_JOBS))
+    jobs = found_jobs(job_ids, folder) if job_ids else not_ended(my_jobs(folder_of_user(folder)))[:MOST_JOBS]
     if not jobs:
         raise UsageError("no job is running or queued; name one: nvrx-slurm top JOB")
     exit_on_sigterm()  # the terminal is restored on the way out

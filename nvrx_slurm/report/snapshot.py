@@ -335,6 +335,15 @@ def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
     return lines
 
 
+def not_ended(folders: Iterable[JobFolder]) -> list[JobFolder]:
+    """Those that have left no end, and those of which Slurm says that the end that they have left is not their last:
+    they are requeued. Some of the former may have died."""
+    found = list(folders)
+    states = slurm_states(folder for folder in found if folder.has_end)
+    again = {job_id for job_id, state in states.items() if state is not JobState.UNKNOWN and not state.terminal}
+    return [each for each in found if not each.has_end or each.full_id in again]
+
+
 def slurm_states(folders: Iterable[JobFolder]) -> Mapping[str, JobState]:
     """Slurm's state of those that have left no result, or that it may have requeued, in one call; nothing where Slurm
     cannot be asked."""

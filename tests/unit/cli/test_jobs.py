@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.journal.job_index import index_folder, record_job
 from nvrx_slurm.util.clock import SystemClock
@@ -74,6 +75,20 @@ def test_ls_lists_the_jobs_of_all_folders(nvrx: Nvrx, tmp_path: Path) -> None:
     assert nvrx("ls", "-n", "3").stderr == ""
     assert [job["job"] for job in json.loads(nvrx("ls", "--live", "--json").stdout)["jobs"]] == ["local-1"]
     assert [line.split()[0] for line in nvrx("ls", "--folder=a").stdout.splitlines()] == ["JOB", "old"]
+
+
+def test_a_requeued_job_has_not_ended(nvrx: Nvrx, tmp_path: Path) -> None:
+    """Its last generation left a result, 75. Slurm has it in the queue, and has forgotten another such job."""
+    for job_id in ("17", "18"):
+        folder = write(tmp_path, ended(), job=job_id, cluster="slurm")
+        folder.write_result(Result(exit_code=75, reason="preempted", ended_at=SystemClock().wall()))
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text('#!/bin/sh\ncase "$*" in *"%i|%T"*) echo "17|PENDING" ;; esac\n')
+    squeue.chmod(0o755)
+    path = f"{squeue.parent}:{env.search_path()}"
+    shown = json.loads(nvrx("ls", "--live", "--json", "--folder=.", PATH=path).stdout)["jobs"]
+    assert [(job["job"], job["state"]) for job in shown] == [("17", "pending")]
 
 
 @pytest.mark.parametrize("name", ["result.json", "job.json", "plan.json"])

@@ -19,7 +19,7 @@ from statistics import fmean, median
 import msgspec
 
 from nvrx_slurm.cluster.states import JobState
-from nvrx_slurm.errors import UNREADABLE, NvrxError
+from nvrx_slurm.errors import UNREADABLE, MalformedRecord, NvrxError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report.goodput import PARTS, Goodput
@@ -32,6 +32,7 @@ from nvrx_slurm.report.recovery import PHASES, STARTUP
 from nvrx_slurm.report.snapshot import ended_at, slurm_states
 from nvrx_slurm.report.view import JobFold
 from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.files import journal_parts, write_private
 
 # Of the summaries in the cache: one of another version is read again from the journal.
@@ -115,9 +116,9 @@ def read_fleet(folders: Iterable[JobFolder], *, since: float, clock: Clock | Non
     states = slurm_states(folder for folder in folders if not folder.has_end)
     path, known = cache_path(), Cache()
     # A cache that cannot be read, is of another version, or is torn: then all jobs are read again.
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        if (cache := msgspec.msgpack.decode(path.read_bytes(), type=Cache)).version == VERSION:
-            known = cache
+    with contextlib.suppress(OSError, MalformedRecord):
+        cache = decode(lambda data: msgspec.msgpack.decode(data, type=Cache), path.read_bytes(), path.name)
+        known = cache if cache.version == VERSION else known
     kept: dict[str, Cached] = {}
     found: list[JobSummary] = []
     for folder in folders:

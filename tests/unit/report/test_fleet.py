@@ -101,7 +101,9 @@ def test_a_job_that_runs_counts_up_to_now(tmp_path: Path, monkeypatch: pytest.Mo
         assert (recent.job, recent.exit_code) == ("runs", None)
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x00garbage", b"\x81\xa7version\xce\xff\xff\xff\xff"])
+@pytest.mark.parametrize(
+    "damage", [b"", b"\x00garbage", b"\x81\xa7version\xce\xff\xff\xff\xff", b"\x81\xa4jobs\x81\xa1\xff\x80"]
+)
 def test_a_cache_that_is_torn_is_made_again(jobs, damage: bytes) -> None:
     first = read_fleet(jobs, since=BEGIN)
     cache_path().write_bytes(damage)

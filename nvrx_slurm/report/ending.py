@@ -113,7 +113,7 @@ def _failure_lines(failure: ReplayedFailure, plan: Plan, folder: JobFolder) -> I
     key, failed = failure.inquiry.key, failure.inquiry.failed
     if failed is None:
         return
-    step = at_last_step(failed, failure.best_step)
+    step = at_last_step(failed, failure.last_step)
     yield one_line(f"  {failed.cause}{step} ({key.replica} cycle {key.cycle})")
     if followed := others_lost_it(failure.peers_lost):
         yield one_line(f"  {followed}: {ranks_of(failure.peers_lost)}")

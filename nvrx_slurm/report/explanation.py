@@ -59,6 +59,8 @@ class Explanation(Value, frozen=True, kw_only=True):
     running_again_at: float | None
     best_step_before: int | None
     best_step: int | None
+    last_step: int | None
+    """The last step that any rank reported in the cycle; `best_step` may be of an earlier one."""
     in_process: int = 0
     last_in_process: str = ""
     peers_lost: tuple[int, ...] = ()
@@ -105,6 +107,7 @@ def explanation(
         running_again_at=after.closed_at if after else None,
         best_step_before=failure.best_before,
         best_step=failure.best_step,
+        last_step=failure.last_step,
         in_process=ended.restarts_in_process if ended else 0,
         last_in_process=failure.last_in_process,
         resumed_from=after.first_step if after else None,
@@ -208,7 +211,7 @@ def _evidence(failure: Explanation, folder: str) -> Iterator[Row]:
     failed = failure.inquiry.failed
     if failed is not None:
         at = f"{_clock(failure.failed_at)}, " if failure.failed_at else ""
-        yield Row(("first", f"{at}{failed.cause}{at_last_step(failed, failure.best_step)}"), mood="bad")
+        yield Row(("first", f"{at}{failed.cause}{at_last_step(failed, failure.last_step)}"), mood="bad")
         if followed := others_lost_it(failure.peers_lost):
             yield Row(("", f"{followed}: {ranks_of(failure.peers_lost)}"), mood="dim")
     named = [each.attribution for each in failure.answers if each.attribution.primary is not None]

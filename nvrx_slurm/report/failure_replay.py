@@ -34,6 +34,7 @@ class ReplayedFailure:
     failed_at: float  # when the cause was noticed: seconds since the epoch, by the store's clock
     best_before: int | None  # the highest step before this cycle
     best_step: int | None  # the highest with it
+    last_step: int | None  # the highest of this cycle
     last_in_process: str  # for what its ranks restarted in process the last time in this cycle
     peers_lost: set[int]  # ranks that lost the connection to a peer
 
@@ -90,6 +91,7 @@ class FailureReplay:
                 failed_at=pending.failure.noticed,
                 best_before=self._best_before[replica.id],
                 best_step=None,
+                last_step=None,
                 last_in_process=self._last_in_process.get(key, ""),
                 # The set itself, not a copy: ranks that lose a peer later are added to it.
                 peers_lost=self._peers_lost[key],
@@ -97,6 +99,7 @@ class FailureReplay:
         # Nodes report how far the cycle had come until the next one begins.
         steps = (known.best_step, replica.best_step, replica.reached)
         known.best_step = max((each for each in steps if each is not None), default=None)
+        known.last_step = known.last_step if replica.reached is None else replica.reached
 
 
 class NoBroker:

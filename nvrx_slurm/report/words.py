@@ -107,10 +107,12 @@ def at_step(step: int | None, *, said: str = "") -> str:
     return f", at step {step}"
 
 
-def at_last_step(failed: Failed, best_step: int | None) -> str:
-    """The same for a failure, which has one step in every report: the last that any rank had reported, or else the
-    one that its own report names."""
-    return at_step(failed.step if best_step is None else best_step, said=failed.cause)
+def at_last_step(failed: Failed, last_step: int | None) -> str:
+    """The same for a failure: the step that its own report names; and where another rank of the cycle had reported a
+    later one, that too, since steps lost are counted from there. `last_step`: the last one of any rank."""
+    if failed.step is None or last_step is None or last_step <= failed.step:
+        return at_step(last_step if failed.step is None else failed.step, said=failed.cause)
+    return f"{at_step(failed.step, said=failed.cause)}; another rank had reached step {last_step}"
 
 
 def worker_end(record: records.WorkerFailed) -> str:

@@ -52,15 +52,15 @@ def test_a_failure_is_told_with_the_ranks_traceback_and_the_decision(tmp_path: P
     assert lines[-1].startswith(f"→ nvrx-slurm explain {JOB} --folder ")
 
 
-def test_a_failure_has_the_last_step_that_any_rank_reported(tmp_path: Path) -> None:
-    """As `explain` and `status` tell it: a node that was lost had reported an earlier one."""
+def test_a_failure_has_its_own_step_and_the_last_that_any_rank_reported(tmp_path: Path) -> None:
+    """As `explain` has it: from the latter the steps are counted that are lost."""
     recorder = Recorder(msgspec.structs.replace(plain_plan(), fault_tolerance=plain_bounds(max_restarts=0)))
     recorder.join()
     recorder.start_workers()
     recorder.progress(17)
     recorder.fail("n1", 3, exit_code=1, step=6)
     lines = list(end_lines(write(tmp_path, recorder), EXIT_FAILED))
-    assert "at step 17" in lines[1]
+    assert "at step 6; another rank had reached step 17" in lines[1]
 
 
 def test_a_failure_that_the_job_has_recovered_is_not_its_reason(tmp_path: Path) -> None:

@@ -151,6 +151,22 @@ def test_lost_steps_are_those_of_the_cycle_that_failed() -> None:
     assert "the workers resumed from step 61, 5 steps lost" in page(recorder)
 
 
+def test_a_failure_names_its_own_step() -> None:
+    """And that of a rank that was ahead of it in this cycle; no step of an earlier cycle, which had come further."""
+    recorder = running()
+    recorder.fail("n1", 3, exit_code=1, step=80)
+    for reached, step in ((66, 65), (None, None)):
+        recorder.ready()
+        recorder.start_workers()
+        if reached is not None:
+            recorder.progress(reached)
+        recorder.fail("n1", 3, exit_code=1, step=step)
+        said = "rank 3 on n1 exited with code 1"
+        said += ", at step 65; another rank had reached step 66" if step else ""
+        assert page(recorder).splitlines()[1].endswith(f"Z, {said}")
+        assert (explained(recorder).last_step, explained(recorder).best_step) == (reached, 80)
+
+
 @pytest.mark.parametrize("width", [60, 200])
 def test_lines_are_fitted_to_the_terminal(width: int) -> None:
     """Log lines are cut, with what follows them; sentences are wrapped; no line is wider than 100 columns."""

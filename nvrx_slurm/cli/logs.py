@@ -74,8 +74,8 @@ def logs(
     streams = {None: ("out", "err"), True: ("out",), False: ("err",)}[stdout]
     selection = Selection(replica=replica, rank=rank, cycle=cycle, streams=streams)
     try:
-        matching = None if pattern is None else re.compile(pattern.encode())
-    except re.error as error:
+        matching = None if pattern is None else re.compile(os.fsencode(pattern))  # as it was typed: logs are bytes
+    except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(f"--grep {pattern}: is no regular expression: {error}") from None
     if selection.whole_job and since is None:
         reader: Reader = MergedReader(job)

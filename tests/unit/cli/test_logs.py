@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,4 +42,7 @@ def test_logs_are_chosen_by_line(nvrx: Nvrx, tmp_path: Path) -> None:
     assert nvrx("logs", "j", "--grep", "step [12]9").stdout == "[main-0 1] step 19\n[main-0 1] step 29\n"
     assert nvrx("logs", "j", "--grep", r"\[main-0 0\]", "--tail", "1").stdout == "[main-0 0] step 28\n"
     assert nvrx("logs", "j", "-f", "--tail", "1").stdout == "[main-0 1] step 29\n", "a job that has ended"
-    assert nvrx("logs", "j", "--grep", "(").returncode == 2
+    for bad in ("(", "a{99999999999}", "(" * 3000):
+        refused = nvrx("logs", "j", "--grep", bad)
+        assert (refused.returncode, "is no regular expression" in refused.stderr) == (2, True), refused.stderr
+    assert nvrx("logs", "j", "--grep", os.fsdecode(b"\xff|step 29")).stdout == "[main-0 1] step 29\n"

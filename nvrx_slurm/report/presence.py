@@ -92,11 +92,15 @@ class Presence:
 
     def ask(self) -> OutsideState:
         """What is known from outside. Raises SlurmUnreachable after `gives_up_s`."""
-        if self._folder.read_result() is not None:
-            # The batch host writes the result first and removes the store's address last: until then it clears away.
-            return OutsideState(over=self._folder.read_store() is None)
         # Of a folder that was removed under its job, the last that was read says which process runs the job.
         info = self._info = self._folder.read_info() or self._info
+        if (result := self._folder.read_result()) is not None:
+            # The batch host writes the result first and removes the store's address last: until then it clears away.
+            # One that was killed in between leaves the address, and on another host only its age says so.
+            may_live = self._clock.wall() - result.ended_at <= LINGERS_S
+            if info is not None and info.is_here:
+                may_live = info.host_lives()
+            return OutsideState(over=not may_live or self._folder.read_store() is None)
         # A local job, and a run in the user's own allocation, end with their batch host's process.
         if info is not None and (info.cluster == "local" or (info.allocation is not None and info.is_here)):
             return OutsideState(over=info.is_here and not info.host_lives())

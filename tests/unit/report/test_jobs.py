@@ -229,10 +229,25 @@ def test_a_result_ends_a_job_once_its_store_is_gone(tmp_path: Path) -> None:
     """Between the result and the end of the store the job is still ending."""
     folder = write(tmp_path, ended())
     folder.write_store(StoreAddress(url="redis://127.0.0.1:1", job="1", token="t"))
-    folder.write_result(Result(exit_code=0, reason="done", ended_at=BEGIN))
+    folder.write_result(Result(exit_code=0, reason="done", ended_at=SystemClock().wall()))
     assert not Presence(folder).gone()
     folder.remove_store()
     assert Presence(folder).gone()
+
+
+def test_a_batch_host_that_was_killed_behind_its_result_clears_nothing_away(tmp_path: Path) -> None:
+    """It leaves the store's address, and `events -f` must end all the same: here its process says so, or the time."""
+    folder, now = write(tmp_path, with_one_recovery()), SystemClock().wall()
+    folder.write_store(StoreAddress(url="redis://127.0.0.1:1", job="1", token="t"))
+    for pid, host, ago_s, gone in (
+        (os.getpid(), None, 3600.0, False),
+        (2**22 + 1, None, 0.0, True),
+        (2**22 + 1, "another", 0.0, False),
+        (2**22 + 1, "another", 3600.0, True),
+    ):
+        folder.write_info(info(pid, started_at=now, host=host))
+        folder.write_result(Result(exit_code=69, reason="no store", ended_at=now - ago_s))
+        assert Presence(folder).gone() == gone, (pid, host, ago_s)
 
 
 class _Clock(SystemClock):

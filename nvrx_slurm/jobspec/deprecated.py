@@ -101,7 +101,8 @@ def _translated(layer: ConfigLayer, uses: Sequence[_Use]) -> ConfigLayer:
         return layer
     bounds = {key: value for key, value in layer.data[BLOCK].items() if key not in _TRANSLATIONS}
     said = {key: value for use in own for key, value in use.sets.items()}
-    bounds["attribution"] = {**bounds.get("attribution", {}), **said}
+    if isinstance(beside := bounds.get("attribution", {}), dict):  # else the model refuses it, with its line
+        bounds["attribution"] = {**beside, **said}
     names, lines = dict(layer.key_names), dict(layer.lines)
     for use in own:
         for key in use.sets:

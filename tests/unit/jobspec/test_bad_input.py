@@ -57,6 +57,7 @@ BAD_VALUES = {
     "spares: -1": "3: spares: must be at least 0, not '-1'",
     "workers_per_node: 0": "3: workers_per_node: must be at least 1, not '0'",
     "nodes: 100000\nspares: 1": "4: spares: 100001 nodes with the spares; at most 100000 are possible",
+    "fault_tolerance:\n  attribution_endpoint: http://a\n  attribution: [a]": "5: fault_tolerance.attribution: must",
     'lease: {file: ""}': "3: lease.file: must not be empty",
     'container: ""': "3: container: must not be empty",
     'fault_tolerance: {attribution: {rules: ["a.yaml", ""]}}': "3: fault_tolerance.attribution.rules.1: must not be",

@@ -13,10 +13,11 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.jobs import read_plan
-from nvrx_slurm.report.presence import OutsideState, Presence
+from nvrx_slurm.report.presence import ASK_SLURM_EVERY_S, OutsideState, Presence, still_in_slurm
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import JobFold
+from nvrx_slurm.util.clock import SystemClock
 
 
 class FollowedJob:
@@ -27,7 +28,8 @@ class FollowedJob:
         self.history = JobTimeline(keeps_spans=False)
         self._journal = Journal(folder, beats=True)
         self._fold: JobFold | None = None
-        self._presence = Presence(folder)
+        self._presence, self._clock = Presence(folder), SystemClock()
+        self._outside, self._ask_at = OutsideState(), float("-inf")
 
     def close(self) -> None:
         self._journal.close()
@@ -46,11 +48,15 @@ class FollowedJob:
         has_ended = self._journal.ended and not snapshot.begins_again(
             self._fold.view, self.folder.read_info(), self.folder.read_result()
         )
-        outside = OutsideState() if has_ended else self._presence.ask()
+        if not has_ended:
+            self._outside = self._presence.ask()
+        elif self._clock.monotonic() >= self._ask_at:  # it may be requeued: only Slurm can say so
+            self._ask_at = self._clock.monotonic() + ASK_SLURM_EVERY_S
+            self._outside = OutsideState(slurm_says=still_in_slurm(self.folder))
         return snapshot.snap(
             self._fold.view,
             self.folder,
-            outside=outside,
+            outside=self._outside,
             store_now=self._journal.store_time(),
             store_error=None if self._journal.ended else self._journal.store_error,
         )

@@ -82,6 +82,10 @@ def test_a_requeued_job_has_not_ended(nvrx: Nvrx, tmp_path: Path) -> None:
     for job_id in ("17", "18"):
         folder = write(tmp_path, ended(), job=job_id, cluster="slurm")
         folder.write_result(Result(exit_code=75, reason="preempted", ended_at=SystemClock().wall()))
+        folder.events_path.write_text(
+            folder.events_path.read_text()
+            + '{"n":900,"t":9e9,"event":"job_ended","exit_code":75,"reason":"preempted"}\n'
+        )
     squeue = tmp_path / "bin" / "squeue"
     squeue.parent.mkdir()
     squeue.write_text('#!/bin/sh\ncase "$*" in *"%i|%T"*) echo "17|PENDING" ;; esac\n')
@@ -89,6 +93,15 @@ def test_a_requeued_job_has_not_ended(nvrx: Nvrx, tmp_path: Path) -> None:
     path = f"{squeue.parent}:{env.search_path()}"
     shown = json.loads(nvrx("ls", "--live", "--json", "--folder=.", PATH=path).stdout)["jobs"]
     assert [(job["job"], job["state"]) for job in shown] == [("17", "pending")]
+    exposed = nvrx("metrics", "17", "18", "--folder=.", PATH=path).stdout.splitlines()
+    states = [line for line in exposed if line.startswith("nvrx_job_state{") and line.endswith(" 1.0")]
+    assert [line.partition("{")[2].partition("}")[0] for line in states] == [
+        'job_id="17",state="pending"',
+        'job_id="18",state="lost"',
+    ]
+    assert [line for line in exposed if line.startswith("nvrx_job_exit_code{")] == [
+        'nvrx_job_exit_code{job_id="18"} 75.0'
+    ]
 
 
 @pytest.mark.parametrize("name", ["result.json", "job.json", "plan.json"])

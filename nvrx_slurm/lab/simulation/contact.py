@@ -72,6 +72,10 @@ class Contact:
             signs = self._signs[incarnation] = deque(maxlen=KEPT)
         signs.append(self._run.loop.now_s)
 
+    def _arrived_at(self, entry: Entry) -> float:
+        """The moment of an entry's time: its commit has been on its way since."""
+        return self._run.loop.now_s - max(0.0, self._run.store_clock.wall() - entry.t)
+
     def others_heard_at(self, node: str) -> float:
         """The last sign of any other node."""
         others = [signs[-1] for who, signs in self._signs.items() if signs and self._agents.get(who) != node]
@@ -107,7 +111,8 @@ class Contact:
                 self._agents[incarnation], self._watched[name] = name, incarnation
                 self._joined_at[incarnation] = run.loop.now_s
                 self._grants.pop(name, None)
-                self.heard(incarnation)
+                # Its join is its first sign, unless the store has accepted a heartbeat before the commit.
+                self._signs.setdefault(incarnation, deque([self._arrived_at(entry)], KEPT))
             case JobSuspended(incarnations=incarnations, suspension=suspension):
                 self._grants.update((self._agents[each], suspension) for each in incarnations)
             case NodeResumed(node=name):
@@ -115,8 +120,7 @@ class Contact:
             case NodeLeft(node=name):
                 self._watched.pop(name, None)
             case NodeLost(node=name):
-                # The moment of the entry's time: the commit has been on its way since.
-                self._check_loss(entry.record, run.loop.now_s - max(0.0, run.store_clock.wall() - entry.t))
+                self._check_loss(entry.record, self._arrived_at(entry))
                 self._watched.pop(name, None)
             case NodeFenced(node=name, incarnation=incarnation):
                 if self._may_live(name, incarnation):

@@ -209,8 +209,8 @@ def _setup_end(status: str, line: str, command: str) -> tuple[int, str]:
     """The job's exit code and its reason. `line`: counted in the lines of `setup`; 0: the shell ended."""
     which = f"line {line} of setup" if int(line) > 0 else "setup"
     code, by = int(status), int(status) - 128
-    if by in (signal.SIGTERM, signal.SIGINT):
-        return code, f"ended by {signal.Signals(by).name} during {which}: {command}"
+    if by in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        return EXIT_CODES[signal.Signals(by)], f"ended by {signal.Signals(by).name} during {which}: {command}"
     if code == 0:
         return EXIT_FAILED, f"setup ended the job script before the job could start: {command}"
     return EXIT_FAILED, f"{which} failed with exit code {code}: {command}"

@@ -26,10 +26,13 @@ AFTER_PLAN = """}
 trap 'start_batch_host --failed-setup $? 0 "$BASH_COMMAND"' EXIT
 setup_failed() { [ "$1" = 0 ] || start_batch_host --failed-setup "$1" $(($2 - before_setup)) "$3"; }
 trap 'setup_failed $(($? * (${#BASH_SOURCE[@]} == 1))) "$LINENO" "$BASH_COMMAND"' ERR
+# Without these the EXIT trap would get the status of an earlier command: USR1 announces the time limit.
+trap 'exit 138' USR1
+trap 'exit 143' TERM
 before_setup=$LINENO
 """
 # Around the lines of `setup`; a job without them needs none of it.
-AFTER_SETUP = "trap - ERR EXIT\nstart_batch_host\n"
+AFTER_SETUP = "trap - ERR EXIT TERM USR1\nstart_batch_host\n"
 
 
 def template_folder() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -140,6 +141,19 @@ def test_a_line_of_setup_that_fails_fails_the_job(tmp_path: Path, command: str) 
     assert words[5:] == ["--failed-setup", status, "0" if command.startswith("exit") else "2", command]
     assert plan_from_json((tmp_path / "plan").read_bytes()) == planned(spec)
     assert not (tmp_path / "hit").exists()
+
+
+@pytest.mark.parametrize("number", ["TERM", "USR1"])
+def test_a_signal_during_setup_is_recorded_as_such(tmp_path: Path, number: str) -> None:
+    """A job that is cancelled, or whose time ends, has not failed by an earlier command's status."""
+    (tmp_path / "python").write_text(RECORDER)
+    (tmp_path / "python").chmod(0o700)
+    spec = job(setup=[f"kill -{number} $$"])
+    script = tmp_path / "job.sh"
+    script.write_text(render_job(spec, planned(spec), cluster="local", python=str(tmp_path / "python")))
+    subprocess.run(["bash", script], cwd=tmp_path, capture_output=True, check=False)
+    words = (tmp_path / "words").read_text().split("\0")[:-1]
+    assert words[5:7] == ["--failed-setup", str(128 + signal.Signals[f"SIG{number}"])]
 
 
 def test_what_a_sourced_file_lets_fail_is_its_own_affair(tmp_path: Path) -> None:

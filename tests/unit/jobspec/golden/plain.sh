@@ -55,8 +55,11 @@ NVRX_PLAN
 trap 'start_batch_host --failed-setup $? 0 "$BASH_COMMAND"' EXIT
 setup_failed() { [ "$1" = 0 ] || start_batch_host --failed-setup "$1" $(($2 - before_setup)) "$3"; }
 trap 'setup_failed $(($? * (${#BASH_SOURCE[@]} == 1))) "$LINENO" "$BASH_COMMAND"' ERR
+# Without these the EXIT trap would get the status of an earlier command: USR1 announces the time limit.
+trap 'exit 138' USR1
+trap 'exit 143' TERM
 before_setup=$LINENO
 module load cuda
 source venv/bin/activate
-trap - ERR EXIT
+trap - ERR EXIT TERM USR1
 start_batch_host

@@ -19,9 +19,9 @@ import msgspec
 
 from nvrx_slurm.cluster.base import LOCAL_PREFIX, SCRIPT_NAME, folder_name, not_writable, prepare_folder
 from nvrx_slurm.cluster.states import JobState, state_of_result
-from nvrx_slurm.errors import MissingProgramError, UsageError
+from nvrx_slurm.errors import EXIT_TERMINATED, MissingProgramError, UsageError
 from nvrx_slurm.jobspec.env import child_environment, handed_on
-from nvrx_slurm.journal.folder import JobFolder, JobInfo
+from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.journal.job_index import record_job
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.decoding import decode
@@ -108,8 +108,9 @@ class LocalCluster:
         return {job_id: _state(self._job(job_id)) for job_id in job_ids}
 
     def cancel(self, job_id: str) -> None:
-        """See `Cluster.cancel`: SIGTERM to the batch host. Raises UsageError, also for a job of another machine, and
-        where the process that `job.json` names is not proven to be this job's."""
+        """See `Cluster.cancel`: SIGTERM to the batch host; one that has not begun yet is killed. Raises UsageError,
+        also for a job of another machine, and where the process that `job.json` names is not proven to be this job's.
+        """
         path = self._job(job_id).path / "job.json"
         info = _read_own(path)
         if info is None:
@@ -136,10 +137,21 @@ class LocalCluster:
             if problem:
                 raise UsageError(f"{path}: names process {info.host_pid}, which {problem}; it was not signalled")
             with contextlib.suppress(ProcessLookupError):
-                send(held, info.host_pid, signal.SIGTERM)
+                if info.addr:
+                    send(held, info.host_pid, signal.SIGTERM)
+                else:
+                    self._end_before_it_begins(info)
         finally:
             if held is not None:
                 os.close(held)
+
+    def _end_before_it_begins(self, info: JobInfo) -> None:
+        """The batch host names its address once signals end it in good order. Before, lines of `setup` may run, and
+        nothing of the job itself does: they are killed, and the result is written here."""
+        os.killpg(info.host_pid, signal.SIGKILL)  # it leads a session of its own
+        job, reason = self._job(info.job_id), "cancelled before it began"
+        if job.read_result() is None:
+            job.write_result(Result(exit_code=EXIT_TERMINATED, reason=reason, ended_at=self._clock.wall()))
 
     def nodes(self, job_id: str) -> tuple[str, ...]:
         """See `Cluster.nodes`."""

@@ -275,7 +275,7 @@ def test_a_later_process_of_the_same_number_is_left_alone(tmp_path: Path) -> Non
     try:
         job = JobFolder(tmp_path / "local-a")
         job.create()
-        info = described("local-a", process.pid)
+        info = {**described("local-a", process.pid), "addr": "127.0.0.1"}
         for change in ({"host_began": 1}, {"host_boot": "another"}):
             job.write_info(JobInfo(**{**info, **change}))
             LocalCluster(tmp_path).cancel("local-a")

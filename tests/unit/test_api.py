@@ -147,8 +147,8 @@ def test_a_wait_that_passes_its_bound_says_so(tmp_path: Path) -> None:
         assert (job.done(), job.exit_code) == (False, None)
         job.cancel()
         process.wait(timeout=60)
-        assert job.wait_until_gone(timeout=60) is nv.JobState.NODE_FAIL  # this script leaves no result
-        assert job.wait(timeout=60) == 75
+        assert job.wait_until_gone(timeout=60) is nv.JobState.CANCELLED
+        assert job.wait(timeout=60) == 143
     finally:
         process.kill()
         process.wait()

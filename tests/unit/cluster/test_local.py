@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nvrx_slurm.cluster.local import HOST_LOG, LocalCluster, new_job_id
@@ -109,9 +110,28 @@ def test_a_start_that_fails_keeps_no_descriptor(tmp_path: Path, cause: str) -> N
 def test_cancel_terminates_the_batch_host(started: Started) -> None:
     """SIGTERM arrives at the script's own process, which exec keeps."""
     cluster, job, process = started
+    _begin(job)
     cluster.cancel(job.job_id)
     assert process.wait(timeout=60) == -signal.SIGTERM
     cluster.cancel(job.job_id)
+
+
+def test_a_job_that_is_cancelled_before_it_begins_is_cancelled(tmp_path: Path) -> None:
+    """Its exit code is not that of a lost node, and what its `setup` has started ends too."""
+    cluster, pid = LocalCluster(tmp_path), tmp_path / "pid"
+    job_id, process = cluster.start(f"sleep 300 & echo $! >{pid}; wait\n", folder=tmp_path, detach=True)
+    until(lambda: pid.exists() and pid.read_text().endswith("\n"), "setup runs")
+    cluster.cancel(job_id)
+    process.wait(timeout=60)
+    wait_gone([int(pid.read_text())])
+    assert cluster.states([job_id]) == {job_id: JobState.CANCELLED}
+
+
+def _begin(job: JobFolder) -> None:
+    """As a batch host does once it handles signals."""
+    info = job.read_info()
+    assert info is not None
+    job.write_info(msgspec.structs.replace(info, addr="127.0.0.1"))
 
 
 def test_a_batch_host_is_known_while_it_becomes_another_program(tmp_path: Path) -> None:
@@ -125,6 +145,7 @@ def test_a_batch_host_is_known_while_it_becomes_another_program(tmp_path: Path) 
     )
     try:
         until(ready.exists, "the job ignores SIGTERM")
+        _begin(JobFolder(tmp_path / job_id))
         for _ in range(300):
             cluster.cancel(job_id)
         assert process.poll() is None

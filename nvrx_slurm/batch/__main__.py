@@ -31,7 +31,6 @@ from nvrx_slurm.cluster.slurm_config import KillWaitQuestion
 from nvrx_slurm.errors import EXIT_FAILED, MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.plan import Plan, plan_from_json, plan_to_json
-from nvrx_slurm.jobspec.secret_file import secret_in
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, Result, set_earlier_job_aside
 from nvrx_slurm.journal.job_index import record_job
 from nvrx_slurm.liveness.connection import address_towards
@@ -253,9 +252,6 @@ def main(
         return exit_code
     asked_nodes, plan = plan.total_nodes, plan_from_json(plan_json)
     set_up("nvrx-slurm")
-    password = env.get(env.STORE_PASSWORD)
-    if plan.store.password_file is not None:
-        password = secret_in(plan.store.password_file, key="store.password_file").strip()
 
     async def serve() -> int:
         host = Host(
@@ -264,7 +260,7 @@ def main(
             folder=folder,
             launcher=launcher,
             own_flags=cluster == "slurm" and (allocation is not None or len(info.nodes) != asked_nodes),
-            store_password=password,
+            store_password=env.get(env.STORE_PASSWORD),
             env=env.child_environment({env.PLAN_DIGEST: digest_of_plan(plan_json)}),
             clock=SystemClock(),
         )

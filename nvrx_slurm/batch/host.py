@@ -27,6 +27,7 @@ from nvrx_slurm.cluster.slurm_nodes import JobNodes
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_UNREACHABLE, NvrxError, StoreUnreachable
 from nvrx_slurm.jobspec.env import HOST_FD, handed_on, node_name
 from nvrx_slurm.jobspec.plan import Plan
+from nvrx_slurm.jobspec.secret_file import secret_in
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
 from nvrx_slurm.journal.records import PREEMPTED, AgentsStarted
 from nvrx_slurm.util.clock import Clock
@@ -180,7 +181,10 @@ class Host:
             fresh = f"{job}-{new_incarnation()}"
             namespace = self.plan.store.namespace
             job = known.job if known else f"{namespace}/{fresh}" if namespace else fresh
-            address = StoreAddress(url=self.plan.store.url, password=self.store_password, job=job, token=token)
+            password, file = self.store_password, self.plan.store.password_file
+            if file is not None:  # here: where it is gone by now, the job's result says so
+                password = secret_in(file, key="store.password_file").strip()
+            address = StoreAddress(url=self.plan.store.url, password=password, job=job, token=token)
             self.folder.write_store(address)
         else:
             self.store = StoreKeeper(self.folder, self.info, asked=self.plan.store.server, job=job, token=token)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import redis
 
+from nvrx_slurm.errors import EXIT_USAGE
 from nvrx_slurm.jobspec.model import StoreSpec
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.util.processes import is_alive
@@ -48,6 +49,14 @@ def two_jobs(run_local, gate, tmp_path, url):
             worker.go()
         assert jobs[-1].finish() == 0
         gate.forget()
+
+
+def test_a_password_that_is_gone_by_the_jobs_start_is_its_end(run_local, gate, tmp_path):
+    """A job may wait in the queue for days. Its result says what is wrong, and is no failure of the workload."""
+    store = StoreSpec(url="redis://127.0.0.1:1/0", password_file=str(tmp_path / "gone"))
+    job = run_local(msgspec.structs.replace(gate_plan(gate, tmp_path), store=store))
+    assert job.finish() == EXIT_USAGE
+    assert "store.password_file" in job.folder.read_result().reason
 
 
 def test_job_waits_for_a_sites_disk_and_leaves_its_configuration_alone(run_local, gate, tmp_path):

@@ -38,7 +38,8 @@ class StateWatcher:
 
     def update(self) -> None:
         """Ask about every registered job that has not ended. Raises SlurmUnreachable, and asks no sooner for that."""
-        asked = sorted(job_id for job_id in self._registered if not self._last(job_id).terminal)
+        # `sorted` copies the set in one step: another thread may register a job meanwhile (`AwaitableJob`).
+        asked = [job_id for job_id in sorted(self._registered) if not self._last(job_id).terminal]
         self._asked_at = self._clock.monotonic()
         if asked:
             self.num_calls += 1

@@ -210,6 +210,23 @@ def test_the_handles_of_a_process_share_one_question() -> None:
     assert ledger.asked == [["1", "2"], ["1"]]
 
 
+def test_a_thread_may_register_a_job_while_another_asks() -> None:
+    """The waits of an event loop ask in threads (`AwaitableJob`)."""
+    watcher = StateWatcher(Ledger({str(n): JobState.RUNNING for n in range(9)}))  # type: ignore[arg-type]
+    for n in range(8):
+        watcher.register_job(str(n))
+
+    class Registers(dict[str, JobState]):
+        def get(self, job_id: str, default: JobState) -> JobState:  # type: ignore[override]
+            watcher._registered.add("8")  # as a thread does that runs in between
+            return super().get(job_id, default)
+
+    watcher._states = Registers()
+    for _ in range(2):
+        watcher.update()
+    assert watcher.state("8", mode="cache") is JobState.RUNNING
+
+
 def test_a_jobs_own_submitit_handle_asks_this_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A preempted job is over: submitit itself would wait for it for ever."""
     watcher = StateWatcher(Ledger({"1": JobState.PREEMPTED, "2": JobState.REQUEUED}))  # type: ignore[arg-type]

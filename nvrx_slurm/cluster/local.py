@@ -238,6 +238,10 @@ def _start_waiting(
 ) -> tuple[int, subprocess.Popen[bytes]]:
     """The process, and the descriptor to which the line that it waits for is written."""
     with contextlib.ExitStack() as opened:
+        # Where this process has closed its standard streams: the child's take the place of what has their numbers.
+        while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+            opened.callback(os.close, number)
+        os.close(number)
         with job.opened() as folder:
             script = open_owned(job.path / SCRIPT_NAME, dir_fd=folder)
         opened.callback(os.close, script)

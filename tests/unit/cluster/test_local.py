@@ -35,6 +35,13 @@ folder = Path(sys.argv[1])
 for script, detach in ({ANSWERS!r}, True), ({BLOCKED!r}, False):
     print(LocalCluster(folder).start(script, folder=folder, detach=detach)[1].pid)
 """
+SUBMIT_ONE = """
+import sys
+from nvrx_slurm.cluster.local import LocalCluster
+folder = pathlib.Path(sys.argv[1])
+job_id, process = LocalCluster(folder).start("echo hello", folder=folder, detach=True)
+(folder / "said").write_text(f"{job_id} {process.wait()}")
+"""
 
 
 @pytest.fixture
@@ -87,6 +94,15 @@ def test_a_detached_job_outlives_its_submitter(tmp_path: Path) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(detached, signal.SIGKILL)
+
+
+def test_a_daemon_without_standard_streams_starts_a_job(tmp_path: Path) -> None:
+    """Neither the script nor the line that it waits for has the number of a stream of the child's."""
+    begin = f"import os, pathlib\nfor number in range(3):\n    os.close(number)\n{SUBMIT_ONE}"
+    subprocess.run([sys.executable, "-c", begin, tmp_path], check=True)
+    job_id, status = (tmp_path / "said").read_text().split()
+    assert status == "0"
+    assert (tmp_path / job_id / HOST_LOG).read_text() == "hello\n"
 
 
 @pytest.mark.parametrize("cause", ["environment", "log"])

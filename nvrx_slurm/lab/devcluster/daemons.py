@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -65,9 +66,13 @@ def start(daemon: Daemon, places: Places) -> None:
 
 
 def recorded(places: Places) -> dict[str, Identity]:
-    """Daemon name → the process that is or was this daemon."""
-    files = sorted(places.daemons.glob("[!.]*.json"))
-    return {file.stem: msgspec.json.decode(read_owned(file), type=Identity) for file in files}
+    """Daemon name → the process that is or was this daemon. A record that a crash of the machine has damaged is
+    passed over: a daemon that lives is found by its mark."""
+    found = {}
+    for file in sorted(places.daemons.glob("[!.]*.json")):
+        with contextlib.suppress(msgspec.DecodeError):
+            found[file.stem] = msgspec.json.decode(read_owned(file), type=Identity)
+    return found
 
 
 def living(places: Places, table: Table) -> dict[str, int]:

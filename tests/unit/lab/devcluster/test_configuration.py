@@ -9,10 +9,11 @@ import pytest
 
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.lab.devcluster import configuration, processes, programs
-from nvrx_slurm.lab.devcluster.daemons import last_words
+from nvrx_slurm.lab.devcluster.daemons import last_words, recorded
 from nvrx_slurm.lab.devcluster.places import Places
 from nvrx_slurm.lab.devcluster.spec import ClusterSpec, check_request, decode, encode, of_daemons
 from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.files import write_private
 
 
 def spec(version: tuple[int, int] = (22, 5), database_port: int | None = None) -> ClusterSpec:
@@ -33,6 +34,16 @@ def spec(version: tuple[int, int] = (22, 5), database_port: int | None = None) -
 def settings(text: str) -> dict[str, str]:
     """key → value of the lines that hold one setting."""
     return dict(line.split("=", 1) for line in text.splitlines() if not line.startswith(("NodeName", "Partition")))
+
+
+def test_a_damaged_record_of_a_daemon_hides_no_other(tmp_path: Path) -> None:
+    """Else the cluster could not even be taken down."""
+    places = Places(tmp_path, tmp_path)
+    places.daemons.mkdir(mode=0o700)
+    whole = processes.Identity(pid=1, started=2, boot="b")
+    for name, text in ("n1", b""), ("n2", msgspec.json.encode(whole)):
+        write_private(places.daemons / f"{name}.json", text)
+    assert recorded(places) == {"n2": whole}
 
 
 def test_every_node_has_its_own_port_and_claims_its_cpus() -> None:

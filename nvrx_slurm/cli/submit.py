@@ -99,7 +99,10 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> st
 
     job_id = hand_over(prepared, cluster=cluster)
     answer = {"job": job_id, "cluster": cluster, "folder": str(Path(prepared.folder) / folder_name(job_id))}
-    click.echo(json.dumps(answer) if as_json else job_id)
+    try:
+        click.echo(json.dumps(answer) if as_json else job_id)
+    except OSError as error:
+        raise UsageError(f"job {job_id} is submitted, and its id cannot be printed: {error.strerror}") from None
     return job_id
 
 

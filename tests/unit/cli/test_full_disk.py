@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.api.handle import Job
 from nvrx_slurm.errors import EXIT_USAGE
 from tests.unit.report.recorder import JOB, ended, write
 
@@ -21,6 +22,24 @@ COMMANDS = [
     ("metrics", JOB),
     ("init", "--help"),
 ]
+
+
+def test_a_job_whose_id_cannot_be_printed_is_named(tmp_path: Path) -> None:
+    """It is submitted: who took it for refused would submit it twice."""
+    (tmp_path / "job.yaml").write_text("{name: one, command: ['true']}")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "nvrx_slurm", "submit", "--local", "--folder", tmp_path / "jobs"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    (folder,) = (tmp_path / "jobs").glob("local-*")
+    assert folder.name in done.stderr
+    assert Job(folder.name, folder=folder.parent, cluster="local").wait(60.0) == 0
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

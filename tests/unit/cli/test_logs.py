@@ -45,4 +45,10 @@ def test_logs_are_chosen_by_line(nvrx: Nvrx, tmp_path: Path) -> None:
     for bad in ("(", "a{99999999999}", "(" * 3000):
         refused = nvrx("logs", "j", "--grep", bad)
         assert (refused.returncode, "is no regular expression" in refused.stderr) == (2, True), refused.stderr
-    assert nvrx("logs", "j", "--grep", os.fsdecode(b"\xff|step 29")).stdout == "[main-0 1] step 29\n"
+
+
+def test_logs_are_chosen_by_bytes_that_are_no_utf_8(nvrx: Nvrx, tmp_path: Path) -> None:
+    """The workers print what they like, and a shell passes each byte on."""
+    folder = write(tmp_path / "nvrx-jobs", ended(), job="j")
+    folder.job_log.write_bytes(b"[main-0 0] caf\xe9\n[main-0 0] tea\n")
+    assert nvrx("logs", "j", "--grep", os.fsdecode(b"[^\xe9]a$|\xff")).stdout == "[main-0 0] tea\n"

@@ -132,6 +132,8 @@ class SystemRunner:
                 encoding="utf-8",
                 errors="replace",
                 timeout=timeout_s,
+                # The terminal's Ctrl-C would end sbatch, and not the job that it may have submitted by then.
+                start_new_session=command[0] == "sbatch",
             )
         except subprocess.TimeoutExpired:
             return CommandOutput(TIMED_OUT, "", f"{command[0]}: no answer within {timeout_s:g} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -365,6 +366,15 @@ def test_a_scripts_flags_win_over_the_users_variables() -> None:
     decided = ("SIGNAL", "NO_REQUEUE", "REQUEUE", "ARRAY_INX", "NO_KILL", "OPEN_MODE", "WAIT")
     kept = {"SBATCH_ACCOUNT": "a", "SBATCH_QOS": "q", "SBATCH_MEM_BIND": "local", "TIMELIMIT": "1"}
     assert for_script(SCRIPT, {f"SBATCH_{name}": "1" for name in (*of_flags, *decided)} | kept) == kept
+
+
+def test_the_terminals_interrupt_does_not_reach_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end without the id of a job that Slurm has accepted, and `submit --wait` could not cancel that job."""
+    ask = f"read -r _ _ _ _ group _ </proc/$$/stat; [ $group = {os.getpgrp()} ] || echo 7"
+    (tmp_path / "sbatch").write_text(f"#!/bin/bash\n{ask}\n")
+    (tmp_path / "sbatch").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert SystemRunner({"SLURM_CONF": ""})(("sbatch", "--parsable"), timeout_s=30).stdout == "7\n"
 
 
 def test_sbatch_runs_without_the_variables_of_its_scripts_flags(

@@ -179,6 +179,10 @@ class EndWatch:
         if self._state is JobState.UNKNOWN and self._lasted_s() > LOST_AFTER_S:
             if (code := exit_code_of_tasks(self._job)) is not None:
                 return code
+            if (info := self._job.read_info()) is not None and info.cluster == "local":
+                raise UsageError(
+                    f"whether job {info.job_id} still runs only its host, {info.host}, can say: wait there"
+                )
             raise NvrxError(
                 f"how job {self._job.job_id} ended is not known: Slurm does not know it any more, keeps no"
                 f" accounting of it, and {self._job.path} holds no result"

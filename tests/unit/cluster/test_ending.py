@@ -13,7 +13,7 @@ import submitit
 from nvrx_slurm.cluster.ending import LOST_AFTER_S, NOT_BEGUN_S, RESULT_GRACE_S, EndWatch
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.cluster.watcher import StateWatcher
-from nvrx_slurm.errors import BatchHostLost, NvrxError, SlurmUnreachable, WaitTimeout
+from nvrx_slurm.errors import BatchHostLost, NvrxError, SlurmUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from tests.still_clock import StillClock
 from tests.unit.cluster.waiting_clock import WaitingClock
@@ -208,6 +208,17 @@ def test_the_handles_of_a_process_share_one_question() -> None:
     watcher.state("1", mode="cache")
     watcher.update()
     assert ledger.asked == [["1", "2"], ["1"]]
+
+
+def test_a_local_job_of_another_machine_is_waited_for_there(job: JobFolder) -> None:
+    """Slurm, of which the message for other jobs speaks, never knew it; nor has its workload failed."""
+    job.write_info(JobInfo(job_id="7", name="t", cluster="local", started_at=0.0, host="elsewhere"))
+    clock = WaitingClock()
+    watch = EndWatch(job, lambda: JobState.UNKNOWN, clock)
+    assert watch.look() is None
+    clock.sleep(LOST_AFTER_S + 1)
+    with pytest.raises(UsageError, match="elsewhere"):
+        watch.look()
 
 
 def test_a_thread_may_register_a_job_while_another_asks() -> None:

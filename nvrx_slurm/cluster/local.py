@@ -137,7 +137,7 @@ class LocalCluster:
             if problem:
                 raise UsageError(f"{path}: names process {info.host_pid}, which {problem}; it was not signalled")
             with contextlib.suppress(ProcessLookupError):
-                if info.addr:
+                if (_read_own(path) or info).addr:  # it may have begun during the look
                     send(held, info.host_pid, signal.SIGTERM)
                 else:
                     self._end_before_it_begins(info)

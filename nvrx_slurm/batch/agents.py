@@ -218,11 +218,7 @@ class AgentSteps:
         answering = await self._answering(due)
         if answering:
             answering = await self._usable(answering)
-        for node in due:  # what the queries took, and they take seconds, counts too
-            if (missing := self._missing.get(node)) is not None and node not in answering:
-                missing.looks += 1
-                pause_s = PAUSES_S[min(missing.looks - 1, len(PAUSES_S) - 1)]
-                missing.due = self._clock.monotonic() + pause_s
+        self._look_later(node for node in due if node not in answering)
         if not answering or self._closed or self._is_over():
             return
         attempt = 1 + max(self._starts[node].count for node in answering)
@@ -245,7 +241,18 @@ class AgentSteps:
         if not (answering := [node for node in answering if node in self._missing]):
             return
         log.warning("starting agents on %s (attempt %d)", ", ".join(answering), attempt)
-        await self._start_step(step_command(self._command, answering), answering)
+        try:
+            await self._start_step(step_command(self._command, answering), answering)
+        except (OSError, RuntimeError) as error:  # no process can be started now, or no thread that waits for it
+            log.error("no agents can be started now: %s", error)
+            self._look_later(answering)
+
+    def _look_later(self, nodes: Iterable[str]) -> None:
+        now = self._clock.monotonic()  # what the queries took, and they take seconds, counts too
+        for node in nodes:
+            if (missing := self._missing.get(node)) is not None:
+                missing.looks += 1
+                missing.due = now + PAUSES_S[min(missing.looks - 1, len(PAUSES_S) - 1)]
 
     async def _answering(self, nodes: Sequence[str]) -> list[str]:
         room = asyncio.Semaphore(LOOKS_AT_ONCE)

@@ -109,7 +109,7 @@ class ManagedService:
         for attempt in range(sys.maxsize):
             try:
                 await self._run_once()
-            except (OSError, ValueError, UnsafePath) as error:
+            except (OSError, RuntimeError, ValueError, UnsafePath) as error:
                 log.error("the attribution service: %s", error)
                 await self._end()  # its address is not in the job folder: no client would find it
             pause_s = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]

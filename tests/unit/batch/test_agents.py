@@ -54,6 +54,7 @@ class World:
         self.drained: set[str] = set()
         self.over, self.asked, self.looks = False, 0, 0
         self.started: list[Srun] = []
+        self.refusals: list[Exception] = []
         self.news = asyncio.Event()
         self.told: list[Any] = []
         self.hear: Callable[[Any], Coroutine[Any, Any, None]] | None = None
@@ -94,6 +95,8 @@ class World:
         return len(self.started) >= count
 
     async def _start(self, command: Sequence[str]) -> Any:
+        if self.refusals:
+            raise self.refusals.pop()
         named = [word for word in command if word.startswith("--nodelist=")]
         nodes = tuple(named[0].removeprefix("--nodelist=").split(",")) if named else ALL
         self.started.append(Srun(nodes))
@@ -120,6 +123,19 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+def test_step_that_cannot_be_started_now_is_started_later(world: World) -> None:
+    """The batch host may be short of processes or threads for a moment, and workers run on other nodes."""
+
+    async def story(world: World, steps: AgentSteps) -> None:
+        world.refusals = [BlockingIOError("fork"), RuntimeError("can't start new thread")]
+        steps.lost("n2")
+        await asyncio.sleep(STEP_ENDED_S + 3 * PAUSES_S[1])
+        assert not world.running.done()
+        assert [step.nodes for step in world.started] == [ALL, ("n2",)]
+
+    world.play(story)
 
 
 def test_step_that_ends_is_started_anew_on_the_nodes_that_answer(world: World) -> None:

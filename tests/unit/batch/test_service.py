@@ -63,6 +63,23 @@ async def test_a_service_that_is_no_use_is_started_again(folder: JobFolder, scri
     assert not is_alive(service.process.pid)
 
 
+async def test_a_service_that_cannot_be_started_now_is_started_later(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11 waits for each child in a thread, and the process may have no room for one more."""
+
+    def no_thread() -> list[str]:
+        raise RuntimeError("can't start new thread")
+
+    service = Scripted(folder, "")
+    monkeypatch.setattr(service, "_argv", no_thread)
+    keeping = asyncio.create_task(service.keep())
+    await async_until(lambda: keeping.done() or service.ends == 2)
+    assert not keeping.done()
+    keeping.cancel()
+    await asyncio.wait([keeping])
+
+
 async def test_a_folder_that_takes_no_file_is_survived(folder: JobFolder) -> None:
     """A disk that is full is the job's trouble already."""
     service = Scripted(folder, "")

@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from nvrx_slurm.attribution.ledger import cluster_of, suspects_among
 from nvrx_slurm.batch.ending import EXIT_CODES
 from nvrx_slurm.batch.host import Host
 from nvrx_slurm.cluster.allocation import refuse_het_job
+from nvrx_slurm.cluster.commands import PATIENCE_S, SlurmPrograms, SystemRunner
 from nvrx_slurm.cluster.slurm_config import KillWaitQuestion
 from nvrx_slurm.errors import EXIT_FAILED, MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
@@ -41,7 +41,6 @@ from nvrx_slurm.util.ownership import login_name
 from nvrx_slurm.util.processes import boot_id, raise_descriptor_limit, started_ticks
 from nvrx_slurm.util.threads import in_thread
 
-SCONTROL_S = 60.0
 # How long the start of a job may be held up by a slurmctld that does not answer.
 KILL_WAIT_ANSWER_S = 5.0
 
@@ -187,10 +186,10 @@ def _info(
             nodes = tuple(chosen.split(","))
             here = msgspec.structs.replace(here, allocation=allocation, addr=address_for(nodes[0]))
         else:
-            hostnames = subprocess.run(
-                ["scontrol", "show", "hostnames", env.slurm_nodelist() or ""],
-                capture_output=True, text=True, check=True, timeout=SCONTROL_S,
-            )  # fmt: skip
+            programs = SlurmPrograms(SystemRunner(), PATIENCE_S)
+            hostnames = programs.ask("scontrol", "show", "hostnames", env.slurm_nodelist() or "")
+            if not hostnames.ok:
+                raise NvrxError(f"scontrol does not say which nodes the job has: {hostnames.reason}")
             nodes = tuple(hostnames.stdout.split())  # in Slurm's own order: ranks follow it
             here = msgspec.structs.replace(here, addr=advertised_address())
         # Debian's /etc/hosts, and no default route: a network of compute nodes alone.

@@ -284,7 +284,9 @@ class SimulationRun:
                 self._break(Promise.FENCED, f"{node.name} was fenced, and its kernel has not got the key")
 
         if not any(act.traits & (Trait.OUTAGE | Trait.NETWORK) for act in self.acts):
-            self.loop.call_outside(FENCED_WITHIN_S, look)
+            # The key is sent when the commit is answered: each broken one is sent again after a longer pause.
+            tries = 1 + sum(act.kind == "break_commit" for act in self.acts)
+            self.loop.call_outside(FENCED_WITHIN_S * tries, look)
 
     # ---- the workers
 

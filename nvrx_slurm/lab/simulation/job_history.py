@@ -340,7 +340,7 @@ class JobHistory:
                     self.called_back.add(node.name)
             else:  # it may not have read its fence, and renew its lease at the empty store
                 for replica in self.replicas.values():
-                    if node.name in replica.unproven:
+                    if self.t < replica.unproven.get(node.name, 0.0):
                         self._may_live(node, replica.id, self.bounds.gives_away_after_s)
         for replica in self.replicas.values():
             if replica.state == "open":

@@ -415,6 +415,7 @@ def test_terminate_may_take_longer_than_the_hard_timeout_after_a_ping(tmp_path: 
 
 
 STUCK = """
+import contextlib
 import threading
 from datetime import timedelta
 
@@ -424,10 +425,15 @@ def train(call: CallWrapper):
     if call.iteration:
         return "done"
     if os.environ["RANK"] == "1":
+        open(inside).close()  # rank 0 is in its part: the failure does not come before
         raise ValueError
     with call.atomic(), call.disable_hang_protection():
+        open(inside, "w").close()
         threading.Event().wait()
 
+inside = sys.argv[1] + ".inside"
+with contextlib.suppress(FileExistsError):
+    os.mkfifo(inside)
 print(inprocess.Wrapper(
     store_factory=inprocess.store.FileStore,
     store_kwargs={"path": sys.argv[1]},

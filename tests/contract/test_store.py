@@ -307,7 +307,7 @@ async def test_wrong_password_is_told_at_once(server):
 
 
 async def test_refused_command_is_told_at_once(server, store):
-    """As a server of a cluster refuses keys that another one holds: the error is ours, and names the store."""
+    """As a server of a cluster refuses keys that another one holds: the error names the store."""
     raw = server.raw()
     await raw.set(store.keys.inbox, "no stream")
     await raw.aclose()

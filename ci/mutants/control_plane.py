@@ -535,7 +535,7 @@ CONTROL_PLANE = (
     controller(
         "deadline-before-the-inbox",
         "no deadline is judged before the facts that arrived in time are read",
-        Edit(CONTROLLER, "if await self._has_read_all() else []", "if True else []"),
+        Edit(CONTROLLER, "if await self._has_read_all() and self.queue.empty() else []", "if True else []"),
     ),
     core(
         "deadline-in-the-backlog",

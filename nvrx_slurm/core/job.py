@@ -453,7 +453,7 @@ def _store_data_lost(job: ControlState, fact: StoreDataLost, now: float) -> list
             if node.name not in job.drained:
                 job.expected.add(node.name)
         elif node.state is NodeState.LOST:
-            decisions.append(rendezvous.fence_again(job, node, now))
+            decisions.append(rendezvous.fence(job, node, now))
     job.expected_until = max(job.expected_until, now + bounds.rendezvous.join_timeout)
     for replica in (each for each in job.replicas.values() if not each.ended):
         if replica.phase is Phase.RUNNING:

@@ -98,21 +98,20 @@ def forget(job: ControlState, node: Node, now: float) -> None:
 
 
 def give_up(job: ControlState, node: Node, now: float) -> Fence:
-    """The node may live, and has to join again. Its ranks are not given away before its workers are dead."""
-    if node.state is NodeState.ACTIVE and node.replica is not None:
-        dead_by = now + job.plan.fault_tolerance.gives_away_after_s
-        job.replicas[node.replica].unsafe[node.name] = membership.safe_at(node, dead_by)
+    """The node may live, and has to join again."""
+    order = fence(job, node, now)
     membership.move(job, node, NodeState.LOST)
     forget(job, node, now)
-    return Fence(node=node.name, incarnation=node.incarnation)
+    return order
 
 
-def fence_again(job: ControlState, node: Node, now: float) -> Fence:
-    """A lost node may not have read its fence, which is gone with the store's data. Until it reads this one, any
-    contact with the store renews the lease of its workers."""
+def fence(job: ControlState, node: Node, now: float) -> Fence:
+    """Until the node reads this, any contact with the store renews the lease of its workers: its ranks are not given
+    away before they are dead. For a lost node, too, whose fence is gone with the store's data."""
     replica = job.replicas.get(node.replica or "")
-    if replica is not None and node.name in replica.unsafe:
-        replica.unsafe[node.name] = membership.safe_at(node, now + job.plan.fault_tolerance.gives_away_after_s)
+    if replica is not None and (node.state is NodeState.ACTIVE or node.name in replica.unsafe):
+        dead_by = now + job.plan.fault_tolerance.gives_away_after_s
+        replica.unsafe[node.name] = membership.safe_at(node, dead_by)
     return Fence(node=node.name, incarnation=node.incarnation)
 
 

@@ -24,19 +24,24 @@ COMMANDS = [
 ]
 
 
-def test_a_job_whose_id_cannot_be_printed_is_named(tmp_path: Path) -> None:
-    """It is submitted: who took it for refused would submit it twice."""
-    (tmp_path / "job.yaml").write_text("{name: one, command: ['true']}")
+def on_a_full_disk(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command whose output cannot be written."""
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "nvrx_slurm", "submit", "--local", "--folder", tmp_path / "jobs"],
-            cwd=tmp_path,
+        return subprocess.run(
+            [sys.executable, "-m", "nvrx_slurm", *command],
+            cwd=cwd,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.DEVNULL,
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
         )
+
+
+def test_a_job_whose_id_cannot_be_printed_is_named(tmp_path: Path) -> None:
+    """It is submitted: who took it for refused would submit it twice."""
+    (tmp_path / "job.yaml").write_text("{name: one, command: ['true']}")
+    done = on_a_full_disk(tmp_path, "submit", "--local", "--folder", str(tmp_path / "jobs"))
     (folder,) = (tmp_path / "jobs").glob("local-*")
     assert folder.name in done.stderr
     assert Job(folder.name, folder=folder.parent, cluster="local").wait(60.0) == 0
@@ -47,15 +52,6 @@ def test_a_full_disk_is_one_line(tmp_path: Path, command: tuple[str, ...]) -> No
     """And the exit code of a file that cannot be written, not that of a job that has failed."""
     write(tmp_path, ended())
     folder = () if "--help" in command else ("--folder", str(tmp_path))
-    with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "nvrx_slurm", *command, *folder],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=subprocess.DEVNULL,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    done = on_a_full_disk(tmp_path, *command, *folder)
     assert (done.returncode, len(done.stderr.splitlines())) == (EXIT_USAGE, 1), done.stderr
     assert os.strerror(28) in done.stderr

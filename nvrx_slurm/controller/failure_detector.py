@@ -29,6 +29,7 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.liveness import fence
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.ids import precedes
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.tasks import end, start
 
@@ -161,7 +162,10 @@ class FailureDetector:
     def _watch(self, node: str, incarnation: str, addr: str, port: int) -> None:
         self.liveness.watch(node, self.clock.monotonic())
         self.joined_at[node] = self.clock.wall()
-        self.watched.pop(self.incarnations.get(node, b""), None)  # an agent that was replaced is not heard any more
+        former = self.incarnations.get(node, b"")
+        self.watched.pop(former, None)  # an agent that was replaced is not heard any more
+        if precedes(former.decode(), incarnation):
+            self.liveness.heard(node, self.clock.monotonic())  # the same process: its heartbeats have begun long ago
         self.incarnations[node] = incarnation.encode()
         self.watched[self.incarnations[node]] = node
         if not port:  # the node has no fence: the kernel refuses this port also while its workers live

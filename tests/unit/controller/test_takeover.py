@@ -227,6 +227,21 @@ def test_a_node_that_died_with_the_controller_is_given_up_within_the_timeout() -
     host().play(story)
 
 
+def test_an_agent_that_joins_again_has_no_time_for_a_first_heartbeat() -> None:
+    """It has sent heartbeats under its former name, and dies before one under the new name."""
+
+    async def story(host: VirtualHost) -> None:
+        await running(host)
+        await host.fall_silent("n1")
+        await host.join_again("n1")
+        await host.later(TIMEOUT_S + 2 * INTERVAL_S)
+        assert [(lost.incarnation, lost.cause) for lost in await host.journal(NodeLost)] == [
+            ("n1.0-1", "heartbeat_timeout")
+        ]
+
+    host().play(story)
+
+
 def test_a_broken_connection_alone_is_no_death() -> None:
     """The node's heartbeats arrive, and its kernel does not say that its processes are gone."""
 

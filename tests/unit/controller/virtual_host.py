@@ -21,6 +21,7 @@ from nvrx_slurm.report.failure_replay import NoBroker
 from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.files import JobFiles
+from nvrx_slurm.util.ids import succeeding
 from nvrx_slurm.util.tasks import end, settle
 
 ADDRESS = StoreAddress(url="redis://nowhere", job="1", token="t")
@@ -166,17 +167,12 @@ class VirtualHost:
     async def join(self, *nodes: str, fence_port: int = 2) -> None:
         """Agents join, and send a heartbeat each interval from now on."""
         for node in nodes:
-            fact = NodeJoined(
-                node=node,
-                incarnation=f"{node}.{self.generation}",
-                seq=1,
-                generation=self.generation,
-                addr=node,
-                port=1,
-                fence_port=fence_port,
-            )
-            await self.store.join(fact)
+            await self._join(node, f"{node}.{self.generation}", fence_port)
             self.beat(node)
+
+    async def join_again(self, node: str) -> None:
+        """The same agent joins, under its next name. It sends no heartbeat."""
+        await self._join(node, succeeding(f"{node}.{self.generation}", 1), 2)
 
     def beat(self, node: str) -> None:
         self._beating[node] = asyncio.get_running_loop().create_task(self._beat(node))
@@ -191,6 +187,10 @@ class VirtualHost:
     async def journal(self, kind: type[Any]) -> list[Any]:
         """Every record of this kind in the journal."""
         return [entry.record for entry in await self.store.journal() if isinstance(entry.record, kind)]
+
+    async def _join(self, node: str, incarnation: str, fence_port: int) -> None:
+        where = {"node": node, "addr": node, "port": 1, "fence_port": fence_port}
+        await self.store.join(NodeJoined(incarnation=incarnation, seq=1, generation=self.generation, **where))
 
     # ---- what a controller touches
 

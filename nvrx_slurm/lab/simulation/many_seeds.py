@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from nvrx_slurm.lab.simulation.loop import collect_garbage, uncollected, unlogged
 from nvrx_slurm.lab.simulation.monitors import Promise
@@ -23,20 +24,28 @@ SAY_EVERY_S = 5.0
 CHUNK = 64
 
 
+@dataclass(slots=True)
+class ChunkResult(Generic[R]):
+    """What the seeds of a chunk came to. `broken`: the first result that breaks a promise. No other is kept: the
+    collector walks, after each run, all that the runs before have left."""
+
+    runs: int = 0
+    acts: int = 0
+    happened: int = 0
+    broken: R | None = None
+
+
 def first_broken(run: Callable[[int], R], seeds: Sequence[int], jobs: int, say: Say, *, of: str) -> R | None:
     """The result of the first seed that breaks a promise, or None. `run`: one seed, for another process if there are
     several `jobs`; `of`: what is simulated, for what is said meanwhile."""
     clock = SystemClock()
     began = said = clock.monotonic()
     done = acts = happened = 0
-    for results in _chunks(run, seeds, jobs):
-        for result in results:
-            done += 1
-            if isinstance(result, RunResult):
-                acts, happened = acts + len(result.acts), happened + result.happened
-            if result.broken:
-                say(f"seed {result.seed}: {result.broken}")
-                return result
+    for chunk in _chunks(run, seeds, jobs):
+        if chunk.broken is not None:
+            say(f"seed {chunk.broken.seed}: {chunk.broken.broken}")
+            return chunk.broken
+        done, acts, happened = done + chunk.runs, acts + chunk.acts, happened + chunk.happened
         if (now := clock.monotonic()) - said > SAY_EVERY_S:
             said = now
             say(f"{done:,} of {len(seeds):,} {of}, {60 * done / (now - began):,.0f} a minute")
@@ -46,7 +55,7 @@ def first_broken(run: Callable[[int], R], seeds: Sequence[int], jobs: int, say: 
     return None
 
 
-def _chunks(run: Callable[[int], R], seeds: Sequence[int], jobs: int) -> Iterator[list[R]]:
+def _chunks(run: Callable[[int], R], seeds: Sequence[int], jobs: int) -> Iterator[ChunkResult[R]]:
     chunks = [(run, seeds[at : at + CHUNK]) for at in range(0, len(seeds), CHUNK)]
     if jobs == 1:
         yield from map(_run_chunk, chunks)
@@ -56,15 +65,19 @@ def _chunks(run: Callable[[int], R], seeds: Sequence[int], jobs: int) -> Iterato
         yield from pool.imap(_run_chunk, chunks)
 
 
-def _run_chunk(chunk: tuple[Callable[[int], R], Sequence[int]]) -> list[R]:
+def _run_chunk(chunk: tuple[Callable[[int], R], Sequence[int]]) -> ChunkResult[R]:
     run, seeds = chunk
-    results: list[R] = []
+    came_to = ChunkResult[R]()
     with uncollected(), unlogged():
         for seed in seeds:
-            results.append(run_and_collect(run, seed))
-            if results[-1].broken:
+            result = run_and_collect(run, seed)
+            came_to.runs += 1
+            if isinstance(result, RunResult):
+                came_to.acts, came_to.happened = came_to.acts + len(result.acts), came_to.happened + result.happened
+            if result.broken:
+                came_to.broken = result
                 break
-    return results
+    return came_to
 
 
 def run_and_collect(run: Callable[[T], R], of: T) -> R:

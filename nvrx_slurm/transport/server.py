@@ -23,7 +23,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport import arguments, protocol
 from nvrx_slurm.transport.backends import SCHEMES, by_scheme
 from nvrx_slurm.transport.environment import default_host, node_name, token_or_none
-from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, RingError, TransportError
+from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, PeerReset, RingError, TransportError
 from nvrx_slurm.transport.protocol import AdmissionCheck, PeerLink, TokenHandshake
 from nvrx_slurm.transport.ref import MOST_PORTS, PayloadRef
 from nvrx_slurm.transport.ring import Claim, SharedRing
@@ -288,6 +288,8 @@ def _answer(
             raise PayloadCorrupt(f"the ack is for {ack.slot}@{ack.generation}, not {claim.slot}@{claim.generation}")
         is_taken = ack.verdict is protocol.AckVerdict.TAKEN
     finally:
-        # Where its lease ended before the Ack was read, as when this process was stopped, it is ready again.
-        if not claim.finish(consumed=is_taken) and is_taken:
-            rings[request.ring].settle(claim.slot, claim.generation)
+        is_ended = claim.finish(consumed=is_taken)
+    # Where its lease ended before the Ack was read, as when this process was stopped, it is ready again.
+    if is_taken and not is_ended and not rings[request.ring].settle(claim.slot, claim.generation):
+        # Or another reader has it by now. Without an answer to its next request this one sends its Ack once more.
+        raise PeerReset("its Ack came when another reader had the payload")

@@ -333,6 +333,8 @@ class _Round:
         finally:
             for end in ends:
                 end.abort()
+        # None waits for a peer now. One that has acknowledged its payload before stores it.
+        wait(running, END_S)
         # `_work` keeps each TransportError. Any other exception is the caller's, and must not get lost in a thread.
         for future in running:
             if future.done():

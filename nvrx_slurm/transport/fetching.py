@@ -236,7 +236,9 @@ class Fetcher:
                     # The payload was overwritten while it was copied, or is corrupt: the full path finds out.
                     return _NOT_READ
                 value = codec.decode(ref.schema, buffer)
-                if ring.take(ref, consume=not (keep or (abort is not None and abort.is_set))):
+                if abort is not None and abort.is_set:
+                    return _NOT_READ
+                if ring.take(ref, consume=not keep):
                     return value
             claim = ring.claim(ref.slot, ref.generation)
             if not isinstance(claim, Claim):
@@ -256,7 +258,7 @@ class Fetcher:
             except BaseException:
                 claim.drop()
                 raise
-            keep = keep or (abort is not None and abort.is_set)
+            is_read = is_read and not (abort is not None and abort.is_set)
             # `finish` comes last: only its True says that no writer had the slot while it was read.
             return got.object if claim.finish(is_read and not keep, deadline) and is_read else _NOT_READ
         except TransportError:
@@ -302,7 +304,8 @@ class Fetcher:
                     got = self._decoded(ref, buffer)
                     # The payload has arrived, so a lost Ack is no failure: it is sent again with the next read. But
                     # without a checksum (shm), the Ack's success alone shows that these are the right bytes.
-                    if got.error is not None or abort.is_set:
+                    is_cancelled = abort.is_set
+                    if got.error is not None or is_cancelled:
                         verdict = protocol.AckVerdict.BAD
                     else:
                         verdict = protocol.AckVerdict.KEPT if keep else protocol.AckVerdict.TAKEN
@@ -314,6 +317,8 @@ class Fetcher:
                         connection.is_broken = True
                     if verdict is protocol.AckVerdict.TAKEN and connection.link.needs_checksum:
                         connection.has_taken(ref)
+                    if is_cancelled:
+                        raise self._ended(ref, ())  # the payload stays where it is, so it was not read
                     return got
                 except (PeerReset, PayloadTruncated):
                     if not connection.is_reused or connection.has_heard or abort.is_set:

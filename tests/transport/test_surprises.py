@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from nvrx_slurm.transport import (
     ring_access,
     tcp,
 )
+from nvrx_slurm.transport.client import END_S, _Round
 from nvrx_slurm.transport.fetching import ReadCancellation
 from nvrx_slurm.transport.pool import UnconfirmedAck
 from nvrx_slurm.transport.protocol import host_and_port
@@ -46,6 +48,7 @@ from nvrx_slurm.transport.server import offer
 from nvrx_slurm.transport.shm import MOST_RINGS
 from nvrx_slurm.transport.slots import State
 from nvrx_slurm.transport.tcp import TcpBackend
+from nvrx_slurm.util.threads import ThreadPool
 from tests.transport.harness import TOKEN, WAIT_S, Async, bounded, on_deadline, soon
 from tests.transport.nodes import asked, client_of
 from tests.waiting import until
@@ -496,6 +499,48 @@ def test_who_waits_for_a_connection_waits_for_as_long_as_there_is_time(serving: 
         with pytest.raises(PeerReset):
             holding.result()
         assert waiting.result() == bytes(1)
+
+
+class _CancelsItsRead:
+    """Is cancelled with the read that unpickles it."""
+
+    read: ReadCancellation
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _cancel, ()
+
+
+def _cancel() -> _CancelsItsRead:
+    _CancelsItsRead.read.abort()
+    return _CancelsItsRead()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_read_that_is_cancelled_once_its_payload_has_arrived_leaves_it_there(
+    served: Served, transport: str
+) -> None:
+    """Another reader gets it: so this one does not return it."""
+    ref = served.server.write(_CancelsItsRead())
+    _CancelsItsRead.read = ReadCancellation()
+    with client_of(transport, allow_pickle=True) as client:
+        with pytest.raises(PeerReset, match="it was cancelled"):
+            client._fetcher.read(ref, soon(), _CancelsItsRead.read)
+        until(lambda: served.state(ref) is State.READY, "its slot is ready again")
+        assert isinstance(client.read(ref, deadline=WAIT_S), _CancelsItsRead)
+
+
+def test_a_batch_has_the_payload_that_was_acknowledged_as_its_time_ended(served: Served) -> None:
+    """Its thread stores it a moment after the batch was cancelled."""
+    reads: list[PayloadRef] = []
+
+    def acknowledged(ref: PayloadRef, deadline: float, abort: ReadCancellation) -> object:
+        reads.append(ref)
+        abort.pause(soon())
+        return "payload"
+
+    batch = _Round(acknowledged, [served.write()], time.monotonic() - END_S + 0.3)
+    batch.run(ReadCancellation(), ThreadPool("test"), 1)
+    assert list(batch.got) == reads, "a thread that has not begun by then reads nothing"
 
 
 async def test_a_cancelled_read_says_nothing_of_its_port(served: Served, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 def decode(decoder: Callable[[bytes], _T], data: bytes, what: str) -> _T:
     """Decode `data`. Raises MalformedRecord for any defect; `what` names the record in the message.
 
-    A decoder of msgspec raises more than its DecodeError: UnicodeDecodeError for text that is not UTF-8,
+    A decoder of msgspec raises more than its DecodeError: before 0.23 UnicodeDecodeError for text that is not UTF-8;
     RecursionError for a deep nest, OverflowError for a number that does not fit. One that is written by hand raises
     LookupError and AttributeError for what is not there.
     """

@@ -254,7 +254,8 @@ class NodeLeft(FromAgent, frozen=True, kw_only=True, tag="node_left"):
 
 
 class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
-    """The controller declares the node dead. `cause`: `connection_closed`, `heartbeat_timeout`, or `replaced`.
+    """The controller declares the node dead. `cause`: `connection_closed` or `heartbeat_timeout`. A node whose next
+    agent joins before that has no such entry: its second `node_joined` is the loss of the first agent.
 
     `safe_after_s`: its workers may still run for so long, and until then no node gets their ranks. 0: its own kernel
     says that they are dead.

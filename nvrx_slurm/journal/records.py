@@ -522,9 +522,10 @@ class AttributionJudged(Decision, frozen=True, kw_only=True, tag="attribution_ju
 
 
 class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided"):
-    """What is done about a failure, and on what evidence. Where the first report was of a lost connection to a peer,
-    or of a hang that was found sooner than a silent node is lost, this comes once the next rendezvous could close,
-    and `cause`, `node` and `rank` are those of what happened to the peer, as far as it is known by then. `by`: what
+    """What is done about a failure, and on what evidence. It comes once the next rendezvous could close where a
+    verdict may stop the job, where the plan has `max_no_progress_cycles`, and where the first report was of a lost
+    connection to a peer, or of a hang that was found sooner than a silent node is lost: there `cause`, `node` and
+    `rank` are those of what happened to the peer, as far as it is known by then. Else it comes at once. `by`: what
     settled it, in the order in which they are asked; `no_progress`: how many cycles in a row have made too few steps.
     `delay_s`: the next cycle begins so long after the failure at the earliest, since `crashes` cycles in a row have
     failed soon after their start."""

@@ -24,7 +24,8 @@ _RANKS = (
     re.compile(rb"\[rank(?P<rank>\d{1,9})\]: ?"),  # PyTorch, within torchrun's
     re.compile(rb"\[rank: (?P<rank>\d{1,9})\] "),  # Lightning
     re.compile(rb"\[[\w.-]+-\d+ (?P<rank>\d{1,9})\] "),  # our own job.log: the replica and its rank
-    re.compile(rb"\[\d+,(?P<rank>\d{1,9})\]<std\w+>: ?"),  # mpirun --tag-output
+    # mpirun --tag-output; with Open MPI 5 also `--output` tag-fullname, tag-detailed and rank (openpmix/prrte#1406).
+    re.compile(rb"\[(?:(?:[\w.-]{1,160}@)?\d+,)?(?P<rank>\d{1,9})\](?:\[(?P<node>[\w.-]{1,160}):\w+\])?<std\w+>: ?"),
 )
 # What the Kubernetes log writer puts before each line of a container.
 _STAMPED = re.compile(rb"20\d\d-\d\d-\d\dT[\d:.]{8,18}Z std(?:out|err) [FP] ")
@@ -90,6 +91,7 @@ def label_of(line: bytes, *, srun: bool) -> Label:
             at, parts = found.end(), found.groupdict()
             rank = int(parts["rank"]) if "rank" in parts else rank
             local = int(parts["local"]) if "local" in parts else local
+            node = name.decode() if (name := parts.get("node")) and name != b"unknown" else node
     if found := _GUTTER.match(line, at) or _REPORTED.match(line, at):
         at = found.end()
     return Label(rank, node, local, at, process)

@@ -52,6 +52,7 @@ _LABELS = [
     " 7: ",
     "n7: 12: ",
     "[1,3]<stderr>:",
+    "[prterun-n1-100629@1,3][n1:7]<stderr>: ",
     "[default0]:[rank3]:",
     "[main-0 3] ",
     "  | ",

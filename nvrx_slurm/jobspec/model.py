@@ -16,7 +16,7 @@ from nvrx_slurm.jobspec.budgets import AFTER_GRACE_S, least_notice_s, most_notic
 from nvrx_slurm.jobspec.container import ContainerSpec
 from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.jobspec.reading import After, Block, Misfit, Schema, checked, keys_of
-from nvrx_slurm.jobspec.urls import check_redis_url, is_redis, parse_url
+from nvrx_slurm.jobspec.urls import check_redis_url, parse_url
 from nvrx_slurm.jobspec.values import (
     AS_LIST,
     MOST_NODES,
@@ -105,7 +105,8 @@ def _url(key: str, variable: str) -> After:
 
 
 def _ledger(text: str) -> str:
-    return check_redis_url(text, password_goes_to="put it into NVRX_SLURM_STORE_PASSWORD") if is_redis(text) else text
+    # Any other URL would be the path of a file, below a folder named `http:`.
+    return check_redis_url(text, password_goes_to="put it into NVRX_SLURM_STORE_PASSWORD") if "://" in text else text
 
 
 ServiceUrl = Annotated[Line, _url("token_file", "NVRX_SLURM_ATTRSVC_TOKEN"), _IS_URL]

@@ -62,6 +62,7 @@ BAD = {
     "attribution: {llm: {model: m, url: 'http://h?key=hunter2'}}": "or into NVRX_SLURM_LLM_KEY",
     "attribution: {ledger: 'redis://:hunter2@h'}": "must not hold a password, since the job script would show it",
     "attribution: {ledger: 'redis://'}": "must look like redis://host:6379/0",
+    "attribution: {ledger: 'http://h/x'}": "must look like redis://host:6379/0",
     "attribution: {http_urls: ['http://h', 'http://H:80/']}": "names http://h a second time",
     "attribution: {attrsvc_url: 'http://h', http_urls: 'http://h'}": "names http://h a second time",
     "attribution: {attrsvc_url: 'http://h', manage_attrsvc: true}": "attribution.manage_attrsvc: starts a service for"

@@ -24,6 +24,7 @@ from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.locks import locked
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.ownership import read_owned
 from nvrx_slurm.util.threads import in_thread
 
 log = get_logger("suspects")
@@ -207,7 +208,7 @@ class FileStorage:
 
     def _read(self, *, sets_aside: bool) -> Blames:
         try:
-            return decode_blames(self._path.read_bytes())
+            return decode_blames(read_owned(self._path))  # the folder may be one that others can write to, as /tmp
         except FileNotFoundError:
             return ()
         except MalformedRecord:

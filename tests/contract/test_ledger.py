@@ -16,11 +16,12 @@ import redis
 
 from nvrx_slurm.attribution.blames import Blame, BlameKind
 from nvrx_slurm.attribution.ledger import REDIS_KEY, FileStorage, Ledger, open_ledger, suspects_among
-from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeout
+from nvrx_slurm.errors import NvrxError, StoreUnreachable, UnsafePath, UsageError, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.locks import locked
+from tests import frozen_fs
 from tests.contract.servers import PASSWORD
 from tests.still_clock import StillClock
 
@@ -163,6 +164,29 @@ def test_one_who_is_killed_in_the_midst_of_it_leaves_a_whole_ledger(case: Case) 
     assert {f"job-{number}" for number in said} | {"n1"} <= set(names(case))
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["writable", "link", "pipe"])
+def test_a_file_that_others_may_have_put_there_is_refused(tmp_path: Path, kind: str) -> None:
+    """It is neither read nor waited for: a job starts without suspects, and a command names the file."""
+    case, real = FileCase(tmp_path), tmp_path / "real.json"
+    open_ledger(str(real), cluster="alpha").blame([blame("n1")])
+    path = Path(case.where)
+    path.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(real)
+    else:
+        case.put(real.read_bytes())
+        path.chmod(0o666)
+    with pytest.raises(UnsafePath) as refused:
+        ledger(case).suspects()
+    assert refused.value.path == path
+    with pytest.raises(UnsafePath):
+        ledger(case).blame([blame("n2")])
+    assert suspects_among(["n1"], where=case.where, cluster="alpha") == ()
+
+
 @pytest.mark.parametrize(
     "data", [b"", b'{"blames": [{"clu', b"\xff\xfe", b"[]"], ids=["empty", "cut", "binary", "other"]
 )
@@ -243,17 +267,17 @@ def test_a_place_that_no_file_can_have_is_one_error(tmp_path: Path) -> None:
             call()
 
 
+@pytest.mark.skipif(not frozen_fs.IS_HERE, reason="needs /dev/fuse")
 def test_a_file_system_that_hangs_does_not_keep_a_job_from_starting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A pipe that no process writes to hangs as well as a dead NFS server."""
-    pipe = tmp_path / "suspects.json"
-    os.mkfifo(pipe)
-    assert suspects_among(("n1",), where=str(pipe), cluster="alpha", timeout_s=0.1) == ()
-    assert "no answer within 0.1 s" in caplog.text
-    own = [thread for thread in threading.enumerate() if thread.name == "suspects"]
-    assert own
-    pipe.write_bytes(b"")  # lets the thread go
+    """The thread that waits for it is left behind, and ends when the file system answers."""
+    with frozen_fs.frozen(tmp_path):
+        where = str(tmp_path / "suspects.json")
+        assert suspects_among(("n1",), where=where, cluster="alpha", timeout_s=0.1) == ()
+        assert "no answer within 0.1 s" in caplog.text
+        own = [thread for thread in threading.enumerate() if thread.name == "suspects"]
+        assert own
     for thread in own:
         thread.join(30.0)
         assert not thread.is_alive()

@@ -27,7 +27,8 @@ def locked(path: Path, *, timeout_s: float, clock: Clock) -> Iterator[bool]:
     `timeout_s` seconds, and OSError. A file system that hangs keeps its caller for longer than that: see
     `threads.in_thread`.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # O_NOFOLLOW: by a link in a folder that others can write to, it would make a file wherever this user may.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     is_held = False
     deadline, pause_s = clock.monotonic() + timeout_s, FIRST_PAUSE_S
     try:

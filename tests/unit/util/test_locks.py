@@ -66,6 +66,14 @@ def test_a_lock_goes_with_the_process_that_holds_it(path: Path) -> None:
     assert is_free(path)
 
 
+def test_a_lock_is_made_by_no_link(path: Path, tmp_path: Path) -> None:
+    """Another user may have put it there."""
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"), locked(path, timeout_s=0.0, clock=SystemClock()):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_whoever_waits_gets_the_lock_when_it_is_free(path: Path) -> None:
     """Within its bound."""
     with locked(path, timeout_s=0.0, clock=SystemClock()):

@@ -277,7 +277,7 @@ def test_refusals(room: Room) -> None:
     (room.path / "rules.yaml").write_text("what: [")
     cases = {
         (*here, "--root", str(room.path / "none")): "no such folder",
-        (*here, *logs, "--token-file", str(token)): "mode 0644 lets others read it",
+        (*here, *logs, "--token-file", str(token)): "can be read by others (mode 0644)",
         ("--bind", "0.0.0.0:0", *logs): "a token is needed",
         ("--bind", "127.0.0.1", *logs): "HOST:PORT",
         (*here, *logs, "--tls-cert", str(token)): "go together",

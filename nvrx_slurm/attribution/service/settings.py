@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from nvrx_slurm.attribution.local_service import is_loopback
 from nvrx_slurm.attribution.service.storage import RetentionLimits
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.secret_file import secret_in
 
 SHORTEST_TOKEN = 16
 
@@ -77,14 +76,7 @@ def read_token(file: Path | None, bind: BindAddress, *, without: bool = False) -
     token, where = env.get(env.ATTRSVC_TOKEN), env.ATTRSVC_TOKEN
     if file is not None:
         where = f"--token-file {file}"
-        try:
-            with file.open() as opened:
-                mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
-                if mode & (stat.S_IRWXG | stat.S_IRWXO):
-                    raise UsageError(f"{where}: mode {mode:04o} lets others read it; chmod 600 {file}")
-                token = opened.read(4096).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{where}: cannot be read: {error}") from None
+        token = secret_in(str(file), key="--token-file").strip()
     if token is None:
         if bind.is_loopback:
             return None

@@ -173,7 +173,7 @@ def test_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_token(None, anywhere)
     file.write_text("a-token-of-some-length\n")
     file.chmod(0o640)
-    with pytest.raises(UsageError, match=f"mode 0640 lets others read it; chmod 600 {file}"):
+    with pytest.raises(UsageError, match=rf"{file}: --token-file: can be read by others \(mode 0640\); `chmod 600`"):
         read_token(file, anywhere)
     file.chmod(0o600)
     assert read_token(file, anywhere) == "a-token-of-some-length"
@@ -182,5 +182,8 @@ def test_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_token(file, anywhere)
     with pytest.raises(UsageError, match="cannot be read"):
         read_token(tmp_path / "none", anywhere)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(UsageError, match="is no plain file"):
+        read_token(tmp_path / "pipe", anywhere)
     monkeypatch.setenv("NVRX_SLURM_ATTRSVC_TOKEN", "another-token-from-the-environment")
     assert read_token(None, anywhere) == "another-token-from-the-environment"

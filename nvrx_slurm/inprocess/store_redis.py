@@ -10,13 +10,13 @@ import datetime
 import functools
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.errors import StoreUnreachable, UntrustedRecord
+from nvrx_slurm.errors import ConfigError, StoreUnreachable, UntrustedRecord
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
+from nvrx_slurm.jobspec.secret_file import secret_in
 from nvrx_slurm.store.connection import ANSWER_S, ClientClosed, Command, CommandRefused, Look, RetryingRedis
 from nvrx_slurm.store.job_store import read_job_store
 from nvrx_slurm.store.keys import InprocessKeys
@@ -100,11 +100,9 @@ class RedisStore(Store):
         if self._password_file is None:
             return None
         try:
-            return Path(self._password_file).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(
-                f"RedisStore: password_file {self._password_file} cannot be read: {error}", "password_file"
-            ) from None
+            return secret_in(self._password_file, key="password_file").strip()
+        except ConfigError as error:
+            raise OptionError(f"RedisStore: {error}", "password_file") from None
 
 
 def _parsed(url: str) -> RedisUrl:

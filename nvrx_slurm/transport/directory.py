@@ -21,12 +21,12 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from nvrx_slurm.errors import MalformedRecord, UntrustedRecord, UsageError
+from nvrx_slurm.errors import ConfigError, MalformedRecord, UntrustedRecord, UsageError
+from nvrx_slurm.jobspec.secret_file import secret_in
 from nvrx_slurm.store.connection import ClientClosed, Command, CommandRefused, Look, RetryingRedis
 from nvrx_slurm.store.job_store import read_job_store
 from nvrx_slurm.store.retry import StoreRetry
@@ -56,7 +56,7 @@ class Directory:
     """What is published in a job, by topic. For any number of threads; a forked child makes connections of its own.
 
     Without arguments it is the job that our agent runs this process for. `url`: of a Redis or Valkey, without a
-    password; `password_file`: holds that, and nothing else; `job`: whose keys (default: our agent's job).
+    password; `password_file` (mode 0600): holds that, and nothing else; `job`: whose keys (default: our agent's job).
     `patience_s`: how long a store that does not answer is waited for, each time.
 
     Raises UsageError where the store is not named or the arguments cannot be. Operations raise StoreUnreachable where
@@ -250,9 +250,11 @@ def _find_store(
         password = None
         if password_file is not None:
             try:
-                password = Path(password_file).read_text().strip()
-            except (OSError, UnicodeDecodeError, TypeError) as error:
-                raise UsageError(f"Directory: password_file {password_file} cannot be read: {error}") from None
+                password = secret_in(os.fspath(password_file), key="password_file").strip()
+            except ConfigError as error:
+                raise UsageError(f"Directory: {error}") from None
+            except TypeError as error:
+                raise UsageError(f"Directory: password_file: {error}") from None
         return (_parsed(url), password), url, job, None
     if password_file is not None:
         raise UsageError("Directory: password_file without url: only a store that is named by url needs one")

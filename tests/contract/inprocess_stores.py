@@ -28,6 +28,7 @@ class Valkey(servers.Valkey):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, PASSWORD)
         self.password_file = folder / "password"
+        self.password_file.touch(mode=0o600)
         self.password_file.write_text(f"{PASSWORD}\n")
 
     def store(self, *, patience_s: float = DEADLINE_S, user: str = "", database: int = 0) -> RedisStore:

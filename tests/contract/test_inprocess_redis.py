@@ -278,10 +278,13 @@ def test_a_url_that_cannot_be_is_refused_before_anything_is_asked(url: str, word
 def test_a_password_is_shown_nowhere(server: Valkey) -> None:
     """Not where an address is, and not in what the monitor is given."""
     assert PASSWORD not in repr(vars(server.store()))
-    server.password_file.unlink()
-    with pytest.raises(OptionError, match=r"/password cannot be read") as caught:
+    server.password_file.chmod(0o644)
+    with pytest.raises(OptionError, match=r"/password: password_file: can be read by others") as caught:
         server.store().connect("group", 0)
     assert caught.value.options == ("password_file",)
+    server.password_file.unlink()
+    with pytest.raises(OptionError, match=r"/password: password_file: cannot be read"):
+        server.store().connect("group", 0)
     with pytest.raises(OptionError) as caught:
         RedisStore(password_file="/etc/password")
     assert caught.value.options == ("password_file", "url")

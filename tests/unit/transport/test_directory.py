@@ -184,7 +184,10 @@ def test_what_is_no_place_is_refused_before_the_store_sees_it(identity):
         ({"url": "127.0.0.1:6379", "job": "7"}, "must look like redis://"),
         ({"url": "redis://:secret@127.0.0.1", "job": "7"}, "must not hold a password"),
         ({"url": "redis://127.0.0.1/0?password=secret", "job": "7"}, "must not hold a password"),
-        ({"url": "redis://127.0.0.1", "job": "7", "password_file": "/nowhere/x"}, "/nowhere/x cannot be read"),
+        (
+            {"url": "redis://127.0.0.1", "job": "7", "password_file": "/nowhere/x"},
+            "/nowhere/x: password_file: cannot be read",
+        ),
     ],
 )
 def test_arguments_that_cannot_be_are_told_at_once(arguments, message, monkeypatch):
@@ -194,6 +197,15 @@ def test_arguments_that_cannot_be_are_told_at_once(arguments, message, monkeypat
     with pytest.raises(UsageError, match=message) as told:
         Directory(**arguments)
     assert "secret" not in str(told.value)
+
+
+def test_a_password_that_others_can_read_is_refused(tmp_path):
+    """As in job.yaml: it has to be replaced."""
+    password = tmp_path / "password"
+    password.write_text("hunter2")
+    password.chmod(0o644)
+    with pytest.raises(UsageError, match=f"{password}: password_file: can be read by others"):
+        Directory("redis://127.0.0.1", job="7", password_file=password)
 
 
 def test_the_job_of_the_agent_is_the_job(monkeypatch, tmp_path):

@@ -16,9 +16,10 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +33,7 @@ from nvrx_slurm.agent.page_cache import PageCache
 from nvrx_slurm.agent.reporting import FactPublisher
 from nvrx_slurm.agent.starting import RANK_VARIABLES, role_environment
 from nvrx_slurm.agent.workers import WarmSaid
+from nvrx_slurm.errors import UnsafePath
 from nvrx_slurm.jobspec import env as environment
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.jobspec.prewarm import PrewarmSpec, probe_command, why_cold
@@ -41,6 +43,7 @@ from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.durations import words
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.ownership import open_private_folder, read_owned
 from nvrx_slurm.util.threads import awaitable_thread, in_thread
 
 log = get_logger("agent")
@@ -382,17 +385,32 @@ class Prewarming:
         return Path(self._plan.folder) / ".prewarm" / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
 
     def _read_list(self, role: RolePlan) -> list[str] | None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            names = json.loads(self._list_file(role).read_bytes())["modules"]
+        file = self._list_file(role)
+        problems = (OSError, UnsafePath, ValueError, KeyError, TypeError)
+        with contextlib.suppress(*problems), _private(file.parent) as folder:
+            names = json.loads(read_owned(file, dir_fd=folder))["modules"]
             if isinstance(names, list) and all(isinstance(name, str) for name in names):
                 return names
         return None
 
     def _write_list(self, role: RolePlan, names: list[str]) -> None:
         file = self._list_file(role)
-        with contextlib.suppress(OSError):
+        data = json.dumps({"command": role.command, "modules": names}, indent=1).encode() + b"\n"
+        with contextlib.suppress(OSError, UnsafePath):
             file.parent.mkdir(mode=0o700, exist_ok=True)
-            write_private(file, json.dumps({"command": role.command, "modules": names}, indent=1).encode() + b"\n")
+            with _private(file.parent) as folder:
+                write_private(file, data, dir_fd=folder)
+
+
+@contextlib.contextmanager
+def _private(folder: Path) -> Iterator[int]:
+    """A descriptor of the folder with the lists. In a base folder with the sticky bit (`/tmp`) another user may have
+    made it, and would choose there what the warm process imports. Raises UnsafePath, OSError."""
+    descriptor = open_private_folder(folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _module_to_run(command: Sequence[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.locks import locked
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.ownership import open_private_folder
 from nvrx_slurm.util.threads import in_thread
 
 STATES: tuple[State, ...] = get_args(State)
@@ -157,9 +159,11 @@ class StateFolder:
 
 @contextlib.contextmanager
 def opened(folder: Path, clock: Clock) -> Iterator[StateFolder]:
-    """The folder, made if need be (0700), for one service alone. Raises UsageError."""
+    """The folder, made if need be (0700), for one service alone. Raises UsageError; UnsafePath for a folder that
+    another user can write to, and so answer there for the service."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(open_private_folder(folder.resolve()))
         with locked(folder / ".service.lock", timeout_s=0.0, clock=clock):
             yield StateFolder(folder)
     except TimeoutError:

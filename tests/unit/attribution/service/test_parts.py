@@ -21,7 +21,7 @@ from nvrx_slurm.attribution.service.server import listening
 from nvrx_slurm.attribution.service.settings import BindAddress, parse_bind, read_token
 from nvrx_slurm.attribution.service.storage import FileSystemThreads, FileSystemTimeout, StateFolder
 from nvrx_slurm.attribution.service.wire import Submission, id_of
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.errors import UnsafePath, UsageError
 from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
 from nvrx_slurm.util.clock import SystemClock
 
@@ -124,7 +124,7 @@ def test_results(tmp_path: Path) -> None:
 
 
 def test_one_service_each(tmp_path: Path) -> None:
-    """A state folder has one service at a time."""
+    """A state folder has one service at a time, and no other user can write to it."""
 
     def opened() -> AbstractContextManager[StateFolder]:
         return storage.opened(tmp_path / "state", SystemClock())
@@ -132,6 +132,9 @@ def test_one_service_each(tmp_path: Path) -> None:
     with opened(), pytest.raises(UsageError, match="another service uses it"), opened():
         pass
     with opened():
+        pass
+    (tmp_path / "state").chmod(0o777)
+    with pytest.raises(UnsafePath, match="every user can write to it"), opened():
         pass
 
 

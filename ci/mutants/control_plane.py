@@ -35,6 +35,7 @@ OF_STORE = ("tests/contract/test_store.py",)
 BEYOND_SIMULATION = frozenset(
     {
         "commit-with-a-gap",
+        "epoch-given-twice",
         "late-fence-proves-too-early",
         "late-orders-of-a-dead-controller-unmarked",
         "silence-of-an-old-answer",

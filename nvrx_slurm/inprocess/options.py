@@ -143,6 +143,16 @@ class WrapperOptions:
         except TypeError as error:
             takes = ", ".join(accepted.parameters)
             yield f"store_kwargs: {error}; {self.store_factory.__name__} takes {takes}", "store_kwargs"
+        default = getattr(accepted.parameters.get("patience"), "default", None)
+        is_time = isinstance(patience, datetime.timedelta) and patience > datetime.timedelta(0)
+        if "patience" in self.store_kwargs and isinstance(default, datetime.timedelta) and not is_time:
+            yield f"the patience in store_kwargs must be a timedelta of more than 0, not {patience!r}", "store_kwargs"
+        if self.store_factory.__module__.startswith("nvrx_slurm."):
+            # Not a store of the user's: it may need what is there only once the function is called.
+            try:
+                self.store_factory(**self.store_kwargs)
+            except OptionError as error:
+                yield f"store_kwargs: {error}", "store_kwargs"
 
 
 def with_patience(options: WrapperOptions) -> WrapperOptions:

@@ -52,13 +52,15 @@ class FileStore(Store):
     """A folder. `path`: absolute, on a file system of all ranks that has locks (flock; NFS has). `patience`: how long
     to wait for a lock.
 
-    Raises OptionError for a relative path; to connect, for one that another user could write to. Connections raise
-    StoreError where the folder cannot be used.
+    Raises OptionError for a relative path, and for what is no path; to connect, for one that another user could write
+    to. Connections raise StoreError where the folder cannot be used.
     """
 
     def __init__(
         self, *, path: str | os.PathLike[str], patience: datetime.timedelta = datetime.timedelta(seconds=10)
     ) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise OptionError(f"FileStore: path must be the path of a folder, not {path!r}", "path")
         self._path, self._patience_s = Path(path), patience.total_seconds()
         if not self._path.is_absolute():
             raise OptionError(

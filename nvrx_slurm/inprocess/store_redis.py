@@ -107,7 +107,7 @@ class RedisStore(Store):
 
 def _parsed(url: str) -> RedisUrl:
     try:
-        return parse_redis_url(url)
+        return parse_redis_url(str(url))  # what is no text is no URL either
     except ValueError as error:
         raise OptionError(f"RedisStore: url {error}", "url") from None
 

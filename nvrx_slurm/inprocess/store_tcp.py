@@ -53,6 +53,8 @@ class TCPStore(Store):
     ) -> None:
         if (host_name is None) != (port is None):
             raise OptionError("TCPStore: host_name and port: give both, or none", "host_name", "port")
+        if port is not None and not (isinstance(port, int) and 0 < port < 1 << 16):
+            raise OptionError(f"TCPStore: port must be a number from 1 to 65535, not {port!r}", "port")
         self._named = None if host_name is None or port is None else (host_name, port)
         self._patience = patience
 

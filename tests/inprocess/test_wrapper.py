@@ -147,6 +147,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("monitor_process_logfile", "monitor.log", "absolute path"),
     ("store_kwargs", {"lock": threading.Lock()}, "picklable"),
     ("store_kwargs", {"prot": 29502}, "'prot'; RedisStore takes url, password_file, patience"),
+    ("store_kwargs", {"patience": 5}, "timedelta of more than 0, not 5"),
+    ("store_kwargs", {"patience": timedelta(0)}, "timedelta of more than 0"),
+    ("store_kwargs", {"url": "http://host"}, "redis://host:6379/0"),
+    ("store_kwargs", {"url": 6379}, "redis://host:6379/0"),
+    ("store_kwargs", {"password_file": "secret"}, "without url"),
     ("enabled", "yes", "bool"),
 ]
 
@@ -157,6 +162,22 @@ def test_a_wrong_option_is_named(name: str, value: Any, valid: str) -> None:
     with pytest.raises(OptionError, match=valid) as caught:
         inprocess.Wrapper(**{name: value})
     assert caught.value.options == (name,)
+
+
+@pytest.mark.parametrize(
+    ("store", "given", "valid"),
+    [
+        (inprocess.FileStore, {"path": "groups"}, "must be absolute"),
+        (inprocess.FileStore, {"path": None}, "path of a folder"),
+        (inprocess.TCPStore, {"host_name": "h"}, "give both"),
+        (inprocess.TCPStore, {"host_name": "h", "port": "29500"}, "1 to 65535, not '29500'"),
+    ],
+)
+def test_a_wrong_argument_of_a_store_is_named(store: type[Store], given: Any, valid: str) -> None:
+    """When the wrapper is made, as for its own options, and not when the function is called."""
+    with pytest.raises(OptionError, match=valid) as caught:
+        inprocess.Wrapper(store_factory=store, store_kwargs=given)
+    assert caught.value.options == ("store_kwargs",)
 
 
 class _AnyStore(Store):

@@ -16,9 +16,10 @@ __all__ = ["ChainedHealthCheck", "CudaHealthCheck", "FaultCounter", "FaultCounte
 class HealthCheck(Callback):
     """Checks this process and its node alone: other ranks may be gone, or still in the function.
 
-    Called after every fault, once Finalize has returned, and in every iteration before the function. An exception of
-    it takes this rank out, and ends its process, before the others go on. `Compose` makes one of several, and
-    `ChainedHealthCheck` one whose error names the check that failed.
+    Called after every fault, once Finalize has returned: an exception of it takes this rank out, and ends its
+    process, before the others go on. Called in every iteration before the function, too: there an exception is a
+    fault, after which the check is called again. `Compose` makes one of several, and `ChainedHealthCheck` one whose
+    error names the check that failed.
     """
 
 

@@ -75,7 +75,7 @@ class Wrapper:
         abort: unblocks the main thread; called from another thread. health_check: whether this rank can go on.
         completion: once all ranks have returned. terminate: when this rank leaves for good.
 
-    Intervals: monitor_thread_interval (after it, a restart that the function has caught is raised again),
+    Intervals: monitor_thread_interval (how long clean-up code may run before it is interrupted too),
     monitor_process_interval (how often timeouts are checked), heartbeat_interval, progress_watchdog_interval
     (automatic progress).
 

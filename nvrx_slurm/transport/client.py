@@ -48,7 +48,7 @@ class PayloadClient:
     """Reads payloads by their refs: from the ring where it is on this node, else from the ports of its server.
 
     `transports`: which ones to use, the preferred one first: "shm", "ucxx", "tcp". `token`: what its servers know
-    (default: the job's, under our agent; `PayloadServer.token` elsewhere); on its own node a client needs none.
+    (default: the job's, under an agent; `PayloadServer.token` elsewhere); on its own node a client needs none.
     `connections_per_port`: at most; a connection is kept for `keep_s` seconds of idleness at most, and for less where
     its server says so. `most_bytes`: a ref of more is refused before anything is allocated. `concurrency`: how many
     payloads of a batch are read at a time. `allow_pickle`: also unpickle payloads. Every process that

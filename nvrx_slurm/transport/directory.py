@@ -55,8 +55,8 @@ _directories: weakref.WeakSet[Directory] = weakref.WeakSet()
 class Directory:
     """What is published in a job, by topic. For any number of threads; a forked child makes connections of its own.
 
-    Without arguments it is the job that our agent runs this process for. `url`: of a Redis or Valkey, without a
-    password; `password_file` (mode 0600): holds that, and nothing else; `job`: whose keys (default: our agent's job).
+    Without arguments it is the job whose agent runs this process. `url`: of a Redis or Valkey, without a password;
+    `password_file` (mode 0600): holds that, and nothing else; `job`: whose keys (default: the agent's job).
     `patience_s`: how long a store that does not answer is waited for, each time.
 
     Raises UsageError where the store is not named or the arguments cannot be. Operations raise StoreUnreachable where
@@ -224,12 +224,12 @@ class _Numbers(threading.local):
 
 
 def publish(ref: PayloadRef, topic: str = TOPIC) -> Published:
-    """As `Directory.publish`, in the job that our agent runs this process for."""
+    """As `Directory.publish`, in the job whose agent runs this process."""
     return _of_this_process().publish(ref, topic)
 
 
 def lookup(topic: str = TOPIC, after: str | None = None) -> list[Published]:
-    """As `Directory.lookup`, in the job that our agent runs this process for."""
+    """As `Directory.lookup`, in the job whose agent runs this process."""
     return _of_this_process().lookup(topic, after)
 
 

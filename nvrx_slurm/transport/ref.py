@@ -29,7 +29,7 @@ class PayloadRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     A slot gets a new generation with each write: a ref never gives another payload's bytes. `ports`: where the node's
     server listens, such as `tcp://n3:40123`; none where the payload can only be read on its own node. `size` in
     bytes. `checksum`: XXH3 (64 bits) of these bytes, "" where the producer has not made one. `schema` says how they
-    become an object again (`payloads`); "" is raw bytes.
+    become an object again (`codec`); "" is raw bytes.
     """
 
     node: _Name

@@ -153,7 +153,7 @@ class SharedRing:
     # ---- writing
 
     def write(self, obj: object, *, timeout_s: float = 0.0) -> PayloadRef:
-        """Write an object (`payloads` says which). Raises TransportError where it cannot be sent, and as `begin`."""
+        """Write an object (`codec` says which). Raises TransportError where it cannot be sent, and as `begin`."""
         encoded = codec.encode(obj, allow_pickle=self._allow_pickle)
         return self.write_raw(encoded.buffers, encoded.schema, timeout_s=timeout_s)
 

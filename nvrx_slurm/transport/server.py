@@ -73,7 +73,7 @@ class PayloadServer:
     `transport`: "tcp" (the default) or "ucxx", or both; readers on this node read the ring itself in any case.
     `ports`: how many listeners each has, so that a reader can go round a sick one; or the numbers of the ports.
     `host`: by which name or address other nodes reach this one (default: its host name; 127.0.0.1 in a job that runs
-    on one host). `token`: what readers must know too (default: the job's, under our agent); by default a server
+    on one host). `token`: what readers must know too (default: the job's, under an agent); by default a server
     outside of a job makes one, `server.token`.
 
     Raises UsageError for arguments that cannot be, PeerRefused where a transport is not there, RingError where it

@@ -376,8 +376,8 @@ class Fetcher:
             tiers = [tier for tier in tiers if tier and tier[0].startswith("shm:")]
             if not tiers:
                 raise PeerRefused(
-                    f"{ref} is read from its server: name the server's token (token=PayloadServer.token; a job has "
-                    "one of its own, unless its store has no password)",
+                    f"{ref} is read from its server: name the server's token (token=PayloadServer.token); only the "
+                    "workers of a job have it by themselves",
                     ref=ref,
                 )
         return tiers

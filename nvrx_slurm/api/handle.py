@@ -233,14 +233,17 @@ class Job:
         replica: str | None = None,
         stream: Literal["out", "err"] = "out",
     ) -> str:
-        """What one rank has printed so far, of all cycles or one; without any choice, the merged log of the job.
+        """What one rank, or all of them, have printed so far, of all cycles or one; without any choice, the job's
+        merged log, with both streams.
 
-        Raises UsageError that names the valid ranks, replicas or cycles.
+        Raises UsageError that names the valid ranks, replicas, cycles or streams.
         """
         from nvrx_slurm.report.jobs import read_plan
-        from nvrx_slurm.report.logs import Selection, choose, find
+        from nvrx_slurm.report.logs import STREAMS, Selection, choose, find
 
-        if (rank, cycle, replica) == (None, None, None):
+        if stream not in STREAMS:
+            raise UsageError(f"stream must be one of {', '.join(STREAMS)}, not {stream!r}")
+        if (rank, cycle, replica, stream) == (None, None, None, "out"):
             return _text(self._files.job_log)
         wanted = Selection(replica=replica, rank=rank, cycle=cycle, streams=(stream,))
         chosen = choose(wanted, read_plan(self._files), self._files, may_come=False)

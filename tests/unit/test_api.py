@@ -132,8 +132,11 @@ def test_the_journal_and_the_logs_are_read_from_the_folder(ended_job: JobFolder)
     job = nv.job("local-a", folder=ended_job.path.parent)
     assert list(job.events()) == [entry]
     assert (job.logs(), job.logs(rank=1), job.logs(rank=1, stream="err")) == ("all\n", "one\n", "two\n")
+    assert job.logs(stream="err") == "two\n"
     with pytest.raises(UsageError, match="rank 5"):
         job.logs(rank=5)
+    with pytest.raises(UsageError, match="one of out, err, not 'both'"):
+        job.logs(rank=1, stream="both")  # type: ignore[arg-type]
 
 
 def test_a_wait_that_passes_its_bound_says_so(tmp_path: Path) -> None:

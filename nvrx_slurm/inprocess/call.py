@@ -69,7 +69,7 @@ class CallWrapper:
 
     @property
     def iteration(self) -> int:
-        """How many times the function was begun before, in this call."""
+        """How many iterations of this call have failed before; one that never called the function counts too."""
         return self._rank.state.iteration
 
     def ping(self) -> None:

@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from nvrx_slurm.inprocess.exception import HealthCheckError
+
 
 class Interruption(enum.Enum):
     """What ended an iteration for a rank."""
@@ -69,7 +71,9 @@ def in_words(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Where it was raised; the whole stack is in the record."""
+    """Where it was raised; of a failed health check, where the check raised. The whole stack is in the record."""
+    while isinstance(error, HealthCheckError) and error.__cause__ is not None:
+        error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else "nowhere in Python"
 

@@ -81,19 +81,20 @@ class ClusterNeeds(Block, frozen=True, kw_only=True):
     nodes: Annotated[
         Nodes | None, "How many nodes; not set: as many as the job asks for. A `dev` cluster gets that many."
     ] = None
-    settings: Annotated[dict[str, Line], "Lines of `slurm.conf`, such as `KillWait: 10`. On `dev` only."] = field(
-        default_factory=dict
-    )
+    settings: Annotated[
+        dict[str, Line], "A mapping of keys of `slurm.conf`, such as `{KillWait: 10}`. On `dev` only."
+    ] = field(default_factory=dict)
     disk: Annotated[
         Disk | None, "The job's folder lies on a disk of this size, such as `4m`. On `local` and `dev` only."
     ] = None
     attribution: Annotated[
         Behaviour | None,
         "A scripted attribution service that the job asks, and how it behaves: `stop`, `restart`, "
-        "`garbage`, `hang`, `slow:8s`, … On `local` and `dev` only.",
+        "`garbage`, `hang`, `slow:8s`, …; the message about a wrong one lists all. On `local` and `dev` only.",
     ] = None
     network: Annotated[
-        Literal["own"] | None, "Each node has a network of its own, which can be cut and slowed. On `local` only."
+        Literal["own"] | None,
+        "`own`: each node has a network of its own, which can be cut and slowed. On `local` only.",
     ] = None
 
 

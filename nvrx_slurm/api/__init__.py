@@ -1,1 +1,1 @@
-"""Jobs from Python. The command line does nothing that cannot be done from here; see `nvrx_slurm` for the names."""
+"""Jobs from Python: submit, find, watch and change them. `nvrx_slurm` has the public names."""

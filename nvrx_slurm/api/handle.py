@@ -137,6 +137,7 @@ class Job:
         """
         from nvrx_slurm.api.explaining import explain_job
 
+        self._refuse_array()
         return explain_job(self._files, cycle=cycle, replica=replica)[0]
 
     def report(self) -> JobReport:
@@ -150,6 +151,7 @@ class Job:
         """What the time of the job's nodes was spent on, so far: parts that add up. Raises UsageError."""
         from nvrx_slurm.report.job_report import read_job
 
+        self._refuse_array()
         shot, history = read_job(self._found())
         return history.goodput(shot.view, shot.until)
 
@@ -157,6 +159,7 @@ class Job:
         """Each recovery, oldest first: its cause, its phases, the steps that were lost. Raises UsageError."""
         from nvrx_slurm.report.job_report import Recoveries, read_job
 
+        self._refuse_array()
         shot, _ = read_job(self._found())
         return Recoveries(shot.view.recoveries.values())
 
@@ -223,6 +226,7 @@ class Job:
         """The journal so far, oldest first; with `follow` also what is still to come, until the job has ended."""
         from nvrx_slurm.report import source
 
+        self._refuse_array()
         return source.follow(self._files) if follow else iter(source.so_far(self._files))
 
     def logs(
@@ -241,6 +245,7 @@ class Job:
         from nvrx_slurm.report.jobs import read_plan
         from nvrx_slurm.report.logs import STREAMS, Selection, choose, find
 
+        self._refuse_array()
         if stream not in STREAMS:
             raise UsageError(f"stream must be one of {', '.join(STREAMS)}, not {stream!r}")
         if (rank, cycle, replica, stream) == (None, None, None, "out"):
@@ -289,6 +294,12 @@ class Job:
         from nvrx_slurm.api.user_request import UserRequest
 
         return contextlib.closing(UserRequest(self._files, clock=self._clock))
+
+    def _refuse_array(self) -> None:
+        """Of a whole job array there is neither journal nor log. Raises UsageError, which names one of its tasks."""
+        from nvrx_slurm.report.jobs import refuse_array
+
+        refuse_array(self._files)
 
     def _found(self) -> JobFolder:
         """Its folder, which is there. Raises UsageError."""

@@ -154,3 +154,17 @@ def test_a_frame_without_pandas_is_one_clear_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UsageError):
         nv.job("old").recoveries().frame()
+
+
+def test_what_only_a_task_of_an_array_has_names_the_task_that_failed(tmp_path: Path) -> None:
+    """An empty answer would say that nothing was printed, or that nothing has failed."""
+    for task, exit_code in (("17_0", 0), ("17_1", 1)):
+        folder = write(tmp_path, ended(), job=task)
+        folder.write_result(Result(exit_code=exit_code, reason="done", ended_at=BEGIN))
+    array = JobFolder(tmp_path / "17")
+    array.create()
+    array.write("plan.json", (tmp_path / "17_1" / "plan.json").read_bytes())
+    job = nv.Job("17", folder=tmp_path, cluster="slurm")
+    for ask in (job.logs, job.events, job.explain, job.goodput, job.recoveries):
+        with pytest.raises(UsageError, match="such as 17_1"):
+            ask()

@@ -129,6 +129,16 @@ def test_a_log_that_vanishes_costs_its_lines_not_the_end(tmp_path: Path, monkeyp
     assert TRACEBACK[0] not in lines
 
 
+def test_the_end_of_an_array_leads_to_the_task_that_failed(tmp_path: Path) -> None:
+    """`explain` refuses the array itself."""
+    for task, exit_code in (("17_0", 0), ("17_1", EXIT_FAILED)):
+        folder = write(tmp_path, Recorder(plain_plan()), job=task)
+        folder.write_result(Result(exit_code=exit_code, reason="", ended_at=BEGIN))
+    array = JobFolder(tmp_path / "17")
+    array.create()
+    assert text(array, EXIT_FAILED).splitlines()[-1].startswith("→ nvrx-slurm explain 17_1")
+
+
 def test_nothing_is_said_of_a_good_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Else it is on standard error, so that standard output stays what it was."""
     folder = failed(tmp_path, *TRACEBACK)

@@ -27,7 +27,9 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.argument("job_yaml", required=False, type=click.Path(path_type=Path))
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key: --set slurm.partition=gpu")
 @click.option("--probe", is_flag=True, help="Also submit a short job, which tries the nodes and the network.")
-@click.option("--nodes", type=click.IntRange(1), help="Nodes that the probe takes. Default: 2.")
+@click.option(
+    "--nodes", type=click.IntRange(1), help="Nodes that the probe takes. Default: 2, or 1 for a job of one."
+)
 @duration_option("--timeout", "Bound of the probe, its wait too.", "5m")
 @click.option("--json", "as_json", is_flag=True, help="One object, with each check.")
 @folder_option
@@ -72,9 +74,10 @@ def doctor(
     checks = check_site(Site(spec=spec, plan=plan, config=settings, partition=chosen))
     checks += limits.check_limits(accounting, spec, plan, settings, chosen)
     if probe:
-        from nvrx_slurm.cluster.probe_job import check_nodes, default_nodes, probe_script, run_probe
+        from nvrx_slurm.cluster.probe_job import check_nodes, probe_script, run_probe
 
-        nodes = nodes or default_nodes(plan)
+        # Two, to see the network between them, unless the user's own job has one node only.
+        nodes = nodes or (min(2, plan.total_nodes) if file else 2)
         make_base(folder)
         script = probe_script(spec, nodes=nodes, folder=folder, python=sys.executable)
         facts, problem = run_probe(script, nodes=nodes, folder=folder, timeout_s=timeout, say=note)

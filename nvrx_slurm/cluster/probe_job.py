@@ -263,8 +263,3 @@ def _limits(facts: Sequence[NodeFacts], plan: Plan, spec: JobSpec) -> Iterator[S
         is_low = needs_it and value >= 0 and (least is None or value < least)
         todo = f"{setting} (PropagateResourceLimitsExcept={name.upper()})"
         yield judged(f"ulimit {name}", is_well=not is_low, seen=seen, effect=effect, todo=todo, by="site")
-
-
-def default_nodes(plan: Plan) -> int:
-    """How many nodes a probe takes: two, to see the network between them, where the job has as many."""
-    return min(2, plan.total_nodes)

@@ -27,7 +27,7 @@ from nvrx_slurm.util.durations import words
 TIME_LIMIT_S, POLL_S, LATE_S = 120.0, 0.5, 10.0
 NAME, FACTS = "nvrx-slurm-doctor", "*.facts"
 # These would hold the probe back, or send mail of it; `requeue` contradicts its `no-requeue`.
-_NOT_FOR_A_PROBE = ("begin", "deadline", "mail-type", "mail-user", "time-min", "requeue")
+_NOT_FOR_A_PROBE = ("begin", "deadline", "hold", "mail-type", "mail-user", "time-min", "requeue")
 
 LONGEST_SKEW_S, LONGEST_WRITE_S, LONGEST_SEEN_S = 1.0, 0.1, 3.0
 LEAST_SHM_BYTES, LEAST_TMP_BYTES, LEAST_FILES = 1 << 30, 1 << 30, 4096

@@ -105,13 +105,15 @@ def test_what_a_node_lacks_has_its_line(
 
 def test_the_script_asks_for_what_the_job_would_get() -> None:
     """Its partition and its setup lines; two minutes, no requeue, and one task of an array that waits for nothing."""
-    slurm = {"partition": "gpu", "array": "0-7", "dependency": "afterok:1", "time": "2d", "extra": {"requeue": True}}
+    extra = {"requeue": True, "hold": True}
+    slurm = {"partition": "gpu", "array": "0-7", "dependency": "afterok:1", "time": "2d", "extra": extra}
     spec = job_spec({**KEYS, "spares": "0..2", "output": "%j.log", "slurm": slurm})
     script = probe_script(spec, nodes=2, folder=Path("/jobs"), python="/venv/bin/python")
     lines = script.splitlines()
     assert {"#SBATCH --partition=gpu", "#SBATCH --nodes=2", "#SBATCH --time=0-00:02:00", "#SBATCH --no-requeue"} <= {
         *lines
     }
-    assert not [line for line in lines if line.startswith(("#SBATCH --array", "#SBATCH --dep", "#SBATCH --requeue"))]
+    not_for_a_probe = tuple(f"#SBATCH --{flag}" for flag in ("array", "dependency", "requeue", "hold"))
+    assert not [line for line in lines if line.startswith(not_for_a_probe)]
     assert "#SBATCH --output=/jobs/slurm-%j.out" in lines
     assert "module load x" in lines

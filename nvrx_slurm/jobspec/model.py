@@ -639,7 +639,8 @@ class JobSpec(Block, frozen=True, kw_only=True):
     output: Annotated[
         LogName | None,
         "A link that the job makes to the log of all its workers: `logs/%x-%j.out`, with sbatch's `%j` (the job's "
-        "id), `%x` (its name) and `%u` (you); relative to the folder of job.yaml. A file that exists stays.",
+        "id), `%x` (its name), `%u` (you), and of an array `%A` and `%a`; relative to the folder of job.yaml. A file "
+        "that exists stays.",
     ] = None
     env: Annotated[Environment, "Environment of all workers. No secrets: the job script shows it."] = field(
         default_factory=dict

@@ -19,6 +19,7 @@ RELIABLE_SINCE = (23, 2, 3)
 
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?(;[A-Za-z0-9_.-]+)?")
 _SUBMITTED = re.compile(r"^(\d+(?:;\S+)?)$", re.MULTILINE)
+_CLUSTERS = re.compile(r"^#SBATCH --clusters=(\S+)$", re.MULTILINE)
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 # `SlurmctldHost[0]` is the first of several controllers.
 _SETTING = re.compile(r"^(\w+)(?:\[0\])?\s*=\s?(.*)$", re.MULTILINE)
@@ -53,10 +54,23 @@ def submitted_id(stdout: str) -> str | None:
     return found[-1] if found else None
 
 
+def clusters_of(script: str) -> str | None:
+    """What the flags of a job script say of clusters; sbatch reads flags up to the first command, which is `:`."""
+    found = _CLUSTERS.search(script.partition("\n:")[0])
+    return found[1] if found else None
+
+
 def submitted_by_script(stdout: str, script: str) -> str | None:
-    """The job that runs this script, of squeue's lines `id|script`."""
-    pairs = (line.partition("|") for line in stdout.splitlines())
-    return next((job_id.strip() for job_id, _, command in pairs if command.strip() == script), None)
+    """The job that runs this script, of squeue's lines `id|script`, in sbatch's form: with `;cluster` where squeue
+    was asked about clusters, and names each in a headline."""
+    cluster = ""
+    for line in stdout.splitlines():
+        job_id, bar, command = line.partition("|")
+        if bar and command.strip() == script:
+            return job_id.strip() + cluster
+        if line.startswith("CLUSTER: "):
+            cluster = f";{line.removeprefix('CLUSTER: ').strip()}"
+    return None
 
 
 def listed_states(stdout: str) -> dict[str, JobState]:

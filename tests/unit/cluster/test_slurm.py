@@ -258,6 +258,27 @@ def test_a_submission_that_was_accepted_unheard_is_not_made_twice(tmp_path: Path
 
 
 @pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("flag", ["#SBATCH --clusters=alpha,beta\n", ""])
+def test_an_unheard_submission_to_another_cluster_is_found_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    """squeue is asked about the clusters that sbatch was given, and names the one that has the job."""
+    if not flag:
+        monkeypatch.setenv("SBATCH_CLUSTERS", "alpha,beta")
+    script = Script(sbatch=TIMEOUT, version=NEW_VERSION)
+
+    def squeue_of_beta(command: Sequence[str], *, timeout_s: float) -> CommandOutput:
+        if command[0] == "squeue":
+            there = f"43|{script.commands[0][-1]}\n" if "--clusters=alpha,beta" in command else ""
+            return CommandOutput(0, f"CLUSTER: alpha\n43|/elsewhere.sh\n\nCLUSTER: beta\n{there}", "")
+        return script(command, timeout_s=timeout_s)
+
+    text = f"#!/bin/bash\n{flag}:\n#SBATCH --clusters=no-flag\n"
+    assert SlurmCluster(squeue_of_beta).submit(text, folder=tmp_path, name="a") == "43;beta"
+    assert script.count("sbatch") == 1
+
+
+@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize("first", [TIMEOUT, CommandOutput(TIMED_OUT, "", "sbatch: no answer within 60 s")])
 def test_a_submission_that_was_lost_is_made_again(tmp_path: Path, first: CommandOutput) -> None:
     """squeue answers and does not know the script: then it is submitted once more."""

@@ -615,7 +615,8 @@ class JobSpec(Block, frozen=True, kw_only=True):
     ] = None
     nodes: Annotated[
         Nodes,
-        "Nodes that run workers. Hot spares come on top. Not set, `run` inside an allocation takes all others of it.",
+        "Nodes that run workers. Hot spares come on top. Not set: `run` inside an allocation uses all of its nodes "
+        "but the spares.",
     ] = 1
     spares: Annotated[
         Annotated[Spares, _SPARES],

@@ -46,7 +46,10 @@ _VARIABLES = {
     "mem-per-gpu": _MEMORY,
     "switches": ("REQ_SWITCH", "WAIT4SWITCH"),
     "cpu-freq": ("CPU_FREQ_REQ",),
+    "segment": ("SEGMENT_SIZE",),
 }
+# Those that sbatch takes under a second name, too.
+_SECOND_NAMES = {"clusters": "SLURM_CLUSTERS", "hint": "SLURM_HINT"}
 # What nvrx-slurm decides for each job, also where the script has no flag for it. With WAIT sbatch would wait for the
 # job's end.
 _DECIDED = ("ARRAY_INX", "JOB_NAME", "NO_KILL", "NO_REQUEUE", "OPEN_MODE", "REQUEUE", "SIGNAL", "WAIT")
@@ -180,6 +183,7 @@ def for_script(script: str, environment: Mapping[str, str]) -> dict[str, str]:
     flags = {found[1] for line in head if (found := _FLAG.match(line))}
     names = (_VARIABLES.get(flag, (flag.upper().replace("-", "_"),)) for flag in flags)
     dropped = {f"SBATCH_{name}" for name in itertools.chain(_DECIDED, *names)}
+    dropped |= {_SECOND_NAMES[flag] for flag in flags & _SECOND_NAMES.keys()}
     return {name: value for name, value in environment.items() if name not in dropped}
 
 

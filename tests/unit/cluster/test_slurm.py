@@ -389,6 +389,21 @@ def test_a_scripts_flags_win_over_the_users_variables() -> None:
     assert for_script(SCRIPT, {f"SBATCH_{name}": "1" for name in (*of_flags, *decided)} | kept) == kept
 
 
+@pytest.mark.parametrize(
+    ("flag", "variables"),
+    [
+        ("clusters", ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")),
+        ("hint", ("SBATCH_HINT", "SLURM_HINT")),
+        ("segment", ("SBATCH_SEGMENT_SIZE",)),
+    ],
+)
+def test_variables_of_other_names_than_their_flags_are_left_out_too(flag: str, variables: tuple[str, ...]) -> None:
+    """sbatch(1), "input environment variables"; without the flag they stay."""
+    environment = dict.fromkeys(variables, "1")
+    assert for_script(f"#!/bin/bash\n#SBATCH --{flag}=2\n:\n", environment) == {}
+    assert for_script("#!/bin/bash\n:\n", environment) == environment
+
+
 def test_the_terminals_interrupt_does_not_reach_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would end without the id of a job that Slurm has accepted, and `submit --wait` could not cancel that job."""
     ask = f"read -r _ _ _ _ group _ </proc/$$/stat; [ $group = {os.getpgrp()} ] || echo 7"

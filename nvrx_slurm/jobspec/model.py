@@ -620,8 +620,8 @@ class JobSpec(Block, frozen=True, kw_only=True):
     ] = 1
     spares: Annotated[
         Annotated[Spares, _SPARES],
-        "Hot spares: idle nodes of the allocation, ready to replace a lost one. All roles share them. `0..2`: as "
-        "many of two as Slurm has now.",
+        "Hot spares: idle nodes of the allocation, ready to replace a lost one. All roles share them. `0..2`: up to "
+        "two, as many as Slurm has free when the job starts.",
     ] = 0
     min_spares: Annotated[
         Spares | None,

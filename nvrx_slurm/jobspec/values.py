@@ -181,6 +181,8 @@ _REFUSED = {
     "open-mode": f"{_BY_TOOL}: a requeued job goes on in the same log",
     "signal": f"{_BY_TOOL}: it fits the teardown's budget",
     "wrap": f"{_BY_TOOL}; set `command`",
+    # Its sbatch would not answer for as long as the job runs, and be taken for one that a dead slurmctld holds up.
+    "wait": "is no property of a job: use `nvrx-slurm submit --wait`, or `sbatch --wait` with a rendered script",
     "het-group": (
         "is not supported: a heterogeneous job's components are jobs of their own, and no step starts agents on all"
         " of them"

@@ -92,6 +92,7 @@ BAD_VALUES = {
     "slurm: {extra: {nodes: 3}}": "3: slurm.extra.nodes: is set by nvrx-slurm itself; set `nodes` and `spares`",
     "slurm: {extra: {output: x}}": "3: slurm.extra.output: is set by nvrx-slurm itself; set `output`",
     "slurm: {extra: {het-group: 1}}": "3: slurm.extra.het-group: is not supported: ",
+    "slurm: {extra: {wait: true}}": "3: slurm.extra.wait: is no property of a job: use `nvrx-slurm submit --wait`",
     "slurm: {extra: {gpus-per-node: 3}}": "3: slurm.extra.gpus-per-node: is a key of its own; set `slurm.",
     "slurm: {extra: {--comment: a}}": "3: slurm.extra.--comment: is no sbatch flag; write its long form",
     "slurm: {extra: {N: 3}}": "3: slurm.extra.N: is no sbatch flag",

@@ -245,8 +245,9 @@ def test_a_password_that_is_refused_is_told_at_once(valkey, tmp_path):
     with contextlib.closing(raw(valkey)) as client:
         client.config_set("requirepass", "right")
         try:
-            (tmp_path / "wrong").write_text("wrong-one\n")
-            (tmp_path / "right").write_text("right\n")
+            for name, password in (("wrong", "wrong-one\n"), ("right", "right\n")):
+                (tmp_path / name).touch(mode=0o600)
+                (tmp_path / name).write_text(password)
             with Directory(valkey.url, tmp_path / "wrong", "j") as directory, pytest.raises(StoreUnreachable) as told:
                 directory.publish(ref(1))
             assert told.value.refused

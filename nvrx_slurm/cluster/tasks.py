@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from nvrx_slurm.cluster.base import SCRIPT_NAME
@@ -44,6 +44,11 @@ def results_of_tasks(job: JobFolder) -> dict[str, Result | None]:
         with contextlib.suppress(*UNREADABLE):
             results[task.job_id] = task.read_result()
     return results
+
+
+def first_failed(results: Mapping[str, Result | None]) -> str | None:
+    """The id of the first task that has failed, of `results_of_tasks`."""
+    return next((task for task, result in results.items() if result and result.exit_code), None)
 
 
 def first_failure(exit_codes: Iterable[int | None]) -> int:

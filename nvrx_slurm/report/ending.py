@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.cluster.base import DEFAULT_FOLDER
-from nvrx_slurm.cluster.tasks import results_of_tasks
+from nvrx_slurm.cluster.tasks import first_failed, results_of_tasks
 from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_NO_RESTART, EXIT_TERMINATED, EXIT_TIMEOUT, NvrxError
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
@@ -108,8 +108,7 @@ def end_lines(folder: JobFolder, exit_code: int, *, slurm_says: str | None = Non
     base = folder.path.parent
     where = "" if base.absolute() == DEFAULT_FOLDER.absolute() else f" --folder {shlex.quote(_from_here(base))}"
     # An array has no journal to explain: its first task that failed has.
-    task = next((task for task, result in results_of_tasks(folder).items() if result and result.exit_code), job_id)
-    yield one_line(f"→ nvrx-slurm explain {task}{where}")
+    yield one_line(f"→ nvrx-slurm explain {first_failed(results_of_tasks(folder)) or job_id}{where}")
 
 
 def _failure_lines(failure: ReplayedFailure, plan: Plan, folder: JobFolder) -> Iterator[str]:

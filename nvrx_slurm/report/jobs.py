@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nvrx_slurm.cluster.base import DEFAULT_FOLDER, folder_name
-from nvrx_slurm.cluster.tasks import is_job, results_of_tasks
+from nvrx_slurm.cluster.tasks import first_failed, is_job, results_of_tasks
 from nvrx_slurm.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -76,7 +76,7 @@ def refuse_array(job: JobFolder, command: str | None = None) -> None:
     """Raises UsageError where the job is a whole array, which has neither journal nor logs. The message names a task,
     the first that has failed if there is one, and the command for it."""
     if results := results_of_tasks(job):
-        task = next((task for task, result in results.items() if result and result.exit_code), next(iter(results)))
+        task = first_failed(results) or next(iter(results))
         instead = f"nvrx-slurm {command} {task}" if command else f"name one, such as {task}"
         raise UsageError(f"job {job.job_id} is an array, and each of its tasks a job of its own: {instead}")
 

@@ -16,10 +16,9 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -43,7 +42,7 @@ from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.durations import words
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.ownership import open_private_folder, read_owned
+from nvrx_slurm.util.ownership import private_folder, read_owned
 from nvrx_slurm.util.threads import awaitable_thread, in_thread
 
 log = get_logger("agent")
@@ -387,7 +386,9 @@ class Prewarming:
     def _read_list(self, role: RolePlan) -> list[str] | None:
         file = self._list_file(role)
         problems = (OSError, UnsafePath, ValueError, KeyError, TypeError)
-        with contextlib.suppress(*problems), _private(file.parent) as folder:
+        # In a base folder with the sticky bit (`/tmp`) another user may have made the folder of the lists, and would
+        # choose there what the warm process imports.
+        with contextlib.suppress(*problems), private_folder(file.parent) as folder:
             names = json.loads(read_owned(file, dir_fd=folder))["modules"]
             if isinstance(names, list) and all(isinstance(name, str) for name in names):
                 return names
@@ -398,19 +399,8 @@ class Prewarming:
         data = json.dumps({"command": role.command, "modules": names}, indent=1).encode() + b"\n"
         with contextlib.suppress(OSError, UnsafePath):
             file.parent.mkdir(mode=0o700, exist_ok=True)
-            with _private(file.parent) as folder:
+            with private_folder(file.parent) as folder:
                 write_private(file, data, dir_fd=folder)
-
-
-@contextlib.contextmanager
-def _private(folder: Path) -> Iterator[int]:
-    """A descriptor of the folder with the lists. In a base folder with the sticky bit (`/tmp`) another user may have
-    made it, and would choose there what the warm process imports. Raises UnsafePath, OSError."""
-    descriptor = open_private_folder(folder)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _module_to_run(command: Sequence[str]) -> tuple[str, ...]:

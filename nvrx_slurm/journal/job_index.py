@@ -22,7 +22,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec.site import state_folder
 from nvrx_slurm.util.files import make_folders
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.ownership import open_private_folder
+from nvrx_slurm.util.ownership import open_private_folder, private_folder
 
 log = get_logger("index")
 
@@ -87,12 +87,8 @@ def indexed_jobs(job_id: str | None = None) -> list[IndexedJob]:
 
 def forget_job(folder: Path) -> None:
     """Remove the entry of a job whose folder is gone, if it has one. Never raises."""
-    with contextlib.suppress(OSError, UsageError, RuntimeError):
-        index = open_private_folder(index_folder())
-        try:
-            os.unlink(_name(folder.absolute()), dir_fd=index)
-        finally:
-            os.close(index)
+    with contextlib.suppress(OSError, UsageError, RuntimeError), private_folder(index_folder()) as index:
+        os.unlink(_name(folder.absolute()), dir_fd=index)
 
 
 def _entries(index: int, job_id: str | None) -> Iterator[IndexedJob]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nvrx_slurm.errors import UnsafePath
 from nvrx_slurm.util.files import make_folders, write_private
-from nvrx_slurm.util.ownership import open_private_folder, read_owned
+from nvrx_slurm.util.ownership import private_folder, read_owned
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,10 @@ class SealedFolder:
         """A descriptor of the folder. Raises OSError, also where another user can read it; UnsafePath."""
         if not self.path.is_absolute():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path))
-        folder = open_private_folder(self.path)
-        try:
+        with private_folder(self.path) as folder:
             if os.fstat(folder).st_mode & 0o077:
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(self.path))
             yield folder
-        finally:
-            os.close(folder)
 
 
 def _seal(name: str, body: bytes) -> bytes:

@@ -15,7 +15,7 @@ from nvrx_slurm.journal.job_index import forget_job
 from nvrx_slurm.report.presence import Presence, still_in_slurm
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.durations import DAY_S
-from nvrx_slurm.util.ownership import open_private_folder
+from nvrx_slurm.util.ownership import private_folder
 
 
 class Kept(NamedTuple):
@@ -86,8 +86,7 @@ def remove(job: JobFolder) -> None:
     base = job.path.parent
     gone = f".removed-{job.job_id}-{os.urandom(4).hex()}"
     try:
-        descriptor = open_private_folder(base.resolve())
-        try:
+        with private_folder(base.resolve()) as descriptor:
             # Renamed first: a reader that comes while files are deleted finds no job, and not half of one.
             with job.opened():  # raises UnsafePath where it is not this user's folder
                 os.rename(job.job_id, gone, src_dir_fd=descriptor, dst_dir_fd=descriptor)
@@ -96,7 +95,5 @@ def remove(job: JobFolder) -> None:
             with contextlib.suppress(FileNotFoundError):  # what sbatch's --output of the job script names
                 os.unlink(f"slurm-{job.job_id}.out", dir_fd=descriptor)
             shutil.rmtree(gone, dir_fd=descriptor)  # by descriptors: no symbolic link is followed
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise UsageError(f"{error.filename or job.path} cannot be removed: {error.strerror}") from None

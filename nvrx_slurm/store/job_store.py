@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from nvrx_slurm.errors import MalformedRecord, UnsafePath
 from nvrx_slurm.util.decoding import decode
-from nvrx_slurm.util.ownership import open_private_folder, read_owned
+from nvrx_slurm.util.ownership import private_folder, read_owned
 
 
 class JobStore(msgspec.Struct, frozen=True):
@@ -34,10 +33,7 @@ def read_job_store(path: Path, error: type[Exception]) -> JobStore:
     """Raises `error` where it cannot be read, or another user could have written it."""
     try:
         # The folder first, then the file relative to it: another user cannot exchange the folder in between.
-        folder = open_private_folder(path.parent)
-        try:
+        with private_folder(path.parent) as folder:
             return decode(_decoder.decode, read_owned(path, dir_fd=folder), path.name)
-        finally:
-            os.close(folder)
     except (OSError, UnsafePath, MalformedRecord) as seen:
         raise error(f"the job's store file {path} (NVRX_STORE_FILE) cannot be read: {seen}") from None

@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from nvrx_slurm.errors import ForgedRecord, UsageError
@@ -141,14 +141,9 @@ class JobFiles:
             os.close(folder)
         return shared
 
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[int]:
+    def opened(self) -> AbstractContextManager[int]:
         """A descriptor of the folder. Raises OSError; UnsafePath where it is not this user's, or others can write."""
-        descriptor = ownership.open_private_folder(self.path)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        return ownership.private_folder(self.path)
 
     def read(self, name: str) -> bytes:
         """A file right in this folder. Raises OSError, UnsafePath."""

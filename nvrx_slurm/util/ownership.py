@@ -61,6 +61,16 @@ def open_private_folder(path: Path, *, dir_fd: int | None = None) -> int:
     return descriptor
 
 
+@contextlib.contextmanager
+def private_folder(path: Path) -> Iterator[int]:
+    """The same, for as long as it is used."""
+    descriptor = open_private_folder(path)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def read_owned(path: Path, *, dir_fd: int | None = None) -> bytes:
     """The content of a plain file that only its owner can write to; `dir_fd`: the folder that holds it.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from nvrx_slurm.cluster.slurm_text import flags_of
 from nvrx_slurm.errors import MissingProgramError, SlurmUnreachable
 from nvrx_slurm.util.log import get_logger
 
@@ -36,7 +37,6 @@ _PREFIX = re.compile(r"^\w+: (?:error|fatal): ")
 _REFUSED = "Batch job submission failed: "
 _KEPT_INSIDE_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS")
 
-_FLAG = re.compile(r"#SBATCH --([a-z-]+)")
 # sbatch(1), "input environment variables": the flags whose variables are not SBATCH_ and the flag's name.
 _MEMORY = ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")  # sbatch takes one of these only
 _VARIABLES = {
@@ -178,9 +178,7 @@ def environment_for(program: str, environment: Mapping[str, str]) -> dict[str, s
 def for_script(script: str, environment: Mapping[str, str]) -> dict[str, str]:
     """sbatch's environment for this script: without the variables that sbatch would prefer to the script's flags. The
     other SBATCH_ variables stay as defaults of the user or the site."""
-    # sbatch reads flags up to the first command.
-    head = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), script.splitlines())
-    flags = {found[1] for line in head if (found := _FLAG.match(line))}
+    flags = flags_of(script).keys()
     names = (_VARIABLES.get(flag, (flag.upper().replace("-", "_"),)) for flag in flags)
     dropped = {f"SBATCH_{name}" for name in itertools.chain(_DECIDED, *names)}
     dropped |= {_SECOND_NAMES[flag] for flag in flags & _SECOND_NAMES.keys()}

@@ -17,7 +17,7 @@ from nvrx_slurm.cluster.slurm_text import (
     RELIABLE_SINCE,
     UNKNOWN_JOB,
     by_cluster,
-    clusters_of,
+    flags_of,
     listed_states,
     on_cluster,
     split_job_id,
@@ -71,7 +71,7 @@ class SlurmCluster:
                 def again() -> str:
                     # A submission that timed out may have been accepted all the same: only squeue knows. It is asked
                     # for %F, as sbatch prints it: %i of an array that waits is `43_[0-7]`, which is no job id.
-                    clusters = on_cluster(clusters_of(script) or env.get("SBATCH_CLUSTERS"))
+                    clusters = on_cluster(flags_of(script).get("clusters") or env.get("SBATCH_CLUSTERS"))
                     mine = ("--noheader", "--me", "--states=all", "--format=%F|%o")
                     listing = self._programs.run("squeue", *clusters, *mine)
                     return submitted_by_script(listing.stdout, str(path)) or first()

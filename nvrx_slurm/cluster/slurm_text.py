@@ -1,4 +1,4 @@
-"""What Slurm's programs print, as values. Pure: text in, values out; nothing here runs anything.
+"""What Slurm's programs print, and what sbatch reads of a job script, as values. Pure: nothing here runs anything.
 
 Only formats that were asked for (`-o`, `--parsable2`) and the words of error messages are read: `--json` changes
 between releases.
@@ -6,6 +6,7 @@ between releases.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 
@@ -19,7 +20,7 @@ RELIABLE_SINCE = (23, 2, 3)
 
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?(;[A-Za-z0-9_.-]+)?")
 _SUBMITTED = re.compile(r"^(\d+(?:;\S+)?)$", re.MULTILINE)
-_CLUSTERS = re.compile(r"^#SBATCH --clusters=(\S+)$", re.MULTILINE)
+_FLAG = re.compile(r"#SBATCH --([a-z-]+)(?:=(.*))?")
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 # `SlurmctldHost[0]` is the first of several controllers.
 _SETTING = re.compile(r"^(\w+)(?:\[0\])?\s*=\s?(.*)$", re.MULTILINE)
@@ -54,10 +55,10 @@ def submitted_id(stdout: str) -> str | None:
     return found[-1] if found else None
 
 
-def clusters_of(script: str) -> str | None:
-    """What the flags of a job script say of clusters; sbatch reads flags up to the first command, which is `:`."""
-    found = _CLUSTERS.search(script.partition("\n:")[0])
-    return found[1] if found else None
+def flags_of(script: str) -> dict[str, str | None]:
+    """The flags of a job script, by their names, with their values. sbatch reads them up to the first command."""
+    head = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), script.splitlines())
+    return {found[1]: found[2] for line in head if (found := _FLAG.match(line))}
 
 
 def submitted_by_script(stdout: str, script: str) -> str | None:

@@ -21,6 +21,7 @@ from nvrx_slurm.transport import (
 )
 from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.protocol import PeerLink, greet, host_and_port, request
+from nvrx_slurm.transport.ring import Claim
 from nvrx_slurm.transport.slots import State
 from tests.transport.harness import PROCESSES, TOKEN, WAIT_S, Async, admit_and_serve, digest_of, pattern, soon
 
@@ -273,6 +274,22 @@ class Consumer:
 
 def client_of(*transports: str, limits: Limits | None = None, **named: Any) -> PayloadClient:
     return PayloadClient(token=TOKEN, transports=transports or ("tcp",), limits=limits, **named)
+
+
+class StandingRing:
+    """A ring whose server stands still for longer than a lease, as it has just claimed a slot."""
+
+    def __init__(self, ring: SharedRing, meanwhile: Callable[[], object]) -> None:
+        self._ring, self._meanwhile = ring, meanwhile
+
+    def claim(self, slot: int, generation: int, lease_s: float) -> object:
+        claim = self._ring.claim(slot, generation, lease_s=1e-6)
+        assert isinstance(claim, Claim)
+        self._meanwhile()
+        return claim
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ring, name)
 
 
 def asked(ref: PayloadRef, budget_s: float = WAIT_S) -> PeerLink:

@@ -50,7 +50,7 @@ from nvrx_slurm.transport.slots import State
 from nvrx_slurm.transport.tcp import TcpBackend
 from nvrx_slurm.util.threads import ThreadPool
 from tests.transport.harness import TOKEN, WAIT_S, Async, bounded, on_deadline, soon
-from tests.transport.nodes import asked, client_of
+from tests.transport.nodes import StandingRing, asked, client_of
 from tests.waiting import until
 
 
@@ -429,24 +429,11 @@ def test_a_buffer_without_a_single_element(served: Served) -> None:
 # -------------------------------------------------------------------------------------------------- on the wire
 
 
-class _Standing:
-    """A ring whose server stands still for longer than its lease, as it has just claimed a slot."""
-
-    def __init__(self, ring: SharedRing, meanwhile: Callable[[], object]) -> None:
-        self.slots, self._ring, self._meanwhile = ring.slots, ring, meanwhile
-
-    def claim(self, slot: int, generation: int, lease_s: float) -> object:
-        claim = self._ring.claim(slot, generation, lease_s=1e-6)
-        assert isinstance(claim, Claim)
-        self._meanwhile()
-        return claim
-
-
 def test_a_checksum_is_never_made_of_another_payload() -> None:
     """Where the ring has none, the server makes it: not of what was written after its own lease had lapsed."""
     with SharedRing.create(1, 4096, checksum=False) as ring:
         ref = ring.write_raw(b"asked for")
-        standing = _Standing(ring, lambda: ring.write_raw(b"something", timeout_s=WAIT_S))
+        standing = StandingRing(ring, lambda: ring.write_raw(b"something", timeout_s=WAIT_S))
         wanted = protocol.PayloadRequest(protocol.RequestKind.READ, ref.slot, 0, ref.generation, ring.name)
         answer, claim = offer({ring.name: standing}, wanted, keep_s=0.0)  # type: ignore[dict-item]
         assert answer.status is protocol.ResponseStatus.BUSY and claim is None

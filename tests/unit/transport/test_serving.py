@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -13,23 +11,22 @@ from nvrx_slurm.transport.errors import PayloadTimeout
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.ring import Claim, SharedRing
 from nvrx_slurm.transport.server import ServerLimits, serve
+from tests.transport.nodes import StandingRing
 
 BUDGET_S = 0.2
 
 
 class LateReader:
-    """A link whose peer asks for one payload; its Ack arrives in the last moment that the server waits for it.
-    `meanwhile` happens just before it."""
+    """A link whose peer asks for one payload; its Ack arrives in the last moment that the server waits for it."""
 
     needs_checksum = True
 
-    def __init__(self, ref: PayloadRef, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, ref: PayloadRef) -> None:
         kind, budget_ms = protocol.RequestKind.READ, round(1000 * BUDGET_S)
         self._frames = [
             protocol.PayloadRequest(kind, ref.slot, budget_ms, ref.generation, ref.ring).pack(),
             protocol.Ack(protocol.AckVerdict.TAKEN, ref.slot, ref.generation).pack(),
         ]
-        self._meanwhile = meanwhile
         self.waited_until, self.is_served_on = 0.0, False
 
     def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None: ...
@@ -38,8 +35,6 @@ class LateReader:
         if not self._frames:
             self.is_served_on = True
             raise PayloadTimeout("it asks for nothing more")
-        if len(self._frames) == 1:
-            self._meanwhile()
         self.waited_until, buffer[:] = deadline, self._frames.pop(0)
 
 
@@ -50,19 +45,6 @@ def test_an_acknowledgement_has_time_to_come_after_the_reader_s_own() -> None:
         serve(link, {ring.name: ring}, ServerLimits())  # type: ignore[arg-type]  # what it uses of a link
         assert link.waited_until - began > BUDGET_S + 0.1
         assert ring.metrics().consumed == 1
-
-
-class _ShortLeases:
-    """A ring whose server stands still for longer than the leases of its readers."""
-
-    def __init__(self, ring: SharedRing) -> None:
-        self._ring = ring
-
-    def claim(self, slot: int, generation: int, lease_s: float) -> object:
-        return self._ring.claim(slot, generation, lease_s=1e-6)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ring, name)
 
 
 @pytest.mark.parametrize("is_claimed", [False, True])
@@ -78,8 +60,8 @@ def test_an_acknowledgement_that_comes_after_the_lease_is_not_lost(is_claimed: b
             assert isinstance(claim, Claim)
             others.append(claim if is_claimed else claim.finish(consumed=False))
 
-        link = LateReader(ref, lapse)
-        serve(link, {ring.name: _ShortLeases(ring)}, ServerLimits())  # type: ignore[arg-type, dict-item]
+        link = LateReader(ref)
+        serve(link, {ring.name: StandingRing(ring, lapse)}, ServerLimits())  # type: ignore[arg-type, dict-item]
         assert link.is_served_on is not is_claimed
         assert ring.metrics().consumed == (not is_claimed)
         for other in others:

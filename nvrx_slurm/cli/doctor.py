@@ -28,7 +28,9 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key: --set slurm.partition=gpu")
 @click.option("--probe", is_flag=True, help="Also submit a short job, which tries the nodes and the network.")
 @click.option(
-    "--nodes", type=click.IntRange(1), help="Nodes that the probe takes. Default: 2, or 1 for a job of one."
+    "--nodes",
+    type=click.IntRange(1),
+    help="Nodes that the probe takes. Default: 2, or 1 if the job or partition has one.",
 )
 @duration_option("--timeout", "Bound of the probe, its wait too.", "5m")
 @click.option("--json", "as_json", is_flag=True, help="One object, with each check.")
@@ -50,7 +52,7 @@ def doctor(
     from nvrx_slurm.cluster import accounting_limits as limits
     from nvrx_slurm.cluster.commands import PATIENCE_S, SlurmPrograms, SystemRunner
     from nvrx_slurm.cluster.site_checks import Site, check_site, partitions_of
-    from nvrx_slurm.cluster.slurm_text import settings_of
+    from nvrx_slurm.cluster.slurm_text import number_of, settings_of
     from nvrx_slurm.jobspec.load import parse_assignment
 
     file = job_yaml or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
@@ -76,8 +78,9 @@ def doctor(
     if probe:
         from nvrx_slurm.cluster.probe_job import check_nodes, probe_script, run_probe
 
-        # Two, to see the network between them, unless the user's own job has one node only.
-        nodes = nodes or (min(2, plan.total_nodes) if file else 2)
+        # Two, to see the network between them, unless the user's own job or the partition has one node only.
+        allowed = (number_of(chosen, setting) for setting in ("MaxNodes", "TotalNodes"))
+        nodes = nodes or int(min(2, plan.total_nodes if file else 2, *(most for most in allowed if most)))
         make_base(folder)
         script = probe_script(spec, nodes=nodes, folder=folder, python=sys.executable)
         facts, problem = run_probe(script, nodes=nodes, folder=folder, timeout_s=timeout, say=note)

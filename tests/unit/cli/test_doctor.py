@@ -46,6 +46,14 @@ def test_a_probe_takes_two_nodes_unless_the_job_has_one(site: Path, job: str, no
     assert f"#SBATCH --nodes={nodes}" in (site / "submitted.sh").read_text().splitlines()
 
 
+@pytest.mark.parametrize("limits", ["TotalNodes=1", "MaxNodes=1 TotalNodes=8"])
+def test_a_probe_takes_one_node_of_a_partition_that_allows_no_more(site: Path, limits: str) -> None:
+    """Two would stay pending until the probe is given up."""
+    (site / "scontrol").write_text(SCONTROL.replace("TotalNodes=8", limits))
+    doctor.main(["--probe"], standalone_mode=False)
+    assert "#SBATCH --nodes=1" in (site / "submitted.sh").read_text().splitlines()
+
+
 def test_user_without_a_name(site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """As in a container: the limits of its account are not known, and the other checks are made."""
 

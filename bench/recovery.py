@@ -18,8 +18,8 @@ from bench.launchers.bare import Bare
 from bench.launchers.base import WORLD_SIZE, Fleet, Launcher, Task
 from bench.launchers.ours import OurFleet, Ours
 from bench.launchers.torchelastic import ft_launcher, torchrun, torchrun_tuned
-from bench.rollcall import Present, RollCall
 from bench.tables import Target, print_rows, print_targets
+from bench.worker_registry import RunningWorker, WorkerRegistry
 from nvrx_slurm.journal.records import Recovered
 from nvrx_slurm.lab.faults.node import kill_local_node
 from nvrx_slurm.util.clock import SystemClock
@@ -29,8 +29,8 @@ START_S = 120.0
 RECOVER_S = 180.0
 VICTIM = WORLD_SIZE - 1  # on the second node: torchelastic's first node holds the rendezvous, and must not die
 
-Kill = Callable[[Present, Fleet], None]
-Command = Callable[[RollCall, Path], tuple[str, ...]]
+Kill = Callable[[RunningWorker, Fleet], None]
+Command = Callable[[WorkerRegistry, Path], tuple[str, ...]]
 """The workers' command, from where they report and the folder of the measurement."""
 
 Samples = dict[str, list[float]]
@@ -41,7 +41,7 @@ class Recovery:
     """When the kill was sent, and the workers of the next world, by rank. `phases`: of ours, by the journal."""
 
     killed: float
-    world: dict[int, Present]
+    world: dict[int, RunningWorker]
     phases: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -80,11 +80,11 @@ def node_recovery(runs: int, peers: Path) -> None:
     )
 
 
-def kill_worker(victim: Present, fleet: Fleet) -> None:
+def kill_worker(victim: RunningWorker, fleet: Fleet) -> None:
     os.kill(victim.pid, signal.SIGKILL)
 
 
-def kill_node(victim: Present, fleet: Fleet) -> None:
+def kill_node(victim: RunningWorker, fleet: Fleet) -> None:
     kill_local_node(processes.ancestor_below(victim.pid, fleet.parent_of_nodes))
 
 
@@ -110,7 +110,7 @@ def measured(
     *,
     spares: int,
     kill: Kill,
-    command: Command = lambda rollcall, room: rollcall.command,
+    command: Command = lambda registry, room: registry.command,
 ) -> list[Recovery]:
     """A peer that is missing or fails is said, and gives an empty list. Where we fail ourselves, that is an error."""
     try:
@@ -126,13 +126,13 @@ def measure(launcher: Launcher, runs: int, *, spares: int, kill: Kill, command: 
     """One fleet, killed `runs` times."""
     with (
         processes.temporary_folder() as room,
-        closing(RollCall()) as rollcall,
+        closing(WorkerRegistry()) as registry,
         contextlib.ExitStack() as stack,
     ):
-        fleet = launcher.start(Task(command(rollcall, room), spares, room))
+        fleet = launcher.start(Task(command(registry, room), spares, room))
         stack.callback(fleet.stop)
         try:
-            taken = list(_recoveries(fleet, rollcall, runs, kill))
+            taken = list(_recoveries(fleet, registry, runs, kill))
         except BenchTimeout as error:
             raise PeerFailed(f"{error}\n{fleet.log()}") from None
         if isinstance(fleet, OurFleet):
@@ -143,14 +143,14 @@ def measure(launcher: Launcher, runs: int, *, spares: int, kill: Kill, command: 
         return taken
 
 
-def _recoveries(fleet: Fleet, rollcall: RollCall, runs: int, kill: Kill) -> Iterator[Recovery]:
+def _recoveries(fleet: Fleet, registry: WorkerRegistry, runs: int, kill: Kill) -> Iterator[Recovery]:
     clock = SystemClock()
-    world = rollcall.wait_world(WORLD_SIZE, timeout_s=START_S)
+    world = registry.wait_world(WORLD_SIZE, timeout_s=START_S)
     for _ in range(runs):
         fleet.wait_spares(START_S)
         killed = clock.monotonic()
         kill(world[VICTIM], fleet)
-        world = rollcall.wait_world(WORLD_SIZE, timeout_s=RECOVER_S, after=killed)
+        world = registry.wait_world(WORLD_SIZE, timeout_s=RECOVER_S, after=killed)
         yield Recovery(killed, world)
 
 

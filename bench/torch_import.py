@@ -1,6 +1,6 @@
 """A worker that imports torch and reports: its first line, and the one after the import. Then it waits.
 
-Usage: torch_import.py HOST PORT, where a `bench.rollcall.RollCall` listens.
+Usage: torch_import.py HOST PORT, where a `bench.worker_registry.WorkerRegistry` listens.
 """
 
 import time
@@ -16,9 +16,9 @@ import os  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
 
-rollcall = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+registry = socket.create_connection((sys.argv[1], int(sys.argv[2])))
 report = (
     f"{os.environ['MASTER_PORT']} {os.environ['RANK']} {os.getpid()} {STAMPS['imports']!r} {json.dumps(STAMPS)}\n"
 )
-rollcall.sendall(report.encode())
-rollcall.recv(1)
+registry.sendall(report.encode())
+registry.recv(1)

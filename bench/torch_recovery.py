@@ -12,9 +12,9 @@ from bench.launchers.ours import Ours
 from bench.launchers.torchelastic import ft_launcher, torchrun, torchrun_tuned
 from bench.processes import interpreter
 from bench.recovery import Kill, Recovery, Samples
-from bench.rollcall import RollCall
 from bench.tables import Target, print_rows, print_targets
 from bench.warm import COLD, MODULES, WARM
+from bench.worker_registry import WorkerRegistry
 from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 
 WORKER = Path(__file__).parent / "torch_worker.py"
@@ -47,8 +47,8 @@ def _measure_in_turns(
 ) -> dict[str, list[Recovery]]:
     python = str(interpreter(["torch"], peers))
 
-    def command(rollcall: RollCall, room: Path) -> tuple[str, ...]:
-        return (python, str(WORKER), str(room / "checkpoint.pt"), *rollcall.address)
+    def command(registry: WorkerRegistry, room: Path) -> tuple[str, ...]:
+        return (python, str(WORKER), str(room / "checkpoint.pt"), *registry.address)
 
     found: dict[str, list[Recovery]] = {launcher.name: [] for launcher in launchers}
     # In turns of a few kills each: other load on the machine affects all launchers alike.

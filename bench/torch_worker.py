@@ -1,7 +1,7 @@
 """A training with torch and gloo, as a user writes it, that reports its first step, and when it got how far.
 
-Usage: torch_worker.py CHECKPOINT HOST PORT, where a `bench.rollcall.RollCall` listens. That does not end it: a dead
-peer does, through the collective.
+Usage: torch_worker.py CHECKPOINT HOST PORT, where a `bench.worker_registry.WorkerRegistry` listens. When the registry
+closes the connection the worker goes on; a dead peer ends it, through the collective.
 """
 
 import time
@@ -37,21 +37,21 @@ def main() -> None:
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
     STAMPS["checkpoint"] = time.monotonic()
-    rollcall = None
+    registry = None
     while True:
         inputs = torch.randn(BATCH, WIDTH)
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), inputs).backward()
         optimizer.step()
-        if rollcall is None:
+        if registry is None:
             now = time.monotonic()
             if dist.get_rank() == 0 and not checkpoint.exists():
                 fresh = checkpoint.with_suffix(".new")
                 torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, fresh)
                 fresh.replace(checkpoint)
-            rollcall = socket.create_connection((sys.argv[2], int(sys.argv[3])))
+            registry = socket.create_connection((sys.argv[2], int(sys.argv[3])))
             world = os.environ["MASTER_PORT"]
-            rollcall.sendall(f"{world} {dist.get_rank()} {os.getpid()} {now!r} {json.dumps(STAMPS)}\n".encode())
+            registry.sendall(f"{world} {dist.get_rank()} {os.getpid()} {now!r} {json.dumps(STAMPS)}\n".encode())
             beat()
         time.sleep(STEP_S)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from bench.errors import PeerMissing
 from bench.processes import JsonChild, interpreter, temporary_folder
-from bench.rollcall import RollCall
 from bench.tables import Target, print_rows, print_target, print_targets
+from bench.worker_registry import WorkerRegistry
 from nvrx_slurm.agent.warm import AHEAD_AFTER_S
 from nvrx_slurm.util.clock import SystemClock
 
@@ -38,17 +38,17 @@ def warm_start(runs: int, peers: Path) -> None:
     python, clock = str(interpreter(["torch"], peers)), SystemClock()
     for count, most_s in ((1, 0.025), (WORKERS, 0.060)):
         samples: dict[str, list[float]] = {WARM: [], FLOOR: [], COLD: []}
-        with closing(RollCall()) as rollcall:
-            command = (python, str(IMPORTS), *rollcall.address)
+        with closing(WorkerRegistry()) as registry:
+            command = (python, str(IMPORTS), *registry.address)
             with _one_node(command) as warm, _one_node(command) as cold, _fork_server(python) as floor:
                 warm.ask({"warm": [count, *MODULES]})
                 # A warm start takes milliseconds, a cold one seconds: not each warm run has a cold one beside it.
                 for run in range(runs * WARM_RUNS):
                     clock.sleep(AHEAD_AFTER_S + SETTLE_S)  # until the next workers are forked
-                    samples[WARM].append(_start(warm, rollcall, count))
+                    samples[WARM].append(_start(warm, registry, count))
                     samples[FLOOR].append(_fork(floor, count))
                     if run % WARM_RUNS == 0:
-                        samples[COLD].append(_start(cold, rollcall, count))
+                        samples[COLD].append(_start(cold, registry, count))
         which = "a worker" if count == 1 else f"{count} workers at once"
         print_rows(f"{which}: the order → torch is imported", samples, unit="ms", first=FLOOR)
         print_targets(samples, [Target(f"≤ {most_s * 1000:g} ms, in s", None, (WARM,), at_most=most_s)])
@@ -112,10 +112,10 @@ def _one_node(command: Sequence[str], prefix: Sequence[str] = ()) -> Iterator[Js
         node.end()
 
 
-def _start(node: JsonChild, rollcall: RollCall, count: int) -> float:
+def _start(node: JsonChild, registry: WorkerRegistry, count: int) -> float:
     """Seconds from the first order until the last worker has imported torch."""
     began: float = min(node.ask({"spawn": count})["ordered"].values())
-    world = rollcall.wait_world(count, timeout_s=WAIT_S, after=began)
+    world = registry.wait_world(count, timeout_s=WAIT_S, after=began)
     node.ask({"stop": True})
     return max(worker.started for worker in world.values()) - began
 
@@ -123,12 +123,12 @@ def _start(node: JsonChild, rollcall: RollCall, count: int) -> float:
 def _first_start(python: str, name: str, prefix: Sequence[str] = ()) -> FirstStart:
     """Start a node and 8 workers of a training on it, look at them at their first step, and end it all."""
     start = FirstStart()
-    with temporary_folder() as room, closing(RollCall()) as rollcall:
-        command = (python, str(TRAINING), f"{room}/checkpoint.pt", *rollcall.address)
+    with temporary_folder() as room, closing(WorkerRegistry()) as registry:
+        command = (python, str(TRAINING), f"{room}/checkpoint.pt", *registry.address)
         with _one_node(command, prefix) as node:
             process = node.ask({"warm": [WORKERS, *MODULES]})["process"] if name == WARM else None
             node.ask({"spawn": WORKERS})
-            world = rollcall.wait_world(WORKERS, timeout_s=WAIT_S)
+            world = registry.wait_world(WORKERS, timeout_s=WAIT_S)
             start.pss_bytes = sum(_pss_bytes(worker.pid) for worker in world.values())
             start.warm_process_bytes = _pss_bytes(process) if process is not None else 0
             node.ask({"stop": True})

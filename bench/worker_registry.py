@@ -1,7 +1,7 @@
-"""Where workers report that they run, and hear that a peer has vanished.
+"""The registry that each worker connects to when it starts.
 
-Workers of one world (one MASTER_PORT: every launcher takes a fresh one for each cycle) hang together: when one's
-connection breaks, all the others of its world are let go, as a broken collective would let them.
+Workers of one world have one MASTER_PORT; every launcher takes a new one for each cycle. When the connection of one
+worker breaks, the registry closes those of all others of its world, and they exit, as after a broken collective.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORKER = Path(__file__).parent / "worker.py"
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class RunningWorker:
     """A worker that runs. `started` is its own stamp, in seconds on the machine's monotonic clock; `stamps` are those
     of what it did before, in order."""
 
@@ -33,7 +33,7 @@ class Present:
     stamps: dict[str, float] = field(default_factory=dict)
 
 
-class RollCall:
+class WorkerRegistry:
     """Owns all workers' connections; serves them while a caller waits."""
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -42,7 +42,7 @@ class RollCall:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
         self._open = set[socket.socket]()
-        self._worlds: dict[str, dict[socket.socket, Present]] = defaultdict(dict)
+        self._worlds: dict[str, dict[socket.socket, RunningWorker]] = defaultdict(dict)
 
     @property
     def address(self) -> tuple[str, str]:
@@ -55,12 +55,12 @@ class RollCall:
         """The command of a worker that reports here, and does nothing else."""
         return (sys.executable, "-S", "-E", str(WORKER), *self.address)
 
-    def wait_world(self, size: int, *, timeout_s: float, after: float = 0.0) -> dict[int, Present]:
+    def wait_world(self, size: int, *, timeout_s: float, after: float = 0.0) -> dict[int, RunningWorker]:
         """The workers by rank, once one world has all of `size` at the same time, each started later than `after`.
 
         Raises BenchTimeout.
         """
-        found: dict[int, Present] = {}
+        found: dict[int, RunningWorker] = {}
 
         def complete() -> bool:
             for world in self._worlds.values():
@@ -74,7 +74,7 @@ class RollCall:
         return found
 
     def close(self) -> None:
-        """Let everybody go."""
+        """Close all connections; the workers exit."""
         for key in list(self._selector.get_map().values()):
             assert isinstance(key.fileobj, socket.socket)
             key.fileobj.close()
@@ -91,27 +91,27 @@ class RollCall:
                 if key.fileobj is self._server:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._open:
-                    self._hear(key.fileobj)  # not one that was let go since select
+                    self._read(key.fileobj)  # not one that was closed since select
 
     def _accept(self) -> None:
         connection, _ = self._server.accept()
         self._selector.register(connection, selectors.EVENT_READ)
         self._open.add(connection)
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _read(self, connection: socket.socket) -> None:
         """A worker's only line, in one piece as it is short; or the end of its connection."""
         try:
             data = connection.recv(1024)
         except ConnectionError:
             data = b""
         if not data:
-            self._vanished(connection)
+            self._lost(connection)
             return
         world, rank, pid, started, *stamps = data.decode().split(maxsplit=4)
         before = json.loads(stamps[0]) if stamps else {}
-        self._worlds[world][connection] = Present(world, int(rank), int(pid), float(started), before)
+        self._worlds[world][connection] = RunningWorker(world, int(rank), int(pid), float(started), before)
 
-    def _vanished(self, connection: socket.socket) -> None:
+    def _lost(self, connection: socket.socket) -> None:
         self._drop(connection)
         for name, world in list(self._worlds.items()):
             if connection in world:

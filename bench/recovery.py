@@ -16,7 +16,7 @@ from bench import processes
 from bench.errors import BenchTimeout, PeerFailed, PeerMissing
 from bench.launchers.bare import Bare
 from bench.launchers.base import WORLD_SIZE, Fleet, Launcher, Task
-from bench.launchers.ours import OurFleet, Ours
+from bench.launchers.local_job import LocalJob, NvrxSlurm
 from bench.launchers.torchelastic import ft_launcher, torchrun, torchrun_tuned
 from bench.tables import Target, print_rows, print_targets
 from bench.worker_registry import RunningWorker, WorkerRegistry
@@ -38,7 +38,7 @@ Samples = dict[str, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """When the kill was sent, and the workers of the next world, by rank. `phases`: of ours, by the journal."""
+    """When the kill was sent, and the workers of the next world, by rank. `phases`: of nvrx-slurm, by the journal."""
 
     killed: float
     world: dict[int, RunningWorker]
@@ -51,31 +51,31 @@ class Recovery:
 
 def worker_recovery(runs: int, peers: Path) -> None:
     """A worker is killed."""
-    launchers: list[Launcher] = [Ours(), torchrun(peers), ft_launcher(peers), Bare()]
+    launchers: list[Launcher] = [NvrxSlurm(), torchrun(peers), ft_launcher(peers), Bare()]
     samples = measure_all(launchers, runs, spares=0, kill=kill_worker)
-    print_rows("from a worker's SIGKILL to all workers running", samples, unit="ms", first=Ours.name)
+    print_rows("from a worker's SIGKILL to all workers running", samples, unit="ms", first=NvrxSlurm.name)
     print_targets(
         samples,
         [
-            Target("≥ 8 × faster than the best peer", Ours.name, ("torchrun", "ft_launcher"), at_least=8.0),
-            Target("≤ 3 × the bare loop", Bare.name, (Ours.name,), at_most=3.0),
+            Target("≥ 8 × faster than the best peer", NvrxSlurm.name, ("torchrun", "ft_launcher"), at_least=8.0),
+            Target("≤ 3 × the bare loop", Bare.name, (NvrxSlurm.name,), at_most=3.0),
         ],
     )
 
 
 def node_recovery(runs: int, peers: Path) -> None:
     """A node is killed, with all that runs on it; each run has a hot spare."""
-    samples = measure_all([Ours(), Bare()], runs, spares=runs, kill=kill_node)
+    samples = measure_all([NvrxSlurm(), Bare()], runs, spares=runs, kill=kill_node)
     # Their time is timeouts that they sleep through, a minute each: side by side they do not disturb each other.
     elastic: list[Launcher] = [torchrun(peers), torchrun_tuned(peers), ft_launcher(peers)]
     samples |= measure_together(elastic, runs, spares=runs, kill=kill_node)
-    print_rows("from a node's SIGKILL to its ranks on a spare", samples, unit="ms", first=Ours.name)
+    print_rows("from a node's SIGKILL to its ranks on a spare", samples, unit="ms", first=NvrxSlurm.name)
     print_targets(
         samples,
         [
-            Target("≥ 10 × faster than torchrun", Ours.name, ("torchrun",), at_least=10.0),
-            Target("≥ 3 × faster than ft_launcher", Ours.name, ("ft_launcher",), at_least=3.0),
-            Target("≤ 1 s", None, (Ours.name,), at_most=1.0),
+            Target("≥ 10 × faster than torchrun", NvrxSlurm.name, ("torchrun",), at_least=10.0),
+            Target("≥ 3 × faster than ft_launcher", NvrxSlurm.name, ("ft_launcher",), at_least=3.0),
+            Target("≤ 1 s", None, (NvrxSlurm.name,), at_most=1.0),
         ],
     )
 
@@ -116,7 +116,7 @@ def measured(
     try:
         return measure(launcher, runs, spares=spares, kill=kill, command=command)
     except (PeerMissing, PeerFailed) as error:
-        if isinstance(launcher, Ours):
+        if isinstance(launcher, NvrxSlurm):
             raise
         print(f"{launcher.name}: left out: {error}", flush=True)
         return []
@@ -135,7 +135,7 @@ def measure(launcher: Launcher, runs: int, *, spares: int, kill: Kill, command: 
             taken = list(_recoveries(fleet, registry, runs, kill))
         except BenchTimeout as error:
             raise PeerFailed(f"{error}\n{fleet.log()}") from None
-        if isinstance(fleet, OurFleet):
+        if isinstance(fleet, LocalJob):
             journal = fleet.recoveries()[-runs:]
             _print_phases(journal)
             if len(journal) == len(taken):

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench import recovery
 from bench.launchers.bare import Bare
 from bench.launchers.base import Launcher
-from bench.launchers.ours import Ours
+from bench.launchers.local_job import NvrxSlurm
 from bench.launchers.torchelastic import ft_launcher, torchrun, torchrun_tuned
 from bench.processes import interpreter
 from bench.recovery import Kill, Recovery, Samples
@@ -25,21 +25,26 @@ TURN = 2
 
 def torch_recovery(runs: int, peers: Path) -> None:
     """A worker is killed."""
-    launchers: list[Launcher] = [*_ours(), torchrun(peers), ft_launcher(peers), Bare()]
+    launchers: list[Launcher] = [*_local_jobs(), torchrun(peers), ft_launcher(peers), Bare()]
     found = _measure_in_turns(launchers, runs, peers, recovery.kill_worker, spares=False)
     _print_all("a worker's SIGKILL → the first step after it on all 4 ranks", found)
 
 
 def torch_node_recovery(runs: int, peers: Path) -> None:
     """A node is killed, with all that runs on it; each run has a hot spare."""
-    ours = [each for each in _ours() if each.name != AUTO]  # it finds out what to import on the nodes with ranks
-    launchers: list[Launcher] = [*ours, torchrun(peers), torchrun_tuned(peers), ft_launcher(peers), Bare()]
+    # `auto` finds out what to import on the nodes with ranks only.
+    local_jobs = [each for each in _local_jobs() if each.name != AUTO]
+    launchers: list[Launcher] = [*local_jobs, torchrun(peers), torchrun_tuned(peers), ft_launcher(peers), Bare()]
     found = _measure_in_turns(launchers, runs, peers, recovery.kill_node, spares=True)
     _print_all("a node's SIGKILL → the first step after it on all 4 ranks, 2 of them on a spare", found)
 
 
-def _ours() -> list[Ours]:
-    return [Ours(COLD), Ours(WARM, PrewarmSpec(imports=MODULES)), Ours(AUTO, PrewarmSpec(imports="auto"))]
+def _local_jobs() -> list[NvrxSlurm]:
+    return [
+        NvrxSlurm(COLD),
+        NvrxSlurm(WARM, PrewarmSpec(imports=MODULES)),
+        NvrxSlurm(AUTO, PrewarmSpec(imports="auto")),
+    ]
 
 
 def _measure_in_turns(
@@ -65,16 +70,16 @@ def _print_all(title: str, found: dict[str, list[Recovery]]) -> None:
     print_rows(title, samples, unit="ms", first=COLD)
     for name, recoveries in found.items():
         print_rows(f"{name}, phase by phase", _phases(recoveries), unit="ms", first="")
-    for name in [each.name for each in _ours() if each.name != COLD]:
+    for name in [each.name for each in _local_jobs() if each.name != COLD]:
         targets = [
             Target(f"{name}: ≥ 6 × faster than the best peer", name, ("torchrun", "ft_launcher"), at_least=6.0),
-            Target(f"{name}: ≤ 0.45 × our own cold start", COLD, (name,), at_most=0.45),
+            Target(f"{name}: ≤ 0.45 × its own cold start", COLD, (name,), at_most=0.45),
         ]
         print_targets(samples, targets)
 
 
 def _phases(recoveries: Sequence[Recovery]) -> Samples:
-    """How long each phase took, until the last rank had passed its end; where it is ours, the journal's first."""
+    """How long each phase took, until the last rank had passed its end; of nvrx-slurm the journal's first."""
     phases: Samples = {}
     for each in recoveries:
         until = each.killed

@@ -1,4 +1,4 @@
-"""nvrx-slurm itself: a local job, started as `nvrx-slurm run` starts it."""
+"""nvrx-slurm: a local job, started as `nvrx-slurm run` starts it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ POLITE_S = 15.0
 
 
 @dataclass(frozen=True)
-class Ours:
+class NvrxSlurm:
     """Starts a local job. `prewarm`: as in job.yaml; then each node has its warm process before a measurement."""
 
     name: str = "nvrx-slurm"
     prewarm: PrewarmSpec | None = None
 
-    def start(self, task: Task) -> OurFleet:
+    def start(self, task: Task) -> LocalJob:
         role = RolePlan(
             name="main",
             command=task.command,
@@ -48,11 +48,11 @@ class Ours:
         host = processes.start_job(plan, JOB_ID, task.room / "host.log")
         # With `auto` a node's first warm process has imported nothing yet.
         prewarmed = 0 if self.prewarm is None else 2 if self.prewarm.imports == "auto" else 1
-        return OurFleet(host, JobFolder(task.room / "jobs" / JOB_ID), NODES + task.spares, prewarmed)
+        return LocalJob(host, JobFolder(task.room / "jobs" / JOB_ID), NODES + task.spares, prewarmed)
 
 
-class OurFleet:
-    """A local job that runs."""
+class LocalJob:
+    """A running local job."""
 
     def __init__(self, host: subprocess.Popen[bytes], folder: JobFolder, nodes: int, prewarmed: int) -> None:
         self._host, self._folder, self._nodes, self._prewarmed = host, folder, nodes, prewarmed

@@ -29,7 +29,10 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "teardown": ("teardown:teardown", "64 workers of which 8 ignore SIGTERM are stopped: phase by phase."),
     "beat": ("beat:beats", "One sign of progress: shared memory against NVRx's socket."),
     "beats": ("beats:beats", "100 to 10,000 nodes beat: what it costs controller and store, and silence to reap."),
-    "ties": ("ties:ties", "1,000 and 10,000 agents connect to one controller, beside a flood too."),
+    "connections": (
+        "connections:connections",
+        "1,000 and 10,000 agents connect to one controller, beside a flood too.",
+    ),
     "startup": ("startup:startup", "nvrx-slurm --help against python -c pass."),
     "flow": ("flow:flow", "A flow through nvrx-slurm ci run against the same job by hand, on a real Slurm."),
     "simulation": ("simulation:simulation", "Virtual time against looptime's; histories a minute."),

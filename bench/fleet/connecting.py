@@ -1,12 +1,12 @@
-"""`python -m bench.fleet.ties PORT FIRST COUNT SPREAD_S [flood]`: agents n<FIRST> … tie themselves to a controller.
+"""`python -m bench.fleet.connecting PORT FIRST COUNT SPREAD_S [flood]`: agents n<FIRST> … connect to a controller.
 
 Each begins within SPREAD_S, and tries again as a real agent does. The job's token comes first on the input. A `flood`
-is COUNT connections that say nothing, and are opened again as soon as they are closed.
+is COUNT connections that send nothing, and are opened again as soon as they are closed.
 
     in    <token>
           begin
     out   ready
-          <began> <ended> <again>    all are tied; monotonic seconds, and how many tries were in vain
+          <began> <ended> <again>    all are connected; monotonic seconds, and how many attempts failed
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import raise_descriptor_limit
 
 
-class TyingFleet:
+class ConnectingFleet:
     """All agents of this process, in one epoll loop."""
 
     def __init__(self, port: int, token: str, first: int, count: int, spread_s: float, *, flood: bool) -> None:
@@ -31,10 +31,10 @@ class TyingFleet:
         self._spread_s, self._flood = spread_s, flood
         self._clock = SystemClock()
         self._poller = select.epoll()
-        self._ties: dict[int, tuple[int, SimulatedConnection]] = {}
+        self._connections: dict[int, tuple[int, SimulatedConnection]] = {}
         self._pauses = [FIRST_RETRY_S] * count
         self._due: list[tuple[float, int]] = []  # a heap: when which agent connects
-        self._tied = self._again = 0
+        self._connected = self._again = 0
 
     def run(self) -> None:
         """Serve until the input ends."""
@@ -48,7 +48,7 @@ class TyingFleet:
                 if descriptor == sys.stdin.fileno():
                     return
                 self._serve(descriptor)
-            if self._tied == self._count and began:
+            if self._connected == self._count and began:
                 print(began, self._clock.monotonic(), self._again, flush=True)
                 began = 0.0
             while self._due and self._due[0][0] <= self._clock.monotonic():
@@ -56,23 +56,23 @@ class TyingFleet:
 
     def _connect(self, agent: int) -> None:
         name = f"n{self._first + agent}"
-        tie = SimulatedConnection((LOOPBACK, self._port), token=self._token, node=name, incarnation=name)
-        self._ties[tie.socket.fileno()] = agent, tie
-        self._poller.register(tie.socket, select.EPOLLIN)
+        connection = SimulatedConnection((LOOPBACK, self._port), token=self._token, node=name, incarnation=name)
+        self._connections[connection.socket.fileno()] = agent, connection
+        self._poller.register(connection.socket, select.EPOLLIN)
 
     def _serve(self, descriptor: int) -> None:
-        agent, tie = self._ties[descriptor]
+        agent, connection = self._connections[descriptor]
         try:
             if self._flood:
-                if not tie.socket.recv(4096):
+                if not connection.socket.recv(4096):
                     raise ConnectionResetError
                 return
-            tie.readable()
-            self._tied += tie.session is not None
+            connection.readable()
+            self._connected += connection.session is not None
         except OSError:
             self._poller.unregister(descriptor)
-            del self._ties[descriptor]
-            tie.socket.close()
+            del self._connections[descriptor]
+            connection.socket.close()
             self._again += 1
             pause = 0.0 if self._flood else self._pauses[agent]
             self._pauses[agent] = min(2 * pause, LAST_RETRY_S)
@@ -82,7 +82,7 @@ class TyingFleet:
 if __name__ == "__main__":
     raise_descriptor_limit()
     where, first, count, spread, *rest = sys.argv[1:]
-    fleet = TyingFleet(
+    fleet = ConnectingFleet(
         int(where), sys.stdin.readline().strip(), int(first), int(count), float(spread), flood="flood" in rest
     )
     print("ready", flush=True)

@@ -28,7 +28,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "round": ("round:rounds", "A rendezvous of 256 to 2,000 simulated nodes; how it grows."),
     "teardown": ("teardown:teardown", "64 workers of which 8 ignore SIGTERM are stopped: phase by phase."),
     "beat": ("beat:beats", "One sign of progress: shared memory against NVRx's socket."),
-    "beats": ("beats:beats", "100 to 10,000 nodes beat: what it costs controller and store, and silence to reap."),
+    "heartbeats": ("heartbeats:heartbeats", "100 to 10,000 nodes send heartbeats: what it costs; silence to reap."),
     "connections": (
         "connections:connections",
         "1,000 and 10,000 agents connect to one controller, beside a flood too.",

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from statistics import median
 
-from bench.stage import line, say, start_fleet
+from bench.stage import read_line, send_line, start_fleet
 from bench.tables import print_rows, print_target
 from nvrx_slurm.agent.heartbeat import SPREAD_S_PER_NODE
 from nvrx_slurm.journal.folder import LOOPBACK
@@ -59,15 +59,15 @@ async def measure(size: int, spread_s: float, flood: int = 0) -> float:
             flooding = await start_fleet(
                 stack, "bench.fleet.connecting", str(port), "0", str(flood), "0", "flood", first=token
             )
-            say(flooding, "begin")
+            send_line(flooding, "begin")
         for part in range(FLEETS):
             count = size // FLEETS
             words = (str(port), str(part * count), str(count), str(spread_s))
             fleets.append(await start_fleet(stack, "bench.fleet.connecting", *words, first=token))
         before = os.times()
         for fleet in fleets:
-            say(fleet, "begin")
-        results = [(await line(fleet)).split() for fleet in fleets]
+            send_line(fleet, "begin")
+        results = [(await read_line(fleet)).split() for fleet in fleets]
         after = os.times()
         took = max(float(words[1]) for words in results) - min(float(words[0]) for words in results)
         again = sum(int(words[2]) for words in results)

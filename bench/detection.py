@@ -100,9 +100,9 @@ class _Watched:
     def freeze(self) -> float:
         """Seconds until the controller gave the frozen node up; it is killed afterwards."""
         agent = self._agent()
-        everybody = [agent, *descendants(agent)]
-        took = self._loss(lambda: send_all(everybody, signal.SIGSTOP))
-        send_all(everybody[::-1], signal.SIGKILL)
+        processes_of_node = [agent, *descendants(agent)]
+        took = self._loss(lambda: send_all(processes_of_node, signal.SIGSTOP))
+        send_all(processes_of_node[::-1], signal.SIGKILL)
         return took
 
     def losses_within(self, seconds: float) -> list[NodeLost]:

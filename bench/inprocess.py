@@ -55,6 +55,6 @@ async def _measure(samples: Samples, runs: int, python: Path) -> None:
 
 async def _raise(ranks: Group, iteration: int) -> float:
     """One rank raises; seconds until all are in the function again."""
-    ranks.say(VICTIM, "raise")
-    raised = await ranks.until_told("raised")
+    ranks.send_line(VICTIM, "raise")
+    raised = await ranks.until_printed("raised")
     return await ranks.until_entered(iteration, SIZE) - raised

@@ -54,15 +54,15 @@ async def valkey(room: Path) -> AsyncIterator[Valkey]:
 
 @dataclass
 class Group:
-    """Processes by their first rank, and what they have said."""
+    """Processes by their first rank, and what they have printed."""
 
     processes: dict[int, Process]
     log: Path
-    told: asyncio.Queue[tuple[int, list[str]]] = field(default_factory=asyncio.Queue)
+    lines: asyncio.Queue[tuple[int, list[str]]] = field(default_factory=asyncio.Queue)
     ended: set[int] = field(default_factory=set)  # as they should
     entered: dict[int, dict[int, float]] = field(default_factory=dict)  # iteration → rank → stamp
 
-    def say(self, rank: int, order: str) -> None:
+    def send_line(self, rank: int, order: str) -> None:
         stdin = self.processes[rank].stdin
         assert stdin is not None
         stdin.write(f"{order}\n".encode())
@@ -79,8 +79,8 @@ class Group:
                 self.entered.setdefault(int(words[1]), {})[rank] = float(words[2])
         return max(there.values())
 
-    async def until_told(self, word: str) -> float:
-        """The number that some rank says with this word."""
+    async def until_printed(self, word: str) -> float:
+        """The number that some rank prints after this word."""
         while True:
             _, words = await self._next()
             if words[0] == word:
@@ -88,35 +88,35 @@ class Group:
 
     async def _next(self) -> tuple[int, list[str]]:
         try:
-            rank, words = await asyncio.wait_for(self.told.get(), STEP_S)
+            rank, words = await asyncio.wait_for(self.lines.get(), STEP_S)
         except TimeoutError:
             raise BenchTimeout(
-                f"no rank said anything in {STEP_S:.0f} s; their log ends with:\n{self._said}"
+                f"no rank printed a line in {STEP_S:.0f} s; their log ends with:\n{self._log_end}"
             ) from None
         if words == ENDED and rank not in self.ended:
-            raise PeerFailed(f"rank {rank} has ended; the log ends with:\n{self._said}")
+            raise PeerFailed(f"rank {rank} has ended; the log ends with:\n{self._log_end}")
         return rank, words
 
     @property
-    def _said(self) -> str:
+    def _log_end(self) -> str:
         return self.log.read_text(errors="replace")[-2000:]
 
-    async def hear(self, rank: int) -> None:
+    async def read_lines(self, rank: int) -> None:
         stdout = self.processes[rank].stdout
         assert stdout is not None
         async for line in stdout:
-            self.told.put_nowait((rank, line.decode().split()))
-        self.told.put_nowait((rank, ENDED))
+            self.lines.put_nowait((rank, line.decode().split()))
+        self.lines.put_nowait((rank, ENDED))
 
     async def finish(self) -> None:
         """All return. Raises PeerFailed for a rank that then fails."""
         living = {rank: process for rank, process in self.processes.items() if process.returncode is None}
         for rank in living:
-            self.say(rank, "return")
+            self.send_line(rank, "return")
         async with asyncio.timeout(STEP_S):
             codes = {rank: await process.wait() for rank, process in living.items()}
         if any(codes.values()):
-            raise PeerFailed(f"exit codes by rank: {codes}; their log: {self._said}")
+            raise PeerFailed(f"exit codes by rank: {codes}; their log: {self._log_end}")
 
 
 @contextlib.asynccontextmanager
@@ -140,7 +140,7 @@ async def group(
                 env=env.child_environment({**shared, **own}),
                 preexec_fn=dies_with_parent(signal.SIGKILL),
             )
-    hearing = [asyncio.create_task(started.hear(rank)) for rank in started.processes]
+    readers = [asyncio.create_task(started.read_lines(rank)) for rank in started.processes]
     try:
         async with asyncio.timeout(START_S):
             await started.until_entered(0, size)
@@ -148,4 +148,4 @@ async def group(
     finally:
         for process in started.processes.values():
             await kill(process)
-        await asyncio.gather(*hearing)
+        await asyncio.gather(*readers)

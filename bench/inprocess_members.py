@@ -160,12 +160,12 @@ def main() -> None:
     members, first, count = map(int, sys.argv[3:])
     store = RedisStore(url=url, password_file=password_file)
     connection, clock = store.connect(f"bench-{members}", 0), SystemClock()
-    everybody = {
+    own = {
         number: Member(number, connection, RankCycle(number, GroupLedger(members)), number, members)
         for number in range(first, first + count)
     }
     print("ready", flush=True)
-    fleet = Fleet(everybody, connection)
+    fleet = Fleet(own, connection)
     for line in sys.stdin:
         order, *who = line.split()
         fleet.obey(order, int(who[0]) if who else None)

@@ -20,7 +20,7 @@ import redis.asyncio as client
 from bench import usage
 from bench.inprocess_group import Valkey, valkey
 from bench.processes import temporary_folder
-from bench.stage import line, say, start_fleet
+from bench.stage import read_line, send_line, start_fleet
 from bench.tables import growth_exponent, print_target
 from nvrx_slurm.util.clock import SystemClock
 
@@ -103,8 +103,8 @@ async def _step(fleets: Sequence[Process], order: str, store: Valkey, observer: 
     operations, sent = await _operations(observer)
     before = [usage.of(process.pid, clock) for process in processes]
     for fleet in fleets:
-        say(fleet, order)
-    ended = max([float(await line(fleet)) for fleet in fleets])
+        send_line(fleet, order)
+    ended = max([float(await read_line(fleet)) for fleet in fleets])
     after = [usage.of(process.pid, clock) for process in processes]
     operations_after, sent_after = await _operations(observer)
     cpu_s = [last.cpu_s - first.cpu_s for first, last in zip(before, after, strict=True)]

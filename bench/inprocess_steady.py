@@ -41,8 +41,8 @@ async def _measure(samples: Samples, runs: int, python: Path) -> None:
                 async with group(python, side, SIZE, {}, store, room) as ranks:
                     samples[SHARE][side] += await _shares(ranks, before)
                     for _ in range(runs):
-                        ranks.say(0, "ping")
-                        samples[PING][side].append(await ranks.until_told("pings"))
+                        ranks.send_line(0, "ping")
+                        samples[PING][side].append(await ranks.until_printed("pings"))
                     await ranks.finish()
 
 

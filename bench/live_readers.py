@@ -19,7 +19,7 @@ from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
 from bench.processes import temporary_folder
-from bench.stage import STEP_S, Stage, say, set_up, start_controller, start_fleet, start_python, until_ordered
+from bench.stage import STEP_S, Stage, send_line, set_up, start_controller, start_fleet, start_python, until_ordered
 from bench.tables import print_target
 from nvrx_slurm.journal.records import DumpAsked, RendezvousClosed
 from nvrx_slurm.lab.plans import plain_bounds
@@ -48,8 +48,8 @@ async def _measure(runs: int) -> dict[str, list[float]]:
         async with contextlib.AsyncExitStack() as stack:
             stage = await set_up(stack, room, size=NODES, bounds=plain_bounds())
             await start_controller(stack, stage)
-            fleet = await start_fleet(stack, "bench.fleet.chorus", str(stage.folder.path), "1", str(NODES), "1")
-            say(fleet, "begin")
+            fleet = await start_fleet(stack, "bench.fleet.heartbeats", str(stage.folder.path), "1", str(NODES), "1")
+            send_line(fleet, "begin")
             await until_ordered(stage, RendezvousClosed, "the first rendezvous")
             metrics, url = await _start_metrics(stack, room)
             readers = {"metrics --listen": metrics, "top": await _start_top(stack, room)}

@@ -112,7 +112,7 @@ def measured(
     kill: Kill,
     command: Command = lambda registry, room: registry.command,
 ) -> list[Recovery]:
-    """A peer that is missing or fails is said, and gives an empty list. Where we fail ourselves, that is an error."""
+    """A peer that is missing or fails is reported, and gives an empty list. A failure of nvrx-slurm is an error."""
     try:
         return measure(launcher, runs, spares=spares, kill=kill, command=command)
     except (PeerMissing, PeerFailed) as error:

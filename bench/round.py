@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.processes import temporary_folder
-from bench.stage import CONTROLLER, line, say, set_up, start_controller, start_fleet
+from bench.stage import CONTROLLER, read_line, send_line, set_up, start_controller, start_fleet
 from bench.tables import growth_exponent, print_rows, print_target
 from nvrx_slurm.lab.plans import plain_bounds
 
@@ -31,23 +31,23 @@ class Setting:
     """What one measurement runs with."""
 
     size: int
-    tethered: bool = False
+    connected: bool = False
     controller: tuple[str, ...] = CONTROLLER
 
 
 def rounds(runs: int, peers: Path) -> None:
-    """Every size, `runs` times; then once more at the size that has a target, with tethers."""
+    """Every size, `runs` times; then once more at the size that has a target, with liveness connections."""
     measured: dict[int, list[tuple[float, float]]] = {size: [] for size in SIZES}
     for _ in range(runs):  # in turns, so that noise meets all sizes alike
         for size, taken in measured.items():
             taken.append(asyncio.run(measure(Setting(size))))
     for index, name in enumerate(("join", "restart")):
-        _tell(f"round, {name}", {size: [run[index] for run in taken] for size, taken in measured.items()})
-    tethered = [asyncio.run(measure(Setting(TARGET_SIZE, tethered=True)))[0] for _ in range(runs)]
-    _tell("round, join, while every node is tethered too", {TARGET_SIZE: tethered})
+        _print(f"round, {name}", {size: [run[index] for run in taken] for size, taken in measured.items()})
+    connected = [asyncio.run(measure(Setting(TARGET_SIZE, connected=True)))[0] for _ in range(runs)]
+    _print("round, join, while every node also connects", {TARGET_SIZE: connected})
 
 
-def _tell(title: str, samples: Mapping[int, Sequence[float]]) -> None:
+def _print(title: str, samples: Mapping[int, Sequence[float]]) -> None:
     print_rows(title, {_row(size): taken for size, taken in samples.items()}, unit="ms", first=_row(TARGET_SIZE))
     middles = {size: median(taken) for size, taken in samples.items()}
     at_target = middles[TARGET_SIZE]
@@ -71,7 +71,12 @@ async def measure(setting: Setting) -> tuple[float, float]:
             await start_controller(stack, stage, setting.controller)
             fleets, count = list[Process](), setting.size // FLEETS
             for part in range(FLEETS):
-                words = (str(stage.folder.path), str(1 + part * count), str(count), *["tethered"] * setting.tethered)
+                words = (
+                    str(stage.folder.path),
+                    str(1 + part * count),
+                    str(count),
+                    *["connected"] * setting.connected,
+                )
                 fleets.append(await start_fleet(stack, "bench.fleet", *words))
             join = await _one_round(fleets, "begin", to=fleets)
             restart = await _one_round(fleets, "fail", to=fleets[:1])
@@ -80,7 +85,7 @@ async def measure(setting: Setting) -> tuple[float, float]:
 
 async def _one_round(fleets: Sequence[Process], order: str, *, to: Sequence[Process]) -> float:
     for fleet in to:
-        say(fleet, order)
-    said = [(await line(fleet)).split() for fleet in fleets]
-    began = min(float(words[1]) for words in said if float(words[1]))
-    return max(float(words[2]) for words in said) - began
+        send_line(fleet, order)
+    results = [(await read_line(fleet)).split() for fleet in fleets]
+    began = min(float(words[1]) for words in results if float(words[1]))
+    return max(float(words[2]) for words in results) - began

@@ -119,27 +119,27 @@ async def start_fleet(
     """Start a process of simulated nodes, and wait until it is connected. `first` is the first line of its input."""
     fleet = await start_python(stack, "-m", module, *arguments, stdin=PIPE, stdout=PIPE)
     if first is not None:
-        say(fleet, first)
-    await line(fleet)
+        send_line(fleet, first)
+    await read_line(fleet)
     return fleet
 
 
-def say(fleet: Process, order: str) -> None:
-    """One line to a fleet."""
+def send_line(fleet: Process, order: str) -> None:
+    """Send one line to a fleet."""
     assert fleet.stdin is not None
     fleet.stdin.write(f"{order}\n".encode())
 
 
-async def line(fleet: Process) -> str:
-    """What a fleet says next."""
+async def read_line(fleet: Process) -> str:
+    """The next line that a fleet prints. Raises BenchTimeout."""
     assert fleet.stdout is not None
     try:
-        said = await asyncio.wait_for(fleet.stdout.readline(), STEP_S)
+        line = await asyncio.wait_for(fleet.stdout.readline(), STEP_S)
     except TimeoutError:
         raise BenchTimeout(f"a simulated fleet did not answer in {STEP_S:.0f} s") from None
-    if not said:
-        raise BenchTimeout("a simulated fleet died; what it said is above")
-    return said.decode()
+    if not line:
+        raise BenchTimeout("a simulated fleet died; its messages are above")
+    return line.decode()
 
 
 async def kill(process: Process) -> None:

@@ -1,6 +1,6 @@
-"""`python -m bench.fleet FOLDER FIRST COUNT [tethered]`: nodes n<FIRST> … of the job in FOLDER.
+"""`python -m bench.fleet FOLDER FIRST COUNT [connected]`: nodes n<FIRST> … of the job in FOLDER.
 
-They do what their input says, and `tethered` ones connect to the controller too, once they have joined:
+They do what their input says, and `connected` ones connect to the controller too, once they have joined:
 
     in    begin     every node joins
           fail      a worker of the first node dies
@@ -34,14 +34,14 @@ from nvrx_slurm.util.job_key import JobKey
 class SimulatedFleet:
     """All nodes of this process, in one epoll loop: a loop with more to it would measure itself."""
 
-    def __init__(self, folder: JobFolder, first: int, count: int, *, tethered: bool) -> None:
+    def __init__(self, folder: JobFolder, first: int, count: int, *, connected: bool) -> None:
         store, plan = folder.read_store(), folder.read_plan()
         assert store is not None, f"{folder.path} has no store.json"
         self._store = store
         self._clock = SystemClock()
         self._interval_s = plan.fault_tolerance.heartbeat.interval
         self._links: dict[int, Link | SimulatedConnection] = {}
-        self._ties: dict[int, Callable[[], None]] = {}  # how to open each again
+        self._reconnects: dict[int, Callable[[], None]] = {}  # how to open each liveness connection again
         self._poller = select.epoll()
         self._began = 0.0
         self._assigned = Counter[int]()
@@ -52,10 +52,10 @@ class SimulatedFleet:
                 f"n{index}",
                 keys,
                 self._key,
-                self._connect,
+                self._connect_to_store,
                 keep_beats=keep_beats,
-                assigned=self._has_assignment,
-                tether=self._tie_later if tethered else lambda node, packed: None,
+                on_assigned=self._has_assignment,
+                on_joined=self._connect_later if connected else lambda node, packed: None,
             )
             for index in range(first, first + count)
         ]
@@ -82,11 +82,11 @@ class SimulatedFleet:
         try:
             self._links[descriptor].readable()
         except ConnectionError:
-            if descriptor not in self._ties:
+            if descriptor not in self._reconnects:
                 raise
             self._poller.unregister(descriptor)  # dropped for another, since this process was slow to answer
             del self._links[descriptor]
-            self._do_later(random.uniform(FIRST_RETRY_S / 2, FIRST_RETRY_S), self._ties.pop(descriptor))
+            self._do_later(random.uniform(FIRST_RETRY_S / 2, FIRST_RETRY_S), self._reconnects.pop(descriptor))
 
     def _obey(self, line: str) -> bool:
         self._began = self._clock.monotonic()
@@ -99,11 +99,11 @@ class SimulatedFleet:
         return bool(line)
 
     def _beat(self, node: SimulatedNode) -> None:
-        node.beat()
+        node.send_heartbeat()
         self._do_later(self._interval_s, partial(self._beat, node))
 
-    def _tie_later(self, node: SimulatedNode, packed: bytes) -> None:
-        self._do_later(random.uniform(0.0, self._spread_s), partial(self._tie, node, packed))
+    def _connect_later(self, node: SimulatedNode, packed: bytes) -> None:
+        self._do_later(random.uniform(0.0, self._spread_s), partial(self._connect_to_controller, node, packed))
 
     def _do_later(self, delay_s: float, work: Callable[[], None]) -> None:
         heappush(self._later, (self._clock.monotonic() + delay_s, next(self._count), work))
@@ -114,18 +114,18 @@ class SimulatedFleet:
             print(cycle, self._began, self._clock.monotonic(), flush=True)
             self._began = 0.0
 
-    def _connect(self) -> Link:
+    def _connect_to_store(self) -> Link:
         link = Link(self._store)
         self._add(link)
         return link
 
-    def _tie(self, node: SimulatedNode, packed: bytes) -> None:
+    def _connect_to_controller(self, node: SimulatedNode, packed: bytes) -> None:
         up = unpack_order(self._key.verify(self._keys.controller, packed))
         assert isinstance(up, ControllerUp), "the join came before the controller"
         address, token = (up.host, up.port), self._store.token
-        tie = SimulatedConnection(address, token=token, node=node.name, incarnation=node.incarnation)
-        self._ties[tie.socket.fileno()] = partial(self._tie, node, packed)
-        self._add(tie)
+        connection = SimulatedConnection(address, token=token, node=node.name, incarnation=node.incarnation)
+        self._reconnects[connection.socket.fileno()] = partial(self._connect_to_controller, node, packed)
+        self._add(connection)
 
     def _add(self, link: Link | SimulatedConnection) -> None:
         self._links[link.socket.fileno()] = link
@@ -134,4 +134,4 @@ class SimulatedFleet:
 
 if __name__ == "__main__":
     path, first, count, *rest = sys.argv[1:]
-    SimulatedFleet(JobFolder(Path(path)), int(first), int(count), tethered="tethered" in rest).run()
+    SimulatedFleet(JobFolder(Path(path)), int(first), int(count), connected="connected" in rest).run()

@@ -35,7 +35,7 @@ Send = Callable[[bytes], None]
 
 
 class Link:
-    """One connection to the store: commands go out, replies reach `heard` in order."""
+    """One connection to the store: commands go out, replies reach `on_reply` in order."""
 
     def __init__(self, store: StoreAddress) -> None:
         where = urlsplit(store.url)
@@ -46,10 +46,10 @@ class Link:
         self._ask(wire.command("SCRIPT", "LOAD", wire.JOIN_SCRIPT))
         self.socket.setblocking(False)
         self.send: Send = self.socket.sendall
-        self.heard: Callable[[Any], None]
+        self.on_reply: Callable[[Any], None]
 
     def _ask(self, command: bytes) -> None:
-        """Send a command and wait for its reply, as long as nobody else uses the connection."""
+        """Send a command and wait for its reply, before anything else uses the connection."""
         self.socket.sendall(command)
         while (reply := self._replies.gets()) is False:
             self._replies.feed(self.socket.recv(4096))
@@ -62,14 +62,14 @@ class Link:
         assert data, "the store closed a connection"
         self._replies.feed(data)
         while (reply := self._replies.gets()) is not False:
-            self.heard(reply)
+            self.on_reply(reply)
 
 
 class SimulatedNode:
     """Two connections, as an agent has: one for its blocking read of orders, one for all else.
 
-    `assigned` is called when the node has read its own assignment of a cycle, `tether` when it has joined, with what
-    the store says of the controller.
+    `on_assigned` is called when the node has read its own assignment of a cycle, `on_joined` when it has joined, with
+    what the store says of the controller.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class SimulatedNode:
         connect: Callable[[], Link],
         *,
         keep_beats: int,
-        assigned: Callable[[int], None],
-        tether: Callable[[SimulatedNode, bytes], None],
+        on_assigned: Callable[[int], None],
+        on_joined: Callable[[SimulatedNode, bytes], None],
     ) -> None:
         self.name, self._keys, self._key, self._keep_beats = name, keys, key, keep_beats
         self._beats = self._passed = 0
-        self._assigned, self._tether = assigned, tether
-        self.listening, self.speaking = connect(), connect()
-        self.listening.heard, self.speaking.heard = self._on_orders, self._on_reply
+        self._on_assigned, self._on_joined = on_assigned, on_joined
+        self.orders, self.commands = connect(), connect()
+        self.orders.on_reply, self.commands.on_reply = self._on_orders, self._on_reply
         self.incarnation, self._seq = new_incarnation(), 0
         self._last = b"0-0"
         self._due: deque[int | None] = deque()  # replies on the way: a cycle's assignment, or an id (None)
@@ -95,32 +95,32 @@ class SimulatedNode:
         self._cycle = -1
 
     def begin(self) -> None:
-        """Join, with the first sign of life beside it."""
+        """Join, and send the first heartbeat."""
         joined = self._fact(NodeJoined, addr="127.0.0.1", port=PORT, pid=1)
-        self.listening.send(wire.join(self._keys, joined.incarnation, self._key.sign(self._keys.inbox, pack(joined))))
-        self.beat()
+        self.orders.send(wire.join(self._keys, joined.incarnation, self._key.sign(self._keys.inbox, pack(joined))))
+        self.send_heartbeat()
 
-    def beat(self) -> None:
-        sign = Heartbeat(node=self.name, incarnation=self.incarnation, cycle=max(self._cycle, 0))
+    def send_heartbeat(self) -> None:
+        heartbeat = Heartbeat(node=self.name, incarnation=self.incarnation, cycle=max(self._cycle, 0))
         self._beats += 1
-        sealed = seal_heartbeat(self._key, self._keys.beats, sign, self._beats)
-        self._say(wire.beat(self._keys, self.incarnation, sealed, self._keep_beats))
+        sealed = seal_heartbeat(self._key, self._keys.beats, heartbeat, self._beats)
+        self._send(wire.beat(self._keys, self.incarnation, sealed, self._keep_beats))
 
     def fail(self) -> None:
         """One of its workers dies."""
-        self._tell(WorkerFailed, replica="main-0", cycle=self._cycle, rank=0, signal=9)
+        self._post(WorkerFailed, replica="main-0", cycle=self._cycle, rank=0, signal=9)
 
     def _on_orders(self, reply: Any) -> None:
         if isinstance(reply, Exception):
             raise reply
         if not self._joined:
             self._joined, self._last = True, reply[0]
-            self._tether(self, reply[2])
+            self._on_joined(self, reply[2])
         else:
             for identity, fields in reply[0][1] if reply else ():
                 self._last = identity
                 self._obey(fields[1])
-        self.listening.send(wire.orders(self._keys, self._last))
+        self.orders.send(wire.orders(self._keys, self._last))
 
     def _obey(self, sealed: bytes) -> None:
         place = order_place(self._keys.orders, 0)
@@ -128,10 +128,10 @@ class SimulatedNode:
         order = unpack_order(packed)
         if isinstance(order, RendezvousOpened) and 0 <= self._cycle < order.cycle:
             ready = {"replica": order.replica, "cycle": order.cycle, "port": PORT, "teardown_s": 0.001}
-            self._tell(NodeReady, **ready)
+            self._post(NodeReady, **ready)
         elif isinstance(order, RendezvousClosed):
             self._due.append(order.cycle)
-            self.speaking.send(wire.assignment(self._keys, order.replica, order.cycle, self.name))
+            self.commands.send(wire.assignment(self._keys, order.replica, order.cycle, self.name))
 
     def _on_reply(self, reply: Any) -> None:
         if isinstance(reply, Exception):
@@ -141,17 +141,17 @@ class SimulatedNode:
             return
         place = f"{self._keys.rendezvous('main-0', 0, cycle)} {self.name}"
         self._cycle, mine = cycle, unpack_assignment(self._key.verify(place, reply))
-        self._assigned(cycle)
+        self._on_assigned(cycle)
         pids = {mine.first_rank + local: 1000 + local for local in range(mine.workers)}
-        self._tell(WorkersStarted, replica="main-0", cycle=self._cycle, pids=pids, spawn_s=0.001)
+        self._post(WorkersStarted, replica="main-0", cycle=self._cycle, pids=pids, spawn_s=0.001)
 
-    def _tell(self, kind: type[FromAgent], **fields: Any) -> None:
-        self._say(wire.tell(self._keys, self._key.sign(self._keys.inbox, pack(self._fact(kind, **fields)))))
+    def _post(self, kind: type[FromAgent], **fields: Any) -> None:
+        self._send(wire.post(self._keys, self._key.sign(self._keys.inbox, pack(self._fact(kind, **fields)))))
 
-    def _say(self, data: bytes) -> None:
-        """Send what is answered by an id that nobody needs."""
+    def _send(self, data: bytes) -> None:
+        """Send what is answered by an id, which is dropped."""
         self._due.append(None)
-        self.speaking.send(data)
+        self.commands.send(data)
 
     def _fact(self, kind: type[FromAgent], **fields: Any) -> FromAgent:
         self._seq += 1

@@ -25,7 +25,7 @@ def join(keys: Keys, incarnation: str, packed: bytes) -> bytes:
     return command("EVALSHA", JOIN_SHA, "5", *names, packed, incarnation)
 
 
-def tell(keys: Keys, packed: bytes) -> bytes:
+def post(keys: Keys, packed: bytes) -> bytes:
     """`Store.post`."""
     return command("XADD", keys.inbox, "*", "m", packed)
 

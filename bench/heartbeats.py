@@ -1,4 +1,5 @@
-"""One controller hears a whole fleet: what that costs the controller and the store, and how soon a silence is a reap.
+"""One controller reads a whole fleet's heartbeats: what that costs it and the store, and how soon a silent node is
+reaped.
 
 Store and controller are the real ones, in processes of their own; every node has joined and has its ranks. Shares are
 of CPU time, so other processes of the machine disturb them little.
@@ -21,8 +22,8 @@ from bench.stage import (
     STEP_S,
     Stage,
     kill,
-    line,
-    say,
+    read_line,
+    send_line,
     set_up,
     start_controller,
     start_fleet,
@@ -70,7 +71,7 @@ class Cost:
     reaps_s: tuple[float, ...]
 
 
-def beats(runs: int, peers: Path) -> None:
+def heartbeats(runs: int, peers: Path) -> None:
     """Every size, with `runs` nodes that fall silent; then the largest with a connection for each node."""
     print(f"\n{'':27}  {'controller':>10}  {'bare loop':>9}  {'×':>5}  {'store':>6}", end="")
     print(f"  {'controller MB':>15}  {'store MB':>15}  silence to reap (timeout {TIMEOUT_S:.0f} s)", flush=True)
@@ -110,9 +111,9 @@ async def measure(setting: Setting, silent: int) -> Cost:
             for part in range(FLEETS):
                 count = setting.size // FLEETS
                 numbers = map(str, (1 + part * count, count, setting.connections))
-                fleets.append(await start_fleet(stack, "bench.fleet.chorus", str(stage.folder.path), *numbers))
+                fleets.append(await start_fleet(stack, "bench.fleet.heartbeats", str(stage.folder.path), *numbers))
             for fleet in fleets:
-                say(fleet, "begin")
+                send_line(fleet, "begin")
             await until_ordered(stage, RendezvousClosed, "the first round's end")
             await asyncio.sleep(SETTLE_S)
             pids = controller.pid, stage.store.pid
@@ -121,9 +122,9 @@ async def measure(setting: Setting, silent: int) -> Cost:
             after = [usage.of(pid, clock) for pid in pids]
             bare = await _bare_share(stack, stage)
             names = [f"n{1 + index}" for index in range(silent)]
-            say(fleets[0], f"silence {' '.join(names)}")
-            said = [(await line(fleets[0])).split() for _ in names]  # when each sent its last heartbeat
-            reaps_s = await _reaps(stage, {name: float(at) for name, at in said})
+            send_line(fleets[0], f"silence {' '.join(names)}")
+            last = [(await read_line(fleets[0])).split() for _ in names]  # when each sent its last heartbeat
+            reaps_s = await _reaps(stage, {name: float(at) for name, at in last})
             shares = [late.share_since(early) for early, late in zip(before, after, strict=True)]
             ends = [usage.of(pid, clock).resident_bytes for pid in pids]
             sizes = [(early.resident_bytes, end) for early, end in zip(before, ends, strict=True)]

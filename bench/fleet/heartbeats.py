@@ -1,12 +1,13 @@
-"""`python -m bench.fleet.chorus FOLDER FIRST COUNT CONNECTIONS`: nodes n<FIRST> … that join, and then only beat.
+"""`python -m bench.fleet.heartbeats FOLDER FIRST COUNT CONNECTIONS`: nodes n<FIRST> … join, and then only send
+heartbeats.
 
-Each beats once an interval, evenly spread over it, with a beat as full as that of a node that trains: eight workers,
-each with its step and an open section. Nodes share the connections; one write carries what is due on each of them.
+Each sends one an interval, evenly spread over it, as long as that of a node that trains: eight workers, each with its
+step and an open section. Nodes share the connections; one write carries what is due on each of them.
 
-    in    begin             every node joins, and beats from now on
-          silence NAME…     these beat no more
+    in    begin             every node joins, and sends heartbeats from now on
+          silence NAME…     these send no more
     out   ready             connected
-          <name> <t>        seconds since the epoch of its last beat
+          <name> <t>        seconds since the epoch of its last heartbeat
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ WORKERS = 8
 TICK_S = 0.01
 
 
-class Singer:
-    """A node that beats."""
+class HeartbeatNode:
+    """A node that sends heartbeats."""
 
     def __init__(self, index: int, keys: Keys, key: JobKey, keep: int) -> None:
         self.name, self.incarnation = f"n{index}", new_incarnation()
@@ -47,11 +48,11 @@ class Singer:
         fact = NodeJoined(node=self.name, incarnation=self.incarnation, seq=1, addr="127.0.0.1", port=PORT)
         return wire.join(self._keys, fact.incarnation, self._key.sign(self._keys.inbox, pack(fact)))
 
-    def beat(self, at: float) -> bytes:
+    def heartbeat(self, at: float) -> bytes:
         self.last_at = at
         self._step += 1
         self._beats += 1
-        sign = Heartbeat(
+        heartbeat = Heartbeat(
             node=self.name,
             incarnation=self.incarnation,
             state="active",
@@ -61,23 +62,23 @@ class Singer:
             sections=dict.fromkeys(self._ranks, (("train", 0.25),)),
         )
         keep = self._keep if self._step % TRIM_EVERY == 0 else None
-        sealed = seal_heartbeat(self._key, self._keys.beats, sign, self._beats)
+        sealed = seal_heartbeat(self._key, self._keys.beats, heartbeat, self._beats)
         return wire.beat(self._keys, self.incarnation, sealed, keep)
 
 
-class Chorus:
-    """All nodes of this process, by turns: beat number k is of node k modulo their count."""
+class HeartbeatFleet:
+    """All nodes of this process, in turn: heartbeat number k is of node k modulo their count."""
 
     def __init__(self, folder: JobFolder, first: int, count: int, connections: int) -> None:
         address, plan = folder.read_store(), folder.read_plan()
         assert address is not None, f"{folder.path} has no store.json"
         keys, keep = Keys(address.job), 2 * plan.total_nodes + 16
         key = JobKey(address.token)
-        self._nodes = [Singer(index, keys, key, keep) for index in range(first, first + count)]
+        self._nodes = [HeartbeatNode(index, keys, key, keep) for index in range(first, first + count)]
         self._links = [Link(address) for _ in range(connections)]
         for link in self._links:
-            link.socket.setblocking(True)  # a store that is behind holds everybody up, as it should
-            link.heard = _complain
+            link.socket.setblocking(True)  # a store that is behind delays all nodes, as it should
+            link.on_reply = _raise_error
         self._by_descriptor = {link.socket.fileno(): link for link in self._links}
         self._per_second = count / plan.fault_tolerance.heartbeat.interval
         self._clock = SystemClock()
@@ -99,7 +100,7 @@ class Chorus:
                     return
             if (now := self._clock.monotonic()) >= next_tick:
                 next_tick = now + TICK_S
-                self._beat(now)
+                self._send_due(now)
 
     def _obey(self, words: list[str]) -> bool:
         if words == ["begin"]:
@@ -113,7 +114,7 @@ class Chorus:
                     print(node.name, node.last_at, flush=True)
         return bool(words)
 
-    def _beat(self, now: float) -> None:
+    def _send_due(self, now: float) -> None:
         """Send what is due."""
         if self._began is None:
             return
@@ -122,18 +123,18 @@ class Chorus:
         for number in range(self._sent, due):
             index = number % len(self._nodes)
             if not self._nodes[index].silent:
-                outgoing[index % len(self._links)].append(self._nodes[index].beat(wall))
-        for link, beats in outgoing.items():
-            self._links[link].send(b"".join(beats))
+                outgoing[index % len(self._links)].append(self._nodes[index].heartbeat(wall))
+        for link, heartbeats in outgoing.items():
+            self._links[link].send(b"".join(heartbeats))
         self._sent = due
 
 
-def _complain(reply: Any) -> None:
-    """Joins and beats are answered by what nobody needs, or by an error."""
+def _raise_error(reply: Any) -> None:
+    """Of the replies to joins and heartbeats only errors matter."""
     if isinstance(reply, Exception):
         raise reply
 
 
 if __name__ == "__main__":
     path, first, count, connections = sys.argv[1:]
-    Chorus(JobFolder(Path(path)), int(first), int(count), int(connections)).run()
+    HeartbeatFleet(JobFolder(Path(path)), int(first), int(count), int(connections)).run()

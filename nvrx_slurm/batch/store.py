@@ -11,11 +11,11 @@ from pathlib import Path
 from nvrx_slurm.batch.children import restart_pause_s
 from nvrx_slurm.errors import NvrxError, StoreUnreachable
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
-from nvrx_slurm.store.embedded import READY_S, Certificate, EmbeddedStore, make_certificate, new_socket_name
+from nvrx_slurm.store.embedded import KILLED_S, READY_S, Certificate, EmbeddedStore, make_certificate, new_socket_name
 from nvrx_slurm.store.servers import ServerBinary, find_server
 from nvrx_slurm.util.ids import new_secret
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.processes import dies_with_parent
+from nvrx_slurm.util.processes import dies_with_parent, send_signal
 
 log = get_logger("batch")
 
@@ -123,7 +123,14 @@ class StoreKeeper:
             certificate=self._certificate.pem() if self._certificate else None,
             mark=mark,
         )
-        await self._announce(address)
+        try:
+            await self._announce(address)
+        except StoreUnreachable:
+            # The next server uses the same files.
+            send_signal(self.process, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.process.wait(), KILLED_S)
+            raise
 
     async def _announce(self, address: StoreAddress) -> None:
         """Write `store.json`. On a full disk that is tried again for as long as a start may take. Raises

@@ -176,19 +176,19 @@ def _floor(watch: Callable[[int], None]) -> float:
     watch(child)
     known = clock.monotonic()
     assert killer.stdout is not None
-    struck = float(killer.stdout.read())
+    killed_at = float(killer.stdout.read())
     killer.stdout.close()
     killer.wait()
     os.waitpid(child, 0)
-    return known - struck
+    return known - killed_at
 
 
 _KILLER = """
 import os, random, sys, time
 time.sleep(0.1 + random.random() / 5)
-struck = time.monotonic()
+killed_at = time.monotonic()
 os.kill(int(sys.argv[1]), 9)
-print(struck)
+print(killed_at)
 """
 
 

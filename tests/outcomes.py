@@ -31,7 +31,7 @@ MISSED = FlowFinding(
 )
 
 
-def struck(at: float) -> InjectedFault:
+def injected(at: float) -> InjectedFault:
     """A node killed at this moment."""
     return InjectedFault(
         number=1, what="kill_node of rank 2", t=at, proof="slurmd 4711 is dead", bindings={"$dead": "n2"}
@@ -39,12 +39,12 @@ def struck(at: float) -> InjectedFault:
 
 
 def attempt(number: int = 1, *, after_s: float = 0.0, **changes: Any) -> FlowAttempt:
-    """One that passed, in 6.3 s, one fault struck and recovered from; begun `after_s` in the run."""
+    """One that passed, in 6.3 s, with one fault and its recovery; begun `after_s` in the run."""
     usual: dict[str, Any] = {
         "verdict": "passed",
         "began_at": BEGAN_AT + after_s,
         "took_s": 6.3,
-        "struck": (struck(BEGAN_AT + after_s + 1.2),),
+        "injected": (injected(BEGAN_AT + after_s + 1.2),),
         "recoveries_s": (0.642,),
         "job_id": str(16 + number),
         "exit_code": 0,
@@ -83,7 +83,7 @@ def of_every_kind() -> SuiteOutcome:
         kind="fault", message=HOSTILE, file=HOSTILE, line=1, detail=(HOSTILE, "::error::no", "</pre>")
     )
     return suite(
-        flow("happy-path", attempt(struck=(), recoveries_s=())),
+        flow("happy-path", attempt(injected=(), recoveries_s=())),
         flow("spare-takes-over", unwell(1), unwell(2, after_s=8, recoveries_s=())),
         flow("frozen-node", unwell(1), attempt(2, after_s=12, recoveries_s=(3.41, 0.2))),
         flow("no-slurm", attempt(verdict="broken", findings=(broken,), job_id=None, exit_code=None, excerpt=())),

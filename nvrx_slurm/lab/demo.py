@@ -104,7 +104,7 @@ def demo(base: Path, write: Callable[[str], None], *, report: Path | None = None
         if calm.exit_code == 0:
             narrator.say(f"\nOnce more, with {VICTIM} killed at step {KILL_AT_STEP}:")
             # Slower than the first run: without a pause it might end before a poll of the journal sees step 150.
-            last = train(base, "struck", narrator, step_time_s=0.02, kills=True)
+            last = train(base, "disturbed", narrator, step_time_s=0.02, kills=True)
     if last.exit_code:
         print_end(last.folder, last.exit_code)
         return EXIT_FAILED

@@ -138,7 +138,7 @@ def test_flows(theirs):
 
         def test_that_passes(run_flow):
             attempt = run_flow("survives.yaml")
-            assert attempt.struck[0].what == "kill_worker of rank 1"
+            assert attempt.injected[0].what == "kill_worker of rank 1"
             assert len(attempt.recoveries_s) == 1
 
         def test_that_fails(run_flow):

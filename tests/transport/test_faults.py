@@ -213,7 +213,7 @@ def test_a_sick_port_alone(tcp_producer: Node, fault: str) -> None:
         with bounded(10.0), pytest.raises(TransportError) as caught:
             client.read(ref, deadline=10.0)
         assert not isinstance(caught.value, StaleSlotError)
-        assert port.struck >= 1
+        assert port.injected >= 1
         assert caught.value.ref == ref and caught.value.attempts
         all_ready(tcp_producer, 1)
         port.heal()
@@ -294,7 +294,7 @@ def test_all_are_sick_and_one_recovers(tcp_producer: Node, fault: str) -> None:
         for port in (one, other):
             port.make_sick(fault)
         reading = Async(lambda: client.read(through(ref, one, other), deadline=WAIT_S))
-        until(lambda: min(one.struck, other.struck) >= 2, "both were found sick, more than once")
+        until(lambda: min(one.injected, other.injected) >= 2, "both were found sick, more than once")
         other.heal()
         assert reading.result() == pattern(100_000, 5)
 
@@ -546,7 +546,7 @@ async def test_a_read_that_is_cancelled(tcp_producer: Node) -> None:
         port.make_sick("silent-in-payload")
         async with AsyncPayloadClient(client_of("tcp")) as client:
             task = asyncio.create_task(client.read(through(ref, port), deadline=WAIT_S))
-            await asyncio.to_thread(until, lambda: port.struck, "it waits for its payload")
+            await asyncio.to_thread(until, lambda: port.injected, "it waits for its payload")
             task.cancel()
             with bounded(0.5), pytest.raises(asyncio.CancelledError):
                 await task
@@ -580,7 +580,7 @@ def test_a_client_closes_with_reads_in_flight(tcp_producer: Node, fault: str) ->
         port.make_sick(fault)
         client = client_of("tcp", limits=Limits(answer_s=WAIT_S))
         reading = Async(lambda: client.read(through(ref, port), deadline=WAIT_S))
-        until(lambda: port.struck, "it waits")
+        until(lambda: port.injected, "it waits")
         with bounded(1.0), pytest.raises(PeerReset):
             client.close()
             reading.result()

@@ -464,7 +464,7 @@ def test_a_silent_port_does_not_take_the_time_of_a_large_payload(serving: Callab
             again = through(ref, silent.address, *ref.ports)
             with bounded(3.0):
                 assert client.read(again, deadline=WAIT_S, keep=True) == bytes(1 << 20)
-        assert silent.struck
+        assert silent.injected
 
 
 def test_who_waits_for_a_connection_waits_for_as_long_as_there_is_time(serving: Callable[..., Served]) -> None:
@@ -477,7 +477,7 @@ def test_who_waits_for_a_connection_waits_for_as_long_as_there_is_time(serving: 
         port.make_sick("silent-in-payload")
         holds = ReadCancellation()
         holding = Async(lambda: client._fetcher.read(through(large, port.address), soon(), holds))
-        until(lambda: port.struck, "it has the only connection")
+        until(lambda: port.injected, "it has the only connection")
         port.heal()
         with on_deadline(2.5):
             client.read(through(small, port.address), deadline=2.5)
@@ -537,7 +537,7 @@ async def test_a_cancelled_read_says_nothing_of_its_port(served: Served, caplog:
         port.make_sick("silent-in-payload")
         async with AsyncPayloadClient(client_of("tcp", limits=Limits())) as client:
             task = asyncio.create_task(client.read(through(ref, port.address), deadline=WAIT_S))
-            await asyncio.to_thread(until, lambda: port.struck, "it waits for its payload")
+            await asyncio.to_thread(until, lambda: port.injected, "it waits for its payload")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -555,7 +555,7 @@ async def test_a_read_is_cancelled_while_it_waits_for_a_connection(served: Serve
         limits = Limits(answer_s=WAIT_S)
         async with AsyncPayloadClient(client_of("tcp", connections_per_port=1, limits=limits)) as client:
             first = asyncio.create_task(client.read(through(ref, port.address), deadline=WAIT_S))
-            await asyncio.to_thread(until, lambda: port.struck, "the only connection is in use")
+            await asyncio.to_thread(until, lambda: port.injected, "the only connection is in use")
             second = asyncio.create_task(client.read(through(other, port.address), deadline=WAIT_S))
             pool = client._client._fetcher._pool
             await asyncio.to_thread(until, lambda: pool._ports[port.address].waiting, "it waits")

@@ -129,14 +129,14 @@ class SickPort:
 
     A fault disturbs each conversation that comes to its stage, those under way too; one that was disturbed stays so.
     `pace_s`: between two bytes of one that trickles; `late_s`: how late the late ones are. `connections`: how many
-    were accepted; `struck`: how many faults they met. Without a `server` it is silent, or has another fault at the
+    were accepted; `injected`: how many faults they met. Without a `server` it is silent, or has another fault at the
     connect.
     """
 
     def __init__(
         self, server: str | None, *, host: str = "127.0.0.1", port: int = 0, pace_s: float = 1.0, late_s: float = 10.0
     ) -> None:
-        self.connections = self.struck = 0
+        self.connections = self.injected = 0
         self.server, self.pace_s, self.late_s = server, pace_s, late_s
         self._host, self._fault = host, None if server else FAULTS["silent"]
         self._over = threading.Event()
@@ -199,7 +199,7 @@ class SickPort:
         if fault is None or fault.stage is not stage:
             return None
         with self._guard:
-            self.struck += 1
+            self.injected += 1
         return fault
 
     def _listen(self, port: int) -> socket.socket:
@@ -387,10 +387,10 @@ class SickLink:
         if fault.stage is FaultStage.CONNECT:
             self._end(fault)
         if fault.stage is _STAGES.get(len(frame)):
-            frame = self._struck(fault, frame, deadline)
+            frame = self._with_fault(fault, frame, deadline)
         if fault.stage is FaultStage.PAYLOAD and payload:
             self._link.send(frame, None, deadline)
-            frame, payload = self._struck(fault, bytes(payload), deadline), None
+            frame, payload = self._with_fault(fault, bytes(payload), deadline), None
         self._link.send(frame, payload, deadline)
 
     def receive_into(self, buffer: memoryview, deadline: float) -> None:
@@ -415,7 +415,7 @@ class SickLink:
     def drop(self) -> None:
         self._link.drop()
 
-    def _struck(self, fault: PortFault, message: bytes, deadline: float) -> bytes:
+    def _with_fault(self, fault: PortFault, message: bytes, deadline: float) -> bytes:
         """What is sent in its place; raises where nothing is."""
         if fault.action is PortAction.REPLACE:
             return fault.change(message)

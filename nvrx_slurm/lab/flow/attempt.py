@@ -115,18 +115,18 @@ class AttemptRun:
             self._find("leftover", problem)
         if verdict == "passed" and self._findings:
             verdict = "failed"
-        entries, struck = (self._run.entries, self._run.struck) if self._run else ([], [])
+        entries, injected = (self._run.entries, self._run.injected) if self._run else ([], [])
         attempt = FlowAttempt(
             number=self._spec.number,
             verdict=verdict,
             began_at=self._began_at,
             took_s=self._clock.monotonic() - self._began,
             findings=tuple(self._findings),
-            struck=tuple(struck),
+            injected=tuple(injected),
             recoveries_s=tuple(entry.record.total_s for entry in entries if isinstance(entry.record, Recovered)),
             job_id=self._run.poller.job.job_id if self._run else None,
             exit_code=exit_code_of(entries),
-            excerpt=excerpt(entries, struck),
+            excerpt=excerpt(entries, injected),
             artifacts=None if verdict == "passed" else str(self._folder.path),
         )
         # The outcome is written last: it also says what the clean-up could not end.
@@ -210,9 +210,9 @@ def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[F
         why = f"Slurm did not start the job: {run.queue.place.describe(stage.clock.wall())}"
         found.append(finding_of(flow, "bound", why))
     elif end == "ended":
-        found += of_unexplained_end(flow, run.entries, run.struck, run.folder, state)
+        found += of_unexplained_end(flow, run.entries, run.injected, run.folder, state)
     if (miss := run.matcher.miss) is not None:
-        explained = end != "ended" or not run.struck or exit_code_of(run.entries) is not None
+        explained = end != "ended" or not run.injected or exit_code_of(run.entries) is not None
         found.append(of_miss(flow, miss, run.entries, [] if explained else how_it_ended(run.folder, state)))
     found += run.findings
     # A job that was ended early was not given the time for its later faults.
@@ -249,10 +249,10 @@ def of_miss(flow: Flow, miss: Miss, entries: Sequence[Entry], end: Sequence[str]
 
 
 def of_unexplained_end(
-    flow: Flow, entries: Sequence[Entry], struck: Sequence[InjectedFault], folder: JobFolder, state: JobState | None
+    flow: Flow, entries: Sequence[Entry], injected: Sequence[InjectedFault], folder: JobFolder, state: JobState | None
 ) -> Iterator[FlowFinding]:
     """Without a fault a job does not end but by its journal's word. One that never began has broken no `never`."""
-    if struck or exit_code_of(entries) is not None:
+    if injected or exit_code_of(entries) is not None:
         return
     when = "the journal says how" if entries else "its journal began"
     message = f"the job ended before {when}: its state is {state or JobState.UNKNOWN}"
@@ -310,12 +310,12 @@ def exit_code_of(entries: Sequence[Entry]) -> int | None:
     return None
 
 
-def excerpt(entries: Sequence[Entry], struck: Iterable[InjectedFault]) -> tuple[str, ...]:
+def excerpt(entries: Sequence[Entry], injected: Iterable[InjectedFault]) -> tuple[str, ...]:
     """The journal as `nvrx-slurm events` prints it, with each fault in its place; its end, if it is long."""
     if not entries:
         return ()
     lines = [(entry.t, line) for entry, line in zip(entries, _formatted(entries).values(), strict=True)]
-    for fault in struck:
+    for fault in injected:
         time = f"{fault.t - entries[0].t:+.3f}s"
         lines.append((fault.t, f"{time:<{TIME_WIDTH}} {'fault':<{NAME_WIDTH}} {fault.number}: {fault.what}"))
     return tuple(line for _, line in sorted(lines, key=lambda each: each[0]))[-EXCERPT_LINES:]

@@ -34,7 +34,7 @@ End = Literal["met", "missed", "ended", "bound", "out_of_time"]
 
 
 class FlowRun:
-    """One job under one flow. `entries`: its journal so far; `struck`: the faults that have happened; `findings`:
+    """One job under one flow. `entries`: its journal so far; `injected`: the faults that have happened; `findings`:
     those that did not."""
 
     def __init__(
@@ -44,7 +44,7 @@ class FlowRun:
         self.folder = JobFolder(poller.job.folder)
         self.matcher, self.scheduler = FlowMatcher(flow), FaultScheduler(flow.faults)
         self.entries: list[Entry] = []
-        self.struck: list[InjectedFault] = []
+        self.injected: list[InjectedFault] = []
         self.findings: list[FlowFinding] = []
         self._stage, self._clock = stage, clock
         self.queue = QueueReporter(poller.job.job_id, lambda why: notify(f"is pending: {why}"), clock=clock)
@@ -120,7 +120,7 @@ class FlowRun:
         # The stage reports wall time; the journal has the store's clock.
         t = self._now() - (self._clock.wall() - result.at)
         named = {fault.binds: result.bound} if fault.binds is not None and result.bound is not None else {}
-        self.struck.append(
+        self.injected.append(
             InjectedFault(number=fault.number, what=fault.describe(), t=t, proof=result.proof, bindings=named)
         )
         self.matcher.fault_happened(t, {**due.bindings, **named})

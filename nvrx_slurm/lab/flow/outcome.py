@@ -57,7 +57,7 @@ class FlowAttempt(Record, frozen=True, kw_only=True):
     began_at: float
     took_s: float
     findings: tuple[FlowFinding, ...] = ()
-    struck: tuple[InjectedFault, ...] = ()
+    injected: tuple[InjectedFault, ...] = ()
     recoveries_s: tuple[float, ...] = ()  # `Recovered.total_s`, in order
     job_id: str | None = None
     exit_code: int | None = None

@@ -97,5 +97,5 @@ def _journal(lines: tuple[str, ...]) -> Markup:
 
 def _searchable(flow: FlowOutcome) -> str:
     found = [finding.message for attempt in flow.attempts for finding in attempt.findings]
-    struck = [fault.what for attempt in flow.attempts for fault in attempt.struck]
-    return " ".join([flow.name, flow.about, flow.file, words.headline(flow), *found, *struck]).casefold()
+    injected = [fault.what for attempt in flow.attempts for fault in attempt.injected]
+    return " ".join([flow.name, flow.about, flow.file, words.headline(flow), *found, *injected]).casefold()

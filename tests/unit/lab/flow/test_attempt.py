@@ -111,10 +111,13 @@ def test_a_job_that_ended_before_its_journal_began_is_a_finding(flow, tmp_path):
 
 def test_an_end_that_the_journal_does_not_have_is_a_finding_unless_a_fault_struck(flow, entries, tmp_path):
     """The batch host cannot write the end of a journal after its own death."""
-    folder, struck = JobFolder(tmp_path / "7"), [InjectedFault(number=1, what="kill_batch_host", t=0.0, proof="gone")]
+    folder, injected = (
+        JobFolder(tmp_path / "7"),
+        [InjectedFault(number=1, what="kill_batch_host", t=0.0, proof="gone")],
+    )
     assert list(attempt.of_unexplained_end(flow, entries, [], folder, JobState.COMPLETED)) == []
     assert len(list(attempt.of_unexplained_end(flow, entries[:-1], [], folder, JobState.FAILED))) == 1
-    assert list(attempt.of_unexplained_end(flow, entries[:-1], struck, folder, JobState.FAILED)) == []
+    assert list(attempt.of_unexplained_end(flow, entries[:-1], injected, folder, JobState.FAILED)) == []
 
 
 def test_the_end_of_an_older_generation_is_not_the_jobs(entries):
@@ -130,11 +133,11 @@ def test_the_end_of_an_older_generation_is_not_the_jobs(entries):
 def test_excerpt_shows_each_fault_in_its_place(entries):
     """A line an entry, as `nvrx-slurm events` prints them, and one a fault, by its time; and one that came first."""
     lost = next(index for index, entry in enumerate(entries) if isinstance(entry.record, NodeLost))
-    struck = [
+    injected = [
         InjectedFault(number=1, what="kill_node n2", t=entries[lost].t - 0.001, proof="gone"),
         InjectedFault(number=2, what="kill_controller", t=entries[0].t - 0.5, proof="gone"),
     ]
-    lines = attempt.excerpt(entries, struck)
+    lines = attempt.excerpt(entries, injected)
     assert len(lines) == len(entries) + 2
     assert lines[0].split(None, 2) == ["-0.500s", "fault", "2: kill_controller"]
     assert lines[lost + 1].endswith("1: kill_node n2")

@@ -61,5 +61,5 @@ def test_a_fault_whose_moment_never_came_is_a_finding(play: Play) -> None:
 def test_a_fault_that_cannot_be_proven_is_a_finding(play: Play) -> None:
     """The worker that is to be killed is gone already: the stage proves nothing, so the fault did not happen."""
     run, findings = play("{when: {event: recovered}, do: {kill_worker: {rank: 0}}}")
-    assert run.struck == []
+    assert run.injected == []
     assert [(finding.kind, finding.line) for finding in findings] == [("fault", 3)]

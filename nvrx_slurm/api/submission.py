@@ -219,11 +219,18 @@ def check_attribution(plan: Plan) -> None:
         )
 
 
+# What a job needs of a store: its keys, and scripts that write to them.
+_WRITE_AND_REMOVE = "redis.call('SET', KEYS[1], '1', 'EX', 60) return redis.call('UNLINK', KEYS[1])"
+
+
 def check_store(site: StoreSpec) -> None:
-    """Knock at the site's own store, as the batch host will. Raises StoreUnreachable, ConfigError."""
-    import redis  # takes longer to import than all the rest, and the embedded store needs no knock
+    """Write one key to the site's own store, below the job's namespace, and remove it. Raises StoreUnreachable,
+    ConfigError."""
+    import redis  # takes longer to import than all the rest, and the embedded store needs no check
 
     from nvrx_slurm.jobspec.secret_file import secret_in
+    from nvrx_slurm.store.keys import Keys
+    from nvrx_slurm.util.ids import new_incarnation
 
     assert site.url is not None
     file = site.password_file
@@ -233,13 +240,20 @@ def check_store(site: StoreSpec) -> None:
         socket_connect_timeout=STORE_ANSWER_S,
         socket_timeout=STORE_ANSWER_S,
     )
+    fresh = f"check-{new_incarnation()}"
+    key = Keys(f"{site.namespace}/{fresh}" if site.namespace else fresh).epoch
     try:
-        store.ping()
+        store.evalsha(store.script_load(_WRITE_AND_REMOVE), 1, key)
     # In this order: to redis-py a wrong password is a kind of ConnectionError, and so a RedisError.
-    except (redis.AuthenticationError, redis.ResponseError) as error:
+    except (redis.AuthenticationError, redis.exceptions.AuthenticationWrongNumberOfArgsError) as error:
         raise StoreUnreachable(
             f"the store at {site.url} refuses the password ({error}): set store.password_file,"
             " or NVRX_SLURM_STORE_PASSWORD"
+        ) from None
+    except redis.ResponseError as error:  # a replica, a node of a cluster, a full server, an ACL user's rule
+        raise StoreUnreachable(
+            f"the store at {site.url} does not take a job's records ({error}): store.url must name a primary, and its"
+            " user must have what `nvrx-slurm store acl` prints for store.namespace"
         ) from None
     except (redis.RedisError, OSError) as error:
         raise StoreUnreachable(

@@ -7,20 +7,24 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 import nvrx_slurm as nv
 from nvrx_slurm.api.handle import Job
+from nvrx_slurm.api.submission import check_store
 from nvrx_slurm.cluster.local import LocalCluster
 from nvrx_slurm.errors import ConfigError, MissingProgramError, StoreUnreachable, UsageError, WaitTimeout
+from nvrx_slurm.jobspec.model import StoreSpec
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.journal.records import Entry as JournalEntry
 from nvrx_slurm.journal.records import JobStarted, entry_to_json
 from nvrx_slurm.lab.plans import plain_bounds
+from nvrx_slurm.store.acl import pattern_of_namespace, rule
 from nvrx_slurm.util.clock import SystemClock
 from tests.inprocess.servers import Valkey
 
@@ -204,6 +208,38 @@ async def test_a_store_is_knocked_at_before_anything_is_submitted(
         with pytest.raises(error, match=words) as caught:
             await asyncio.to_thread(nv.submit, spec, folder=tmp_path / "jobs")
         assert not password or password not in str(caught.value).replace("password", "")
+    assert not (tmp_path / "jobs").exists()
+
+
+def read_only(admin: redis.Redis) -> dict[str, str]:
+    admin.execute_command("REPLICAOF", "127.0.0.1", "1")
+    return {}
+
+
+def of_another_namespace(admin: redis.Redis) -> dict[str, str]:
+    admin.execute_command(*rule("alice", pattern_of_namespace("bob")).replace(">PASSWORD", ">right").split())
+    return {"user": "alice", "namespace": "alice"}
+
+
+@pytest.mark.parametrize(("refuses", "why"), [(read_only, "read only"), (of_another_namespace, "ermission")])
+def test_a_store_that_refuses_a_jobs_keys_is_an_error_before_anything_is_submitted(
+    refuses: Callable[[redis.Redis], dict[str, str]],
+    why: str,
+    job_file: Path,
+    tmp_path: Path,
+    store_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job would find that out when Slurm starts it. The check leaves no key in a store that is accepted."""
+    monkeypatch.setenv("NVRX_SLURM_STORE_PASSWORD", "right")
+    with redis.Redis.from_url(store_url, password="right") as admin:
+        check_store(StoreSpec(url=store_url, namespace="bob"))
+        assert admin.dbsize() == 0
+        differing = refuses(admin)
+    url = store_url.replace("redis://", f"redis://{differing['user']}@") if differing else store_url
+    spec = nv.load_job(job_file, store__url=url, store__namespace=differing.get("namespace"))
+    with pytest.raises(StoreUnreachable, match=f"does not take a job's records .*({why})"):
+        nv.submit(spec, folder=tmp_path / "jobs", cluster="local")
     assert not (tmp_path / "jobs").exists()
 
 

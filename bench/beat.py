@@ -1,4 +1,4 @@
-"""What one sign of progress costs the worker: ours, NVRx's, and a datagram."""
+"""What one sign of progress costs the worker: by nvrx-slurm, by NVRx, and as a datagram."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def beats(runs: int, peers: Path) -> None:
     with tempfile.TemporaryDirectory(dir=root) as name:
         folder = Path(name)
         Slot.create(folder / "slot").close()
-        _measure(samples, OURS, "ours", Path(sys.executable), runs, {"NVRX_BEAT_FILE": str(folder / "slot")})
+        _measure(samples, OURS, "workload_beat", Path(sys.executable), runs, {"NVRX_BEAT_FILE": str(folder / "slot")})
         _measure(samples, DATAGRAM, "datagram", Path(sys.executable), runs, {})
         if (python := peers / "python").exists():
             monitor = {"RANK": "0", "FT_RANK_MONITOR_IPC_SOCKET": str(folder / "monitor")}
-            _measure(samples, NVRX, "nvrx", python, runs, monitor)
+            _measure(samples, NVRX, "rank_monitor", python, runs, monitor)
         else:
             print(f"{NVRX} is left out: there is no {python} (bench/README.md says how to install it)", flush=True)
     for what, rows in samples.items():

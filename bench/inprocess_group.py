@@ -1,4 +1,4 @@
-"""A group of ranks on this host, each a process that was started by exec: ours, or NVRx's."""
+"""A group of ranks on this host, each a process that was started by exec: of nvrx-slurm, or of NVRx."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROGRAM = Path(__file__).with_name("inprocess_rank.py")
 START_S = 240.0
 STEP_S = 120.0
 OURS, NVRX = "nvrx-slurm", "NVRx"
-SIDES = {OURS: "ours", NVRX: "nvrx"}
+SIDES = (OURS, NVRX)
 NEEDS = ("torch", "nvidia_resiliency_ext", "hiredis")
 """Of the one interpreter that runs both sides, with the same torch."""
 
@@ -124,10 +124,10 @@ async def group(
     python: Path, side: str, size: int, options: Options, store: Valkey, room: Path
 ) -> AsyncIterator[Group]:
     """So many ranks, all in the function for the first time; killed when the block is left."""
-    log = room / f"{SIDES[side]}.log"
+    log = room / f"{side}.log"
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1")), "WORLD_SIZE": str(size)}
     given = json.dumps({**options, "url": store.url, "password_file": str(store.password_file)})
-    argv = [str(python), str(PROGRAM), SIDES[side], given]
+    argv = [str(python), str(PROGRAM), side, given]
     started = Group({}, log)
     with log.open("ab") as output:
         for rank in range(size):

@@ -1,4 +1,4 @@
-"""One rank of a wrapped function. Usage: inprocess_rank.py ours|nvrx '{"interval_s": …, …}', with RANK and the like.
+"""One rank of a wrapped function. Usage: inprocess_rank.py nvrx-slurm|NVRx '{"interval_s": …, …}', with RANK etc.
 
     out   entered <iteration> <stamp>    the function was called; seconds of the machine's monotonic clock
           raised <stamp>                 it is about to raise
@@ -20,12 +20,12 @@ from typing import Any
 import torch  # noqa: F401  a collection of garbage over all of it is a part of a restart
 
 INTERVALS = ("monitor_thread", "monitor_process", "heartbeat", "progress_watchdog")
-PINGS = {"ours": 1_000_000, "nvrx": 5_000}
+PINGS = {"nvrx-slurm": 1_000_000, "NVRx": 5_000}
 
 
 def main() -> None:
     side, given = sys.argv[1], json.loads(sys.argv[2])
-    wrapper, call_wrapper = _ours(given) if side == "ours" else _nvrx(given)
+    wrapper, call_wrapper = _nvrx_slurm(given) if side == "nvrx-slurm" else _nvrx(given)
 
     def train(call: Any = None) -> None:  # NVRx binds the arguments before it fills it in
         say(f"entered {call.iteration} {time.monotonic()!r}")
@@ -40,7 +40,7 @@ def main() -> None:
     wrapper(train)()
 
 
-def _ours(given: dict[str, Any]) -> tuple[Any, Any]:
+def _nvrx_slurm(given: dict[str, Any]) -> tuple[Any, Any]:
     from nvrx_slurm.inprocess import CallWrapper, Wrapper
     from nvrx_slurm.inprocess.store_redis import RedisStore
 

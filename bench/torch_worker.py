@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def beat() -> None:
-    """The sign of progress that a script of ours gives."""
+    """The sign of progress that a script under nvrx-slurm gives."""
     if "NVRX_BEAT_SOCKET" in os.environ:
         from nvrx_slurm.workload import beat
 

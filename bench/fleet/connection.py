@@ -21,7 +21,7 @@ class SimulatedConnection:
         self._handshake.send(None)  # up to its first `receive`
 
     def readable(self) -> None:
-        """A nonce, or the proof that answers ours. Raises OSError."""
+        """Take a nonce, or the controller's proof. Raises OSError."""
         if self.session is not None:
             raise ConnectionResetError("the controller closed the connection")
         try:

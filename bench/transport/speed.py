@@ -1,4 +1,4 @@
-"""Payloads of 1 KiB to 64 MiB from one process to another: ours beside what it could be made of."""
+"""Payloads of 1 KiB to 64 MiB from one process to another: nvrx-slurm beside what it could be made of."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LARGE = MIB
 
 SHARED, SOCKETS, STREAMS = "shared memory, bare copy", "sockets, bare recv_into", "asyncio streams"
 OURS_SHM, OURS_RING, OURS_RING_UNCHECKED, OURS_VIEW, OURS_TCP, OURS_UCXX = (
-    "ours: client, shm",
-    "ours: ring.read, checksum",
-    "ours: ring.read, no checksum",
-    "ours: ring.view, unchecked",
-    "ours: client, tcp, checksum",
-    "ours: client, ucxx, checksum",
+    "nvrx-slurm: client, shm",
+    "nvrx-slurm: ring.read, checksum",
+    "nvrx-slurm: ring.read, no checksum",
+    "nvrx-slurm: ring.view, unchecked",
+    "nvrx-slurm: client, tcp, checksum",
+    "nvrx-slurm: client, ucxx, checksum",
 )
 UCXX_NEEDS, NIXL_NEEDS = ("ucxx", "numpy"), ("nixl_cu12", "numpy")
 OURS_NEEDS = ("msgspec", "xxhash")
@@ -34,23 +34,25 @@ OURS_NEEDS = ("msgspec", "xxhash")
 OVER_TCP = {"UCX_TLS": "tcp,self"}
 
 
-def _ours(name: str, how: str, transport: str, *, checksum: bool = True, needs: tuple[str, ...] = ()) -> Contestant:
+def _payload_client(
+    name: str, how: str, transport: str, *, checksum: bool = True, needs: tuple[str, ...] = ()
+) -> Contestant:
     options = {"how": how, "transport": transport, "checksum": checksum}
-    return Contestant(name, "ours", (*OURS_NEEDS, *needs), options, OVER_TCP)
+    return Contestant(name, "payload_client", (*OURS_NEEDS, *needs), options, OVER_TCP)
 
 
 CONTESTANTS = (
     Contestant(SHARED, "shared_memory"),
-    _ours(OURS_SHM, "client", "shm"),
-    _ours(OURS_RING, "ring", "shm"),
-    _ours(OURS_RING_UNCHECKED, "ring", "shm", checksum=False),
-    _ours(OURS_VIEW, "view", "shm"),
+    _payload_client(OURS_SHM, "client", "shm"),
+    _payload_client(OURS_RING, "ring", "shm"),
+    _payload_client(OURS_RING_UNCHECKED, "ring", "shm", checksum=False),
+    _payload_client(OURS_VIEW, "view", "shm"),
     Contestant(SOCKETS, "sockets"),
-    _ours(OURS_TCP, "client", "tcp"),
+    _payload_client(OURS_TCP, "client", "tcp"),
     Contestant(STREAMS, "streams"),
     Contestant("pyzmq, tcp", "zeromq", ("zmq",)),
     Contestant("ucxx, bare, tcp", "ucx", UCXX_NEEDS, environment=OVER_TCP),
-    _ours(OURS_UCXX, "client", "ucxx", needs=UCXX_NEEDS),
+    _payload_client(OURS_UCXX, "client", "ucxx", needs=UCXX_NEEDS),
     Contestant("nixl, bare, tcp", "nixl", NIXL_NEEDS, environment=OVER_TCP),
     Contestant("nixl, bare, its choice on one node", "nixl", NIXL_NEEDS),
 )

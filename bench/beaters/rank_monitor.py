@@ -1,4 +1,4 @@
-"""Usage: nvrx.py RUNS, with RANK and FT_RANK_MONITOR_IPC_SOCKET in the environment: NVRx's heartbeat and section."""
+"""Usage: rank_monitor.py RUNS: NVRx's heartbeat and section. The environment has RANK, FT_RANK_MONITOR_IPC_SOCKET."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Usage: ours.py RUNS, with NVRX_BEAT_FILE in the environment: `workload.beat` and an empty `workload.section`."""
+"""Usage: workload_beat.py RUNS: `beat` and an empty `section` of `workload`. The environment has NVRX_BEAT_FILE."""
 
 import sys
 from time import perf_counter

@@ -1,7 +1,7 @@
-"""A small image for tests: this Python, a shell, and the libraries that both need; and what podman needs to run here.
+"""A small image for tests, with this Python, a shell and their libraries; and the settings that podman needs here.
 
-It is made once a machine, in some seconds, without a network: ~/.cache/nvrx-slurm-tests. Each test run has an
-XDG_CACHE_HOME of its own.
+It is built once per machine, in a few seconds and without a network, in ~/.cache/nvrx-slurm-tests. It cannot lie
+below XDG_CACHE_HOME, which is a new folder in each test run.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ if sys.version_info < (3, 11, 3):
 
 
 def package_image(base: Path) -> Path:
-    """A copy of the image in which python3 has nvrx-slurm, as after `pip install nvrx-slurm` in it."""
+    """A copy of the image in which nvrx-slurm is installed, as `pip install nvrx-slurm` would do it."""
     root = base / "image-with-package"
     shutil.copytree(image_folder(), root, symlinks=True)
     site = [sys._base_executable, "-c", "import site; print(site.getsitepackages()[0])"]
@@ -105,8 +105,8 @@ def package_image(base: Path) -> Path:
     for name in IN_PACKAGE_IMAGE:
         found = importlib.util.find_spec(name)
         assert found is not None and found.origin is not None
-        # With the bytecode, as pip compiles what it installs: or each agent compiles all of it.
-        ignored = shutil.ignore_patterns("*.pyc.*")  # of a process that writes one just now
+        # With the bytecode, as pip compiles what it installs: otherwise each agent would compile all of it.
+        ignored = shutil.ignore_patterns("*.pyc.*")  # temporary files of a process that is writing bytecode
         shutil.copytree(Path(found.origin).parent, target / name, ignore=ignored)
         _copy_libraries(root, *Path(found.origin).parent.rglob("*.so"))
     record = target / "nvrx_slurm.dist-info"
@@ -116,8 +116,8 @@ def package_image(base: Path) -> Path:
 
 
 def podman_settings() -> Path:
-    """A containers.conf for CONTAINERS_CONF: podman then runs in a VM or container that has no systemd, mixes cgroups
-    v1 and v2, or is not let raise its limits."""
+    """A containers.conf for CONTAINERS_CONF. With it podman also runs in a VM or container that has no systemd, that
+    mixes cgroups v1 and v2, or that may not raise its limits."""
     files = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 4096)
     path = cache() / f"containers-{os.getpid()}.conf"
     runtime = 'runtime = "runc"\n' if os.geteuid() == 0 and shutil.which("runc") else ""
@@ -129,7 +129,7 @@ def podman_settings() -> Path:
 
 
 def podman_image(settings: Path) -> str:
-    """The same image by a name that podman knows."""
+    """Import the same image into podman, and return its name there."""
     root = image_folder()
     name = f"localhost/nvrx-slurm-tests:{root.name}"
     env = {**os.environ, "CONTAINERS_CONF": str(settings)}
@@ -148,8 +148,8 @@ def podman_image(settings: Path) -> str:
 
 
 def refusal(runtime: str) -> str | None:
-    """Why this kernel lets no user run a container of that runtime; None where it does."""
-    # Ubuntu's AppArmor lets a user make a namespace, and mount nothing in it; it knows podman, and not ch-run.
+    """Why this kernel does not let a user run a container of that runtime; None where it does."""
+    # Ubuntu's AppArmor lets a user create a namespace, but not mount in it. It exempts podman, and not ch-run.
     unshare = ["unshare", "--user", "--map-root-user", "--mount"]
     if runtime == "podman":
         unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["podman", "unshare"]

@@ -1,6 +1,6 @@
-"""A worker inside of a container: it beats, tells the test that it is there, and ends as the test says.
+"""A worker inside a container: it sends a heartbeat, connects to the test's gate, and exits as the test orders.
 
-It has this package from its agent alone, and of that what a worker imports.
+Only its agent gives it this package, and only the modules that a worker imports.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from nvrx_slurm.workload import beat
 
 RAISES = 200
-"""What the test says to have it raise an exception."""
+"""The code that the test sends to make the worker raise an exception."""
 
 
 def asked_to_end(*_: object) -> None:
@@ -21,7 +21,7 @@ def asked_to_end(*_: object) -> None:
 
 
 def wait_at_the_gate() -> int:
-    """What the test has said, or 9 once it has gone."""
+    """The exit code that the test sends, or 9 if the test closes the connection."""
     gate = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
     known = [f"{name}={value}" for name, value in os.environ.items() if "\n" not in value + name]
     known += [f"CWD={Path.cwd()}", f"UID={os.getuid()}", f"PYTHON={sys.executable}"]

@@ -1,7 +1,7 @@
-"""A worker that comes to the test's gate, and then does what its fault is called after.
+"""A worker that connects to the test's gate, and then does what its fault is named after.
 
-argv: the gate's port, the fault (several: `first+second`, one in each cycle from the first on), the ranks that have
-it (`all`: each, and the last fault in every cycle that follows), and more words.
+argv: the gate's port, the fault (several: `first+second`, one for each cycle from the first on), the ranks that have
+it (`all`: every rank, and the last fault in every further cycle), and the fault's own arguments.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ GATE: socket.socket
 
 
 def beat(step: int) -> None:
-    from nvrx_slurm import workload  # here: most workers need none of it, and start by the dozen
+    from nvrx_slurm import workload  # imported here: most workers do not need it, and dozens of them start
 
     workload.beat(step=step)
 
@@ -28,7 +28,7 @@ def section(name: str, timeout: float):
 
 
 def wait() -> int:
-    """Wait at the gate, for the exit code that the test gives."""
+    """Wait at the gate for the exit code that the test sends."""
     said = GATE.recv(1)
     return said[0] if said else 9
 
@@ -39,7 +39,7 @@ def wait_quietly(*_: object) -> None:
 
 
 def exits_early() -> int:
-    """As a worker does that miscounts its data: the others wait for it for ever."""
+    """As a worker that miscounts its data: the others wait for it forever."""
     return 0
 
 
@@ -50,7 +50,7 @@ def ignores_sigterm() -> None:
 
 
 def leaves_a_daemon() -> int:
-    """A process of a session of its own, deaf to SIGTERM, whose parent is gone."""
+    """Leave a process with a session of its own that ignores SIGTERM and whose parent has ended."""
     heard, told = os.pipe()
     if os.fork() == 0:
         os.setsid()
@@ -74,14 +74,14 @@ def has_500_children() -> int:
 
 
 def raises_with_a_gigabyte() -> None:
-    """It fails while it holds much memory, which the kernel takes some time to free."""
+    """Fail while holding a gigabyte of memory, which takes the kernel some time to free."""
     held = bytearray(1 << 30)
     held[:: resource.getpagesize()] = b"x" * (len(held) // resource.getpagesize())
     raise ValueError("no such layer: 49")
 
 
 def raises_and_lingers() -> None:
-    """It fails, and does not end: something waits for ever at the interpreter's exit."""
+    """Fail, but do not end: an atexit handler waits forever."""
     import atexit
 
     atexit.register(wait_quietly)
@@ -89,28 +89,28 @@ def raises_and_lingers() -> None:
 
 
 def runs_out_of_memory() -> None:
-    """Its address space is limited, as `ulimit -v` would, and it wants more."""
+    """Ask for more address space than a limit, as of `ulimit -v`, allows."""
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
     bytearray(2 << 30)
 
 
 def holds_the_gil() -> None:
-    """Stuck in native code that does not let other Python threads run."""
+    """Hang in native code that does not release the GIL."""
     beat(step=7)
     native = ctypes.PyDLL(None)
     while True:
-        native.sleep(1000)  # a signal cuts it short
+        native.sleep(1000)  # a signal interrupts the sleep
 
 
 def sleeps_uninterruptibly() -> None:
-    """In state D until the child that it starts gets past a FIFO that nobody opens."""
+    """Stay in state D: the child that it spawns opens a FIFO that has no writer."""
     beat(step=7)
     to_open = (os.POSIX_SPAWN_OPEN, 0, sys.argv[4], os.O_RDONLY, 0)
     os.posix_spawn("/bin/true", ["true"], {}, file_actions=[to_open])
 
 
 def hangs_in_an_outer_section() -> None:
-    """The outer section's time is up; the inner one's is not."""
+    """The timeout of the outer section has passed; that of the inner one has not."""
     beat(step=7)
     with section("checkpoint", timeout=1.0), section("upload", timeout=1000.0):
         wait_quietly()
@@ -133,7 +133,8 @@ def never_begins() -> None:
 
 
 def steps_then_learns() -> int:
-    """Enough steps in the first cycle to learn from; in the second it stops after three."""
+    """Report enough steps in the first cycle for the controller to learn a timeout; in the second cycle stop after
+    three."""
     steps = {"0": 50, "1": 3}.get(os.environ["NVRX_CYCLE"], 0)
     for step in range(1, steps + 1):
         beat(step=step)
@@ -161,7 +162,7 @@ def prints_one_long_line() -> int:
 
 
 def prints_until_told() -> int:
-    """Output without an end, a block every few milliseconds."""
+    """Print a block every few milliseconds, without end."""
     while not select.select([GATE], [], [], 0.005)[0]:
         _write((b"z" * 127 + b"\n") * 64)
     return wait()

@@ -1,4 +1,4 @@
-"""A worker that tells the test that it is there, waits, and ends as the test says. Standard library only."""
+"""A worker that connects to the test's gate, waits, and exits as the test orders. Standard library only."""
 
 import os
 import socket

@@ -1,10 +1,10 @@
-"""A worker whose function is wrapped. It comes to the test's gate once, and each byte from there is an order for the
-function: `RAISE`, `HOLD` (the GIL, in native code), or the exit code to end with.
+"""A worker whose function is wrapped. It connects to the test's gate once; each byte that it receives there is an
+order for the function: `RAISE`, `HOLD` (the GIL, in native code), or the exit code to end with.
 
-argv: the gate's port, and more words: `once` (no orders: a step, and rank 1 fails; then a step, and all end),
-`slow:SECONDS` (to finalize), `unfit:RANK` (Finalize raises there), `exits` (by SystemExit, where the code is not 0),
-`hasty` (short timeouts), `marks:FOLDER` (a file ITERATION.RANK whenever the function begins), `tells:COUNT:RANKS`
-(restarts of so many ranks, which never happened).
+argv: the gate's port, and options: `once` (no orders: after one step rank 1 fails; after the next step all end),
+`slow:SECONDS` (Finalize takes so long), `unfit:RANK` (Finalize raises on that rank), `exits` (by SystemExit, where
+the code is not 0), `hasty` (short timeouts), `marks:FOLDER` (a file ITERATION.RANK whenever the function begins),
+`tells:COUNT:RANKS` (report COUNT restarts of RANKS ranks, which never happened).
 """
 
 import ctypes
@@ -29,7 +29,7 @@ def come_to_the_gate(port: int) -> None:
 
 
 def obey(call=None) -> int:
-    """Until an order comes. Returns the exit code that was ordered."""
+    """Wait for an order and obey it. Returns the exit code that was ordered."""
     if "marks" in OPTIONS:
         Path(OPTIONS["marks"], f"{call.iteration}.{os.environ['RANK']}").touch()
     if "once" in OPTIONS:
@@ -72,7 +72,7 @@ def wrapped_obey() -> int:
 
 
 def tell_of_restarts(count: int, ranks: int) -> None:
-    """Hand-made ones: what a group of that size would tell. Each one when the agent has room for it."""
+    """Send made-up restart records, as a group of that size would. Each is sent once the agent has room for it."""
     from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
     from nvrx_slurm.inprocess.timeline import RankTimeline, Restart, RestartPart, send_to_agent
 

@@ -1,8 +1,8 @@
-"""A worker that writes down each step it takes in a ledger that all workers of a job share. Standard library only.
+"""A worker that records each of its steps in a ledger that all workers of a job share. Standard library only.
 
-A line is `<cycle> <rank> <node> <pid> <when it started, monotonic ns> <step>`. While it lives, even frozen, it holds
-the lock of its rank; where somebody else has that, its first line says `held` in place of a step. It ends as the
-test's gate says.
+A line is `<cycle> <rank> <node> <pid> <when it started, monotonic ns> <step>`. As long as the process lives, even
+frozen, it holds the lock of its rank. If another process holds that lock, the worker's first line has `held` in place
+of a step. The worker exits as the test's gate orders.
 """
 
 import fcntl

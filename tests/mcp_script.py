@@ -1,6 +1,6 @@
 """A real MCP server over stdio that behaves as its argument says; `python tests/mcp_script.py BEHAVIOUR`.
 
-Hand-written JSON-RPC, so that it can misbehave, and starts at once.
+The JSON-RPC is written by hand, so that the server can misbehave and starts at once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def among_noise(request: Message) -> None:
 
 
 def hold_back(request: Message) -> None:
-    """For half a second, or until nobody waits any more."""
+    """Answer after half a second, or as soon as the client closes standard input."""
     select.select([0], [], [], 0.5)
     reply(request, answer(request))
 
@@ -108,7 +108,7 @@ def initialised(request: Message) -> Message:
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Serve until standard input ends."""
     if MODE == "refuses":
         sys.exit("no licence")
     if MODE == "deaf":

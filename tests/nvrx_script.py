@@ -1,10 +1,10 @@
-"""A training in the manner of nvidia_resiliency_ext's own in-process examples: its import, its options, its faults.
+"""A training script like nvidia_resiliency_ext's own in-process examples: its import, its options, its faults.
 
     RANK=0 … nvrx_script.py FOLDER basic|optimal|advanced STEPS FAULTS
 
-`basic` wraps all of the work, `optimal` the training loop alone. `advanced` has every callback, and hosts of two
-ranks in a tree, one of them in reserve; it pings. FAULTS: which of its injector's faults befall which rank, an
-iteration of the wrapper after the other, as `WORKLOAD_EXC:1,SIGKILL:2+SIGSTOP:3`; none if empty.
+`basic` wraps all of the work, `optimal` the training loop alone. `advanced` has every callback, a tree of hosts with
+two ranks each, of which one host is in reserve, and calls ping. FAULTS: the injector's fault for each rank, one part
+for each iteration of the wrapper, as `WORKLOAD_EXC:1,SIGKILL:2+SIGSTOP:3`; none if empty.
 """
 
 import datetime
@@ -17,7 +17,7 @@ from typing import Optional
 
 import nvidia_resiliency_ext.inprocess as inprocess
 import torch
-import torch._dynamo  # which DistributedDataParallel imports late: a rank in reserve would do so in the function
+import torch._dynamo  # DistributedDataParallel imports this late: a rank in reserve would import it in the function
 
 FOLDER, FORM, STEPS = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 FAULTS = [dict(fault.split(":")[::-1] for fault in part.split("+")) for part in sys.argv[4].split(",") if part]
@@ -32,7 +32,7 @@ wrapped = inprocess.Wrapper(health_check=inprocess.health_check.CudaHealthCheck(
 
 
 def note(what):
-    """From another thread than the main one."""
+    """Called from a thread other than the main one."""
     print(what, flush=True)
 
 
@@ -63,7 +63,7 @@ advanced_wrapped = inprocess.Wrapper(
 
 
 def load_injector():
-    """By its file: the package around it needs NVIDIA's libraries."""
+    """Load the injector by its file: importing its package needs NVIDIA's libraries."""
     (package,) = importlib.util.find_spec("nvidia_resiliency_ext").submodule_search_locations
     spec = importlib.util.spec_from_file_location("injector", f"{package}/inprocess/tools/inject_fault.py")
     module = importlib.util.module_from_spec(spec)
@@ -107,7 +107,7 @@ def loop(store, model, opt, call, where=None):
     if fault := due.get(FIRST_RANK):
         print(f"iteration {call.iteration}: {fault} on rank {FIRST_RANK}", flush=True)
         injector.dispatch_fault_injection(injector.Fault[fault], 0.1, None)
-    while step < STEPS or due:  # an iteration with a fault ends by it
+    while step < STEPS or due:  # only the fault ends an iteration that has one
         injector.maybe_raise_workload_exception()
         inputs = torch.full((4, 8), float(step % 7))
         model.zero_grad()
@@ -141,7 +141,7 @@ def advanced(call_wrapper: Optional[inprocess.CallWrapper] = None):  # noqa: UP0
     model, opt = build()
     where = f"file://{FOLDER}/meet-{call_wrapper.iteration}"
     loop(None, model, opt, call_wrapper, where)
-    gc.collect()  # frees the model of `loop`, which must not outlive the group
+    gc.collect()  # frees the model of `loop`, which must not outlive the process group
     torch.distributed.destroy_process_group()
 
 

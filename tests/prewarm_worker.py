@@ -1,4 +1,5 @@
-"""What `tests/flow/test_prewarm.py` copies as `train.py` into the folder of a job: a gate worker that imports.
+"""The worker that `tests/flow/test_prewarm.py` copies as `train.py` into the folder of a job: a gate worker that
+imports a module.
 
 argv: the gate's port, and a module, whose `IMPORTED_BY` (a process id) and `VERSION` it reports at the gate.
 """

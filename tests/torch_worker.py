@@ -1,4 +1,4 @@
-"""A rank of a torch world over gloo: all-reduces for ever, and reports its steps."""
+"""A rank of a torch process group over gloo: all-reduces forever, and reports its steps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What torchrun's user writes: an entry point under `@record`. It notes its environment; with a second argument the
-last rank fails in the first start of its role. Only that one imports torch, which takes seconds."""
+"""What a torchrun user writes: an entry point under `@record`. It records its environment in a file. With a second
+argument the last rank of each role fails the first time that it starts. Only that rank imports torch, which takes
+seconds."""
 
 import json
 import os
@@ -21,7 +22,7 @@ def fail() -> None:
 
 
 def is_first(mark: Path) -> bool:
-    """Of all starts: a torchrun that is started again counts its restarts from 0."""
+    """Whether this is the first start of the role: a torchrun that is started again counts its restarts from 0."""
     if mark.exists():
         return False
     mark.touch()

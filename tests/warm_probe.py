@@ -1,7 +1,7 @@
 # ruff: noqa: PTH109, PTH115, PTH123, PTH208
 """A worker that reports all it can see of itself. `test_warm_equality.py` starts it cold and warm, in many forms.
 
-It reads /proc without pathlib: it imports only what it looks at (hence the codes above).
+It reads /proc without pathlib: it imports only what it inspects (hence the codes above).
 """
 
 import ctypes
@@ -24,7 +24,7 @@ import warnings
 
 
 class Example:
-    """Of `__main__`: what multiprocessing pickles."""
+    """A class of `__main__`, which multiprocessing pickles."""
 
     field = 7
 
@@ -200,7 +200,7 @@ def shape(value):
 
 
 def simple(names):
-    """A module's names, and the values that are plain."""
+    """A module's names, with the values of plain types, and the type of every other value."""
     plain = (str, bytes, int, float, bool, type(None))
     return {name: repr(value) if type(value) in plain else type(value).__name__ for name, value in names.items()}
 

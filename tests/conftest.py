@@ -21,31 +21,31 @@ settings.load_profile("any machine")
 settings.register_profile(
     "shared fixtures", suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
-"""Of tests whose examples share the fixtures: each example leaves them as it found them, or does not care."""
+"""For tests whose examples share the fixtures: each example leaves them as they were, or does not depend on that."""
 
 pytest_plugins = ["tests.slurm_cluster"]
 
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-"""Under nohup it is ignored, and what the tests start would ignore it, too."""
+"""Under nohup SIGHUP is ignored, and the processes that the tests start would inherit that."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # likewise behind `&` in a script
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 asyncio.set_event_loop(None)
-"""Or Python 3.11 makes a loop when pytest-asyncio asks which one there was, and nobody ever closes that one."""
+"""Without this, pytest-asyncio asks Python 3.11 for the current loop, which creates one that is never closed."""
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collector of garbage away from the eleven thousand tests that have been collected: each collection
-    walks them, and a test that computes much takes a quarter longer so."""
+    """Exempt the collected tests, about eleven thousand, from garbage collection. Otherwise each collection walks
+    them, and a test that computes much takes a quarter longer."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests submit is not kept in the user's own cache, nor their nodes in the user's own ledger."""
+    """Jobs that tests submit use neither the user's own cache nor the user's own ledger of suspect nodes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
@@ -54,7 +54,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    """Where workers wait until the test lets them go."""
+    """The gate at which workers wait until the test releases them."""
     gate = Gate()
     yield gate
     gate.close()
@@ -62,7 +62,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def run_local() -> Iterator[Callable[..., RunningJob]]:
-    """Starts local jobs, and after the test sees to it that nothing of them is left."""
+    """Starts local jobs. After the test it ends them, and removes what they left in /dev/shm."""
     jobs: list[RunningJob] = []
 
     def start(plan: Plan, **options: object) -> RunningJob:
@@ -72,5 +72,5 @@ def run_local() -> Iterator[Callable[..., RunningJob]]:
     yield start
     for job in jobs:
         end_with_all(job)
-        for left in Path("/dev/shm").glob(f"{job.folder.runtime_name}-*"):  # of a test that killed all at once
+        for left in Path("/dev/shm").glob(f"{job.folder.runtime_name}-*"):  # left by a test that killed every process
             shutil.rmtree(left)

@@ -29,7 +29,7 @@ _SO_ATTACH_FILTER = 26
 
 
 def child_of(pid: int, words: str) -> int:
-    """The descendant whose command line has these words; waits for it."""
+    """Wait for a descendant whose command line contains `words`, and return its pid."""
 
     def look() -> int | None:
         for child in descendants(pid):
@@ -48,7 +48,7 @@ def supervisor_of(agent: int) -> int:
 
 
 class FrozenNode:
-    """A local node of which every process was stopped (SIGSTOP), parents first."""
+    """A local node whose processes have all been stopped (SIGSTOP), parents first."""
 
     def __init__(self, job: RunningJob, node: str) -> None:
         self.agent = job.agent_pid(node)
@@ -57,7 +57,7 @@ class FrozenNode:
         send_all([self.agent, self.supervisor, *self.workers], signal.SIGSTOP)
 
     def thaw(self, order: tuple[str, ...] = ("agent", "supervisor", "workers")) -> None:
-        """SIGCONT to one after the other."""
+        """Send SIGCONT to each of them in this order."""
         pids = {"agent": [self.agent], "supervisor": [self.supervisor], "workers": self.workers}
         for name in order:
             send_all(pids[name], signal.SIGCONT)
@@ -65,7 +65,7 @@ class FrozenNode:
 
 @contextlib.contextmanager
 def small_disk(options: str) -> Iterator[SmallDisk]:
-    """A disk with these mount options (`size=1m`); where the kernel lets us have none, the test is skipped."""
+    """A disk with these mount options (`size=1m`). The test is skipped where the kernel does not let us mount one."""
     try:
         disk = SmallDisk(options)
     except NvrxError as error:
@@ -76,9 +76,10 @@ def small_disk(options: str) -> Iterator[SmallDisk]:
 
 def without_socket_filters(start: Callable[[], _T]) -> _T:
     """Call `start` where the kernel refuses SO_ATTACH_FILTER, as a container's seccomp profile may: no process that
-    it starts can open a trap for the fence.
+    it starts can open a fence socket.
 
-    In a thread of its own: the restriction is a thread's, is inherited by its children, and cannot be undone.
+    The call runs in a thread of its own: the restriction applies to a thread, is inherited by its children, and
+    cannot be undone.
     """
     result: list[_T] = []
 
@@ -93,10 +94,11 @@ def without_socket_filters(start: Callable[[], _T]) -> _T:
 
 
 def _refuse_socket_filters() -> None:
-    """Install a seccomp filter (linux/seccomp.h): setsockopt with this option fails with EPERM, all else goes."""
+    """Install a seccomp filter (linux/seccomp.h): setsockopt with this option fails with EPERM, everything else is
+    allowed."""
     number = _SETSOCKOPT[platform.machine()]
     load, jump_if_equal, give = 0x20, 0x15, 0x06
-    option_at = 16 + 8 * 2  # of the third argument in struct seccomp_data, on a little-endian machine
+    option_at = 16 + 8 * 2  # the third argument in struct seccomp_data, on a little-endian machine
     program = [
         (load, 0, 0, 0),
         (jump_if_equal, 0, 3, number),

@@ -24,22 +24,23 @@ def fault_plan(
     spares: int = 0,
     **bounds: Any,
 ) -> Plan:
-    """A plain job of which `rank` (or several: `0,1`) has the fault in its first cycle (`first+second`: one in each
-    of its first cycles; `all`: each rank, always), and all wait at the gate."""
+    """A plain job whose workers all wait at the gate, and in which `rank` (or several: `0,1`) has the fault in its
+    first cycle. `fault` may be `first+second`, one for each of the first cycles; `rank` may be `all`: each rank has
+    it, in every cycle."""
     command = (sys.executable, str(FAULT_WORKER), str(gate.port), fault, str(rank), *words)
     role = RolePlan(name="main", command=command, nodes_per_replica=nodes, workers_per_node=workers)
     return plan_of(base, role, spares=spares, **bounds)
 
 
 def ends_well(job: RunningJob, gate: Gate, *, workers: int, cycle: int) -> None:
-    """The cycle runs whole, and the job ends with 0."""
+    """All workers of the cycle arrive at the gate, and the job ends with exit code 0."""
     gate.wait(workers, cycle=cycle)
     gate.open()
     assert job.finish() == 0
 
 
 def causes(job: RunningJob) -> list[str]:
-    """What each restart was for."""
+    """The cause of each restart."""
     return [record.cause for record in job.said(RestartDecided)]
 
 
@@ -53,6 +54,6 @@ def joined_again(job: RunningJob, node: str, times: int = 2) -> None:
 
 
 def printed(job: RunningJob, rank: int, cycle: int = 0) -> bytes:
-    """What the rank has printed."""
+    """What the rank has printed to standard output."""
     path = job.folder.cycle_logs("main-0", 0, cycle) / f"rank-{rank}.out"
     return path.read_bytes() if path.exists() else b""

@@ -1,7 +1,8 @@
 """Programs in processes that are forked from one that has imported them, for tests that start a program many times.
 
-Each is a process of its own, with its own arguments, environment, folder and descriptors. It saves the imports, which
-are most of the processor time of a short program. A test of how a program starts starts an interpreter.
+Each is a process of its own, with its own arguments, environment, folder and descriptors. Forking saves the imports,
+which take most of the processor time of a short program. A test of how a program starts must start an interpreter
+instead.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _BYTES = 1 << 20
 
 
 class Forked:
-    """A process that was forked for a test; it has what the tests use of `subprocess.Popen`."""
+    """A process that was forked for a test. It has those methods of `subprocess.Popen` that the tests use."""
 
     def __init__(self, forks: Forks, pid: int) -> None:
         self.pid, self.returncode = pid, None  # type: tuple[int, int | None]
-        self._forks, self._pidfd = forks, os.pidfd_open(pid)  # until it is waited for, its number is its own
+        self._forks, self._pidfd = forks, os.pidfd_open(pid)  # until the process is reaped, its pid is not reused
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None while the process runs."""
         return self._wait_ms(0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -65,8 +66,8 @@ class Forked:
 
 
 class Forks:
-    """The process that has imported a program, and forks. `program`: a module, run as by `python -m`; `packages`: of
-    which all modules are imported; `modules`: what else is."""
+    """A process that has imported a program, and forks on request. `program`: a module, run as by `python -m`;
+    `packages`: packages of which all modules are imported; `modules`: further modules to import."""
 
     def __init__(self, program: str, *, packages: Sequence[str] = (), modules: Sequence[str] = ()) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -91,7 +92,7 @@ class Forks:
             return Forked(self, self._answer())
 
     def reap(self, pid: int) -> int:
-        """The exit code of one that has ended."""
+        """The exit code of a process that has ended."""
         with self._turn:
             self._link.send(str(pid).encode())
             return self._answer()
@@ -102,7 +103,7 @@ class Forks:
         return int(answer)
 
     def close(self) -> None:
-        """End the process that forks; what it has forked goes on. Any number of times."""
+        """End the process that forks. The processes that it has forked go on. May be called any number of times."""
         self._link.close()
         self._process.wait()
         atexit.unregister(self.close)
@@ -110,7 +111,7 @@ class Forks:
 
 @functools.cache
 def command_line() -> Forks:
-    """Of `nvrx-slurm`, for all tests of this process."""
+    """The process that forks `nvrx-slurm`, shared by all tests of this process."""
     return Forks(
         "nvrx_slurm",
         packages=("nvrx_slurm.api", "nvrx_slurm.cli", "nvrx_slurm.report"),
@@ -121,7 +122,7 @@ def command_line() -> Forks:
             "nvrx_slurm.cluster.slurm",
             "nvrx_slurm.jobspec.load",
             "nvrx_slurm.lab.flow.load",
-        ),  # these the commands import when they are called
+        ),  # the commands import these when they are called
     )
 
 
@@ -162,7 +163,7 @@ def _read(descriptor: int) -> str:
 
 
 def _serve(link: socket.socket, program: str) -> None:
-    """Fork and reap as ordered, until the other end is closed."""
+    """Fork and reap as ordered, until the other end of the socket is closed."""
     while True:
         order, descriptors, _, _ = socket.recv_fds(link, _BYTES, 3)
         if not order:
@@ -181,7 +182,7 @@ def _serve(link: socket.socket, program: str) -> None:
 
 
 def _become(program: str, arguments: list[str], folder: str, env: dict[str, str], descriptors: list[int]) -> None:
-    """Go on as an interpreter would that was started so."""
+    """Run the program as a new interpreter with this command line would."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -192,7 +193,7 @@ def _become(program: str, arguments: list[str], folder: str, env: dict[str, str]
         os.environ.clear()
         os.environ.update(env)
         sys.argv, sys.orig_argv = [program, *arguments], [sys.executable, "-m", program, *arguments]
-        # Both names: a program that puts another stream in place of one goes on with its buffer.
+        # Both names: a program that replaces one of these streams goes on using its buffer.
         sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", closefd=False)
         sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
         sys.stderr = sys.__stderr__ = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -213,7 +214,7 @@ def _become(program: str, arguments: list[str], folder: str, env: dict[str, str]
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C the test process decides what becomes of this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C it is the test process that ends this one
     program, packages, modules = json.loads(sys.argv[2])
     for package in packages:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):

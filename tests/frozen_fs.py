@@ -1,6 +1,7 @@
-"""A file system that does not answer: FUSE. As a program its server, which says once what the root is.
+"""A FUSE file system that does not answer. Run as a program, this module is its server, which answers only the first
+questions about the root.
 
-The server is a process of its own: a thread would be stopped with the process that waits for its answer.
+The server is a process of its own: a thread would be stopped together with the process that waits for its answer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pytest
 IS_HERE = os.access("/dev/fuse", os.R_OK | os.W_OK)
 MNT_DETACH = 2
 
-# <linux/fuse.h>: the requests, the heads of a request and of an answer, and what is answered.
+# <linux/fuse.h>: request codes, the headers of a request and of an answer, and the answers' bodies.
 GETATTR, INIT, ACCESS = 3, 26, 34
 REQUEST, ANSWER = struct.Struct("=IIQQIIII"), struct.Struct("=IiQ")
 INIT_ANSWER, ATTRIBUTES = struct.Struct("=IIIIHHIIHHI28x"), struct.Struct("=QII6Q10I")
@@ -30,7 +31,8 @@ ENOSYS = 38
 
 @contextlib.contextmanager
 def frozen(folder: Path, *, answers: bool = False) -> Iterator[None]:
-    """Mount one on the folder. `answers`: a process can change to it, and look at it, before it freezes."""
+    """Mount a file system that does not answer on the folder. With `answers` a process can change to the folder and
+    stat it, before the file system freezes."""
     libc, device = ctypes.CDLL(None, use_errno=True), os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
     if libc.mount(b"frozen", os.fsencode(folder), b"fuse", 0, options):
@@ -50,7 +52,8 @@ def frozen(folder: Path, *, answers: bool = False) -> Iterator[None]:
 
 
 def serve(device: int) -> None:
-    """Answer until both questions were asked. Later ones are not read, so a process that waits can be killed."""
+    """Answer until both GETATTR and ACCESS were asked. Later requests are not read, so that a process that waits for
+    one can be killed."""
     asked = set()
     while not asked >= {ACCESS, GETATTR}:
         _, kind, unique, *_ = REQUEST.unpack_from(os.read(device, 1 << 17))

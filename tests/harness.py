@@ -1,4 +1,4 @@
-"""Real jobs for tests: workers that wait at a gate until the test lets them go, and a job that can be watched."""
+"""Real jobs for tests: workers that wait at a gate until the test releases them, and a job that can be watched."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _R = TypeVar("_R", bound=Record)
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A worker that stands at the gate."""
+    """A worker that waits at the gate."""
 
     replica: str
     rank: int
@@ -43,13 +43,13 @@ class Waiting:
     connection: socket.socket = field(compare=False)
 
     def go(self, exit_code: int = 0) -> None:
-        """Let it end with this code."""
+        """Have the worker exit with this code."""
         with contextlib.suppress(OSError):
             self.connection.sendall(bytes([exit_code]))
 
 
 class Gate:
-    """Where gate workers connect and wait. `wait` blocks until enough of them are there."""
+    """Where gate workers connect and wait. `wait` blocks until enough of them have connected."""
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -60,7 +60,7 @@ class Gate:
         self.accept_on(self._server)
 
     def accept_on(self, server: socket.socket) -> None:
-        """Let workers in by this door too: the listener may be of another network namespace."""
+        """Accept workers on this listener too: it may be in another network namespace."""
         threading.Thread(target=self._accept, args=(server,), daemon=True).start()
 
     @property
@@ -70,7 +70,7 @@ class Gate:
     def wait(
         self, count: int, *, cycle: int, replica: str = "main-0", generation: int = 0, timeout: float = WAIT_S
     ) -> dict[int, Waiting]:
-        """The workers of a cycle by rank, once `count` of them have come."""
+        """The workers of a cycle by rank, once `count` of them have connected."""
         wanted = (replica, cycle, str(generation))
         with self._news:
             there: dict[int, Waiting] = {}
@@ -85,21 +85,22 @@ class Gate:
             return there
 
     def open(self) -> None:
-        """Let everybody go, now and from now on, with exit code 0."""
+        """Release every worker with exit code 0: those that wait, and those that connect later."""
         with self._news:
             self._is_open = True
             for worker in self._arrived:
                 worker.go()
 
     def forget(self) -> None:
-        """Who came so far counts no more: another job is next."""
+        """Disconnect and forget all workers that have connected so far, before another job begins."""
         with self._news:
             for worker in self._arrived:
                 worker.connection.close()
             self._arrived.clear()
 
     def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)  # a close alone leaves the thread in accept(2), for the next gate's
+        # A close alone would leave the thread in accept(2), and it would take workers of the next gate.
+        self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         for worker in self._arrived:
             worker.connection.close()
@@ -114,7 +115,7 @@ class Gate:
                 if said.endswith(b"\n"):
                     self._let_in(connection, said.decode().rstrip("\n"))
                 else:
-                    connection.close()  # it was killed before it had said who it is
+                    connection.close()  # the worker was killed before it had sent its first line
 
     def _let_in(self, connection: socket.socket, said: str) -> None:
         env = dict(line.split("=", 1) for line in said.split("\0") if "=" in line)
@@ -128,7 +129,7 @@ class Gate:
 
 
 class RunningJob:
-    """A job that runs, and its journal as it grows. `process` is its batch host, or who waits for it."""
+    """A job that runs, and its journal as it grows. `process` is its batch host, or the process that waits for it."""
 
     def __init__(self, folder: JobFolder, process: Any) -> None:
         self.folder, self.process = folder, process
@@ -136,7 +137,7 @@ class RunningJob:
         self._journal = Journal(folder, live=True)
 
     def expect(self, kind: type[_R], *, timeout: float = WAIT_S, **fields: Any) -> _R:
-        """The first journal record of this kind with these fields; waits for it."""
+        """Wait for the first journal record of this kind with these fields."""
         return self.when(
             lambda record: isinstance(record, kind) and all(getattr(record, k) == v for k, v in fields.items()),
             what=f"{kind.__name__} {fields}",
@@ -156,7 +157,7 @@ class RunningJob:
             self.entries += [item for item in self._journal.poll(0.2) if isinstance(item, Entry)]
 
     def finish(self, timeout: float = WAIT_S) -> int:
-        """Wait for the end; the exit code."""
+        """Wait for the end of the job; returns its exit code."""
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -169,11 +170,12 @@ class RunningJob:
         self._journal.close()
 
     def said(self, kind: type[_R]) -> list[_R]:
-        """Every record of a kind so far."""
+        """Every record of this kind so far."""
         return [entry.record for entry in self.entries if isinstance(entry.record, kind)]
 
     def agent_pid(self, node: str) -> int:
-        """The newest agent process of a node, once the controller hears it: before, a death is a slow start."""
+        """The newest agent process of a node, once it has a liveness connection to the controller: without one, the
+        controller takes its death for a slow start."""
         self.expect(NodeJoined, node=node)
         deadline, log = time.monotonic() + WAIT_S, self.folder.node_log(node)
         while (said := log.read_text()).rfind("connected to the controller") < said.rfind("joined as"):
@@ -182,16 +184,16 @@ class RunningJob:
         return [record.pid for record in self.said(NodeJoined) if record.node == node][-1]
 
     def all_joined(self, *nodes: str) -> None:
-        """Wait until the controller hears all of these nodes."""
+        """Wait until all of these nodes have a liveness connection to the controller."""
         for node in nodes:
             self.agent_pid(node)
 
     def kill_node(self, node: str) -> None:
-        """SIGKILL to all that runs on a (local) node: the agent, its supervisor, every descendant."""
+        """Send SIGKILL to all that runs on a (local) node: the agent, its supervisor, every descendant."""
         kill_local_node(self.agent_pid(node))
 
     def story(self) -> str:
-        """The journal and the logs, for the message of a test that failed."""
+        """The journal and the logs, for the message of a failed test."""
         parts = [str(entry) for entry in self.entries]
         for log in [self.folder.job_log, *sorted((self.folder.path / "nodes").glob("*.log"))]:
             if log.exists():
@@ -224,7 +226,7 @@ def plan_of(base: Path, *roles: RolePlan, spares: int = 0, time_limit_s: float |
         workdir=str(base),
         folder=str(base / "jobs"),
         time_limit_s=time_limit_s,
-        store=StoreSpec(server="bundled"),  # whatever this machine's PATH has
+        store=StoreSpec(server="bundled"),  # regardless of the servers on this machine's PATH
         fault_tolerance=plain_bounds(**{"teardown__grace": 5.0, **bounds}),
     )
 
@@ -232,7 +234,7 @@ def plan_of(base: Path, *roles: RolePlan, spares: int = 0, time_limit_s: float |
 def start_local(
     plan: Plan, *, job_id: str = "j1", env: dict[str, str] | None = None, launcher: Sequence[str] = ()
 ) -> RunningJob:
-    """Start the batch host of a local job. `launcher`: starts its agents, in place of the batch host."""
+    """Start the batch host of a local job. `launcher`: a command that starts the agents instead of the batch host."""
     process = subprocess.Popen(
         [sys.executable, "-m", "nvrx_slurm.batch", "--cluster", "local", "--", *launcher],
         stdin=subprocess.PIPE,
@@ -247,7 +249,7 @@ def start_local(
 
 
 def end_with_all(job: RunningJob) -> None:
-    """End a test's job, however it stands, and wait until none of its processes runs."""
+    """End a test's job, whether it still runs or not, and wait until none of its processes runs."""
     job.close()
     everybody = [job.process.pid, *descendants(job.process.pid)]
     if job.process.poll() is None:
@@ -257,7 +259,7 @@ def end_with_all(job: RunningJob) -> None:
 
 
 def wait_gone(pids: list[int], timeout: float = WAIT_S) -> None:
-    """Wait until none of the processes runs. There has to be one: of an empty list the same would hold."""
+    """Wait until none of the processes runs. An empty list is an error, as the wait would prove nothing."""
     assert pids, "no process was found, so none can be gone"
     deadline = time.monotonic() + timeout
     for pid in pids:

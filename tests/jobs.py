@@ -1,4 +1,4 @@
-"""Jobs whose pages are looked at: one with every kind of failure, texts that are hostile, and one that is large."""
+"""Jobs for the tests of pages: one with every kind of failure, hostile texts, and one that is large."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>"
     "&amp;{{7*7}}\x1b[31m\u202e"
 )
-"""What a job may write at worst."""
+"""The worst that a job may write."""
 
 
 def eventful() -> Recorder:
-    """A node that is lost, a worker that raises, a hang, a restart in process; then the end."""
+    """A lost node, a worker that raises, a hang, an in-process restart; then the end."""
     recorder = to_first_cycle()
     recorder.lose("n2", after_s=60.0)
     recorder.ready(at=83)
@@ -36,7 +36,7 @@ def eventful() -> Recorder:
 
 
 def write_eventful(base: Path) -> JobFolder:
-    """Its folder, with the stacks of its hang, which are hostile too."""
+    """The folder of that job, with the stacks of its hang, which are hostile too."""
     folder = write(base, eventful())
     stacks = folder.path / "stacks/main-0"
     stacks.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What ledger workers wrote down, and the proof that no rank had two of them."""
+"""The ledger that ledger workers write, and the check that no rank ever had two workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEDGER_WORKER = Path(__file__).parent / "ledger_worker.py"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One step of one worker; `step` is None where it began while another worker held its rank."""
+    """One step of one worker; `step` is None if the worker began while another one held the lock of its rank."""
 
     cycle: int
     rank: int
@@ -35,14 +35,14 @@ class Ledger:
         self._steps: Counter[tuple[str, int]] = Counter()
 
     def plan(self, gate: Gate, *, nodes: int = 2, spares: int = 2, workers: int = 2, **bounds: object) -> Plan:
-        """A plain job of ledger workers, which end when the gate lets them."""
+        """A plain job of ledger workers, which end when the gate releases them."""
         command = (sys.executable, "-S", str(LEDGER_WORKER), str(gate.port), str(self.path))
         role = RolePlan(name="main", command=command, nodes_per_replica=nodes, workers_per_node=workers)
         return plan_of(self.path.parent, role, spares=spares, quarantine_after=99, **bounds)
 
     def lines(self) -> list[Line]:
-        """In the order in which the steps were taken; not a last one that is still being written."""
-        # What was read before is kept: a test that waits for steps asks a hundred times a second.
+        """All lines in the order of the steps, without a last one that is still being written."""
+        # Lines that were read before are kept: a test that waits for steps reads a hundred times a second.
         with self.path.open("rb") as file:
             file.seek(self._read_bytes)
             whole, _, _ = file.read().rpartition(b"\n")
@@ -54,7 +54,7 @@ class Ledger:
         return self._read
 
     def check(self) -> None:
-        """Assert that each rank was one worker's at a time: cycle after cycle, one process in each."""
+        """Assert that each rank had one worker at a time, and one process per cycle."""
         newest: dict[int, Line] = {}
         for line in self.lines():
             assert line.step is not None, f"{line} began while another process held rank {line.rank}"

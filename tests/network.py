@@ -41,7 +41,8 @@ while True:
 
 
 class GateNetwork(HostNetwork):
-    """A network with a door to the gate on each host. Where there can be none the test is skipped; in CI it fails."""
+    """A network with a listener for the gate on each host. Where none can be created the test is skipped; in CI it
+    fails."""
 
     def __init__(self, nodes: Sequence[str], gate: Gate) -> None:
         try:
@@ -55,7 +56,7 @@ class GateNetwork(HostNetwork):
     def close(self) -> None:
         super().close()
         for door in self.doors:
-            door.shutdown(socket.SHUT_RDWR)  # who waits in accept(2) is not woken by a close
+            door.shutdown(socket.SHUT_RDWR)  # close does not wake a thread that waits in accept(2)
             door.close()
 
     def start(self, plan: Plan, *, job_id: str = "1") -> NetworkJob:
@@ -76,7 +77,7 @@ class GateNetwork(HostNetwork):
 
     @contextlib.contextmanager
     def beats(self, job: RunningJob) -> Iterator[Callable[[], Counter[str]]]:
-        """Listen on the batch host; gives a function that tells how often each node has been heard since."""
+        """Read heartbeats on the batch host. Gives a function that returns how many each node has sent since."""
         argv = [*self.inside(BATCH), sys.executable, "-c", LISTEN, str(job.folder.path)]
         with tempfile.NamedTemporaryFile() as heard, subprocess.Popen(argv, stdout=heard) as listener:
             try:
@@ -86,7 +87,7 @@ class GateNetwork(HostNetwork):
 
 
 class NetworkJob(RunningJob):
-    """Its store is out of the test's reach: the journal's copy is read instead."""
+    """A job whose store the test cannot reach: the test reads the journal's copy instead."""
 
     def __init__(self, folder: JobFolder, process: Any) -> None:
         super().__init__(folder, process)

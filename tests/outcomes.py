@@ -1,4 +1,4 @@
-"""Outcomes of suites, filled in by hand: what the reports' tests report."""
+"""Outcomes of suites, filled in by hand, for the tests of the reports."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ BEGAN_AT = 1_763_739_000.0  # 2025-11-21 15:30 UTC
 HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\">]]>&amp;{{7*7}}|`*_\x1b[31mred\x00\ud800\x1b]0;t\x07\x9b\u202e"
 )
-"""What a name may hold at worst: markup for HTML, XML and Markdown, a colour, a NUL, half a surrogate pair, a title
-for the terminal, a C1 control, a bidi override."""
+"""The worst that a name may contain: markup for HTML, XML and Markdown, a colour, a NUL, half a surrogate pair, a
+terminal title, a C1 control, a bidi override."""
 
 JOURNAL = (
     "+0.000s      job_started        spare-takes-over (17) on 6 nodes n[0-5]",
@@ -39,7 +39,8 @@ def injected(at: float) -> InjectedFault:
 
 
 def attempt(number: int = 1, *, after_s: float = 0.0, **changes: Any) -> FlowAttempt:
-    """One that passed, in 6.3 s, with one fault and its recovery; begun `after_s` in the run."""
+    """An attempt that passed in 6.3 s, with one fault injected and recovered from. It began `after_s` into the
+    run."""
     usual: dict[str, Any] = {
         "verdict": "passed",
         "began_at": BEGAN_AT + after_s,
@@ -54,7 +55,7 @@ def attempt(number: int = 1, *, after_s: float = 0.0, **changes: Any) -> FlowAtt
 
 
 def unwell(number: int = 1, **changes: Any) -> FlowAttempt:
-    """One that failed on an expectation."""
+    """An attempt that failed on an expectation."""
     usual: dict[str, Any] = {"verdict": "failed", "findings": (MISSED,), "artifacts": f"nvrx-ci/run/attempt-{number}"}
     return attempt(number, **{**usual, **changes})
 
@@ -71,7 +72,7 @@ def flow(name: str = "spare-takes-over", *attempts: FlowAttempt, **changes: Any)
 
 
 def suite(*flows: FlowOutcome, **changes: Any) -> SuiteOutcome:
-    """The flows as one run of 42 s."""
+    """The flows as one run that took 42 s."""
     usual: dict[str, Any] = {"stage": "dev", "began_at": BEGAN_AT, "took_s": 42.0, "exit_code": 0}
     return SuiteOutcome(flows=flows, **{**usual, **changes})
 

@@ -30,7 +30,7 @@ Behaviour = Callable[[Write], Awaitable[None]]
 
 
 def answer(status: int, body: object = None, **headers: str) -> Behaviour:
-    """A whole answer; `Retry_After="1"` is a header."""
+    """A complete response; `Retry_After="1"` becomes a header."""
 
     async def behave(writer: Write) -> None:
         content = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
@@ -42,7 +42,7 @@ def answer(status: int, body: object = None, **headers: str) -> Behaviour:
 
 
 async def hang(writer: Write) -> None:
-    """The connection stays open, and nothing comes."""
+    """The connection stays open, and no response is sent."""
     await asyncio.Event().wait()
 
 
@@ -54,7 +54,8 @@ async def cut(writer: Write) -> None:
 
 
 class Server:
-    """Answers as `behaviours` say, one a request; then as its kind does when all is well."""
+    """Each request is answered by the next of `behaviours`, and once these are used up, as a healthy server of this
+    kind would."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -69,7 +70,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen; after a `stop` on the same port."""
+        """Listen; after a `stop`, on the same port as before."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -83,12 +84,12 @@ class Server:
         self._server = None
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Returns when it holds; it is looked at with each request."""
+        """Return when `holds` is true; it is evaluated with each request."""
         async with asyncio.timeout(WAIT_S), self._came:
             await self._came.wait_for(holds)
 
     async def has_had(self, count: int) -> None:
-        """Returns when so many requests have come."""
+        """Return when this many requests have arrived."""
         await self.until(lambda: len(self.requests) >= count)
 
     def well(self, request: Request) -> Behaviour:
@@ -107,7 +108,7 @@ class Server:
                 await behave(writer)
                 await writer.drain()
         except (ConnectionError, asyncio.CancelledError):
-            pass  # a cancelled handler that says so would be logged as an error of the server's
+            pass  # asyncio would log a handler that raises CancelledError as an error of the server
         finally:
             self._serving.discard(task)
             writer.close()
@@ -116,7 +117,7 @@ class Server:
 
 
 class SlackServer(Server):
-    """Takes every message, and gives it a time stamp."""
+    """Accepts every message, and gives it a time stamp."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class SlackServer(Server):
 
 
 class IndexServer(Server):
-    """Keeps documents by id; whoever creates one that is there is told 409."""
+    """Keeps documents by id. Creating a document whose id exists is answered with 409."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A real Slurm for the tests: `slurm_cluster` of our own pytest plugin, and `healthy_cluster` for one test."""
+"""A real Slurm for the tests: `slurm_cluster` of our pytest plugin, and `healthy_cluster` for a single test."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LEDGER = "NVRX_SLURM_FAULT_TOLERANCE__ATTRIBUTION__LEDGER"
 def healthy_cluster(
     slurm_cluster: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[DevCluster]:
-    """The session's Slurm, with every node idle and no job left, before the test and after it; and with no word of
-    what earlier tests have done to its nodes."""
+    """The session's Slurm, with every node idle and no job left, before and after the test. Its ledger of suspect
+    nodes is empty: faults of earlier tests are not in it."""
     monkeypatch.setenv(LEDGER, str(tmp_path / "suspects.json"))
     slurm_cluster.heal()
     yield slurm_cluster

@@ -23,7 +23,7 @@ CLI = (sys.executable, "-m", "nvrx_slurm")
 
 
 class SlurmHandle:
-    """A submitted job as Slurm sees it; has the `wait` and `poll` of a process."""
+    """A submitted job as Slurm sees it; it has the `wait` and `poll` of a process."""
 
     def __init__(self, job_id: str, cluster: DevCluster) -> None:
         self.job_id, self.env = job_id, {**os.environ, **cluster.environment()}
@@ -35,7 +35,7 @@ class SlurmHandle:
         return dict(re.findall(r"(\w+)=(\S+)", done.stdout))
 
     def wait(self, timeout: float) -> int:
-        """The job's exit code, once Slurm says that it is over."""
+        """The job's exit code, once Slurm reports a terminal state."""
         clock = SystemClock()
         deadline = clock.monotonic() + timeout
         while (shown := self.show())["JobState"] not in TERMINAL:
@@ -60,7 +60,7 @@ def nvrx(
 
 
 def submit(cluster: DevCluster, job_yaml: Path, *flags: str) -> RunningJob:
-    """Submit a job.yaml; its folder is beside it."""
+    """Submit a job.yaml; the job's folder is beside it."""
     done = nvrx("submit", *flags, job_yaml.name, cwd=job_yaml.parent, env=cluster.environment())
     assert done.returncode == 0, done.stderr
     job_id = done.stdout.strip()
@@ -68,9 +68,9 @@ def submit(cluster: DevCluster, job_yaml: Path, *flags: str) -> RunningJob:
 
 
 def settled(job: RunningJob, nodes: int) -> None:
-    """Wait until that many nodes have beaten twice: by then the controller knows whether a death can be proven."""
+    """Wait for two heartbeats per node: by then the controller knows whether a death can be proven."""
     address = job.folder.read_store()
     assert address is not None
     with client(address, connect_s=5.0, answer_s=5.0) as store:
         beats = Keys(address.job).beats
-        until(lambda: int(store.xlen(beats)) >= 2 * nodes, f"two beats of each of {nodes} nodes")
+        until(lambda: int(store.xlen(beats)) >= 2 * nodes, f"two heartbeats of each of {nodes} nodes")

@@ -21,14 +21,14 @@ from tests.waiting import until
 GONE_S = 60.0
 CALM = "teardown: {grace: 5s}"
 
-# A worker that runs some lines of its own before it goes to the gate.
+# A worker that runs some lines of its own before it connects to the gate.
 PRELUDE = "import runpy, sys\n{lines}\nsys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')"
 
 STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 POLITE = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))"
 
-# On the checkpoint signal a worker writes a file beside it and ends; the rank that is told so saves for ever.
+# On the checkpoint signal a worker writes a file in its working folder and ends; the rank `endless` saves forever.
 SAVING = """
 import os, pathlib, signal, sys
 def save(*_):
@@ -57,18 +57,19 @@ class SlurmJobs:
     def start(
         self, bounds: str, *, nodes: int = 2, spares: int = 0, command: Sequence[str] = (), slurm: str = "{}"
     ) -> RunningJob:
-        """Submit a job of gate workers, one a node. `bounds`: what stands below `fault_tolerance`."""
+        """Submit a job of gate workers, one per node. `bounds`: what the job.yaml has below `fault_tolerance`."""
         path = self.folder / "job.yaml"
         path.write_text(
             f"name: fault\ncommand: {json.dumps(list(command or self.gate.command))}\n"
             f"nodes: {nodes}\nspares: {spares}\nworkers_per_node: 1\nslurm: {slurm}\nfault_tolerance: {{{bounds}}}\n"
-            "store: {server: bundled}\n"  # whatever this machine's PATH has
+            "store: {server: bundled}\n"  # regardless of the servers on this machine's PATH
         )
         self.jobs.append(submit(self.cluster, path))
         return self.jobs[-1]
 
     def running(self, job: RunningJob, count: int, *, cycle: int = 0, generation: int = 0) -> dict[int, Waiting]:
-        """The workers of a cycle, by rank, once all of them run; and of no rank an older one lives."""
+        """The workers of a cycle, by rank, once all of them run. Asserts that no rank has a live worker of an earlier
+        cycle."""
         there = self.gate.wait(count, cycle=cycle, generation=generation, timeout=GONE_S)
         job.expect(RendezvousClosed, cycle=cycle, generation=generation)
         for older in range(cycle):
@@ -77,19 +78,19 @@ class SlurmJobs:
         return there
 
     def command(self, *words: str) -> str:
-        """Run one of Slurm's programs; its output."""
+        """Run one of Slurm's programs; returns its output."""
         return subprocess.run(words, env=self.env, check=True, capture_output=True, text=True).stdout
 
     def nvrx(self, *words: str) -> str:
-        """Run our command line; its output."""
+        """Run our command line; returns its output."""
         done = nvrx(*words, cwd=self.folder, env=self.cluster.environment())
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def processes_of(self, job: RunningJob) -> list[int]:
-        """Everything of the job that runs anywhere: batch host, store, controller, agents, workers."""
+        """Every process of the job: batch host, store, controller, agents, workers."""
         wanted = {"SLURM_JOB_ID": job.folder.job_id, **self.cluster.environment()}
-        folder = str(job.folder.store_dir)  # the store writes its name over its environment
+        folder = str(job.folder.store_dir)  # the store overwrites its environment with its title
         return [
             pid
             for pid in read_table()
@@ -97,7 +98,7 @@ class SlurmJobs:
         ]
 
     def process_of(self, job: RunningJob, words: str) -> int:
-        """The process of the job whose command line has these words."""
+        """The process of the job whose command line contains `words`."""
         for pid in self.processes_of(job):
             if words in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "):
                 return pid
@@ -108,7 +109,7 @@ class SlurmJobs:
         until(lambda: not self.processes_of(job), f"every process of job {job.folder.job_id} to be gone")
 
     def close(self) -> None:
-        """Cancel what a failed test has left."""
+        """Cancel the jobs that a failed test has left."""
         for job in self.jobs:
             job.close()
             if job.process.poll() is None:

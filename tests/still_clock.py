@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class StillClock:
-    """Moves only when somebody sleeps, or when it is told to."""
+    """The time changes only when `sleep` is called, or when the test sets `now`."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now

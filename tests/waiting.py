@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does, and reports by no event."""
+"""Waiting for another thread or process that reports its progress by no event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], what: str = "it", timeout: float = WAIT_S) -> T:
-    """Wait until it holds; returns what it gave."""
+    """Wait until the condition is true; returns its value."""
     deadline, pause_s = time.monotonic() + timeout, LOOK_S
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not in {timeout:g} s: {what}"

@@ -14,7 +14,7 @@ from tests.contract.servers import SERVERS, RealServer, Server
 
 @pytest.fixture(params=SERVERS)
 async def server(request, tmp_path) -> AsyncIterator[Server]:
-    """Each of the servers on which the contract holds; it runs."""
+    """Each kind of server that must fulfil the contract, running."""
     server = SERVERS[request.param](tmp_path / "server")
     await server.start()
     yield server
@@ -32,7 +32,7 @@ async def address(tmp_path) -> AsyncIterator[StoreAddress]:
 
 @pytest.fixture
 async def store(address) -> AsyncIterator[StoreClient]:
-    """A client of it."""
+    """A client of that store."""
     client = StoreClient(address, clock=SystemClock(), patience_s=5.0)
     yield client
     await client.close()

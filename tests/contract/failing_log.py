@@ -8,7 +8,7 @@ RANK = 1
 
 
 def write_failure(folder: Path) -> None:
-    """What a worker leaves behind that cannot import a module: it will fail again."""
+    """Write the log of a worker that cannot import a module, and will fail again for that reason."""
     folder.mkdir(exist_ok=True)
     (folder / f"rank-{RANK}.err").write_text(
         "Traceback (most recent call last):\n"

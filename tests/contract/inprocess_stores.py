@@ -1,4 +1,4 @@
-"""The stores on which the contract of a group's store holds, each with a real server or folder behind it."""
+"""The stores that must fulfil the contract of a group's store, each with a real server or folder behind it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ KINDS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Store]]] = {
 
 
 class TlsRelay:
-    """TLS in front of a server that knows none. In a `with` block it is the port that it listens on."""
+    """A TLS endpoint in front of a server that has no TLS. The `with` block gets the port that it listens on."""
 
     def __init__(self, certificate: Path, key: Path, *, to: int) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

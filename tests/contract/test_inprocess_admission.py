@@ -1,4 +1,5 @@
-"""Which run has a group's name, where the other run's processes cannot be seen from here: their heartbeats tell."""
+"""Which run owns a group's name, when the other run's processes are on another host and only heartbeats show whether
+they live."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def admission(
 
 
 def test_all_ranks_of_a_run_get_the_same_calls(store: Store) -> None:
-    """And another run gets others, after all have left the first one."""
+    """All ranks of a run get the same call numbers. Once they have left, the next run gets others."""
     ranks = [admission(store, rank, 3) for rank in range(3)]
     entering = [in_thread(rank.enter, "rank") for rank in ranks]
     runs = [each.result(DEADLINE_S) for each in entering]
@@ -55,13 +56,14 @@ def test_all_ranks_of_a_run_get_the_same_calls(store: Store) -> None:
 
 
 def test_a_silent_run_of_another_host_is_followed(store: Store) -> None:
-    """After the heartbeat timeout."""
+    """A new run takes the name once the old run has sent no heartbeat for the heartbeat timeout."""
     before = admission(store, process=ELSEWHERE).enter()
     assert admission(store).enter().first != before.first
 
 
 def test_a_run_of_another_host_that_beats_keeps_its_name(store: Store) -> None:
-    """The error names its process."""
+    """A run that still sends heartbeats keeps the name. The new run gets an error that names the old run's
+    process."""
     before = admission(store, process=ELSEWHERE).enter()
     ended = threading.Event()
 
@@ -78,7 +80,8 @@ def test_a_run_of_another_host_that_beats_keeps_its_name(store: Store) -> None:
 
 
 def test_a_rank_that_waits_for_others_leaves_a_dead_run(store: Store) -> None:
-    """It joined the run's free place; a rank whose place is taken there finds that it is over."""
+    """Rank 1 joins a dead run, in which its place was free. Rank 0, whose place is taken there, finds that the run is
+    dead; both then join a new run."""
     with contextlib.closing(store.connect(GROUP, REGISTRY)) as registry:
         dead = admission(store, 0, 2, ELSEWHERE, within_s=0.2)
         with pytest.raises(TimeoutError, match=r"waited 0\.2 s for rank 1"):
@@ -92,8 +95,8 @@ def test_a_rank_that_waits_for_others_leaves_a_dead_run(store: Store) -> None:
         assert registry.arrival(joined(old.first), 0) == pack(ELSEWHERE)
 
 
-def test_who_has_left_is_told_whether_the_others_have_completed(store: Store) -> None:
-    """Where they have, it is refused; where all have left, it gets another run."""
+def test_a_rank_that_left_is_refused_once_the_others_have_completed(store: Store) -> None:
+    """Ranks that have all left a run get another one. A rank that left while the others completed is refused."""
     ranks = [admission(store, rank, 2) for rank in range(2)]
     entering = [in_thread(rank.enter, "rank") for rank in ranks]
     run, _ = [each.result(DEADLINE_S) for each in entering]

@@ -1,4 +1,4 @@
-"""What only a folder does for a group of ranks: it knows who holds a lock, and no server tells what is abandoned."""
+"""Properties of a group's store in a folder: a lock has a holder, and no server removes what is abandoned."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def connection(path: Path) -> Iterator[Connection]:
 def test_folders_that_are_removed_while_they_are_made(
     path: Path, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last rank of another call clears them at that moment: they are made again."""
+    """The last rank of another call may remove the folders while they are being created: they are created again."""
     made = list[Path]()
 
     def make_and_lose(folder: Path) -> None:
@@ -74,7 +74,7 @@ def test_folders_that_are_removed_while_they_are_made(
 
 
 def test_writers_that_are_killed_tear_nothing_and_lose_nothing(path: Path, connection: Connection) -> None:
-    """What they were told is in the log, is; an entry is whole or is not there; and others go on."""
+    """A killed writer loses no entry that was acknowledged and leaves none torn, and other writers can go on."""
     told = {name: _killed_after(20, path, name) for name in ("a", "b", "c")}
     assert connection.append(b"last", len(connection.read(0, 0.0)))
     *entries, last = connection.read(0, 0.0)
@@ -87,7 +87,7 @@ def test_writers_that_are_killed_tear_nothing_and_lose_nothing(path: Path, conne
 
 
 def _killed_after(count: int, path: Path, name: str) -> int:
-    """How many appends a writer has told of, which was killed in the midst of them."""
+    """Kill a writer while it appends. Returns how many appends it has reported."""
     writer = subprocess.Popen(
         [sys.executable, "-c", APPEND_FOREVER, str(path), name], stdout=subprocess.PIPE, text=True
     )
@@ -98,8 +98,8 @@ def _killed_after(count: int, path: Path, name: str) -> int:
     return count + len(writer.communicate()[0].splitlines())
 
 
-def test_an_entry_that_was_written_in_part_is_written_anew(path: Path, connection: Connection) -> None:
-    """Nobody reads the half of it."""
+def test_an_entry_that_was_written_in_part_is_overwritten(path: Path, connection: Connection) -> None:
+    """Readers ignore a half-written entry, and the next append replaces it."""
     assert connection.append(b"one", 0)
     with (path / "group" / "0" / "log").open("ab") as log:
         log.write(b"\x50\0\0\0half of")
@@ -108,8 +108,9 @@ def test_an_entry_that_was_written_in_part_is_written_anew(path: Path, connectio
     assert connection.read(0, 0.0) == [b"one", b"two"]
 
 
-def test_a_lock_that_somebody_keeps_is_not_waited_for_forever(path: Path, connection: Connection) -> None:
-    """A writer that was stopped in the midst: the error names the file. Readers are not kept out."""
+def test_the_wait_for_a_lock_of_another_process_is_bounded(path: Path, connection: Connection) -> None:
+    """While another process holds the lock, an append fails after its patience, and the error names the lock file.
+    Reads succeed, and a waiting operation can be cancelled."""
     impatient = FileStore(path=path, patience=datetime.timedelta(seconds=0.05)).connect("group", 0)
     connection.append(b"one", 0)
     with locked(path / "group" / "0" / "lock", timeout_s=DEADLINE_S, clock=SystemClock()):
@@ -124,7 +125,7 @@ def test_a_lock_that_somebody_keeps_is_not_waited_for_forever(path: Path, connec
 
 
 def test_a_process_without_a_descriptor_left(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot wait, as it cannot read."""
+    """Where the process cannot open a descriptor, a read that would wait raises StoreError."""
 
     def fail(*_: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -135,8 +136,8 @@ def test_a_process_without_a_descriptor_left(connection: Connection, monkeypatch
     assert connection.append(b"one", 0)
 
 
-def test_what_the_kernel_does_not_tell_of_is_found_by_looking(path: Path, connection: Connection) -> None:
-    """As of a writer on another host: here, one into a log that is not the one that is watched."""
+def test_an_entry_without_an_inotify_event_is_found_by_polling(path: Path, connection: Connection) -> None:
+    """A write on another host causes no inotify event. Here the writer uses a log that is not the watched one."""
     waiting = in_thread(lambda: connection.read(0, LONG_S), "reader")
     until(_somebody_watches, "the reader to watch")
     (path / "group" / "0").rename(path / "aside")
@@ -153,7 +154,7 @@ def _somebody_watches() -> bool:
 
 
 def test_nothing_stays_open(connection: Connection) -> None:
-    """Neither between operations, nor when all is closed."""
+    """No descriptor stays open between operations, nor after the close."""
     before = {entry.name for entry in Path("/proc/self/fd").iterdir()}
     connection.append(b"one", 0)
     connection.arrive("ready:0", 0)
@@ -165,7 +166,8 @@ def test_nothing_stays_open(connection: Connection) -> None:
 
 
 def test_what_a_group_has_left_goes_when_another_comes_an_hour_later(path: Path, connection: Connection) -> None:
-    """A call that gives signs of life stays; by the file system's own clock."""
+    """A new group removes calls that had no sign of life for an hour, by the file system's clock. A call with signs
+    of life stays."""
     store = FileStore(path=path)
     for group in ("long ago", "alive"):
         other = store.connect(group, 0)
@@ -179,7 +181,7 @@ def test_what_a_group_has_left_goes_when_another_comes_an_hour_later(path: Path,
 
 
 def test_a_cleared_group_leaves_no_folder(path: Path, connection: Connection) -> None:
-    """And its files are its owner's alone while they are there."""
+    """Only the owner can read a group's files, and clearing the group removes them and their folders."""
     connection.append(b"one", 0)
     folder = path / "group" / "0"
     assert {each.stat().st_mode & 0o777 for each in folder.iterdir()} == {0o600}
@@ -189,7 +191,8 @@ def test_a_cleared_group_leaves_no_folder(path: Path, connection: Connection) ->
 
 
 def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    """A relative path is another folder for each rank; a file is none."""
+    """A relative path is refused, since it may be another folder for each rank; so is a file in place of the
+    folder."""
     with pytest.raises(OptionError, match="groups must be absolute") as caught:
         FileStore(path="groups")
     assert caught.value.options == ("path",)
@@ -199,7 +202,7 @@ def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_keeps_no_lock(path: Path, connection: Connection) -> None:
-    """It may be forked by another thread while the lock is held, and outlive what is done under it."""
+    """A child that another thread forks while the lock is held does not keep the lock."""
     connection.append(b"one", 0)
     with locked(path / "group" / "0" / "lock", timeout_s=DEADLINE_S, clock=SystemClock()):
         if (child := os.fork()) == 0:

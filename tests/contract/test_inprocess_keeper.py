@@ -38,7 +38,8 @@ print(store_keeper.hosted("valkey", {GROUP!r}, patience_s=10.0).keeper)
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where keepers have their folders; this process is rank 0 of 2, both on this host. Afterwards all are killed."""
+    """The folder in which keepers have theirs. This process is rank 0 of 2, both on this host. Afterwards all keepers
+    are killed."""
     monkeypatch.setattr(store_keeper, "RUNTIME_ROOTS", (tmp_path,))
     for name in ("MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE", "NVRX_STORE_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -71,7 +72,7 @@ def server_of(place: HostedStore) -> int:
 
 
 def test_all_who_ask_at_once_have_the_same_one(root: Path) -> None:
-    """Threads and processes: one of them starts it."""
+    """Threads and processes that ask at the same time all get the same store: only one of them starts it."""
     processes = [
         subprocess.Popen([sys.executable, "-c", ASK, str(root)], stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
@@ -82,7 +83,7 @@ def test_all_who_ask_at_once_have_the_same_one(root: Path) -> None:
 
 
 def test_groups_have_stores_of_their_own(connection: Connection) -> None:
-    """What one does cannot hurt the other."""
+    """Two groups have two stores: neither sees the other's entries."""
     other = RedisStore().connect("another group", 0)
     assert other.append(b"one", 0)
     assert connection.read(0, 0.0) == []
@@ -90,8 +91,9 @@ def test_groups_have_stores_of_their_own(connection: Connection) -> None:
     other.close()
 
 
-def test_it_is_nobodys_child_and_no_signal_to_a_step_reaches_it(connection: Connection) -> None:
-    """It has a session of its own; what Slurm sends to every process of a step ends neither it nor its server."""
+def test_it_is_no_child_of_the_rank_and_survives_the_signals_of_a_step(connection: Connection) -> None:
+    """The keeper has a session of its own. The signals that Slurm sends to every process of a step end neither it nor
+    its server."""
     assert connection.append(b"one", 0)
     kept, server = place().keeper, server_of(place())
     assert os.getsid(kept) != os.getsid(0)
@@ -106,7 +108,7 @@ def test_it_is_nobodys_child_and_no_signal_to_a_step_reaches_it(connection: Conn
 
 
 def test_a_server_that_is_killed_is_started_again_with_what_it_had(connection: Connection) -> None:
-    """Who is connected waits for it."""
+    """Connected clients wait until the server is back, with its data."""
     assert connection.append(b"one", 0)
     os.kill(server_of(place()), signal.SIGKILL)
     assert connection.append(b"two", 1)
@@ -114,7 +116,7 @@ def test_a_server_that_is_killed_is_started_again_with_what_it_had(connection: C
 
 
 def test_a_keeper_that_is_killed_leaves_no_server(root: Path) -> None:
-    """And the next one, of whatever group, removes what is left of it."""
+    """Its server ends with it, and the next keeper, even of another group, removes its folder."""
     first, left = place(), folder()
     server = server_of(first)
     os.kill(first.keeper, signal.SIGKILL)
@@ -140,21 +142,22 @@ def test_what_it_holds_is_its_owners_alone() -> None:
 
 
 def test_nothing_of_the_start_is_left_in_the_rank() -> None:
-    """No descriptor and no child."""
+    """Starting the keeper leaves the rank no descriptor and no child."""
     before = descriptors_and_children()
     place()
     assert descriptors_and_children() == before
 
 
 def descriptors_and_children() -> tuple[set[str], set[str]]:
-    """Of this process; other tests leave it children that serve the whole run."""
+    """Of this process. Other tests leave it children that serve the whole test run."""
     children = {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
     return {entry.name for entry in Path("/proc/self/fd").iterdir()}, children
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
 async def test_it_ends_when_its_last_rank_has_gone(tmp_path: Path, ranks: int) -> None:
-    """And when none comes at all: its place is known for as long as it can be used, and then its server stops."""
+    """The keeper stops its server once the last rank has disconnected, or when no rank ever connects. First it
+    removes the file that announces the server's address."""
     store, told = KeptValkey(tmp_path), tmp_path / "place.json"
     keeping = asyncio.create_task(keep(store, tmp_path, look_s=0.02))
     await asyncio.to_thread(until, told.exists, "the place")
@@ -171,7 +174,8 @@ async def test_it_ends_when_its_last_rank_has_gone(tmp_path: Path, ranks: int) -
 
 
 def test_nothing_of_it_is_left(connection: Connection) -> None:
-    """Some seconds after the last rank is gone, keeper, server and folder are too; a rank may come again at once."""
+    """A few seconds after the last rank has disconnected, keeper, server and folder are gone. A rank that comes back
+    gets a new keeper at once."""
     first = place()
     server = server_of(first)
     connection.close()
@@ -181,7 +185,8 @@ def test_nothing_of_it_is_left(connection: Connection) -> None:
 
 
 def test_a_folder_that_others_can_enter_is_passed_over(root: Path) -> None:
-    """They could have put something there. The next name is taken, and kept when the first one is free again."""
+    """Other users could have put files there. The next name is used, and kept even when the first one is free
+    again."""
     first = root / f"nvrx-inprocess-{os.geteuid()}"
     first.mkdir()
     first.chmod(0o755)
@@ -193,7 +198,7 @@ def test_a_folder_that_others_can_enter_is_passed_over(root: Path) -> None:
 
 
 def test_where_all_names_are_taken_the_error_says_by_whom(root: Path) -> None:
-    """There is a bound, and a way out."""
+    """After a bounded number of names the error says who owns them, and what to set instead."""
     for number in range(store_keeper.MOST_FOLDERS):
         (root / f"nvrx-inprocess-{os.geteuid()}{f'.{number}' if number else ''}").write_bytes(b"")
     with pytest.raises(StoreError, match=rf"must be a folder of user {os.geteuid()}.*\.15; they belong to.*'url'"):
@@ -201,14 +206,14 @@ def test_where_all_names_are_taken_the_error_says_by_whom(root: Path) -> None:
 
 
 def test_ranks_of_several_hosts_must_name_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says the ways there are."""
+    """The error lists the ways to name one."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with pytest.raises(OptionError, match=r"'url'.*FileStore.*nvrx-slurm"):
         RedisStore().connect(GROUP, 0)
 
 
 def test_a_keeper_that_cannot_start_says_why() -> None:
-    """Its words are in the error; nobody waits for the bound."""
+    """Its own error message is in the error, and the caller does not wait for the timeout."""
     folder().mkdir()
     (folder() / "store").write_text("in the way")
     with pytest.raises(StoreError, match=r"no store could be started (?s:.*)File exists"):
@@ -228,7 +233,7 @@ connection.close()
 
 @pytest.mark.torch
 def test_a_monitor_uses_torchs_store_without_torchs_modules() -> None:
-    """They would take ten times as long to import as the store needs, and as much memory again."""
+    """Importing torch's modules would take ten times as long as using the store, and as much memory again."""
     rank = TCPStore().connect(GROUP, 0)
     assert rank.append(b"one", 0)
     port = hosted(TORCH, GROUP, patience_s=DEADLINE_S).port
@@ -243,7 +248,7 @@ def test_a_monitor_uses_torchs_store_without_torchs_modules() -> None:
 
 @pytest.mark.torch
 def test_it_hosts_torchs_store_too() -> None:
-    """Outside of every rank."""
+    """The keeper also hosts torch's store, in a process that is none of the ranks."""
     rank, other = TCPStore().connect(GROUP, 0), TCPStore().connect(GROUP, 0)
     assert rank.append(b"one", 0)
     assert other.read(0, 0.0) == [b"one"]

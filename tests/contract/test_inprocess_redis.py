@@ -1,4 +1,4 @@
-"""What only a Redis does for a group of ranks: it outlives its death, it knows a password, and its keys expire."""
+"""Properties of a group's store in Redis: it survives the server's death, it uses a password, and its keys expire."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def blocked_readers(raw: Any) -> int:
     return int(raw.info("clients")["blocked_clients"])
 
 
-# ---- a server that is killed, or stands still
+# ---- a server that is killed or stopped
 
 
 def test_a_server_that_is_killed_is_waited_for_and_has_lost_nothing(server: Valkey, connection: Connection) -> None:
-    """What it had answered for is there again; whoever asks meanwhile has the answer afterwards."""
+    """Operations wait while the server is down. After its restart it still has all that it had acknowledged."""
     for place in range(100):
         assert connection.append(b"%d" % place, place)
     connection.arrive("ready:0", 3, b"three")
@@ -83,7 +83,7 @@ def test_a_server_that_is_killed_is_waited_for_and_has_lost_nothing(server: Valk
 def test_a_reader_that_waits_reads_on_when_its_server_is_back(
     server: Valkey, connection: Connection, raw: Any
 ) -> None:
-    """It misses nothing."""
+    """A blocked read survives the server's restart and misses no entry."""
     reader = server.store().connect("group", 0)
     connection.append(b"one", 0)
     waiting = in_thread(lambda: reader.read(1, LONG_S), "reader")
@@ -95,8 +95,9 @@ def test_a_reader_that_waits_reads_on_when_its_server_is_back(
     reader.close()
 
 
-def test_a_server_that_stands_still_for_a_while_is_waited_for(server: Valkey, connection: Connection) -> None:
-    """Its kernel takes connections and commands; one whose answer came too late has counted once."""
+def test_a_server_that_is_stopped_for_a_while_is_waited_for(server: Valkey, connection: Connection) -> None:
+    """The kernel of a stopped server still accepts connections and commands. A command whose answer came too late has
+    counted once."""
     impatient = RedisStore(
         url=f"redis://127.0.0.1:{server.port}",
         password_file=str(server.password_file),
@@ -114,7 +115,7 @@ def test_a_server_that_stands_still_for_a_while_is_waited_for(server: Valkey, co
 
 
 def test_a_server_that_stays_away_is_given_up(server: Valkey) -> None:
-    """After the patience; the message names it, and no password."""
+    """Once the patience is over, the error names the server, and no password."""
     connection = server.store(patience_s=0.1).connect("group", 0)
     server.end()
     for operation in (lambda: connection.beat(0, 0), lambda: connection.read(0, LONG_S)):
@@ -128,8 +129,8 @@ def test_a_server_that_stays_away_is_given_up(server: Valkey) -> None:
     connection.close()
 
 
-def test_who_waits_for_a_server_that_is_away_can_be_cancelled(server: Valkey, connection: Connection) -> None:
-    """Its patience is not waited for."""
+def test_waiting_for_a_server_that_is_away_can_be_cancelled(server: Valkey, connection: Connection) -> None:
+    """A cancelled operation ends without waiting for its patience."""
     connection.append(b"one", 0)
     server.end()
     waiting = in_thread(lambda: connection.read(1, LONG_S), "reader")
@@ -139,8 +140,8 @@ def test_who_waits_for_a_server_that_is_away_can_be_cancelled(server: Valkey, co
     server.start()
 
 
-def test_a_server_that_takes_connections_and_says_nothing_can_be_cancelled() -> None:
-    """Also while it is asked for the first time."""
+def test_waiting_for_a_server_that_never_answers_can_be_cancelled() -> None:
+    """A server that accepts connections and sends nothing: already the first operation can be cancelled."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
         keys = InprocessKeys("group", 0, job=None)
@@ -154,7 +155,7 @@ def test_a_server_that_takes_connections_and_says_nothing_can_be_cancelled() -> 
 
 
 def test_a_server_that_has_lost_the_log_is_not_taken_for_a_new_one(connection: Connection, raw: Any) -> None:
-    """It was restarted without its data: a log with a gap, or a shorter one, is an error that says so."""
+    """After a restart without its data, a log that is shorter or has a gap is an error that says so."""
     for place in range(3):
         connection.append(b"%d" % place, place)
     raw.flushall()
@@ -165,11 +166,11 @@ def test_a_server_that_has_lost_the_log_is_not_taken_for_a_new_one(connection: C
         connection.read(3, 0.0)
 
 
-# ---- a wait that is cut short
+# ---- a wait that is cancelled
 
 
 def test_a_cancelled_reader_leaves_nothing_at_the_server(server: Valkey, connection: Connection, raw: Any) -> None:
-    """Its connection ends with it, also where a forked child still holds the socket."""
+    """The server sees the connection end, although a forked child still has the socket open."""
     reader = server.store().connect("group", 0)
     waiting = in_thread(lambda: reader.read(0, LONG_S), "reader")
     until(lambda: blocked_readers(raw) == 1, "the reader to wait")
@@ -190,7 +191,7 @@ def test_a_cancelled_reader_leaves_nothing_at_the_server(server: Valkey, connect
 
 
 def test_no_descriptor_is_left(server: Valkey) -> None:
-    """Of a connection that was closed, cut, or refused."""
+    """A connection that was closed, cancelled or refused leaves no descriptor and no thread."""
     before = descriptors()
     for cut in (False, True):
         connection = server.store().connect("group", 0)
@@ -209,8 +210,8 @@ def test_no_descriptor_is_left(server: Valkey) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["hunter3", None])
-def test_a_password_that_is_refused_is_told_at_once(server: Valkey, wrong: str | None) -> None:
-    """There is nothing to wait for; the message repeats none."""
+def test_a_refused_password_is_an_immediate_error(server: Valkey, wrong: str | None) -> None:
+    """A refusal is not retried, and the message contains no password."""
     server.password_file.write_text(wrong or "")
     url = f"redis://127.0.0.1:{server.port}"
     store = RedisStore(
@@ -222,13 +223,13 @@ def test_a_password_that_is_refused_is_told_at_once(server: Valkey, wrong: str |
 
 
 def test_a_new_password_of_the_server_leaves_the_open_connections(server: Valkey, raw: Any) -> None:
-    """While a thread waits on one connection and another is open, what further threads ask waits for that one. Once
-    none is left, the refusal counts."""
+    """The password changes while one thread waits on a connection and another connection is open. Further threads
+    share that other one. Once no connection is left, the refusal is an error."""
     where = f"redis://127.0.0.1:{server.port}"
     log = logging.getLogger("test")
     client = RetryingRedis((parse_redis_url(where), PASSWORD), where, patience_s=DEADLINE_S, log=log)
     with ThreadPoolExecutor(9) as threads, contextlib.ExitStack() as at_end:
-        at_end.callback(client.cancel)  # a thread that still waits would hold up the end of a failed test
+        at_end.callback(client.cancel)  # a thread that still waits would delay the end of a failed test
         waiting = threads.submit(client.ask, ["BLPOP", "list", 0], wait_s=LONG_S)
         until(lambda: blocked_readers(raw) == 1, "the thread to wait")
         client.ask(["PING"])
@@ -243,7 +244,7 @@ def test_a_new_password_of_the_server_leaves_the_open_connections(server: Valkey
 
 
 def test_a_user_and_a_database_of_the_url_are_used(server: Valkey, raw: Any) -> None:
-    """So a site may give each team its own."""
+    """A site can give each team its own user and database."""
     raw.acl_setuser("team", enabled=True, passwords=[f"+{PASSWORD}"], keys=["nvrx:*"], categories=["+@all"])
     connection = server.store(user="team@", database=3).connect("group", 0)
     connection.append(b"one", 0)
@@ -268,7 +269,7 @@ def test_a_user_and_a_database_of_the_url_are_used(server: Valkey, raw: Any) -> 
     ],
 )
 def test_a_url_that_cannot_be_is_refused_before_anything_is_asked(url: str, words: str) -> None:
-    """The error says what is valid, and shows no password."""
+    """The error lists what is valid, and shows no password."""
     with pytest.raises(OptionError, match=words) as caught:
         RedisStore(url=url)
     assert caught.value.options == ("url",)
@@ -276,7 +277,8 @@ def test_a_url_that_cannot_be_is_refused_before_anything_is_asked(url: str, word
 
 
 def test_a_password_is_shown_nowhere(server: Valkey) -> None:
-    """Not where an address is, and not in what the monitor is given."""
+    """The store object, which the monitor gets too, holds no password. A password file that others can read is
+    refused."""
     assert PASSWORD not in repr(vars(server.store()))
     server.password_file.chmod(0o644)
     with pytest.raises(OptionError, match=r"/password: password_file: can be read by others") as caught:
@@ -294,7 +296,7 @@ def test_a_password_is_shown_nowhere(server: Valkey) -> None:
 
 
 def test_every_key_expires_by_itself(connection: Connection, raw: Any) -> None:
-    """In an hour after the last sign of life, whoever dies when."""
+    """Each key expires an hour after the last sign of life, whichever ranks die."""
     connection.append(b"one", 0)
     connection.arrive("join", 0, b"x")
     connection.arrive("ready:0", 0, b"x")
@@ -306,7 +308,7 @@ def test_every_key_expires_by_itself(connection: Connection, raw: Any) -> None:
 
 
 def test_a_call_that_goes_on_keeps_its_keys(server: Valkey, raw: Any) -> None:
-    """Signs of life put off the end of all of them; but old barriers go, and the first one stays."""
+    """Signs of life renew the expiry of every key. Old barriers are removed, except the first one."""
     keys = InprocessKeys("group", 0, job=None)
     url = f"redis://127.0.0.1:{server.port}"
     connection = RedisConnection((parse_redis_url(url), PASSWORD), url, keys, patience_s=DEADLINE_S, renew_s=0.0)
@@ -327,8 +329,8 @@ def test_a_call_that_goes_on_keeps_its_keys(server: Valkey, raw: Any) -> None:
     connection.close()
 
 
-def test_keys_of_a_job_stand_below_it(server: Valkey, raw: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    """The store that our agent names is the one that is used; without a url, and with its password."""
+def test_keys_of_a_job_begin_with_its_prefix(server: Valkey, raw: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Without a url, a rank uses the store and the password that its agent names in NVRX_STORE_FILE."""
     told = tmp_path / "store.json"
     told.write_text(
         f'{{"url": "redis://127.0.0.1:{server.port}", "password": "{PASSWORD}", "job": "77", "token": "t"}}'
@@ -347,7 +349,7 @@ def test_keys_of_a_job_stand_below_it(server: Valkey, raw: Any, tmp_path: Path, 
 
 
 def test_an_embedded_server_whose_disk_is_full_goes_on_in_memory(tmp_path: Path) -> None:
-    """It refuses every write, and is told to keep no file."""
+    """A full disk makes the server refuse every write, until the client turns its append-only file off."""
     disk = SmallDisk("size=16m")
     server = Valkey(disk.path / "valkey")
     where = JobStore(url=f"redis://127.0.0.1:{server.port}", password=PASSWORD, job="1")
@@ -366,7 +368,7 @@ def test_an_embedded_server_whose_disk_is_full_goes_on_in_memory(tmp_path: Path)
 
 
 def test_a_server_behind_tls_is_reached_by_its_certificate(server: Valkey, tmp_path: Path) -> None:
-    """And one that cannot prove who it is has no password of ours."""
+    """A server whose certificate is not trusted gets no connection."""
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=127.0.0.1"
     files = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(certificate), "-keyout", str(key)]

@@ -1,4 +1,4 @@
-"""What the ranks of a group may rely on, whichever store they share."""
+"""What the ranks of a group can rely on, for each kind of store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def connection(shared: Shared) -> Connection:
 
 
 def test_a_place_of_the_log_is_taken_once(shared: Shared, connection: Connection) -> None:
-    """Of two entries for one place the first one is in the log; the second one's writer is told."""
+    """Of two entries for one place the log keeps the first. The append of the second one returns False."""
     other = shared.connect()
     assert connection.append(b"one", 0)
     assert not other.append(b"two", 0)
@@ -43,7 +43,8 @@ def test_a_place_of_the_log_is_taken_once(shared: Shared, connection: Connection
 
 
 def test_an_entry_that_is_appended_again_is_the_same_one(connection: Connection) -> None:
-    """Its answer was lost: it is in the log once, and its writer has won, also when others came after it."""
+    """A writer that repeats an append, since the answer was lost, has its entry in the log once, even if others have
+    appended meanwhile."""
     assert connection.append(b"one", 0)
     assert connection.append(b"one", 0)
     assert connection.append(b"two", 1)
@@ -51,8 +52,8 @@ def test_an_entry_that_is_appended_again_is_the_same_one(connection: Connection)
     assert connection.read(0, 0.0) == [b"one", b"two"]
 
 
-def test_an_entry_beyond_the_end_tells_of_a_log_that_was_lost(shared: Shared) -> None:
-    """Nobody writes after what is not there: not into an empty log, nor into one that ends before."""
+def test_an_entry_beyond_the_end_shows_that_the_log_was_lost(shared: Shared) -> None:
+    """An append after an entry that does not exist is an error, in an empty log and in one that is too short."""
     with pytest.raises(StoreError, match="lost"):
         shared.connect(call=1).append(b"five", 5)
     assert shared.connect(call=1).read(0, 0.0) == []
@@ -62,7 +63,7 @@ def test_an_entry_beyond_the_end_tells_of_a_log_that_was_lost(shared: Shared) ->
 
 
 def test_all_who_append_at_once_agree(shared: Shared) -> None:
-    """Every place has one winner, nothing is lost, and all read the same log."""
+    """Each place has one winner, nothing is lost, and all ranks read the same log."""
     start = threading.Barrier(MEMBERS)
 
     def win(member: int) -> list[bytes]:
@@ -80,7 +81,7 @@ def test_all_who_append_at_once_agree(shared: Shared) -> None:
 
 
 def test_a_reader_goes_on_where_it_stopped(connection: Connection) -> None:
-    """And what an entry holds is nobody's business: bytes of any kind and length."""
+    """A read returns all entries after a place. Entries may have any bytes and any length."""
     entries = [bytes(range(256)), b"x" * 100_000, b"\0", b"{}\n"]
     for place, entry in enumerate(entries):
         assert connection.append(entry, place)
@@ -88,7 +89,7 @@ def test_a_reader_goes_on_where_it_stopped(connection: Connection) -> None:
 
 
 def test_who_waits_for_an_entry_has_it_as_it_comes(shared: Shared, connection: Connection) -> None:
-    """The wait ends by the entry, and not by its bound."""
+    """A new entry ends the wait, not the timeout."""
     reader = shared.connect()
     waiting = in_thread(lambda: reader.read(0, LONG_S), "reader")
     assert connection.append(b"news", 0)
@@ -96,14 +97,14 @@ def test_who_waits_for_an_entry_has_it_as_it_comes(shared: Shared, connection: C
 
 
 def test_a_wait_for_an_entry_that_does_not_come_is_bounded(connection: Connection) -> None:
-    """It returns nothing."""
+    """After the timeout a read returns nothing."""
     assert connection.read(0, 0.01) == []
     assert connection.append(b"one", 0)
     assert connection.read(1, 0.01) == []
 
 
-def test_a_gate_counts_each_member_once(shared: Shared, connection: Connection) -> None:
-    """Who arrives again has a new payload, and is counted no more."""
+def test_a_barrier_counts_each_member_once(shared: Shared, connection: Connection) -> None:
+    """A member that arrives again replaces its payload and is not counted again."""
     assert connection.arrive("ready:0", 3, b"three") == 1
     assert shared.connect().arrive("ready:0", 1) == 2
     assert connection.arrive("ready:0", 3, b"\0\xff") == 2
@@ -113,7 +114,7 @@ def test_a_gate_counts_each_member_once(shared: Shared, connection: Connection) 
 
 
 def test_of_two_that_claim_a_place_both_get_the_first(shared: Shared, connection: Connection) -> None:
-    """A claim is one step: no later one replaces it, and each claimant learns whose it is."""
+    """The first claim of a place wins, and every claimant gets that claim's payload."""
     start = threading.Barrier(MEMBERS)
 
     def claim(number: int) -> bytes:
@@ -129,15 +130,15 @@ def test_of_two_that_claim_a_place_both_get_the_first(shared: Shared, connection
     assert connection.arrive("runs", 5) == 3
 
 
-def test_gates_know_nothing_of_each_other(connection: Connection) -> None:
-    """Nor does a barrier exist before somebody has arrived at it."""
+def test_barriers_are_independent(connection: Connection) -> None:
+    """Arrivals at one barrier do not count at another. A barrier without arrivals is empty."""
     assert connection.arrivals("ready:1") == {}
     assert connection.arrive("ready:1", 0) == connection.arrive("start:1", 0) == 1
     assert connection.arrivals("ready:10") == {}
 
 
 def test_one_of_those_who_arrive_at_once_sees_all(shared: Shared) -> None:
-    """So there is always somebody to close the barrier."""
+    """Of members that arrive at the same time, at least one sees all of them: it closes the barrier."""
     connections = [shared.connect() for _ in range(MEMBERS)]
     with ThreadPoolExecutor(MEMBERS) as ranks:
         counts = list(ranks.map(lambda member: connections[member].arrive("start:0", member), range(MEMBERS)))
@@ -146,7 +147,7 @@ def test_one_of_those_who_arrive_at_once_sees_all(shared: Shared) -> None:
 
 
 def test_signs_of_life_are_counted(connection: Connection) -> None:
-    """A member counts its own, and sees those of the one that it watches."""
+    """A member counts its own heartbeats, and reads the count of the member that it watches."""
     assert connection.beat(0, 1) == 0
     assert connection.beat(0, None) == 0
     assert connection.beat(1, 0) == 2
@@ -155,7 +156,7 @@ def test_signs_of_life_are_counted(connection: Connection) -> None:
 
 
 def test_calls_and_groups_share_nothing(shared: Shared, connection: Connection) -> None:
-    """Whatever their names are."""
+    """Calls and groups are separate, also where their names have special characters or are long."""
     others = [
         shared.connect(call=1),
         shared.connect("group:0"),
@@ -171,7 +172,7 @@ def test_calls_and_groups_share_nothing(shared: Shared, connection: Connection) 
 
 
 def test_what_is_cleared_is_gone(shared: Shared, connection: Connection) -> None:
-    """For every connection to the call, and for no other call."""
+    """Clearing a call removes its data for every connection to it, and for no other call."""
     other_call = shared.connect(call=1)
     assert other_call.append(b"kept", 0)
     for place in range(3):
@@ -186,8 +187,8 @@ def test_what_is_cleared_is_gone(shared: Shared, connection: Connection) -> None
     assert other_call.read(0, 0.0) == [b"kept"]
 
 
-def test_a_reader_of_a_log_that_is_lost_is_told(shared: Shared, connection: Connection) -> None:
-    """Also while it waits for the next entry, which will never come."""
+def test_a_reader_of_a_lost_log_gets_an_error(shared: Shared, connection: Connection) -> None:
+    """So does a reader that is waiting for the next entry, which will never come."""
     reader = shared.connect()
     for place in range(2):
         assert connection.append(b"%d" % place, place)
@@ -200,14 +201,14 @@ def test_a_reader_of_a_log_that_is_lost_is_told(shared: Shared, connection: Conn
 
 
 def test_clearing_twice_does_no_harm(shared: Shared, connection: Connection) -> None:
-    """Two may find that they are the last."""
+    """Two ranks may each find that they are the last one."""
     connection.append(b"one", 0)
     connection.clear()
     shared.connect().clear()
 
 
 def test_a_cancelled_reader_stops_waiting(shared: Shared) -> None:
-    """At once and for good: so does every operation after it. Others are not touched."""
+    """A cancelled connection stops waiting at once and refuses every further operation. Other connections go on."""
     reader, other = shared.connect(), shared.connect()
     waiting = in_thread(lambda: reader.read(0, LONG_S), "reader")
     reader.cancel()
@@ -220,7 +221,7 @@ def test_a_cancelled_reader_stops_waiting(shared: Shared) -> None:
 
 
 def test_a_reader_that_waits_already_is_woken(shared: Shared, connection: Connection) -> None:
-    """Nothing of it is left when it is closed twice."""
+    """Cancelling wakes a reader that is already waiting; the connection may then be closed twice."""
     reader = shared.connect()
     waits = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The two servers on which the store's contract holds: the real one, and the one in memory."""
+"""The two servers that must fulfil the store's contract: the real one, and the one in memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RealServer:
         return HeartbeatReader(self.address(password), BEATS, clock=clock or SystemClock())
 
     def raw(self) -> Any:
-        """A plain client, to write what no agent would."""
+        """A plain client, to write what no agent would write."""
         return redis.Redis.from_url(self.address().url, password=PASSWORD, protocol=2)
 
     async def start(self) -> None:
@@ -54,7 +54,7 @@ class RealServer:
         await self._process.wait()
 
     async def lose_data(self) -> None:
-        """It is killed, and starts without its data."""
+        """Kill the server, and start it without its data."""
         await self.kill()
         shutil.rmtree(self._folder / "appendonlydir")
         await self.start()
@@ -70,7 +70,7 @@ class RealServer:
 
 
 class FreezingLink(DirectLink):
-    """Keeps what comes while its server is frozen."""
+    """Queues requests while its server is frozen."""
 
     def __init__(self, server: MemoryServer) -> None:
         super().__init__(server)
@@ -91,7 +91,7 @@ class FreezingLink(DirectLink):
 
 
 class InMemoryServer:
-    """The same of a `MemoryServer`."""
+    """The same methods, for a `MemoryServer`."""
 
     def __init__(self, folder: Path) -> None:
         self._server = MemoryServer(SystemClock(), PASSWORD)
@@ -114,7 +114,7 @@ class InMemoryServer:
         return HeartbeatReader(self.address(), BEATS, clock=clock or SystemClock(), connection=self._client(password))
 
     def raw(self) -> Any:
-        """A plain client, to write what no agent would."""
+        """A plain client, to write what no agent would write."""
         return self._client(PASSWORD)
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""How the controller hears a fleet through a store: the real one, and the one in memory."""
+"""How the controller reads heartbeats from a store: the real one, and the one in memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def reader(server):
 
 @pytest.fixture
 async def raw(server):
-    """A plain client, to write what no agent would."""
+    """A plain client, to write what no agent would write."""
     client = server.raw()
     yield client
     await client.aclose()
@@ -58,7 +58,7 @@ def beat(node: str = "n1", **more) -> Heartbeat:
 
 
 def item(beat: Heartbeat) -> dict[str, str | bytes]:
-    """A beat as an agent adds it to the stream."""
+    """A heartbeat in the form in which an agent adds it to the stream."""
     return {"who": beat.incarnation, "m": seal_heartbeat(JobKey(TOKEN), KEY, beat, 1)}
 
 
@@ -71,8 +71,8 @@ async def send(store, *names: str) -> None:
         await store.send_heartbeat(beat(name), KEEP)
 
 
-async def test_every_beat_is_heard_once_and_in_order(store, reader):
-    """What is new since the last call comes, and nothing else."""
+async def test_each_heartbeat_is_read_once_and_in_order(store, reader):
+    """A read returns the heartbeats that were sent since the last read, and nothing else."""
     await send(store, "n1", "n2")
     assert nodes(await reader.read()) == ["n1", "n2"]
     assert nodes(await reader.read()) == []
@@ -81,7 +81,8 @@ async def test_every_beat_is_heard_once_and_in_order(store, reader):
 
 
 async def test_first_call_brings_what_was_sent_before_it(server, store, reader):
-    """A controller that starts, or thaws, learns that nodes beat meanwhile; only its first answer is marked."""
+    """A new reader also returns the heartbeats that were sent before its first read. Only that first result is
+    marked."""
     assert (await reader.read()).first
     await send(store, "n1")
     newcomer = server.heartbeat_reader()
@@ -91,8 +92,8 @@ async def test_first_call_brings_what_was_sent_before_it(server, store, reader):
     await newcomer.close()
 
 
-async def test_whose_it_is_stands_beside_the_packed_beat(store, reader):
-    """Nothing need be decoded to know who lives; and nothing that a beat carries is lost."""
+async def test_sender_is_readable_without_decoding_the_heartbeat(store, reader):
+    """The sender's incarnation is stored beside the packed heartbeat, which keeps all of its fields."""
     told = beat(state="active", cycle=3, generation=2, steps={0: 7}, teardown="ask")
     await store.send_heartbeat(told, KEEP)
     [(_, who, packed)] = (await reader.read()).beats
@@ -111,7 +112,7 @@ async def test_more_than_one_batch_comes_in_one_call(reader, raw):
 
 
 async def test_age_is_the_servers(reader, raw):
-    """A beat is as old as the server's clock says that it is, when it answers."""
+    """A heartbeat's age is the server's time now, minus the server's time when it was added."""
     seconds, _ = await raw.time()
     await raw.xadd(KEY, item(beat()), id=f"{(seconds - 60) * 1000}-0")
     heard = await reader.read()
@@ -122,7 +123,7 @@ async def test_age_is_the_servers(reader, raw):
 
 @pytest.mark.parametrize(("set_by_s", "age_s"), [(-3600, 0.25), (3600, 0.0)])
 async def test_clock_that_jumps_falsifies_no_age_beyond_the_time_between_two_calls(server, raw, set_by_s, age_s):
-    """A beat stamped an hour off is no older than the call before it, and never of the future."""
+    """A heartbeat whose stamp is an hour off gets an age between 0 and the time since the previous read."""
     clock = SetClock()
     reader = server.heartbeat_reader(clock=clock)
     seconds, _ = await raw.time()
@@ -133,8 +134,8 @@ async def test_clock_that_jumps_falsifies_no_age_beyond_the_time_between_two_cal
     await reader.close()
 
 
-async def test_what_is_no_beat_is_set_aside_and_counted(reader, raw, caplog):
-    """One broken item keeps no other node's heartbeat from being read."""
+async def test_what_is_no_heartbeat_is_set_aside_and_counted(reader, raw, caplog):
+    """Items that are no heartbeats are skipped and counted. The heartbeats of other nodes are still read."""
     await raw.xadd(KEY, {"m": b"of an older version"})
     await raw.xadd(KEY, item(beat("n2")))
     await raw.xadd(KEY, {"x": "", "m": ""})
@@ -142,11 +143,12 @@ async def test_what_is_no_beat_is_set_aside_and_counted(reader, raw, caplog):
     assert nodes(await reader.read()) == ["n2", "n3"]
     [refused] = reader.refused.take()
     assert (refused.stream, refused.count) == (KEY, 2)
-    assert caplog.text.count("set aside") == 1  # one line a minute
+    assert caplog.text.count("set aside") == 1  # one log line per minute
 
 
 async def test_copy_of_a_heartbeat_is_no_sign_of_life(store, reader, raw):
-    """Another user of the store can copy what an agent has signed, and put another name beside it: neither counts."""
+    """Another user of the store copies a signed heartbeat, with the same sender and with another one: neither
+    counts."""
     await send(store, "n1")
     [(_, fields)] = await raw.xrange(KEY)
     assert nodes(await reader.read()) == ["n1"]
@@ -156,20 +158,20 @@ async def test_copy_of_a_heartbeat_is_no_sign_of_life(store, reader, raw):
 
 
 async def test_stream_stays_trimmed_and_memory_flat(store, reader, raw):
-    """The store keeps about two beats a node, however long nobody or somebody listens."""
+    """The stream keeps about two heartbeats per node, whether or not a controller reads it."""
     names = [f"n{index}" for index in range(NODES)]
     sizes = []
     for _ in range(2):
         for _ in range(10):
             await send(store, *names)
         await reader.read()
-        assert await raw.xlen(KEY) <= KEEP + 100  # the server trims whole leaves, of 100 items
+        assert await raw.xlen(KEY) <= KEEP + 100  # the server trims whole leaves of 100 items
         sizes.append(await raw.memory_usage(KEY))
     assert sizes[1] <= 2 * sizes[0]
 
 
-async def test_wrong_password_is_said_at_once(server):
-    """No waiting for what cannot become right."""
+async def test_wrong_password_is_an_immediate_error(server):
+    """The reader does not retry a refused password."""
     reader = server.heartbeat_reader(password="wrong")
     with pytest.raises(StoreUnreachable) as caught:
         await reader.read()
@@ -177,15 +179,16 @@ async def test_wrong_password_is_said_at_once(server):
     await reader.close()
 
 
-async def test_key_of_another_kind_is_said(reader, raw):
-    """What the server answers is in the message."""
+async def test_key_of_another_kind_is_an_error(reader, raw):
+    """The error contains the server's answer."""
     await raw.set(KEY, "x")
     with pytest.raises(StoreUnreachable, match="WRONGTYPE"):
         await reader.read()
 
 
-async def test_store_that_was_killed_and_is_back_is_heard_again(server, store, reader):
-    """A call while it is away fails at once; the next one afterwards connects by itself and misses nothing."""
+async def test_reader_reconnects_to_a_store_that_was_killed(server, store, reader):
+    """A read fails at once while the store is down. The next read after its restart reconnects and misses no
+    heartbeat."""
     await send(store, "n1")
     assert nodes(await reader.read()) == ["n1"]
     await send(store, "n2")
@@ -198,7 +201,8 @@ async def test_store_that_was_killed_and_is_back_is_heard_again(server, store, r
 
 
 async def test_frozen_store_fails_the_call_within_its_bound(server, reader):
-    """A store that takes connections and never answers keeps nobody waiting; thawed, it is heard again."""
+    """A store that accepts connections and never answers fails the read within its timeout. After it thaws, reads
+    succeed."""
     await reader.read()
     await server.freeze()
     with pytest.raises(StoreUnreachable):

@@ -1,4 +1,4 @@
-"""What the ledger of suspect nodes promises, whichever storage it stands on: a file, or a real Redis."""
+"""The contract of the ledger of suspect nodes, on both of its storages: a file, and a real Redis."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def blame(node: str = "n1", kind: BlameKind = BlameKind.HARDWARE, **changes: Any
 
 
 class FileCase:
-    """A file that is not there yet, in a folder that is not there yet."""
+    """A file that does not exist yet, in a folder that does not exist yet."""
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder / "state" / "suspects.json")
@@ -57,7 +57,7 @@ class FileCase:
 
 
 class RedisCase:
-    """A Redis that asks for a password."""
+    """A Redis that requires a password."""
 
     def __init__(self, port: int) -> None:
         self.where = f"redis://127.0.0.1:{port}/0"
@@ -104,7 +104,7 @@ def names(case: Case, cluster: str = "alpha") -> list[str]:
 
 
 def test_what_one_job_blames_the_next_one_knows(case: Case) -> None:
-    """With where it comes from."""
+    """The next job reads the blame with its evidence and the job that it is from."""
     assert names(case) == []
     noted = blame(fault="xid_79", job="/jobs/7", evidence="rank-3.err:7: Xid 79")
     ledger(case).blame([noted])
@@ -113,7 +113,7 @@ def test_what_one_job_blames_the_next_one_knows(case: Case) -> None:
 
 
 def test_two_clusters_share_a_ledger_and_no_node(case: Case) -> None:
-    """Neither who is suspect, nor who is cleared."""
+    """Each cluster sees and clears only its own suspects."""
     ledger(case).blame([blame("n1"), blame("n2", cluster="beta")])
     assert (names(case, "alpha"), names(case, "beta")) == (["n1"], ["n2"])
     assert ledger(case, "beta").clear() == ("n2",)
@@ -121,7 +121,7 @@ def test_two_clusters_share_a_ledger_and_no_node(case: Case) -> None:
 
 
 def test_a_node_that_is_cleared_is_suspect_no_more_and_the_others_are(case: Case) -> None:
-    """And it returns the nodes that had blames."""
+    """`clear` returns the nodes that had blames, and the other nodes stay suspect."""
     ledger(case).blame([blame("n1"), blame("n2"), blame("n3", BlameKind.LOST)])
     assert ledger(case).clear("n2") == ("n2",)
     assert names(case) == ["n1"]
@@ -130,7 +130,7 @@ def test_a_node_that_is_cleared_is_suspect_no_more_and_the_others_are(case: Case
 
 
 def test_a_clock_that_is_ahead_costs_no_other_blame(case: Case) -> None:
-    """Nor does its own blame weigh for longer than that of another clock."""
+    """A job whose clock is ahead removes no blame of other jobs, and its own blame weighs no longer than theirs."""
     ledger(case).blame([blame("n1")])
     ahead = open_ledger(case.where, cluster="alpha", clock=StillClock(ahead_at(40)))
     ahead.blame([blame("n2", at=ahead_at(40))])
@@ -144,16 +144,16 @@ def ahead_at(days: float) -> float:
     return SystemClock().wall() + days * 86400.0
 
 
-def test_jobs_that_blame_at_the_same_time_are_all_heard(case: Case) -> None:
-    """Four real processes, ten blames each."""
+def test_blames_at_the_same_time_are_all_recorded(case: Case) -> None:
+    """Four real processes write ten blames each."""
     jobs = [blamer(case, f"job{number}", 10) for number in range(4)]
     for job in jobs:
         assert job.wait() == 0
     assert len(names(case)) == 40
 
 
-def test_one_who_is_killed_in_the_midst_of_it_leaves_a_whole_ledger(case: Case) -> None:
-    """All that it had said, and no lock."""
+def test_a_writer_that_is_killed_leaves_a_whole_ledger(case: Case) -> None:
+    """The ledger has every blame that the writer reported, and is not locked."""
     job = blamer(case, "job", 100_000)
     assert job.stdout is not None
     said = [int(job.stdout.readline()) for _ in range(5)]
@@ -167,7 +167,8 @@ def test_one_who_is_killed_in_the_midst_of_it_leaves_a_whole_ledger(case: Case) 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["writable", "link", "pipe"])
 def test_a_file_that_others_may_have_put_there_is_refused(tmp_path: Path, kind: str) -> None:
-    """It is neither read nor waited for: a job starts without suspects, and a command names the file."""
+    """Such a file is neither read nor waited for: a job starts without suspects, and a command's error names the
+    file."""
     case, real = FileCase(tmp_path), tmp_path / "real.json"
     open_ledger(str(real), cluster="alpha").blame([blame("n1")])
     path = Path(case.where)
@@ -190,10 +191,8 @@ def test_a_file_that_others_may_have_put_there_is_refused(tmp_path: Path, kind: 
 @pytest.mark.parametrize(
     "data", [b"", b'{"blames": [{"clu', b"\xff\xfe", b"[]"], ids=["empty", "cut", "binary", "other"]
 )
-def test_a_ledger_that_is_torn_is_set_aside_and_starts_anew(
-    case: Case, data: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It says so, and keeps what was there."""
+def test_a_torn_ledger_is_set_aside_and_replaced(case: Case, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """The log reports it, and the old content is kept."""
     case.put(data)
     assert names(case) == []
     ledger(case).blame([blame()])
@@ -204,7 +203,7 @@ def test_a_ledger_that_is_torn_is_set_aside_and_starts_anew(
 
 
 def test_what_a_newer_version_has_noted_does_no_harm(case: Case) -> None:
-    """An unknown field passes; a blame of an unknown kind is left out."""
+    """An unknown field is ignored; a blame of an unknown kind is left out."""
     at = SystemClock().wall()
     case.put(
         b'{"blames": [{"cluster": "alpha", "node": "n1", "kind": "said", "failure": "f", "at": %f, "mood": 1},'
@@ -213,11 +212,11 @@ def test_what_a_newer_version_has_noted_does_no_harm(case: Case) -> None:
     assert names(case) == ["n1"]
 
 
-def test_the_suspects_of_an_allocation_are_told_in_its_order(case: Case) -> None:
-    """Only they; and none where the cluster is unknown."""
+def test_the_suspects_of_an_allocation_are_in_its_order(case: Case) -> None:
+    """Only suspects in the allocation are returned, and none where the cluster is unknown."""
     ledger(case).blame([blame("n1"), blame("n3"), blame("n9")])
     asked = ("n4", "n3", "n2", "n1")
-    # A first import of a client takes its time on a busy machine; the bound itself has a test of its own.
+    # The first import of a client is slow on a busy machine. The timeout itself has a test of its own.
     assert suspects_among(asked, where=case.where, cluster="alpha", timeout_s=30.0) == ("n3", "n1")
     assert suspects_among(asked, where=case.where, cluster="beta", timeout_s=30.0) == ()
     assert suspects_among(asked, where=case.where, cluster=None) == ()
@@ -236,15 +235,15 @@ def blamer(case: Case, name: str, count: int) -> subprocess.Popen[str]:
 
 
 def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:
-    """Its folder too: which node fails is for its owner alone."""
+    """Only the owner can read the file and its folder: other users do not see which nodes fail."""
     case = FileCase(tmp_path)
     ledger(case).blame([blame()])
     path = Path(case.where)
     assert [path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777] == [0o600, 0o700]
 
 
-def test_a_lock_that_somebody_keeps_is_not_waited_for_forever(tmp_path: Path) -> None:
-    """The error names the file; readers are not kept out."""
+def test_a_lock_of_another_process_is_an_error_after_a_bound(tmp_path: Path) -> None:
+    """The error names the lock file. Reads succeed meanwhile."""
     case = FileCase(tmp_path)
     ledger(case).blame([blame()])
     path, clock = Path(case.where), SystemClock()
@@ -259,7 +258,7 @@ def test_a_lock_that_somebody_keeps_is_not_waited_for_forever(tmp_path: Path) ->
 
 
 def test_a_place_that_no_file_can_have_is_one_error(tmp_path: Path) -> None:
-    """It names the place, and what to set."""
+    """The error names the path, and what to set."""
     (tmp_path / "file").write_text("")
     broken = open_ledger(str(tmp_path / "file" / "suspects.json"), cluster="alpha")
     for call in (lambda: broken.blame([blame()]), broken.suspects, broken.clear):
@@ -271,7 +270,7 @@ def test_a_place_that_no_file_can_have_is_one_error(tmp_path: Path) -> None:
 def test_a_file_system_that_hangs_does_not_keep_a_job_from_starting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The thread that waits for it is left behind, and ends when the file system answers."""
+    """A thread waits for the file system in the background, and ends when the file system answers."""
     with frozen_fs.frozen(tmp_path):
         where = str(tmp_path / "suspects.json")
         assert suspects_among(("n1",), where=where, cluster="alpha", timeout_s=0.1) == ()
@@ -296,17 +295,17 @@ def test_a_file_system_that_hangs_does_not_keep_a_job_from_starting(
     ],
 )
 def test_a_place_that_no_redis_has_is_one_error(where: str, error: type[NvrxError], words: str) -> None:
-    """Which never shows a password."""
+    """The error never shows a password."""
     with pytest.raises(error, match=words) as caught:
         open_ledger(where, cluster="alpha").suspects()
     assert "hunter2" not in str(caught.value)
     assert suspects_among(("n1",), where=where, cluster="alpha", timeout_s=30.0) == ()
 
 
-async def test_a_wrong_password_is_told_from_a_server_that_is_away(
+async def test_a_wrong_password_is_distinct_from_a_server_that_is_away(
     server: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No client tries again with it."""
+    """A refused password is marked as refused, so that no client retries with it."""
     monkeypatch.setenv("NVRX_SLURM_STORE_PASSWORD", "hunter2")
     with pytest.raises(StoreUnreachable, match="NVRX_SLURM_STORE_PASSWORD") as caught:
         open_ledger(f"redis://127.0.0.1:{server[0]}/0", cluster="alpha").blame([blame()])
@@ -316,7 +315,7 @@ async def test_a_wrong_password_is_told_from_a_server_that_is_away(
 async def test_a_redis_that_is_frozen_does_not_keep_a_job_from_starting(
     server: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its kernel still accepts connections."""
+    """The kernel of a frozen server still accepts connections; the job starts without suspects."""
     monkeypatch.setenv("NVRX_SLURM_STORE_PASSWORD", PASSWORD)
     port, pid = server
     os.kill(pid, signal.SIGSTOP)

@@ -36,7 +36,7 @@ NODES = 400
 
 
 class Controller:
-    """Writes a journal, and reads what is asked of it."""
+    """Writes the journal, and reads the requests in the inbox."""
 
     def __init__(self, store: StoreClient, recorder: Recorder) -> None:
         self._store, self._recorder = store, recorder
@@ -55,7 +55,7 @@ class Controller:
         """The request, once it is in the inbox."""
         async with asyncio.timeout(WAIT_S):
             while not (facts := await self._store.inbox("0-0")):
-                pass  # each look blocks for a while
+                pass  # each read blocks for a while
         asked = facts[0][1]
         assert isinstance(asked, DumpAsked)
         return asked
@@ -68,7 +68,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def job(tmp_path: Path, recorder: Recorder, address: StoreAddress) -> JobFolder:
-    """A job that runs: its folder knows the store, and its journal is told by the store alone."""
+    """A job that runs: its folder has the store's address, and its journal is only in the store."""
     folder = write(tmp_path / "jobs", recorder)
     folder.events_path.unlink()
     folder.write_store(address)
@@ -83,7 +83,7 @@ async def controller(store: StoreClient, recorder: Recorder, job: JobFolder) -> 
 
 
 def dumped(recorder: Recorder, job: JobFolder, node: str, request: str, *ranks: int, **more: Any) -> StacksDumped:
-    """What a node says once it has appended the stacks of its ranks to their files."""
+    """What a node reports once it has appended the stacks of its ranks to their files."""
     files = {}
     for rank in ranks:
         file = job.path / "stacks" / f"rank-{rank}.txt"
@@ -102,8 +102,8 @@ async def gathered(answers: Iterator[NodeStacks]) -> list[NodeStacks]:
     return await asyncio.to_thread(lambda: list(answers))
 
 
-async def test_a_beats_age_comes_from_the_servers_clock(store, job, recorder, controller) -> None:
-    """Heartbeat, stamp and now are the server's: the age is the time that passed there, by its clock."""
+async def test_a_heartbeats_age_comes_from_the_servers_clock(store, job, recorder, controller) -> None:
+    """The stamp and the current time are both the server's: the age is the time that passed by its clock."""
     before = await store.time()
     await store.send_heartbeat(recorder.beat("n0", 7, 6).heartbeat, keep=100)
     taken = await asyncio.to_thread(snapshot.take, job)
@@ -116,8 +116,8 @@ async def test_a_beats_age_comes_from_the_servers_clock(store, job, recorder, co
     assert [(rank.step, rank.lag) for rank in status.ranks[:3]] == [(7, 0), (6, 1), (None, None)]
 
 
-async def test_one_look_has_the_last_two_beats_of_every_node(store, job, controller) -> None:
-    """However long the stream is, each node's two newest beats come with the first look, and no older ones."""
+async def test_the_first_read_has_the_last_two_heartbeats_of_every_node(store, job, controller) -> None:
+    """The first read returns the two newest heartbeats of each node and no older ones, however long the stream is."""
     for cycle in (1, 2, 3):
         for n in range(NODES):
             await store.send_heartbeat(Heartbeat(node=f"n{n}", incarnation="i", cycle=cycle), keep=100_000)
@@ -131,8 +131,8 @@ async def test_one_look_has_the_last_two_beats_of_every_node(store, job, control
     assert [heard.heartbeat.cycle for heard in beats] == [2, 3] * NODES
 
 
-async def test_a_reader_hears_new_beats_and_entries(store, job, recorder, controller) -> None:
-    """After the first look only what is new is passed on, beats with their time."""
+async def test_a_reader_gets_new_heartbeats_and_entries(store, job, recorder, controller) -> None:
+    """After the first read only new entries and new heartbeats are returned; heartbeats with their time."""
     journal = Journal(job, beats=True)
     try:
         await asyncio.to_thread(journal.catch_up)
@@ -150,7 +150,8 @@ async def test_a_reader_hears_new_beats_and_entries(store, job, recorder, contro
 
 
 async def test_every_node_is_asked_and_its_new_text_is_passed_on(job, recorder, controller) -> None:
-    """The request names who asks; of each file only what the request added comes back, child processes included."""
+    """The request names the user who asks. Of each file only the text that this request added is returned, that of
+    child processes included."""
     request = StackRequest(job)
     answers = asyncio.create_task(gathered(request.answers(WAIT_S)))
     asked = await controller.asked()
@@ -172,7 +173,7 @@ async def test_every_node_is_asked_and_its_new_text_is_passed_on(job, recorder, 
 
 
 async def test_only_nodes_with_the_asked_ranks_are_waited_for(job, recorder, controller) -> None:
-    """Rank 3 is on n1, which alone has to answer; its problems are passed on."""
+    """Rank 3 is on n1: only n1 has to answer, and its problems are passed on."""
     request = StackRequest(job, ranks=[3])
     answers = asyncio.create_task(gathered(request.answers(WAIT_S)))
     asked = await controller.asked()
@@ -185,7 +186,7 @@ async def test_only_nodes_with_the_asked_ranks_are_waited_for(job, recorder, con
 
 
 async def test_a_node_that_lost_its_workers_meanwhile_is_not_waited_for(job, recorder, controller) -> None:
-    """Those who answered have answered; a node whose workers are done, or torn down, never will."""
+    """A node whose workers are done or torn down will never answer. Answers that arrived before are returned."""
     request = StackRequest(job)
     said: list[str] = []
     answers = asyncio.create_task(gathered(request.answers(WAIT_S, said.append)))
@@ -198,7 +199,7 @@ async def test_a_node_that_lost_its_workers_meanwhile_is_not_waited_for(job, rec
 
 
 async def test_when_all_workers_end_before_they_answer_that_is_an_error(job, controller) -> None:
-    """Nothing was written down, and nothing is printed as if it were."""
+    """No stacks were written, so the request fails instead of returning nothing."""
     answers = asyncio.create_task(gathered(StackRequest(job).answers(WAIT_S)))
     await controller.asked()
     await controller.say(RendezvousOpened(replica="main-0", cycle=1))
@@ -206,8 +207,8 @@ async def test_when_all_workers_end_before_they_answer_that_is_an_error(job, con
         await answers
 
 
-async def test_who_did_not_answer_is_named(job, recorder, controller) -> None:
-    """When the time is up the error names the nodes that are silent, after the answers that came."""
+async def test_nodes_that_did_not_answer_are_named(job, recorder, controller) -> None:
+    """After the timeout the error names the nodes without an answer. The answers that arrived are returned before."""
     clock = _Impatient()
     request = StackRequest(job, clock=clock)
     said: Queue[str] = Queue()
@@ -229,37 +230,37 @@ async def test_who_did_not_answer_is_named(job, recorder, controller) -> None:
     assert [answer.node for answer in come] == ["n0", "n2"]
 
 
-async def test_a_request_that_no_controller_takes_up_is_told_apart(job, controller) -> None:
-    """No order within the time: it is the controller that is silent, not the nodes."""
+async def test_a_request_that_no_controller_takes_up_is_another_error(job, controller) -> None:
+    """If no order follows within the timeout, the error names the controller, not the nodes."""
     request = StackRequest(job)
     with pytest.raises(WaitTimeout, match="controller did not take up the request"):
         await gathered(request.answers(0.01))
 
 
 async def test_what_cannot_be_asked_says_what_can(job, controller) -> None:
-    """An unknown rank or replica is a usage error that names the valid ones."""
+    """An unknown rank or replica is a usage error that lists the valid ones."""
     with pytest.raises(UsageError, match="no rank 8: main-0 has ranks 0-7"):
         await asyncio.to_thread(StackRequest, job, ranks=[3, 8])
     with pytest.raises(UsageError, match="no replica 'main-1': the job has main-0"):
         await asyncio.to_thread(StackRequest, job, replica="main-1")
 
 
-async def test_without_workers_there_is_nobody_to_ask(job, recorder, controller) -> None:
-    """While a rendezvous is open the error says in which phase the replica is."""
+async def test_without_workers_there_is_none_to_ask(job, recorder, controller) -> None:
+    """While a rendezvous is open the error names the phase of the replica."""
     await controller.say(RendezvousOpened(replica="main-0", cycle=1))
     with pytest.raises(UsageError, match=r"no replica has a worker now \(main-0 is stopping\)"):
         await asyncio.to_thread(StackRequest, job)
 
 
 async def test_a_store_that_is_away_is_unreachable(job, recorder, controller, address) -> None:
-    """A job whose store does not answer cannot be asked: 69, and not 2."""
+    """If the store does not answer, the error is StoreUnreachable (exit code 69), and not a usage error (2)."""
     job.write_store(StoreAddress(url="redis://127.0.0.1:1", password=None, job=address.job, token="t"))
     with pytest.raises(StoreUnreachable, match="does not answer"):
         await asyncio.to_thread(StackRequest, job)
 
 
 class _Impatient(SystemClock):
-    """A clock that the test puts ahead."""
+    """A clock that the test sets ahead."""
 
     ahead_s = 0.0
 

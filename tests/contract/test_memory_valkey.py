@@ -1,4 +1,4 @@
-"""The in-memory server answers as the real one, command by command and script by script, whatever comes."""
+"""The in-memory server answers as the real one does, for any sequence of commands and for every script."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Pair:
         self._runner.run(self._real.start())
 
     def play(self, play: Any, *args: Any) -> list[Any]:
-        """What `play(server, *args)` says of each."""
+        """What `play(server, *args)` returns for each of the two servers."""
         return [self._runner.run(self._play(server, play, args)) for server in (self._real, InMemoryServer(Path()))]
 
     async def _play(self, server: Server, play: Any, args: tuple[Any, ...]) -> Any:
@@ -87,7 +87,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 @dataclass(frozen=True)
 class Commit:
-    """`epoch` and `first` are relative to what the journal says; `cursor` counts from the newest inbox item."""
+    """`epoch` and `first` are relative to the journal; `cursor` counts from the newest inbox item."""
 
     epoch: int = 0
     first: int = 1
@@ -115,7 +115,7 @@ SHUT = {name: Shutdown(exit_code=1, reason=name) for name in ("first", "second")
 
 
 class Actor:
-    """Plays steps on a store, and notes every reply, with ids as counts from the newest."""
+    """Runs steps on a store and records every reply. Ids are recorded as counts from the newest."""
 
     def __init__(self, store: StoreClient, client: Any) -> None:
         self._store, self._client = store, client
@@ -185,7 +185,7 @@ class Actor:
         return identities.index(identity) if identity in identities else None
 
     async def _left(self, key: str) -> list[Any]:
-        """What a stream holds; of those that are trimmed at leisure, the part that must be there."""
+        """The content of a stream; for a stream that is trimmed lazily, only the part that must be left."""
         trimmed = key in (KEYS.inbox, KEYS.beats)
         return [fields for _, fields in (await self._client.xrevrange(key, count=KEEP if trimmed else None))]
 
@@ -211,9 +211,9 @@ async def act(server: Server, steps: list[Commit | str]) -> list[Any]:
     return said
 
 
-def test_random_stories_of_a_job_are_answered_alike(pair: Pair) -> None:
-    """Take-overs, commits right and wrong, joins, facts, beats and retirement, in any order: the same replies, and
-    the same left at the end."""
+def test_random_histories_of_a_job_get_the_same_replies(pair: Pair) -> None:
+    """Takeovers, valid and invalid commits, joins, facts, heartbeats and retirement, in any order: both servers give
+    the same replies and end with the same content."""
 
     @EXAMPLES
     @given(st.lists(commits | others, max_size=25))
@@ -272,8 +272,8 @@ async def command_by_command(server: Server, commands: list[Any]) -> list[Any]:
     return said
 
 
-def test_random_commands_are_answered_alike(pair: Pair) -> None:
-    """Replies, their types, and errors; keys of the wrong kind and ids that do not grow included."""
+def test_random_commands_get_the_same_replies(pair: Pair) -> None:
+    """Replies, their types and errors are the same, also for keys of the wrong kind and for ids that do not grow."""
 
     @EXAMPLES
     @given(st.lists(COMMANDS, min_size=5, max_size=40))
@@ -303,7 +303,7 @@ SCRIPTS = {
     "ends before nil": "return {1, 2, nil, 4}",
     "large numbers": "return {2^53, 1e17, -2^53}",
     "status reply": "return redis.status_reply('GOOD')",
-    # How Lua's numbers are sent, and strings count.
+    # How Lua's numbers are sent, and how strings work as numbers.
     "numbers": "local r = {} for i, n in ipairs({1e15, 3.5, 1e20, 0.1, -0.0, 2^53, 1/3, 1e-7, 123456789.125}) do"
     " redis.call('SET', KEYS[1], n) r[i] = redis.call('GET', KEYS[1]) end return r",
     "concatenated": "return 'a' .. 1 .. 2.5 .. 1e15 .. 1e100",
@@ -348,7 +348,7 @@ SCRIPTS = {
     "redis is closed": "redis.call = 1 return 1",
     "nothing of the host": "local seen = {} for _, name in ipairs({'io', 'debug', 'require', 'print', 'dofile'}) do"
     " seen[#seen + 1] = tostring(pcall(function() return _G[name] end)) end return seen",
-    # The commands of ours that no case above has.
+    # Commands that we use and that no case above has.
     "hashes": "return {redis.call('HSET', KEYS[1], 'a', 1, 'b', 2), redis.call('HSETNX', KEYS[1], 'a', 3),"
     " redis.call('HSETNX', KEYS[1], 'c', 3), redis.call('HGET', KEYS[1], 'a'), redis.call('HGET', KEYS[1], 'z')}",
     "expiry": "redis.call('SET', KEYS[1], 'v', 'PX', 60000) return {redis.call('EXPIRE', KEYS[1], 60),"
@@ -364,23 +364,23 @@ async def run_script(server: Server, text: str) -> tuple[Any, Any]:
         try:
             reply = await client.register_script(text)(keys=["k"], args=["1", b"\x00b"])
         except ResponseError as error:
-            # The server names the line too.
+            # The real server also names the line.
             reply = type(error).__name__, str(error).partition(" script: ")[0]
         left = None
-        with contextlib.suppress(ResponseError):  # where it is no string
+        with contextlib.suppress(ResponseError):  # the key may be no string
             left = await client.get("k")
     return reply, left
 
 
-def test_scripts_find_the_surroundings_of_the_server(pair: Pair) -> None:
-    """Conversions between Lua and replies, errors caught and not, and what a script can reach: the same replies, and
-    the same left in the key."""
+def test_scripts_run_as_on_the_real_server(pair: Pair) -> None:
+    """Conversions between Lua values and replies, caught and uncaught errors, and what a script can access: both
+    servers give the same replies and leave the same value in the key."""
     seen = {name: pair.play(run_script, text) for name, text in SCRIPTS.items()}
     assert {name: memory for name, (_, memory) in seen.items()} == {name: real for name, (real, _) in seen.items()}
 
 
-async def test_server_that_was_killed_has_to_be_given_its_scripts_again(server):
-    """EVALSHA fails where the process has not seen the script; redis-py then loads it, and nothing was run before."""
+async def test_scripts_must_be_loaded_again_after_the_server_was_killed(server):
+    """EVALSHA fails in a process that has not loaded the script, without running anything; redis-py then loads it."""
     sha = sha1(b"return redis.call('INCR', KEYS[1])").hexdigest()
     async with raw(server) as client:
         with pytest.raises(NoScriptError):
@@ -400,7 +400,8 @@ async def test_server_that_was_killed_has_to_be_given_its_scripts_again(server):
 
 
 async def test_blocked_readers_wake_in_turn_and_time_out_alone(server):
-    """Each gets what is new to it, whether a command or a script wrote it; another stream wakes nobody."""
+    """Each blocked reader gets what is new to it, whether a command or a script wrote it. A write to another stream
+    wakes no reader."""
     store = server.store()
     async with raw(server) as client:
         first = asyncio.create_task(client.xread({KEYS.orders: "0-0"}, block=30_000))
@@ -418,7 +419,7 @@ async def test_blocked_readers_wake_in_turn_and_time_out_alone(server):
 
 
 async def test_server_dies_under_a_reader_of_two_streams():
-    """The reader gets one error, and so does each reader behind it."""
+    """When the server dies, every blocked reader gets one error, also a reader of two streams."""
     memory = MemoryServer(SystemClock())
     streams = ({"a": "0-0", "b": "0-0"}, {"c": "0-0"})
     reads = [asyncio.create_task(MemoryClient(memory).xread(each, block=30_000)) for each in streams]
@@ -430,7 +431,8 @@ async def test_server_dies_under_a_reader_of_two_streams():
 
 
 async def test_disk_that_is_full_refuses_writes_until_memory_has_to_do():
-    """The store's client goes on in memory alone by itself, as it does on the real one, and nothing is half done."""
+    """A refused write changes nothing. The store's client then switches the server to memory only, as it does with
+    the real one."""
     memory = MemoryServer(SystemClock(), PASSWORD)
     client = MemoryClient(memory, password=PASSWORD)
     memory.data.disk_full = True
@@ -445,7 +447,7 @@ async def test_disk_that_is_full_refuses_writes_until_memory_has_to_do():
 
 
 def test_ids_times_and_expiry_follow_the_servers_clock():
-    """Also when somebody sets it back: ids go on growing."""
+    """Ids keep growing even when the clock is set back."""
     loop = VirtualLoop()
     clock = VirtualClock(loop, ahead_s=0.0)  # the monotonic clock begins at 1,000 s
     client = MemoryClient(MemoryServer(clock))
@@ -468,7 +470,7 @@ def test_ids_times_and_expiry_follow_the_servers_clock():
 
 
 def test_client_gives_up_what_is_never_answered_after_its_own_time():
-    """Each call by itself, and those that were answered are not touched."""
+    """Each call that is never answered times out on its own, counted from when it was sent."""
     loop = VirtualLoop()
 
     class Silent:

@@ -1,4 +1,4 @@
-"""Reports of failures, on real HTTP servers that behave well, badly, and not at all."""
+"""Reports of failures, sent to real HTTP servers that work, misbehave, or do not answer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ asyncio.run(tell())
 
 
 def decided(folder: Path, cycle: int = 0, **changes: Any) -> DecidedFailure:
-    """A failure that has been looked into."""
+    """A failure that has been analysed."""
     key = FailureKey(job=str(folder), generation=0, replica="main-0", cycle=cycle, rank=3)
     failed = Failed(cause="rank 3 on n2 failed: exit code 1", node="n2", rank=3, exit_code=1, t=1_700_000_000.0)
     line = Evidence(file="logs/rank-3.err", line=17, text="torch.OutOfMemoryError: CUDA out of memory", rank=3)
@@ -114,7 +114,7 @@ class Case:
 
 @pytest.fixture(params=[SlackServer, IndexServer], ids=["slack", "dataflow"])
 async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Case]:
-    """Each kind of receiver; its server listens."""
+    """Each kind of receiver, with its server listening."""
     folder = tmp_path / "jobs" / "1234"
     folder.mkdir(parents=True)
     server = request.param()
@@ -123,8 +123,8 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     await server.stop()
 
 
-async def test_a_receiver_that_is_well_is_told_once_and_nothing_is_left(case: Case) -> None:
-    """With its token, and over one connection."""
+async def test_a_healthy_receiver_gets_one_report_and_the_spool_is_empty(case: Case) -> None:
+    """The report is one request, with the receiver's token."""
     notifier = case.notifier()
     await notifier.decided(decided(case.folder))
     await notifier.close()
@@ -134,7 +134,7 @@ async def test_a_receiver_that_is_well_is_told_once_and_nothing_is_left(case: Ca
     assert request.headers["authorization"] == f"Bearer {TOKEN}"
 
 
-async def test_many_failures_are_told_in_their_order(case: Case) -> None:
+async def test_many_failures_are_reported_in_order(case: Case) -> None:
     """A failure that is decided during a delivery is delivered next, without a further call."""
     notifier = case.notifier()
     for cycle in range(20):
@@ -157,8 +157,8 @@ async def test_many_failures_are_told_in_their_order(case: Case) -> None:
     ],
     ids=["500", "503", "429", "408", "hangs", "closes mid-body", "a proxy's page"],
 )
-async def test_a_receiver_that_is_ill_for_a_moment_is_tried_again(case: Case, bad: Behaviour) -> None:
-    """And is reported once."""
+async def test_a_delivery_is_retried_after_a_temporary_error(case: Case, bad: Behaviour) -> None:
+    """After two temporary errors the failure is reported, once."""
     case.server.behaviours = [bad, bad]
     notifier = case.notifier()
     await notifier.decided(decided(case.folder))
@@ -168,7 +168,7 @@ async def test_a_receiver_that_is_ill_for_a_moment_is_tried_again(case: Case, ba
 
 
 async def test_a_receiver_is_left_alone_for_as_long_as_it_asks(case: Case) -> None:
-    """`Retry-After` in seconds: the next try comes no sooner."""
+    """The next attempt waits for as long as `Retry-After` says."""
     case.server.behaviours = [answer(429, Retry_After="1")]
     notifier, loop = case.notifier(), asyncio.get_running_loop()
     await notifier.decided(decided(case.folder))
@@ -181,8 +181,8 @@ async def test_a_receiver_is_left_alone_for_as_long_as_it_asks(case: Case) -> No
 
 
 @pytest.mark.parametrize("how", ["seconds", "date"])
-async def test_nobody_waits_for_one_who_wants_to_be_left_alone_for_long(case: Case, how: str) -> None:
-    """The reports stay in the spool, and further failures do not bother the receiver."""
+async def test_a_long_retry_after_is_not_waited_for(case: Case, how: str) -> None:
+    """The reports stay in the spool, and a further failure sends no request."""
     later = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True) if how == "date" else "3600"
     case.server.behaviours = [answer(429, Retry_After=later)]
     notifier = case.notifier()
@@ -192,12 +192,13 @@ async def test_nobody_waits_for_one_who_wants_to_be_left_alone_for_long(case: Ca
     await notifier.close()
     assert len(case.server.requests) == 1
     assert len(case.waiting()) == 2
-    (flushed,) = await flush(case.plan, case.folder, limits=HASTY)  # a new process does not know of the pause
+    # A flush does not know of the pause, as a new process would not.
+    (flushed,) = await flush(case.plan, case.folder, limits=HASTY)
     assert (flushed.sent, flushed.left, flushed.problem) == (2, 0, None)
 
 
-async def test_what_a_receiver_that_is_down_misses_is_told_when_it_is_back(case: Case) -> None:
-    """In order, with the next failure; the decision never waits for it."""
+async def test_reports_that_a_receiver_missed_are_sent_when_it_is_back(case: Case) -> None:
+    """The next failure sends the spooled reports first, in order. A decision never waits for a delivery."""
     await case.server.stop()
     notifier = case.notifier()
     for cycle in range(3):
@@ -211,8 +212,8 @@ async def test_what_a_receiver_that_is_down_misses_is_told_when_it_is_back(case:
     assert (case.cycles(), case.waiting()) == ([0, 1, 2, 3], [])
 
 
-async def test_close_is_over_in_time_whatever_the_receiver_does(case: Case) -> None:
-    """What it did not take waits in the spool, and a flush delivers it."""
+async def test_close_is_bounded_while_the_receiver_hangs(case: Case) -> None:
+    """A report that was not delivered stays in the spool, and a flush delivers it."""
     case.server.behaviours = [hang] * 5
     patient = DeliveryLimits(answer_s=600.0)
     notifier = case.notifier(patient)
@@ -227,10 +228,8 @@ async def test_close_is_over_in_time_whatever_the_receiver_does(case: Case) -> N
     assert case.cycles() == [0]
 
 
-async def test_a_wrong_token_is_told_once_and_costs_nothing_but_time(
-    case: Case, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One request in all; the log says what to check, and holds no token; all reports can be delivered later."""
+async def test_a_wrong_token_is_logged_once_and_loses_no_report(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    """Only one request is sent. The log says what to check, and all reports can be delivered later."""
     no = answer(200, {"ok": False, "error": "invalid_auth"}) if isinstance(case.server, SlackServer) else answer(401)
     case.server.behaviours = [no]
     notifier = case.notifier()
@@ -248,8 +247,8 @@ async def test_a_wrong_token_is_told_once_and_costs_nothing_but_time(
     assert case.cycles() == [0, 1, 2]
 
 
-async def test_a_receiver_that_was_mended_is_told_of_the_next_failure(case: Case) -> None:
-    """A job may run for weeks after a person has repaired the receiver."""
+async def test_a_receiver_that_was_repaired_gets_the_next_failure(case: Case) -> None:
+    """A refusal is not final for the notifier: a job may run for weeks after a person has repaired the receiver."""
     no = (
         answer(200, {"ok": False, "error": "not_in_channel"}) if isinstance(case.server, SlackServer) else answer(404)
     )
@@ -257,14 +256,15 @@ async def test_a_receiver_that_was_mended_is_told_of_the_next_failure(case: Case
     notifier = case.notifier(dataclasses.replace(HASTY, refused_s=0.0))
     await notifier.decided(decided(case.folder, 0))
     async with asyncio.timeout(WAIT_S):
-        await asyncio.wait(notifier._deliveries.values())  # one that came before its end would be refused with it
+        # A failure that is decided before this delivery has ended would be refused with it.
+        await asyncio.wait(notifier._deliveries.values())
     await notifier.decided(decided(case.folder, 1))
     await notifier.close()
     assert (case.cycles(), case.waiting()) == ([0, 1], [])
 
 
 async def test_a_token_that_others_can_read_is_not_used(case: Case, caplog: pytest.LogCaptureFixture) -> None:
-    """No request; the log names the file, its mode, and what to do."""
+    """No request is sent; the problem names the file, its mode, and the fix."""
     case.token_file.chmod(0o644)
     (flushed,) = await _told_then_flushed(case)
     assert case.server.requests == []
@@ -279,7 +279,7 @@ async def test_a_token_that_others_can_read_is_not_used(case: Case, caplog: pyte
 async def test_the_environment_gives_the_token_where_no_file_does(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each receiver has a variable of its own."""
+    """Each receiver has an environment variable of its own."""
     variable = "NVRX_SLURM_SLACK_TOKEN" if isinstance(case.server, SlackServer) else "NVRX_SLURM_DATAFLOW_TOKEN"
     monkeypatch.setenv(variable, "ApiKey-less")
     plan = case.plan
@@ -294,7 +294,7 @@ async def test_the_environment_gives_the_token_where_no_file_does(
 
 
 async def test_no_token_is_in_anything_that_is_kept(case: Case, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither in the spool, nor beside it, nor in what is logged."""
+    """No file of the job folder, and no log record, contains the token."""
     caplog.set_level("DEBUG")
     await case.server.stop()
     await _told_then_flushed(case)
@@ -305,18 +305,18 @@ async def test_no_token_is_in_anything_that_is_kept(case: Case, caplog: pytest.L
 
 
 async def test_a_redirect_is_not_followed(case: Case) -> None:
-    """No other host gets the token."""
+    """No other host gets a request, and so none gets the token."""
     elsewhere = IndexServer()
     await elsewhere.start()
     case.server.behaviours = [answer(307, Location=elsewhere.url)]
     (flushed,) = await _told_then_flushed(case)
     await elsewhere.stop()
     assert elsewhere.requests == []
-    assert flushed.sent == 1  # the second process found no redirect
+    assert flushed.sent == 1  # the flush met no redirect
 
 
-async def test_a_spool_that_is_full_lets_the_oldest_go(case: Case, caplog: pytest.LogCaptureFixture) -> None:
-    """An outage costs so much disk and no more, and it is said."""
+async def test_a_full_spool_drops_the_oldest(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    """An outage uses a bounded amount of disk, and the log says what was dropped."""
     await case.server.stop()
     notifier = case.notifier(DeliveryLimits(attempts=1))
     for cycle in range(MOST_MESSAGES + 3):
@@ -330,8 +330,8 @@ async def test_a_spool_that_is_full_lets_the_oldest_go(case: Case, caplog: pytes
     assert case.cycles() == list(range(3, MOST_MESSAGES + 3))
 
 
-async def test_a_disk_that_takes_nothing_does_not_keep_a_receiver_from_being_told(case: Case) -> None:
-    """The spool is a net, not a gate."""
+async def test_a_report_is_sent_even_if_it_cannot_be_spooled(case: Case) -> None:
+    """Where the spool cannot be written, the report is delivered from memory."""
     (case.folder / "spool").write_text("in the way")
     notifier = case.notifier()
     await notifier.decided(decided(case.folder))
@@ -339,7 +339,7 @@ async def test_a_disk_that_takes_nothing_does_not_keep_a_receiver_from_being_tol
     assert case.cycles() == [0]
 
 
-async def test_a_torn_parcel_is_dropped_and_the_next_is_told(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_torn_message_is_dropped_and_the_next_is_sent(case: Case, caplog: pytest.LogCaptureFixture) -> None:
     """The log names the failure whose report is lost."""
     await case.server.stop()
     notifier = case.notifier()
@@ -355,8 +355,8 @@ async def test_a_torn_parcel_is_dropped_and_the_next_is_told(case: Case, caplog:
     assert torn.stem.partition("-")[2] in caplog.text
 
 
-async def test_two_who_empty_one_spool_tell_each_failure_once(case: Case) -> None:
-    """The desk and a flush by hand may meet."""
+async def test_concurrent_flushes_report_each_failure_once(case: Case) -> None:
+    """The broker's delivery and a manual flush may run at the same time."""
     await case.server.stop()
     notifier = case.notifier()
     for cycle in range(5):
@@ -369,8 +369,8 @@ async def test_two_who_empty_one_spool_tell_each_failure_once(case: Case) -> Non
     assert sum(len(request.body) > 0 for request in case.server.requests) in (1, 5)  # in bulk, or one by one
 
 
-async def test_the_same_failure_told_by_two_controllers_is_told_once(case: Case) -> None:
-    """A new controller judges again what the old one had judged."""
+async def test_the_same_failure_from_two_controllers_is_reported_once(case: Case) -> None:
+    """A new controller decides again what the old one had decided."""
     for _ in range(2):
         notifier = case.notifier()
         await notifier.decided(decided(case.folder))
@@ -379,9 +379,9 @@ async def test_the_same_failure_told_by_two_controllers_is_told_once(case: Case)
     assert case.waiting() == []
 
 
-@pytest.mark.parametrize("is_down", [False, True], ids=["there", "down"])
-async def test_the_desks_own_process_tells_or_spools_before_it_ends(case: Case, is_down: bool) -> None:
-    """Its controller goes away; within some seconds the broker is gone too, and no report is lost."""
+@pytest.mark.parametrize("is_down", [False, True], ids=["up", "down"])
+async def test_the_brokers_process_sends_or_spools_before_it_ends(case: Case, is_down: bool) -> None:
+    """When its controller closes its input, the broker ends, and no report is lost."""
     if is_down:
         await case.server.stop()
     info = JobInfo(job_id="1234", name="llama", cluster="slurm", started_at=0.0)
@@ -403,7 +403,8 @@ async def test_the_desks_own_process_tells_or_spools_before_it_ends(case: Case, 
     assert process.stdin is not None
     process.stdin.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     async with asyncio.timeout(WAIT_S):
-        if not is_down:  # before the end: a slow machine spools what it cannot send within the last three seconds
+        # Wait before the input is closed: after that, the broker has three seconds to send, and spools the rest.
+        if not is_down:
             await case.server.until(lambda: case.cycles() == [0])
         process.stdin.close()
         await process.communicate()
@@ -412,8 +413,8 @@ async def test_the_desks_own_process_tells_or_spools_before_it_ends(case: Case, 
     assert b'"cluster":"alpha","node":"n2","kind":"lost"' in ledger.read_bytes()
 
 
-async def test_what_a_killed_process_had_not_told_yet_is_told_by_a_later_one(case: Case) -> None:
-    """The reports are on disk before any is sent."""
+async def test_reports_of_a_killed_process_are_sent_by_a_later_one(case: Case) -> None:
+    """A report is on disk before it is sent."""
     case.server.behaviours = [hang]
     reported = [msgspec.json.encode(part).decode() for part in (case.plan, decided(case.folder))]
     process = await asyncio.create_subprocess_exec(
@@ -432,7 +433,7 @@ async def test_what_a_killed_process_had_not_told_yet_is_told_by_a_later_one(cas
 
 @pytest.mark.parametrize("broken", ["job.json", "slack.json", "."])
 async def test_a_folder_that_is_broken_raises_nothing(case: Case, broken: str) -> None:
-    """The desk has better things to do than to look after this."""
+    """The broker reports the failure although the job folder, or a file in it, is broken."""
     if broken == ".":
         case.folder.rmdir()
         case.folder.write_text("in the way")
@@ -465,7 +466,7 @@ async def slack(tmp_path: Path) -> AsyncIterator[Case]:
 
 
 async def test_a_job_has_one_thread(slack: Case) -> None:
-    """Its first message begins it, also for later processes; they post where the first one landed."""
+    """The job's first message starts the thread. Later processes post to the same channel and thread."""
     for cycle in range(3):
         notifier = slack.notifier()
         await notifier.decided(decided(slack.folder, cycle))
@@ -476,7 +477,7 @@ async def test_a_job_has_one_thread(slack: Case) -> None:
 
 
 async def test_a_thread_that_takes_no_more_is_followed_by_a_new_one(slack: Case) -> None:
-    """A person has deleted or locked it."""
+    """A person has deleted or locked the thread: the message starts a new one."""
     notifier = slack.notifier()
     await notifier.decided(decided(slack.folder, 0))
     await slack.server.until(lambda: slack.cycles() == [0])
@@ -491,7 +492,7 @@ async def test_a_thread_that_takes_no_more_is_followed_by_a_new_one(slack: Case)
 async def test_what_slack_will_refuse_again_is_not_tried_again(
     slack: Case, error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged once, with Slack's own word; the message waits for a repair."""
+    """The error is logged once, with Slack's own code, and the messages stay in the spool."""
     slack.server.behaviours = [answer(200, {"ok": False, "error": error})]
     notifier = slack.notifier()
     for cycle in range(2):
@@ -503,7 +504,7 @@ async def test_what_slack_will_refuse_again_is_not_tried_again(
 
 
 async def test_a_message_that_slack_cannot_take_does_not_hold_up_the_next(slack: Case) -> None:
-    """It is dropped, and said."""
+    """A message that Slack calls invalid is dropped, and the next one is sent."""
     slack.server.behaviours = [answer(200, {"ok": False, "error": "invalid_blocks"})]
     notifier = slack.notifier()
     await notifier.decided(decided(slack.folder, 0))
@@ -526,8 +527,8 @@ async def index(tmp_path: Path) -> AsyncIterator[Case]:
     await server.stop()
 
 
-async def test_a_document_whose_answer_was_lost_is_there_once(index: Case) -> None:
-    """It is created under its failure's own id: the second try gets 409, which counts as delivered."""
+async def test_a_document_whose_answer_was_lost_is_stored_once(index: Case) -> None:
+    """The document's id is the failure's own: the second attempt gets 409, which counts as delivered."""
     server = index.server
     assert isinstance(server, IndexServer)
     first = decided(index.folder)
@@ -546,7 +547,8 @@ async def test_a_document_whose_answer_was_lost_is_there_once(index: Case) -> No
 
 
 async def test_what_has_piled_up_is_sent_in_bulk(index: Case) -> None:
-    """One request; a document that is refused is dropped, one that the index is too busy for is sent again."""
+    """Spooled documents are sent in one request. A document that the index refuses is dropped; one that the index is
+    too busy for is sent again."""
     await index.server.stop()
     notifier = index.notifier()
     reported = [decided(index.folder, cycle) for cycle in range(3)]
@@ -570,7 +572,7 @@ async def test_what_has_piled_up_is_sent_in_bulk(index: Case) -> None:
 
 
 async def test_more_than_the_index_takes_at_once_is_sent_in_parts(index: Case) -> None:
-    """A proxy before it has a bound for a request: a document that is too large alone is dropped, and no other."""
+    """A proxy may limit the size of a request. Only a document that is too large on its own is dropped."""
     await index.server.stop()
     notifier = index.notifier()
     for cycle in range(4):
@@ -578,7 +580,7 @@ async def test_more_than_the_index_takes_at_once_is_sent_in_parts(index: Case) -
     await notifier.close()
     await index.server.start()
     index.server.requests.clear()
-    # Of all four; of the first two; of the first alone.
+    # For all four documents; for the first two; for the first one alone.
     index.server.behaviours = [answer(413) for _ in range(3)]
     (flushed,) = await flush(index.plan, index.folder, limits=HASTY)
     assert (flushed.sent, flushed.left, flushed.problem) == (3, 0, None)
@@ -586,7 +588,7 @@ async def test_more_than_the_index_takes_at_once_is_sent_in_parts(index: Case) -
 
 
 async def test_an_index_that_answers_about_other_documents_is_asked_once(index: Case) -> None:
-    """As where one of its pipelines sets `_id`. What it was sent stays in the spool."""
+    """As an index does whose pipeline sets `_id`. The documents stay in the spool."""
     await index.server.stop()
     notifier = index.notifier()
     for cycle in range(2):
@@ -602,8 +604,8 @@ async def test_an_index_that_answers_about_other_documents_is_asked_once(index: 
     assert len(index.server.requests) == 1
 
 
-async def test_a_token_that_says_what_it_is_is_sent_as_it_is(index: Case) -> None:
-    """Elasticsearch's own keys are no bearer tokens."""
+async def test_a_token_with_its_own_scheme_is_sent_unchanged(index: Case) -> None:
+    """Elasticsearch's API keys are not bearer tokens."""
     index.token_file.write_text("ApiKey c2VjcmV0")
     notifier = index.notifier()
     await notifier.decided(decided(index.folder))
@@ -614,12 +616,12 @@ async def test_a_token_that_says_what_it_is_is_sent_as_it_is(index: Case) -> Non
 async def test_blames_that_a_job_has_left_are_delivered_from_any_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm names the cluster in a job alone; the blames that were spooled there name it themselves."""
+    """Slurm names the cluster only inside a job, so a spooled blame contains the cluster's name."""
     folder, ledger = tmp_path / "1234", tmp_path / "suspects.json"
     folder.mkdir()
     info = JobInfo(job_id="1234", name="llama", cluster="slurm", started_at=0.0)
     (folder / "job.json").write_bytes(msgspec.json.encode(info))
-    ledger.mkdir()  # it cannot be used
+    ledger.mkdir()  # a folder in place of the ledger cannot be used
     plan = AttributionSpec(ledger=str(ledger))
     key = FailureKey(job=str(folder), generation=0, replica="main-0", cycle=0)
     lost = Inquiry(key=key, paths=(), failed=Failed(cause="n2 was lost", node="n2"))

@@ -1,4 +1,5 @@
-"""Every source of attribution, on a real server of its kind: whatever that does, the answer is bounded and honest."""
+"""Every source of attribution, on a real server of its kind: the source answers within its bound, and names the
+server's problem."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ STOP, UNKNOWN, TIMEOUT = Verdict.STOP, Verdict.UNKNOWN, Verdict.TIMEOUT
 MCP_SCRIPT = Path(__file__).parents[1] / "mcp_script.py"
 ENOUGH_S, SHORT_S = 60.0, 1.5
 MARGIN_S = 40.0
-"""How much later than its bound an answer may be seen here, on a machine that does much else."""
+"""How much later than its bound an answer may arrive here, on a busy machine."""
 
 TOKEN = "t0k3n-t0k3n"
 
@@ -50,7 +51,8 @@ trap.set:
 
 @dataclass(frozen=True)
 class Case:
-    """What a server does, by kind, and what the source makes of it; `problem`: part of what it reports."""
+    """The behaviour of a server, by kind, and the attribution that its source returns; `problem`: a part of its
+    problem."""
 
     attrsvc: str
     mcp: str
@@ -68,7 +70,7 @@ CASES = {
     "talks garbage": Case("garbage", "garbage", UNKNOWN, "the answer is not what"),
     "talks without end": Case("huge", "endless", UNKNOWN, ""),
     "answers about another failure": Case("wrong-key", "wrong-key", UNKNOWN, "another failure"),
-    # The job's own service may be started again: it is asked until the time is over.
+    # The job's own service may be restarted, so it is asked until the timeout.
     "dies in the middle of its answer": Case("dies", "dies", UNKNOWN, "closed", timeout_s=10.0),
     "refuses": Case("401", "refuses", UNKNOWN, ""),
     "has no such thing": Case("404", "no-tool", UNKNOWN, ""),
@@ -97,7 +99,7 @@ def only(plan: AttributionSpec, folder: Path) -> Source:
 
 
 class Servers:
-    """Starts servers of a kind that behave as a test says, with a source for each; ends them all."""
+    """Starts servers of one kind with a given behaviour, and a source for each; ends them all."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self.folder = kind, folder
@@ -153,7 +155,7 @@ class Servers:
 
 @pytest.fixture
 async def servers(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Servers]:
-    """Of one kind."""
+    """Servers of the kind that the parameter names."""
     servers = Servers(request.param, tmp_path)
     yield servers
     await servers.close()
@@ -167,7 +169,8 @@ over_mcp = pytest.mark.parametrize("servers", ["mcp"], indirect=True)
 @every_kind
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_every_source_bounds_what_its_server_does(servers: Servers, case: Case) -> None:
-    """An attribution comes in time, under the source's name; without a verdict it says why, and never the token."""
+    """An attribution arrives in time, under the source's name. Without a verdict it names the problem, and never the
+    token."""
     source = servers.source(case)
     began = time.monotonic()
     answer = await ask(source, inquiry_of(servers.folder), timeout_s=case.timeout_s)
@@ -180,7 +183,7 @@ async def test_every_source_bounds_what_its_server_does(servers: Servers, case: 
 
 @every_kind
 async def test_a_connection_is_kept_for_the_next_failure(servers: Servers) -> None:
-    """Two failures one after the other are asked about over one connection."""
+    """Two failures in a row are asked about over one connection."""
     source = servers.source(CASES["answers"])
     for cycle in (0, 1):
         assert (await ask(source, inquiry_of(servers.folder, cycle))).verdict is STOP
@@ -190,7 +193,7 @@ async def test_a_connection_is_kept_for_the_next_failure(servers: Servers) -> No
 
 @every_kind
 async def test_failures_at_the_same_time(servers: Servers) -> None:
-    """Ten at once get ten answers."""
+    """Ten concurrent requests get ten answers."""
     source = servers.source(CASES["answers"])
     found = await asyncio.gather(*(ask(source, inquiry_of(servers.folder, cycle)) for cycle in range(10)))
     assert {answer.verdict for answer in found} == {STOP}
@@ -198,7 +201,7 @@ async def test_failures_at_the_same_time(servers: Servers) -> None:
 
 @every_kind
 async def test_an_open_circuit_is_not_asked(servers: Servers) -> None:
-    """After three failures in a row the source is not asked again for a while, and says so."""
+    """After three failures in a row the source does not ask its server for a while, and says so."""
     source = servers.source(CASES["fails"])
     for cycle in range(3):
         await ask(source, inquiry_of(servers.folder, cycle))
@@ -207,8 +210,8 @@ async def test_an_open_circuit_is_not_asked(servers: Servers) -> None:
 
 
 @over_http
-async def test_a_verdict_may_sharpen_until_the_logs_are_whole(servers: Servers) -> None:
-    """What a service says of half the logs, on a peer's words, is not taken; what it says for good is."""
+async def test_a_verdict_may_change_until_the_logs_are_complete(servers: Servers) -> None:
+    """A progressive answer, given while the logs are incomplete, is not used. The terminal answer is."""
     source, settled = servers.source(CASES["changes its mind"]), asyncio.Event()
     asking = asyncio.create_task(source.ask(inquiry_of(servers.folder), settled=settled, timeout_s=ENOUGH_S))
     await _until(lambda: any(one.method == "GET" for one in servers.server.asked), asking)
@@ -222,8 +225,8 @@ async def test_a_verdict_may_sharpen_until_the_logs_are_whole(servers: Servers) 
 
 
 @over_http
-async def test_an_ill_service_is_asked_again_within_the_time(servers: Servers) -> None:
-    """A service that asks for a moment gets it, and then answers."""
+async def test_a_service_is_asked_again_after_its_retry_after(servers: Servers) -> None:
+    """A service that answers 429 is asked again after the pause that it names."""
     source = servers.source(Case("429:1", "", STOP))
     assert (await ask(source, inquiry_of(servers.folder))).verdict is STOP
     assert len(servers.server.asked) == 2
@@ -231,7 +234,7 @@ async def test_an_ill_service_is_asked_again_within_the_time(servers: Servers) -
 
 @over_http
 async def test_a_service_that_asks_for_too_long_is_not_waited_for(servers: Servers) -> None:
-    """A Retry-After beyond the time that is left ends the ask at once."""
+    """A Retry-After beyond the remaining time ends the request at once."""
     answer = await ask(servers.source(Case("429:1000", "", UNKNOWN)), inquiry_of(servers.folder))
     assert answer.problem is not None and "1000.0 s from now, would be too late" in answer.problem
     assert answer.latency_s < MARGIN_S
@@ -239,7 +242,7 @@ async def test_a_service_that_asks_for_too_long_is_not_waited_for(servers: Serve
 
 @over_http
 async def test_no_redirect_is_followed(servers: Servers) -> None:
-    """The token is for one service: the problem names the place that it redirects to, and nothing is sent there."""
+    """The token is for one service only: the problem names the redirect's target, and nothing is sent there."""
     other = servers.listening(CASES["answers"])
     answer = await ask(servers.source(Case(f"redirect:{other.url}/", "", UNKNOWN)), inquiry_of(servers.folder))
     assert answer.problem is not None and other.url in answer.problem
@@ -247,8 +250,9 @@ async def test_no_redirect_is_followed(servers: Servers) -> None:
 
 
 @over_http
-async def test_what_is_known_of_a_service_is_told_in_time(servers: Servers) -> None:
-    """It breaks the first request off and leaves the second without an answer: the problem names the first."""
+async def test_an_earlier_problem_is_reported_at_the_timeout(servers: Servers) -> None:
+    """The service closes the first connection and does not answer the second request: the problem is that of the
+    first."""
     source = servers.source(Case("dies-then-hangs", "", UNKNOWN))
     answer = await ask(source, inquiry_of(servers.folder), timeout_s=10.0)
     assert answer.verdict is UNKNOWN
@@ -256,8 +260,8 @@ async def test_what_is_known_of_a_service_is_told_in_time(servers: Servers) -> N
 
 
 @over_http
-async def test_nobody_listens(servers: Servers) -> None:
-    """The problem of a service that is down names its URL; the job's own has until the deadline to come back."""
+async def test_a_service_that_is_down(servers: Servers) -> None:
+    """The problem of a service that is down names its URL. The job's own service is waited for until the timeout."""
     source = servers.source(CASES["answers"])
     servers.server.close()
     answer = await ask(source, inquiry_of(servers.folder), timeout_s=10.0)
@@ -266,7 +270,7 @@ async def test_nobody_listens(servers: Servers) -> None:
 
 
 async def test_the_jobs_own_service_is_waited_for(tmp_path: Path) -> None:
-    """Asked before it has started, the source finds it as soon as it has."""
+    """A source that is asked before the service has started finds the service once it has."""
     servers = Servers("managed", tmp_path)
     source = only(AttributionSpec(manage_attrsvc=True, enable_lib=False), tmp_path)
     asking = asyncio.create_task(ask(source, inquiry_of(tmp_path)))
@@ -278,8 +282,8 @@ async def test_the_jobs_own_service_is_waited_for(tmp_path: Path) -> None:
     await servers.close()
 
 
-async def test_a_wrong_token_is_said_without_showing_it(tmp_path: Path) -> None:
-    """The service's no comes with where the token is from, not with the token."""
+async def test_a_wrong_token_is_reported_without_showing_it(tmp_path: Path) -> None:
+    """The problem has the service's 401 and the key that names the token, not the token."""
     server = AttributionServer(behaviour("stop"), token="another")
     write_private(tmp_path / "token", TOKEN.encode())
     source = only(
@@ -294,7 +298,7 @@ async def test_a_wrong_token_is_said_without_showing_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("servers", ["managed"], indirect=True)
 async def test_the_jobs_own_service_may_be_started_again_elsewhere(servers: Servers) -> None:
-    """It died with its port while it was asked: the same ask finds it where it is now."""
+    """The service dies during a request and is started on another port: the same request finds it there."""
     source = servers.source(CASES["hangs"])
     asking = asyncio.create_task(ask(source, inquiry_of(servers.folder)))
     first = servers.server
@@ -306,7 +310,7 @@ async def test_the_jobs_own_service_may_be_started_again_elsewhere(servers: Serv
 
 @over_mcp
 async def test_a_server_that_failed_half_way_is_replaced(servers: Servers) -> None:
-    """The next failure is answered by a new process; the one that broke is not used again."""
+    """The next failure is answered by a new process; the broken one is not used again."""
     source = servers.source(CASES["dies in the middle of its answer"])
     assert (await ask(source, inquiry_of(servers.folder, 0))).verdict is UNKNOWN
     assert (await ask(source, inquiry_of(servers.folder, 1))).verdict is STOP
@@ -314,7 +318,7 @@ async def test_a_server_that_failed_half_way_is_replaced(servers: Servers) -> No
 
 @over_mcp
 async def test_a_server_that_hangs_is_replaced_and_ended(servers: Servers) -> None:
-    """A stopped process is not asked a second time, and none is left when the source is closed."""
+    """A stopped process is not asked a second time, and no process is left once the source is closed."""
     source = servers.source(CASES["hangs"])
     for cycle in (0, 1):
         answer = await ask(source, inquiry_of(servers.folder, cycle), timeout_s=SHORT_S)
@@ -327,21 +331,22 @@ async def test_a_server_that_hangs_is_replaced_and_ended(servers: Servers) -> No
 @over_mcp
 @pytest.mark.parametrize("mode", ["deaf", "chatty", "refuses", "stop"])
 async def test_no_server_is_left_behind(servers: Servers, mode: str) -> None:
-    """However it went, its process is gone when the source is closed."""
+    """The server's process is gone once the source is closed, however the server behaved."""
     source = servers.source(Case("", mode, UNKNOWN))
     await ask(source, inquiry_of(servers.folder), timeout_s=SHORT_S)
-    # Of the other two the source is rid before it answers: it kills a chatty one, and one that refuses has ended.
+    # The other two are gone before the source answers: it kills a chatty one, and one that refuses has ended.
     assert _servers_running(servers.folder) or mode in ("chatty", "refuses")
     await source.close()
     await asyncio.to_thread(until, lambda: not _servers_running(servers.folder), "the server is gone")
 
 
-async def test_a_server_whose_end_is_called_off_is_gone(tmp_path: Path) -> None:
-    """It does not end by itself, and the wait for its end is cancelled: it is killed at once."""
+async def test_a_server_is_killed_if_the_wait_for_its_end_is_cancelled(tmp_path: Path) -> None:
+    """The server does not end by itself; cancelling the wait for its end kills it at once."""
     started = asyncio.Event()
 
     async def hold() -> None:
-        from nvrx_slurm.attribution.sources.mcp_session import child_streams  # a second, which collection would pay
+        # At the top of the module this import would cost pytest's collection a second.
+        from nvrx_slurm.attribution.sources.mcp_session import child_streams
 
         async with child_streams((sys.executable, "-S", "-P", str(MCP_SCRIPT), "deaf", str(tmp_path / "died"))):
             started.set()
@@ -361,7 +366,7 @@ async def test_a_server_whose_end_is_called_off_is_gone(tmp_path: Path) -> None:
 
 
 async def test_what_a_server_that_has_ended_left_is_gone(tmp_path: Path) -> None:
-    """The command ends by itself, and a process that it has started does not."""
+    """The command ends by itself; a process that it has started is killed."""
     from nvrx_slurm.attribution.sources.mcp_session import child_streams
 
     left = tmp_path / "pid"
@@ -370,7 +375,7 @@ async def test_what_a_server_that_has_ended_left_is_gone(tmp_path: Path) -> None
     wait_gone([int(left.read_text())])
 
 
-async def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+async def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     """The problem names the command and the key that sets it."""
     answer = await ask(
         only(AttributionSpec(enable_mcp=True, mcp_command=("/no/such",), enable_lib=False), tmp_path),
@@ -380,7 +385,7 @@ async def test_a_command_that_is_not_there(tmp_path: Path) -> None:
 
 
 async def test_our_own_server_answers_our_own_source(tmp_path: Path) -> None:
-    """`mcp` without a command starts `nvrx-slurm mcp`, which reads the logs as `lib` does."""
+    """`mcp` without a command starts `nvrx-slurm mcp`, which gives the same verdict as the built-in rules."""
     write_failure(tmp_path / "logs")
     plan = AttributionSpec(enable_mcp=True, enable_lib=True)
     sources = sources_of(plan, folder=tmp_path, clock=SystemClock())
@@ -392,8 +397,8 @@ async def test_our_own_server_answers_our_own_source(tmp_path: Path) -> None:
     assert lib.verdict is STOP
 
 
-async def test_the_library_waits_for_the_failing_ranks_words(tmp_path: Path) -> None:
-    """Asked before anything is written it waits, and finds what was written until the workers were gone."""
+async def test_the_built_in_rules_wait_for_the_failing_ranks_log(tmp_path: Path) -> None:
+    """Asked before the log is written, the source waits until the workers are gone, and then finds the failure."""
     source, settled = only(AttributionSpec(enable_lib=True, decision_timeout=ENOUGH_S), tmp_path), asyncio.Event()
     asking = asyncio.create_task(source.ask(inquiry_of(tmp_path / "logs"), settled=settled, timeout_s=ENOUGH_S))
     await asyncio.wait({asking}, timeout=0.2)
@@ -405,8 +410,8 @@ async def test_the_library_waits_for_the_failing_ranks_words(tmp_path: Path) -> 
     await source.close()
 
 
-async def test_the_library_says_what_it_cannot_read(tmp_path: Path) -> None:
-    """Logs that are not there are a problem, not a verdict."""
+async def test_the_built_in_rules_report_what_they_cannot_read(tmp_path: Path) -> None:
+    """Logs that do not exist are a problem, not a verdict."""
     source = only(AttributionSpec(enable_lib=True), tmp_path)
     answer = await ask(source, inquiry_of(tmp_path / "nowhere"))
     await source.close()
@@ -415,7 +420,7 @@ async def test_the_library_says_what_it_cannot_read(tmp_path: Path) -> None:
 
 
 async def test_a_rule_that_never_ends(tmp_path: Path) -> None:
-    """The user's own pattern backtracks for years: that is a timeout, and the next failure is analysed."""
+    """A user's pattern that backtracks for years is a timeout, and the next failure is analysed."""
     (tmp_path / "mine.yaml").write_text(ENDLESS_RULE)
     (tmp_path / "trap").mkdir()
     (tmp_path / "trap" / "rank-1.err").write_text("a" * 80 + "!\n")
@@ -429,7 +434,8 @@ async def test_a_rule_that_never_ends(tmp_path: Path) -> None:
 
 
 async def test_the_analysis_is_killed(tmp_path: Path) -> None:
-    """Its process dies, as of memory, while it works: that is said, and the next failure is analysed by another."""
+    """The analysis process dies while it works, as it would without memory: the problem says so, and another process
+    analyses the next failure."""
     write_failure(tmp_path / "logs")
     source = only(AttributionSpec(enable_lib=True), tmp_path)
     before = set(descendants(os.getpid()))
@@ -446,7 +452,7 @@ async def test_the_analysis_is_killed(tmp_path: Path) -> None:
 
 
 async def test_a_rule_file_that_is_wrong_is_a_problem(tmp_path: Path) -> None:
-    """Each answer says where the file is wrong, and is that of the other rules."""
+    """The answer names the broken file, and has the verdict of the other rules."""
     (tmp_path / "mine.yaml").write_text("rules: [\n")
     write_failure(tmp_path / "logs")
     plan = AttributionSpec(enable_lib=True, rules=(str(tmp_path / "mine.yaml"),))

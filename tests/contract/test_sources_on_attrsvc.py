@@ -27,7 +27,7 @@ Serve = Callable[..., Awaitable["Service"]]
 
 
 class Service:
-    """A service that listens; it reads below the job folder."""
+    """A service that listens, and may read below the job folder."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
         self.process, self.url = process, url
@@ -90,14 +90,15 @@ async def ask(source: Source, inquiry: Inquiry, settled: asyncio.Event) -> Attri
 
 @pytest.fixture
 def settled() -> asyncio.Event:
-    """Set: the logs are whole."""
+    """Set: the logs are complete."""
     settled = asyncio.Event()
     settled.set()
     return settled
 
 
 async def test_the_service_answers(serve: Serve, source: Source, settled: asyncio.Event, tmp_path: Path) -> None:
-    """The verdict that the rules give, with its evidence, under the source's own name; asked again, the same."""
+    """The verdict of the rules, with its evidence, under the source's own name. A second request gets the same
+    verdict."""
     await serve()
     write_failure(tmp_path / "logs")
     first = await ask(source, inquiry_of(tmp_path, tmp_path / "logs"), settled)
@@ -106,9 +107,9 @@ async def test_the_service_answers(serve: Serve, source: Source, settled: asynci
     assert (again.verdict, again.primary) == (first.verdict, first.primary)
 
 
-async def test_what_is_written_while_it_is_asked_counts(serve: Serve, source: Source, tmp_path: Path) -> None:
-    """Asked before the failing rank has written its line, the service is asked again for good when the logs are
-    whole, and finds it."""
+async def test_a_log_that_is_written_during_the_request_counts(serve: Serve, source: Source, tmp_path: Path) -> None:
+    """A source that is asked before the failing rank has written its error asks the service again once the logs are
+    complete, and gets the verdict."""
     await serve()
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-0.err").write_text("step 1\n")
@@ -124,7 +125,8 @@ async def test_what_is_written_while_it_is_asked_counts(serve: Serve, source: So
 async def test_a_service_that_was_killed_and_moved(
     serve: Serve, source: Source, settled: asyncio.Event, tmp_path: Path
 ) -> None:
-    """Killed after its answer and started again on another port, it says the same, though the logs are gone."""
+    """A service that is killed after its answer, and started on another port, gives the same answer, though the log
+    has changed."""
     first = await serve()
     write_failure(tmp_path / "logs")
     before = await ask(source, inquiry_of(tmp_path, tmp_path / "logs"), settled)
@@ -138,7 +140,7 @@ async def test_a_service_that_was_killed_and_moved(
 async def test_logs_that_it_may_not_read(
     serve: Serve, source: Source, settled: asyncio.Event, tmp_path: Path
 ) -> None:
-    """Outside of its roots the service refuses, and its reason is the problem."""
+    """The service refuses paths outside its roots, and its refusal is the source's problem."""
     await serve()
     answer = await ask(source, inquiry_of(tmp_path, Path("/etc")), settled)
     assert answer.verdict is Verdict.UNKNOWN

@@ -1,4 +1,4 @@
-"""What every server must do for us: the real one, and the one in memory."""
+"""The store's contract, on both servers: the real one, and the one in memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def entry(n: int, record=None) -> Entry:
 
 
 async def test_newer_controller_fences_the_older(store):
-    """Every write of a decision carries the epoch; one with an old epoch leaves no trace."""
+    """Every commit carries the controller's epoch; a commit with an old epoch changes nothing."""
     first, _, _ = await store.acquire("a", 1.0)
     second, _, _ = await store.acquire("b", 1.0)
     assert second > first
@@ -64,7 +64,7 @@ async def test_newer_controller_fences_the_older(store):
 
 
 async def test_commit_that_is_tried_again_counts_once(store):
-    """A commit whose answer was lost may be sent again."""
+    """A commit whose answer was lost can be sent again, and is applied once."""
     epoch, _, _ = await store.acquire("a", 1.0)
     await store.commit(epoch, [entry(1), entry(2)], cursor="5-0")
     await store.commit(epoch, [entry(1), entry(2)], cursor="5-0")
@@ -73,8 +73,8 @@ async def test_commit_that_is_tried_again_counts_once(store):
 
 
 async def test_commit_onto_a_journal_that_it_has_not_seen_is_refused(store):
-    """Opening a rendezvous, like every decision, is compare-and-set on the journal's length. Where an entry of that
-    number is another controller's, which had the same epoch before the data were lost, it is no repetition."""
+    """A commit is a compare-and-set on the journal's length. An entry of the same number and epoch with other
+    content, from before the data were lost, is not taken for a repeated commit."""
     epoch, _, _ = await store.acquire("a", 1.0)
     with pytest.raises(DataLostError):
         await store.commit(epoch, [entry(7)])
@@ -85,8 +85,8 @@ async def test_commit_onto_a_journal_that_it_has_not_seen_is_refused(store):
 
 
 async def test_store_that_has_lost_its_data_says_so(server, store):
-    """To the controller that leads, at its next commit and at its next sign of life; and not to one that takes over
-    with what the copy has: it gets a newer epoch, and goes on with the numbers."""
+    """The leading controller gets DataLostError at its next commit and its next renewal of the lease. A controller
+    that takes over with the journal's copy gets a newer epoch and continues the numbering."""
     epoch, _, _ = await store.acquire("a", 60.0)
     await store.commit(epoch, [entry(1), entry(2)])
     await store.renew("a", 60.0, epoch, 2)
@@ -107,8 +107,8 @@ async def test_store_that_has_lost_its_data_says_so(server, store):
 
 
 async def test_orders_with_older_ids_are_read(store, caplog):
-    """The store has come back without its data, and its clock, whose times the ids are, is behind. What it has again
-    from an old file was read before, and is no forgery."""
+    """A store that comes back without its data may have a clock that is behind, and ids come from that clock. New
+    orders with older ids are read, and old orders that are there again are not reported as forged."""
     read = f"{9 * 10**12}-0"
     epoch, _, _ = await store.acquire("a", 60.0)
     await store.commit(epoch, [entry(1, CLOSED)], orders=[CLOSED])
@@ -121,7 +121,7 @@ async def test_orders_with_older_ids_are_read(store, caplog):
 
 
 async def test_join_that_is_tried_again_is_the_same_one(store):
-    """Its reply was lost: it stands in the inbox once, and what was ordered since is still to be read."""
+    """A join whose reply was lost is in the inbox once, and orders since the first join are still to be read."""
     epoch, _, _ = await store.acquire("a", 1.0)
     since, _, _ = await store.join(JOIN)
     await store.commit(epoch, [entry(1, CLOSED)], orders=[CLOSED])
@@ -130,9 +130,8 @@ async def test_join_that_is_tried_again_is_the_same_one(store):
     assert [order for _, order in await store.orders(since)] == [CLOSED]
 
 
-async def test_answer_about_a_round_says_how_new_it_is(store):
-    """It comes with the newest order by then: who has not read that far does not know yet whether the rendezvous is
-    on."""
+async def test_assignment_comes_with_the_newest_order(store):
+    """An agent that has not read up to that order cannot know yet whether the rendezvous is still valid."""
     epoch, _, _ = await store.acquire("a", 1.0)
     assert await store.assignment("main-0", 0, "n1") == (None, "0-0")
     await store.commit(
@@ -142,8 +141,8 @@ async def test_answer_about_a_round_says_how_new_it_is(store):
     assert await store.assignment("main-0", 0, "n1") == (ASSIGNMENT, newest)
 
 
-async def test_ranks_are_readable_before_the_round_is_seen_closed(store):
-    """Whoever reads the order that a rendezvous has closed finds its assignment."""
+async def test_ranks_are_readable_before_the_rendezvous_is_seen_closed(store):
+    """An agent that reads that a rendezvous has closed finds its assignment."""
     epoch, _, _ = await store.acquire("a", 1.0)
     last, _, _ = await store.join(JOIN)
 
@@ -160,7 +159,7 @@ async def test_ranks_are_readable_before_the_round_is_seen_closed(store):
 
 
 async def test_first_shutdown_is_permanent_and_late_joiners_see_it(store):
-    """The reason is set once; a join afterwards is answered with it."""
+    """The first shutdown is never replaced, and the reply to a later join contains it."""
     epoch, _, _ = await store.acquire("a", 1.0)
     assert (await store.join(JOIN))[1] is None
     first, second = Shutdown(exit_code=0, reason="done"), Shutdown(exit_code=1, reason="late")
@@ -169,7 +168,7 @@ async def test_first_shutdown_is_permanent_and_late_joiners_see_it(store):
     assert (await store.join(JOIN))[1] == first
 
 
-async def test_join_tells_where_the_controller_is_and_where_orders_begin(store):
+async def test_join_returns_the_controllers_address_and_where_orders_begin(store):
     """An agent reads no order from before its join, and misses none after it."""
     epoch, _, _ = await store.acquire("a", 1.0)
     up = ControllerUp(epoch=epoch, host="h", port=5)
@@ -181,7 +180,8 @@ async def test_join_tells_where_the_controller_is_and_where_orders_begin(store):
 
 
 async def test_a_copy_of_an_order_is_not_read_again(server, store):
-    """Another user of the store copies a rendezvous's end, and a fence, to the stream's end: no agent obeys twice."""
+    """Another user of the store appends copies of a closed rendezvous and of a fence to the stream: agents ignore
+    them."""
     epoch, _, _ = await store.acquire("a", 1.0)
     fence = Fence(node="n1", incarnation="a")
     await store.commit(epoch, [entry(1), entry(2)], orders=[CLOSED, fence])
@@ -196,7 +196,7 @@ async def test_a_copy_of_an_order_is_not_read_again(server, store):
 
 
 async def test_order_of_an_earlier_generation_is_not_one_of_this(server):
-    """A job that was requeued keeps its key: the shutdown that ended it before does not end it again."""
+    """A requeued job keeps its key: the shutdown of its previous generation does not end it again."""
     before, after = server.store(), server.store(generation=1)
     epoch, _, _ = await before.acquire("a", 1.0)
     await before.commit(epoch, [entry(1)], orders=[Shutdown(exit_code=0, reason="done")])
@@ -206,8 +206,7 @@ async def test_order_of_an_earlier_generation_is_not_one_of_this(server):
 
 
 async def test_assignment_of_another_agent_of_the_node_is_none(store):
-    """A node's next agent reads a copied order of a rendezvous from before its join: nothing in it is for that
-    agent."""
+    """An order that was copied from before the join of a node's next agent gives that agent no assignment."""
     epoch, _, _ = await store.acquire("a", 1.0)
     mine = msgspec.structs.replace(ASSIGNMENT, incarnation="a")
     await store.commit(epoch, [entry(1)], rendezvous=[("main-0", 0, 0, [("n1", mine)])])
@@ -216,7 +215,8 @@ async def test_assignment_of_another_agent_of_the_node_is_none(store):
 
 
 async def test_what_is_not_signed_is_set_aside_wherever_it_stands(server, store):
-    """Each stream and value goes on behind it, and each is counted once."""
+    """In each stream and value, unsigned records are skipped and counted once, and the records behind them are
+    read."""
     keys, raw = store.keys, server.raw()
     epoch, _, _ = await store.acquire("a", 1.0)
     round_key = keys.rendezvous("main-0", 0, 0)
@@ -245,7 +245,7 @@ async def test_what_is_not_signed_is_set_aside_wherever_it_stands(server, store)
 
 
 async def test_record_that_was_copied_to_another_place_is_set_aside(server, store):
-    """A signature holds for one key, and in a rendezvous for one node."""
+    """A signature is valid for one key only, and in a rendezvous for one node only."""
     epoch, _, _ = await store.acquire("a", 1.0)
     await store.commit(epoch, [entry(1, CLOSED)], rendezvous=[("main-0", 0, 0, [("n1", ASSIGNMENT)])])
     raw, key = server.raw(), store.keys.rendezvous("main-0", 0, 0)
@@ -262,7 +262,7 @@ async def test_record_that_was_copied_to_another_place_is_set_aside(server, stor
 
 
 async def test_copies_in_the_journal_are_left_out(server, store):
-    """Each number counts once, in order."""
+    """Each entry number counts once, in order."""
     epoch, _, _ = await store.acquire("a", 1.0)
     await store.commit(epoch, [entry(1), entry(2)])
     raw = server.raw()
@@ -274,7 +274,7 @@ async def test_copies_in_the_journal_are_left_out(server, store):
 
 
 async def test_inbox_keeps_order_and_is_trimmed_behind_the_cursor(store):
-    """Facts arrive in order; what the journal accounts for need not be kept."""
+    """Facts arrive in order, and facts that the journal accounts for need not be kept."""
     await store.post(JOIN)
     await store.post(msgspec.structs.replace(JOIN, seq=2))
     items = await store.inbox("0-0")
@@ -283,22 +283,22 @@ async def test_inbox_keeps_order_and_is_trimmed_behind_the_cursor(store):
 
 
 async def test_controllers_lease_is_its_sign_of_life(store):
-    """Agents ask for it; it is there while it is renewed."""
+    """Agents check the lease; it exists as long as the controller renews it."""
     assert not await store.controller_lives()
     await store.renew("host:1", 60.0)
     assert await store.controller_lives()
 
 
 async def test_lease_of_another_generations_controller_is_no_sign_of_life(server, store):
-    """An agent of an older generation cannot read that controller's orders."""
+    """An agent of an older generation could not read that controller's orders."""
     following = server.store(generation=1)
     await following.renew("host:1", 60.0)
     assert await following.controller_lives() and not await store.controller_lives()
     await following.close()
 
 
-async def test_wrong_password_is_told_at_once(server):
-    """A refusal is no outage: there is nothing to wait for."""
+async def test_wrong_password_is_an_error_without_retry(server):
+    """A refusal is no outage, and is not waited out."""
     stranger = server.store(password="wrong")
     with pytest.raises(StoreUnreachable) as caught:
         await stranger.ping()
@@ -306,8 +306,8 @@ async def test_wrong_password_is_told_at_once(server):
     await stranger.close()
 
 
-async def test_refused_command_is_told_at_once(server, store):
-    """As a server of a cluster refuses keys that another one holds: the error names the store."""
+async def test_refused_command_is_an_error_without_retry(server, store):
+    """The error names the refused command, as when a server of a cluster refuses the keys of another one."""
     raw = server.raw()
     await raw.set(store.keys.inbox, "no stream")
     await raw.aclose()
@@ -317,13 +317,13 @@ async def test_refused_command_is_told_at_once(server, store):
 
 
 async def test_new_password_of_the_store_leaves_the_open_connections(tmp_path):
-    """The store takes another password while a read waits and one further connection is open: what is asked beside
-    each other then waits for that connection. Once none is left, the refusal counts."""
+    """The password changes while a read blocks one connection and another connection is open. Concurrent calls share
+    that other one. Once no connection is left, the refusal is an error."""
     server = RealServer(tmp_path / "server")
     await server.start()
     client, raw = server.store(), server.raw()
     orders = asyncio.create_task(client.orders("0-0"))
-    while not (await raw.info("clients"))["blocked_clients"]:  # noqa: ASYNC110 - it shows up in the server alone
+    while not (await raw.info("clients"))["blocked_clients"]:  # noqa: ASYNC110 - only the server shows it
         await asyncio.sleep(0)
     await client.ping()
     await raw.config_set("requirepass", "another")
@@ -340,7 +340,8 @@ async def test_new_password_of_the_store_leaves_the_open_connections(tmp_path):
 
 
 async def test_keys_that_were_retired_live_on_with_the_next_generation(server, store):
-    """The batch host died between the end of its generation and the removal of the store's address."""
+    """The next generation keeps keys that were set to expire, as when the batch host dies between the end of its
+    generation and the removal of the store's address."""
     await store.acquire("a", 60.0)
     progress = {"incarnation": "n1.0", "node": "n1", "generation": 0, "replica": "main-0", "cycle": 0}
     await store.post(Progress(**progress, seq=1, rank=0, step=1))
@@ -353,14 +354,14 @@ async def test_keys_that_were_retired_live_on_with_the_next_generation(server, s
 
 
 async def test_retirement_that_a_failover_interrupts_is_tried_again(tmp_path):
-    """The keys of a job that has ended go, although the server refused the first try."""
+    """The keys of an ended job expire, although the server refused the first attempt."""
     server = RealServer(tmp_path / "server")
     await server.start()
     client, raw = server.store(), server.raw()
     await client.acquire("a", 60.0)
     await raw.execute_command("REPLICAOF", "127.0.0.1", "1")
     retiring = asyncio.create_task(client.retire(60))
-    while "cmdstat_expire" not in await raw.info("commandstats"):  # noqa: ASYNC110 - it shows up in the server alone
+    while "cmdstat_expire" not in await raw.info("commandstats"):  # noqa: ASYNC110 - only the server shows it
         await asyncio.sleep(0.01)
     await raw.execute_command("REPLICAOF", "NO", "ONE")
     await retiring
@@ -371,7 +372,7 @@ async def test_retirement_that_a_failover_interrupts_is_tried_again(tmp_path):
 
 
 async def test_store_that_stays_away_is_given_up_after_the_patience(server):
-    """The wait has a bound, and says what it waited for."""
+    """The wait has a bound, and its error names the store."""
     await server.kill()
     client = server.store(patience_s=0.2)
     with pytest.raises(StoreUnreachable, match=re.escape(server.address().url)) as caught:
@@ -381,7 +382,7 @@ async def test_store_that_stays_away_is_given_up_after_the_patience(server):
 
 
 async def test_killed_store_comes_back_with_all_that_it_had_answered_for(server, store):
-    """SIGKILL loses nothing recorded, and clients that were waiting, for an answer or for news, go on by
+    """SIGKILL loses nothing that was acknowledged, and clients that wait for an answer or for new orders go on by
     themselves."""
     epoch, _, _ = await store.acquire("a", 1.0)
     entries = [entry(n) for n in range(1, 501)]

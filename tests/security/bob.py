@@ -1,7 +1,7 @@
 """Runs one function as a second user of this machine: `bob.py UID FILE FUNCTION < arguments as JSON`.
 
-It imports first, as the user who runs the tests, and then gives that identity up for good: Python and the checkout
-may lie where bob cannot read. It exits when its standard input closes, since alice cannot signal bob's processes.
+It imports as the user who runs the tests, and then gives up that identity for good: Python and the checkout may be in
+folders that bob cannot read. It exits when its standard input is closed, since alice cannot signal bob's processes.
 """
 
 from __future__ import annotations

@@ -24,39 +24,39 @@ RESULT = "result: "
 
 
 class Attack:
-    """A function that runs as bob until it returns or the test ends. What it prints comes line by line."""
+    """A function that runs as bob until it returns or the test ends. Its output is read line by line."""
 
     def __init__(self, process: subprocess.Popen[bytes] | Forked, stdin: IO[str], stdout: IO[str]) -> None:
         self.process, self.stdin, self._stdout = process, stdin, stdout
 
     def line(self) -> str:
-        """The next line it prints; fails the test if it has ended."""
+        """The next line that it prints; the test fails if it has ended."""
         line = self._stdout.readline()
         assert line, "bob has ended: see his standard error above"
         return line.rstrip("\n")
 
     def result(self) -> Any:
-        """What the function returned. Lines before it that the test has not read are dropped."""
+        """What the function returned. Earlier lines that the test has not read are dropped."""
         while not (line := self.line()).startswith(RESULT):
             pass
         return json.loads(line.removeprefix(RESULT))
 
     def end(self) -> None:
-        """End it, at once."""
+        """End it at once."""
         for stream in (self.stdin, self._stdout):
             stream.close()
         self.process.wait(BOUND_S)
 
 
 class Bob:
-    """A second unprivileged user. `uid` is his as alice's kernel sees it."""
+    """A second unprivileged user. `uid` is his uid as alice's kernel sees it."""
 
     def __init__(self, launcher: list[str], uid: int, inner_uid: int) -> None:
         self.uid, self._launcher, self._inner_uid = uid, launcher, inner_uid
         self._running: list[Attack] = []
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> Attack:
-        """Begin `function(*arguments)` as bob. It must be at the top of its module, and its arguments JSON."""
+        """Start `function(*arguments)` as bob. It must be at the top level of its module, and its arguments JSON."""
         file = sys.modules[function.__module__].__file__
         assert file is not None
         words = [str(self._inner_uid), file, function.__name__]
@@ -77,7 +77,7 @@ class Bob:
         return attack
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run it to its end; returns what it returned."""
+        """Run the function to its end, and return what it returned."""
         return self.start(function, *arguments).result()
 
     def end(self) -> None:
@@ -87,7 +87,8 @@ class Bob:
 
 @functools.cache
 def bobs() -> Forks:
-    """Where bob is forked from while he is still alice: most of his time would be what his modules import."""
+    """The process from which bob is forked, before it changes user: importing his modules would take most of his
+    time."""
     return Forks(
         "tests.security.bob",
         modules=(
@@ -131,8 +132,8 @@ def bob() -> Iterator[Bob]:
 
 @pytest.fixture
 def common() -> Iterator[Path]:
-    """A folder that both users can enter and read, as a project's folder is; alice owns it. pytest's own `tmp_path`
-    is closed to bob."""
+    """A folder of alice's that both users can enter and read, as a project's folder is. pytest's own `tmp_path` is
+    closed to bob."""
     folder = Path(tempfile.mkdtemp(prefix="nvrx-common-", dir="/tmp"))
     folder.chmod(0o755)
     yield folder

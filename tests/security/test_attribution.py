@@ -1,5 +1,5 @@
-"""Logs, dumps and inquiries hold what workers and clients put there: none costs more than reading it, and none takes
-away what the others show."""
+"""Logs, dumps and inquiries contain what workers and clients put there. None of it costs more than reading it, and
+none of it hides what other files show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.verdicts import MOST_RANKS, FailureKey, Inquiry, Verdict
 
 CPU_S, MEMORY_BYTES = 40, 3 << 30
-"""Of one analysis. The kernel ends a process that takes more."""
+"""The bounds of one analysis. The kernel ends a process that exceeds them."""
 
 CRASH = b"""\
 Traceback (most recent call last):
@@ -32,7 +32,7 @@ LINE_BYTES = 100_000_000
 
 
 def analyzed(path: Path, *options: str) -> subprocess.CompletedProcess[bytes]:
-    """`nvrx-slurm analyze`, within bounds."""
+    """Run `nvrx-slurm analyze` within these bounds."""
 
     def bounded() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
@@ -52,8 +52,8 @@ def analyzed(path: Path, *options: str) -> subprocess.CompletedProcess[bytes]:
     [OOM * (LINE_BYTES // len(OOM)), OOM + b"a" * LINE_BYTES, b"a" * LINE_BYTES],
     ids=["matches throughout", "matches once", "matches nowhere"],
 )
-def test_a_line_of_100_mb_costs_its_reading(tmp_path: Path, line: bytes) -> None:
-    """The failure before it is found, the page shows as much of it as fits a page, and the lines behind keep their
+def test_a_line_of_100_mb_costs_no_more_than_reading_it(tmp_path: Path, line: bytes) -> None:
+    """A failure near the line is found, the page shows only a part of the line, and the lines after it keep their
     numbers."""
     (tmp_path / "rank-0.err").write_bytes(CRASH + line + b"\nlast\n" + CRASH)
     found = analyzed(tmp_path, "--json")
@@ -71,7 +71,7 @@ def _asking(*paths: Path, **more: Any) -> Inquiry:
 
 
 DUMP = b"\x80\x02X\x07\x00\x00\x00entriesX\x09\x00\x00\x00pg_config"
-"""How a pickle begins that is taken for a dump."""
+"""The beginning of a pickle that is taken for a dump."""
 GARBLED = {
     "items of a number": DUMP + b"K\x01(X\x01\x00\x00\x00aK\x01u.",
     "elements of a text": DUMP + b"X\x01\x00\x00\x00a(K\x01K\x01e.",
@@ -96,8 +96,8 @@ WELL_FORMED = ("each list holds the one before 100 times", "a rank with 5,000 di
 
 
 @pytest.mark.parametrize("name", GARBLED)
-def test_a_garbled_dump_takes_no_verdict_away(tmp_path: Path, name: str) -> None:
-    """It is one problem at most. What the other ranks' logs and dumps show is reported."""
+def test_a_garbled_dump_hides_no_other_verdict(tmp_path: Path, name: str) -> None:
+    """A garbled dump is at most one problem. What the other ranks' logs and dumps show is reported."""
     (tmp_path / "nccl_trace_rank_0").write_bytes(GARBLED[name])
     (tmp_path / "rank-1.err").write_bytes(CRASH)
     found = analyzed(tmp_path, "--json")
@@ -118,8 +118,8 @@ def test_a_garbled_dump_takes_no_verdict_away(tmp_path: Path, name: str) -> None
     ],
     ids=lambda line: line[:9].decode(),
 )
-def test_a_number_that_is_none_takes_no_verdict_away(tmp_path: Path, line: bytes) -> None:
-    """Python refuses to read a number of more than 4,300 digits; a rank has nine at most."""
+def test_an_invalid_number_hides_no_other_verdict(tmp_path: Path, line: bytes) -> None:
+    """Python refuses to parse a number of more than 4,300 digits; a rank has at most nine."""
     (tmp_path / "rank-0.err").write_bytes(line)
     (tmp_path / "rank-1.err").write_bytes(CRASH)
     found = analyzed(tmp_path, "--json")
@@ -128,8 +128,8 @@ def test_a_number_that_is_none_takes_no_verdict_away(tmp_path: Path, line: bytes
     assert json.loads(found.stdout)["fault"] in ("import_error", "value_error", "python_error", "nccl_timeout")
 
 
-def test_ranks_without_end_are_not_enumerated(tmp_path: Path) -> None:
-    """A wrong plan or request may name 10^15 workers a node. It is answered from the files that there are."""
+def test_a_huge_number_of_ranks_is_not_enumerated(tmp_path: Path) -> None:
+    """A wrong plan or request may name 10^15 workers per node. It is answered from the files that exist."""
     inquiry = _asking(tmp_path, nodes=("n1", "n2"), workers_per_node=10**15)
     scan = Scan(hits=(), files=())
     assert known_ranks(inquiry, scan) == frozenset()

@@ -1,4 +1,4 @@
-"""The attribution service reads logs with its user's rights: only that user's own tools may ask it."""
+"""The attribution service reads logs with its user's rights, so only that user's own tools may use it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Start = Callable[..., "Service"]
 
 
 class Service:
-    """`nvrx-slurm attrsvc` of alice, on a free port of loopback."""
+    """Alice's `nvrx-slurm attrsvc`, on a free port of loopback."""
 
     def __init__(self, root: Path, state: Path, *options: str) -> None:
         self.log = root / "attrsvc.log"
@@ -61,7 +61,7 @@ class Service:
 
 @pytest.fixture
 def state(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Alice's state folder, in which her tools and her service look. Bob can enter it, as he can her home."""
+    """Alice's state folder, in which her tools find her service. Bob can enter it, as he can enter her home."""
     monkeypatch.setenv("XDG_STATE_HOME", str(common / "state"))
     monkeypatch.delenv(env.ATTRSVC_TOKEN, raising=False)
     (common / "state").mkdir()
@@ -70,7 +70,7 @@ def state(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start(common: Path, state: Path) -> Iterator[Start]:
-    """Starts services; they end with the test."""
+    """Starts services, which end with the test."""
     with contextlib.ExitStack() as stack:
 
         def service(*options: str) -> Service:
@@ -83,7 +83,7 @@ def start(common: Path, state: Path) -> Iterator[Start]:
 
 
 def statuses(port: int, token: str | None) -> list[int]:
-    """What each way to ask is answered with."""
+    """The status of the response to each kind of request."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     found = []
     for method, path in (
@@ -100,13 +100,13 @@ def statuses(port: int, token: str | None) -> list[int]:
 
 
 def files_below(folder: str) -> list[str]:
-    """What another user can read below a folder."""
+    """The files below a folder that the calling user can read."""
     paths = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return [str(path) for path in paths if os.access(path, os.R_OK)]
 
 
 def test_another_user_of_the_machine_is_refused(bob: Any, start: Start, state: Path) -> None:
-    """Without a token bob gets 401 everywhere, and the token's file is not his to read. Alice's tools find it."""
+    """Without the token bob gets 401 from every path, and he cannot read the token's file. Alice's tools find it."""
     service = start()
     assert bob.run(statuses, service.port, None) == [401] * 4
     assert bob.run(statuses, service.port, "guess-guess-guess") == [401] * 4
@@ -117,8 +117,9 @@ def test_another_user_of_the_machine_is_refused(bob: Any, start: Start, state: P
     assert find_token(f"http://localhost:{service.port}/") == endpoint.token
 
 
-def test_the_token_goes_with_its_service(start: Start, state: Path) -> None:
-    """At an orderly end the file is removed; after SIGKILL it stays, unused: the port may be bob's."""
+def test_the_token_is_valid_as_long_as_its_service_runs(start: Start, state: Path) -> None:
+    """An orderly end removes the token's file. After SIGKILL the file stays, but is not used: the port may be bob's
+    by then."""
     ended, killed = start(), start()
     assert find_token(ended.url) and find_token(killed.url)
     assert ended.end() == 0
@@ -127,15 +128,15 @@ def test_the_token_goes_with_its_service(start: Start, state: Path) -> None:
     assert (find_token(ended.url), find_token(killed.url)) == (None, None)
 
 
-def test_it_is_open_to_all_only_where_its_user_says_so(bob: Any, start: Start) -> None:
-    """--no-token, which says so in its first line."""
+def test_it_is_open_to_all_only_with_no_token(bob: Any, start: Start) -> None:
+    """With --no-token every user may ask, and the service's first line says so."""
     service = start("--no-token")
     assert "no token: every user of this machine may ask" in service.greeting
     assert bob.run(statuses, service.port, None) == [200, 200, 415, 200]
 
 
 def test_a_folder_that_others_can_enter_holds_no_token(start: Start, state: Path) -> None:
-    """The error names the folder and the remedy."""
+    """The error names the folder and the fix."""
     folder = state / "nvrx-slurm/attrsvc"
     folder.mkdir(parents=True)
     folder.chmod(0o755)
@@ -145,8 +146,8 @@ def test_a_folder_that_others_can_enter_holds_no_token(start: Start, state: Path
         start()
 
 
-def test_a_file_of_another_user_is_not_believed(common: Path) -> None:
-    """Where the folder is open to others after all, what they put there is no token."""
+def test_a_token_file_of_another_user_is_not_used(common: Path) -> None:
+    """Where other users can write to the folder after all, their files are not read as tokens."""
     if os.geteuid():
         pytest.skip("only root can give a file away")
     with announced("127.0.0.1", 7, "planted", common / "tokens") as path:
@@ -156,7 +157,7 @@ def test_a_file_of_another_user_is_not_believed(common: Path) -> None:
 
 
 def answer_stop(address: str) -> None:
-    """Listen in a service's place, and print what the first client has sent."""
+    """Listen in place of a service, and print what the first client sends."""
     is_ipv6 = ":" in address
     family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
     with socket.create_server((address, 0), family=family, dualstack_ipv6=is_ipv6) as listener:
@@ -167,7 +168,8 @@ def answer_stop(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1", "::ffff:0.0.0.0"])
 async def test_a_port_that_another_user_has_taken_gets_no_token_and_is_not_asked(bob: Any, address: str) -> None:
-    """Bob listens where a service of alice's was. Her job's sources name his uid, and send him nothing."""
+    """Bob listens on the port of a service of alice's that has ended. Her job's source sends him nothing, and its
+    error names his uid."""
     attack = bob.start(answer_stop, address)
     url = f"http://127.0.0.1:{attack.line()}"
     http = HttpClient(proxies=False, own_listener=True)
@@ -183,7 +185,7 @@ async def test_a_port_that_another_user_has_taken_gets_no_token_and_is_not_asked
 
 
 async def test_a_service_of_ones_own_is_asked(start: Start) -> None:
-    """The check of the listener's user lets it pass."""
+    """The check of the listener's user accepts alice's own service."""
     http = HttpClient(proxies=False, own_listener=True)
     try:
         endpoint = fixed_endpoint(start().url, None)()
@@ -194,7 +196,7 @@ async def test_a_service_of_ones_own_is_asked(start: Start) -> None:
 
 
 def hold_open(port: int, count: int) -> str:
-    """Open connections, say nothing on them, and wait to be ended."""
+    """Open connections, send nothing on them, and wait to be ended."""
     opened = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
     print(f"{len(opened)} are open", flush=True)
     threading.Event().wait()
@@ -202,7 +204,7 @@ def hold_open(port: int, count: int) -> str:
 
 
 def flood(port: int, count: int) -> int:
-    """Ask with a wrong token, again and again; returns how many requests were answered with 401."""
+    """Send requests with a wrong token; returns how many were answered with 401."""
     return sum(statuses(port, "wrong-wrong-wrong").count(401) for _ in range(count))
 
 
@@ -211,7 +213,8 @@ def open_descriptors(pid: int) -> int:
 
 
 def test_silent_connections_cost_nothing(bob: Any, start: Start) -> None:
-    """Bob holds 900 connections; the service keeps 64 of them, for 2 s at most, answers alice, and says it once."""
+    """Bob opens 900 connections. The service keeps at most 64 of them, closes those too after a while, answers alice,
+    and logs it once."""
     service = start()
     before = open_descriptors(service.process.pid)
     token = find_token(service.url)
@@ -227,8 +230,9 @@ def test_silent_connections_cost_nothing(bob: Any, start: Start) -> None:
     assert soft == min(hard, MOST_DESCRIPTORS)
 
 
-def test_refused_requests_fill_no_log_and_take_no_turn(bob: Any, start: Start) -> None:
-    """At bob's address alice has her own rate, and his 40 refusals are one line."""
+def test_refused_requests_fill_no_log_and_use_up_no_rate(bob: Any, start: Start) -> None:
+    """Alice has a rate limit of her own although bob uses the same address, and his 40 refusals are one line of the
+    log."""
     service = start("--rate", "1")
     token = find_token(service.url)
     assert 0 < bob.run(flood, service.port, 10) <= 40

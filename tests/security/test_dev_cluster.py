@@ -43,7 +43,7 @@ PartitionName=main Nodes=ALL Default=YES
 
 
 class Owner:
-    """Who owns the cluster: the user who runs the tests, or, where that is root, a plain user too."""
+    """The owner of the cluster: the user who runs the tests; where that is root, also a plain user."""
 
     def __init__(self, user: str, other: Bob | None) -> None:
         self.user, self._other = user, other
@@ -79,7 +79,7 @@ def take_down(state_home: str) -> None:
 
 
 def own_job(state_home: str) -> str:
-    """The user that a job of the owner runs as."""
+    """The user as whom a job of the owner runs."""
     os.environ["XDG_STATE_HOME"] = state_home
     return programs.ask(DevCluster.load(NAME).environment(), "srun", "--mpi=none", "id", "-un").strip()
 
@@ -88,7 +88,7 @@ def own_job(state_home: str) -> str:
 
 
 def srun_as_bob(cluster: dict[str, Any], munge: str) -> list[Any]:
-    """Run `id -un` on alice's cluster with a slurm.conf of bob's own."""
+    """Run `id -un` on alice's cluster with a slurm.conf that bob has written."""
     with tempfile.TemporaryDirectory() as folder:
         conf = Path(folder) / "slurm.conf"
         conf.write_text(CONF.format(**{**cluster, "munge": munge}))
@@ -105,7 +105,7 @@ def srun_as_bob(cluster: dict[str, Any], munge: str) -> list[Any]:
 
 
 def srun_with_own_munge(cluster: dict[str, Any]) -> list[Any]:
-    """The same with credentials of a munged that bob has started, whose key is his."""
+    """The same with credentials of a munged that bob has started with a key of his own."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         at = Path(folder)
         (at / "key").write_bytes(os.urandom(128))
@@ -122,7 +122,7 @@ def srun_with_own_munge(cluster: dict[str, Any]) -> list[Any]:
 
 
 def reachable(places: list[str]) -> list[str]:
-    """Which of these bob can connect to, list, or read."""
+    """Those of the places that bob can connect to, list, or read."""
     found = []
     for place in places:
         with contextlib.suppress(PermissionError):
@@ -151,7 +151,7 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
     if request.param == "root":
         yield Owner("root", None)
         return
-    other = pwd.getpwnam("daemon")  # its group has the same number, as bob.py sets it
+    other = pwd.getpwnam("daemon")  # its group has the same number, which bob.py sets too
     alice = Bob([], other.pw_uid, other.pw_uid)
     yield Owner("daemon", alice)
     alice.end()
@@ -161,7 +161,7 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
 def state_home(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="nvrx-alice-", dir="/tmp")
     os.chown(folder, pwd.getpwnam(owner.user).pw_uid, -1)
-    Path(folder).chmod(0o755)  # as a home folder may be: bob can enter it
+    Path(folder).chmod(0o755)  # bob can enter it, as he can enter a home folder
     monkeypatch.setenv("XDG_STATE_HOME", folder)
     yield folder
     owner.run(take_down, folder)
@@ -169,8 +169,8 @@ def state_home(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_bob_gets_no_shell_from_alices_cluster(bob: Bob, owner: Owner, state_home: str) -> None:
-    """A slurm.conf of bob's names her controller and her node. Neither her munge nor one of his own lets him run a
-    job; she can."""
+    """Bob's slurm.conf names alice's controller and node. He can run a job neither with her munge nor with one of his
+    own; she can."""
     cluster = owner.run(bring_up, state_home, False)
     attacks = {
         "her munge": bob.run(srun_as_bob, cluster, cluster["munge"]),
@@ -184,7 +184,7 @@ def test_bob_gets_no_shell_from_alices_cluster(bob: Bob, owner: Owner, state_hom
 
 
 def test_bob_reaches_no_file_and_no_socket_of_the_cluster(bob: Bob, owner: Owner, state_home: str) -> None:
-    """The database has no password: its socket lies where bob cannot enter, and it listens on no port."""
+    """The database has no password: its socket is in a folder that bob cannot enter, and it listens on no port."""
     cluster = owner.run(bring_up, state_home, True)
     folders = [Path(cluster["runtime"]), Path(cluster["state"])]
     everything = [str(path) for folder in folders for path in [folder, *folder.rglob("*")]]
@@ -195,7 +195,7 @@ def test_bob_reaches_no_file_and_no_socket_of_the_cluster(bob: Bob, owner: Owner
 
 
 def listening_ports(pid: int) -> set[tuple[str, int]]:
-    """Where the process accepts TCP connections; as root, or as its owner."""
+    """The addresses on which the process accepts TCP connections. Needs root, or the process's owner."""
     sockets = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
     listening = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
@@ -206,7 +206,8 @@ def listening_ports(pid: int) -> set[tuple[str, int]]:
 
 
 def plant_cluster(home: str, victim: dict[str, Any], folder: str) -> None:
-    """A cluster of bob's where alice will look for hers: its daemon is a process of hers, its folder too."""
+    """A cluster that bob records where alice will look for hers: its daemon is a process of hers, its folder one of
+    hers."""
     os.umask(0)
     state = Path(home) / "nvrx-slurm" / "clusters" / NAME
     (state / "daemons").mkdir(parents=True)
@@ -226,7 +227,7 @@ def plant_cluster(home: str, victim: dict[str, Any], folder: str) -> None:
 
 
 def plant_attempt(run: str, victim: dict[str, Any]) -> None:
-    """A list of what an attempt of alice's has left: a process of hers."""
+    """Bob's list of what an attempt has left, which names a process of alice's."""
     os.umask(0)
     attempt = Path(run) / "flow" / "1"
     attempt.mkdir(parents=True)
@@ -235,7 +236,7 @@ def plant_attempt(run: str, victim: dict[str, Any]) -> None:
 
 @pytest.fixture
 def victim() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of alice's that has nothing to do with a cluster."""
+    """A process of alice's that does not belong to any cluster."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
@@ -243,7 +244,7 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def shared(common: Path) -> Path:
-    """A folder in which both may write, and neither may remove what the other has made."""
+    """A folder in which both users may write, and neither may remove the other's files."""
     common.chmod(0o1777)
     return common
 
@@ -268,7 +269,8 @@ def call(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_bobs_cluster_is_not_taken_for_alices(
     bob: Bob, shared: Path, tmp_path: Path, victim: subprocess.Popen[bytes], command: str
 ) -> None:
-    """Where her state folder lies in a shared one, records of his name no process to kill and no folder to delete."""
+    """Where alice's state folder is inside a shared one, bob's records there make her kill no process and delete no
+    folder."""
     precious = tmp_path / "precious"
     precious.mkdir()
     bob.run(plant_cluster, str(shared), record_of(victim), str(precious))
@@ -279,10 +281,10 @@ def test_bobs_cluster_is_not_taken_for_alices(
     assert f"{shared}/nvrx-slurm" in done.stderr
 
 
-def test_a_list_of_bobs_ends_no_process(
+def test_a_list_that_bob_wrote_ends_no_process(
     bob: Bob, shared: Path, tmp_path: Path, victim: subprocess.Popen[bytes]
 ) -> None:
-    """`ci clean` leaves alone what a list names that another user wrote, and says so."""
+    """`ci clean` ignores a list that another user wrote, and reports it."""
     bob.run(plant_attempt, str(shared), record_of(victim))
     done = call(tmp_path, "ci", "clean", str(shared))
     assert victim.poll() is None
@@ -292,12 +294,12 @@ def test_a_list_of_bobs_ends_no_process(
 
 
 def marked(state: str) -> None:
-    """A process that says of itself that it is a daemon of alice's cluster."""
+    """Become a process whose environment claims that it is a daemon of alice's cluster."""
     os.execve("/bin/cat", ["cat"], {MARK: state})
 
 
-def test_a_process_of_bobs_is_no_daemon_of_alices(bob: Bob, common: Path) -> None:
-    """Root reads all environments; what another user's process says there counts for nothing."""
+def test_a_process_of_bob_is_not_taken_for_alices_daemon(bob: Bob, common: Path) -> None:
+    """Root can read every environment, but that of another user's process is not trusted."""
     attack = bob.start(marked, str(common))
     pid = attack.process.pid
     until(lambda: environment_of(pid).get(MARK) == str(common) or os.geteuid() != 0, "bob's process", timeout=BOUND_S)

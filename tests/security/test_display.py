@@ -1,7 +1,8 @@
-"""Text from workers, records, node names and files reaches a terminal, a report or a CI log as text, never as orders.
+"""Text from workers, records, node names and files reaches a terminal, a report or a CI log as text, never as control
+sequences.
 
-Every command that shows a job is run on a job folder in which every text field of every record is hostile, through a
-pipe and on a terminal. A command that is not listed here fails the test: name it, and say how it is tried.
+Each command that shows a job runs, through a pipe and on a terminal, on a job folder in which every text field of
+every record is hostile. A command that is not listed here fails the test: add it, with the arguments to run it with.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ HOSTILE = (
     "\r::add-mask::secret\n::error::forged\u2028::stop-commands::x"
 )
 UTF8 = HOSTILE.replace("\udc9b", "")
-"""As a record can hold it: its bytes are UTF-8."""
+"""The hostile text that a record can hold: its bytes are valid UTF-8."""
 NAME = UTF8.replace("/", "")[:80]
-"""As a file can be named."""
+"""The hostile text that can be a file's name."""
 PART = "r\x9b31m\u202e\u200b\ufeff\u2028::error::##[error]"
-"""As a name can be that becomes a part of a path: what the records refuse is not in it."""
+"""A hostile name that can become a part of a path: without the characters that the records refuse."""
 RAW = UTF8.encode() + b"\x9b31m \xff \x1b[31mred\n"
 
 UNSAFE = re.compile(
@@ -52,7 +53,7 @@ UNSAFE = re.compile(
 )
 OUR_COLOURS = re.compile("\x1b\\[[0-9;]*m")
 LIVE_SCREEN = re.compile("\x1b\\[(?:\\?25[lh]|[0-9]*[AK]|H)|\r")
-"""How rich draws a screen anew: cursor off and on, up a line, erase a line, home."""
+"""How rich redraws a screen: cursor off and on, up a line, erase a line, home."""
 
 JOB = "hostile"
 
@@ -104,16 +105,16 @@ NOT_TRIED = {
     "ci matrix", "cluster up", "cluster down", "cluster env", "cluster kill-node", "cluster stop-node",
     "cluster restore-node", "ci simulate", "store acl", "demo", "exec", "top",
 }  # fmt: skip
-"""They show nothing that came from elsewhere. `ci matrix` prints as `ci run` does. The output of `exec` is that
-of its program, as under ssh. What `top` draws is in test_top."""
+"""These show no text of other origin. `ci matrix` prints as `ci run` does. The output of `exec` is that of its
+program, as under ssh. What `top` draws is tested in test_top."""
 
 
 SILENT = ("wait", "attribution flush", "ci clean")
-"""They may have nothing to say here. The job of `wait` has ended with 1, which is its exit code, too."""
+"""These may print nothing here. `wait` exits with the exit code of its job, which is 1."""
 
 
 def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every command of the command line by its whole name."""
+    """The full name of every command."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -125,7 +126,7 @@ def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[s
 
 
 def hostile(kind: Any) -> Any:
-    """A value of this type with a hostile text wherever it holds a text."""
+    """A value of this type in which every text is hostile."""
     return _value(msgspec.inspect.type_info(kind))
 
 
@@ -168,8 +169,8 @@ def every_record() -> list[Any]:
 
 
 def journal() -> list[Entry]:
-    """Every kind of record, in an order in which a job could write them: rendezvous open before anything names
-    them."""
+    """Every kind of record, in an order in which a job could write them: a rendezvous is opened before any record
+    names it."""
     order = {records.JobStarted: 0, records.NodeJoined: 1, records.RendezvousOpened: 2, records.RendezvousClosed: 3}
     order |= {records.Shutdown: 5, records.JobEnded: 6}
     written = sorted(every_record(), key=lambda each: order.get(type(each), 4))
@@ -178,9 +179,9 @@ def journal() -> list[Entry]:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A base folder with two jobs, in which nothing is friendly, a ledger, and files for the other commands."""
+    """A base folder with two jobs whose texts are all hostile, a ledger, and files for the other commands."""
     base = tmp_path_factory.mktemp("base")
-    # A plan's reader refuses a role that is no file name: the other job shows what commands say of that.
+    # Reading a plan fails if a role's name is no file name: the second job shows how commands report that.
     for job, role_name in ((JOB, "main"), (NAME, PART)):
         role = RolePlan(name=role_name, command=(UTF8,), nodes_per_replica=1, workers_per_node=2)
         plan = Plan(
@@ -216,14 +217,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def argv(command: str, arguments: list[str], places: dict[str, str]) -> list[str]:
-    """The words after `nvrx-slurm`."""
+    """The arguments after `nvrx-slurm`."""
     words = [re.sub("[A-Z_]{3,}", lambda word: places.get(word[0], word[0]), each) for each in arguments]
     known = "--folder" in help_of(command)
     return [*command.split(), *words, *(["--folder", places["BASE"]] * known)]
 
 
 def help_of(command: str) -> set[str]:
-    """The options that a command has."""
+    """The options of a command."""
     found: click.Command = cli
     for name in command.split():
         assert isinstance(found, click.Group)
@@ -235,7 +236,7 @@ def help_of(command: str) -> set[str]:
 
 @contextmanager
 def ended(process: Forked) -> Iterator[None]:
-    """It does not outlive its test, nor does the thread that reads its output."""
+    """Kill the process at the end of the test, so that the thread that reads its output ends too."""
     try:
         yield
     finally:
@@ -244,7 +245,7 @@ def ended(process: Forked) -> Iterator[None]:
 
 
 def piped(words: list[str], tmp_path: Path, **variables: str) -> tuple[int, bytes]:
-    """Exit code, and all that it printed."""
+    """The exit code, and all that the command printed into a pipe."""
     environment = env.child_environment({"XDG_CONFIG_HOME": str(tmp_path), **variables}, without=["GITHUB_ACTIONS"])
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as output, ThreadPoolExecutor(1) as reader:
@@ -258,13 +259,13 @@ def piped(words: list[str], tmp_path: Path, **variables: str) -> tuple[int, byte
 
 
 def on_terminal(words: list[str], tmp_path: Path) -> str:
-    """What a terminal would have been sent."""
+    """All that the command sent to a terminal."""
     terminal, inside = pty.openpty()
     variables = {"XDG_CONFIG_HOME": str(tmp_path), "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
 
     def read() -> bytes:
         sent = b""
-        with suppress(OSError):  # EIO: it has ended, and its side is closed
+        with suppress(OSError):  # EIO: the command has ended, and its side of the terminal is closed
             while data := os.read(terminal, 1 << 16):
                 sent += data
         return sent
@@ -290,10 +291,10 @@ CASES = [(command, arguments) for command, every in TRIED.items() for arguments 
 def test_nothing_hostile_reaches_a_pipe(
     command: str, arguments: list[str], places: dict[str, str], tmp_path: Path
 ) -> None:
-    """What a command prints into a pipe holds no control character at all; JSON holds the same values, escaped."""
+    """The output into a pipe contains no control character. JSON contains the same values, escaped."""
     code, out = piped(argv(command, arguments, places), tmp_path)
     if command == "logs":
-        return  # exact: another test
+        return  # its bytes are passed on unchanged, which another test checks
     assert "Traceback (most recent call last)" not in out.decode() or command == "analyze"
     assert code in (0, 1, 2, 69), out.decode()
     assert out or code == 0 or command in SILENT, "an error is one clear line"
@@ -304,7 +305,7 @@ def test_nothing_hostile_reaches_a_pipe(
 
 
 def repr_of(value: Any) -> str:
-    """All texts of a JSON value, as they are."""
+    """All texts of a JSON value, unescaped."""
     match value:
         case dict():
             return "".join(repr_of(each) for pair in value.items() for each in pair)
@@ -317,7 +318,7 @@ def repr_of(value: Any) -> str:
 def test_nothing_hostile_reaches_a_terminal(
     command: str, arguments: list[str], places: dict[str, str], tmp_path: Path
 ) -> None:
-    """A terminal is sent text and our colours; of the workers' own output their colours, too."""
+    """A terminal gets only text and our own colours, and with `logs` the workers' colours too."""
     sent = on_terminal(argv(command, arguments, places), tmp_path)
     if command != "logs":
         assert "\x1b[8m" not in sent
@@ -331,21 +332,22 @@ def test_nothing_hostile_reaches_a_terminal(
 def test_a_runner_of_github_actions_gets_no_commands(
     command: str, arguments: list[str], places: dict[str, str], tmp_path: Path
 ) -> None:
-    """A runner obeys `::name::` at the start of a line, and `##[name]` anywhere in one. `logs` too gives it none."""
+    """A runner obeys `::name::` at the start of a line, and `##[name]` anywhere in one. No command, not even `logs`,
+    prints either."""
     if command == "ci run":
-        pytest.skip("its reports speak to the runner on purpose: test_report_github")
+        pytest.skip("its reports contain commands for the runner on purpose: test_report_github")
     _, out = piped(argv(command, arguments, places), tmp_path, GITHUB_ACTIONS="true")
     lines = re.split(rb"[\r\n]+", out) if command != "logs" else out.split(b"\n")
     assert [line for line in lines if line.lstrip().startswith(b"::") or b"##[" in line] == []
 
 
 def test_every_command_is_tried() -> None:
-    """A new command says here what of its output comes from elsewhere."""
+    """A new command must be listed above, under TRIED or NOT_TRIED."""
     assert set(commands()) == {*TRIED, *NOT_TRIED}
 
 
 def test_logs_are_exact_in_a_pipe_and_where_they_are_asked_for_raw(places: dict[str, str], tmp_path: Path) -> None:
-    """The workers' bytes are theirs: a pipe gets each of them, and so does a terminal with --raw."""
+    """A pipe, and a terminal with --raw, gets each byte that the workers wrote."""
     line = argv("logs", ["JOB"], places)
     assert piped(line, tmp_path) == (0, RAW * 3)
     terminal, inside = pty.openpty()
@@ -357,7 +359,7 @@ def test_logs_are_exact_in_a_pipe_and_where_they_are_asked_for_raw(places: dict[
 
 
 def test_logs_on_a_terminal_keep_colours_and_show_the_rest(places: dict[str, str], tmp_path: Path) -> None:
-    """Colours pass, and end with their line; what else a worker sent is readable as what it is."""
+    """Colours are kept and end with their line; every other control character of a worker is shown escaped."""
     first = on_terminal(argv("logs", ["JOB", "--rank", "1", "--stdout"], places), tmp_path).split("\n")
     text = "\n".join(first)
     for seen in (r"\x1b]0;owned\x07", r"\x1b[2J", r"\x9b31m", r"\u202e", r"\r::add-mask::", r"\xff"):

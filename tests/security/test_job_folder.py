@@ -1,4 +1,4 @@
-"""A folder that bob can write to, or has made, is none in which a job of alice's runs, and none that she changes."""
+"""Alice's jobs neither run in nor change a folder that bob owns or can write to."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ JOB_ID = "local-7"
 
 
 def nvrx(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    own = dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "XDG_STATE_HOME"), str(cwd))  # its own index
+    own = dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "XDG_STATE_HOME"), str(cwd))  # an index of its own
     environment = {**os.environ, **own, **variables}
     return run_command(arguments, cwd=cwd, env=environment, timeout=BOUND_S)
 
 
 def one_error(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """One clear line, no traceback, exit code 2."""
+    """Assert one line of error, no traceback, and exit code 2."""
     lines = [line for line in done.stderr.splitlines() if line]
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith(("nvrx-slurm: error: ", "nvrx-slurm agent: error: "))
@@ -41,7 +41,7 @@ def one_error(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 @pytest.fixture
 def project(common: Path) -> Path:
-    """A project's folder, with a job of alice's to run."""
+    """A project's folder with a job.yaml of alice's."""
     (common / "job.yaml").write_text(json.dumps({"name": "a", "command": "true"}))
     return common
 
@@ -60,7 +60,7 @@ def write_to(folder: str) -> str:
 
 @pytest.mark.parametrize("command", [["run"], ["submit", "--local"], ["render", "--local"]], ids=lambda c: c[0])
 def test_a_base_folder_that_bob_can_write_to_is_refused(bob, project, command):
-    """Before, the job ran there, and bob could exchange its folder at any time."""
+    """Before this check, the job ran there, and bob could replace its folder at any time."""
     base = project / "jobs"
     base.mkdir()
     base.chmod(0o777)
@@ -72,7 +72,7 @@ def test_a_base_folder_that_bob_can_write_to_is_refused(bob, project, command):
 
 
 def test_a_base_folder_of_bobs_is_refused(bob, project):
-    """He could exchange what is in it, whatever its mode."""
+    """He could replace its content, whatever its mode is."""
     project.chmod(0o1777)
     assert bob.run(make_folder, str(project / "jobs"), 0o777)
     done = nvrx("run", "--folder", "jobs", cwd=project)
@@ -80,10 +80,10 @@ def test_a_base_folder_of_bobs_is_refused(bob, project):
 
 
 def test_a_base_folder_that_its_group_can_write_to_is_refused_and_the_fix_helps(bob, project):
-    """The usual folder of a project: mode 2775. The command that the error names makes the job run."""
+    """The usual mode of a project's folder is 2775. After the command that the error names, the job runs."""
     base = project / "jobs"
     base.mkdir()
-    os.chown(base, -1, bob.uid)  # the group of `nobody` has its number
+    os.chown(base, -1, bob.uid)  # the group with the number of his uid, which bob.py gives him
     base.chmod(0o2775)
     done = nvrx("run", "--folder", "jobs", cwd=project)
     one_error(done, "every user of group ", "(mode 2775)", "`chmod g-w jobs`")
@@ -92,7 +92,7 @@ def test_a_base_folder_that_its_group_can_write_to_is_refused_and_the_fix_helps(
 
 
 def test_a_folder_above_that_all_can_write_to_is_refused(project):
-    """From there bob would exchange the base folder. A sticky one, as /tmp, does not let him."""
+    """Bob could replace the base folder from there. In a sticky folder, as /tmp, he cannot."""
     project.chmod(0o777)
     done = nvrx("run", cwd=project)
     one_error(done, f"{project}: every user can write", f"`chmod go-w {project}`")
@@ -101,7 +101,8 @@ def test_a_folder_above_that_all_can_write_to_is_refused(project):
 
 
 def test_a_folder_above_that_a_group_can_write_to_is_warned_of(bob, project):
-    """Such folders are many sites' policy. What bob puts in the base folder's place is his, and is refused."""
+    """Many sites have such folders on purpose, so this is a warning. A base folder that bob puts in place of alice's
+    is his own, and is refused."""
     os.chown(project, -1, bob.uid)
     project.chmod(0o2775)
     done = nvrx("submit", "--local", cwd=project)
@@ -133,7 +134,7 @@ def make_link(path: str, target: str) -> bool:
 
 
 def run_script(project: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The rendered script under a job id that bob knows, as Slurm's are."""
+    """Run the rendered script under a job id that bob can predict, as he can with Slurm's ids."""
     rendered = nvrx("render", "--local", cwd=project)
     assert rendered.returncode == 0, rendered.stderr
     return subprocess.run(
@@ -147,7 +148,7 @@ def run_script(project: Path, **variables: str) -> subprocess.CompletedProcess[s
 
 
 def test_a_link_under_a_job_id_that_can_be_guessed_changes_nothing_elsewhere(bob, project):
-    """Before, alice's job changed the mode of what the link led to, and removed its folder `store`."""
+    """Before this check, alice's job changed the mode of the link's target, and removed its folder `store`."""
     base, hers = project / "nvrx-jobs", project / "hers"
     base.mkdir()
     base.chmod(0o1777)
@@ -161,7 +162,7 @@ def test_a_link_under_a_job_id_that_can_be_guessed_changes_nothing_elsewhere(bob
 
 
 def test_a_job_folder_of_bobs_is_refused(bob, project):
-    """He would read the store's password there, and write the plan."""
+    """He could read the store's password there, and write the plan."""
     base = project / "nvrx-jobs"
     base.mkdir()
     base.chmod(0o1777)
@@ -171,7 +172,7 @@ def test_a_job_folder_of_bobs_is_refused(bob, project):
 
 
 def serve_as_a_store(folder: str, plan: str) -> None:
-    """Bob's job folder, with a plan of his, and a store of his that says who comes."""
+    """Create a job folder with a plan of bob's, listen as its store, and print when a client connects."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         Path(folder).mkdir()
         Path(folder).chmod(0o755)
@@ -192,7 +193,8 @@ def serve_as_a_store(folder: str, plan: str) -> None:
 
 @pytest.mark.parametrize("part", ["agent", "controller", "attribution"])
 def test_nothing_of_alices_job_works_in_a_job_folder_that_bob_has_exchanged(bob, project, plan_json, part):
-    """Before, her agent logged in at the store that bob's `store.json` named, and ran the command of his plan."""
+    """Before this check, her agent logged in at the store that bob's `store.json` named, and ran his plan's
+    command."""
     project.chmod(0o1777)
     folder = project / "7"
     attack = bob.start(serve_as_a_store, str(folder), plan_json.decode())
@@ -223,7 +225,7 @@ def start(part: str, folder: Path, **variables: str) -> subprocess.CompletedProc
 
 @pytest.mark.parametrize("part", ["agent", "controller", "attribution"])
 def test_a_plan_that_is_not_the_submitted_one_is_refused(tmp_path, plan_json, part):
-    """The batch host has the plan from the job script, and gives its SHA-256 to what it starts."""
+    """The batch host has the plan from the job script, and passes its SHA-256 to the processes that it starts."""
     folder = JobFolder(tmp_path / "7")
     folder.create()
     folder.write_info(JobInfo(job_id="7", name="a", cluster="local", started_at=1.0, nodes=("n1",)))
@@ -237,7 +239,8 @@ def test_a_plan_that_is_not_the_submitted_one_is_refused(tmp_path, plan_json, pa
 
 
 def test_bobs_jobs_are_passed_over_and_not_shown(bob, project, plan_json):
-    """In a base folder that both use `status` lists alice's jobs; one of bob's is named as his."""
+    """In a base folder of both users `status` lists only alice's jobs; asked for a job of bob's, it says that the
+    folder is his."""
     base = project / "nvrx-jobs"
     assert run_script(project).returncode == 0
     base.chmod(0o1777)
@@ -252,21 +255,22 @@ def test_bobs_jobs_are_passed_over_and_not_shown(bob, project, plan_json):
 
 
 def test_no_umask_lets_others_write(tmp_path):
-    """Everything that a job leaves, and every folder that the tool makes, with umask 000."""
+    """With umask 000, others can write to none of the files that a job leaves and to none of the folders that the
+    tool makes."""
     (tmp_path / "job.yaml").write_text(json.dumps({"name": "a", "command": "echo hello", "nodes": 2}))
     command = [*CLI, "submit", "--local", "--wait", "--folder", "deep/er/jobs"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=BOUND_S, umask=0)
     assert done.returncode == 0, done.stderr
     modes = {}
     for path in [tmp_path / "deep", *(tmp_path / "deep").rglob("*")]:
-        with contextlib.suppress(FileNotFoundError):  # the batch host may still be clearing the store away
+        with contextlib.suppress(FileNotFoundError):  # the batch host may still be removing the store
             modes[path] = path.lstat().st_mode
     assert {"plan.json", "job.log", "host.log", "job.sh", "rank-0.out", "n1.log"} <= {path.name for path in modes}
     assert {str(path): oct(mode) for path, mode in modes.items() if mode & 0o022} == {}
 
 
 def test_what_others_have_put_under_a_files_name_is_not_read(tmp_path):
-    """A record of a job is a plain file of its owner's: no symbolic link, no pipe, none that others can write to."""
+    """A job's record must be a plain file that only its owner can write to: no symbolic link, no pipe."""
     folder = JobFolder(tmp_path / "7")
     folder.create()
     elsewhere = tmp_path / "elsewhere.json"
@@ -286,8 +290,8 @@ def test_what_others_have_put_under_a_files_name_is_not_read(tmp_path):
 # ---- the cache of scripts
 
 
-def test_a_cache_that_bob_has_put_in_its_place_is_not_used(bob, common):
-    """An entry of his would be the script that alice submits: its seal is a checksum, and no secret."""
+def test_a_cache_that_bob_has_replaced_is_not_used(bob, common):
+    """Alice would submit his entry as her script: an entry's seal is a checksum, not a secret."""
     common.chmod(0o777)
     cache = SealedFolder(common / "scripts", 4)
     cache.put("name", b"hers")
@@ -295,7 +299,7 @@ def test_a_cache_that_bob_has_put_in_its_place_is_not_used(bob, common):
     (common / "scripts").rename(common / "moved")
     bob.run(plant_cache, str(common / "scripts"), "name")
     assert cache.get("name") is None
-    cache.put("name", b"hers")  # and nothing of hers is left there
+    cache.put("name", b"hers")  # writes nothing there either
     assert [path.lstat().st_uid for path in (common / "scripts").iterdir()] == [bob.uid]
     (common / "scripts" / "name").unlink()
     (common / "scripts").rmdir()

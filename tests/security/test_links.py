@@ -38,7 +38,7 @@ LIES = ("accepts at once", "old controller", "random proof", "gives the agent's 
 
 
 def take_port(address: str, port: int) -> str:
-    """Try to listen at a port that is about to become free, in every way that the kernel has, for two seconds."""
+    """Try for two seconds, in every way that the kernel offers, to listen on a port that is about to become free."""
     deadline = time.monotonic() + 2.0
     ways = [(socket.AF_INET, address), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
     print("trying", flush=True)
@@ -60,7 +60,7 @@ def take_port(address: str, port: int) -> str:
 
 
 def take_datagrams(port: int) -> None:
-    """Have a UDP port as soon as it is free, and never let go of it."""
+    """Bind a UDP port as soon as it is free, and keep it."""
     print("trying", flush=True)
     while True:
         thief = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -79,7 +79,7 @@ def dial(port: int) -> socket.socket:
 
 
 def pose_as_controller() -> None:
-    """Listen where agents are told that their controller is, and tell each of them another lie."""
+    """Listen at the address that agents have for their controller, and answer each connection with another lie."""
     server = socket.socket()
     server.bind(("127.0.0.1", 0))
     server.listen(100)
@@ -116,7 +116,8 @@ def _lie(connection: socket.socket, lie: str) -> None:
 
 
 def connect_and_say_nothing(port: int, count: int) -> int:
-    """Open `count` connections and hold them. Returns how many are still open once the server has dealt with them."""
+    """Open `count` connections and send nothing. Returns how many are still open after the server has closed the
+    excess."""
     held = []
     for _ in range(count):
         held.append(dial(port))
@@ -132,7 +133,7 @@ def connect_and_say_nothing(port: int, count: int) -> int:
 
 
 def keep_connecting(port: int) -> None:
-    """Open connections as fast as possible, for ever."""
+    """Open connections as fast as possible, without end."""
     held: list[socket.socket] = []
     print("begins", flush=True)
     while True:
@@ -143,7 +144,7 @@ def keep_connecting(port: int) -> None:
 
 
 def send_noise(port: int, count: int, seed: int) -> int:
-    """Send `count` random messages, each on a connection of its own; returns how many were sent."""
+    """Send `count` random messages, each on a connection of its own; returns that number."""
     chance = random.Random(seed)
     for _ in range(count):
         with suppress(OSError), dial(port) as connection:
@@ -154,11 +155,11 @@ def send_noise(port: int, count: int, seed: int) -> int:
     return count
 
 
-# ---- what alice sees
+# ---- alice
 
 
 class Ears:
-    """A controller's end of the liveness connections, and what it has heard."""
+    """The controller's server of liveness connections, which records its callbacks."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, ...]] = []
@@ -193,9 +194,9 @@ async def tie(port: int, incarnation: str = "a") -> ProvenConnection:
     return ProvenConnection(*connection)
 
 
-async def test_agent_believes_no_process_that_cannot_prove_itself(bob, ears, caplog):
-    """Bob answers at the address of a controller that was killed. No lie of his fences the agent or becomes its
-    connection; the log has one line about it; the real controller that comes next is believed at once."""
+async def test_agent_trusts_no_process_that_cannot_prove_itself(bob, ears, caplog):
+    """Bob answers at the address of a controller that was killed. None of his lies fences the agent or becomes its
+    liveness connection, and the log has one line about it. The real controller that follows is accepted at once."""
     impostor = bob.start(pose_as_controller)
     fenced: asyncio.Queue[str] = asyncio.Queue()
     held: asyncio.Queue[object] = asyncio.Queue()
@@ -224,7 +225,8 @@ async def test_agent_believes_no_process_that_cannot_prove_itself(bob, ears, cap
 
 
 def test_port_of_a_killed_controller_cannot_be_taken(bob, run_local, gate, tmp_path):
-    """Its connections leave the port in TIME_WAIT: it stays alice's while her agents look for the next controller."""
+    """Its connections leave the port in TIME_WAIT, so bob cannot bind it while alice's agents look for the next
+    controller."""
     job = run_local(gate_plan(gate, tmp_path, spares=0, **QUICK))
     before = gate.wait(4, cycle=0)
     job.all_joined("n1", "n2")
@@ -240,8 +242,8 @@ def test_port_of_a_killed_controller_cannot_be_taken(bob, run_local, gate, tmp_p
 
 
 def test_squatted_fence_port_delays_no_proof(bob, run_local, gate, tmp_path):
-    """Bob takes the port of a fence for UDP as soon as its node is dead. By TCP, for which he tries too, the kernel
-    proves the death all the same: the ranks move at once and wait for no clock."""
+    """Bob takes the UDP port of a fence as soon as its node is dead, and tries for the TCP port. The kernel still
+    proves the death by TCP: the ranks move at once, without waiting for a timeout."""
     job = run_local(gate_plan(gate, tmp_path))
     gate.wait(4, cycle=0)
     job.agent_pid("n2")
@@ -254,15 +256,16 @@ def test_squatted_fence_port_delays_no_proof(bob, run_local, gate, tmp_path):
     assert thieves[1].line() == "has it"
 
 
-async def test_forged_words_are_no_use(ears):
-    """Whoever can write into a proven connection can break it, and nothing else: no goodbye, no alive, no fence."""
+async def test_forged_messages_only_break_the_connection(ears):
+    """A message that is replayed or forged on a proven connection breaks it, and counts neither as a heartbeat nor as
+    a fence."""
     line = await tie(ears.port)
     await ears.until("alive", "n1", "a")
     raw = socket.socket(fileno=os.dup(line.fileno()))
     said = line._session.put(ALIVE)
     raw.send(said)
     await ears.until("alive", "n1", "a")
-    raw.send(said)  # the same once more: it was recorded on the way
+    raw.send(said)  # a replay of the same message
     await ears.until("lost", "n1", "a")
     raw.close()
     line.close()
@@ -274,8 +277,8 @@ async def test_forged_words_are_no_use(ears):
     other.close()
 
 
-async def test_proof_for_another_port_is_not_taken(ears):
-    """An agent that was made to connect to bob's port cannot be passed on to the controller."""
+async def test_proof_for_another_port_is_not_accepted(ears):
+    """Bob cannot relay an agent that was made to connect to his port to the controller."""
     connection = dial(ears.port)
     connection.setblocking(False)
     stream = liveness._SocketStream(connection)
@@ -288,8 +291,8 @@ async def test_proof_for_another_port_is_not_taken(ears):
 
 
 async def test_silent_connections_are_few_and_an_agent_gets_through(bob, ears, caplog):
-    """Bob holds 2,000 connections and says nothing on them: at most 64 stay open, an agent ties beside them, and one
-    line is logged."""
+    """Bob opens 2,000 connections and sends nothing. At most 64 stay open, an agent connects meanwhile, and one line
+    is logged."""
     with caplog.at_level(logging.WARNING, "nvrx.liveness"):
         flood = bob.start(connect_and_say_nothing, ears.port, 2000)
         assert await asyncio.to_thread(flood.line) == "connected"
@@ -304,7 +307,7 @@ async def test_silent_connections_are_few_and_an_agent_gets_through(bob, ears, c
 
 
 async def test_agent_gets_through_a_flood(bob, ears):
-    """Bob connects as fast as he can. An agent that tries again is tied all the same, and stays so."""
+    """Bob connects as fast as he can. An agent that retries still gets its liveness connection."""
     flood = bob.start(keep_connecting, ears.port)
     assert await asyncio.to_thread(flood.line) == "begins"
     agent = LivenessClient(
@@ -321,8 +324,8 @@ async def test_agent_gets_through_a_flood(bob, ears):
 
 
 async def test_agent_gets_in_once_descriptors_are_free_again(bob, caplog):
-    """Bob's connections take the last descriptor of a controller. It logs that once, does not spin, and takes an
-    agent as soon as his connections are closed for their silence."""
+    """Bob's connections use up the controller's descriptors. It logs that once, does not spin, and accepts an agent
+    once his silent connections are closed."""
     accepting: list[None] = []
 
     class Server(LivenessServer):
@@ -353,8 +356,8 @@ async def test_agent_gets_in_once_descriptors_are_free_again(bob, caplog):
 
 
 def test_workers_keep_the_descriptor_limit_of_their_user(run_local, gate, tmp_path):
-    """The job's own processes may hold as many descriptors as the kernel allows; its workers as many as the user's
-    shell does."""
+    """The job's own processes may open as many descriptors as the kernel allows; its workers as many as the user's
+    shell may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
     try:
@@ -369,8 +372,8 @@ def test_workers_keep_the_descriptor_limit_of_their_user(run_local, gate, tmp_pa
     assert job.finish() == 0
 
 
-def test_local_job_is_reached_from_this_host_only(run_local, gate, tmp_path):
-    """Every port at which a process of the job takes connections or datagrams is bound to loopback."""
+def test_local_job_is_reachable_from_this_host_only(run_local, gate, tmp_path):
+    """Every port on which a process of the job accepts connections or datagrams is bound to loopback."""
     job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=1))
     gate.wait(2, cycle=0)
     fences = {job.expect(NodeJoined, node=node).fence_port for node in ("n1", "n2")}
@@ -383,8 +386,8 @@ def test_local_job_is_reached_from_this_host_only(run_local, gate, tmp_path):
 
 
 def receiving(pid: int) -> list[tuple[str, int]]:
-    """The addresses at which a process listens by TCP, or has a UDP socket that is not connected: the kernel's
-    hexadecimal host, and the port."""
+    """The addresses of a process's listening TCP sockets and unconnected UDP sockets: the kernel's hexadecimal host,
+    and the port."""
     held = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
@@ -404,12 +407,12 @@ def soft_limit(pid: int) -> int:
 
 
 async def test_noise_kills_nothing(bob, ears):
-    """10,000 random messages: the controller takes none of them, and still takes an agent."""
+    """After 10,000 random messages, none of which counts, the controller still accepts an agent."""
     noise = bob.start(send_noise, ears.port, 10_000, 18)
     assert await asyncio.to_thread(noise.result) == 10_000
     assert ears.heard == []
     line = None
-    while line is None:  # as an agent does: the controller may still be reading the last of the noise
+    while line is None:  # retry as an agent does: the controller may still be reading the noise
         with suppress(TimeoutError):
             line = await tie(ears.port)
     await ears.until("alive", "n1", "a")

@@ -1,4 +1,5 @@
-"""What is not this job's own is not changed: a site's server, another user's process, a folder outside the base."""
+"""What does not belong to this job is not changed: a site's server, another user's process, a folder outside the
+base."""
 
 from __future__ import annotations
 
@@ -52,14 +53,14 @@ class Site:
         self._raw = redis.Redis(port=self.server.port, password=PASSWORD, decode_responses=True)
 
     def fill(self) -> None:
-        """To the last byte, until a write has been refused."""
+        """Fill the disk to the last byte, until the server refuses a write."""
         self.disk.fill()
         with pytest.raises(redis.ResponseError, match="MISCONF"):
             while True:
                 self._raw.set("ballast", "x" * 10_000)
 
     def refusals(self) -> int:
-        """How many commands the server has answered with MISCONF."""
+        """How many commands the server has refused with MISCONF."""
         return int(self._raw.info("errorstats").get("errorstat_MISCONF", {}).get("count", 0))
 
     def keeps_a_file(self) -> bool:
@@ -82,7 +83,7 @@ def site() -> Iterator[Site]:
 
 
 def of_an_agent(site: Site, patience_s: float, user: str = "") -> None:
-    """The write of an agent or of the controller."""
+    """A write by an agent or the controller."""
 
     async def write() -> None:
         url = f"redis://{user}127.0.0.1:{site.server.port}"
@@ -121,18 +122,19 @@ every_client = pytest.mark.parametrize("write", [of_an_agent, of_an_in_process_g
 
 @every_client
 def test_a_sites_server_whose_disk_is_full_keeps_its_configuration(site: Site, write: Write) -> None:
-    """Its append-only file stays on. The client asks a few times, gives up after its patience, and names the cure."""
+    """The append-only file stays on. The client retries a few times, gives up after its patience, and names the
+    fix."""
     site.fill()
     before = site.refusals()
     with pytest.raises((StoreUnreachable, StoreError), match=r"redis://.* has refused writes .*Free space.*MISCONF"):
         write(site, 1.0)
-    assert 3 <= site.refusals() - before <= 20  # it was 5,590 in 3 s
+    assert 3 <= site.refusals() - before <= 20  # an earlier version sent 5,590 in 3 s
     assert site.keeps_a_file()
 
 
 @every_client
 def test_a_write_goes_on_when_the_sites_disk_has_space_again(site: Site, write: Write) -> None:
-    """The wait ends with the reason for it; nothing is lost."""
+    """The write succeeds once the disk has space."""
     site.fill()
     before = site.refusals()
     writing = in_thread(lambda: write(site, LONG_S), "writer")
@@ -143,15 +145,15 @@ def test_a_write_goes_on_when_the_sites_disk_has_space_again(site: Site, write: 
 
 
 @every_client
-def test_a_user_who_may_not_write_is_told_at_once(site: Site, write: Write) -> None:
-    """NOPERM is one clear error; the patience of a minute is not used."""
+def test_a_user_who_may_not_write_gets_an_immediate_error(site: Site, write: Write) -> None:
+    """NOPERM is one clear error, raised without waiting for the patience of a minute."""
     site.set_user("reader", "~*", "+ping", "+xread", "+hello")
     with pytest.raises((StoreUnreachable, StoreError), match=r"refuses us.*ACL"):
         write(site, LONG_S, "reader@")
 
 
-def test_no_flow_takes_a_sites_password_away(site: Site, tmp_path: Path) -> None:
-    """The fault `revoke_store_password` is for an embedded store: a site's has other users."""
+def test_no_flow_revokes_a_sites_password(site: Site, tmp_path: Path) -> None:
+    """The fault `revoke_store_password` is only for an embedded store: a site's store has other users."""
     folder = JobFolder(tmp_path / "jobs" / "7")
     folder.create()
     folder.write_store(StoreAddress(url=site.url, password=PASSWORD, job="j", token="t"))
@@ -169,7 +171,7 @@ def long_ago(path: Path) -> None:
 
 
 def test_a_file_store_removes_only_what_a_file_store_has_made(tmp_path: Path) -> None:
-    """`path` may hold other things: a folder that has a file `beats` in it, of any name, is not taken for a group."""
+    """`path` may contain other things: a folder with a file called `beats` in it is not taken for a group."""
     kept = ["music/song/beats", "music/12/beats", "music/12/notes.txt", "other/0/beats", "other/0/log/deep.txt"]
     for name in kept:
         file = tmp_path / name
@@ -188,7 +190,7 @@ def test_a_file_store_removes_only_what_a_file_store_has_made(tmp_path: Path) ->
 
 
 def test_a_state_folder_keeps_the_users_own_hidden_files(tmp_path: Path) -> None:
-    """`attrsvc --state-dir ~` removes what it has left half written, and no other file whose name begins with a
+    """`attrsvc --state-dir ~` removes files that it has half written, and no other file whose name begins with a
     dot."""
     for name in (".bashrc", ".ssh.json.1", f".{'a' * 32}.json.0badcafe"):
         (tmp_path / name).write_text("x")
@@ -201,7 +203,7 @@ def test_a_state_folder_keeps_the_users_own_hidden_files(tmp_path: Path) -> None
 
 @pytest.fixture
 def base(common: Path) -> Path:
-    """A project's base folder: every user may make a job folder there, and remove none of another user."""
+    """A project's base folder: every user may create job folders there, and none may remove those of another user."""
     base = common / "jobs"
     base.mkdir()
     base.chmod(0o1777)
@@ -210,7 +212,7 @@ def base(common: Path) -> Path:
 
 @pytest.fixture
 def victim() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of alice's that has nothing to do with any job."""
+    """A process of alice's that does not belong to any job."""
     process = subprocess.Popen(["sleep", "300"])
     yield process
     process.kill()
@@ -218,8 +220,8 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def described(job_id: str, pid: int, *, exact: bool = True) -> dict[str, object]:
-    """A job.json that names a process. `exact`: as it is written now, with the process's beginning, which every user
-    can read in /proc; an older version gave only the time."""
+    """A job.json that names a process. With `exact` it has the process's start time and boot id, as now, which every
+    user can read in /proc; older versions wrote only the time."""
     fields = {"job_id": job_id, "name": "mine", "cluster": "local", "host": socket.gethostname(), "host_pid": pid}
     fields |= {"started_at": SystemClock().wall()}
     return fields | ({"host_began": started_ticks(pid), "host_boot": boot_id()} if exact else {})
@@ -238,7 +240,7 @@ def cli(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def assert_one_clear_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Exit code 2 and one line of error without a traceback."""
+    """Assert exit code 2 and one line of error without a traceback."""
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     for word in words:
@@ -247,7 +249,7 @@ def assert_one_clear_line(done: subprocess.CompletedProcess[str], *words: str) -
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "older"])
 def test_a_foreign_job_json_ends_no_process_of_alice(bob, base: Path, victim, exact: bool) -> None:
-    """Bob names a process of alice's in his job.json, and alice cancels his "job"."""
+    """Bob's job.json names a process of alice's, and alice cancels that "job"."""
     bob.run(plant, str(base / "local-evil"), described("local-evil", victim.pid, exact=exact))
     done = cli("cancel", "local-evil", "--folder", str(base), cwd=base)
     assert_one_clear_line(done, "local-evil", str(bob.uid))
@@ -256,7 +258,8 @@ def test_a_foreign_job_json_ends_no_process_of_alice(bob, base: Path, victim, ex
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "older"])
 def test_a_copy_of_a_foreign_job_json_ends_no_process(bob, base: Path, tmp_path: Path, victim, exact: bool) -> None:
-    """Alice has copied bob's folder. The file is hers now, and the process is; it does not run this job."""
+    """Alice has copied bob's folder: the file is hers, and so is the process, but the process does not run this
+    job."""
     bob.run(plant, str(base / "local-evil"), described("local-evil", victim.pid, exact=exact))
     mine = tmp_path / "jobs"
     mine.mkdir(mode=0o700)
@@ -270,7 +273,8 @@ def test_a_copy_of_a_foreign_job_json_ends_no_process(bob, base: Path, tmp_path:
 
 
 def test_a_later_process_of_the_same_number_is_left_alone(tmp_path: Path) -> None:
-    """Even one of the same job: it began at another tick, or after another boot. The job counts as ended."""
+    """A process with the same pid that began at another tick or after another boot gets no signal, even if it is of
+    the same job. The job counts as ended."""
     process = subprocess.Popen(["sleep", "300"], env={**os.environ, "NVRX_JOB_ID": "local-a"})
     try:
         job = JobFolder(tmp_path / "local-a")
@@ -295,7 +299,7 @@ HOSTILE_IDS = ["../x", "../../etc", "/etc", "a/b", ".", "..", "", "x\n", "-x", "
 
 @pytest.mark.parametrize("command", ["wait", "cancel", "status", "logs", "events", "explain", "dump"])
 def test_a_job_id_is_no_path(tmp_path: Path, command: str) -> None:
-    """A job outside the base folder is out of reach: exit code 2, and nothing there is touched."""
+    """A job outside the base folder cannot be reached: exit code 2, and its files are not changed."""
     outside = tmp_path / "x"
     plant(str(outside), described("x", os.getpid()))
     base = tmp_path / "jobs"
@@ -307,14 +311,15 @@ def test_a_job_id_is_no_path(tmp_path: Path, command: str) -> None:
 
 
 def test_the_path_of_a_job_is_answered_with_what_to_type(tmp_path: Path) -> None:
-    """As messages print it; a shell's completion adds the slash."""
+    """Messages print such paths, and shells add the trailing slash: the error names the job id and the --folder to
+    use."""
     done = cli("explain", f"{tmp_path}/17_4/", cwd=tmp_path)
     assert_one_clear_line(done, f"'{tmp_path}/17_4/' is no job id", f"17_4 --folder {tmp_path}")
 
 
 @pytest.mark.parametrize("job_id", HOSTILE_IDS)
 def test_python_takes_no_path_for_a_job_id_either(tmp_path: Path, job_id: str) -> None:
-    """The same check stands behind `job` and `Job`."""
+    """`job`, `Job` and `LocalCluster` have the same check."""
     import nvrx_slurm as nv
 
     with pytest.raises(UsageError, match="is no job id"):
@@ -330,7 +335,8 @@ def test_python_takes_no_path_for_a_job_id_either(tmp_path: Path, job_id: str) -
     [("123", "123"), ("123_4", "123_4"), ("123+0", "123+0"), ("123_4;alpha", "123_4"), ("local-2026-4f2a",) * 2],
 )
 def test_ids_of_slurm_and_of_local_jobs_are_taken(tmp_path: Path, job_id: str, folder: str) -> None:
-    """A job, an array's element, a component of a heterogeneous job, one of a named cluster, a local job."""
+    """The ids of a job, of an array's element, of a component of a heterogeneous job, with a cluster's name, and of a
+    local job."""
     import nvrx_slurm as nv
 
     assert nv.Job(job_id, folder=tmp_path, cluster="slurm").folder == tmp_path / folder

@@ -1,4 +1,4 @@
-"""Bob's files in /dev/shm, under the names of alice's rings: what they hold reaches none of alice's readers."""
+"""Bob's files in /dev/shm, under the names of alice's rings: alice's readers read none of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for line in sys.stdin:
 
 
 def plant(name: str, payload: str) -> None:
-    """A whole ring that anybody can read and write, with that payload in its first slot, generation 1."""
+    """A complete ring that every user can read and write, with that payload in its first slot, generation 1."""
     with tempfile.TemporaryDirectory() as folder, SharedRing.create(SLOTS, SLOT_BYTES, folder=folder) as ring:
         ring.write_raw(bytes.fromhex(payload))
         (SHM / name).write_bytes(ring.memory)
@@ -46,7 +46,7 @@ def plant(name: str, payload: str) -> None:
 
 
 def plant_a_broken_mutex(name: str, payload: str) -> None:
-    """The same; the first slot's mutex says that it knows priorities, is not robust, and that its owner has died."""
+    """The same ring, but the first slot's mutex has priority inheritance, is not robust, and has a dead owner."""
     plant(name, payload)
     with (SHM / name).open("r+b") as file:
         file.seek(Layout(SLOTS, SLOT_BYTES).mutex_at(0))
@@ -58,7 +58,7 @@ def truncate(name: str) -> None:
 
 
 def plant_another(name: str, kind: str, target: str) -> None:
-    """Something that is no regular file."""
+    """A file that is not a regular one."""
     path = SHM / name
     if kind == "fifo":
         os.mkfifo(path, 0o666)
@@ -84,7 +84,7 @@ def remove(name: str) -> None:
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Iterator[SharedRing]:
-    """A ring of alice on "another node": in a folder where readers do not look."""
+    """A ring of alice's on "another node": in a folder where readers do not look."""
     with SharedRing.create(SLOTS, SLOT_BYTES, allow_pickle=True, folder=tmp_path) as ring:
         yield ring
 
@@ -97,14 +97,14 @@ def server(ring: SharedRing) -> Iterator[PayloadServer]:
 
 @pytest.fixture
 def planted(bob: Any, ring: SharedRing) -> Iterator[str]:
-    """The announced name. Bob removes what he puts there: alice may not."""
+    """The name of alice's ring. Bob removes what he puts there, since alice may not."""
     yield ring.name
     bob.run(remove, ring.name)
 
 
 @contextlib.contextmanager
 def reader(server: PayloadServer, how: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that prints what it reads for each ref: one that a signal may end."""
+    """A process that reads each ref and prints the payload, since a signal may end it."""
     process = subprocess.Popen(
         [sys.executable, "-c", READ, server.token.hex(), how],
         stdin=subprocess.PIPE,
@@ -123,8 +123,8 @@ def read_by(process: subprocess.Popen[str], ref: Any) -> bytes:
 
 
 def test_poisoned_bytes_are_not_read(bob, server, planted, caplog):
-    """The segment of the announced name is bob's: the payload comes over the network, and one line names the file and
-    its owner."""
+    """The segment with the announced name is bob's: the reader gets the payload over the network, and logs one line
+    that names the file's owner."""
     refs = [server.write(b"weights" * 100), server.write(b"weights" * 101)]
     bob.run(plant, planted, (b"poison!" * 100).hex())
     with PayloadClient(token=server.token) as client:
@@ -135,7 +135,7 @@ def test_poisoned_bytes_are_not_read(bob, server, planted, caplog):
 
 
 def test_no_code_of_his_runs(bob, server, planted, tmp_path):
-    """Alice's reader takes pickles, from her own rings."""
+    """Alice's reader accepts pickles, but only from her own rings."""
     sent, mark = PurePosixPath("a" * 500), tmp_path / "code of bob ran"
     ref = server.write(sent)
     attack = b"cposix\nmkdir\n(V" + os.fsencode(mark) + b"\ntR."
@@ -147,7 +147,7 @@ def test_no_code_of_his_runs(bob, server, planted, tmp_path):
 
 
 def test_truncation_kills_no_reader(bob, server, planted):
-    """The file shrinks under a reader that had mapped it: SIGBUS."""
+    """Truncating a file that a reader has mapped would end it by SIGBUS."""
     ref = server.write(b"x" * 6000)
     bob.run(plant, planted, (b"y" * 6000).hex())
     with reader(server, "peeks") as process:
@@ -160,7 +160,7 @@ def test_truncation_kills_no_reader(bob, server, planted):
 
 
 def test_a_broken_mutex_kills_no_reader(bob, server, planted):
-    """glibc asserts what it believes of a mutex that it has made: SIGABRT."""
+    """glibc asserts the state of a mutex, which would end a reader by SIGABRT."""
     ref = server.write(b"x" * 100)
     bob.run(plant_a_broken_mutex, planted, (b"y" * 100).hex())
     with reader(server, "claims") as process:
@@ -171,20 +171,20 @@ def test_a_broken_mutex_kills_no_reader(bob, server, planted):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "socket", "link to a ring of alice"])
-def test_no_kind_of_file_holds_a_reader_up(bob, ring, server, planted, kind):
-    """None is waited for, followed, or removed."""
+def test_no_kind_of_file_blocks_a_reader(bob, ring, server, planted, kind):
+    """Another kind of file is neither waited for, nor followed, nor removed."""
     with SharedRing.create(SLOTS, SLOT_BYTES) as other:
         other.write_raw(b"another ring's")
         ref = server.write(b"the payload....")
         bob.run(plant_another, planted, kind, str(SHM / other.name))
         with PayloadClient(token=server.token) as client:
             assert bytes(client.read(ref, deadline=DEADLINE_S)) == b"the payload...."
-        assert not {planted, other.name} & set(sweep())  # dead rings of other tests may be among them
+        assert not {planted, other.name} & set(sweep())  # it may sweep dead rings of other tests
         assert os.path.lexists(SHM / planted)
 
 
 def test_without_a_port_the_error_names_the_owner(bob, ring, planted):
-    """There is no other way to that payload."""
+    """Without a port there is no other way to the payload, so the read is an error."""
     ref = ring.write_raw(b"weights")
     bob.run(plant, planted, b"poison!".hex())
     with (
@@ -198,23 +198,24 @@ def test_without_a_port_the_error_names_the_owner(bob, ring, planted):
 
 
 def test_his_rings_are_not_swept(bob, planted):
-    """Their creator has ended, and they are for bob to remove."""
+    """Their creator has ended, but only bob may remove them."""
     bob.run(plant, planted, b"his".hex())
     assert planted not in sweep()
     assert (SHM / planted).exists()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o606, 0o660, 0o601])
-def test_a_ring_that_others_may_use_is_none(mode):
-    """Its owner is alice, and somebody has widened its mode."""
+def test_a_ring_that_other_users_may_open_is_refused(mode):
+    """Alice owns the ring, but its mode has been widened."""
     with SharedRing.create(SLOTS, SLOT_BYTES) as ring:
         (SHM / ring.name).chmod(mode)
         with pytest.raises(ForeignRing, match=f"its mode {mode:04o} lets other users"):
             SharedRing.attach(ring.name)
 
 
-def test_a_ring_under_a_second_name_is_none(tmp_path):
-    """A hard link to another ring of alice, where the kernel lets bob make one (fs.protected_hardlinks=0)."""
+def test_a_ring_under_a_second_name_is_refused(tmp_path):
+    """Where the kernel allows it (fs.protected_hardlinks=0), bob can create a hard link to another ring of
+    alice's."""
     with SharedRing.create(SLOTS, SLOT_BYTES, folder=tmp_path) as ring:
         (tmp_path / "nvrx-ring-1-1-abc").hardlink_to(tmp_path / ring.name)
         with pytest.raises(ForeignRing, match="it has 2 names"):
@@ -223,7 +224,7 @@ def test_a_ring_under_a_second_name_is_none(tmp_path):
 
 @pytest.mark.parametrize("umask", [0o000, 0o777])
 def test_a_umask_changes_no_ring(umask):
-    """Neither wider, nor closed to alice herself."""
+    """A ring has mode 0600 with any umask."""
     before = os.umask(umask)
     try:
         ring = SharedRing.create(SLOTS, SLOT_BYTES)
@@ -235,8 +236,8 @@ def test_a_umask_changes_no_ring(umask):
 
 @pytest.mark.parametrize("size", [100, 3 << 20], ids=["small", "large"])
 @pytest.mark.parametrize("how", ["client", "pickles", "ring", "view"])
-def test_a_changed_payload_is_not_read_here_either(size, how):
-    """On the reader's own node, too, the bytes must have the checksum that the ref names."""
+def test_a_changed_payload_is_not_read_on_its_own_node(size, how):
+    """A reader on the ring's own node checks the checksum of the ref too, and the payload stays."""
     with SharedRing.create(SLOTS, size) as ring:
         ref = ring.write_raw(bytes(size))
         ring.memory[Layout(SLOTS, size).payload_at(ref.slot) + size // 2] ^= 1
@@ -252,7 +253,7 @@ def test_a_changed_payload_is_not_read_here_either(size, how):
 
 
 def test_a_view_without_a_check():
-    """For whoever wants no look at all of the bytes."""
+    """`check=False` returns the bytes without verifying the checksum."""
     with SharedRing.create(SLOTS, 100) as ring:
         ref = ring.write_raw(bytes(100))
         ring.memory[Layout(SLOTS, 100).payload_at(ref.slot)] ^= 1

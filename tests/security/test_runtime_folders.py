@@ -1,4 +1,5 @@
-"""Names in /dev/shm that bob has taken: an agent's folder in memory has another, and his are left alone."""
+"""Bob takes the names of agents' runtime folders in /dev/shm: agents use other names, and his files are left
+alone."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ KINDS = ("folder", "file", "link", "pipe", "socket")
 
 
 def take_names(folder: str, job_id: str, target: str) -> list[str]:
-    """Bob takes what the agents' folders were called, with and without something behind it, on each node by another
-    kind of file. He needs only the job folder's path, which `squeue` and `ps` show."""
+    """Take the former names of the agents' folders, with and without a suffix, with another kind of file on each
+    node. Bob needs only the job folder's path, which `squeue` and `ps` show."""
     digest = hashlib.sha256(folder.encode()).hexdigest()[:10]
     taken = []
     names = [(f"n{number}{end}", kind) for number, kind in enumerate(KINDS, 1) for end in ("", "-0123456789abcdef")]
@@ -49,7 +50,7 @@ def take_names(folder: str, job_id: str, target: str) -> list[str]:
 
 @pytest.fixture
 def squatted() -> Iterator[list[str]]:
-    """What bob has made; removed after the test."""
+    """The paths that bob has taken, which are removed after the test."""
     paths: list[str] = []
     yield paths
     for path in map(Path, paths):
@@ -60,7 +61,7 @@ def squatted() -> Iterator[list[str]]:
 
 
 def test_names_that_bob_has_taken_stop_no_agent(bob, common, squatted):
-    """Before, every agent of the job ended with FileExistsError, and the job with 75."""
+    """Before this was changed, every agent of the job ended with FileExistsError, and the job with 75."""
     (common / "job.yaml").write_text(json.dumps({"name": "a", "command": "true", "nodes": len(KINDS)}))
     hers = common / "hers"
     hers.mkdir()
@@ -80,13 +81,13 @@ def test_names_that_bob_has_taken_stop_no_agent(bob, common, squatted):
     )
     assert done.returncode == 0, (folder / "nodes" / "n1.log").read_text()
     left = [path for root in RUNTIME_ROOTS for path in root.glob(f"{JobFiles(folder).runtime_name}-*")]
-    assert sorted(map(str, left)) == sorted(squatted)  # hers are cleared away, and his are his
+    assert sorted(map(str, left)) == sorted(squatted)  # alice's folders are removed, and bob's files are left
     assert [path.lstat().st_uid for path in left] == [bob.uid] * len(left)
     assert (hers / "s").read_text() == "hers"
 
 
-def test_a_runtime_folder_is_elsewhere_where_the_memory_takes_none(tmp_path, monkeypatch):
-    """As a container's /dev/shm may be read-only, or not be there."""
+def test_a_runtime_folder_is_elsewhere_if_the_first_root_is_unusable(tmp_path, monkeypatch):
+    """A container's /dev/shm may be read-only, or not exist."""
     (tmp_path / "file").touch()
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(files_module, "RUNTIME_ROOTS", (tmp_path / "file", tmp_path / "none", tmp_path / "tmp"))
@@ -94,7 +95,8 @@ def test_a_runtime_folder_is_elsewhere_where_the_memory_takes_none(tmp_path, mon
 
 
 def test_a_runtime_folder_is_new_and_its_owners_alone(tmp_path):
-    """Two agents of one node never share one, and a node's name leads to its own."""
+    """Two agents of one node have different folders, which only their owner can enter. A node's name finds its own
+    folders only."""
     files = JobFiles(tmp_path / "7")
     before = os.umask(0)
     try:

@@ -1,4 +1,5 @@
-"""Secrets in the environment of `submit` reach the process that needs them, and no environment of the job."""
+"""Secrets in the environment of `submit` reach the process that needs them, and no process's environment in the
+job."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from nvrx_slurm.lab.faults.attribution_server import Asked, AttributionServer, P
 from tests.slurm_harness import CLI, nvrx
 
 BOUND_S = 60
-MARK = f"correct-horse-{secrets.token_hex(8)}"  # each process of pytest-xdist has its own
+MARK = f"correct-horse-{secrets.token_hex(8)}"  # a different one in each process of pytest-xdist
 SECRETS = {name: f"{MARK}-{name.lower()}" for name in sorted(env.SECRETS)}
 PARTS = (
     "nvrx_slurm.batch",
@@ -36,7 +37,7 @@ PARTS = (
 
 
 class HeldService:
-    """Attribution that says STOP to who has the token, once the test lets it."""
+    """An attribution service that answers STOP to a client with the token, once the test allows it."""
 
     def __init__(self) -> None:
         self.asked, self.may_answer = threading.Event(), threading.Event()
@@ -62,7 +63,7 @@ def slurm_environment(request: pytest.FixtureRequest, cluster: ClusterName) -> M
 
 
 def processes(folder: Path) -> dict[int, tuple[str, str]]:
-    """The job's processes: command line and initial environment by id."""
+    """The job's processes: command line and initial environment by pid."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -77,10 +78,8 @@ def processes(folder: Path) -> dict[int, tuple[str, str]]:
 def test_no_process_of_a_job_has_a_secret_in_its_environment(
     gate, service, tmp_path, cluster, slurm_environment, monkeypatch
 ):
-    """All five are set where the job is submitted. Before, one `env` in a worker printed them.
-
-    The attribution process has its token all the same: the service answers no other.
-    """
+    """All five secrets are set where the job is submitted. Before this was changed, `env` in a worker printed them.
+    The attribution process still has its token: the service answers no other."""
     for name, value in slurm_environment.items():
         monkeypatch.setenv(name, value)
     attribution = {
@@ -109,14 +108,14 @@ def test_no_process_of_a_job_has_a_secret_in_its_environment(
     read = set()
     for folder, _, names in os.walk(handle.folder):
         for path in (Path(folder, name) for name in names):
-            with contextlib.suppress(FileNotFoundError):  # the batch host may still be clearing the store away
+            with contextlib.suppress(FileNotFoundError):  # the batch host may still be removing the store
                 assert not path.is_file() or MARK not in path.read_text(errors="replace"), path
                 read.add(path)
     assert {handle.folder / "plan.json", handle.folder / "nodes" / "attribution.log"} <= read
 
 
 def test_no_process_of_run_has_a_secret_in_its_environment(tmp_path):
-    """The same in the foreground: what a worker's `env` prints."""
+    """The same for a job in the foreground, whose worker prints its environment."""
     (tmp_path / "job.yaml").write_text(json.dumps({"name": "a", "command": "env"}))
     done = subprocess.run(
         [*CLI, "run"], cwd=tmp_path, env={**os.environ, **SECRETS}, capture_output=True, text=True, timeout=BOUND_S
@@ -134,12 +133,13 @@ READ = (
 
 
 def test_secrets_are_handed_on_by_descriptor(monkeypatch):
-    """A child that is started with what `handed_on` gives has them, though its environment has not."""
+    """A child that is started with the result of `handed_on` gets the secrets, and its environment does not contain
+    them."""
     monkeypatch.setenv(env.SLACK_TOKEN, MARK)
     with env.handed_on() as (variables, descriptors):
         environment = env.child_environment(variables)
         assert MARK not in str(environment)
-        for _ in range(2):  # each child reads from the beginning
+        for _ in range(2):  # each child reads the file from its beginning
             child = subprocess.run(
                 [sys.executable, "-c", READ], env=environment, pass_fds=descriptors, capture_output=True, text=True
             )
@@ -148,7 +148,7 @@ def test_secrets_are_handed_on_by_descriptor(monkeypatch):
 
 @pytest.mark.parametrize("value", ["", "x", "999", "0"])
 def test_a_descriptor_that_leads_nowhere_is_no_error(value):
-    """A user may have set the variable; then there are no secrets."""
+    """A user may have set the variable. Then the process has no secrets."""
     child = subprocess.run(
         [sys.executable, "-c", READ],
         env={**env.child_environment({}), "NVRX_SECRETS_FD": value},
@@ -163,7 +163,7 @@ def test_a_descriptor_that_leads_nowhere_is_no_error(value):
 
 
 def test_a_password_file_that_others_can_read_is_refused(tmp_path):
-    """As ssh refuses a private key. Before, the store's password file could have any mode."""
+    """As ssh refuses a private key. Before this check, the store's password file could have any mode."""
     password = tmp_path / "password"
     password.write_text(MARK)
     store = {"url": "redis://127.0.0.1:1", "password_file": str(password)}
@@ -177,7 +177,7 @@ def test_a_password_file_that_others_can_read_is_refused(tmp_path):
 
 
 def test_a_secret_file_of_another_user_is_refused(bob, common):
-    """He could have the job log in with a secret that he knows."""
+    """Bob could make the job log in with a secret that he knows."""
     common.chmod(0o777)
     bob.run(write_secret, str(common / "token"))
     with pytest.raises(ConfigError, match=rf"belongs to nobody \(uid {bob.uid}\)"):

@@ -1,4 +1,4 @@
-"""Names that bob can foresee in /dev/shm: he takes them first, and alice's ranks have their store all the same."""
+"""Bob takes names in /dev/shm that he can predict, before alice's ranks do: the ranks still get their store."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def take_all(paths: list[str]) -> None:
 
 
 def give_up(folder: str) -> None:
-    """All that is his there."""
+    """Remove all that bob owns there."""
     for path in Path(folder).iterdir():
         if path.lstat().st_uid == os.geteuid():
             if not path.is_symlink() and path.is_dir():
@@ -59,7 +59,7 @@ def give_up(folder: str) -> None:
 
 
 def make_group(path: str, mode: int) -> None:
-    """The folder of a group and a call that alice will have."""
+    """Create the folder of a group and call that alice is going to use."""
     call = Path(path, "group", "0")
     call.mkdir(parents=True)
     for folder in (call.parent, call):
@@ -67,7 +67,7 @@ def make_group(path: str, mode: int) -> None:
 
 
 def swap(path: str) -> None:
-    """Where the folder's group may write: alice's group goes, and one of bob's takes its place."""
+    """In a folder that he can write to, replace alice's group with one of his own."""
     Path(path, "group").rename(Path(path, "alice's"))
     make_group(path, 0o777)
     log = Path(path, "group", "0", "log")
@@ -88,7 +88,7 @@ def remove_group(path: str) -> None:
 
 @pytest.fixture
 def root(bob: Any, common: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What /dev/shm is to this test: sticky, and any user can make files there. This process is rank 0 of 1."""
+    """A folder in place of /dev/shm: sticky, and every user can create files there. This process is rank 0 of 1."""
     root = common / "shm"
     root.mkdir()
     root.chmod(0o1777)
@@ -107,13 +107,13 @@ def root(bob: Any, common: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
 
 @pytest.fixture
 def name(root: Path) -> Path:
-    """What alice's ranks would take first."""
+    """The name that alice's ranks try first."""
     return root / f"nvrx-inprocess-{os.geteuid()}"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_store_starts_whatever_has_its_name(bob: Any, name: Path, kind: str) -> None:
-    """All ranks find the same one, in a folder that only alice can enter. What is bob's stays as it is."""
+def test_a_store_starts_if_its_name_is_taken(bob: Any, name: Path, kind: str) -> None:
+    """All ranks find the same store, in a folder that only alice can enter. Bob's file is not changed."""
     bob.run(take, str(name), kind)
     before = name.lstat()
     connections = [RedisStore().connect("group", 0) for _ in range(2)]
@@ -128,8 +128,8 @@ def test_a_store_starts_whatever_has_its_name(bob: Any, name: Path, kind: str) -
     assert name.lstat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_a_name_that_he_gives_up_splits_no_group(bob: Any, name: Path) -> None:
-    """Ranks that come later use the folder of those that came first."""
+def test_a_name_that_becomes_free_splits_no_group(bob: Any, name: Path) -> None:
+    """Later ranks use the folder of the earlier ones, even after bob has removed his."""
     bob.run(take, str(name), "folder")
     with contextlib.closing(RedisStore().connect("group", 0)):  # the keeper ends soon after its last rank has gone
         first = hosted(VALKEY, "group", patience_s=10.0)
@@ -137,8 +137,8 @@ def test_a_name_that_he_gives_up_splits_no_group(bob: Any, name: Path) -> None:
         assert hosted(VALKEY, "group", patience_s=10.0) == first
 
 
-def test_where_he_has_taken_all_names_alice_hears_his(bob: Any, name: Path) -> None:
-    """One line: whose they are, and what to do."""
+def test_where_he_has_taken_all_names_the_error_names_him(bob: Any, name: Path) -> None:
+    """One line says who owns the names, and what to do."""
     names = [str(name), *(f"{name}.{number}" for number in range(1, MOST_FOLDERS))]
     bob.run(take_all, names)
     with pytest.raises(StoreError, match=f"they belong to {bob.uid}. Remove them or have them removed") as raised:
@@ -158,7 +158,7 @@ def shared(common: Path, mode: int) -> Path:
 
 @pytest.mark.parametrize(("mode", "fix"), [(0o777, "chmod go-w"), (0o757, "chmod o-w")])
 def test_a_folder_that_bob_can_write_to_is_refused(common: Path, mode: int, fix: str) -> None:
-    """One line: which, why, and what corrects it."""
+    """The error is one line: the folder, the reason, and the command that corrects it."""
     path = shared(common, mode)
     with pytest.raises(OptionError, match=rf"FileStore: {path}: .* can write to it .*`{fix} {path}`") as raised:
         FileStore(path=path).connect("group", 0)
@@ -166,14 +166,14 @@ def test_a_folder_that_bob_can_write_to_is_refused(common: Path, mode: int, fix:
 
 
 def test_a_folder_below_one_that_bob_can_write_to_is_refused(common: Path) -> None:
-    """He could exchange it."""
+    """Bob could replace it."""
     shared(common, 0o777)
     with pytest.raises(OptionError, match="FileStore's path names a folder elsewhere"):
         FileStore(path=common / "groups" / "mine").connect("group", 0)
 
 
 def test_in_a_sticky_folder_a_group_of_bobs_is_not_joined(bob: Any, common: Path) -> None:
-    """He has foreseen the name of the group."""
+    """Bob has predicted the name of the group and created its folder first."""
     path = shared(common, 0o1777)
     bob.run(make_group, str(path), 0o777)
     with pytest.raises(OptionError, match=f"group must be a folder of user .* belongs to user {bob.uid}"):
@@ -184,8 +184,8 @@ def test_in_a_sticky_folder_a_group_of_bobs_is_not_joined(bob: Any, common: Path
     assert connection.read(0, 0.0) == [b"one"]
 
 
-def test_what_he_puts_in_its_place_later_is_not_read(bob: Any, common: Path) -> None:
-    """A path that was safe when the ranks began, and then was not."""
+def test_a_group_that_he_replaces_later_is_not_read(bob: Any, common: Path) -> None:
+    """The path was safe when the ranks began, and became writable to bob later."""
     path = shared(common, 0o700)
     connection = FileStore(path=path).connect("group", 0)
     path.chmod(0o777)
@@ -196,7 +196,7 @@ def test_what_he_puts_in_its_place_later_is_not_read(bob: Any, common: Path) -> 
 
 
 def test_the_sweep_follows_no_link_of_his(bob: Any, common: Path, tmp_path: Path) -> None:
-    """What looks like an abandoned call behind it is alice's own, elsewhere."""
+    """Behind his link are files of alice's that look like an abandoned call: they are not removed."""
     path = shared(common, 0o1777)
     treasure = tmp_path / "run" / "beats"
     treasure.parent.mkdir()

@@ -1,4 +1,4 @@
-"""Each user of a site's store has an ACL user there, made by the rule that `nvrx-slurm store acl` prints."""
+"""Each user of a site's store has an ACL user, with the rule that `nvrx-slurm store acl` prints."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def client(port: int, user: str) -> Any:
     return redis.Redis(port=port, username=user, password=PASSWORDS.get(user, ADMIN))
 
 
-# This loads what redis-py imports on its first use: bob cannot read every Python installation.
+# Import what redis-py loads on its first use, as bob may not be able to read this Python installation.
 with redis.Redis(port=1, retry=Retry(NoBackoff(), 0)) as unanswered, contextlib.suppress(redis.ConnectionError):
     unanswered.ping()
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[int]:
-    """The port of a real Valkey that knows alice and bob by the printed rules."""
+    """The port of a real Valkey in which alice and bob have the printed rules."""
     server = Valkey(tmp_path / "site", ADMIN)
     with client(server.port, "default") as admin:
         for user, password in PASSWORDS.items():
@@ -59,7 +59,7 @@ def printed(*arguments: str) -> str:
 
 
 def denials(port: int) -> list[tuple[str, str, str]]:
-    """Who was refused what, and why."""
+    """The commands that the server has refused: user, reason, object."""
     with client(port, "default") as admin:
         log = admin.execute_command("ACL", "LOG")
     return [(str(each["username"]), str(each["reason"]), str(each["object"])) for each in map(_named, log)]
@@ -76,7 +76,7 @@ def _text(value: object) -> Any:
 
 
 def attack(port: int) -> list[str]:
-    """All that would harm alice's job or show it; returns what came through."""
+    """Try all that would harm alice's job or read from it; returns the commands that were not refused."""
     came_through = []
     prefix = "nvrx:{alice/"
     with client(port, "bob") as site:
@@ -116,7 +116,7 @@ def attack(port: int) -> list[str]:
 
 
 def test_a_job_runs_under_its_rule_and_bob_cannot_touch_it(bob, run_local, gate, site, tmp_path):
-    """A restart is among what the job does; the server has refused alice nothing, and bob everything."""
+    """The job includes a restart. The server has refused no command of alice's, and every one of bob's."""
     plan = gate_plan(gate, tmp_path, nodes=1, spares=1, workers=1, heartbeat__interval=0.25)
     plan = msgspec.structs.replace(plan, store=StoreSpec(url=f"redis://alice@127.0.0.1:{site}/0", namespace="alice"))
     job = run_local(plan, env={"NVRX_SLURM_STORE_PASSWORD": PASSWORDS["alice"]})
@@ -132,7 +132,7 @@ def test_a_job_runs_under_its_rule_and_bob_cannot_touch_it(bob, run_local, gate,
 
 
 def test_groups_and_directories_run_under_the_rule(site, tmp_path, monkeypatch):
-    """Each operation of an in-process group's store, and of a directory of payloads."""
+    """The rule allows each operation of an in-process group's store and of a directory of payloads."""
     url = f"redis://alice@127.0.0.1:{site}/0"
     keys = InprocessKeys("group", 0, job="alice/7-a")
     server = (parse_redis_url(url), PASSWORDS["alice"])
@@ -168,7 +168,7 @@ def test_rule_of_one_job_covers_its_keys_alone(tmp_path):
 
 @pytest.mark.parametrize("name", ["a b", "*", "", "alice +@all", "a\nb", "~*", "x" * 65])
 def test_name_that_would_change_the_rule_is_refused(name):
-    """Exit code 2, and nothing is printed that somebody could paste."""
+    """The command fails and prints no rule that a user could paste."""
     for arguments in (["store", "acl", name], ["store", "acl", "alice", "--namespace", name]):
         done = CliRunner().invoke(cli, arguments)
         assert done.exit_code != 0 and "SETUSER" not in done.output

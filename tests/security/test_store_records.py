@@ -1,4 +1,5 @@
-"""The users of a site's store share one password. What bob writes into the keys of alice's job does not reach it."""
+"""The users of a site's store share one password. Records that bob writes into the keys of alice's job do not affect
+it."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ OUTSIDE = "../../../../outside"
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[int]:
-    """The port of a real Valkey whose one password both users know."""
+    """The port of a real Valkey whose one password both users have."""
     server = Valkey(tmp_path / "site", PASSWORD)
     yield server.port
     server.end()
@@ -47,16 +48,16 @@ def client(port: int) -> Any:
     return redis.Redis(port=port, password=PASSWORD)
 
 
-# This loads all that redis-py imports on its first use: bob cannot read every Python installation.
+# Import what redis-py loads on its first use, as bob may not be able to read this Python installation.
 with redis.Redis(port=1, retry=Retry(NoBackoff(), 0)) as unanswered, contextlib.suppress(redis.ConnectionError):
     unanswered.ping()
 
 
-# ---- what bob does; each as user nobody, with nothing but the password
+# ---- what bob does: each function runs as user nobody, and has only the password
 
 
 def poison(port: int) -> None:
-    """Items that no agent writes, in every stream: text that is not UTF-8, no field, no record."""
+    """Add items that no agent writes to every stream: text that is not UTF-8, missing fields, no record."""
     with client(port) as site:
         [inbox] = site.keys("*:inbox")
         prefix = inbox.removesuffix(b"inbox")
@@ -71,10 +72,10 @@ def poison(port: int) -> None:
 
 
 def forge(port: int) -> None:
-    """A rendezvous for the spare with rank 0 twice, a failure of rank 0, the end of the job; orders and journal
-    alike.
+    """Add a rendezvous that gives each node rank 0, a failure of rank 0, and the end of the job, to orders and
+    journal.
 
-    A record that is signed is its signature, 16 bytes, and the record: he can read it all the same.
+    A signed record is a signature of 16 bytes and the record, so bob can still read it.
     """
     with client(port) as site:
         [inbox] = site.keys("*:inbox")
@@ -112,7 +113,7 @@ def forge(port: int) -> None:
 
 
 def readable(signed: bytes) -> bytes:
-    """What stands behind the signature, if there is one (a packed map begins with 0x80 and above)."""
+    """The record behind the signature, if there is one (a packed map begins with 0x80 or more)."""
     for begins in (0, 16, 24):
         try:
             if isinstance(msgspec.msgpack.decode(signed[begins:]), dict):
@@ -123,7 +124,7 @@ def readable(signed: bytes) -> bytes:
 
 
 def copy_all(port: int) -> int:
-    """Each signed item once more, at its stream's end. Returns how many."""
+    """Append a copy of each signed item to its stream. Returns the number of copies."""
     copied = 0
     with client(port) as site:
         [inbox] = site.keys("*:inbox")
@@ -135,12 +136,12 @@ def copy_all(port: int) -> int:
     return copied
 
 
-# ---- what alice sees
+# ---- alice
 
 
 @pytest.fixture
 def job(run_local, gate, site, tmp_path):
-    """A job of one rank and one hot spare on the site's store; its worker waits."""
+    """A job of one rank and one hot spare on the site's store; its worker waits at the gate."""
     plan = gate_plan(gate, tmp_path, nodes=1, spares=1, workers=1, heartbeat__interval=0.25)
     plan = msgspec.structs.replace(plan, store=StoreSpec(url=f"redis://127.0.0.1:{site}/0"))
     job = run_local(plan, env={"NVRX_SLURM_STORE_PASSWORD": PASSWORD})
@@ -151,7 +152,7 @@ def job(run_local, gate, site, tmp_path):
 
 
 def finish(job, gate) -> None:
-    """The job goes on as if nothing had happened: the worker of cycle 0 ends it with 0."""
+    """Assert that the job is not disturbed: the worker of cycle 0 ends it with exit code 0."""
     gate.wait(1, cycle=0)[0].go()
     assert job.finish() == 0
     assert [closed.cycle for closed in job.said(RendezvousClosed)] == [0]
@@ -167,7 +168,8 @@ def restart_controller(job) -> None:
 
 
 def test_poison_is_set_aside_counted_and_journaled(bob, job, gate, site):
-    """One record that is not UTF-8 crash-looped the controller. It is passed over, and the user sees it."""
+    """One record that is not UTF-8 used to crash the controller again and again. Now it is skipped, and the journal
+    counts it."""
     bob.run(poison, site)
     assert refused(job).count >= 1
     restart_controller(job)
@@ -178,8 +180,8 @@ def test_poison_is_set_aside_counted_and_journaled(bob, job, gate, site):
     assert "Traceback" not in job.folder.job_log.read_text()
 
 
-def test_forged_records_are_not_believed(bob, job, gate, site):
-    """A rendezvous of bob's, a failure, the end: no agent and no controller acts on it."""
+def test_forged_records_are_ignored(bob, job, gate, site):
+    """No agent and no controller acts on bob's rendezvous, failure or shutdown."""
     bob.run(forge, site)
     refused(job)
     restart_controller(job)
@@ -192,7 +194,7 @@ def test_forged_records_are_not_believed(bob, job, gate, site):
 
 
 def test_copies_of_signed_records_change_nothing(bob, job, gate, site):
-    """Each record is worth something once, and in its own place."""
+    """Each signed record is valid once, and only in its own place."""
     assert bob.run(copy_all, site) > 0
     refused(job)
     restart_controller(job)
@@ -200,7 +202,7 @@ def test_copies_of_signed_records_change_nothing(bob, job, gate, site):
 
 
 def test_token_of_payloads_does_not_follow_from_the_password(job, gate, monkeypatch):
-    """Who knows the site's password could compute it."""
+    """Every user who has the site's password could derive such a token."""
     import hmac
 
     monkeypatch.setenv("NVRX_STORE_FILE", str(job.folder.store_path))

@@ -1,5 +1,5 @@
-"""Bob takes the port, or the socket, of a job's embedded store that was killed. No password that he reads opens
-anything, nothing that he answers ends the job, and where there is TLS or a unix socket he reads nothing at all."""
+"""Bob takes the port, or the socket, of a job's embedded store that was killed. The passwords that he reads are of no
+use, his answers do not end the job, and with TLS or a unix socket he reads nothing at all."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SECONDS = 30.0
 
 
 def take_port(port: int, answer: str, certificate: str) -> None:
-    """Listen on the port as soon as it is free. Each line printed is what one client sent first, in hex. He goes on
-    until he is ended, and answers every read with `answer`."""
+    """Listen on the port as soon as it is free. Each printed line is what one client sent first, in hex. Answers
+    every read with `answer`, until the process is ended."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     while True:
@@ -70,12 +70,12 @@ def serve(connection: socket.socket, answer: bytes, context: ssl.SSLContext | No
 
 
 def say(line: str) -> None:
-    """In one write: several threads do."""
+    """Print a line in one write, since several threads print."""
     os.write(1, f"{line}\n".encode())
 
 
 def log_in(host: str, port: int, password: str) -> str:
-    """What the server says to the password."""
+    """The server's answer to the password."""
     with socket.socket() as link:
         link.settimeout(SECONDS)
         link.connect((host, port))
@@ -84,7 +84,7 @@ def log_in(host: str, port: int, password: str) -> str:
 
 
 def reach(path: str) -> list[str]:
-    """What bob can do with a unix socket, and in its folder."""
+    """What happens when bob connects to a unix socket, and when he binds in its folder."""
     said = []
     with socket.socket(socket.AF_UNIX) as link:
         for attempt in (link.connect, link.bind):
@@ -96,12 +96,12 @@ def reach(path: str) -> list[str]:
     return said
 
 
-# ---- what alice has
+# ---- alice
 
 
 @pytest.fixture
 def fleet(run_local, gate, tmp_path):
-    """Starts a job whose store listens beyond loopback, as one does on several nodes."""
+    """Starts a job whose store listens beyond loopback, as the store of a job on several nodes does."""
     if default_route_address() == LOOPBACK:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("this machine has no address but loopback")
 
@@ -113,7 +113,7 @@ def fleet(run_local, gate, tmp_path):
 
 
 def redis_with_tls() -> str:
-    """The path of Debian's server; without one the test is skipped, and in CI it fails."""
+    """The path of Debian's server. Without one the test is skipped; in CI it fails."""
     found = shutil.which("redis-server")
     if found is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("install redis-server: `make slurm-packages`")
@@ -131,13 +131,13 @@ def kill_store(job, server: str) -> None:
 
 
 def passwords(lines: list[str]) -> set[str]:
-    """In what clients have sent: `*2 $4 AUTH $43 <password>`."""
+    """The passwords in what clients have sent: `*2 $4 AUTH $43 <password>`."""
     parts = [bytes.fromhex(line).split(b"\r\n") for line in lines if not line.startswith("error")]
     return {words[4].decode() for words in parts if len(words) > 4 and words[2] == b"AUTH"}
 
 
 def goes_on(job, gate, before) -> None:
-    """The job, with the workers that it had, to its good end."""
+    """Assert that the job ends well, with the workers that it had before."""
     gate.open()
     assert job.finish() == 0, job.story()
     assert {worker.pid for worker in gate.wait(4, cycle=0).values()} == {worker.pid for worker in before.values()}
@@ -145,15 +145,15 @@ def goes_on(job, gate, before) -> None:
 
 
 @pytest.mark.parametrize("does", ANSWERS)
-def test_the_password_read_on_a_freed_port_opens_nothing(bob, fleet, gate, does):
-    """Without TLS, bob on the port of the dead store gets its password. The store that is started again has another
-    port and another password, no client stays with bob, and the job goes on."""
+def test_the_password_read_on_a_freed_port_is_of_no_use(bob, fleet, gate, does):
+    """Without TLS bob gets the password of the dead store, whose port he has taken. The restarted store has another
+    port and another password, every client follows it, and the job goes on."""
     job = fleet("bundled")
     before = gate.wait(4, cycle=0)
     old = address_of(job)
     port = urlsplit(old.url).port
     attack = bob.start(take_port, port, ANSWERS[does].decode(), "")
-    job.process.send_signal(signal.SIGSTOP)  # bob is faster
+    job.process.send_signal(signal.SIGSTOP)  # so that bob is faster
     kill_store(job, "valkey-server")
     assert attack.line() == "bound"
     stolen = passwords([attack.line()])
@@ -170,7 +170,7 @@ def test_the_password_read_on_a_freed_port_opens_nothing(bob, fleet, gate, does)
 
 @pytest.mark.parametrize("shows", ["no certificate", "his own certificate"])
 def test_with_tls_a_freed_port_gets_no_password(bob, fleet, gate, tmp_path, common, shows):
-    """Clients speak to nobody who cannot show the job's certificate."""
+    """Clients send nothing but a handshake to a server that does not have the job's certificate."""
     job = fleet(redis_with_tls())
     before = gate.wait(4, cycle=0)
     old = address_of(job)
@@ -192,9 +192,9 @@ def test_with_tls_a_freed_port_gets_no_password(bob, fleet, gate, tmp_path, comm
     assert attack.line() == "bound"
     seen = [attack.line() for _ in range(3)]
     if certificate:
-        assert all(line.startswith("error") for line in seen)  # the client ended the handshake
+        assert all(line.startswith("error") for line in seen)  # the client has ended the handshake
     else:
-        assert all(bytes.fromhex(line).startswith(b"\x16\x03") for line in seen)  # a handshake, and no more
+        assert all(bytes.fromhex(line).startswith(b"\x16\x03") for line in seen)  # a handshake, and nothing after it
     assert passwords(seen) == set()
     job.process.send_signal(signal.SIGCONT)
     goes_on(job, gate, before)
@@ -202,7 +202,8 @@ def test_with_tls_a_freed_port_gets_no_password(bob, fleet, gate, tmp_path, comm
 
 
 def test_on_one_host_there_is_no_port_to_take(bob, run_local, gate, tmp_path):
-    """The store of a local job listens on a unix socket that only alice can reach, dead or alive."""
+    """The store of a local job listens on a unix socket in a folder that only alice can enter, also after the store's
+    death."""
     job = run_local(gate_plan(gate, tmp_path, spares=0, **QUICK))
     before = gate.wait(4, cycle=0)
     old = address_of(job)
@@ -226,7 +227,8 @@ def test_on_one_host_there_is_no_port_to_take(bob, run_local, gate, tmp_path):
 
 
 def test_certificate_and_key_are_their_owners_alone(fleet, gate):
-    """The key is in a 0600 file below folders of mode 0700; the certificate verifies, and no other does."""
+    """The key is in a file of mode 0600 in a folder of mode 0700. Clients accept the job's certificate, and no
+    other."""
     job = fleet(redis_with_tls())
     gate.wait(4, cycle=0)
     address = address_of(job)

@@ -1,4 +1,4 @@
-"""A site's store behind TLS: a server with the certificate of another host gets no password from any client."""
+"""A site's store behind TLS: no client sends a password to a server with the certificate of another host."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SECONDS = 30.0
 
 
 class SiteStore:
-    """A real Redis with TLS and a password. `names`: what its certificate says that it is."""
+    """A real Redis with TLS and a password. `names`: the subjectAltName of its certificate."""
 
     def __init__(self, folder: Path, names: str) -> None:
         binary = shutil.which("redis-server")
@@ -115,7 +115,8 @@ async def tried(connect: Callable[[SiteStore, Path], Any], site: SiteStore, fold
 
 @pytest.mark.parametrize("connect", CLIENTS)
 async def test_a_certificate_of_another_host_is_refused(tmp_path: Path, connect: Any) -> None:
-    """It is signed by whom the client trusts, and names another host: the client ends the handshake, and says so."""
+    """The client trusts the certificate's issuer, but the name is another host's: the client ends the handshake, and
+    its error says so."""
     site = SiteStore(tmp_path, WRONG)
     try:
         with pytest.raises((StoreUnreachable, StoreError, redis.ConnectionError)) as refused:
@@ -130,7 +131,8 @@ async def test_a_certificate_of_another_host_is_refused(tmp_path: Path, connect:
 
 @pytest.mark.parametrize("connect", CLIENTS)
 async def test_a_certificate_of_this_host_is_taken(tmp_path: Path, connect: Any) -> None:
-    """The same server with its own name in its certificate: or the test above would prove nothing."""
+    """The same server with its own name in the certificate is accepted. Otherwise the test above would prove
+    nothing."""
     site = SiteStore(tmp_path, RIGHT)
     try:
         await tried(connect, site, tmp_path)

@@ -1,4 +1,4 @@
-"""Bob at a worker's payload port, which any user of any host that reaches the node can connect to."""
+"""Bob at a worker's payload port, to which any user of any host that reaches the node can connect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ with SharedRing.create(8, 4096) as ring, PayloadServer(ring, host="127.0.0.1", p
 
 
 def hold_silent_links(port: int, count: int) -> None:
-    """So many connections that say nothing, and as many new ones as are closed on him."""
+    """Hold this many connections and send nothing; replace those that the server closes."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 2 * count), hard))
     links, poll, made = {}, select.poll(), 0
@@ -58,7 +58,7 @@ def hold_silent_links(port: int, count: int) -> None:
 
 
 def say(port: int, count: int) -> int:
-    """Random messages, and such as begin as the protocol does; how many connections there were."""
+    """Send random messages, and messages that begin as the protocol does. Returns the number of connections."""
     frames = [
         protocol.ClientHello(protocol.VERSION, os.urandom(32)).pack(),
         protocol.ClientHello(99, os.urandom(32)).pack(),
@@ -76,14 +76,14 @@ def say(port: int, count: int) -> int:
 
 
 def wait_for_the_end(port: int) -> str:
-    """He says nothing; what he hears."""
+    """Send nothing; returns what is received."""
     with socket.create_connection(("127.0.0.1", port)) as link:
         link.settimeout(WAIT_S)
         return link.recv(1).hex()
 
 
 def prove_with(port: int, token: str) -> list[str]:
-    """By the rules, with a token that is a guess: what he hears."""
+    """Follow the protocol with a guessed token; returns what is received."""
     heard = []
     with socket.create_connection(("127.0.0.1", port)) as link:
         link.settimeout(WAIT_S)
@@ -121,7 +121,7 @@ class Worker:
         self.port, self.token, self.ref = int(port), bytes.fromhex(token), PayloadRef.from_json(ref)
 
     def usage(self) -> tuple[int, int]:
-        """Its threads and its descriptors."""
+        """The number of its threads and of its descriptors."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -129,7 +129,7 @@ class Worker:
         return threads, descriptors
 
     def read(self) -> bytes:
-        """Over the port, as from another node."""
+        """Read over the port, as from another node."""
         with PayloadClient(token=self.token, transports=("tcp",)) as client:
             return bytes(client.read(self.ref, deadline=WAIT_S, keep=True))
 
@@ -137,7 +137,7 @@ class Worker:
         return self._log.read_text()
 
     def end(self) -> int:
-        """Its exit code."""
+        """Let the process end; returns its exit code."""
         self.process.communicate(timeout=WAIT_S)
         return self.process.returncode
 
@@ -148,7 +148,7 @@ class Worker:
 
 @pytest.fixture
 def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
-    """With 1,024 descriptors, as a login shell gives them, or as many as the test says."""
+    """A worker with 1,024 descriptors, as in a login shell, or as many as the test sets."""
     worker = Worker(tmp_path / "log", getattr(request, "param", 1024))
     with worker.process:
         yield worker
@@ -156,15 +156,15 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
 
 
 def test_silent_links_cost_no_threads(bob: Any, worker: Worker) -> None:
-    """2,400 of them, more than the worker may have descriptors: 64 are kept, none has a thread, and a reader who
-    knows the token is served meanwhile. The log has one line."""
+    """Bob opens 2,400 connections, more than the worker may have descriptors. 64 are kept, none has a thread, a
+    reader that has the token is served meanwhile, and the log has one line."""
     threads, descriptors = worker.usage()
     flood = bob.start(hold_silent_links, worker.port, FLOOD)
     assert flood.line() == "flooded"
     assert worker.read() == b"weights"
     now = worker.usage()
-    assert now[0] <= threads + 1  # the reader's own
-    assert now[1] <= descriptors + MOST_UNPROVEN + 2  # the reader's, and one that is just refused
+    assert now[0] <= threads + 1  # the thread that serves the reader
+    assert now[1] <= descriptors + MOST_UNPROVEN + 2  # those of the reader, and of a connection that is being refused
     assert worker.read() == b"weights"
     assert worker.end() == 0
     assert len(worker.logged().splitlines()) == 1, worker.logged()
@@ -174,8 +174,8 @@ def test_silent_links_cost_no_threads(bob: Any, worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("worker", [48], indirect=True)
-def test_a_listener_outlives_the_want_of_descriptors(bob: Any, worker: Worker) -> None:
-    """Where the process has fewer than 64 to give, accept(2) fails with EMFILE, and the port lives."""
+def test_a_listener_survives_a_lack_of_descriptors(bob: Any, worker: Worker) -> None:
+    """With fewer than 64 descriptors left, accept(2) fails with EMFILE, and the port serves again afterwards."""
     flood = bob.start(hold_silent_links, worker.port, 100)
     until(lambda: "cannot take a connection" in worker.logged(), "EMFILE")
     flood.end()
@@ -183,18 +183,19 @@ def test_a_listener_outlives_the_want_of_descriptors(bob: Any, worker: Worker) -
     assert worker.end() == 0
     lines = worker.logged().splitlines()
     assert sum("cannot take a connection: Too many open files" in line for line in lines) == 1
-    assert len(lines) <= 2, lines  # and one of those that were closed
+    assert len(lines) <= 2, lines  # the other one is about a connection that was closed
 
 
 def test_a_silent_link_has_two_seconds(bob: Any, worker: Worker) -> None:
-    """Alone, too: it is closed, and bob hears so."""
+    """A single silent connection is closed too, after two seconds."""
     assert bob.run(wait_for_the_end, worker.port) == ""
     assert "said nothing that proves it in 2 s" in worker.logged()
     assert worker.end() == 0
 
 
 def test_ten_thousand_messages_kill_nothing(bob: Any, worker: Worker) -> None:
-    """Random ones, cut ones, and such as begin well. The port serves as before, and the log stays short."""
+    """Random messages, truncated ones, and ones that begin as the protocol does: the port serves as before, and the
+    log stays short."""
     before = worker.usage()
     assert bob.run(say, worker.port, 10_000) == 10_000
     assert worker.read() == b"weights"
@@ -206,13 +207,13 @@ def test_ten_thousand_messages_kill_nothing(bob: Any, worker: Worker) -> None:
 
 @pytest.mark.parametrize("guess", ["", "00" * 32, "ff" * 32])
 def test_a_guess_is_refused(bob: Any, worker: Worker, guess: str) -> None:
-    """By the rules, but for the proof: he hears that it is none, and then the end."""
+    """A client that follows the protocol with a wrong token gets REFUSED, and then the end of the connection."""
     assert bob.run(prove_with, worker.port, guess) == ["OK", "REFUSED", ""]
     assert worker.read() == b"weights"
 
 
 def test_a_server_that_is_full_says_so() -> None:
-    """Connections that are proven are counted apart from those that are not."""
+    """Only proven connections count against the server's limit, and a reader beyond it gets an error that says so."""
     with SharedRing.create(2, 100) as ring, PayloadServer(ring, host="127.0.0.1", ports=1, most_links=1) as server:
         ref = server.write(b"weights")
         silent = socket.create_connection(("127.0.0.1", int(server.ports[0].rpartition(":")[2])))

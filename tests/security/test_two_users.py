@@ -1,4 +1,4 @@
-"""The attacks in this folder are made by another user: one who has no rights over alice's files and processes."""
+"""The attacks in this folder run as another user, who has no rights over alice's files and processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def identity() -> list[int]:
 
 
 def test_bob_is_another_user(bob, common):
-    """What alice keeps to herself bob cannot read; what she shows him he can."""
+    """Bob cannot read alice's private files, and can read her public ones."""
     for name, mode in (("private", 0o600), ("public", 0o644)):
         (common / name).write_text(name)
         (common / name).chmod(mode)
@@ -27,6 +27,6 @@ def test_bob_is_another_user(bob, common):
 
 
 def test_bob_has_given_up_root(bob):
-    """No identity of the test's own user is left to him."""
+    """Bob's process has no uid or group of root or of the test's own user."""
     assert 0 not in bob.run(identity)
     assert os.geteuid() not in bob.run(identity)

@@ -1,8 +1,7 @@
-"""What a rank of a scenario can do, by name: the faults, and the ways around them.
+"""What a rank of a scenario can do, by name: the faults, and other behaviour around a restart.
 
-An action runs in the rank's own process, at the point of the call that the scenario names. Those that wait do so
-until they are interrupted, or killed. What a rank makes of a restart matters only once it is ready for one: such an
-action reports by itself, from where the restart may come.
+An action runs in the rank's own process, at the point of the call that the scenario names. An action that waits does
+so until it is interrupted or killed. An action of WHEN_RESTARTED reports by itself when it is ready for the restart.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from typing import NoReturn
 from nvrx_slurm.inprocess.exception import RankDiscarded, RankShouldRestart, RestartAbort
 
 POLL_S = 0.02
-"""How long the main thread is away from Python at most while it waits: it makes progress."""
+"""The longest time that the main thread spends outside Python while it waits: it makes progress."""
 
 AFTER_LONG_S = 10.0
-"""Longer than the timeouts of any scenario that takes this long."""
+"""Longer than the timeouts of any scenario that uses it."""
 
 
 class ScenarioError(Exception):
-    """What a scenario raises."""
+    """The exception that a scenario raises."""
 
 
 class PartsError(Exception):
-    """Its constructor wants three arguments: it can be made again neither from a text nor by its class alone."""
+    """Its constructor needs three arguments: neither its text nor its class is enough to build it again."""
 
     def __init__(self, where: str, code: int, *, why: str) -> None:
         super().__init__(f"{where}: {why} ({code})")
@@ -67,17 +66,17 @@ def raise_discarded() -> NoReturn:
 
 
 def raise_undecodable() -> NoReturn:
-    """As of a file whose name is not in UTF-8."""
+    """As an error about a file whose name is not UTF-8."""
     raise ScenarioError("no such file: caf\udce9.bin")
 
 
 def raise_long() -> NoReturn:
-    """As of an error that quotes a tensor, in a function whose source line is as long."""
+    """As an error that quotes a tensor, in a function whose source line is just as long."""
     raise ScenarioError("0123456789abcdef" * (1 << 18))
 
 
 def raise_nested() -> NoReturn:
-    """Errors that lead to each other, one of which cannot be formatted."""
+    """Errors that are each other's cause, one of which cannot be formatted."""
 
     class Unspeakable(Exception):
         def __str__(self) -> str:
@@ -89,12 +88,12 @@ def raise_nested() -> NoReturn:
 
 
 def raise_restart() -> NoReturn:
-    """What only the group raises: perhaps one that a thread has kept since the last restart."""
+    """An exception that only the group raises, as if a thread had kept one since the last restart."""
     raise RankShouldRestart
 
 
 def fork_and_exit() -> None:
-    """A child that ends as a program does, through all that it has inherited."""
+    """Fork a child that ends as a program does, through all the handlers that it has inherited."""
     child = os.fork()
     if child == 0:
         sys.exit(7)
@@ -107,7 +106,7 @@ _aborting = threading.Event()
 
 
 def abort_at_length() -> None:
-    """An abort that is not over when the function is."""
+    """An abort that is still running when the function has ended."""
     _aborting.set()
     threading.Event().wait(1.0)
 
@@ -122,7 +121,7 @@ def kill_self() -> None:
 
 
 def crash() -> None:
-    """As a program error in a C library does."""
+    """Crash, as by a programming error in a C library."""
     ctypes.string_at(0)
 
 
@@ -131,25 +130,25 @@ def stop_self() -> None:
 
 
 def kill_monitor() -> None:
-    """And go on: it is the kernel that ends this rank."""
+    """Kill the monitor and go on: the kernel then kills this rank."""
     os.kill(monitor_pid(), signal.SIGKILL)
     threading.Event().wait()
 
 
 def stop_with_monitor() -> None:
-    """Rank and monitor fall silent at one moment, as on a host that freezes."""
+    """Stop rank and monitor at the same moment, as when a host freezes."""
     os.kill(monitor_pid(), signal.SIGSTOP)
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def stop_monitor() -> None:
-    """The monitor alone falls silent."""
+    """Stop the monitor alone."""
     os.kill(monitor_pid(), signal.SIGSTOP)
     threading.Event().wait()
 
 
 def slow_monitor() -> None:
-    """The monitor, once there is one, takes long to start."""
+    """Stop the monitor for long as soon as it exists, so that it starts slowly."""
     threading.Thread(target=_stop_child_for_long, daemon=True).start()
 
 
@@ -163,7 +162,7 @@ def _stop_child_for_long() -> None:
 
 
 def block() -> None:
-    """The main thread makes no progress; the interpreter does."""
+    """The main thread makes no progress; other threads can run."""
     threading.Event().wait()
 
 
@@ -177,7 +176,7 @@ def block_in_read() -> None:
 
 
 def hold_gil() -> None:
-    """A C library deadlocks, and never lets go of the interpreter: no thread of it runs again."""
+    """A C library deadlocks and never releases the GIL: no thread of Python runs again."""
     mutex = ctypes.create_string_buffer(64)
     library = ctypes.PyDLL(None)
     library.pthread_mutex_lock(mutex)
@@ -185,19 +184,19 @@ def hold_gil() -> None:
 
 
 def hold_gil_deaf() -> None:
-    """The same by a process that has a handler for SIGTERM, which can never run."""
+    """The same in a process with a handler for SIGTERM, which can never run."""
     signal.signal(signal.SIGTERM, lambda *_: None)
     hold_gil()
 
 
 def hold_gil_until_terminated() -> None:
-    """A C library that holds the interpreter until SIGTERM interrupts it, and then goes on as if nothing had been."""
+    """A C library that holds the GIL until SIGTERM interrupts it, and then returns as if nothing had happened."""
     signal.signal(signal.SIGTERM, lambda *_: None)
     ctypes.PyDLL(None).pause()
 
 
 def exit_when_restarted(ready: Callable[[], None]) -> NoReturn:
-    """Report to end at a moment when the group restarts anyway."""
+    """End by SystemExit at the moment when the group restarts anyway."""
     try:
         ready()
         threading.Event().wait()
@@ -206,7 +205,7 @@ def exit_when_restarted(ready: Callable[[], None]) -> NoReturn:
 
 
 def abort_when_restarted(ready: Callable[[], None]) -> NoReturn:
-    """Gives up, at a moment when the group restarts anyway."""
+    """Raise RestartAbort at the moment when the group restarts anyway."""
     try:
         ready()
         threading.Event().wait()
@@ -215,7 +214,7 @@ def abort_when_restarted(ready: Callable[[], None]) -> NoReturn:
 
 
 def swallow(ready: Callable[[], None]) -> None:
-    """Catch whatever comes, several times over, and carry on."""
+    """Catch every exception, several times, and carry on."""
     for _ in range(3):
         with contextlib.suppress(BaseException):
             ready()
@@ -224,18 +223,18 @@ def swallow(ready: Callable[[], None]) -> None:
 
 
 def swallow_for_ever(ready: Callable[[], None]) -> None:
-    """Never let go, though the main thread makes progress all the time."""
+    """Catch every exception, without end, while the main thread makes progress all the time."""
     with contextlib.suppress(BaseException):
         ready()
     while True:
-        with contextlib.suppress(BaseException):  # one that comes between two rounds of the loop below
+        with contextlib.suppress(BaseException):  # an exception between two iterations of the inner loop
             while True:
                 with contextlib.suppress(BaseException):
                     threading.Event().wait(POLL_S)
 
 
 def swallow_in_del(ready: Callable[[], None]) -> None:
-    """Nothing that is raised in a finalizer leaves it."""
+    """Be interrupted in finalizers, where Python drops the exception."""
 
     class Slow:
         def __del__(self) -> None:
@@ -249,7 +248,7 @@ def swallow_in_del(ready: Callable[[], None]) -> None:
 
 
 def wait_in_finalizers(ready: Callable[[], None]) -> None:
-    """Make and drop objects whose finalizers wait: the main thread is hardly ever outside of them."""
+    """Create and drop objects whose finalizers wait: the main thread is almost always in one of them."""
 
     class Waits:
         def __del__(self) -> None:
@@ -261,7 +260,7 @@ def wait_in_finalizers(ready: Callable[[], None]) -> None:
 
 
 def replace_by_own(ready: Callable[[], None]) -> None:
-    """Turn what comes into the user's own exception."""
+    """Replace the exception of the restart by the user's own."""
     try:
         ready()
         threading.Event().wait()
@@ -308,23 +307,23 @@ WHEN_RESTARTED: dict[str, Callable[[Callable[[], None]], None]] = {
     "replace": replace_by_own,
     "wait in finalizers": wait_in_finalizers,
 }
-"""What a rank makes of a restart that another one is the cause of."""
+"""How a rank reacts to a restart that another rank has caused."""
 
 
 def monitor_pid() -> int:
-    """The one child that this process has: its monitor."""
+    """The pid of this process's only child: its monitor."""
     (pid,) = children(os.getpid())
     return pid
 
 
 def children(pid: int) -> list[int]:
-    """The children of all threads of a process, the dead ones left out."""
+    """The live children of all threads of a process."""
     found = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in _children_of(task)]
     return [child for child in found if _state(child) not in "ZX"]
 
 
 def _children_of(task: Path) -> list[str]:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
         return (task / "children").read_text().split()
     return []
 

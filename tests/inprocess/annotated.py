@@ -1,5 +1,5 @@
-"""Functions that ask for their call in every way there is, each wrapped and called in a group of one:
-`python -m tests.inprocess.annotated STORE_URL` prints what each was given and returned, as JSON."""
+"""Functions that declare their call parameter in every possible way, each wrapped and called in a group of one:
+`python -m tests.inprocess.annotated STORE_URL` prints what each received and returned, as JSON."""
 
 import json
 import sys

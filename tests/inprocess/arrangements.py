@@ -1,4 +1,4 @@
-"""Rank assignments, by the names that scenarios give them."""
+"""Rank assignments, by the names that scenarios use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _shifted() -> RankAssignment:
 
 
 def _pairs() -> RankAssignment:
-    """Ranks come in pairs, as the GPUs of a host do: one without its other is of no use."""
+    """Ranks form pairs, as the GPUs of a host do: a rank without its partner cannot be used."""
     by_pair = inprocess.FilterCountGroupedByKey(
         key_or_fn=lambda state: state.initial_rank // 2, condition=lambda count: count == 2
     )

@@ -1,4 +1,4 @@
-"""What a process has, to be compared before and after a call."""
+"""The resources of a process, to be compared before and after a call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.inprocess.actions import children
 
 @dataclass(frozen=True)
 class Belongings:
-    """Each as a set of texts."""
+    """Each resource as a set of texts."""
 
     threads: frozenset[str]
     files: frozenset[str]
@@ -38,7 +38,7 @@ class Belongings:
         )
 
     def beyond(self, before: Belongings) -> dict[str, list[str]]:
-        """What is there now and was not before, or the other way round; empty if all is as it was."""
+        """The differences to `before`, in both directions; empty if there are none."""
         changed = {
             field.name: sorted(getattr(self, field.name) ^ getattr(before, field.name)) for field in fields(self)
         }
@@ -50,7 +50,7 @@ def _open_files() -> list[str]:
     for entry in Path("/proc/self/fd").iterdir():
         try:
             files.append(f"{entry.name}: {entry.readlink()}")
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     return files
 

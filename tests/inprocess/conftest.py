@@ -20,7 +20,7 @@ Start = Callable[..., AbstractContextManager[Group]]
 
 @pytest.fixture(scope="session")
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    """A server for all scenarios that leave it in peace; each group has keys of its own."""
+    """A server for all scenarios that do not disturb it; each group has keys of its own."""
     server = Valkey(tmp_path_factory.mktemp("valkey"))
     yield server
     server.end()
@@ -28,7 +28,8 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """Where ranks are forked from: half of the processor time of a short scenario would be their imports."""
+    """The process from which ranks are forked: importing would take half of the processor time of a short
+    scenario."""
     forks = Forks("tests.inprocess.rank", modules=("tests.inprocess.rank", "nvrx_slurm.inprocess.wrap"))
     yield forks
     forks.close()
@@ -36,8 +37,8 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture
 def start(valkey: Valkey, forks: Forks, tmp_path: Path) -> Start:
-    """Starts a group. When the scenario is through, nothing of the group may be left: no process, no file, no key
-    that does not expire."""
+    """Starts a group. At the end of the scenario nothing of the group may be left: no process, no file, no key
+    without an expiry."""
 
     valkey.revive()
 
@@ -48,7 +49,7 @@ def start(valkey: Valkey, forks: Forks, tmp_path: Path) -> Start:
         *,
         name: str | None = None,
         variables: Mapping[str, str] | None = None,
-        interpreters: bool = False,  # ranks find each other by what the kernel shows of a process's first environment
+        interpreters: bool = False,  # not forked: then /proc shows the environment of each rank, which others read
         **said: Any,
     ) -> Iterator[Group]:
         store = ("RedisStore", {"url": valkey.url})

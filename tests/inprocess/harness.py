@@ -1,4 +1,4 @@
-"""A group of ranks as real processes, and what they report."""
+"""A group of ranks as real processes, and their reports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Report:
 
 
 class Group:
-    """The ranks of one scenario. They start at once; `close` sees to it that nothing of them is left."""
+    """The ranks of one scenario. They start at once; `close` ends them and all that they have started."""
 
     def __init__(
         self, script: Script, world: int, *, forks: Forks | None, name: str | None = None, **variables: str
@@ -93,10 +93,10 @@ class Group:
             _MARK: self.name,
         } | self._variables  # fmt: skip
 
-    # ---- what they report
+    # ---- the ranks' reports
 
     def expect(self, event: str, rank: int, *, timeout: float = WAIT_S, **facts: Any) -> Report:
-        """The first such event of a rank; waits for it."""
+        """Wait for the first such event of a rank."""
         deadline = time.monotonic() + timeout
         while True:
             for report in self.all(event, rank=rank, **facts):
@@ -114,11 +114,12 @@ class Group:
         ]
 
     def entered(self, ranks: list[int], iteration: int, **facts: Any) -> list[Report]:
-        """Waits until these ranks are in the function, in this iteration."""
+        """Wait until these ranks are in the function, in this iteration."""
         return [self.expect("fn", rank, iteration=iteration, **facts) for rank in ranks]
 
     def ended(self, rank: int, *, timeout: float = WAIT_S) -> int:
-        """The exit code of a rank's process, negative for a signal; waits for it, and for all its reports."""
+        """Wait for the end of a rank's process and for all its reports. Returns its exit code, negative for a
+        signal."""
         deadline = time.monotonic() + timeout
         process = self.ranks[rank]
         while self._is_telling(rank) and self._hear(deadline):
@@ -132,7 +133,7 @@ class Group:
         return any(key.data == rank for key in self._selector.get_map().values())
 
     def _hear(self, deadline: float) -> bool:
-        """Read what has been reported; False at the deadline."""
+        """Read what has been reported; returns False at the deadline."""
         ready = self._selector.select(max(0.0, deadline - time.monotonic()))
         for key, _ in ready:
             self._read(key.fd, key.data)
@@ -149,10 +150,10 @@ class Group:
             facts = msgspec.json.decode(line)
             self.reports.append(Report(rank, facts.pop("event"), facts))
 
-    # ---- what is done to them
+    # ---- orders and signals
 
     def order(self, rank: int, iteration: int, action: str) -> None:
-        """Have a rank that is in the function do this. One that is gone does nothing any more."""
+        """Have a rank that is in the function do this action. A rank that has ended ignores it."""
         with contextlib.suppress(BrokenPipeError):
             self._orders[rank].write(f"{iteration} {action}\n".encode())
             self._orders[rank].flush()
@@ -169,7 +170,8 @@ class Group:
             self.signal(rank, signal.SIGSTOP)
 
     def kill(self, ranks: list[int]) -> None:
-        """All of them in the iteration that they are in now: none goes on between the deaths of two others."""
+        """Kill these ranks in their current iteration. They are stopped first, so that none goes on between two
+        deaths."""
         self.freeze(ranks)
         for rank in ranks:
             self.signal(rank, signal.SIGKILL)
@@ -178,33 +180,33 @@ class Group:
         os.kill(pid, signal.SIGSTOP)
 
     def thaw(self, pid: int) -> None:
-        """One that is gone stays so."""
+        """Continue a stopped process; one that has ended is ignored."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
     def monitor_of(self, rank: int) -> int:
-        """The process that watches a rank."""
+        """The monitor process of a rank."""
         (monitor,) = children(self.ranks[rank].pid)
         return monitor
 
     def until_logged(self, rank: int, words: str) -> None:
-        """Waits until the rank's log has these words."""
+        """Wait until the rank's log contains these words."""
         until_logged(self.folder / f"rank-{rank}.log", words)
 
     def let_go(self, rank: int) -> None:
-        """A rank that lingers ends."""
+        """End a rank that lingers."""
         self._orders[rank].close()
 
     # ---- the end
 
     def processes(self) -> list[int]:
-        """Every process of the group that runs: ranks, monitors, and what else they have started. One that was forked
-        has no mark in what the kernel shows of its environment, and the rank's log for its standard error."""
+        """Every process of the group that runs: ranks, monitors, and their children. A forked rank is found by its
+        standard error, the rank's log, since /proc does not show its environment."""
         mark, logs = f"{_MARK}={self.name}".encode(), f"{self.folder}/rank-"
         return [pid for pid in _all_pids() if _has_mark(pid, mark) or _writes_to(pid, logs)]
 
     def until_no_process(self, timeout: float = WAIT_S) -> None:
-        """Monitors of ranks that died need a moment."""
+        """Wait for the end of all processes. Monitors of dead ranks need a moment."""
         deadline = time.monotonic() + timeout
         while left := self.processes():
             with _pidfd(left[0]) as handle, selectors.DefaultSelector() as selector:
@@ -214,13 +216,14 @@ class Group:
                         raise AssertionError("left behind: " + "; ".join(_described(pid) for pid in left))
 
     def litter(self) -> list[str]:
-        """Files in the places for temporary and runtime files, and the folder of the store that ranks start."""
+        """What is left in the folders for temporary and runtime files, and the folder of the store that ranks
+        start."""
         kept = {store_keeper._folder(store_keeper.VALKEY, report.group) for report in self.all("begin")}
         own = [path for place in ("tmp", "runtime") for path in (self.folder / place).rglob("*")]
         return [str(path) for path in (*own, *kept) if path.exists()]
 
     def close(self) -> None:
-        """End what still runs, by force."""
+        """Kill all that still runs."""
         for process in self.ranks.values():
             process.kill()
         for pid in self.processes():
@@ -236,7 +239,7 @@ class Group:
         self._selector.close()
 
     def story(self) -> str:
-        """What all ranks reported and logged, for the message of a scenario that failed."""
+        """The reports and logs of all ranks, for the message of a failed scenario."""
         parts = [f"{report.rank}: {report.event} {report.facts}" for report in self.reports]
         for log in sorted(self.folder.glob("*.log")):
             parts.append(f"--- {log.name}\n{log.read_text(errors='replace')[-6000:]}")
@@ -245,7 +248,7 @@ class Group:
 
 @contextlib.contextmanager
 def told_when_failing(group: Group) -> Iterator[Group]:
-    """Prints every rank's log if the scenario fails; leaves no process behind in either case."""
+    """Print every rank's log if the scenario fails. Leave no process behind in either case."""
     try:
         yield group
     except BaseException:
@@ -264,7 +267,7 @@ def _all_pids() -> list[int]:
 
 
 def _has_mark(pid: int, mark: bytes) -> bool:
-    with contextlib.suppress(OSError):  # a dead one's environment is empty
+    with contextlib.suppress(OSError):  # the environment of a dead process is empty
         return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return False
 

@@ -6,11 +6,11 @@ import subprocess
 from pathlib import Path
 
 WAIT_S = 45.0
-"""How long a test waits for what must come. It takes milliseconds, unless the machine is busy with other tests."""
+"""The timeout for words that must appear. They take milliseconds, unless the machine is busy with other tests."""
 
 
 def until_logged(log: Path, words: str) -> None:
-    """Returns once the log has these words; it may not even exist yet."""
+    """Return once the log contains these words. The log need not exist yet."""
     command = ["timeout", str(WAIT_S), "tail", "-n", "+1", "-s", "0.02", "-F", str(log)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as tail:
         assert tail.stdout is not None

@@ -1,6 +1,6 @@
-"""One rank of a scenario: `python -m tests.inprocess.rank FOLDER`. It does as `FOLDER/script.json` says, obeys the
-commands that come by standard input (`ITERATION ACTION`, a line each), and reports all it goes through on standard
-output, a JSON line each."""
+"""One rank of a scenario: `python -m tests.inprocess.rank FOLDER`. It follows `FOLDER/script.json` and the commands
+on standard input (`ITERATION ACTION`, one per line), and reports its events on standard output, one JSON line
+each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.inprocess.script import Script
 
 
 class Rank:
-    """What this process does in its scenario."""
+    """The behaviour of this process in its scenario."""
 
     def __init__(self, script: Script, rank: int) -> None:
         self.script, self.rank = script, rank
@@ -43,13 +43,13 @@ class Rank:
         self._commands = bytearray(4096)
 
     def report(self, event: str, **facts: Any) -> None:
-        """In one write, since the interrupter's thread reports too."""
+        """Write the line in one write, since the interrupter's thread reports too."""
         line = msgspec.json.encode({"event": event, "call": self.call, **facts})
         os.write(sys.stdout.fileno(), line + b"\n")
 
     def point(self, name: str, iteration: int, **facts: Any) -> None:
-        """Tell that this point is reached, and do what the script has for it. The health check after an
-        interruption has a name of its own."""
+        """Report that this point is reached, and do what the script has for it. The health check after an
+        interruption is called `recheck`."""
         if name in ("abort", "finalize"):
             self.interrupted = iteration
         elif name == "health_check" and iteration == self.interrupted:
@@ -60,8 +60,8 @@ class Rank:
                 ACTIONS[fault.does]()
 
     def commands(self, iteration: int) -> Iterator[str]:
-        """What the test wants done in this iteration. Commands for a later one wait for it, also where the restart
-        comes in the middle of reading them: they are read in place, and taken out in one step."""
+        """The test's commands for this iteration. Commands for a later iteration are kept, even if the restart
+        interrupts the reading: lines are read into a buffer, and removed from it in one step."""
         while True:
             if select.select([sys.stdin], [], [], POLL_S)[0]:
                 os.readv(sys.stdin.fileno(), [memoryview(self._commands)[len(self._commands.rstrip(b"\0")) :]])
@@ -127,10 +127,10 @@ class Rank:
         files = Path(self.script.folder).glob("pid-*")
         return sorted((int(file.name.removeprefix("pid-")), int(file.read_text())) for file in files)
 
-    # ---- around it
+    # ---- around the call
 
     def run(self) -> None:
-        """All calls of the script. What a call raises ends the process, as in any program."""
+        """Make all calls of the script. An exception of a call ends the process, as in any program."""
         self.point("begin", 0, group=launch().group)
         wrapped = self.wrapped()
         for call in range(self.script.calls):
@@ -182,7 +182,7 @@ _CALLBACKS = {
 
 
 def _probe(rank: Rank, name: str, kind: type) -> Any:
-    """A callback of this kind that stands at the scenario's point of its name."""
+    """A callback of this kind that reaches the scenario's point of the same name."""
 
     def reached(self: Any, state: FrozenState) -> FrozenState:
         error = type(state.fn_exception).__name__ if state.fn_exception else None
@@ -196,7 +196,7 @@ def _probe(rank: Rank, name: str, kind: type) -> Any:
 
 
 class _Probe(RankAssignment):
-    """Stands at two points of its own: as ready for an iteration, and before ranks are assigned for it."""
+    """Reaches two points of its own: `ready` for an iteration, and `rank_assignment` before ranks are assigned."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -215,7 +215,7 @@ class _Probe(RankAssignment):
 
 
 def _atomic(rank: Rank, call: inprocess.CallWrapper) -> None:
-    """In an atomic block until it is ordered to leave it."""
+    """Stay in an atomic block until ordered to leave it."""
     with call.atomic():
         rank.report("atomic", iteration=call.iteration)
         next(command for command in rank.commands(call.iteration) if command == "leave")
@@ -236,13 +236,13 @@ def _in_thread(rank: Rank, call: inprocess.CallWrapper) -> None:
 
 
 def _silent(rank: Rank, call: inprocess.CallWrapper) -> None:
-    """No progress for longer than the hard timeout, with the protection off."""
+    """Make no progress for longer than the hard timeout, with the hang protection off."""
     with call.disable_hang_protection():
         threading.Event().wait(AFTER_LONG_S)
 
 
 def _ping_for_long(rank: Rank, call: inprocess.CallWrapper) -> None:
-    """Manual progress for longer than the soft timeout."""
+    """Ping for longer than the soft timeout."""
     ended = threading.Event()
     for _ in range(int(AFTER_LONG_S / POLL_S)):
         call.ping()
@@ -250,7 +250,7 @@ def _ping_for_long(rank: Rank, call: inprocess.CallWrapper) -> None:
 
 
 def _bother_monitor(rank: Rank, call: inprocess.CallWrapper) -> None:
-    """As Slurm does to all processes of a step."""
+    """Send the monitor the signals that Slurm sends to all processes of a step."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(monitor_pid(), number)
 

@@ -15,17 +15,18 @@ RETURNED = "returned"
 UNFIT = "HealthCheckError"
 
 BEFORE_A_RESTART = ("return", *WHEN_RESTARTED)
-"""What a rank has to be at when the fault of another one restarts it."""
+"""Actions that a rank must have begun before the fault of another rank restarts it."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One group's way through one call.
+    """The course of one call of a group, and its expected result.
 
-    `worlds`: by iteration, the initial ranks that are in the function, in the order of their ranks there; "" for an
-    iteration that not all reach. What a fault does at `fn` it does once all of its world are in. In the last world
-    all return. `out`: how the others end, by initial rank: the exit code of a process that dies, or the name of what
-    the call raises. `kinds`: the interruptions that rank 0 of the last world has seen.
+    `worlds`: for each iteration, the initial ranks that are in the function, in the order of their new ranks; "" for
+    an iteration that not all of them reach. A fault at `fn` is injected once all ranks of that world are in the
+    function. In the last world all ranks return. `out`: how the other ranks end, by initial rank: the exit code of a
+    process that dies, or the name of the exception that the call raises. `kinds`: the interruptions that rank 0 of
+    the last world has recorded.
     """
 
     says: str
@@ -48,7 +49,7 @@ def fault(rank: int, at: str, does: str, iteration: int = 0) -> Fault:
 
 
 def play(scenario: Scenario, group: Group) -> None:
-    """Go through the scenario, and compare it with what the ranks report."""
+    """Run the scenario, and compare it with the ranks' reports."""
     for iteration, world in enumerate(scenario.worlds):
         if world:
             _play_iteration(scenario, group, iteration, [int(rank) for rank in world])
@@ -67,8 +68,8 @@ def _play_iteration(scenario: Scenario, group: Group, iteration: int, world: lis
 
 
 def _strike(group: Group, iteration: int, faults: list[Fault]) -> None:
-    """Who has to be at something when others fail is so first. Then those fail at one moment: a frozen rank is not
-    restarted by what happens to another one before it has its own order."""
+    """Order the faults of an iteration. Actions that must precede a restart begin first. The other ranks are stopped,
+    ordered, and continued together, so that the fault of one does not restart another before its own order."""
     for one in faults:
         if one.does in BEFORE_A_RESTART:
             group.order(one.rank, iteration, one.does)
@@ -101,7 +102,8 @@ def _ending_of(group: Group, rank: int) -> str:
 
 
 def _check_agreement(scenario: Scenario, group: Group) -> None:
-    """All who entered an iteration had the same world, each its own rank, and no killed process was alive."""
+    """Assert that all ranks in an iteration had the same world and different ranks, and that no killed process was
+    alive."""
     entries: dict[int, list[Report]] = {}
     for report in group.all("fn"):
         entries.setdefault(report.iteration, []).append(report)
@@ -119,6 +121,6 @@ def _check_agreement(scenario: Scenario, group: Group) -> None:
 
 
 def _dead_before(scenario: Scenario, iteration: int) -> set[int]:
-    """Who has ended by dying, or was found unfit, and was no part of this world any more."""
+    """The ranks that had died or were unfit, and were no longer in this world."""
     dead = {rank for rank, ending in scenario.out.items() if isinstance(ending, int) or ending == UNFIT}
     return dead - {int(rank) for rank in scenario.worlds[iteration]}

@@ -1,4 +1,4 @@
-"""The orders of a test to the ranks of a scenario, before they start."""
+"""The orders that a test gives to the ranks of a scenario before they start."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ QUICK: dict[str, Any] = {
     "last_call_wait": 0.1,
     "termination_grace_time": 2.0,
 }
-"""Options of the wrapper, times in seconds: quick to see what is sure, slow to suspect what is only busy."""
+"""Options of the wrapper, in seconds: short intervals to detect a fault fast, long timeouts for a busy machine."""
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One rank's action at one point of one iteration. `rank`: its initial one; `at`: `fn`, or a callback's name."""
+    """One rank's action at one point of one iteration. `rank`: its initial rank; `at`: `fn`, or a callback's name."""
 
     rank: int
     at: str
@@ -33,11 +33,10 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """The same for all ranks of a group. `store`: the name of a store, and its arguments; `arrangement`: a rank
-    assignment, by name; `lingering`: ranks that live on after a call that raised; `stubborn`: ranks that make
-    the next call even then; `calls`: how many, one after the
-    other; `soak`: in so many iterations one rank raises, each in its turn, and after that all return. Without it they
-    await commands."""
+    """The orders, the same for all ranks of a group. `store`: a store's name and its arguments; `arrangement`: the
+    name of a rank assignment; `lingering`: ranks that stay alive after a call that raised; `stubborn`: ranks that
+    make the next call even then; `calls`: the number of calls, one after the other; `soak`: in this many iterations
+    one rank raises, each in turn, and after that all return. Without `soak` the ranks wait for commands."""
 
     folder: str
     store: tuple[str, dict[str, Any]]
@@ -50,7 +49,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     soak: int | None = None
 
     def wrapper_options(self) -> dict[str, Any]:
-        """Keyword arguments of `Wrapper`; the store's among them."""
+        """Keyword arguments of `Wrapper`, including those of the store."""
         options = {**QUICK, **self.options}
         return _with_times(options) | {"store_kwargs": _with_times(self.store[1])}
 

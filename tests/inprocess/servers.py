@@ -1,4 +1,4 @@
-"""A real Valkey for the ranks of scenarios; it can be killed, and started again."""
+"""A real Valkey for the ranks of scenarios, which can be killed and started again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.inprocess.logs import WAIT_S, until_logged
 
 READY = "Ready to accept connections"
 LIFETIME_S = 2 * 3600
-"""How long a key of a group may outlive it at most."""
+"""The longest time that a key may outlive its group."""
 
 
 class Valkey:
-    """One server, with an append-only file: nothing is lost when it is killed."""
+    """A server with an append-only file, so that nothing is lost when it is killed."""
 
     def __init__(self, folder: Path, password: str = "") -> None:
         self._folder, self._password = folder, password
@@ -31,7 +31,7 @@ class Valkey:
         return f"redis://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Returns once it answers."""
+        """Start the server, and return once it accepts connections."""
         self._folder.mkdir(exist_ok=True)
         options = {"port": self.port, "bind": "127.0.0.1", "requirepass": self._password, "save": ""}
         options |= {"appendonly": "yes", "appendfsync": "no"}
@@ -42,7 +42,7 @@ class Valkey:
         until_logged(log, READY)
 
     def revive(self) -> None:
-        """Start it again if somebody has ended it: a test that fails may take all below the test process with it."""
+        """Start the server again if it has ended: a test that fails may kill all children of the test process."""
         if self._process.poll() is not None:
             self.start()
 
@@ -51,7 +51,7 @@ class Valkey:
         self._process.wait()
 
     def lose(self) -> None:
-        """It goes on without anything that it had."""
+        """Delete all data of the running server."""
         with redis.Redis(port=self.port) as client:
             client.flushall()
 
@@ -67,13 +67,13 @@ class Valkey:
         self._process.wait()
 
     def until_key(self, *words: str) -> None:
-        """Waits until there is a key whose name has these words, in this order."""
+        """Wait for a key whose name contains these words in this order."""
         deadline = time.monotonic() + WAIT_S
         with redis.Redis(port=self.port) as client:
             while not any(client.scan_iter(f"*{'*'.join(words)}*")):
                 assert time.monotonic() < deadline, f"no key has {words}"
 
     def keys(self, *, of: str = "") -> dict[str, int]:
-        """Each key whose name has these words, and in how many seconds it expires; -1 if it does not."""
+        """The keys whose names contain `of`, with the seconds until they expire; -1 for a key without an expiry."""
         with redis.Redis(port=self.port, decode_responses=True) as client:
             return {name: int(client.ttl(name)) for name in client.scan_iter(f"*{of}*")}

@@ -1,4 +1,4 @@
-"""What a user's script may look like to a type checker; `test_typing.py` has mypy read it."""
+"""A user's script that uses all public types; `test_typing.py` runs mypy on it."""
 
 from dataclasses import replace
 from typing import assert_type
@@ -25,7 +25,7 @@ def without(steps: int) -> float:
 
 
 class Reversed(RankAssignment):
-    """One of the user's own, that changes the state in place."""
+    """A user's own rank assignment, which changes the state in place."""
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         assert ctx.state.rank is not None

@@ -1,4 +1,4 @@
-"""When callbacks run, what they see, and what becomes of what they raise."""
+"""When callbacks run, what they see, and what happens to their exceptions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from tests.inprocess.scenarios import fault
 
 SOON_S = 20.0
-"""Shorter than any interval of the test that says so."""
+"""Shorter than any interval of the test that uses it."""
 
 ROUND = ["ready", "rank_assignment", "initialize", "health_check", "fn"]
 OUT = ["abort", "finalize", "recheck"]
 
 
 def test_callbacks_come_in_order(start) -> None:
-    """One round, its restart, the next round, and the end, on each rank alike."""
+    """Each rank runs its callbacks in this order: an iteration, its restart, the next iteration, the end."""
     with start(2) as group:
         group.entered([0, 1], 0)
         group.order(1, 0, "raise")
@@ -30,7 +30,8 @@ def test_callbacks_come_in_order(start) -> None:
 
 
 def test_callbacks_see_what_the_function_raised(start) -> None:
-    """Finalize and the health check see the exception where it was raised, and nowhere else."""
+    """Finalize sees the exception on the rank that raised it, and on no other rank; Initialize of the next iteration
+    does not."""
     with start(2) as group:
         group.entered([0, 1], 0)
         group.order(1, 0, "raise parts")
@@ -42,8 +43,8 @@ def test_callbacks_see_what_the_function_raised(start) -> None:
 
 
 def test_a_rank_that_waited_for_a_slow_one_is_not_at_fault(start) -> None:
-    """FaultCounter counts what the function raised, and the waiting rank's has returned. The record is about no rank
-    but the one that its text names."""
+    """A rank that has returned and waits for a slow one has no exception for FaultCounter to count. The record is
+    about no rank; its text names the slow one."""
     with start(2, options={"completion_timeout": 5.0}) as group:
         group.entered([0, 1], 0)
         group.order(0, 0, "return")
@@ -55,7 +56,7 @@ def test_a_rank_that_waited_for_a_slow_one_is_not_at_fault(start) -> None:
 
 
 def test_reserve_ranks_see_that_they_are(start) -> None:
-    """Callbacks run on ranks in reserve too, in the mode INACTIVE; the function does not."""
+    """Callbacks also run on ranks in reserve, in the mode INACTIVE; the function does not."""
     with start(3, arrangement="two active") as group:
         group.entered([0, 1], 0)
         assert group.expect("initialize", 2).mode == "inactive"
@@ -67,7 +68,7 @@ def test_reserve_ranks_see_that_they_are(start) -> None:
 
 
 def test_a_reserve_rank_may_die(start) -> None:
-    """A rank that dies in reserve interrupts the others, who go on without it."""
+    """The death of a rank in reserve interrupts the others, which go on without it."""
     with start(3, arrangement="two active") as group:
         group.entered([0, 1], 0)
         group.expect("health_check", 2)
@@ -77,7 +78,7 @@ def test_a_reserve_rank_may_die(start) -> None:
 
 
 def test_what_terminate_raises_names_its_cause(start) -> None:
-    """It is raised from what made the rank leave."""
+    """The cause of Terminate's exception is the exception that made the rank leave."""
     with start(2, faults=(fault(1, "terminate", "raise"),)) as group:
         group.entered([0, 1], 0)
         group.order(1, 0, "raise base")
@@ -88,7 +89,7 @@ def test_what_terminate_raises_names_its_cause(start) -> None:
 
 
 def test_a_health_check_error_names_its_cause(start) -> None:
-    """What the check raised, and what the function had raised before."""
+    """The cause of the HealthCheckError is the exception of the check."""
     with start(2, faults=(fault(1, "recheck", "raise"),)) as group:
         group.entered([0, 1], 0)
         group.order(1, 0, "raise parts")
@@ -100,7 +101,7 @@ def test_a_health_check_error_names_its_cause(start) -> None:
 
 @pytest.mark.parametrize("at", ["recheck", "finalize"])
 def test_an_unfit_rank_that_stays_is_killed(start, at: str) -> None:
-    """A rank that is out, and whose program goes on for long, is ended before the others are in the function."""
+    """A rank that is out but whose program goes on is killed before the others enter the function again."""
     with start(3, faults=(fault(1, at, "raise"),), lingering=(1,)) as group:
         group.entered([0, 1, 2], 0)
         group.order(0, 0, "raise")
@@ -111,7 +112,7 @@ def test_an_unfit_rank_that_stays_is_killed(start, at: str) -> None:
 
 
 def test_ranks_that_disagree_are_named(start) -> None:
-    """A rank assignment that leaves a hole ends the call on all ranks, with one reason."""
+    """A rank assignment that leaves a gap ends the call on all ranks, with the same reason."""
     with start(3, faults=(fault(1, "rank_assignment", "raise discarded"),)) as group:
         raised = [group.expect("raised", rank) for rank in range(3)]
         assert [each.kind for each in raised] == ["InternalError", "RankDiscarded", "InternalError"]
@@ -119,7 +120,7 @@ def test_ranks_that_disagree_are_named(start) -> None:
 
 
 def test_abort_waits_for_an_atomic_part(start) -> None:
-    """An atomic part is over before the rank aborts, and is not cut; the others need not wait to abort."""
+    """A rank aborts only after its atomic part has ended. The other ranks do not wait for that to abort."""
     with start(2) as group:
         group.entered([0, 1], 0)
         group.order(1, 0, "atomic")
@@ -134,8 +135,8 @@ def test_abort_waits_for_an_atomic_part(start) -> None:
         group.order_all([0, 1], 1, "return")
 
 
-def test_a_long_atomic_part_costs_nobody_its_place(start) -> None:
-    """The others wait beyond the barrier's bound for the end of a part that makes progress."""
+def test_a_long_atomic_part_removes_no_rank(start) -> None:
+    """The others wait longer than the barrier's timeout for an atomic part that makes progress."""
     bounds = {"soft_timeout": 4.0, "hard_timeout": 6.0, "heartbeat_timeout": 6.0, "barrier_timeout": 9.0}
     with start(3, options=bounds) as group:
         group.entered([0, 1, 2], 0)
@@ -150,7 +151,7 @@ def test_a_long_atomic_part_costs_nobody_its_place(start) -> None:
 
 
 def test_what_the_function_handles_is_its_own(start) -> None:
-    """An exception that does not leave the function restarts nothing."""
+    """An exception that the function handles causes no restart."""
     with start(2) as group:
         group.entered([0, 1], 0)
         group.order(1, 0, "handle own")
@@ -159,8 +160,8 @@ def test_what_the_function_handles_is_its_own(start) -> None:
         assert group.expect("completion", 0).iteration == 0
 
 
-def test_one_last_call_hears_of_several_faults(start) -> None:
-    """As long as one rank has not answered, what others raise in the meantime is recorded with the first fault."""
+def test_one_last_call_records_several_faults(start) -> None:
+    """Until every rank has answered, exceptions of other ranks are recorded with the first fault."""
     with start(3, options={"last_call_wait": 20.0}) as group:
         group.entered([0, 1, 2], 0)
         group.signal(0, signal.SIGSTOP)
@@ -174,8 +175,8 @@ def test_one_last_call_hears_of_several_faults(start) -> None:
         assert sorted((rank, kind) for rank, kind, _ in restart["records"]) == [(1, "exception"), (2, "exception")]
 
 
-def test_a_restart_tells_of_its_own_faults(start) -> None:
-    """Whichever rank reports a restart: faults of earlier ones are not reported again, and none is left out."""
+def test_a_restart_reports_its_own_faults(start) -> None:
+    """Whichever rank reports a restart: it repeats no fault of an earlier restart, and leaves none out."""
     with start(4, faults=(fault(3, "rank_assignment", "kill", 2),)) as group:
         group.entered([0, 1, 2, 3], 0)
         group.order(0, 0, "kill")
@@ -192,7 +193,7 @@ def test_a_restart_tells_of_its_own_faults(start) -> None:
 
 @pytest.mark.parametrize("kind", ["raise", "kill"])
 def test_nothing_waits_for_an_interval(start, kind: str) -> None:
-    """With intervals and a last call of half a minute, a restart and the end of the call do not take so long."""
+    """With intervals and a last call of half a minute, a restart and the end of the call are faster than that."""
     slow = dict.fromkeys(("monitor_thread_interval", "monitor_process_interval", "heartbeat_interval"), 30.0)
     longer = {"soft_timeout": 70.0, "hard_timeout": 80.0, "heartbeat_timeout": 60.0, "barrier_timeout": 120.0}
     with start(3, options={**slow, **longer, "progress_watchdog_interval": 30.0, "last_call_wait": 30.0}) as group:

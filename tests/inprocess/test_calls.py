@@ -1,4 +1,4 @@
-"""Calls follow one another, are not nested, and leave nothing behind."""
+"""Calls can follow one another, cannot be nested, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.inprocess.script import Fault
 
 
 def test_calls_follow_one_another(start) -> None:
-    """Three calls, a restart in each: each begins as the first did."""
+    """Three calls with a restart in each: every call begins as the first one did."""
     with start(2, calls=3) as group:
         for call in range(3):
             group.entered([0, 1], 0, call=call, world_size=2)
@@ -19,7 +19,7 @@ def test_calls_follow_one_another(start) -> None:
 
 
 def test_calls_shrink(start) -> None:
-    """Who was lost in one call is not waited for in the next one."""
+    """A rank that was lost in one call is not waited for in the next."""
     with start(4, calls=3) as group:
         group.entered([0, 1, 2, 3], 0, call=0)
         group.order(1, 0, "kill")
@@ -35,7 +35,7 @@ def test_calls_shrink(start) -> None:
 
 
 def test_a_death_after_a_call_is_known_in_the_next(start) -> None:
-    """A rank that is killed once a call is completed is not waited for in the next one."""
+    """A rank that is killed after a call has completed is not waited for in the next."""
     with start(3, calls=2, faults=(Fault(1, "completion", "kill"),)) as group:
         group.entered([0, 1, 2], 0, call=0)
         group.order_all([0, 1, 2], 0, "return")
@@ -45,7 +45,7 @@ def test_a_death_after_a_call_is_known_in_the_next(start) -> None:
 
 
 def test_a_wrapped_call_in_a_wrapped_call_is_refused(start) -> None:
-    """It says so, and the outer call goes on."""
+    """The inner call raises an error that says so, and the outer call goes on."""
     with start(2) as group:
         group.entered([0, 1], 0)
         group.order(0, 0, "nest")
@@ -55,7 +55,7 @@ def test_a_wrapped_call_in_a_wrapped_call_is_refused(start) -> None:
 
 
 def test_a_wrapped_call_in_another_thread_is_refused(start) -> None:
-    """It says so, and the outer call goes on."""
+    """The call in the thread raises an error, and the outer call goes on."""
     with start(2) as group:
         group.entered([0, 1], 0)
         group.order(1, 0, "nest in thread")
@@ -65,7 +65,7 @@ def test_a_wrapped_call_in_another_thread_is_refused(start) -> None:
 
 
 def test_threads_and_files_are_as_many_after_a_restart(start) -> None:
-    """From the second iteration on, each has as many as the one before."""
+    """From the second iteration on, the threads and descriptors of each iteration are the same."""
     with start(2) as group:
         for iteration in range(4):
             group.entered([0, 1], iteration)
@@ -78,7 +78,7 @@ def test_threads_and_files_are_as_many_after_a_restart(start) -> None:
 
 
 def test_a_rank_that_never_comes_is_named(start) -> None:
-    """One that dies before its first call is waited for until the barrier's bound, and then named."""
+    """A rank that dies before its first call is waited for until the barrier's timeout, whose error names it."""
     bounds = {"soft_timeout": 6.0, "hard_timeout": 8.0, "heartbeat_timeout": 8.0, "barrier_timeout": 12.0}
     with start(3, faults=(Fault(1, "begin", "kill"),), options=bounds) as group:
         for rank in (0, 2):

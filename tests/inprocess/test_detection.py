@@ -1,4 +1,5 @@
-"""Whatever a rank does or suffers is noticed: it restarts with the others if it can, and is dead before if not."""
+"""Every hang of a rank is detected. The rank restarts with the others if it can; otherwise it is dead before they
+restart."""
 
 from __future__ import annotations
 
@@ -207,7 +208,7 @@ SCENARIOS = SOFT + HARD + MONITORS + SWALLOWED
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.says.replace(" ", "-"))
 def test_what_hangs_is_found(scenario: Scenario, start, valkey, tmp_path: Path) -> None:
-    """Each world of the scenario comes about, with ranks in order, and each rank ends as it should."""
+    """The worlds of the scenario follow one another with the expected ranks, and each rank ends as expected."""
     script = scenario.script(str(tmp_path / "group"), ("RedisStore", {"url": valkey.url}))
     with start(scenario.ranks, script) as group:
         play(scenario, group)
@@ -215,14 +216,14 @@ def test_what_hangs_is_found(scenario: Scenario, start, valkey, tmp_path: Path) 
 
 @pytest.mark.parametrize("scenario", SOFT[:3], ids=lambda scenario: scenario.says.replace(" ", "-"))
 def test_what_hangs_is_found_without_pending_calls(scenario: Scenario, start, valkey, tmp_path: Path) -> None:
-    """The watchdog that asks by a signal neither takes a wait for progress nor progress for a wait."""
+    """The watchdog that uses a signal takes no wait for progress, and no progress for a wait."""
     script = scenario.script(str(tmp_path / "group"), ("RedisStore", {"url": valkey.url}))
     with start(scenario.ranks, script, variables={"NVRX_INPROCESS_WATCHDOG": "signal"}) as group:
         play(scenario, group)
 
 
 def test_a_frozen_rank_that_thaws_is_dead_already(start) -> None:
-    """Rank and monitor are stopped from outside and go on later: by then both are dead, and so they stay."""
+    """Rank and monitor are stopped from outside and continued later. By then both have been killed."""
     with start(3, options=FRAGILE) as group:
         group.entered([0, 1, 2], 0)
         frozen = group.monitor_of(1)
@@ -236,8 +237,8 @@ def test_a_frozen_rank_that_thaws_is_dead_already(start) -> None:
         group.order_all([0, 2], 1, "return")
 
 
-def test_a_death_is_seen_though_its_own_monitor_cannot_tell(start) -> None:
-    """A rank whose monitor is stopped dies: another one finds out."""
+def test_a_death_is_detected_though_its_own_monitor_is_stopped(start) -> None:
+    """Another rank's monitor detects the death of a rank whose own monitor is stopped."""
     with start(3, options=FRAGILE) as group:
         group.entered([0, 1, 2], 0)
         group.stop(group.monitor_of(2))
@@ -247,7 +248,7 @@ def test_a_death_is_seen_though_its_own_monitor_cannot_tell(start) -> None:
 
 
 def test_a_monitor_outlives_the_signals_of_its_step(start) -> None:
-    """SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 reach a monitor too, and change nothing."""
+    """A monitor that gets SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 goes on."""
     with start(2) as group:
         group.entered([0, 1], 0)
         group.order(0, 0, "bother monitor")
@@ -258,8 +259,8 @@ def test_a_monitor_outlives_the_signals_of_its_step(start) -> None:
         assert group.expect("returned", 0).value == "value of 0"
 
 
-def test_a_monitor_that_starts_slowly_costs_nobody(start) -> None:
-    """That its rank waits for it, for longer than the hard timeout, is no hang."""
+def test_a_monitor_that_starts_slowly_causes_no_restart(start) -> None:
+    """A rank that waits for its monitor for longer than the hard timeout is not taken for hung."""
     with start(2, options=HASTY, faults=(fault(1, "begin", "slow monitor"),)) as group:
         group.entered([0, 1], 0)
         group.order_all([0, 1], 0, "return")
@@ -267,8 +268,8 @@ def test_a_monitor_that_starts_slowly_costs_nobody(start) -> None:
 
 
 @pytest.mark.parametrize("action", ["ping for long", "unprotected"])
-def test_who_is_not_to_be_timed_out_is_not(start, action: str) -> None:
-    """Neither steady pings nor a part without hang protection run into the timeouts, however long they take."""
+def test_pings_and_unprotected_parts_cause_no_timeout(start, action: str) -> None:
+    """Steady pings, and a part without hang protection, may take longer than the timeouts."""
     with start(2, options=HASTY) as group:
         group.entered([0, 1], 0)
         group.order(1, 0, action)
@@ -278,9 +279,9 @@ def test_who_is_not_to_be_timed_out_is_not(start, action: str) -> None:
         assert not group.all("abort")
 
 
-def test_a_suspension_of_all_is_nobodys_death(start, tmp_path: Path, valkey: Valkey) -> None:
-    """Announced as Slurm does it, by SIGTSTP: the ranks go on as before. One that is stopped for as long without
-    an announcement is killed by its lease meanwhile."""
+def test_a_suspension_of_all_ranks_kills_none(start, tmp_path: Path, valkey: Valkey) -> None:
+    """Ranks that are suspended as Slurm does it, with SIGTSTP first, go on afterwards. A rank that is stopped for as
+    long without SIGTSTP is killed by its lease."""
     store = ("RedisStore", {"url": valkey.url})
     scripts = [Script(folder=str(tmp_path / name), store=store, options=FRAGILE) for name in "ab"]
     with start(3, scripts[0]) as job, start(1, scripts[1]) as lone:

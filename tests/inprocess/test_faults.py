@@ -1,4 +1,4 @@
-"""Any rank may fail at any point: all who are healthy are in the function again, together, and nobody else is."""
+"""Any rank may fail at any point: all healthy ranks enter the function again, together, and no other rank does."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ SCENARIOS = RAISED + DEATHS_BY_POINT + SEVERAL + ASSIGNED + CALLBACKS
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.says.replace(" ", "-"))
 def test_healthy_ranks_go_on_together(scenario: Scenario, start, valkey, tmp_path: Path) -> None:
-    """Each world of the scenario comes about, with ranks in order, and each rank ends as it should."""
+    """The worlds of the scenario follow one another with the expected ranks, and each rank ends as expected."""
     script = scenario.script(str(tmp_path / "group"), ("RedisStore", {"url": valkey.url}))
     with start(scenario.ranks, script) as group:
         play(scenario, group)

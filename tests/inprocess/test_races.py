@@ -1,4 +1,4 @@
-"""An iteration is completed or interrupted, and all ranks agree on which."""
+"""An iteration is either completed or interrupted, and all ranks agree on which."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.inprocess.script import Fault
 
 CALLS = 10
 MOST_RESTARTS = 3
-"""As many as there are faults, if none of them meets another one."""
+"""One for each fault, if no two of them fall into the same restart."""
 
 
 @pytest.mark.timeout(300)
 def test_completion_races_with_an_exception_in_reserve(start) -> None:
-    """A reserve rank fails to initialize at the moment when the active ones return: in each of many calls either all
-    complete the first iteration, or all complete the second one."""
+    """A reserve rank fails to initialize at the moment when the active ranks return. In each of many calls all ranks
+    complete the first iteration, or all complete the second."""
     failing = (Fault(2, "initialize", "raise"),)
     with start(3, arrangement="two active", faults=failing, calls=CALLS, soak=0) as group:
         for call in range(CALLS):
@@ -31,7 +31,8 @@ def test_completion_races_with_an_exception_in_reserve(start) -> None:
 
 @pytest.mark.parametrize("attempt", range(5))
 def test_completion_races_with_a_death(start, attempt: int) -> None:
-    """A rank is killed at the moment when all return: the others have completed with it, or complete without."""
+    """A rank is killed at the moment when all ranks return. The others all complete the same iteration, with or
+    without it."""
     with start(3) as group:
         group.entered([0, 1, 2], 0)
         group.order_all([0, 1, 2], 0, "return")
@@ -45,7 +46,8 @@ def test_completion_races_with_a_death(start, attempt: int) -> None:
 
 @pytest.mark.parametrize("attempt", range(3))
 def test_faults_of_all_kinds_race(start, attempt: int) -> None:
-    """One raises, one is killed and one leaves at the same moment, in any order: the rest go on together."""
+    """One rank raises, one is killed and one leaves at the same moment, in any order: the other ranks go on
+    together."""
     with start(5) as group:
         group.entered(list(range(5)), 0)
         faults = [
@@ -61,7 +63,7 @@ def test_faults_of_all_kinds_race(start, attempt: int) -> None:
 
 
 def _finish(group: Group, left: list[int]) -> None:
-    """Whatever iteration it is that all who are left are in at last: there they return."""
+    """Have the ranks return in whichever iteration they all reach, and assert that it is the same one."""
     for iteration in range(1, MOST_RESTARTS + 1):
         group.order_all(left, iteration, "return")
     assert len({group.expect("completion", rank).iteration for rank in left}) == 1

@@ -1,4 +1,4 @@
-"""Runs that have the same name: they never mix, a running one is left alone, and one that has ended is followed."""
+"""Runs with the same name never mix. A running one is left alone, and a new one may follow one that has ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _return(group: Group, ranks: list[int], iteration: int = 0) -> None:
 
 
 def _all_give_up(group: Group, ranks: list[int], iteration: int) -> None:
-    """None of them is restarted between the others' ends."""
+    """Have all ranks raise RestartAbort, without a restart between."""
     for rank in ranks[1:]:
         group.order(rank, iteration, "abort when restarted")
         group.expect("doing", rank, iteration=iteration, command="abort when restarted")
@@ -38,7 +38,7 @@ def _all_give_up(group: Group, ranks: list[int], iteration: int) -> None:
 
 
 def _assert_refused(group: Group, running: Group) -> None:
-    """Each rank has one clear error, which names a process of the run that has the name."""
+    """Assert that each rank has one clear error, which names a process of the run that owns the name."""
     pids = {str(process.pid) for process in running.ranks.values()}
     for rank in range(group.world):
         raised = group.expect("raised", rank)
@@ -52,9 +52,9 @@ def _assert_refused(group: Group, running: Group) -> None:
 def test_two_runs_of_one_name_that_start_together_do_not_mix(
     start, valkey: Valkey, tmp_path: Path, attempt: int
 ) -> None:
-    """All ranks of the older one run, and none of the other."""
+    """All ranks of the older run enter the function, and none of the other run."""
     scripts = _scripts(tmp_path, ("RedisStore", {"url": valkey.url}))
-    # Which is the older one they read in the kernel's copy of each other's environment: these are not forked.
+    # The ranks read in each other's environment, in /proc, which run is older. A forked rank has none there.
     with (
         start(3, scripts[0], interpreters=True) as first,
         start(3, scripts[1], name=first.name, interpreters=True) as second,
@@ -65,7 +65,7 @@ def test_two_runs_of_one_name_that_start_together_do_not_mix(
 
 
 def test_a_run_of_another_size_leaves_the_running_one_alone(start, valkey: Valkey, tmp_path: Path) -> None:
-    """It is refused, and the other one restarts as before."""
+    """The new run is refused, and the running one can still restart."""
     scripts = _scripts(tmp_path, ("RedisStore", {"url": valkey.url}))
     with start(2, scripts[0]) as first:
         first.entered([0, 1], 0)
@@ -81,7 +81,7 @@ def test_a_run_of_another_size_leaves_the_running_one_alone(start, valkey: Valke
 def test_a_run_that_has_ended_badly_is_followed_by_the_next(
     start, valkey: Valkey, tmp_path: Path, store: str, end: str
 ) -> None:
-    """At once, under the same name, and with another world size if it has one."""
+    """The next run takes the name at once, also with another world size."""
     scripts = _scripts(tmp_path, _stores(tmp_path, valkey)[store])
     with start(2, scripts[0]) as first:
         first.entered([0, 1], 0)
@@ -103,7 +103,7 @@ def test_a_run_that_has_ended_badly_is_followed_by_the_next(
 def test_a_run_that_died_before_it_was_complete_is_followed_by_the_next(
     start, valkey: Valkey, tmp_path: Path
 ) -> None:
-    """A place that was free in the dead run is not taken there."""
+    """A new rank does not take a place that is still free in a dead run."""
     scripts = _scripts(tmp_path, ("RedisStore", {"url": valkey.url}))
     with start(1, scripts[0], variables={"WORLD_SIZE": "2"}) as first:
         first.expect("begin", 0)
@@ -115,7 +115,7 @@ def test_a_run_that_died_before_it_was_complete_is_followed_by_the_next(
 
 
 def test_ranks_that_have_all_given_up_may_call_again(start) -> None:
-    """In the same processes: the next call begins with all that live."""
+    """The same processes make another call, which begins with all ranks that are alive."""
     with start(3, calls=2, stubborn=(0, 1)) as group:
         group.entered([0, 1, 2], 0, call=0)
         group.order(2, 0, "kill")
@@ -130,7 +130,8 @@ def test_ranks_that_have_all_given_up_may_call_again(start) -> None:
 
 
 def test_a_rank_that_left_is_refused_where_the_others_have_completed(start) -> None:
-    """It gave up in a call that the others went on with: they do not wait for it."""
+    """A rank that gave up in a call that the others completed gets an error in its next call; the others do not wait
+    for it."""
     with start(3, calls=2, stubborn=(1,)) as group:
         group.entered([0, 1, 2], 0, call=0)
         group.order(1, 0, "raise abort")

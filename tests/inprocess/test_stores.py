@@ -1,4 +1,4 @@
-"""The store: each kind of it, one that is killed, and one that never comes back."""
+"""Each kind of store; a store that is killed, and one that never comes back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def _stores(tmp_path: Path) -> dict[str, tuple[str, dict[str, object]]]:
 @pytest.mark.parametrize("store", ["files", "default"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.says.replace(" ", "-"))
 def test_other_stores_do_as_well(scenario: Scenario, store: str, start, tmp_path: Path) -> None:
-    """With a folder for a store, and with the one that the ranks start themselves, a scenario goes the same way."""
+    """A scenario has the same course with a folder as its store, and with the store that the ranks start
+    themselves."""
     script = scenario.script(str(tmp_path / "group"), _stores(tmp_path)[store])
     with start(scenario.ranks, script) as group:
         play(scenario, group)
@@ -48,7 +49,7 @@ def test_other_stores_do_as_well(scenario: Scenario, store: str, start, tmp_path
 
 @pytest.mark.parametrize("moment", ["before the fault", "after the fault"])
 def test_a_store_that_is_killed_and_comes_back_is_waited_for(start, own_valkey: Valkey, moment: str) -> None:
-    """A restart goes on where it was once the store is there again."""
+    """A restart continues once the store is running again."""
     with start(3, store=("RedisStore", {"url": own_valkey.url})) as group:
         group.entered([0, 1, 2], 0)
         own_valkey.kill()
@@ -63,7 +64,7 @@ def test_a_store_that_is_killed_and_comes_back_is_waited_for(start, own_valkey: 
 
 
 def test_a_store_that_never_comes_back_ends_the_call(start, own_valkey: Valkey) -> None:
-    """Each rank that needs it says within the store's patience that it is gone."""
+    """After the store's patience, each rank that needs the store raises StoreError."""
     with start(2, store=("RedisStore", {"url": own_valkey.url, "patience": 1.0})) as group:
         group.entered([0, 1], 0)
         own_valkey.kill()
@@ -74,7 +75,7 @@ def test_a_store_that_never_comes_back_ends_the_call(start, own_valkey: Valkey) 
 
 @pytest.mark.parametrize("loss", ["lost", "killed", "frozen"])
 def test_a_store_that_is_gone_ends_the_call_of_all(start, own_valkey: Valkey, loss: str) -> None:
-    """Each rank leaves the function, where it waits for nothing of the store, with a StoreError: none is killed."""
+    """Ranks that are in the function, and not waiting for the store, leave with a StoreError: none is killed."""
     with start(3, store=("RedisStore", {"url": own_valkey.url})) as group:
         group.entered([0, 1, 2], 0)
         match loss:
@@ -88,15 +89,15 @@ def test_a_store_that_is_gone_ends_the_call_of_all(start, own_valkey: Valkey, lo
 
 
 def test_a_store_of_files_that_is_removed_ends_the_call_of_all(start, tmp_path: Path) -> None:
-    """Its folder is made again, but what the group had agreed on is gone."""
+    """The folder is created again, but the group's log is lost."""
     with start(2, store=("FileStore", {"path": str(tmp_path / "store")})) as group:
         group.entered([0, 1], 0)
         (tmp_path / "store").rename(tmp_path / "elsewhere")
         assert [group.expect("raised", rank).kind for rank in (0, 1)] == ["StoreError"] * 2
 
 
-def test_a_store_that_is_not_there_is_named(start, own_valkey: Valkey) -> None:
-    """A call does not begin without its store; the error says where it was looked for."""
+def test_a_store_that_is_down_is_named(start, own_valkey: Valkey) -> None:
+    """A call does not begin without its store, and the error names the store's address."""
     own_valkey.kill()
     with start(1, store=("RedisStore", {"url": own_valkey.url, "patience": 0.5})) as group:
         raised = group.expect("raised", 0)
@@ -104,7 +105,7 @@ def test_a_store_that_is_not_there_is_named(start, own_valkey: Valkey) -> None:
 
 
 def test_keys_of_a_run_that_has_completed_are_gone(start, valkey: Valkey, tmp_path: Path) -> None:
-    """Another run may have the same name."""
+    """Another run can use the same name."""
     scripts = [Script(folder=str(tmp_path / name), store=("RedisStore", {"url": valkey.url})) for name in "ab"]
     with start(2, scripts[0]) as first:
         first.entered([0, 1], 0)

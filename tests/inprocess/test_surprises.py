@@ -1,4 +1,4 @@
-"""What functions and callbacks do that nobody expects of them: it stays theirs, and the group is none the worse."""
+"""Unusual behaviour of functions and callbacks does not harm the group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.inprocess.scenarios import UNFIT, Scenario, fault, play
 
 UNTOLD = [
     Scenario(
-        f"what a rank {does}s cannot be formatted as it is, and restarts all the same",
+        f"{does}: an error that cannot be formatted as it is restarts the group",
         2,
         ("01", "01"),
         (fault(1, "fn", does),),
@@ -21,21 +21,21 @@ UNTOLD = [
 
 UNEXPECTED = [
     Scenario(
-        "a RankShouldRestart of the function's own restarts all",
+        "a RankShouldRestart that the function itself raises restarts all",
         2,
         ("01", "01"),
         (fault(1, "fn", "raise restart"),),
         kinds=frozenset({"exception"}),
     ),
     Scenario(
-        "a rank whose Abort raises what is no Exception leaves with that",
+        "a rank whose Abort raises a BaseException leaves with it",
         2,
         ("01", "0"),
         (fault(0, "fn", "raise"), fault(1, "abort", "raise abort")),
         {1: "RestartAbort"},
     ),
     Scenario(
-        "a SystemExit that a restart comes across takes its rank out",
+        "a SystemExit during a restart takes its rank out",
         2,
         ("01", "0"),
         (fault(1, "fn", "exit when restarted"), fault(0, "fn", "raise")),
@@ -53,14 +53,14 @@ UNEXPECTED = [
 
 @pytest.mark.parametrize("scenario", [*UNTOLD, *UNEXPECTED], ids=lambda scenario: scenario.says)
 def test_the_group_goes_on(scenario: Scenario, start, valkey, tmp_path: Path) -> None:
-    """Each scenario's name says what holds."""
+    """The scenario ends as its name says."""
     script = scenario.script(str(tmp_path / "group"), ("RedisStore", {"url": valkey.url}))
     with start(scenario.ranks, script) as group:
         play(scenario, group)
 
 
 def test_a_forked_child_is_no_rank(start) -> None:
-    """A child that the function forks, and that ends through the wrapped call, leaves rank and group alone."""
+    """A child that the function forks, and that ends through the wrapped call, does not affect rank and group."""
     with start(2) as group:
         group.entered([0, 1], 0)
         group.order(1, 0, "fork and exit")
@@ -70,7 +70,7 @@ def test_a_forked_child_is_no_rank(start) -> None:
 
 
 def test_a_rank_that_leaves_waits_for_its_abort(start) -> None:
-    """A rank that leaves while its Abort is under way has no thread left after the call."""
+    """A rank that leaves while its Abort is still running has no thread left after the call."""
     with start(2, faults=(fault(1, "abort", "abort at length"),)) as group:
         group.entered([0, 1], 0)
         group.order(1, 0, "raise base in abort")
@@ -82,7 +82,7 @@ def test_a_rank_that_leaves_waits_for_its_abort(start) -> None:
 
 @pytest.mark.parametrize("at", ["fn", "recheck"])
 def test_a_rank_that_has_left_is_refused(start, at: str) -> None:
-    """A rank that is out of its group and calls again gets an error; the others are without it in their next call."""
+    """A rank that has left its group and calls again gets an error. The next call of the others is without it."""
     with start(2, calls=2, stubborn=(1,), faults=(fault(1, "recheck", "raise"),)) as group:
         group.entered([0, 1], 0)
         group.order(1, 0, "raise base" if at == "fn" else "raise")

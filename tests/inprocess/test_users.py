@@ -1,4 +1,4 @@
-"""Programs as users write them: what they may wrap, and what a restart leaves of them."""
+"""Programs as users write them: what they may wrap, and how they continue after a restart."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ wrapper = inprocess.Wrapper(store_factory=inprocess.store.FileStore, store_kwarg
 
 
 def without_launcher() -> dict[str, str]:
-    """This environment, less all that a launcher sets."""
+    """This environment, without the variables that a launcher sets."""
     launchers = (*_FOREIGN, "RANK", "WORLD")
     return {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
 
 
 def run(program: str, folder: Path, world: int = 1) -> list[tuple[int, str, str]]:
-    """One process for each rank, to its end: its exit code, and what it wrote to standard output and error."""
+    """Run one process per rank to its end. Returns the exit code, standard output and standard error of each."""
     script = folder / "program.py"
     script.write_text(BEGINNING + program)
     ranks = [
@@ -46,7 +46,7 @@ def run(program: str, folder: Path, world: int = 1) -> list[tuple[int, str, str]
     finally:
         for rank in ranks:
             rank.kill()
-            rank.communicate()  # or the pipes of one that has not ended would fail the next test
+            rank.communicate()  # otherwise open pipes of a rank that has not ended would fail the next test
     print(said)
     return [(rank.returncode, *each) for rank, each in zip(ranks, said, strict=True)]
 
@@ -79,7 +79,8 @@ wrapper(train)()
 
 
 def test_a_rank_that_failed_enters_again_without_its_memory(tmp_path: Path) -> None:
-    """Neither the frames of its error nor those of the error that led to it keep any, also where they are kept."""
+    """The frames of an error, and of the error that caused it, are released before the next iteration, even if the
+    program keeps the errors."""
     [(code, out, _)] = run(MEMORY, tmp_path)
     assert (code, out.splitlines()) == (0, ["0 alive"] * 4)
 
@@ -102,7 +103,7 @@ wrapper(Trainer(8).__call__)()
 """
 
 
-def test_whatever_can_be_called_can_be_wrapped(tmp_path: Path) -> None:
+def test_every_callable_can_be_wrapped(tmp_path: Path) -> None:
     """A functools.partial and an object with __call__ get their call too."""
     [(code, out, _)] = run(CALLABLES, tmp_path)
     assert code == 0
@@ -121,7 +122,7 @@ def test_whatever_can_be_called_can_be_wrapped(tmp_path: Path) -> None:
     ],
 )
 def test_what_returns_before_it_has_run_is_refused(tmp_path: Path, defined: str) -> None:
-    """Coroutines and generators of all kinds: the first would be complete at once, without a step."""
+    """Coroutines and generators are refused: their first call would complete at once, without running a step."""
     [(code, _, err)] = run(f"{defined}\nwrapper(train)", tmp_path)
     assert code != 0
     assert "is a coroutine or a generator; wrap what runs it to its end" in err
@@ -146,7 +147,7 @@ wrapper(train)()
 
 @pytest.mark.torch
 def test_a_process_group_from_before_the_call_is_refused(tmp_path: Path) -> None:
-    """The first restart would destroy it. Without it the call is made."""
+    """The first restart would destroy the process group. Without one, the call runs."""
     [(code, out, err)] = run(GROUP, tmp_path)
     assert code == 0, err
     refused, trained = out.splitlines()
@@ -201,8 +202,9 @@ if __name__ == "__main__":
 
 @pytest.mark.torch
 def test_a_rank_fails_while_the_others_meet_again(tmp_path: Path) -> None:
-    """They wait for it in `init_process_group`, for an exception and for a death. None of them waits for a timeout,
-    and their store, which is older than the call, still works in Finalize, in the next iteration and at the end."""
+    """Ranks that wait for a failed one in `init_process_group` are interrupted without a timeout, after an exception
+    and after a death. Their store, which is older than the call, still works in Finalize, in the next iteration and
+    at the end."""
     *others, (code, _, _) = run(MEETING, tmp_path, world=3)
     assert code == -signal.SIGKILL
     assert [(code, out) for code, out, _ in others] == [(0, "2 2\n"), (0, "2 2\n")]
@@ -237,7 +239,8 @@ if __name__ == "__main__":
 
 
 def test_runs_that_multiprocessing_starts_do_not_mix(tmp_path: Path) -> None:
-    """Two programs at once, with one address and port: both ranks of one run, and neither of the other's."""
+    """Of two programs with the same address and port that start at once, both ranks of one run, and neither of the
+    other's."""
     script, hold = tmp_path / "program.py", tmp_path / "hold"
     script.write_text(BEGINNING + SPAWNED)
     os.mkfifo(hold)
@@ -251,7 +254,7 @@ def test_runs_that_multiprocessing_starts_do_not_mix(tmp_path: Path) -> None:
         for name in "ab"
     ]
     try:
-        # The pipe opens once a rank reads it, and the ranks of one program hold on until it is closed.
+        # The FIFO opens once a rank reads it. The ranks of one program keep running until it is closed.
         with hold.open("w"):
             refused = [line for program in programs for line in _lines(program, 2)]
         for program in programs:
@@ -295,7 +298,7 @@ for what in (1, 2), "host1":
 
 
 def test_what_a_rank_publishes_is_a_tuple_of_strings(tmp_path: Path) -> None:
-    """Anything else ends the call at once: other ranks could not read it, and would wait for this one."""
+    """Any other value ends the call at once: the other ranks could not read it, and would wait for this one."""
     [(code, out, _)] = run(PUBLISHES, tmp_path)
     said = "Published.publish must return a tuple of strings, not"
     assert (code, out.splitlines()) == (0, [f"{said} {what}" for what in ("(1, 2)", "'host1'") for _ in range(2)])
@@ -316,7 +319,7 @@ for admission.OLDER_S in 0.0, 3600.0:
 
 
 def test_a_process_waits_for_an_older_run_only_in_its_first_call(tmp_path: Path) -> None:
-    """Another process of this host has the same rank, and no name of its group either: it may be of another run."""
+    """Another process on this host has the same rank and no group name: it may belong to an older run."""
     with subprocess.Popen(["sleep", "1000"], env=without_launcher() | {"RANK": "0"}) as older:
         try:
             [(code, out, _)] = run(WITH_ANOTHER_RUN, tmp_path)
@@ -343,7 +346,7 @@ inprocess.Wrapper(
 
 
 def test_bounds_of_years_mean_no_bounds(tmp_path: Path) -> None:
-    """The restart opens a section, whose time has a limit."""
+    """A restart works with timeouts of years: the section that it opens has an upper limit."""
     [(code, out, _)] = run(YEARS, tmp_path)
     assert (code, out) == (0, "1\n")
 
@@ -371,7 +374,7 @@ print("the rank has completed")
 
 
 def test_a_forked_child_that_returns_has_its_own_signals_back(tmp_path: Path) -> None:
-    """It goes on with the script as without the wrapper, and is told why it cannot become a rank."""
+    """The child has its former hooks and signal handlers. Its own wrapped call is refused, with the reason."""
     [(code, output, errors)] = run(FORKED, tmp_path)
     assert code == 0, errors
     assert "refused: this process was forked" in output
@@ -409,7 +412,7 @@ except inprocess.exception.RestartAbort:
 
 
 def test_terminate_may_take_longer_than_the_hard_timeout_after_a_ping(tmp_path: Path) -> None:
-    """The pings of the function are over: a last save that runs Python is progress."""
+    """Pings of the function do not count in Terminate, where running Python is progress."""
     [(code, out, errors)] = run(SAVING, tmp_path)
     assert (code, out.split()) == (0, ["saved", "left"]), errors
 
@@ -443,7 +446,8 @@ print(inprocess.Wrapper(
 
 
 def test_an_atomic_part_that_waits_for_a_rank_that_failed_is_ended(tmp_path: Path) -> None:
-    """A barrier in a large checkpoint, say. Without protection from hangs nothing but the interruption bounds it."""
+    """An atomic part without hang protection, as a barrier in a large checkpoint, is bounded only by the
+    interruption."""
     (stuck, _, _), (code, out, errors) = run(STUCK, tmp_path, world=2)
     assert (stuck, code, out) == (-signal.SIGTERM, 0, "done\n"), errors
 
@@ -461,7 +465,8 @@ print(train())
 
 
 def test_the_others_go_on_without_a_rank_that_cannot_start_its_monitor(tmp_path: Path) -> None:
-    """It says so itself: without, they would wait for it until `barrier_timeout`, and leave with an error."""
+    """The rank itself reports that it fails. Otherwise the others would wait for it until `barrier_timeout`, and
+    leave with an error."""
     (code, out, errors), (failed, _, said) = run(UNWATCHED, tmp_path, world=2)
     assert (code, out) == (0, "1\n"), errors
     assert failed == 1 and "/nowhere/python" in said
@@ -495,6 +500,6 @@ print(inprocess.Wrapper(
 
 
 def test_a_child_that_a_callback_forks_takes_no_part(tmp_path: Path) -> None:
-    """It may end as a program does: its parent is a rank as before."""
+    """The child ends as a program does, and its parent is still a rank."""
     [(code, out, errors)] = run(CALLBACKS_THAT_FORK, tmp_path)
     assert (code, out) == (0, "1\n"), errors

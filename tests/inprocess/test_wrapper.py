@@ -1,4 +1,4 @@
-"""What a wrapper takes, and what it makes of a function."""
+"""The arguments of a wrapper, and the function that it returns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASKED = "CallWrapper"
 
 
 def test_a_call_is_given_by_annotation(valkey: Valkey) -> None:
-    """A parameter annotated with CallWrapper gets the call, however that is written, beside all other arguments."""
+    """A parameter annotated with CallWrapper, in any notation, gets the call, beside all other arguments."""
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     command = [sys.executable, "-m", "tests.inprocess.annotated", valkey.url]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
@@ -40,7 +40,7 @@ def test_a_call_is_given_by_annotation(valkey: Valkey) -> None:
 
 
 def test_an_annotation_may_exist_for_a_type_checker_only() -> None:
-    """Before Python 3.14 such a module imports annotations from __future__; from then on it needs no import."""
+    """Before Python 3.14 such a module imports annotations from __future__; since then it needs no import."""
     future = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
     names: dict[str, Any] = {"CallWrapper": CallWrapper}
     exec(f"{future}def train(data: NDArray, call: CallWrapper, *, lr: Rate = 1): ...", names)
@@ -49,7 +49,7 @@ def test_an_annotation_may_exist_for_a_type_checker_only() -> None:
 
 
 def test_a_wrapper_that_is_not_enabled_does_nothing() -> None:
-    """The function itself comes back, and needs no launcher."""
+    """It returns the function itself, and needs no launcher."""
 
     def train() -> int:
         return 7
@@ -58,7 +58,7 @@ def test_a_wrapper_that_is_not_enabled_does_nothing() -> None:
 
 
 def test_a_call_in_a_thread_is_refused() -> None:
-    """A restart can interrupt only the main thread: the error says so before anything is started."""
+    """A restart can interrupt only the main thread: the error says so before any process is started."""
     errors: list[BaseException] = []
 
     def call() -> None:
@@ -95,7 +95,8 @@ except NestedCallError as error:
 
 
 def test_a_nested_call_is_refused_once(valkey: Valkey) -> None:
-    """It ends the outer call with an error that names both functions: to restart would only nest again."""
+    """The nested call ends the outer call with an error that names both functions, since a restart would only nest
+    again."""
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
     command = [sys.executable, "-c", NESTED, valkey.url]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
@@ -115,7 +116,7 @@ RELATIONS = [
 
 @pytest.mark.parametrize(("name", "seconds", "other"), RELATIONS, ids=[name for name, *_ in RELATIONS])
 def test_a_relation_that_breaks_is_named(name: str, seconds: float, other: str) -> None:
-    """Two options that contradict each other are both named, with their values."""
+    """The error names both of two options that contradict each other, with their values."""
     with pytest.raises(OptionError, match=f"{seconds:g} s") as caught:
         inprocess.Wrapper(**{name: timedelta(seconds=seconds)})
     assert caught.value.options == (name, other)
@@ -123,14 +124,14 @@ def test_a_relation_that_breaks_is_named(name: str, seconds: float, other: str) 
 
 @pytest.mark.parametrize("bounds", [{"termination_grace_time": 29}, {"hard_timeout": 118}])
 def test_a_kill_that_takes_longer_than_the_barrier_is_named(bounds: dict[str, float]) -> None:
-    """The others would leave the call while they wait for it."""
+    """Otherwise the other ranks would leave the call while a rank is killed."""
     with pytest.raises(OptionError, match=r"while a rank is killed; they are 12[0-9] s and 120 s") as caught:
         inprocess.Wrapper(**{name: timedelta(seconds=seconds) for name, seconds in bounds.items()})
     assert {*bounds, "barrier_timeout"} <= {*caught.value.options}
 
 
 def test_two_monitor_relations_are_named() -> None:
-    """A monitor that looks less often than a rank may be silent is named beside that timeout."""
+    """A monitor interval that is longer than the soft timeout is named together with that timeout."""
     options = {"heartbeat_timeout": 119, "monitor_process_interval": 61}
     with pytest.raises(OptionError) as caught:
         inprocess.Wrapper(**{name: timedelta(seconds=value) for name, value in options.items()})
@@ -174,7 +175,7 @@ def test_a_wrong_option_is_named(name: str, value: Any, valid: str) -> None:
     ],
 )
 def test_a_wrong_argument_of_a_store_is_named(store: type[Store], given: Any, valid: str) -> None:
-    """When the wrapper is made, as for its own options, and not when the function is called."""
+    """The error comes when the wrapper is made, as for its own options, and not when the function is called."""
     with pytest.raises(OptionError, match=valid) as caught:
         inprocess.Wrapper(store_factory=store, store_kwargs=given)
     assert caught.value.options == ("store_kwargs",)
@@ -195,6 +196,7 @@ class _AnyStore(Store):
     ],
 )
 def test_arguments_of_a_store_that_rank_0_hosts_are_left_out(store: type[Store], given: Any, kept: set[str]) -> None:
-    """They say where nvidia_resiliency_ext's store would be; a store's own arguments and mistyped ones stay."""
+    """Arguments for the address of nvidia_resiliency_ext's store are ignored; a store's own arguments, and mistyped
+    ones, are kept."""
     left, ignored = without_host(store, given)
     assert (set(left), ignored) == (kept, set(given) - kept)

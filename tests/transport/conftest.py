@@ -1,4 +1,4 @@
-"""Which transports there are here, and what is left behind."""
+"""Which transports are available here, and a check that no ring is left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scheme(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def fars() -> Iterator[dict[str, Far]]:
-    """Far ends that nobody has killed yet: a process takes a second to begin."""
+    """Far ends that are still alive, for reuse: such a process takes a second to start."""
     fars: dict[str, Far] = {}
     yield fars
     for far in fars.values():
@@ -49,7 +49,7 @@ def far(scheme: str, fars: dict[str, Far]) -> Iterator[Far]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_in_shared_memory() -> Iterator[None]:
-    """Whatever a test kills: the rings of its processes go with them."""
+    """Assert that no ring of this process is left, even if the test has killed processes."""
     before = set(Path("/dev/shm").glob("nvrx-ring-*"))
     yield
     ours = {path for path in set(Path("/dev/shm").glob("nvrx-ring-*")) - before if _is_of_ours(path)}
@@ -57,5 +57,5 @@ def nothing_left_in_shared_memory() -> Iterator[None]:
 
 
 def _is_of_ours(path: Path) -> bool:
-    """Made by this process, which should have removed it. Other tests run beside this one."""
+    """Whether this process has created the ring, and should have removed it. Other tests run at the same time."""
     return path.name.startswith(f"nvrx-ring-{os.getpid()}-")

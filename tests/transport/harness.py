@@ -1,4 +1,5 @@
-"""What the tests of the transport share: bounds, payloads that show where each byte belongs, and other processes."""
+"""What the tests of the transport share: bounds, payloads in which every byte shows its place, and other
+processes."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ from tests.waiting import until
 T = TypeVar("T")
 
 PROCESSES = multiprocessing.get_context("forkserver")
-"""Makes the nodes and the far ends of links. Each is a process of its own, which need not import numpy again."""
+"""Starts the nodes and the far ends of links. Each is a process of its own, which need not import numpy again."""
 PROCESSES.set_forkserver_preload(["tests.transport.links", "tests.transport.nodes"])
 
 WAIT_S = 30.0
 PROMISED_S = 0.1
-"""A deadline holds to so much, either way."""
+"""How far from its deadline a call may end, earlier or later."""
 ROOM_S = 10.0
-"""And this is for a machine that other tests hold up, for seconds at times. What knows no deadline takes `WAIT_S`."""
+"""Added for a machine that other tests keep busy for seconds. A wait without a deadline of its own takes `WAIT_S`."""
 TOKEN = b"one token of the job, 32 bytes.."
 
 
@@ -44,7 +45,7 @@ def soon(seconds: float = WAIT_S) -> float:
 
 
 def pattern(size: int, seed: int = 1) -> memoryview:
-    """Bytes of which each eight say where they belong, and in which payload."""
+    """Bytes of which each group of eight shows its place, and the payload that it belongs to."""
     words = np.arange(-(-size // 8), dtype=np.uint64)
     words *= np.uint64(0x9E3779B97F4A7C15)
     words += np.uint64(seed)
@@ -52,7 +53,7 @@ def pattern(size: int, seed: int = 1) -> memoryview:
 
 
 def admit_and_serve(link: PeerLink, rings: Mapping[str, SharedRing], limits: ServerLimits) -> None:
-    """A server's whole side of one connection, in the caller's thread, over whatever link."""
+    """The server's side of one connection, in the caller's thread, over any link."""
     with contextlib.suppress(TransportError):
         if pass_through(link, TokenHandshake(TOKEN, limits.eviction_s), soon(limits.hello_s)):
             serve(link, rings, limits)
@@ -60,7 +61,7 @@ def admit_and_serve(link: PeerLink, rings: Mapping[str, SharedRing], limits: Ser
 
 def without_ucx() -> dict[str, str]:
     """The environment of a process that loads UCX by itself: without this process's settings of UCX, and without the
-    warning that ucxx gives where another package has installed pynvml."""
+    warning of ucxx where another package has installed pynvml."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("UCX")}
     return kept | {"PYTHONWARNINGS": "ignore::FutureWarning"}
 
@@ -71,7 +72,7 @@ def digest_of(data: bytes | bytearray | memoryview) -> int:
 
 @contextlib.contextmanager
 def bounded(seconds: float) -> Iterator[float]:
-    """What is done here is over by the deadline, which is given, however it ends."""
+    """Yield a deadline, and assert that the block ends by then, whether or not it raises."""
     began = time.monotonic()
     yield began + seconds
     took = time.monotonic() - began
@@ -80,7 +81,8 @@ def bounded(seconds: float) -> Iterator[float]:
 
 @contextlib.contextmanager
 def on_deadline(seconds: float) -> Iterator[float]:
-    """What is done here ends with PayloadTimeout, at the deadline that is given, neither earlier nor later."""
+    """Yield a deadline, and assert that the block ends with PayloadTimeout at that time, neither earlier nor
+    later."""
     with bounded(seconds) as deadline, pytest.raises(PayloadTimeout):
         yield deadline
     early = deadline - time.monotonic()
@@ -93,7 +95,7 @@ class Usage:
 
     at: float
     demand_s: float
-    """How long one of them ran or could have run; on a busy machine a spinning thread runs less than it could."""
+    """The time that threads ran or were ready to run: on a busy machine a spinning thread does not always run."""
     wakeups: int
 
     @classmethod
@@ -106,8 +108,9 @@ class Usage:
 
 
 def assert_idle(*pids: int) -> None:
-    """They neither spin nor poll: for 3 s they could run a tenth of the time, and woke ten times a second, at most.
-    The best of three times counts, for a process may first have an end to see to."""
+    """Assert that the processes neither spin nor poll: in 3 s they are ready to run for at most a tenth of the time,
+    and wake at most ten times a second. The best of three tries counts, since a process may first have work to
+    finish."""
     usages = []
     for _ in range(3):
         before = [Usage.of(pid) for pid in pids]
@@ -124,13 +127,13 @@ def assert_idle(*pids: int) -> None:
 
 
 def rings_of(pid: int) -> list[str]:
-    """What lies in shared memory of a process."""
+    """The rings of a process in shared memory."""
     return [path.name for path in Path("/dev/shm").glob(f"nvrx-ring-{pid}-*")]
 
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that says nothing and reads nothing, though it is there."""
+    """A process that is alive but neither sends nor reads (SIGSTOP)."""
     os.kill(pid, signal.SIGSTOP)
     try:
         until(lambda: _state(pid) == "T", f"{pid} is stopped")
@@ -146,9 +149,9 @@ def _state(pid: int) -> str:
 
 @contextlib.contextmanager
 def signals_every(seconds: float, handler: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """The main thread, which must be the caller's, handles a signal so often. Not by a timer, which pytest-timeout
-    has. Without garbage collection: Python drops an exception that a handler raises within one of gc's callbacks, and
-    hypothesis has such a callback."""
+    """Have the main thread, which must be the caller's, handle a signal at this interval. A timer is not used, since
+    pytest-timeout uses it. Garbage collection is off: Python drops an exception that a handler raises within a
+    callback of gc, and hypothesis has such a callback."""
     over = threading.Event()
     main = threading.main_thread().ident
     assert main == threading.get_ident() and main is not None
@@ -171,7 +174,7 @@ def signals_every(seconds: float, handler: Callable[[], None] = lambda: None) ->
 
 
 class Async:
-    """Work in a thread; `result` raises what it raised."""
+    """Work in a thread; `result` raises the exception of the work."""
 
     def __init__(self, work: Callable[..., Any], *args: Any) -> None:
         self._value: Any = None
@@ -196,15 +199,15 @@ class Async:
 
 
 class Strike:
-    """Signals a sender at the first bytes that come from it: the receiver itself does, if it is told of them, and is
-    never late; else a thread that looks at the buffer."""
+    """Sends a sender a signal when its first bytes arrive. With `seen` the receiver does it, and is never late;
+    otherwise a thread watches the buffer."""
 
     def __init__(self, pid: int, number: signal.Signals, buffer: bytearray) -> None:
         self._pid, self._number, self._buffer = pid, number, buffer
         self.watching = Async(self._watch)
 
     def seen(self, _: memoryview) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it may be dead and waited for, with more of its bytes to read
+        with contextlib.suppress(ProcessLookupError):  # reaped, while its bytes are still being read
             os.kill(self._pid, self._number)
 
     def _watch(self) -> None:

@@ -1,5 +1,5 @@
-"""A process whose reads are interrupted by handlers that raise, wherever they happen to be: `python -m … JSON of a
-ref`. Ends with 0 if afterwards the only connection to each port can still be had."""
+"""A process whose reads are interrupted at random points by handlers that raise: `python -m … JSON of a ref`. Ends
+with 0 if the only connection to each port is still usable afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INTERRUPTIONS = 1000
 
 
 class Interrupt(Exception):
-    """Of a handler."""
+    """The exception that the handler raises."""
 
 
 came: list[int] = []
@@ -31,7 +31,8 @@ def interrupt(number: int, _: object) -> None:
 
 
 def read_until_interrupted(read: Callable[[], object]) -> None:
-    """Where the interpreter drops what is raised (in a weak reference's callback), until the end of that read."""
+    """Read until interrupted. Where the interpreter drops the exception (in a weak reference's callback), return
+    after that read."""
     came.clear()
     with contextlib.suppress(Interrupt):
         signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 1.5e-3))

@@ -1,4 +1,4 @@
-"""The far end of links: a process that does with them what it is told, and can be killed or stopped at it."""
+"""The far end of links: a process that acts on each link as ordered, and can be killed or stopped meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def receive(link: PeerLink, size: int, seconds: float = WAIT_S) -> bytes:
 
 
 def receive_payload(link: PeerLink, size: int, seconds: float = WAIT_S) -> int:
-    """The digest of what came."""
+    """The digest of the received payload."""
     buffer = bytearray(size)
     link.receive_payload_into(memoryview(buffer), soon(seconds), None)
     return digest_of(buffer)
@@ -45,7 +45,7 @@ def close(link: PeerLink) -> None:
 
 
 def fork_and_drop(link: PeerLink) -> int:
-    """A child that lets go of the link, and stays until it is killed; its pid."""
+    """Fork a child that drops the link and stays until it is killed; returns its pid."""
     ready, told = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -68,7 +68,8 @@ VERBS: dict[str, Callable[..., Any]] = {
 
 
 class Far:
-    """The process. Links are numbered as they came, from 0; from 0 again after `begin_again`."""
+    """The process at the far end. Its links are numbered in the order of their arrival from 0, and from 0 again after
+    `begin_again`."""
 
     def __init__(self, scheme: str, *, port: int = 0) -> None:
         self._pipe, theirs = PROCESSES.Pipe()
@@ -86,17 +87,17 @@ class Far:
         return self._process.pid
 
     def accepted(self) -> int:
-        """The number of the next link that has come."""
+        """Wait for the next link; returns its number."""
         self._next = int(self._hear("link")) + 1
         return self._next - 1 - self._first
 
     def connect(self, address: str) -> int:
-        """To somebody; the number of the link."""
+        """Connect to this address; returns the number of the link."""
         self._pipe.send(("connect", address))
         return self.accepted()
 
     def tell(self, link: int, verb: str, *args: Any) -> None:
-        """Do this, after what it was told before; `hear` waits for what came of it."""
+        """Order this on a link, after the earlier orders; `hear` waits for the result."""
         self._pipe.send((self._first + link, verb, args))
 
     def hear(self, link: int) -> Any:
@@ -110,13 +111,13 @@ class Far:
         return self.hear(link)
 
     def begin_again(self) -> bool:
-        """End all links, for the next test; False: this process is good for no other."""
+        """Close all links, for the next test. Returns False if this process cannot be used again."""
         if self._is_spent or not self._process.is_alive():
             return False
         try:
             for link in range(self._next - self._first):
                 self.tell(link, "close")
-        except OSError:  # it was killed just now
+        except OSError:  # it has just been killed
             return False
         self._first = self._next
         return True
@@ -138,14 +139,14 @@ class Far:
     def _hear(self, of: str | int) -> Any:
         heard = self._heard[str(of)]
         while not heard:
-            assert self._pipe.poll(WAIT_S), f"the far end has said nothing of {of}"
+            assert self._pipe.poll(WAIT_S), f"the far end has reported nothing about {of}"
             who, value = self._pipe.recv()
             self._heard[str(who)].append(value)
         return heard.popleft()
 
 
 class _Told:
-    """In the far process: what each link is told to do, in its own thread."""
+    """In the far process: the orders of each link, which its own thread carries out."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

@@ -1,4 +1,4 @@
-"""Producers and consumers as processes that do what they are told, and can be killed or stopped at it."""
+"""Producers and consumers as processes that call methods as ordered, and can be killed or stopped meanwhile."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from nvrx_slurm.transport.slots import State
 from tests.transport.harness import PROCESSES, TOKEN, WAIT_S, Async, admit_and_serve, digest_of, pattern, soon
 
 BRISK = Limits(answer_s=0.5, bytes_per_s=1e6, calls=2, pause_s=0.02)
-"""A client that gives a silent port up soon, so that tests do not take long."""
+"""A client that gives up a silent port soon, which keeps tests short."""
 
 
 class Node:
-    """A process that makes one object, and calls its methods by name."""
+    """A process that creates one object, and calls its methods by name."""
 
     def __init__(self, make: Callable[..., Any], *args: Any, **named: Any) -> None:
         self._pipe, theirs = PROCESSES.Pipe()
@@ -48,7 +48,7 @@ class Node:
         self._pipe.send((method, args))
 
     def hear(self, timeout: float = 3 * WAIT_S) -> Any:
-        assert self._pipe.poll(timeout), "the other process says nothing"
+        assert self._pipe.poll(timeout), "the other process does not answer"
         value = self._pipe.recv()
         if isinstance(value, BaseException):
             raise value
@@ -63,7 +63,7 @@ class Node:
         self._process.join(WAIT_S)
 
     def leave(self) -> int | None:
-        """It ends by itself; its exit code."""
+        """Let the process end by itself; returns its exit code."""
         self._pipe.close()
         self._process.join(WAIT_S)
         return self._process.exitcode
@@ -104,7 +104,7 @@ def node(make: Callable[..., Any], *args: Any, **named: Any) -> Iterator[Node]:
 
 
 class Liar:
-    """One more port of a producer's ring. Links that come while it has a `fault` have it, too."""
+    """One more port of a producer's ring. Links that connect while it has a `fault` get that fault."""
 
     def __init__(self, producer: Producer, fault: str | None) -> None:
         self.producer, self.fault = producer, fault
@@ -156,11 +156,11 @@ class Producer:
         return self.server.refer(self.ring.write_raw(pattern(size, seed)))
 
     def write_many(self, count: int, size: int, first: int = 0) -> list[PayloadRef]:
-        """Each with its index as its seed."""
+        """Write payloads, each with its index as its seed."""
         return [self.write(size, seed) for seed in range(first, first + count)]
 
     def write_on(self, size: int) -> None:
-        """Overwrite as fast as can be, beside what is told, until `stop_writing`."""
+        """Overwrite as fast as possible in a thread, until `stop_writing`."""
         self.refs = [self.write(size, 0)]
         self.is_enough = threading.Event()
 
@@ -171,7 +171,7 @@ class Producer:
         self.writing = Async(write)
 
     def newest(self) -> tuple[int, PayloadRef]:
-        """What was written last, and its seed."""
+        """The seed and the ref of the newest payload."""
         seed = len(self.refs) - 1
         return seed, self.refs[seed]
 
@@ -195,31 +195,31 @@ class Producer:
         return len(self.server._links)
 
     def lie(self, fault: str) -> str:
-        """Another port of this ring, on which every link has the fault; its address."""
+        """Open another port of this ring, on which every link has the fault; returns its address."""
         liar = Liar(self, fault)
         self.liars[liar.address] = liar
         return liar.address
 
     def lied_to(self) -> list[int]:
-        """How many links each of these ports has had."""
+        """The number of links that each of these ports has had."""
         return [len(liar.links) for liar in self.liars.values()]
 
     def tell_the_truth(self, address: str) -> None:
-        """Links that come to that port from now on have no fault."""
+        """Let later links to that port have no fault."""
         self.liars[address].fault = None
 
     def close_server(self) -> float:
-        """How long it took."""
+        """Close the server; returns how long that took."""
         began = time.monotonic()
         self.server.close()
         return time.monotonic() - began
 
     def serve_again(self) -> None:
-        """On the same ports."""
+        """Serve on the same ports as before."""
         self.server = self._serve([host_and_port(port)[1] for port in self.server.ports])
 
     def fork(self) -> int:
-        """A child that leaves at once, as it would after its own work; its exit code."""
+        """Fork a child that closes the server and ends; returns its exit code."""
         return _in_child(lambda: self.server.close())
 
     def end(self) -> None:
@@ -243,19 +243,19 @@ class Producer:
 
 
 class Consumer:
-    """A client."""
+    """A process with a client."""
 
     def __init__(self, *transports: str) -> None:
         self.client = client_of(*transports)
 
     def read(self, ref: PayloadRef, deadline: float = WAIT_S) -> int:
-        """The digest of what came."""
+        """The digest of the payload."""
         payload = self.client.read(ref, deadline=deadline)
         assert isinstance(payload, bytes | bytearray | memoryview)
         return digest_of(payload)
 
     def fork_and_read(self, mine: PayloadRef, childs: PayloadRef, expected: int) -> tuple[int, int]:
-        """A child reads, and then this process again: the digest of what it got, and the child's exit code."""
+        """Read in a child, and then in this process. Returns the digest of the latter, and the child's exit code."""
 
         def read() -> None:
             assert self.read(childs) == expected
@@ -264,7 +264,7 @@ class Consumer:
         return self.read(mine), code
 
     def hang_at(self, ref: PayloadRef) -> None:
-        """Ask, begin to receive, and never go on."""
+        """Request a payload, begin to receive it, and never go on."""
         link = asked(ref)
         link.receive_payload_into(memoryview(bytearray(ref.size)), soon(), lambda piece: threading.Event().wait())
 
@@ -277,7 +277,7 @@ def client_of(*transports: str, limits: Limits | None = None, **named: Any) -> P
 
 
 class StandingRing:
-    """A ring whose server stands still for longer than a lease, as it has just claimed a slot."""
+    """A ring whose server pauses for longer than its lease just after it has claimed a slot."""
 
     def __init__(self, ring: SharedRing, meanwhile: Callable[[], object]) -> None:
         self._ring, self._meanwhile = ring, meanwhile
@@ -293,7 +293,7 @@ class StandingRing:
 
 
 def asked(ref: PayloadRef, budget_s: float = WAIT_S) -> PeerLink:
-    """A reader's link over which the payload was asked for, and of which nothing is taken yet."""
+    """A reader's link over which the payload was requested, and nothing was received yet."""
     link = by_scheme(ref.ports[0].partition("://")[0], TOKEN).connect(ref.ports[0], soon())
     link.send(greet(link, TOKEN, soon()).proof, None, soon())
     request(link, ref, budget_s=budget_s, deadline=soon())

@@ -1,7 +1,7 @@
-"""`python -m tests.transport.ring_actor RING ROLE SEED`: writes, or reads, until a line comes on stdin.
+"""`python -m tests.transport.ring_actor RING ROLE SEED`: writes, or reads, until a line arrives on stdin.
 
-A payload says by its bytes which generation it is, so that a reader sees by itself whether it has another one's. Each
-thing done goes out as one line, which is whole or not there at all.
+The bytes of a payload show its generation, so that a reader notices bytes of another one. Each action is reported as
+one line, written in a single write.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def peek(ring: SharedRing, dice: random.Random) -> None:
 
 
 def wait(ring: SharedRing) -> None:
-    """For a payload; as a look at it, which leaves it."""
+    """Wait for a payload, and look at it without taking it."""
     with contextlib.suppress(PayloadTimeout, StaleSlotError), ring.view(timeout_s=0.05, keep=True) as payload:
         assert isinstance(payload, memoryview)
 

@@ -1,8 +1,8 @@
-"""`python -m tests.transport.ring_bytecodes WHAT STRIDE`: what is left of a ring after a fault between two bytecodes.
+"""`python -m tests.transport.ring_bytecodes WHAT STRIDE`: check a ring after a fault between two bytecodes.
 
-WHAT is `die` (the process is killed there), `raise` (a handler raises there), `inherit` (the same, by a process that
-takes a lock over from a dead one), or `use` (a handler uses the ring there); before every bytecode, or each STRIDEth.
-Prints how many there are. In a process of its own, with one thread: it forks.
+WHAT is `die` (the process is killed there), `raise` (a handler raises there), `inherit` (the same, in a process that
+takes a lock over from a dead one), or `use` (a handler uses the ring there); before each STRIDEth bytecode. Prints
+the number of bytecodes of each operation. It forks, and so needs a process of its own with one thread.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ DATA = b"payload" * 20
 
 
 Try = Callable[[int, Callable[[], object]], bool]
-"""Call it, with what happens before the bytecode of that number; whether it came to that."""
+"""Runs the call with the fault before the bytecode of that number; returns whether the call has so many bytecodes."""
 
 
 class Raised(BaseException):
-    """What a handler raises: not a failure that anybody would handle."""
+    """What a handler raises: an exception that no code catches."""
 
 
 def is_ours(frame: FrameType) -> bool:
@@ -41,7 +41,7 @@ def is_ours(frame: FrameType) -> bool:
 
 
 def operations(ring: SharedRing) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What can be cut; before each of them the ring has one payload, and one free slot."""
+    """The operations to interrupt; before each of them the ring has one payload and one free slot."""
     yield "write", lambda: ring.write_raw(DATA)
     yield "read", lambda: ring.try_read()
     yield "renew", lambda: renew(ring)
@@ -52,7 +52,7 @@ def operations(ring: SharedRing) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def renew(ring: SharedRing) -> None:
     claim = ring.claim(*oldest(ring))
-    if isinstance(claim, Claim):  # else a handler was quicker
+    if isinstance(claim, Claim):  # otherwise a handler was faster
         claim.renew(60.0)
         claim.finish(consumed=False)
 
@@ -76,14 +76,14 @@ def oldest(ring: SharedRing) -> tuple[int, int]:
 
 
 def fresh(ring: SharedRing) -> None:
-    """One payload, and one free slot."""
+    """Leave the ring with one payload and one free slot."""
     while ring.try_read() is not None:
         pass
     ring.write_raw(DATA)
 
 
 def check(ring: SharedRing, where: str) -> None:
-    """All locks are free, nobody holds a slot, all payloads are whole, and each is counted once."""
+    """Assert that all locks are free, no slot is in use, all payloads are whole, and each is counted once."""
     in_another_thread(lambda: [holding(lock, lambda: None, 0.0) for lock in ring._steps.memory._locks], where)
     ring.get_ready_count()
     metrics = ring.metrics()
@@ -118,7 +118,7 @@ def in_process(ring: SharedRing, act: Callable[[FrameType], None], prepare: Call
 
 
 def in_child(ring: SharedRing) -> Try:
-    """Be killed before that bytecode."""
+    """Kill a child before that bytecode."""
 
     def attempt(number: int, call: Callable[[], object]) -> bool:
         fresh(ring)
@@ -137,7 +137,7 @@ def raise_there(_: FrameType) -> None:
 
 
 def use_there(ring: SharedRing) -> Callable[[FrameType], None]:
-    """A handler that reads and writes, and finds a slot taken where its thread is in the middle of a step."""
+    """A handler that reads and writes. Where its own thread is in the middle of a step, it finds that slot taken."""
 
     def act(_: FrameType) -> None:
         former = sys.gettrace()
@@ -152,7 +152,7 @@ def use_there(ring: SharedRing) -> Callable[[FrameType], None]:
 
 
 def leave_locks(ring: SharedRing) -> None:
-    """Of a process that dies with all of them."""
+    """Leave all locks to a process that dies while it holds them."""
     fresh(ring)
     child = os.fork()
     if child == 0:
@@ -161,7 +161,7 @@ def leave_locks(ring: SharedRing) -> None:
 
 
 def take_all(ring: SharedRing, index: int = 0) -> None:
-    """One inside of the other, and die."""
+    """Take all locks, one inside the other, and die."""
     if index == ring.slots:
         os.kill(os.getpid(), signal.SIGKILL)
     ring._steps.memory.holding(index, lambda: take_all(ring, index + 1), 1.0)
@@ -169,7 +169,7 @@ def take_all(ring: SharedRing, index: int = 0) -> None:
 
 def main(what: str, stride: int) -> None:
     logging.getLogger("nvrx").setLevel(logging.ERROR)
-    sys.unraisablehook = lambda _: None  # what a handler raises in a `__del__` is Python's to tell
+    sys.unraisablehook = lambda _: None  # Python reports what a handler raises in a `__del__`
     places = {}
     with SharedRing.create(2, 256) as ring:
         attempt = {

@@ -1,4 +1,5 @@
-"""`python -m tests.transport.ring_creator`: makes a ring with a payload, tells its name and tracker, and waits."""
+"""`python -m tests.transport.ring_creator`: creates a ring with a payload, prints its name and its tracker, and
+waits."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from nvrx_slurm.transport.ring import SharedRing
 
 def main() -> None:
     ring = SharedRing.create(2, 4096)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the start of the tracker would have unblocked it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # now, as starting the tracker unblocks it
     ring.write_raw(b"of the creator")
     print(ring.name, _resource_tracker._pid, flush=True)
     signal.sigwait({signal.SIGTERM})

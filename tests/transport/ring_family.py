@@ -1,4 +1,4 @@
-"""`python -m tests.transport.ring_family`: a ring, and children that were forked and spawned from its creator."""
+"""`python -m tests.transport.ring_family`: a ring, and children that its creator has forked and spawned."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def spawned(handle: RingHandle) -> None:
 
 
 def forked(ring: SharedRing, claim: Claim) -> None:
-    """It has copies of all that its parent had."""
-    assert not claim.finish(consumed=True)  # that is its parent's to end
+    """A forked child, which has copies of all that its parent has."""
+    assert not claim.finish(consumed=True)  # only its parent may finish it
     del claim
     ring.write_raw(b"from the forked")
     with ring:

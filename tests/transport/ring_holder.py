@@ -1,4 +1,4 @@
-"""`python -m tests.transport.ring_holder RING`: claims slot 0, says so, and waits to be killed."""
+"""`python -m tests.transport.ring_holder RING`: claims slot 0, reports that, and waits to be killed."""
 
 from __future__ import annotations
 

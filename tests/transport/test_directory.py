@@ -1,4 +1,4 @@
-"""`Directory` on a real Valkey, which is killed and frozen too."""
+"""`Directory` on a real Valkey, which is also killed and frozen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEY = "nvrx:{j}:payloads:payloads"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    """One for all tests here."""
+    """One server for all tests of this module."""
     running = Valkey(tmp_path_factory.mktemp("valkey"))
     yield running
     running.end()
@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 @pytest.fixture
 def valkey(server: Valkey) -> Valkey:
-    """It runs, and holds nothing."""
+    """The server, running and empty."""
     server.revive()
     with contextlib.closing(raw(server)) as client:
         client.flushall()
@@ -69,7 +69,7 @@ def numbers(found: list[Published]) -> list[int]:
 
 
 def take(following: Following, count: int) -> list[int]:
-    """So many, in however many parts they come."""
+    """Take this many records, in any number of parts."""
     deadline, got = time.monotonic() + WAIT_S, list[int]()
     while len(got) < count:
         assert time.monotonic() < deadline, got
@@ -78,7 +78,7 @@ def take(following: Following, count: int) -> list[int]:
 
 
 def connections(server: Valkey) -> int:
-    """How many there are but for the one that asks."""
+    """The number of connections, without the one that asks."""
     with contextlib.closing(raw(server)) as client:
         return len(client.client_list()) - 1
 
@@ -87,7 +87,7 @@ def connections(server: Valkey) -> int:
 
 
 def test_what_is_published_is_found_in_order(directory):
-    """All of it, or what came after a place."""
+    """`lookup` returns all records, or those after a given one, in the order of their publication."""
     published = [directory.publish(ref(number)) for number in range(5)]
     assert directory.lookup() == published
     assert directory.lookup(after=published[2].id) == published[3:]
@@ -95,7 +95,7 @@ def test_what_is_published_is_found_in_order(directory):
 
 
 def test_topics_are_apart_and_an_unknown_one_is_empty(directory):
-    """And so are jobs."""
+    """A record is found in its own topic only."""
     directory.publish(ref(1))
     directory.publish(ref(2), topic="ends")
     assert numbers(directory.lookup()) == [1]
@@ -104,14 +104,14 @@ def test_topics_are_apart_and_an_unknown_one_is_empty(directory):
 
 
 def test_jobs_are_apart(directory, valkey):
-    """In one store."""
+    """Two jobs with one store do not see each other's records."""
     directory.publish(ref(1))
     with Directory(valkey.url, job="other") as other:
         assert other.lookup() == []
 
 
 def test_a_follower_has_all_from_the_start_or_what_comes_from_now_on(directory):
-    """The place between is exact: what is published after `follow` returned is had."""
+    """A follower that does not begin at the start misses nothing that is published after `follow` has returned."""
     for number in range(3):
         directory.publish(ref(number))
     whole, rest = directory.follow(), directory.follow(from_start=False)
@@ -123,7 +123,7 @@ def test_a_follower_has_all_from_the_start_or_what_comes_from_now_on(directory):
 
 
 def test_a_follower_takes_no_more_than_it_asks_for(directory):
-    """And has the rest later."""
+    """It gets the other records later."""
     for number in range(5):
         directory.publish(ref(number))
     following = directory.follow()
@@ -133,7 +133,8 @@ def test_a_follower_takes_no_more_than_it_asks_for(directory):
 
 
 def test_a_follower_waits_at_the_server(directory, valkey):
-    """It is woken by what comes; a wait of 1.5 s costs two reads, and not one for each look."""
+    """A new record wakes the follower. A wait of 1.5 s blocks at the server, in two or three reads, and does not
+    poll."""
     following = directory.follow()
     with contextlib.closing(raw(valkey)) as client:
         client.config_resetstat()
@@ -149,7 +150,7 @@ def test_a_follower_waits_at_the_server(directory, valkey):
 
 
 def test_a_topic_is_trimmed_and_goes_by_itself(directory, valkey):
-    """The oldest records beyond about 65,536; and in the end all of them: a site's store is not filled for ever."""
+    """A topic keeps about 65,536 records and expires, so that it does not fill a site's store."""
     with contextlib.closing(raw(valkey)) as client:
         with client.pipeline(transaction=False) as pipeline:
             for number in range(KEPT_RECORDS + 1000):
@@ -162,8 +163,8 @@ def test_a_topic_is_trimmed_and_goes_by_itself(directory, valkey):
     assert numbers(directory.lookup()) == list(range(KEPT_RECORDS + 1001 - kept, KEPT_RECORDS + 1001))
 
 
-def test_whoever_looks_keeps_a_topic_alive(directory, valkey):
-    """A consumer that comes late finds it, and so does the next."""
+def test_every_reader_keeps_a_topic_alive(directory, valkey):
+    """`lookup` and `follow` renew a topic's expiry, so that a late consumer still finds it."""
     directory.publish(ref(1))
     with contextlib.closing(raw(valkey)) as client:
         for look in (directory.lookup, directory.follow):
@@ -172,11 +173,12 @@ def test_whoever_looks_keeps_a_topic_alive(directory, valkey):
             assert client.ttl(KEY) > 3600
 
 
-# ------------------------------------------------------------------------------------------- the store goes wrong
+# ------------------------------------------------------------------------------------------- the store fails
 
 
 def test_nothing_is_lost_and_nothing_comes_twice_while_the_store_is_away(directory, valkey, caplog):
-    """It is killed and started again: who publishes and who follows waits for it; one line tells of each."""
+    """A publisher and a follower wait until the killed store is back. Each logs one line about the outage and one
+    about its end."""
     caplog.set_level(logging.INFO, "nvrx.transport")
     following = directory.follow()
     directory.publish(ref(0))
@@ -193,8 +195,9 @@ def test_nothing_is_lost_and_nothing_comes_twice_while_the_store_is_away(directo
     assert caplog.text.count("the store does not answer") == caplog.text.count("the store answers again") == 2
 
 
-def test_a_follower_comes_back_in_time_while_the_store_is_away(valkey):
-    """With nothing; and once its patience is used up, over however many calls, it says that there is no store."""
+def test_a_follower_returns_in_time_while_the_store_is_away(valkey):
+    """`next` returns nothing at its timeout. Once the patience is over, even across several calls, it raises
+    StoreUnreachable."""
     with Directory(valkey.url, job="j", patience_s=1.0) as directory:
         following = directory.follow()
         valkey.kill()
@@ -208,8 +211,9 @@ def test_a_follower_comes_back_in_time_while_the_store_is_away(valkey):
         assert time.monotonic() - began < WAIT_S
 
 
-def test_a_frozen_store_holds_nobody_for_long_and_doubles_nothing(directory, valkey, monkeypatch):
-    """It takes what it is asked twice, and carries out both when it thaws: a consumer has the record once."""
+def test_a_frozen_store_blocks_no_reader_and_doubles_no_record(directory, valkey, monkeypatch):
+    """The publisher repeats its request to a frozen store, which carries out both when it thaws: a consumer gets the
+    record once."""
     monkeypatch.setattr(connection, "ANSWER_S", 0.2)
     with Directory(valkey.url, job="j") as reader:
         freeze_and_thaw(directory, reader, valkey)
@@ -240,8 +244,8 @@ def freeze_and_thaw(directory: Directory, reader: Directory, valkey: Valkey) -> 
     assert following.next(timeout_s=0.0) == []
 
 
-def test_a_password_that_is_refused_is_told_at_once(valkey, tmp_path):
-    """And is not in what is told."""
+def test_a_refused_password_is_raised_at_once(valkey, tmp_path):
+    """The error does not contain the password."""
     with contextlib.closing(raw(valkey)) as client:
         client.config_set("requirepass", "right")
         try:
@@ -259,7 +263,7 @@ def test_a_password_that_is_refused_is_told_at_once(valkey, tmp_path):
 
 
 def test_what_cannot_be_read_is_skipped_with_one_warning(directory, valkey, caplog):
-    """Whatever a writer puts there, readers have all that lies around it."""
+    """Readers get all records around an item that is no record."""
     following = directory.follow()
     with contextlib.closing(raw(valkey)) as client:
         for fields in (
@@ -273,14 +277,14 @@ def test_what_cannot_be_read_is_skipped_with_one_warning(directory, valkey, capl
         directory.publish(ref(1))
     assert numbers(directory.lookup()) == [1] * 5
     assert take(following, 5) == [1] * 5
-    assert [entry.levelname for entry in caplog.records] == ["WARNING"] * 2  # one of each reader
+    assert [entry.levelname for entry in caplog.records] == ["WARNING"] * 2  # one from each reader
 
 
 # ------------------------------------------------------------------------------------------- threads, forks, the end
 
 
 def test_threads_publish_side_by_side(directory):
-    """Each record comes once, and each thread's in its order."""
+    """Each record is found once, and those of one thread are in its order."""
     threads, each = 8, 50
 
     def publish(thread: int) -> None:
@@ -297,7 +301,8 @@ def test_threads_publish_side_by_side(directory):
 
 
 def test_a_forked_child_publishes_for_itself(directory):
-    """On a connection of its own, and counted on its own: nothing of either is taken for the other's."""
+    """A child has a connection and record numbers of its own: none of its records is taken for one of its
+    parent's."""
     following = directory.follow()
     directory.publish(ref(0))
     child = os.fork()
@@ -318,8 +323,9 @@ def test_a_forked_child_publishes_for_itself(directory):
     assert [number for number in got if number >= 100] == list(range(100, 120))
 
 
-def test_who_waits_hears_of_the_end_and_no_connection_is_left(valkey):
-    """`close` from another thread; again is nothing, and nothing can be asked any more."""
+def test_close_wakes_a_waiting_reader_and_leaves_no_connection(valkey):
+    """`close` from another thread ends the wait with an error. A second `close` does nothing, and later calls are
+    errors."""
     directory = Directory(valkey.url, job="j")
     following = directory.follow()
     ended: list[Exception] = []
@@ -356,8 +362,8 @@ print(found.replica, found.node, found.generation, found.cycle, found.ref == ref
 """
 
 
-def test_a_worker_needs_no_word(valkey, tmp_path):
-    """Its agent has told it where the store is, and who it is."""
+def test_a_worker_needs_no_configuration(valkey, tmp_path):
+    """The worker's environment, which its agent sets, has the store's address and the worker's identity."""
     store = tmp_path / "store.json"
     store.write_text(json.dumps({"url": valkey.url, "job": "j", "token": "t", "later": 1}))
     told = {"NVRX_STORE_FILE": store, "NVRX_JOB_ID": "j", "NVRX_REPLICA": "rollout-2", "NVRX_NODE": "n3"}

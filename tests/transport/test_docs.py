@@ -1,4 +1,4 @@
-"""The examples of docs/transport.md, run as they stand there."""
+"""The examples of docs/transport.md, run as they are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKEN = "the key of the job"
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """What our agent tells its workers, with a real store that has a password."""
+    """The environment that an agent gives its workers, with a real store that has a password."""
     valkey = Valkey(tmp_path)
     with contextlib.closing(redis.Redis(port=valkey.port)) as client:
         client.config_set("requirepass", PASSWORD)
@@ -39,27 +39,27 @@ def job(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def start(path: Path, **options: object) -> subprocess.Popen[str]:
-    """The file as a program, with this tree's package."""
+    """Run the file as a program, with this tree's package."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}  # type: ignore[dict-item]
     return subprocess.Popen([sys.executable, str(path)], text=True, env=environment, **options)  # type: ignore[call-overload,no-any-return]
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """The examples that have a name, as files."""
+    """The named examples, as files."""
     for name, block in NAMED.items():
         (tmp_path / name).write_text(block)
     return tmp_path
 
 
 def test_all_examples_are_known_here() -> None:
-    """One that is added is run by one of these tests."""
+    """An example that is added to the page must be run by one of these tests."""
     assert list(NAMED) == ["producer.py", "consumer.py", "rollout.py", "policy.py"]
     assert len(UNNAMED) == 2
 
 
 def test_the_first_example_runs(files: Path) -> None:
-    """`python producer.py | python consumer.py`: the consumer has all that was written, and both end."""
+    """`python producer.py | python consumer.py`: the consumer gets all that was written, and both end."""
     with start(files / "producer.py", stdout=subprocess.PIPE) as producer:
         with start(files / "consumer.py", stdin=producer.stdout, stdout=subprocess.PIPE) as consumer:
             said, _ = consumer.communicate(timeout=WITHIN_S)
@@ -68,7 +68,7 @@ def test_the_first_example_runs(files: Path) -> None:
 
 
 def test_the_example_of_a_job_runs(files: Path, job: dict[str, str]) -> None:
-    """The policy finds what the rollout publishes, though nobody tells either where the other is."""
+    """The policy finds what the rollout publishes, although neither has the other's address."""
     with (
         start(files / "policy.py", env=job, stdout=subprocess.PIPE) as policy,
         start(files / "rollout.py", env=job) as rollout,
@@ -80,7 +80,7 @@ def test_the_example_of_a_job_runs(files: Path, job: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("block", UNNAMED, ids=["ring", "batch"])
 def test_an_example_runs(block: str, tmp_path: Path) -> None:
-    """It says itself what holds, by `assert`."""
+    """The example itself asserts its results."""
     (tmp_path / "example.py").write_text(block)
     with start(tmp_path / "example.py", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as example:
         _, errors = example.communicate(timeout=WITHIN_S)

@@ -1,5 +1,5 @@
-"""Payloads through servers, networks and readers that fail, on real processes and sockets: the right bytes or a clear
-error, by the deadline, and what nobody has read is there for the next who asks."""
+"""Payloads through servers, networks and readers that fail, on real processes and sockets. A read gives the right
+bytes or a clear error by its deadline, and a payload that was not read stays for the next reader."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from tests.transport.nodes import BRISK, Consumer, Node, Producer, asked, client
 from tests.waiting import until
 
 PATIENT = replace(BRISK, calls=1000, pause_s=0.02)
-"""Goes on for as long as there is time."""
+"""A client that retries until its deadline."""
 
 KEEPS_IT_FROM_READERS = [name for name in FAULTS if name != "loses-acks"]
 AT_THE_ACK = ["resets-at-ack", "loses-acks"]
@@ -79,7 +79,7 @@ def client(scheme: str) -> Iterator[PayloadClient]:
 
 
 def through(ref: PayloadRef, *ports: SickPort | str) -> PayloadRef:
-    """The same payload, by these ports."""
+    """The ref of the same payload, with these ports."""
     addresses = tuple(port if isinstance(port, str) else port.address for port in ports)
     return msgspec.structs.replace(ref, ports=addresses)
 
@@ -92,12 +92,12 @@ def all_ready(producer: Node, count: int) -> None:
     until(lambda: producer.do("ready") == count, f"{count} payloads are ready again")
 
 
-# --------------------------------------------------------------------------------------------------- all is well
+# --------------------------------------------------------------------------------------------------- without faults
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 64 << 20])
 def test_a_payload_of_any_size(scheme: str, size: int) -> None:
-    """What was written is what is read, and its slot is free afterwards."""
+    """The reader gets what was written, and the slot is free afterwards."""
     with node(Producer, scheme, slot_bytes=64 << 20, slots=2) as producer, client_of(scheme) as client:
         for seed in range(3):
             ref = producer.do("write", size, seed)
@@ -107,7 +107,7 @@ def test_a_payload_of_any_size(scheme: str, size: int) -> None:
 
 
 def test_a_payload_of_256_mib(scheme: str) -> None:
-    """It arrives whole, in the reader's own memory."""
+    """The payload arrives whole, in a buffer of the reader's."""
     with node(Producer, scheme, slot_bytes=256 << 20, slots=1) as producer, client_of(scheme) as client:
         ref = producer.do("write", 256 << 20, 7)
         buffer = bytearray(256 << 20)
@@ -117,7 +117,7 @@ def test_a_payload_of_256_mib(scheme: str) -> None:
 
 
 def test_a_reader_on_the_same_node(tcp_producer: Node) -> None:
-    """It reads the ring itself: no connection is made, though its ports are all dead."""
+    """The reader reads from the ring itself, without a connection, even if all ports are dead."""
     ref = through(tcp_producer.do("write", 1 << 20, 3), "tcp://127.0.0.1:1")
     with client_of("shm", "tcp") as client:
         assert client.read(ref, deadline=WAIT_S) == pattern(1 << 20, 3)
@@ -128,7 +128,7 @@ def test_a_reader_on_the_same_node(tcp_producer: Node) -> None:
 
 
 def test_what_is_kept_can_be_read_again(producer: Node, client: PayloadClient) -> None:
-    """With `keep` the payload stays for others, until somebody takes it."""
+    """With `keep` the payload stays for other readers, until one takes it."""
     ref = producer.do("write", 5000, 3)
     for _ in range(3):
         assert client.read(ref, deadline=WAIT_S, keep=True) == pattern(5000, 3)
@@ -141,7 +141,7 @@ def test_what_is_kept_can_be_read_again(producer: Node, client: PayloadClient) -
 
 
 def test_a_server_that_is_killed_in_the_middle_of_a_payload(scheme: str) -> None:
-    """The reader has an error that says so, long before its deadline, and nothing of the ring is left."""
+    """The reader gets an error with its attempts long before its deadline, and a sweep removes the ring."""
     size = 256 << 20
     with node(Producer, scheme, slots=1, slot_bytes=size) as producer, client_of(scheme) as client:
         ref = producer.do("write", size)
@@ -157,7 +157,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_payload(scheme: str) -> None
 
 
 def test_a_reader_that_is_killed_in_the_middle_of_a_payload(scheme: str) -> None:
-    """The payload is ready again, and another has it."""
+    """The payload is ready again, and another reader gets it."""
     size = 64 << 20
     with node(Producer, scheme, slots=1, slot_bytes=size) as producer, client_of(scheme) as client:
         ref = producer.do("write", size, 4)
@@ -170,8 +170,8 @@ def test_a_reader_that_is_killed_in_the_middle_of_a_payload(scheme: str) -> None
         is_consumed(producer, 1)
 
 
-def test_a_reader_that_stands_still(scheme: str) -> None:
-    """It keeps its slot for as long as it said it would wait, and no longer: then another has the payload."""
+def test_a_reader_that_is_stuck(scheme: str) -> None:
+    """A stuck reader keeps its slot only for the time that it has announced. Then another reader gets the payload."""
     size = 64 << 20
     with node(Producer, scheme, slots=1, slot_bytes=size) as producer, client_of(scheme) as client:
         ref = producer.do("write", size, 4)
@@ -185,14 +185,14 @@ def test_a_reader_that_stands_still(scheme: str) -> None:
 
 @pytest.mark.parametrize("who", ["producer", "reader"])
 def test_a_kill_leaves_nothing_in_shared_memory(scheme: str, who: str) -> None:
-    """Of a ring whose processes are killed nothing is left; of a reader there never is."""
+    """A killed producer's ring is swept. A reader never has files in shared memory."""
     with node(Producer, scheme) as producer, node(Consumer, "shm", scheme) as reader:
         refs = producer.do("write_many", 2, 1000)
         reader.do("read", refs[0])
         assert rings_of(producer.pid) and not rings_of(reader.pid)
         (producer if who == "producer" else reader).kill()
         if who == "producer":
-            sweep()  # the resource tracker is that of all these processes: it would wait for their end
+            sweep()  # these processes share a resource tracker, which would wait for the end of all
             assert not rings_of(producer.pid)
         else:
             assert rings_of(producer.pid)
@@ -200,12 +200,13 @@ def test_a_kill_leaves_nothing_in_shared_memory(scheme: str, who: str) -> None:
             assert not rings_of(producer.pid)
 
 
-# ----------------------------------------------------------------------------------------------------- sick ports
+# ----------------------------------------------------------------------------------------------------- faulty ports
 
 
 @pytest.mark.parametrize("fault", HARMFUL)
-def test_a_sick_port_alone(tcp_producer: Node, fault: str) -> None:
-    """An error of ours by the deadline and never wrong bytes; the payload stays, and comes once the port is well."""
+def test_a_faulty_port_alone(tcp_producer: Node, fault: str) -> None:
+    """The reader gets a TransportError by its deadline and never wrong bytes. The payload stays, and is read once the
+    port works."""
     ref = tcp_producer.do("write", 3 << 18, 5)
     with SickPort(ref.ports[0]) as port, client_of("tcp", limits=BRISK) as client:
         port.make_sick(fault)
@@ -222,7 +223,7 @@ def test_a_sick_port_alone(tcp_producer: Node, fault: str) -> None:
 
 @pytest.mark.parametrize("fault", OF_WHOLE_MESSAGES)
 def test_a_lying_server(scheme: str, producer: Node, client: PayloadClient, fault: str) -> None:
-    """The same on each transport, for what can be made of whole messages."""
+    """The same on each transport, for faults that can be made of whole messages."""
     ref = producer.do("write", 3 << 18, 5)
     lying = through(ref, producer.do("lie", fault))
     with client_of(scheme, limits=BRISK) as brisk, bounded(10.0), pytest.raises(TransportError) as caught:
@@ -235,8 +236,8 @@ def test_a_lying_server(scheme: str, producer: Node, client: PayloadClient, faul
 @pytest.mark.parametrize(
     "fault", ["silent", "resets", "truncates", "trickles", "garbage", "wrong-checksum", "refuses"]
 )
-def test_the_deadline_holds_whatever_the_fault(tcp_producer: Node, fault: str) -> None:
-    """A patient client ends at its deadline, neither earlier nor later, however short that is."""
+def test_the_deadline_holds_for_every_fault(tcp_producer: Node, fault: str) -> None:
+    """A client that retries ends at its deadline, neither earlier nor later, however short that is."""
     ref = tcp_producer.do("write", 3 << 18, 5)
     with SickPort(ref.ports[0]) as port, client_of("tcp", limits=replace(PATIENT, answer_s=2.0)) as client:
         port.make_sick(fault)
@@ -247,8 +248,8 @@ def test_the_deadline_holds_whatever_the_fault(tcp_producer: Node, fault: str) -
 
 
 @pytest.mark.parametrize("fault", HARMFUL)
-def test_half_of_the_ports_are_sick(fault: str) -> None:
-    """Every read succeeds, and once the sick ones are known they are left alone."""
+def test_half_of_the_ports_are_faulty(fault: str) -> None:
+    """Every read succeeds, and a port that is known to be faulty is not used again."""
     with (
         node(Producer, "tcp", slots=32, ports=4) as producer,
         contextlib.ExitStack() as open_ones,
@@ -268,8 +269,8 @@ def test_half_of_the_ports_are_sick(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["silent", "trickles", "silent-in-payload"])
 def test_short_deadlines_and_half_of_the_ports_silent(fault: str) -> None:
-    """Though no deadline leaves a silent port all the time that an attempt may take, others come first from then on:
-    it costs a read now and then, and not each of them."""
+    """A short deadline leaves a silent port less time than an attempt may take, but other ports are tried first from
+    then on: only a few reads fail."""
     with (
         node(Producer, "tcp", slots=32, ports=2) as producer,
         SickPort(producer.do("ports")[0]) as sick,
@@ -287,26 +288,26 @@ def test_short_deadlines_and_half_of_the_ports_silent(fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["silent", "resets", "garbage-answer", "truncates"])
-def test_all_are_sick_and_one_recovers(tcp_producer: Node, fault: str) -> None:
-    """Nobody starves behind a quarantine: while there is time, the one that has recovered is found."""
+def test_all_ports_are_faulty_and_one_recovers(tcp_producer: Node, fault: str) -> None:
+    """While there is time, ports in quarantine are tried again, and the one that has recovered is found."""
     ref = tcp_producer.do("write", 100_000, 5)
     with SickPort(ref.ports[0]) as one, SickPort(ref.ports[1]) as other, client_of("tcp", limits=PATIENT) as client:
         for port in (one, other):
             port.make_sick(fault)
         reading = Async(lambda: client.read(through(ref, one, other), deadline=WAIT_S))
-        until(lambda: min(one.injected, other.injected) >= 2, "both were found sick, more than once")
+        until(lambda: min(one.injected, other.injected) >= 2, "both were found faulty, more than once")
         other.heal()
         assert reading.result() == pattern(100_000, 5)
 
 
 @pytest.mark.parametrize("fault", ["silent", "resets", "truncates", "garbage-answer"])
 def test_half_of_the_ports_lie(scheme: str, fault: str) -> None:
-    """The same on each transport: every read succeeds, and once the liars are known they are left alone."""
+    """The same on each transport: every read succeeds, and lying ports are not used again."""
     with (
         node(Producer, scheme, slots=32) as producer,
         client_of(scheme, limits=replace(BRISK, answer_s=1.0, calls=3)) as client,
     ):
-        assert client.read(producer.do("write", 1), deadline=WAIT_S) == pattern(1)  # what it needs is loaded
+        assert client.read(producer.do("write", 1), deadline=WAIT_S) == pattern(1)  # loads all that a read needs
         sick = [producer.do("lie", fault) for _ in range(2)]
         for seed, ref in enumerate(producer.do("write_many", 20, 100_000)):
             with bounded(WAIT_S):
@@ -316,20 +317,21 @@ def test_half_of_the_ports_lie(scheme: str, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["silent", "resets", "truncates", "garbage-answer"])
-def test_all_lie_and_one_tells_the_truth(scheme: str, producer: Node, fault: str) -> None:
-    """The same on each transport: nobody starves behind a quarantine."""
+def test_all_ports_lie_and_one_recovers(scheme: str, producer: Node, fault: str) -> None:
+    """The same on each transport: a port that has recovered is found."""
     ref = producer.do("write", 100_000, 5)
     sick = [producer.do("lie", fault) for _ in range(2)]
     with client_of(scheme, limits=PATIENT) as client:
         reading = Async(lambda: client.read(through(ref, *sick), deadline=WAIT_S))
-        until(lambda: min(producer.do("lied_to")) >= 2, "both were found sick, more than once")
+        until(lambda: min(producer.do("lied_to")) >= 2, "both were found faulty, more than once")
         producer.do("tell_the_truth", sick[1])
         assert reading.result() == pattern(100_000, 5)
 
 
 @pytest.mark.parametrize("fault", AT_THE_ACK)
-def test_a_word_of_thanks_that_is_lost(tcp_producer: Node, fault: str) -> None:
-    """The reader has its payload; its server takes it for ready again, until the next read from there settles it."""
+def test_an_ack_that_is_lost(tcp_producer: Node, fault: str) -> None:
+    """The reader has its payload, but the server makes it ready again, until the client's next read there settles
+    it."""
     first, second = tcp_producer.do("write_many", 2, 100_000)
     with SickPort(first.ports[0]) as port, client_of("tcp", limits=replace(BRISK, calls=3)) as client:
         port.make_sick(fault)
@@ -342,17 +344,17 @@ def test_a_word_of_thanks_that_is_lost(tcp_producer: Node, fault: str) -> None:
             client.read(first, deadline=WAIT_S)
 
 
-def test_a_word_of_thanks_that_is_lost_with_an_idle_connection(tcp_producer: Node) -> None:
-    """Several idle connections die with their acks unread: all are settled, and none is read twice."""
+def test_acks_that_are_lost_with_idle_connections(tcp_producer: Node) -> None:
+    """Several idle connections end with their acks unread: all are settled later, and no payload is read twice."""
     refs = tcp_producer.do("write_many", 3, 50_000)
     with SickPort(refs[0].ports[0]) as port, client_of("tcp") as client:
         port.make_sick("loses-acks")
-        with stopped(tcp_producer.pid):  # no read is over before each has a connection of its own
+        with stopped(tcp_producer.pid):  # no read ends before each has a connection of its own
             reads = [Async(lambda ref=ref: client.read(through(ref, port), deadline=WAIT_S)) for ref in refs]
             until(lambda: port.connections == 3, "three connections")
         assert [read.result() for read in reads] == [pattern(50_000, seed) for seed in range(3)]
         port.go_down()
-        all_ready(tcp_producer, 3)  # none of the acks was heard
+        all_ready(tcp_producer, 3)  # the server has received none of the acks
         port.heal()
         port.come_back()
         last = tcp_producer.do("write", 50_000, 9)
@@ -361,7 +363,8 @@ def test_a_word_of_thanks_that_is_lost_with_an_idle_connection(tcp_producer: Nod
 
 
 def test_an_ack_that_is_read_too_late(tcp_producer: Node) -> None:
-    """The server was stopped, and another process of its node took the slot back meanwhile: it is consumed still."""
+    """The server was stopped, and another process of its node released the slot meanwhile: the payload still counts
+    as consumed."""
     ref = tcp_producer.do("write", 1000, 3)
     tasks = Path(f"/proc/{tcp_producer.pid}/task")
     with contextlib.closing(asked(ref, budget_s=3.0)) as link, SharedRing.attach(ref.ring) as ring:
@@ -373,7 +376,7 @@ def test_an_ack_that_is_read_too_late(tcp_producer: Node) -> None:
 
 
 def test_a_reader_with_another_token(scheme: str) -> None:
-    """PeerRefused that says so, after one call; the payload stays."""
+    """PeerRefused, whose message names the token; the payload stays."""
     with node(Producer, scheme) as producer, PayloadClient(token=b"x" * 32, transports=(scheme,)) as client:
         ref = producer.do("write", 1000)
         with bounded(10.0), pytest.raises(PeerRefused, match="token"):
@@ -382,7 +385,7 @@ def test_a_reader_with_another_token(scheme: str) -> None:
 
 
 def test_more_readers_than_a_server_takes(scheme: str) -> None:
-    """They are told so; when a place is free they are served."""
+    """A reader beyond the limit gets an error that says so, and is served once a place is free."""
     with node(Producer, scheme, most_links=2, ports=1) as producer:
         refs = producer.do("write_many", 3, 1000)
         first, second, third = (client_of(scheme) for _ in range(3))
@@ -400,7 +403,7 @@ def test_more_readers_than_a_server_takes(scheme: str) -> None:
 
 
 def test_a_listener_restarts_on_its_port(producer: Node, client: PayloadClient) -> None:
-    """A kept connection that died with it says nothing of the port: the next read succeeds at once."""
+    """A kept connection that ended with the old listener is no fault of the port: the next read succeeds at once."""
     refs = producer.do("write_many", 3, 1000)
     assert client.read(refs[0], deadline=WAIT_S) == pattern(1000, 0)
     producer.do("close_server")
@@ -413,7 +416,7 @@ def test_a_listener_restarts_on_its_port(producer: Node, client: PayloadClient) 
 
 
 def test_another_ring_behind_the_same_port(scheme: str, client: PayloadClient) -> None:
-    """Its process was killed and another listens there: what was in the old ring is stale, at once."""
+    """The producer was killed and another one listens on its port: refs to the old ring are stale at once."""
     with node(Producer, scheme, ports=1) as first:
         old = first.do("write", 1000)
     with node(Producer, scheme, ports=[int(old.ports[0].rpartition(":")[2])]) as second:
@@ -425,7 +428,7 @@ def test_another_ring_behind_the_same_port(scheme: str, client: PayloadClient) -
 
 
 def test_the_writer_laps_the_reader(scheme: str, client: PayloadClient) -> None:
-    """The ref of a payload that was overwritten is stale, after one attempt; it never gives another's bytes."""
+    """The ref of an overwritten payload is stale after one attempt, and never gives another payload's bytes."""
     with node(Producer, scheme, slots=2, overwrite=True) as producer:
         refs = producer.do("write_many", 5, 1000)
         for ref in refs[:3]:
@@ -438,7 +441,7 @@ def test_the_writer_laps_the_reader(scheme: str, client: PayloadClient) -> None:
 
 
 def test_a_writer_that_laps_all_the_time(scheme: str, client: PayloadClient) -> None:
-    """Whatever the reader gets while slots are overwritten under it is what its ref names."""
+    """While slots are overwritten, a reader gets the payload that its ref names, or StaleSlotError."""
     size, got, stale, end = 300_000, 0, 0, soon()
     with node(Producer, scheme, slots=3, overwrite=True) as producer:
         producer.do("write_on", size)
@@ -460,7 +463,8 @@ def test_a_writer_that_laps_all_the_time(scheme: str, client: PayloadClient) -> 
 
 
 def test_a_node_is_replaced_during_a_batch(scheme: str) -> None:
-    """What died with it is left out, or makes the batch an error with all that came, as asked."""
+    """Payloads of the dead node are left out of the batch, or make it an error that has the other payloads, as
+    `on_missing` says."""
     for on_missing in ("skip", "raise"):
         with (
             node(Producer, scheme, slots=16) as stays,
@@ -485,11 +489,11 @@ def test_a_node_is_replaced_during_a_batch(scheme: str) -> None:
                 assert client.read(replacement.do("write", 10, 1), deadline=WAIT_S) == pattern(10, 1)
 
 
-# ------------------------------------------------------------------------------------------------- many at a time
+# ------------------------------------------------------------------------------------------------- many at once
 
 
 def test_two_hundred_readers_of_two_hundred_payloads(scheme: str) -> None:
-    """All come, each to the one who asked for it."""
+    """Each reader gets the payload that it asked for."""
     with (
         node(Producer, scheme, slots=200, slot_bytes=1 << 16, ports=2) as producer,
         client_of(scheme, connections_per_port=16) as client,
@@ -502,7 +506,7 @@ def test_two_hundred_readers_of_two_hundred_payloads(scheme: str) -> None:
 
 
 def test_two_hundred_readers_of_the_same_payload(scheme: str) -> None:
-    """Exactly one has it; to all others it is stale, and nobody waits until the deadline."""
+    """Exactly one reader gets it. To the others it is stale, and none waits until its deadline."""
     with (
         node(Producer, scheme, slots=2, slot_bytes=1 << 20, ports=2) as producer,
         client_of(scheme, connections_per_port=16) as client,
@@ -522,7 +526,7 @@ def test_two_hundred_readers_of_the_same_payload(scheme: str) -> None:
 
 
 def test_a_batch_of_many(scheme: str, client: PayloadClient) -> None:
-    """Each ref once, in their order, though some are named twice."""
+    """The batch has each ref once and in order, although some are named twice."""
     with node(Producer, scheme, slots=64, slot_bytes=1 << 16) as producer:
         refs = producer.do("write_many", 64, 20_000)
         fetched = client.fetch_all([*refs, *refs[:5]], deadline=WAIT_S)
@@ -531,7 +535,7 @@ def test_a_batch_of_many(scheme: str, client: PayloadClient) -> None:
 
 
 async def test_a_hundred_reads_of_asyncio(scheme: str) -> None:
-    """They run side by side, and the loop goes on meanwhile."""
+    """Concurrent reads in one event loop each get their payload."""
     with node(Producer, scheme, slots=100, slot_bytes=1 << 16) as producer:
         refs = producer.do("write_many", 100, 20_000)
         async with AsyncPayloadClient(client_of(scheme)) as client:
@@ -540,7 +544,7 @@ async def test_a_hundred_reads_of_asyncio(scheme: str) -> None:
 
 
 async def test_a_read_that_is_cancelled(tcp_producer: Node) -> None:
-    """It ends at once, and the payload stays for the next."""
+    """The read ends at once, and its payload stays for the next."""
     ref = tcp_producer.do("write", 100_000, 5)
     with SickPort(ref.ports[0]) as port:
         port.make_sick("silent-in-payload")
@@ -558,7 +562,7 @@ async def test_a_read_that_is_cancelled(tcp_producer: Node) -> None:
 
 
 def test_a_server_closes_with_reads_in_flight(scheme: str) -> None:
-    """Within a second, and its readers have a clear error; the payloads stay in the ring."""
+    """The server closes within a second, its readers get a clear error, and the payloads stay in the ring."""
     with node(Producer, scheme, slots=4, slot_bytes=64 << 20) as producer, contextlib.ExitStack() as open_ones:
         refs = producer.do("write_many", 4, 64 << 20)
         links = [asked(ref) for ref in refs]
@@ -574,7 +578,7 @@ def test_a_server_closes_with_reads_in_flight(scheme: str) -> None:
 
 @pytest.mark.parametrize("fault", ["silent", "silent-after-request", "silent-in-payload", "trickles-hello"])
 def test_a_client_closes_with_reads_in_flight(tcp_producer: Node, fault: str) -> None:
-    """They fail at once with PeerReset, wherever in the conversation they wait."""
+    """The reads fail at once with PeerReset, at every stage of the conversation."""
     ref = tcp_producer.do("write", 100_000)
     with SickPort(ref.ports[0]) as port:
         port.make_sick(fault)
@@ -589,8 +593,8 @@ def test_a_client_closes_with_reads_in_flight(tcp_producer: Node, fault: str) ->
 
 
 def test_a_process_ends_by_itself(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With connections open on both sides, each process ends without being told twice, and leaves nothing."""
-    # An interpreter of its own ends with its atexit functions; a process of the fork server ends by os._exit.
+    """With connections open on both sides, each process ends with exit code 0, and leaves no ring."""
+    # A spawned interpreter runs its atexit functions; a process of the fork server ends by os._exit.
     monkeypatch.setattr(nodes, "PROCESSES", multiprocessing.get_context("spawn"))
     with node(Producer, scheme) as producer, node(Consumer, scheme) as reader:
         reader.do("read", producer.do("write", 1000))
@@ -601,7 +605,7 @@ def test_a_process_ends_by_itself(scheme: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_idling_costs_nothing(scheme: str) -> None:
-    """With connections open, a server and a client that have nothing to do use next to no processor time."""
+    """With connections open, an idle server and an idle client use almost no processor time."""
     with node(Producer, scheme, ports=4) as producer, node(Consumer, scheme) as reader:
         for seed in range(4):
             reader.do("read", producer.do("write", 1000, seed))
@@ -609,13 +613,14 @@ def test_idling_costs_nothing(scheme: str) -> None:
 
 
 def test_an_idle_connection_is_evicted_and_replaced(scheme: str, client: PayloadClient) -> None:
-    """A server that closes what is idle says so at the hello: the client never meets a connection that it closed."""
+    """The server announces in its hello when it closes idle connections, so the client never uses one that was
+    closed."""
     with node(Producer, scheme, eviction_s=0.4, ports=1) as producer:
         refs = producer.do("write_many", 3, 1000)
         for seed, ref in enumerate(refs):
             assert client.read(ref, deadline=WAIT_S) == pattern(1000, seed)
             if seed == 0:
-                until(lambda: producer.do("links") == 0, "the server has evicted it")
+                until(lambda: producer.do("links") == 0, "the server has evicted the connection")
 
 
 # ------------------------------------------------------------------------------------------------ fork and spawn
@@ -623,7 +628,7 @@ def test_an_idle_connection_is_evicted_and_replaced(scheme: str, client: Payload
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_client_forks(tcp_producer: Node, transport: str) -> None:
-    """Child and parent each read over connections of their own, and neither takes the other's payload."""
+    """Child and parent each read over connections of their own, and neither gets the other's payload."""
     refs = tcp_producer.do("write_many", 3, 50_000)
     with node(Consumer, transport) as reader:
         assert reader.do("read", refs[0]) == digest_of(pattern(50_000, 0))
@@ -633,7 +638,7 @@ def test_a_client_forks(tcp_producer: Node, transport: str) -> None:
 
 
 def test_a_server_forks(producer: Node, client: PayloadClient) -> None:
-    """A child that ends takes neither its parent's connections with it nor its ring."""
+    """A child that ends closes neither its parent's connections nor its ring."""
     refs = producer.do("write_many", 3, 1000)
     assert client.read(refs[0], deadline=WAIT_S) == pattern(1000, 0)
     assert producer.do("fork") == 0

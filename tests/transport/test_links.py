@@ -1,4 +1,4 @@
-"""What every transport promises of a connection, with a peer in another process that stops, dies or lies."""
+"""What every transport promises of a connection, with a peer in another process that stops, dies or misbehaves."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.waiting import until
 SIZES = [1, 7, 4096, (1 << 20) + 1, 64 << 20]
 SHORT_S = 0.4
 TOO_MUCH = 64 << 20
-"""More than goes on its way while the peer takes none of it."""
+"""More bytes than can be sent while the peer reads none."""
 FRAME = b"a frame of 32 bytes, neither more"[:32]
 
 
@@ -66,7 +66,7 @@ def near(scheme: str, far: Far) -> Iterator[PeerLink]:
 
 @pytest.mark.parametrize("size", [1, 20, 88, 4096])
 def test_a_frame_arrives_as_it_is(near: PeerLink, far: Far, size: int) -> None:
-    """Either way, in the order in which they were sent, each as a message of its own."""
+    """In both directions frames arrive in order, each as a message of its own."""
     frames = [bytes(pattern(size, seed)) for seed in range(5)]
     for frame in frames:
         far.tell(0, "receive", size)
@@ -79,7 +79,7 @@ def test_a_frame_arrives_as_it_is(near: PeerLink, far: Far, size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_payload_arrives_whole(near: PeerLink, far: Far, size: int) -> None:
-    """Behind its frame, either way; `seen` gets each byte once, in order."""
+    """In both directions a payload arrives after its frame; `seen` gets each byte once, in order."""
     pieces: list[bytes] = []
     buffer = bytearray(size)
     far.tell(0, "send", FRAME, (size, 3))
@@ -95,7 +95,7 @@ def test_a_payload_arrives_whole(near: PeerLink, far: Far, size: int) -> None:
 
 
 def test_an_empty_payload_is_none(near: PeerLink, far: Far) -> None:
-    """The next thing that arrives is the next frame."""
+    """An empty payload is not sent: the next message is the next frame."""
     near.send(FRAME, memoryview(b""), soon())
     near.send(FRAME[::-1], None, soon())
     assert far.do(0, "receive", len(FRAME)) == FRAME
@@ -103,7 +103,7 @@ def test_an_empty_payload_is_none(near: PeerLink, far: Far) -> None:
 
 
 def test_a_payload_that_is_read_only_and_not_of_bytes(near: PeerLink, far: Far) -> None:
-    """Memory of any format goes out as it lies there."""
+    """Memory of any format is sent as its raw bytes."""
     numbers = memoryview(bytes(pattern(4096))).cast("d").toreadonly()
     near.send(FRAME, numbers, soon())
     far.do(0, "receive", len(FRAME))
@@ -111,7 +111,7 @@ def test_a_payload_that_is_read_only_and_not_of_bytes(near: PeerLink, far: Far) 
 
 
 def test_only_the_buffer_is_written(near: PeerLink, far: Far) -> None:
-    """A part of a larger buffer is filled, and not a byte beside it."""
+    """A slice of a larger buffer is filled, and no byte outside of it is written."""
     buffer = bytearray(b"\xee" * 3000)
     far.tell(0, "send", FRAME, (1000, 2))
     receive(near, len(FRAME))
@@ -120,7 +120,7 @@ def test_only_the_buffer_is_written(near: PeerLink, far: Far) -> None:
 
 
 def test_what_was_sent_before_the_close_arrives(near: PeerLink, far: Far) -> None:
-    """An ack is the last that is sent before a connection goes: it is not lost with it."""
+    """A close loses nothing that was sent before, as an ack often is just before the close."""
     send(near, FRAME, (1 << 20, 6))
     near.close()
     assert far.do(0, "receive", len(FRAME)) == FRAME
@@ -128,7 +128,7 @@ def test_what_was_sent_before_the_close_arrives(near: PeerLink, far: Far) -> Non
 
 
 def test_links_do_not_mix(scheme: str, far: Far) -> None:
-    """Eight at a time between the same two processes: each has its own messages only."""
+    """Of eight links between the same two processes, each carries only its own messages."""
     backend = by_scheme(scheme)
     with contextlib.ExitStack() as open_ones:
         links = []
@@ -167,13 +167,13 @@ def test_a_payload_that_does_not_come(near: PeerLink, far: Far) -> None:
 
 
 def test_a_deadline_that_has_passed(near: PeerLink) -> None:
-    """PayloadTimeout at once: nothing is waited for."""
+    """PayloadTimeout at once, without a wait."""
     with on_deadline(0.0):
         near.receive_into(memoryview(bytearray(8)), time.monotonic() - 1.0)
 
 
 def test_a_peer_that_stops_in_the_middle_of_a_payload(near: PeerLink, far: Far) -> None:
-    """PayloadTimeout at the deadline; afterwards nothing writes into the buffer any more."""
+    """PayloadTimeout at the deadline. Afterwards the buffer is not written any more."""
     size = 256 << 20
     buffer = bytearray(size)
     far.tell(0, "send", FRAME, (size, 7))
@@ -193,14 +193,14 @@ def test_a_peer_that_stops_in_the_middle_of_a_payload(near: PeerLink, far: Far) 
 
 
 def test_a_peer_that_takes_nothing(near: PeerLink, far: Far) -> None:
-    """Sending to a stopped process ends by the deadline: whoever sends is not held up."""
+    """Sending to a stopped process ends by the deadline."""
     payload = pattern(TOO_MUCH)
     with stopped(far.pid), bounded(SHORT_S) as deadline, contextlib.suppress(PayloadTimeout):
         near.send(FRAME, payload, deadline)
 
 
 def test_signals_do_not_extend_a_deadline(near: PeerLink) -> None:
-    """A handler that runs every 10 ms changes nothing."""
+    """A handler that runs every 10 ms does not change when a read times out."""
     count = [0]
 
     def handle() -> None:
@@ -212,7 +212,7 @@ def test_signals_do_not_extend_a_deadline(near: PeerLink) -> None:
 
 
 def test_signals_do_not_break_a_payload(near: PeerLink, far: Far) -> None:
-    """Interrupted all the time, it still arrives whole."""
+    """A payload arrives whole although signals interrupt the reader all the time."""
     with signals_every(0.002):
         far.tell(0, "send", FRAME, (64 << 20, 8))
         receive(near, len(FRAME))
@@ -220,7 +220,7 @@ def test_signals_do_not_break_a_payload(near: PeerLink, far: Far) -> None:
 
 
 def test_a_handler_that_raises_in_a_wait(near: PeerLink, far: Far) -> None:
-    """The exception comes out at once, the link can be closed, and the peer sees it closed."""
+    """The exception is raised at once, the link can be closed, and the peer sees the close."""
 
     class Struck(Exception):
         pass
@@ -228,7 +228,7 @@ def test_a_handler_that_raises_in_a_wait(near: PeerLink, far: Far) -> None:
     strikes = iter([Struck()])
 
     def strike() -> None:
-        if (error := next(strikes, None)) is not None:  # once, or it would come out of anything that follows
+        if (error := next(strikes, None)) is not None:  # only once, or it would be raised in later calls too
             raise error
 
     with bounded(WAIT_S / 2), pytest.raises(Struck), signals_every(0.05, strike):
@@ -238,7 +238,7 @@ def test_a_handler_that_raises_in_a_wait(near: PeerLink, far: Far) -> None:
         far.do(0, "receive", 8)
 
 
-# ------------------------------------------------------------------------------------------------ peers that go
+# ------------------------------------------------------------------------------------------------ peers that leave
 
 
 def test_a_peer_that_closes_while_we_wait_for_a_frame(near: PeerLink, far: Far) -> None:
@@ -251,7 +251,7 @@ def test_a_peer_that_closes_while_we_wait_for_a_frame(near: PeerLink, far: Far) 
 
 
 def test_a_peer_that_closes_before_its_payload(near: PeerLink, far: Far) -> None:
-    """PayloadTruncated, or PeerReset: it was promised, and does not come."""
+    """PayloadTruncated or PeerReset: an announced payload does not arrive."""
     far.do(0, "send", FRAME)
     receive(near, len(FRAME))
     far.do(0, "close")
@@ -260,7 +260,7 @@ def test_a_peer_that_closes_before_its_payload(near: PeerLink, far: Far) -> None
 
 
 def test_a_peer_that_is_killed_while_we_wait(near: PeerLink, far: Far) -> None:
-    """PeerReset, at once: its kernel tells."""
+    """PeerReset at once, since the peer's kernel closes the connection."""
     wait = Async(receive, near, 8)
     assert wait.began.wait(WAIT_S)
     far.kill()
@@ -278,11 +278,11 @@ def test_a_peer_that_is_killed_in_the_middle_of_a_payload(near: PeerLink, far: F
     with pytest.raises((PayloadTruncated, PeerReset)):
         near.receive_payload_into(memoryview(buffer), soon(), strike.seen)
     strike.watching.result()
-    far.kill()  # it may be dying yet, and must not serve the next test
+    far.kill()  # it may still be dying, and must not serve the next test
 
 
 def test_a_peer_that_is_killed_while_we_send(near: PeerLink, far: Far) -> None:
-    """The send ends at once, or what waits for the answer does; and every use after that fails."""
+    """The send, or the wait for an answer after it, ends at once, and every later use fails."""
     payload = pattern(TOO_MUCH)
     os.kill(far.pid, signal.SIGSTOP)
     sending = Async(near.send, FRAME, payload, soon())
@@ -296,7 +296,7 @@ def test_a_peer_that_is_killed_while_we_send(near: PeerLink, far: Far) -> None:
         receive(near, 8)
 
 
-def test_nobody_listens(scheme: str) -> None:
+def test_a_port_without_a_listener(scheme: str) -> None:
     """PeerReset, at once."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -305,14 +305,14 @@ def test_nobody_listens(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("rest", ["", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:65536", ":1", "127.0.0.1:http"])
-def test_an_address_that_is_none(scheme: str, rest: str) -> None:
-    """PeerReset: refs come from other processes, and a bad one must not end the reader."""
+def test_an_invalid_address(scheme: str, rest: str) -> None:
+    """PeerReset: refs come from other processes, and an invalid one must not end the reader."""
     with pytest.raises(PeerReset):
         by_scheme(scheme).connect(f"{scheme}://{rest}", soon())
 
 
-def test_a_port_that_accepts_and_says_nothing(scheme: str) -> None:
-    """By the deadline of the connect, or of the first answer, it is PayloadTimeout."""
+def test_a_port_that_accepts_and_sends_nothing(scheme: str) -> None:
+    """PayloadTimeout by the deadline of the connect, or of the first answer."""
     with SickPort(None) as port, on_deadline(1.0) as deadline:
         link = by_scheme(scheme).connect(port.address_as(scheme), deadline)
         try:
@@ -322,10 +322,10 @@ def test_a_port_that_accepts_and_says_nothing(scheme: str) -> None:
 
 
 def test_a_port_that_does_not_even_accept(scheme: str) -> None:
-    """Where no connection comes about, as through a wall that drops packets, connecting ends at its deadline."""
+    """Connecting ends at its deadline where no connection is made, as behind a firewall that drops packets."""
     with contextlib.ExitStack() as open_ones:
         wall = open_ones.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(4):  # what its queue holds, and more
+        for _ in range(4):  # more than its queue takes
             filler = open_ones.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(wall.getsockname())
@@ -334,13 +334,13 @@ def test_a_port_that_does_not_even_accept(scheme: str) -> None:
 
 
 def test_there_is_no_time_to_connect(scheme: str, far: Far) -> None:
-    """PayloadTimeout, and nothing is left open."""
+    """PayloadTimeout where the deadline has passed already."""
     with on_deadline(0.0) as deadline:
         by_scheme(scheme).connect(far.address, deadline)
 
 
-def test_a_port_that_speaks_another_protocol(scheme: str) -> None:
-    """It is not taken for one of ours: an error of ours, by the deadline."""
+def test_a_port_with_another_protocol(scheme: str) -> None:
+    """A server of another protocol causes at most a TransportError, by the deadline."""
     with socket.create_server(("127.0.0.1", 0)) as other, bounded(1.5) as deadline:
 
         def talk() -> None:
@@ -363,8 +363,9 @@ def test_a_port_that_speaks_another_protocol(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("wait", ["frame", "payload", "send"])
-def test_a_cut_wakes_whoever_waits(near: PeerLink, far: Far, wait: str) -> None:
-    """From another thread, whatever it waits for: PeerReset, at once. A second cut is nothing."""
+def test_a_cut_wakes_a_waiting_thread(near: PeerLink, far: Far, wait: str) -> None:
+    """A thread that waits for a frame, for a payload or in a send gets PeerReset at once. A second cut does
+    nothing."""
     works = {
         "frame": lambda: receive(near, 8),
         "payload": lambda: receive_payload(near, 1 << 20),
@@ -375,7 +376,7 @@ def test_a_cut_wakes_whoever_waits(near: PeerLink, far: Far, wait: str) -> None:
     with context:
         waiting = Async(works[wait])
         assert waiting.began.wait(WAIT_S)
-        threading.Event().wait(0.05)  # more likely than not it waits by now; if not, it must still see the cut
+        threading.Event().wait(0.05)  # it probably waits by now; if not, it must still see the cut
         near.cut()
         near.cut()
         with bounded(1.0), pytest.raises(PeerReset):
@@ -383,14 +384,14 @@ def test_a_cut_wakes_whoever_waits(near: PeerLink, far: Far, wait: str) -> None:
 
 
 def test_a_link_that_was_cut_before_is_of_no_use(near: PeerLink) -> None:
-    """What comes after a cut fails with PeerReset, and does not wait."""
+    """A call after the cut fails with PeerReset, without a wait."""
     near.cut()
     with bounded(1.0), pytest.raises(PeerReset):
         receive(near, 8)
 
 
 def test_the_peer_sees_a_cut(near: PeerLink, far: Far) -> None:
-    """It need not wait for its deadline either."""
+    """The peer gets PeerReset before its deadline."""
     far.tell(0, "receive", 8)
     near.cut()
     with pytest.raises(PeerReset):
@@ -398,7 +399,7 @@ def test_the_peer_sees_a_cut(near: PeerLink, far: Far) -> None:
 
 
 def test_close_and_cut_in_any_number_and_order(near: PeerLink, far: Far) -> None:
-    """Neither raises, neither waits, and the peer sees the end."""
+    """Neither raises or waits, and the peer sees the end."""
     with bounded(1.0):
         for _ in range(2):
             near.close()
@@ -408,7 +409,7 @@ def test_close_and_cut_in_any_number_and_order(near: PeerLink, far: Far) -> None
 
 
 def test_is_stale(near: PeerLink, far: Far) -> None:
-    """A connection at rest is not stale; one on which something came unasked for is."""
+    """An idle connection is not stale. One with unexpected data is."""
     assert not near.is_stale()
     far.do(0, "send", FRAME)
     receive(near, len(FRAME))
@@ -419,14 +420,15 @@ def test_is_stale(near: PeerLink, far: Far) -> None:
 
 @pytest.mark.parametrize("how", ["closes", "dies"])
 def test_is_stale_once_the_peer_has_gone(near: PeerLink, far: Far, how: str) -> None:
-    """Whether it has closed the connection or has died."""
+    """Whether the peer has closed the connection or has died."""
     assert not near.is_stale()
     far.do(0, "close") if how == "closes" else far.kill()
     until(near.is_stale, "it is seen to be stale")
 
 
-def test_a_child_lets_go_of_a_link(scheme: str, far: Far) -> None:
-    """Dropped in a forked child, the parent's link works on; closed by the parent it ends, though the child lives."""
+def test_a_forked_child_drops_a_link(scheme: str, far: Far) -> None:
+    """The parent's link still works after the child has dropped it, and ends when the parent closes it, although the
+    child lives."""
     parent = Far(scheme)
     child = 0
     try:
@@ -447,7 +449,7 @@ def test_a_child_lets_go_of_a_link(scheme: str, far: Far) -> None:
 
 
 def test_nothing_is_left_open(scheme: str, far: Far) -> None:
-    """A hundred connections later this process has as many descriptors and threads as before."""
+    """After a hundred connections this process has no more descriptors and threads than before."""
     backend = by_scheme(scheme)
 
     def once() -> None:
@@ -470,14 +472,14 @@ def test_nothing_is_left_open(scheme: str, far: Far) -> None:
 
 
 def test_a_port_that_is_taken(scheme: str, far: Far) -> None:
-    """RingError that names the address."""
+    """RingError, which names the port."""
     _, port = host_and_port(far.address)
     with pytest.raises(RingError, match=str(port)):
         by_scheme(scheme).listen("127.0.0.1", port, lambda link: None)
 
 
 def test_a_listener_that_has_closed(near: PeerLink, scheme: str, far: Far) -> None:
-    """Nobody can connect any more; the links that are there work on."""
+    """New connections are refused; open links still work."""
     far.close_listener()
     with bounded(1.0), pytest.raises(PeerReset):
         by_scheme(scheme).connect(far.address, soon()).close()
@@ -486,7 +488,7 @@ def test_a_listener_that_has_closed(near: PeerLink, scheme: str, far: Far) -> No
 
 
 def test_a_listener_comes_back_on_its_port(near: PeerLink, scheme: str, far: Far) -> None:
-    """Its process was killed with links open: another listens there at once, and new links work."""
+    """After a process was killed with open links, another one can listen on its port at once, and new links work."""
     _, port = host_and_port(far.address)
     far.kill()
     successor = Far(scheme, port=port)
@@ -513,7 +515,7 @@ def ring() -> Iterator[SharedRing]:
 
 @contextlib.contextmanager
 def shm_link(ring: SharedRing) -> Iterator[PeerLink]:
-    """A reader's way to the ring, attached anew."""
+    """A link to the ring, which is attached a second time."""
     attached = SharedRing.attach(ring.name)
     link = ShmBackend({ring.name: attached}).connect(f"shm://{ring.name}", soon())
     try:
@@ -524,7 +526,7 @@ def shm_link(ring: SharedRing) -> Iterator[PeerLink]:
 
 
 def read_over(link: PeerLink, ref: PayloadRef, budget_s: float = WAIT_S) -> bytes:
-    """Up to the ack."""
+    """Read the payload, without sending the ack."""
     assert request(link, ref, budget_s=budget_s, deadline=soon()).status is protocol.ResponseStatus.OK
     buffer = bytearray(ref.size)
     link.receive_payload_into(memoryview(buffer), soon(), None)
@@ -540,7 +542,7 @@ def read_over(link: PeerLink, ref: PayloadRef, budget_s: float = WAIT_S) -> byte
     ],
 )
 def test_a_payload_is_read_from_the_ring(ring: SharedRing, verdict: protocol.AckVerdict, state: State) -> None:
-    """The same conversation without a server: the ack frees the slot, or leaves it for others."""
+    """The same conversation without a server: the ack frees the slot, or leaves the payload for other readers."""
     ref = ring.write_raw(pattern(500_000, 2))
     with shm_link(ring) as link:
         assert read_over(link, ref) == pattern(500_000, 2)
@@ -551,7 +553,7 @@ def test_a_payload_is_read_from_the_ring(ring: SharedRing, verdict: protocol.Ack
 
 
 def test_without_an_ack_the_payload_stays_in_the_ring(ring: SharedRing) -> None:
-    """A link that is closed too early releases what it has claimed; twice is no harm."""
+    """A link that is closed before its ack releases its claim; closing twice does no harm."""
     ref = ring.write_raw(pattern(1000, 2))
     with shm_link(ring) as link:
         read_over(link, ref)
@@ -561,7 +563,7 @@ def test_without_an_ack_the_payload_stays_in_the_ring(ring: SharedRing) -> None:
 
 
 def test_a_copy_that_took_too_long(ring: SharedRing) -> None:
-    """The slot was not the reader's any more when its copy was done: PeerReset, for others may have written there."""
+    """PeerReset, since the lease ended during the copy and another process may have written to the slot."""
     first, _ = ring.write_raw(pattern(1000, 2)), ring.write_raw(pattern(1000, 3))
     with shm_link(ring) as link:
         assert request(link, first, budget_s=0.0, deadline=soon()).status is protocol.ResponseStatus.OK
@@ -573,7 +575,8 @@ def test_a_copy_that_took_too_long(ring: SharedRing) -> None:
 
 
 def test_what_the_ring_has_no_more(ring: SharedRing) -> None:
-    """STALE for what was overwritten or consumed, BUSY while another reads it, UNKNOWN_RING for another ring."""
+    """STALE for an overwritten or consumed payload, BUSY while another reader has it, UNKNOWN_RING for another
+    ring."""
     ref = ring.write_raw(pattern(1000, 2))
     with shm_link(ring) as link, shm_link(ring) as other:
         read_over(link, ref)
@@ -592,6 +595,6 @@ def test_what_the_ring_has_no_more(ring: SharedRing) -> None:
 
 
 def test_waiting_costs_nothing(near: PeerLink, far: Far) -> None:
-    """A process that listens, and waits for a frame, uses next to no processor time."""
+    """A process that listens, and waits for a frame, uses almost no processor time."""
     far.tell(0, "receive", 8, 60.0)
     assert_idle(far.pid)

@@ -1,4 +1,4 @@
-"""Arguments that cannot be: each is one UsageError that names it, and none does harm before."""
+"""Invalid arguments: each is one UsageError that names the argument, and none has an effect before."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def client() -> Iterator[PayloadClient]:
         ("ports", (70000,)),
         ("ports", (1.5,)),
         ("host", b"n1"),
-        ("host", "n" * 300),  # the ref would be one that no reader takes
+        ("host", "n" * 300),  # no reader would accept the ref
         ("node", 3),
         ("node", "n" * 300),
         ("most_links", "3"),
@@ -92,14 +92,14 @@ def test_a_server_is_made_of_an_open_ring() -> None:
 
 
 def test_a_server_looks_at_its_ring_without_assertions_too() -> None:
-    """`python -O` leaves out what an assertion does."""
+    """The check is no assertion, which `python -O` would remove."""
     code = "from nvrx_slurm.transport import PayloadServer; PayloadServer(None)"
     done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, timeout=60)
     assert "UsageError: ring must be a SharedRing" in done.stderr
 
 
 def test_without_a_token_what_is_on_this_node_can_be_read(ring: SharedRing) -> None:
-    """Whichever transport comes first; with TCP alone the token is asked for."""
+    """In any order of the transports. With TCP alone, the error asks for the token."""
     with PayloadServer(ring, host="127.0.0.1", token=TOKEN) as server:
         for transports in (("tcp", "shm"), ("shm", "tcp")):
             with PayloadClient(transports=transports) as client:
@@ -152,7 +152,7 @@ def test_limits_are_looked_at_when_they_are_made(limits: Callable[..., object], 
 
 
 def test_what_is_no_ref_is_refused_with_a_hint(client: PayloadClient, server: PayloadServer) -> None:
-    """By every one who takes refs; the slot stays as it was."""
+    """Every function that takes a ref refuses other objects, and the slot is not changed."""
     ref = server.write(b"hello")
     wrong: Any
     for wrong, hint in (
@@ -191,7 +191,7 @@ def test_what_is_no_ref_is_refused_with_a_hint(client: PayloadClient, server: Pa
     ],
 )
 def test_a_ref_that_is_made_by_hand_is_looked_at(server: PayloadServer, field: str, wrong: Any) -> None:
-    """It cannot be made: no read has to look at it."""
+    """An invalid ref cannot be created, so that no read has to check it."""
     ref = server.write(b"hello")
     with pytest.raises(UsageError, match=f"its {field} is"):
         msgspec.structs.replace(ref, **{field: wrong})
@@ -203,7 +203,7 @@ def test_a_ring_is_not_pickled_and_says_what_is(ring: SharedRing) -> None:
 
 
 def test_a_server_that_is_closed_gives_no_refs(ring: SharedRing) -> None:
-    """Nobody could read them; nothing is written for them either."""
+    """No reader could use them, so nothing is written either."""
     server = PayloadServer(ring, host="127.0.0.1")
     server.close()
     with pytest.raises(RingError, match="is closed"):
@@ -214,7 +214,7 @@ def test_a_server_that_is_closed_gives_no_refs(ring: SharedRing) -> None:
 
 
 def test_a_client_that_is_forgotten_leaves_no_threads(ring: SharedRing) -> None:
-    """Nor does it keep the process's memory of what they did."""
+    """The threads of a client that was not closed end when it is garbage collected."""
     client = PayloadClient()
     assert client.fetch_all([ring.write(b"x")])
     del client
@@ -246,7 +246,7 @@ def test_a_deadline_may_be_a_number_of_numpy(client: PayloadClient, server: Payl
 @pytest.mark.parametrize("transports", [("shm",), ("tcp",)])
 @pytest.mark.parametrize("wrong", ["x", 3, np.zeros(5, object), np.zeros(5, [("a", object)])])
 def test_into_is_memory_of_plain_bytes(server: PayloadServer, transports: tuple[str, ...], wrong: Any) -> None:
-    """Bytes over an array's pointers to objects would be a crash when the array goes."""
+    """Overwriting an array's object pointers with bytes would crash when the array is freed."""
     with PayloadClient(token=TOKEN, transports=transports) as client, pytest.raises(UsageError, match="into"):
         client.read(server.write(b"hello"), into=wrong)
 
@@ -260,7 +260,7 @@ def test_raw_is_buffers_of_plain_bytes(ring: SharedRing, wrong: Any) -> None:
 
 @pytest.mark.parametrize("end", [Writing.publish, Writing.abandon, Writing.drop])
 def test_nothing_is_written_after_the_end_of_a_write(ring: SharedRing, end: Callable[[Writing], object]) -> None:
-    """The slot is a reader's by then, or another writer's."""
+    """By then the slot belongs to a reader or to another writer."""
     writing = ring.begin(5)
     writing.copy_in(0, b"first")
     end(writing)
@@ -281,7 +281,7 @@ def test_an_async_client_is_made_of_a_client(client: PayloadClient) -> None:
     with pytest.raises(UsageError, match="client must be a PayloadClient"):
         AsyncPayloadClient(3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="most_reads"):
-        AsyncPayloadClient(client, most_reads=0)  # it would wait for ever
+        AsyncPayloadClient(client, most_reads=0)  # it would wait forever
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_folder_is_a_path_and_is_said_to_be_missing() -> None:
 
 
 def test_two_objects_of_one_ring_may_both_remove_it() -> None:
-    """Also in the process that has made it: the resource tracker prints no traceback over the second."""
+    """Even in the process that has created it: the resource tracker prints no traceback for the second removal."""
     code = (
         "from nvrx_slurm.transport import SharedRing\n"
         "with SharedRing.create(slots=1, slot_bytes=16) as ring, SharedRing.attach(ring.handle) as other:\n"

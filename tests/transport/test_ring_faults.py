@@ -34,7 +34,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts helpers, by module and arguments; none of them outlives the test."""
+    """Starts helpers, by module and arguments, and kills them after the test."""
     begun: list[subprocess.Popen[str]] = []
 
     def start(module: str, *arguments: object) -> subprocess.Popen[str]:
@@ -53,15 +53,15 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-@pytest.mark.timeout(400)  # all of it is processor time, of which a busy machine has little
+@pytest.mark.timeout(400)  # it needs much processor time, and is slow on a busy machine
 @pytest.mark.parametrize(
     ("what", "stride"),
     [("die", 7), ("raise", 3), ("inherit", 11), ("use", 5)],
     ids=["die", "raise", "inherit", "use"],
 )
 def test_between_any_two_bytecodes(start: Start, what: str, stride: int) -> None:
-    """A death, an exception of a handler, or a handler that uses the ring: it is as if the step had not begun, or as
-    if it were over; no lock is left, and each payload is counted once."""
+    """After a death, a handler's exception, or a use of the ring by a handler, a step has either not begun or is
+    complete; no lock is left, and each payload is counted once."""
     helper = start("ring_bytecodes", what, stride)
     said, _ = helper.communicate(timeout=390)
     assert helper.returncode == 0
@@ -70,8 +70,8 @@ def test_between_any_two_bytecodes(start: Start, what: str, stride: int) -> None
 
 @pytest.mark.parametrize("seed", range(3))
 def test_processes_that_are_killed_and_stopped(start: Start, seed: int) -> None:
-    """Writers and readers in some of which something ends or stops every few milliseconds: no reader has wrong bytes,
-    afterwards all slots can be had, and what was counted is what they did."""
+    """Writers and readers are killed or stopped every few milliseconds: no reader gets wrong bytes, all slots are
+    usable afterwards, and the counts match what the processes did."""
     dice = random.Random(seed)
     with SharedRing.create(4, 64 << 10, lease_s=0.02, overwrite=seed % 2 == 0) as ring:
         roles = ["writer", "writer", "reader", "reader", "peeker"]
@@ -102,12 +102,12 @@ def test_processes_that_are_killed_and_stopped(start: Start, seed: int) -> None:
         assert metrics.published == metrics.consumed + metrics.dropped + ready
         for what, counted in (("published", metrics.published), ("consumed", metrics.consumed)):
             told = lines.count(what)
-            assert told <= counted <= told + len(ended)  # who was killed may have had no time to tell
+            assert told <= counted <= told + len(ended)  # a killed process may not have reported its last action
     assert not (SHM / ring.name).exists()
 
 
 def told_by(actor: subprocess.Popen[str]) -> list[str]:
-    """All that it has done, now that it is to end, or is dead."""
+    """Order the process to end, if it still runs, and return all that it has reported."""
     assert actor.stdin is not None and actor.stdout is not None
     with contextlib.suppress(BrokenPipeError):
         actor.stdin.write("end\n")
@@ -116,7 +116,8 @@ def told_by(actor: subprocess.Popen[str]) -> list[str]:
 
 
 def others_go_on(ring: SharedRing, done: int) -> None:
-    """For as long as a lease lasts twice over, or until they have done a few things more: a full ring may stand."""
+    """Wait until the other processes have done a few things more, or for twice the lease, since a full ring may block
+    them."""
     deadline = time.monotonic() + 2 * ring.lease_s
 
     def moved() -> bool:
@@ -127,7 +128,8 @@ def others_go_on(ring: SharedRing, done: int) -> None:
 
 
 def test_a_stopped_process_in_the_middle_of_a_step(start: Start) -> None:
-    """Its slot is BUSY within a bound, writers take others, the state can still be read; then it goes on."""
+    """Its slot is BUSY after a bounded wait, writers use other slots, and the states can be read. Once continued, the
+    process completes its step."""
     with SharedRing.create(2, 64, overwrite=False) as ring:
         ref = ring.write_raw(b"in slot 0")
         frozen = start("ring_frozen", ring.name)
@@ -148,7 +150,7 @@ def test_a_stopped_process_in_the_middle_of_a_step(start: Start) -> None:
 def test_a_wall_clock_set_back_does_not_prolong_the_wait_for_a_stopped_process(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An hour back, just after the wait has read it."""
+    """The clock is set back by an hour just after the wait has read it."""
     with SharedRing.create(1, 64) as ring:
         ring.write_raw(b"in slot 0")
         frozen = start("ring_frozen", ring.name)
@@ -161,7 +163,7 @@ def test_a_wall_clock_set_back_does_not_prolong_the_wait_for_a_stopped_process(
 
 
 def test_a_lock_of_a_dead_process_is_taken_over(start: Start) -> None:
-    """Killed in the middle of a step: the next one who comes has the slot as it was."""
+    """The process was killed in the middle of a step: the next one finds the slot unchanged."""
     with SharedRing.create(1, 64) as ring:
         ref = ring.write_raw(b"still there")
         frozen = start("ring_frozen", ring.name)
@@ -172,7 +174,7 @@ def test_a_lock_of_a_dead_process_is_taken_over(start: Start) -> None:
 
 
 def test_a_dead_reader_gives_its_payload_back_before_its_lease(start: Start) -> None:
-    """Others see that it is dead."""
+    """Another process sees that the reader is dead, and claims the payload."""
     with SharedRing.create(1, 64, lease_s=3600) as ring:
         ref = ring.write_raw(b"for two")
         child = start("ring_holder", ring.name)
@@ -185,7 +187,7 @@ def test_a_dead_reader_gives_its_payload_back_before_its_lease(start: Start) -> 
 
 
 def test_what_a_killed_creator_leaves(start: Start) -> None:
-    """Its tracker removes the file; who has attached reads on."""
+    """The creator's resource tracker removes the file; processes that have attached can still read."""
     creator = start("ring_creator")
     assert creator.stdout is not None
     name, _ = creator.stdout.readline().split()
@@ -200,7 +202,7 @@ def test_what_a_killed_creator_leaves(start: Start) -> None:
 
 
 def test_what_a_creator_leaves_that_is_killed_with_its_tracker(start: Start) -> None:
-    """A sweep removes it (this one, or that of another process of the machine), but not while the creator lives."""
+    """A sweep, by this or another process, removes the file, but not while the creator lives."""
     creator = start("ring_creator")
     assert creator.stdout is not None
     name, tracker = creator.stdout.readline().split()
@@ -215,7 +217,7 @@ def test_what_a_creator_leaves_that_is_killed_with_its_tracker(start: Start) -> 
 
 
 def test_a_creator_that_ends_leaves_nothing(start: Start) -> None:
-    """And its tracker has nothing to say."""
+    """The creator removes its file."""
     creator = start("ring_creator")
     assert creator.stdout is not None
     name, _ = creator.stdout.readline().split()
@@ -225,7 +227,7 @@ def test_a_creator_that_ends_leaves_nothing(start: Start) -> None:
 
 
 def test_forked_children_and_spawned_ones(start: Start) -> None:
-    """Both use the ring; neither ends what its parent has begun, nor removes the file."""
+    """Both use the ring. Neither finishes a claim of the parent's, nor removes the file."""
     helper = start("ring_family")
     said, _ = helper.communicate(timeout=WAIT_S)
     assert (helper.returncode, said) == (0, "well\n")

@@ -1,5 +1,5 @@
-"""What goes wrong at the worst moment: a lease that lapses midway, a word that is lost, a client that closes, a read
-that is cancelled or interrupted. Nothing is lost by it, and nothing is returned that is not the payload."""
+"""Faults at the worst moment: a lease that ends midway, a lost ack, a client that closes, a read that is cancelled or
+interrupted. No payload is lost, and a read returns nothing but its payload."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def through(ref: PayloadRef, *ports: str) -> PayloadRef:
 
 
 class Gate:
-    """Building the object of a payload stands still here, the first time."""
+    """Building the object of this payload blocks, the first time, until the test opens the gate."""
 
     entered = threading.Event()
     opened = threading.Event()
@@ -117,7 +117,7 @@ class Gate:
 
 @contextlib.contextmanager
 def stopped_in_a_step(ring: SharedRing) -> Iterator[None]:
-    """A process has the lock of slot 0 meanwhile, and stands still."""
+    """A process is stopped while it holds the lock of slot 0."""
     with subprocess.Popen([sys.executable, "-m", "tests.transport.ring_frozen", ring.name]) as process:
         state = Path(f"/proc/{process.pid}/stat")
         try:
@@ -132,11 +132,11 @@ def shut_gate() -> None:
     Gate.shut()
 
 
-# ------------------------------------------------------------------------------------------------- on the node
+# ------------------------------------------------------------------------------------------------- on the same node
 
 
 def test_a_read_in_place_that_took_too_long_is_no_consumption(served: Served) -> None:
-    """The lease lapses while the object is built: the payload is ready again, and the next attempt has it."""
+    """The lease ends while the object is built: the payload is ready again, and the next attempt gets it."""
     ref = served.ring.write(Gate())
     limits = Limits(answer_s=0.05)
     with PayloadClient(transports=("shm",), allow_pickle=True, limits=limits) as client:
@@ -151,7 +151,7 @@ def test_a_read_in_place_that_took_too_long_is_no_consumption(served: Served) ->
 def test_a_stopped_process_has_the_slots_lock_when_a_read_ends(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it was the payload cannot be known then: the read ends at its deadline all the same."""
+    """It cannot be checked then whether the bytes were the payload's: the read still ends at its deadline."""
     monkeypatch.setattr(ring_access, "END_PATIENCE_S", WAIT_S)
     ref = served.ring.write(Gate())
     with PayloadClient(transports=("shm",), allow_pickle=True) as client:
@@ -161,12 +161,12 @@ def test_a_stopped_process_has_the_slots_lock_when_a_read_ends(
             Gate.opened.set()
             with bounded(0.5), pytest.raises(PayloadTimeout):
                 reading.result()
-    until(lambda: served.ring.get_ready_count() == 1, "what was not read is there")
+    until(lambda: served.ring.get_ready_count() == 1, "the payload that was not read is ready again")
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_ring_is_let_go_while_it_is_read(is_known: bool) -> None:
-    """A client attaches to more rings than it keeps: whoever reads from the one that has to go gets its payload."""
+def test_a_ring_is_detached_while_it_is_read(is_known: bool) -> None:
+    """A client attaches to more rings than it keeps: a read from the ring that is detached still gets its payload."""
     with contextlib.ExitStack() as open_ones:
         rings = [
             open_ones.enter_context(SharedRing.create(2, 4096, allow_pickle=True)) for _ in range(MOST_RINGS + 1)
@@ -182,12 +182,11 @@ def test_a_ring_is_let_go_while_it_is_read(is_known: bool) -> None:
         Gate.opened.set()
         assert reading.result() == "built"
         gc.collect()
-        assert f"/{rings[0].name}" not in Path("/proc/self/maps").read_text(), "its memory has gone"
+        assert f"/{rings[0].name}" not in Path("/proc/self/maps").read_text(), "the ring is still mapped"
 
 
 def test_rings_are_attached_to_while_others_are_read() -> None:
-    """A read changes the order in which rings were used, and an attach looks through them: neither minds the
-    other."""
+    """A read reorders the list of attached rings, and an attach iterates over it: both may run at the same time."""
     with contextlib.ExitStack() as open_ones, PayloadClient() as client:
         rings = [open_ones.enter_context(SharedRing.create(1, 4096)) for _ in range(16)]
         refs = [ring.write(b"payload") for ring in rings]
@@ -209,8 +208,8 @@ def test_rings_are_attached_to_while_others_are_read() -> None:
             reading.result()
 
 
-def test_the_ring_that_is_let_go_is_the_one_that_nobody_used_for_longest() -> None:
-    """The one that is read all the time stays attached."""
+def test_the_least_recently_used_ring_is_detached() -> None:
+    """A ring that is read all the time stays attached."""
     with contextlib.ExitStack() as open_ones:
         rings = [open_ones.enter_context(SharedRing.create(1, 4096)) for _ in range(MOST_RINGS + 1)]
         client = open_ones.enter_context(PayloadClient(transports=("shm",)))
@@ -221,7 +220,7 @@ def test_the_ring_that_is_let_go_is_the_one_that_nobody_used_for_longest() -> No
 
 
 def test_too_many_open_files_do_not_make_a_payload_stale(served: Served) -> None:
-    """The ring cannot be attached for a moment: that is no word about its payloads, and the next read has it."""
+    """Without a descriptor the ring cannot be attached: that is a RingError, and the next read gets the payload."""
     ref = served.ring.write(b"still here")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with PayloadClient() as client:
@@ -235,7 +234,7 @@ def test_too_many_open_files_do_not_make_a_payload_stale(served: Served) -> None
 
 
 def test_too_many_open_files_are_no_fault_of_a_port(served: Served) -> None:
-    """A read names this process's limit, and once there are descriptors again the next one is not kept waiting."""
+    """The error names this process's limit. Once descriptors are free again, the port is used at once."""
     ref = served.write(b"over the network")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with PayloadClient(token=TOKEN, transports=("tcp",)) as client:
@@ -250,8 +249,8 @@ def test_too_many_open_files_are_no_fault_of_a_port(served: Served) -> None:
 
 
 def test_too_many_open_files_lose_no_payload_that_was_read(served: Served) -> None:
-    """Whether another process that holds a payload still lives cannot be found out for a moment: the others are
-    delivered, and a write waits for its slot."""
+    """Without a descriptor a client cannot check whether the process that holds a slot still lives: the other
+    payloads are delivered, and a write to that slot waits."""
     code = "import sys; from nvrx_slurm.transport import SharedRing\n"
     code += "claim = SharedRing.attach(sys.argv[1]).claim(3); print(claim, flush=True); sys.stdin.read()"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -299,8 +298,8 @@ with PayloadClient(token=token, transports=("tcp",)) as client:
     ids=["for two threads", "for none", "for none of an async read"],
 )
 def test_no_more_threads_lose_no_payload(room: float, how: str, said: str) -> None:
-    """As in a cgroup that has as many processes as it may: the threads that run read all, or else the caller's. An
-    async read needs one: it ends with a TransportError, and nothing is read."""
+    """Where no further thread can be started, as at the limit of a cgroup, the running threads read all payloads, or
+    the caller does. An async read needs a thread: it ends with a TransportError, and nothing is read."""
     with SharedRing.create(8, 1000) as ring, PayloadServer(ring, host="127.0.0.1", token=TOKEN) as server:
         refs = "\n".join(server.write(b"x").to_json().decode() for _ in range(8))
         command = [sys.executable, "-c", FEW_THREADS, str(room), how, TOKEN.hex()]
@@ -310,8 +309,7 @@ def test_no_more_threads_lose_no_payload(room: float, how: str, said: str) -> No
 
 
 def test_a_ring_that_was_removed(served: Served) -> None:
-    """Its refs are stale where they have no ports, and end with PeerReset where they have; a client that is attached
-    reads on."""
+    """A ref without ports is stale, one with ports ends with PeerReset. A client that was attached can still read."""
     before, ref = served.write(), served.write()
     attached, other = PayloadClient(token=TOKEN), PayloadClient(token=TOKEN)
     attached.read(before)
@@ -326,7 +324,7 @@ def test_a_ring_that_was_removed(served: Served) -> None:
 
 
 def test_a_closed_client_reads_nothing(served: Served) -> None:
-    """Again and again PeerReset, with and without ports, also in a forked child, and no ring is attached any more."""
+    """Every read is PeerReset, with and without ports, also in a forked child, and no ring is attached."""
     client = PayloadClient(token=TOKEN)
     client.close()
     for ref in (served.write(), served.ring.write(b"without a port")):
@@ -342,7 +340,7 @@ def test_a_client_closes_while_it_reads_in_place(served: Served) -> None:
     """The read fails with PeerReset, and its payload stays."""
     before, ref = served.ring.write(b"before"), served.ring.write(Gate())
     client = PayloadClient(transports=("shm",), allow_pickle=True)
-    client.read(before)  # the ring is attached
+    client.read(before)  # attaches the ring
     reading = Async(lambda: client.read(ref, deadline=WAIT_S))
     assert Gate.entered.wait(WAIT_S)
     client.close()
@@ -378,7 +376,7 @@ MIXED: list[set[int]] = []
 
 
 def look(payload: bytes) -> None:
-    """What a pickle runs: it notes which payloads its bytes are of."""
+    """Called by the pickle: records which payloads its bytes belong to."""
     MIXED.append(set(np.frombuffer(payload, np.uint8)[:: 1 << 12].tolist()))
 
 
@@ -392,8 +390,8 @@ class Looked:
 
 @pytest.mark.parametrize("transports", [("shm",), ("tcp", "shm")])
 def test_no_torn_pickle_is_run(transports: tuple[str, ...]) -> None:
-    """A writer laps every other read, whose lease is too short for the copy: nothing is unpickled that is of two
-    payloads."""
+    """A writer overwrites the slot during every other read, whose lease is too short for the copy: no bytes of two
+    payloads are unpickled."""
     MIXED.clear()
     with SharedRing.create(1, 9 << 20, allow_pickle=True, lease_s=1e-6) as ring:
         refs: list[PayloadRef] = [ring.write(Looked(0, 8 << 20))]
@@ -420,7 +418,7 @@ def test_no_torn_pickle_is_run(transports: tuple[str, ...]) -> None:
 
 
 def test_a_buffer_without_a_single_element(served: Served) -> None:
-    """It takes a payload of no bytes, whatever its shape is."""
+    """An empty buffer of any shape accepts an empty payload."""
     with PayloadClient() as client:
         ref = served.ring.write(b"")
         assert client.read(ref, into=memoryview(np.zeros((0, 4)))) == b""  # type: ignore[arg-type]
@@ -430,7 +428,8 @@ def test_a_buffer_without_a_single_element(served: Served) -> None:
 
 
 def test_a_checksum_is_never_made_of_another_payload() -> None:
-    """Where the ring has none, the server makes it: not of what was written after its own lease had lapsed."""
+    """Where the ring has no checksum, the server computes it, but never of bytes that were written after its own
+    lease had ended."""
     with SharedRing.create(1, 4096, checksum=False) as ring:
         ref = ring.write_raw(b"asked for")
         standing = StandingRing(ring, lambda: ring.write_raw(b"something", timeout_s=WAIT_S))
@@ -439,8 +438,8 @@ def test_a_checksum_is_never_made_of_another_payload() -> None:
         assert answer.status is protocol.ResponseStatus.BUSY and claim is None
 
 
-def test_a_lost_word_is_said_again_until_its_read_has_ended(served: Served) -> None:
-    """The server still waits for the ack that was lost: it cannot settle it yet, and the client asks again later."""
+def test_a_lost_ack_is_settled_again_until_its_read_has_ended(served: Served) -> None:
+    """While the server still waits for the lost ack it cannot settle the payload, and the client asks again later."""
     lost, second, third = served.write(), served.write(), served.write()
     link = asked(lost)
     link.receive_payload_into(memoryview(bytearray(1000)), soon(), None)
@@ -449,27 +448,27 @@ def test_a_lost_word_is_said_again_until_its_read_has_ended(served: Served) -> N
         client.read(second, deadline=WAIT_S)
         assert served.state(lost) is State.READING
         link.close()
-        until(lambda: served.state(lost) is State.READY, "its server has seen that the reader is gone")
+        until(lambda: served.state(lost) is State.READY, "the server sees that the reader has left")
         client.read(third, deadline=WAIT_S)
-    until(lambda: served.state(lost) is State.FREE, "it is settled")
-    until(lambda: served.ring.metrics().consumed == 3, "the last ack has come too")
+    until(lambda: served.state(lost) is State.FREE, "the lost ack is settled")
+    until(lambda: served.ring.metrics().consumed == 3, "the last ack has arrived too")
 
 
 def test_a_silent_port_does_not_take_the_time_of_a_large_payload(serving: Callable[..., Served]) -> None:
-    """`answer_s` bounds how long a port may say nothing, however large the payload is."""
+    """`answer_s` limits how long a port may be silent, however large the payload is."""
     served = serving(ports=1)
     ref = served.write(1 << 20)
     with SickPort(None) as silent, client_of("tcp", limits=Limits(answer_s=0.3, bytes_per_s=1e5)) as client:
-        for _ in range(2):  # one of two reads begins with it
+        for _ in range(2):  # one of two reads begins with the silent port
             again = through(ref, silent.address, *ref.ports)
             with bounded(3.0):
                 assert client.read(again, deadline=WAIT_S, keep=True) == bytes(1 << 20)
         assert silent.injected
 
 
-def test_who_waits_for_a_connection_waits_for_as_long_as_there_is_time(serving: Callable[..., Served]) -> None:
-    """All connections are in use for longer than any number of calls may take: no fault, and no end before the
-    deadline."""
+def test_a_wait_for_a_connection_ends_only_at_the_deadline(serving: Callable[..., Served]) -> None:
+    """All connections are in use for longer than all attempts may take: that is no fault of the port, and the read
+    waits until its deadline."""
     served = serving(ports=1)
     large, small = served.write(), served.write(1)
     limits = Limits(answer_s=1.0, calls=1, bytes_per_s=1000 / WAIT_S)
@@ -489,7 +488,7 @@ def test_who_waits_for_a_connection_waits_for_as_long_as_there_is_time(serving: 
 
 
 class _CancelsItsRead:
-    """Is cancelled with the read that unpickles it."""
+    """Unpickling this object cancels the read that does it."""
 
     read: ReadCancellation
 
@@ -506,7 +505,7 @@ def _cancel() -> _CancelsItsRead:
 def test_a_read_that_is_cancelled_once_its_payload_has_arrived_leaves_it_there(
     served: Served, transport: str
 ) -> None:
-    """Another reader gets it: so this one does not return it."""
+    """A cancelled read does not return its payload, which another read gets."""
     ref = served.server.write(_CancelsItsRead())
     _CancelsItsRead.read = ReadCancellation()
     with client_of(transport, allow_pickle=True) as client:
@@ -517,7 +516,7 @@ def test_a_read_that_is_cancelled_once_its_payload_has_arrived_leaves_it_there(
 
 
 def test_a_batch_has_the_payload_that_was_acknowledged_as_its_time_ended(served: Served) -> None:
-    """Its thread stores it a moment after the batch was cancelled."""
+    """The reading thread stores the payload a moment after the batch was cancelled, and it is in the result."""
     reads: list[PayloadRef] = []
 
     def acknowledged(ref: PayloadRef, deadline: float, abort: ReadCancellation) -> object:
@@ -530,8 +529,10 @@ def test_a_batch_has_the_payload_that_was_acknowledged_as_its_time_ended(served:
     assert list(batch.got) == reads, "a thread that has not begun by then reads nothing"
 
 
-async def test_a_cancelled_read_says_nothing_of_its_port(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor does asyncio log the end that nobody waits for."""
+async def test_a_cancelled_read_does_not_count_against_its_port(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does asyncio log an exception that was never retrieved."""
     ref = served.write(100_000)
     with SickPort(ref.ports[0]) as port:
         port.make_sick("silent-in-payload")
@@ -548,7 +549,7 @@ async def test_a_cancelled_read_says_nothing_of_its_port(served: Served, caplog:
 
 
 async def test_a_read_is_cancelled_while_it_waits_for_a_connection(served: Served) -> None:
-    """It ends at once too."""
+    """Such a read ends at once too."""
     ref, other = served.write(100_000), served.write()
     with SickPort(ref.ports[0]) as port:
         port.make_sick("silent-in-payload")
@@ -566,14 +567,15 @@ async def test_a_read_is_cancelled_while_it_waits_for_a_connection(served: Serve
 
 
 def test_interrupted_reads_keep_no_connection(served: Served) -> None:
-    """Handlers of signals raise in the middle of reads, wherever: the only connection is there for the next."""
+    """Signal handlers raise at any point of a read: the only connection is free for the next read."""
     command = [sys.executable, "-m", "tests.transport.interrupted", served.write().to_json().decode()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3 * WAIT_S)
     assert done.returncode == 0, done.stderr
 
 
 async def test_a_read_that_gets_no_place_ends_by_its_deadline(served: Served) -> None:
-    """Others may hold all places of the client for long: what waits for one says so, alone and in a batch."""
+    """Other reads may hold all places of the client for long: a read that waits for one ends with an error that says
+    so, alone and in a batch."""
     held, free = served.write(), served.write()
     claim = served.ring.claim_ref(held, lease_s=60.0)
     assert isinstance(claim, Claim)
@@ -594,7 +596,7 @@ async def test_a_read_that_gets_no_place_ends_by_its_deadline(served: Served) ->
 
 @contextlib.contextmanager
 def full_port(host: str, number: int) -> Iterator[int]:
-    """Its number: one that takes no connection."""
+    """A port that accepts no connection; yields its number."""
     with contextlib.ExitStack() as open_ones:
         full = open_ones.enter_context(socket.create_server((host, number), backlog=0))
         for _ in range(3):
@@ -605,9 +607,10 @@ def full_port(host: str, number: int) -> Iterator[int]:
 
 
 def test_a_silent_address_of_a_host_leaves_time_for_its_others() -> None:
-    """A host with two addresses, of which the first takes no connection: the second is tried in time."""
+    """Of a host's two addresses the first accepts no connection: the second is tried in time."""
     with contextlib.ExitStack() as open_ones:
-        listener = TcpBackend().listen("127.0.0.1", 0, lambda link: None)  # first: what is free here is there too
+        # Opened first: a port that is free at this address is free at the other one too.
+        listener = TcpBackend().listen("127.0.0.1", 0, lambda link: None)
         open_ones.callback(listener.close)
         number = host_and_port(listener.address)[1]
         open_ones.enter_context(full_port("127.0.0.2", number))
@@ -618,7 +621,7 @@ def test_a_silent_address_of_a_host_leaves_time_for_its_others() -> None:
 
 
 def test_a_peer_that_resets_at_once_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection was made, and is gone before it can be used: it is closed, not left to the garbage collector."""
+    """A connection that is reset before it can be used is closed, and not left to the garbage collector."""
     made: list[socket.socket] = []
     connected = tcp._connected
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -640,6 +643,6 @@ def test_a_peer_that_resets_at_once_leaves_no_socket(monkeypatch: pytest.MonkeyP
 
 
 def test_a_batch_that_is_complete_ends_at_once(served: Served) -> None:
-    """There is no pause before a round that has nothing to ask for."""
+    """There is no pause before a round without requests."""
     with PayloadClient(token=TOKEN, limits=Limits(pause_s=WAIT_S)) as client, bounded(0.2):
         assert len(client.fetch_all([served.write()], deadline=WAIT_S)) == 1

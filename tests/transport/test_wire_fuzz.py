@@ -1,5 +1,5 @@
-"""Mutated and random frames at each stage of a conversation, on either side, over real sockets: errors of ours and
-nothing else, no memory for what a peer merely says, and everybody else is served on."""
+"""Mutated and random frames at each stage of a conversation, on either side, over real sockets. They cause only
+errors of ours, no memory is allocated for sizes that a peer claims, and other peers are still served."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.waiting import until
 
 SIZE = 50_000
 BOUND_BYTES = 2 << 20
-"""Beyond the payload that was asked for: what either side may take for a conversation, whatever the other says."""
+"""The memory that either side may allocate for a conversation, beyond the payload that was requested."""
 MANY = settings(settings.get_profile("shared fixtures"), max_examples=150)
 
 
@@ -40,7 +40,7 @@ octets = st.integers(0, 255)
 
 @st.composite
 def mutated(draw: st.DrawFn, frames: st.SearchStrategy[bytes]) -> bytes:
-    """A frame of which some bytes are others, or are missing, or are too many."""
+    """A frame with some bytes changed, missing, or added."""
     frame = bytearray(draw(frames))
     for _ in range(draw(st.integers(0, 3))):
         if frame:
@@ -94,7 +94,7 @@ hellos = st.builds(
 
 @contextlib.contextmanager
 def allocating_at_most(bound: int) -> Iterator[None]:
-    """Of Python's memory, at the peak, in all threads of this process."""
+    """Bounds the peak of Python's memory, in all threads of this process."""
     tracemalloc.start()
     try:
         yield
@@ -108,8 +108,8 @@ def allocating_at_most(bound: int) -> Iterator[None]:
 
 
 class Served:
-    """A real server of a real ring, in this process, so that its memory can be seen. `uncaught`: what its threads
-    have raised."""
+    """A real server of a real ring, in this process, where its memory can be measured. `uncaught`: uncaught
+    exceptions of its threads."""
 
     def __init__(self, uncaught: list[object]) -> None:
         self.ring = SharedRing.create(4, 1 << 16, overwrite=True, lease_s=30.0)
@@ -126,7 +126,7 @@ class Served:
 
     @contextlib.contextmanager
     def greeted(self) -> Iterator[TcpLink]:
-        """A connection whose client has proved itself."""
+        """A connection whose client has proved that it has the token."""
         link = TcpBackend().connect(self.server.ports[0], soon())
         try:
             link.send(greet(link, TOKEN, soon()).proof, None, soon())
@@ -135,7 +135,7 @@ class Served:
             link.close()
 
     def is_well(self) -> None:
-        """Another client is served, no slot is stuck, and nothing was raised."""
+        """Assert that another client is served, no slot is stuck, and no thread has raised."""
         until(lambda: State.READING not in self.states(), "no slot is stuck")
         ref = self.write(7)
         assert self.client.read(ref, deadline=5.0) == pattern(SIZE, 7)
@@ -162,7 +162,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 
 def says(connection: socket.socket, data: bytes) -> None:
-    """Then it says no more, and hears all that the server answers."""
+    """Send the data, close the sending side, and read all that the server answers."""
     with contextlib.suppress(OSError):
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -170,8 +170,8 @@ def says(connection: socket.socket, data: bytes) -> None:
             pass
 
 
-def test_a_server_that_hears_no_hello(served: Served) -> None:
-    """Random and mutated first bytes, and what follows them."""
+def test_a_server_that_gets_no_hello(served: Served) -> None:
+    """Random and mutated first bytes, and bytes after them."""
 
     @MANY
     @given(data=st.one_of(garbage, mutated(hellos)), more=st.one_of(garbage, mutated(requests_for(served.ring.name))))
@@ -184,8 +184,8 @@ def test_a_server_that_hears_no_hello(served: Served) -> None:
     served.is_well()
 
 
-def test_a_server_that_hears_no_request(served: Served) -> None:
-    """After the hello, requests for anything in any shape; a payload that is there is not lost by them."""
+def test_a_server_that_gets_no_request(served: Served) -> None:
+    """After the hello, random and mutated requests: they lose no payload in the ring."""
     ref = served.write()
 
     @MANY
@@ -210,8 +210,8 @@ def is_taken(data: bytes, ref: PayloadRef) -> bool:
     return len(data) >= protocol.ACK_BYTES and ack == (protocol.AckVerdict.TAKEN, ref.slot, ref.generation)
 
 
-def test_a_server_that_hears_no_ack(served: Served) -> None:
-    """A payload is asked for, and anything comes in place of the ack: only TAKEN, for this very payload, frees it."""
+def test_a_server_that_gets_no_ack(served: Served) -> None:
+    """After a request, any bytes in place of the ack: only TAKEN for this payload frees its slot."""
 
     @MANY
     @given(draw=st.data())
@@ -235,7 +235,7 @@ def test_a_server_that_hears_no_ack(served: Served) -> None:
 
 @contextlib.contextmanager
 def a_server_that(says_: Callable[[PeerLink], None]) -> Iterator[str]:
-    """Its address."""
+    """Run a server that calls `says_` with each link; yields its address."""
 
     def serve(link: PeerLink) -> None:
         with contextlib.suppress(TransportError):
@@ -256,8 +256,8 @@ def heard(link: PeerLink, size: int) -> bytes:
 
 @MANY
 @given(data=st.one_of(garbage, mutated(challenges)))
-def test_a_client_that_hears_no_challenge(data: bytes) -> None:
-    """TransportError, whatever a server answers a hello with: it cannot have the token."""
+def test_a_client_that_gets_no_challenge(data: bytes) -> None:
+    """Any answer to the hello is a TransportError, since this server does not have the token."""
 
     def lie(link: PeerLink) -> None:
         heard(link, protocol.HELLO_BYTES)
@@ -287,9 +287,9 @@ ref_of_nothing = PayloadRef(
     ),
     payload=st.one_of(garbage, st.integers(0, SIZE + 10).map(bytes)),
 )
-def test_a_client_that_hears_no_answer(data: bytes, payload: bytes) -> None:
-    """An answer that has no payload, or TransportError: never one whose bytes are not those of the ref, and never
-    memory for a size that the ref does not have."""
+def test_a_client_that_gets_no_answer(data: bytes, payload: bytes) -> None:
+    """The result is an answer without a payload, or TransportError. Bytes that are not the ref's are never accepted,
+    and no memory is allocated for a size that is not the ref's."""
 
     def lie(link: PeerLink) -> None:
         heard(link, protocol.REQUEST_BYTES)
@@ -313,7 +313,7 @@ def test_a_client_that_hears_no_answer(data: bytes, payload: bytes) -> None:
 @MANY
 @given(data=st.one_of(garbage, mutated(answers)))
 def test_a_client_that_settles_with_a_liar(data: bytes) -> None:
-    """A status, or TransportError."""
+    """The result is a status, or TransportError."""
 
     def lie(link: PeerLink) -> None:
         heard(link, protocol.REQUEST_BYTES)
@@ -331,7 +331,7 @@ def test_a_client_that_settles_with_a_liar(data: bytes) -> None:
 @settings(MANY, max_examples=40)
 @given(data=st.lists(st.one_of(garbage, mutated(challenges), mutated(answers)), min_size=1, max_size=4))
 def test_a_whole_client_and_a_liar(data: list[bytes]) -> None:
-    """The client itself, with all its layers: TransportError, by its deadline."""
+    """The complete client ends with TransportError, by its deadline."""
 
     def lie(link: PeerLink) -> None:
         for part in data:
@@ -362,8 +362,9 @@ refs = st.fixed_dictionaries(
 
 @settings(MANY, max_examples=100)
 @given(record=refs)
-def test_a_ref_that_somebody_made_up(record: dict[str, object]) -> None:
-    """It is no ref, or reading it is TransportError, and takes no memory that the client was not told to spend."""
+def test_a_ref_that_was_made_up(record: dict[str, object]) -> None:
+    """A made-up record is no ref, or reading it is a TransportError that allocates no more memory than the client's
+    limit."""
     with allocating_at_most(BOUND_BYTES), client_of("shm", "tcp", most_bytes=1000) as client:
         try:
             ref = PayloadRef.from_json(json.dumps(record))

@@ -1,4 +1,4 @@
-"""The transport and a far end of it, for tests that are of this one alone."""
+"""The ucxx transport and a far end of it, for the tests of this transport alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.transport.links import Far
 
 @pytest.fixture
 def backend() -> Backend:
-    """The transport; missing, it fails in CI, and is skipped elsewhere."""
+    """The transport. If it is missing, the test fails in CI, and is skipped elsewhere."""
     try:
         return by_scheme("ucxx")
     except PeerRefused as error:

@@ -1,6 +1,6 @@
-"""What UCX itself would not survive, or not tell: strangers, connections that come to nothing, forks, last words.
+"""What UCX itself would not survive or not report: strangers, failed connections, forks, last messages.
 
-What could kill its process is done in a process of its own.
+Tests that could kill their process run in a process of their own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ port = host_and_port(listener.address)[1]
 
 
 def begin(*scripts: str) -> subprocess.Popen[str]:
-    """A process of its own."""
+    """Start a process of its own with these scripts."""
     return subprocess.Popen(
         [sys.executable, "-c", PRELUDE + "".join(textwrap.dedent(script) for script in scripts)],
         env=without_ucx(),
@@ -64,7 +64,7 @@ def begin(*scripts: str) -> subprocess.Popen[str]:
 
 
 def run(*scripts: str) -> tuple[int, str, str]:
-    """How it ends, within WAIT_S, and what it has said."""
+    """Run the scripts in a process; returns its exit code, output and errors. Fails after WAIT_S."""
     with begin(*scripts) as process:
         try:
             said, complained = process.communicate(timeout=WAIT_S)
@@ -78,7 +78,7 @@ def run(*scripts: str) -> tuple[int, str, str]:
 
 @pytest.fixture
 def hello(backend: Backend) -> bytes:
-    """A real one, as a server gets it."""
+    """A real hello, as a server receives it."""
     with socket.create_server(("127.0.0.1", 0)) as spy:
         calling = Async(backend.connect, f"ucxx://127.0.0.1:{spy.getsockname()[1]}", soon())
         with spy.accept()[0] as theirs:
@@ -95,7 +95,7 @@ def flipped(hello: bytes) -> bytes:
 
 
 def relengthed(hello: bytes) -> bytes:
-    """The same, whose length field has any value but its own."""
+    """The same hello with another value in its length field."""
     field = int.from_bytes(hello[52:54]) ^ random.randrange(1, 1 << 16)
     return hello[:52] + field.to_bytes(2) + hello[54:]
 
@@ -110,8 +110,8 @@ SAID: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("what", SAID)
-def test_whatever_a_stranger_says(backend: Backend, far: Far, hello: bytes, what: str) -> None:
-    """The server's process lives, and serves others; the stranger hears nothing, or that it is refused."""
+def test_messages_of_a_stranger(backend: Backend, far: Far, hello: bytes, what: str) -> None:
+    """The server's process lives and serves others. The stranger gets nothing, or a refusal."""
     _, port = host_and_port(far.address)
     for _ in range(200):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -125,8 +125,9 @@ def test_whatever_a_stranger_says(backend: Backend, far: Far, hello: bytes, what
     link.close()
 
 
-def test_who_does_not_know_the_token(backend: Backend, far: Far) -> None:
-    """UCX does not hear of it, whatever it says by the rules, here an address that is none; and it is told why."""
+def test_a_client_without_the_token(backend: Backend, far: Far) -> None:
+    """UCX is not called for a valid hello without the token, here with an invalid address; the client gets the
+    reason."""
     _, port = host_and_port(far.address)
     for _ in range(50):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -138,8 +139,8 @@ def test_who_does_not_know_the_token(backend: Backend, far: Far) -> None:
     assert far.accepted() == 0
 
 
-def test_a_server_that_does_not_know_the_token(backend: Backend) -> None:
-    """The client's UCX does not hear of it."""
+def test_a_server_without_the_token(backend: Backend) -> None:
+    """The client's UCX is not called for such a server."""
     with socket.create_server(("127.0.0.1", 0)) as theirs:
         connecting = Async(lambda: backend.connect(f"ucxx://127.0.0.1:{theirs.getsockname()[1]}", soon()))
         with theirs.accept()[0] as client:
@@ -148,8 +149,8 @@ def test_a_server_that_does_not_know_the_token(backend: Backend) -> None:
                 connecting.result()
 
 
-def test_whoever_says_hello_and_goes(backend: Backend, far: Far, hello: bytes) -> None:
-    """In the client's name, and never to come back: its connections are still joined with their own."""
+def test_a_copied_hello_from_a_stranger_that_leaves(backend: Backend, far: Far, hello: bytes) -> None:
+    """A stranger sends the client's hello and closes: the client's own connections are still paired correctly."""
     _, port = host_and_port(far.address)
     link = backend.connect(far.address, soon())
     far.accepted()
@@ -162,7 +163,7 @@ def test_whoever_says_hello_and_goes(backend: Backend, far: Far, hello: bytes) -
     number = far.accepted()
     far.tell(number, "send", FRAME, (64 << 20, 1))
     receive(later, len(FRAME))
-    with on_deadline(0.0) as deadline:  # as long as it is under way, its own endpoint alone can end it
+    with on_deadline(0.0) as deadline:  # only its own endpoint can end it while the payload is under way
         later.receive_payload_into(memoryview(bytearray(64 << 20)), deadline, None)
     later.close()
     with pytest.raises(PeerReset):
@@ -173,7 +174,7 @@ def test_whoever_says_hello_and_goes(backend: Backend, far: Far, hello: bytes) -
 
 
 def test_more_connections_than_ucx_can_count(backend: Backend) -> None:
-    """Another worker goes on where one has made as many as it may."""
+    """A new UCX worker takes over when one has made its maximum of connections."""
     ended = run(
         """
         from nvrx_slurm.transport import ucxx_engine
@@ -205,7 +206,7 @@ def test_more_connections_than_ucx_can_count(backend: Backend) -> None:
 
 @pytest.mark.parametrize("said", [0, 20, 60], ids=["nothing", "a part", "more"])
 def test_a_listener_closes_though_peers_are_silent(backend: Backend, hello: bytes, said: int) -> None:
-    """Long before the peers' handshakes would end, and its port can be had again."""
+    """The listener closes long before the peers' handshakes time out, and its port is free again."""
     listener = backend.listen("127.0.0.1", 0, lambda link: None)
     _, port = host_and_port(listener.address)
     with contextlib.ExitStack() as open_ones:
@@ -219,7 +220,7 @@ def test_a_listener_closes_though_peers_are_silent(backend: Backend, hello: byte
 
 
 def test_a_port_is_taken_while_connections_come_and_go(backend: Backend, far: Far) -> None:
-    """RingError with the system's reason each time, and whoever has the port works on."""
+    """RingError with the system's reason each time, and the process that has the port still works."""
     _, port = host_and_port(far.address)
     for number in range(20):
         link = backend.connect(far.address, soon())
@@ -234,7 +235,7 @@ def test_a_port_is_taken_while_connections_come_and_go(backend: Backend, far: Fa
 
 
 def test_a_fork_while_ucx_is_being_loaded(backend: Backend) -> None:
-    """The child has its locks, held by a thread that is not there: it is told so, and does not wait for them."""
+    """A forked child has locks of a thread that it does not have: it gets an error, and does not wait for them."""
     ended = run(
         """
         loading = threading.Thread(target=by_scheme, args=("ucxx",))
@@ -255,11 +256,11 @@ def test_a_fork_while_ucx_is_being_loaded(backend: Backend) -> None:
     assert "fork" in ended[1]
 
 
-# ----------------------------------------------------------------------------------------------------- a last word
+# ----------------------------------------------------------------------------------------------------- last messages
 
 
-def test_a_last_word_is_read_though_one_says_more(backend: Backend, far: Far) -> None:
-    """A peer that says why and closes is heard, also by who sends something more before it listens: only then is the
+def test_a_last_message_is_read_after_a_failed_send(backend: Backend, far: Far) -> None:
+    """The last message of a peer that has closed is read even by a side that sends before it reads. Only then is the
     connection reset."""
     link = backend.connect(far.address, soon())
     assert isinstance(link, UcxxLink) and far.accepted() == 0
@@ -273,8 +274,8 @@ def test_a_last_word_is_read_though_one_says_more(backend: Backend, far: Far) ->
     link.close()
 
 
-def test_a_word_from_who_speaks_first(backend: Backend) -> None:
-    """A server that speaks before it listens, and goes, is heard: however soon, its client knows whose word it is."""
+def test_a_message_of_a_server_that_sends_first(backend: Backend) -> None:
+    """A server sends before it receives, and closes at once: its client still gets the message on the right link."""
 
     def serve(link: PeerLink) -> None:
         send(link, FRAME)
@@ -292,7 +293,7 @@ def test_a_word_from_who_speaks_first(backend: Backend) -> None:
 
 
 def test_listeners_leave_nothing(backend: Backend) -> None:
-    """Once all have closed there are as many descriptors as before."""
+    """After all have closed, the process has no more descriptors than before."""
 
     def held() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
@@ -301,4 +302,4 @@ def test_listeners_leave_nothing(backend: Backend) -> None:
     for _ in range(5):
         for listener in [backend.listen("127.0.0.1", 0, lambda link: None) for _ in range(10)]:
             listener.close()
-    until(lambda: held() <= before, f"as before: {before}")
+    until(lambda: held() <= before, f"descriptors as before: {before}")

@@ -1,4 +1,4 @@
-"""What only the ucxx transport has to promise: one thread that owns UCX, its end, and memory that UCX works at."""
+"""What only the ucxx transport promises: one thread that owns UCX, its end, and the memory that UCX works on."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def near(backend: Backend, far: Far) -> Iterator[PeerLink]:
 
 
 def run(script: str, *, prelude: str = PRELUDE, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own: what it says, and how it ends, within WAIT_S."""
+    """Run the script in a process of its own; returns its output and exit code. Fails after WAIT_S."""
     return subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(script)],
         env=without_ucx() | environment,
@@ -101,21 +101,21 @@ ENDS = {
 
 @pytest.mark.parametrize("how", ENDS)
 def test_a_process_ends_by_itself(backend: Backend, how: str) -> None:
-    """At once and without a word, whatever is open or under way."""
+    """The process ends soon, with exit code 0 and without output, with links open or payloads under way."""
     with bounded(10.0):
         ended = run(ENDS[how])
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_a_process_that_fails_ends_by_itself(backend: Backend) -> None:
-    """An exception that nobody catches is all that it says."""
+    """The process ends with the traceback of its uncaught exception."""
     ended = run("raise ValueError('of the user')")
     assert ended.returncode == 1
     assert ended.stderr.rstrip().endswith("ValueError: of the user")
 
 
 def test_an_ack_arrives_though_its_process_ends(far: Far) -> None:
-    """Sent as the last thing, by a process that does not even close its link."""
+    """The ack is the last message of a process that ends without closing its link."""
     ended = run(
         f"link = backend.connect({far.address!r}, soon()); link.send({FRAME!r}, None, soon())",
     )
@@ -124,9 +124,9 @@ def test_an_ack_arrives_though_its_process_ends(far: Far) -> None:
 
 
 @pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)"])
-def test_a_child_is_told_that_it_cannot(backend: Backend, ending: str) -> None:
-    """UCX does not work in a child of a process that used it: the child gets an error that says so, and the parent's
-    connections work on, however the child ends."""
+def test_a_forked_child_gets_an_error(backend: Backend, ending: str) -> None:
+    """UCX does not work in a child of a process that has used it: the child gets an error that says so. The parent's
+    connections still work, however the child ends."""
     ended = run(
         f"""
         child = os.fork()
@@ -150,8 +150,8 @@ def test_a_child_is_told_that_it_cannot(backend: Backend, ending: str) -> None:
     assert "fork" in ended.stdout
 
 
-def test_a_child_that_was_forked_before_can(backend: Backend) -> None:
-    """Loaded, but not used: parent and child both use UCX."""
+def test_a_child_that_was_forked_before_the_first_use(backend: Backend) -> None:
+    """Parent and child can both use UCX if it was only loaded before the fork."""
     ended = run(
         """
         import ucxx
@@ -188,7 +188,7 @@ def test_it_is_not_installed() -> None:
 
 
 def test_the_users_settings_are_kept(backend: Backend) -> None:
-    """What the environment says of UCX holds; only what it does not say is set."""
+    """UCX variables that the environment sets are kept; only others are set."""
     ended = run(
         "print(os.environ['UCX_HANDLE_ERRORS'], os.environ['UCX_RNDV_FRAG_MEM_TYPE'])",
         UCX_HANDLE_ERRORS="bt",
@@ -201,7 +201,7 @@ def test_the_users_settings_are_kept(backend: Backend) -> None:
 
 @pytest.mark.parametrize("sent", [(40, 0), (20, 0), (40, 1 << 20)], ids=["longer", "shorter", "long"])
 def test_a_message_of_another_length(near: PeerLink, far: Far, sent: tuple[int, int]) -> None:
-    """PayloadTruncated; nothing is written into the buffer, and the link is of no more use."""
+    """PayloadTruncated: nothing is written into the buffer, and the link cannot be used any more."""
     size, payload = sent
     far.tell(0, "send", bytes(size), (payload, 1) if payload else None)
     buffer = bytearray(b"\xee" * 32)
@@ -217,8 +217,8 @@ def test_a_message_of_another_length(near: PeerLink, far: Far, sent: tuple[int, 
 
 @pytest.mark.parametrize("is_known", [False, True])
 def test_a_peer_that_is_killed_with_a_payload_announced(near: PeerLink, far: Far, is_known: bool) -> None:
-    """The word of it has come, the payload never does: PayloadTruncated or PeerReset, at once, whether or not the
-    death is known before the reader asks."""
+    """The announced payload never arrives: PayloadTruncated or PeerReset at once, whether or not the death is known
+    before the read."""
     far.tell(0, "send", FRAME, (64 << 20, 1))
     receive(near, len(FRAME))
     until(near.is_stale, "the payload is announced")
@@ -231,10 +231,10 @@ def test_a_peer_that_is_killed_with_a_payload_announced(near: PeerLink, far: Far
 @pytest.mark.parametrize(
     ("fate", "is_known"), [("SIGSTOP", "True"), ("SIGKILL", "True"), ("SIGKILL", "link._peer.broken")]
 )
-def test_a_peer_that_falls_silent_within_a_short_message(backend: Backend, fate: str, is_known: str) -> None:
-    """UCX receives the rest of it for ever. The reader does not: PayloadTimeout at its deadline where the peer stands
-    still, PayloadTruncated at once where it has gone, whether or not that is known before the reader asks; and what
-    UCX receives into is not the reader's."""
+def test_a_peer_that_stops_within_a_short_message(backend: Backend, fate: str, is_known: str) -> None:
+    """UCX would wait forever for the rest of the message. The reader gets PayloadTimeout at its deadline where the
+    peer is stopped, and PayloadTruncated at once where it is dead, whether or not that is known before the read. UCX
+    never writes into the reader's own buffer."""
     deadline_s = 1.0 if fate == "SIGSTOP" else 60.0
     ended = run(
         f"""
@@ -271,17 +271,17 @@ def test_a_peer_that_falls_silent_within_a_short_message(backend: Backend, fate:
 
 
 def test_a_peer_that_sends_and_sends(near: PeerLink, far: Far) -> None:
-    """Messages that nobody asks for are not piled up: the connection ends."""
+    """Messages that are not read are not queued without limit: the connection ends."""
     for _ in range(40):
         far.tell(0, "send", FRAME)
-    until(lambda: near._peer.broken, "enough has come")  # who reads as fast as they come never has too many
+    until(lambda: near._peer.broken, "too many have arrived")  # a reader that keeps up never has too many
     with bounded(2.0), pytest.raises(TransportError):
         while True:
             receive(near, len(FRAME))
 
 
 def test_memory_is_held_for_as_long_as_ucx_works_at_it(near: PeerLink, far: Far) -> None:
-    """A ring that is closed and unlinked while its payload is under way: it arrives whole, or the link breaks."""
+    """The payload of a ring that is closed and unlinked during the send still arrives."""
     with SharedRing.create(1, 64 << 20) as ring:
         ref = ring.write_raw(pattern(64 << 20, 3))
         claim = ring.claim(ref.slot, ref.generation)
@@ -298,19 +298,19 @@ def test_memory_is_held_for_as_long_as_ucx_works_at_it(near: PeerLink, far: Far)
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, 64 << 20])
 def test_a_payload_is_read(backend: Backend, size: int) -> None:
-    """Written into a ring, and read over UCX by its ref; its slot is free afterwards."""
+    """A payload in a ring is read over UCX by its ref, and its slot is free afterwards."""
     with (
         SharedRing.create(2, 64 << 20) as ring,
         PayloadServer(ring, transport="ucxx", host="127.0.0.1", token=TOKEN) as server,
         PayloadClient(transports=("ucxx",), token=TOKEN) as client,
     ):
-        for seed in range(4):  # twice as many as there are slots
+        for seed in range(4):  # twice the number of slots
             ref = server.refer(ring.write_raw(pattern(size, seed), timeout_s=WAIT_S))
             assert client.read(ref, deadline=WAIT_S) == pattern(size, seed)
 
 
 def test_a_server_closes_with_reads_in_flight(backend: Backend) -> None:
-    """200 of them: within a second, and each reader is told at once."""
+    """The server closes within a second although 200 reads are in flight, and each reader gets an error at once."""
     with SharedRing.create(2, 1 << 20) as ring:
         ended: list[float] = []
         greeted = threading.Barrier(201)
@@ -318,7 +318,7 @@ def test_a_server_closes_with_reads_in_flight(backend: Backend) -> None:
 
         def serve(link: PeerLink) -> None:
             links.append(link)
-            with contextlib.suppress(TransportError):  # as a server's links end
+            with contextlib.suppress(TransportError):  # a server's links end so too
                 receive(link, 32)
                 begun.release()
                 link.send(FRAME, payload, soon())
@@ -358,7 +358,7 @@ def test_a_server_closes_with_reads_in_flight(backend: Backend) -> None:
 
 
 def test_connections_that_break_at_any_moment_leave_nothing(backend: Backend) -> None:
-    """Given up while they connect, or cut while a payload is under way: UCX has let go of all of them, or the port
+    """Connections are given up while they connect, or cut during a payload. UCX has released all of them, or the port
     would not be free again."""
     payload = pattern(1 << 20).toreadonly()
 
@@ -401,7 +401,7 @@ def _listen(backend: Backend, address: str) -> PortListener | None:
 
 
 def test_an_idle_client_costs_nothing(backend: Backend, far: Far) -> None:
-    """A process with links at rest, and one that waits in each of them."""
+    """A process with idle links, and one that waits on each of them, use almost no processor time."""
     parent = Far("ucxx")
     try:
         for _ in range(8):
@@ -414,7 +414,7 @@ def test_an_idle_client_costs_nothing(backend: Backend, far: Far) -> None:
 
 
 def test_descriptors_do_not_grow(backend: Backend) -> None:
-    """Connections that cannot be made, or whose peer dies, leave none behind."""
+    """Connections that fail, or whose peer dies, leave no descriptor behind."""
 
     def held() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
@@ -434,4 +434,4 @@ def test_descriptors_do_not_grow(backend: Backend) -> None:
     before = held()
     for _ in range(3):
         once()
-    until(lambda: held() <= before + 1, f"as before: {before}")
+    until(lambda: held() <= before + 1, f"descriptors as before: {before}")

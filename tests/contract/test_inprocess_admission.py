@@ -61,7 +61,7 @@ def test_a_silent_run_of_another_host_is_followed(store: Store) -> None:
     assert admission(store).enter().first != before.first
 
 
-def test_a_run_of_another_host_that_beats_keeps_its_name(store: Store) -> None:
+def test_a_run_of_another_host_with_heartbeats_keeps_its_name(store: Store) -> None:
     """A run that still sends heartbeats keeps the name. The new run gets an error that names the old run's
     process."""
     before = admission(store, process=ELSEWHERE).enter()

@@ -88,8 +88,8 @@ def test_a_reader_goes_on_where_it_stopped(connection: Connection) -> None:
     assert [connection.read(after, 0.0) for after in range(5)] == [entries[after:] for after in range(5)]
 
 
-def test_who_waits_for_an_entry_has_it_as_it_comes(shared: Shared, connection: Connection) -> None:
-    """A new entry ends the wait, not the timeout."""
+def test_a_new_entry_ends_the_wait_for_it(shared: Shared, connection: Connection) -> None:
+    """The waiting reader gets the entry long before its timeout."""
     reader = shared.connect()
     waiting = in_thread(lambda: reader.read(0, LONG_S), "reader")
     assert connection.append(b"news", 0)

@@ -72,7 +72,7 @@ def test_a_base_folder_that_bob_can_write_to_is_refused(bob, project, command):
 
 
 def test_a_base_folder_of_bobs_is_refused(bob, project):
-    """He could replace its content, whatever its mode is."""
+    """He could replace its content, with any mode of the folder."""
     project.chmod(0o1777)
     assert bob.run(make_folder, str(project / "jobs"), 0o777)
     done = nvrx("run", "--folder", "jobs", cwd=project)

@@ -137,7 +137,7 @@ def passwords(lines: list[str]) -> set[str]:
 
 
 def goes_on(job, gate, before) -> None:
-    """Assert that the job ends well, with the workers that it had before."""
+    """Assert that the job ends with exit code 0, with the workers that it had before."""
     gate.open()
     assert job.finish() == 0, job.story()
     assert {worker.pid for worker in gate.wait(4, cycle=0).values()} == {worker.pid for worker in before.values()}

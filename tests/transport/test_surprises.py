@@ -78,7 +78,7 @@ def serving() -> Iterator[Callable[..., Served]]:
     made: list[Served] = []
 
     def serve(**how: object) -> Served:
-        made.append(Served(**how))  # type: ignore[arg-type]  # as told
+        made.append(Served(**how))  # type: ignore[arg-type]  # the test's own keywords
         return made[-1]
 
     yield serve

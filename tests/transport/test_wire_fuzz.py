@@ -1,5 +1,5 @@
-"""Mutated and random frames at each stage of a conversation, on either side, over real sockets. They cause only
-errors of ours, no memory is allocated for sizes that a peer claims, and other peers are still served."""
+"""Mutated and random frames at each stage of a conversation, on either side, over real sockets. They cause nothing
+but TransportErrors, no memory is allocated for sizes that a peer claims, and other peers are still served."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed.nn  # before there is a group: its functions have the group of that time as a default
 
 FOLDER = Path(sys.argv[1])
 HOLDS = [int(step) for step in os.environ.get("HOLD_AT", "").split(",") if step]
@@ -55,7 +56,7 @@ def conclude(loss: float, step: int, **more: object) -> None:
 
 
 def end_group() -> None:
-    """After `main`: a model that outlives the group keeps Gloo's threads, which can abort the process at its end."""
+    """After `main`: what refers to the group keeps Gloo's threads, which can abort the process at its end."""
     gc.collect()
     torch.distributed.destroy_process_group()
 

@@ -61,8 +61,9 @@ def main():
 if __name__ == "__main__":
     main()
 """
+# The first DistributedDataParallel would import torch.distributed.nn, whose functions would keep the group.
 TRAINING = """
-import gc, json, os, torch, torch.distributed as dist
+import gc, json, os, pathlib, torch, torch.distributed as dist, torch.distributed.nn
 url = "tcp://127.0.0.1:" + os.environ["PORT"]
 dist.init_process_group("gloo", init_method=url, rank=int(os.environ["RANK"]), world_size=2)
 torch.manual_seed(0)
@@ -77,8 +78,10 @@ dist.all_gather_object(gathered, [each.tolist() for each in model.parameters()])
 assert gathered[0] == gathered[1]
 print(json.dumps(gathered))
 del model, optimizer
-gc.collect()  # frees the model: a thread of Gloo that outlives the interpreter aborts the process
+gc.collect()  # frees the model: a thread of Gloo that outlives the interpreter can abort the process
 dist.destroy_process_group()
+names = [task.read_text().strip() for task in pathlib.Path("/proc/self/task").glob("*/comm")]
+assert "pt_gloo_runloop" not in names, names
 """
 
 

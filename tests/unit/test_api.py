@@ -1,4 +1,4 @@
-"""Jobs from Python: what needs no Slurm."""
+"""The Python API for jobs: the parts that need no Slurm."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ended_job(tmp_path: Path) -> JobFolder:
             cluster="local",
             started_at=0.0,
             host=socket.gethostname(),
-            host_pid=os.getpid(),  # given to another process since: this one
+            host_pid=os.getpid(),  # the pid was reused since: it is the test process
             nodes=("n1", "n2"),
         )
     )
@@ -67,7 +67,7 @@ def ended_job(tmp_path: Path) -> JobFolder:
 
 
 def test_importing_the_package_loads_nothing_that_agents_and_workers_do_without() -> None:
-    """The public names come when they are used."""
+    """Importing the package alone loads no heavy module; a public name is imported when it is first used."""
     code = "import sys, nvrx_slurm; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"nvrx_slurm"} == {name for name in loaded if name.startswith("nvrx_slurm")}
@@ -81,20 +81,20 @@ def _bare_modules() -> set[str]:
 
 @pytest.mark.parametrize("name", nv.__all__)
 def test_each_public_name_is_there(name: str) -> None:
-    """And is found by completion."""
+    """Each name of `__all__` can be imported, and tab completion finds it."""
     assert getattr(nv, name).__name__ == name
     assert name in dir(nv)
 
 
 def test_any_other_name_is_not_there() -> None:
-    """As of any module."""
+    """An unknown name raises AttributeError, as in any module."""
     with pytest.raises(AttributeError, match="no attribute 'jobb'"):
         nv.jobb  # noqa: B018 - the access is the test
 
 
 @pytest.mark.parametrize("module", ["submitit", "redis", "stamina", "asyncio"])
 def test_a_dry_run_of_submit_does_not_import(module: str, job_file: Path) -> None:
-    """What submission does not need, it does not wait for."""
+    """A dry run does not import the modules that submission does not need."""
     code = (
         f"import sys, nvrx_slurm.cli as c; c.cli(['submit', '--dry-run', {str(job_file)!r}], standalone_mode=False)"
     )
@@ -104,8 +104,8 @@ def test_a_dry_run_of_submit_does_not_import(module: str, job_file: Path) -> Non
     assert done.stderr == "False\n"
 
 
-def test_an_ended_job_tells_how_it_ended(ended_job: JobFolder) -> None:
-    """Its folder is enough."""
+def test_an_ended_job_reports_how_it_ended(ended_job: JobFolder) -> None:
+    """The job's folder is enough to read its state, exit code and nodes."""
     job = nv.job("local-a", folder=ended_job.path.parent)
     assert (job.done(), job.exit_code, job.wait(), job.state) == (True, 93, 93, nv.JobState.FAILED)
     assert job.nodes() == ("n1", "n2")
@@ -114,18 +114,18 @@ def test_an_ended_job_tells_how_it_ended(ended_job: JobFolder) -> None:
 
 
 def test_an_ended_job_can_be_awaited(ended_job: JobFolder) -> None:
-    """As submitit's jobs can."""
+    """`awaitable().wait` returns the exit code, as with submitit's jobs."""
     job = nv.job("local-a", folder=ended_job.path.parent)
     assert asyncio.run(job.awaitable().wait(timeout=5)) == 93
 
 
 def test_cancelling_an_ended_job_does_nothing(ended_job: JobFolder) -> None:
-    """Its process number is another's by now: this test's."""
+    """`cancel` sends no signal to a process that has reused the batch host's pid: here the test's own."""
     nv.job("local-a", folder=ended_job.path.parent).cancel()
 
 
 def test_the_journal_and_the_logs_are_read_from_the_folder(ended_job: JobFolder) -> None:
-    """Also a journal whose writer died in the middle of a line."""
+    """A journal is read even if its writer died in the middle of a line."""
     entry = JournalEntry(n=1, t=1.5, record=JobStarted(job="local-a", name="a", expected=("n1",)))
     ended_job.events_path.write_bytes(entry_to_json(entry) + b'\n{"n": 2, "t"')
     logs = ended_job.cycle_logs("main-0", 0, 0)
@@ -144,7 +144,7 @@ def test_the_journal_and_the_logs_are_read_from_the_folder(ended_job: JobFolder)
 
 
 def test_a_wait_that_passes_its_bound_says_so(tmp_path: Path) -> None:
-    """The job goes on."""
+    """`wait` raises WaitTimeout, and the job keeps running."""
     job_id, process = LocalCluster(tmp_path).start("exec sleep 300\n", folder=tmp_path, detach=True)
     job = Job(job_id, folder=tmp_path, cluster="local")
     try:
@@ -162,7 +162,7 @@ def test_a_wait_that_passes_its_bound_says_so(tmp_path: Path) -> None:
 
 
 def test_an_unknown_job_is_one_error_that_names_the_known_ones(ended_job: JobFolder) -> None:
-    """Whoever mistypes an id sees what there is."""
+    """The error for a mistyped id lists the jobs that exist."""
     with pytest.raises(UsageError, match="local-a"):
         nv.job("local-b", folder=ended_job.path.parent)
 
@@ -178,7 +178,7 @@ def test_spares_that_make_no_sense_are_refused(job_file: Path, spares: int | str
 def test_without_slurm_submit_names_the_ways_on(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And leaves nothing behind."""
+    """The error names `nvrx-slurm run`, and no folder is created."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingProgramError, match="nvrx-slurm run"):
         nv.submit(nv.load_job(job_file), folder=tmp_path / "jobs")
@@ -193,10 +193,11 @@ def store_url(tmp_path: Path) -> Iterator[str]:
     store.end()
 
 
-async def test_a_store_is_knocked_at_before_anything_is_submitted(
+async def test_the_store_is_tried_before_anything_is_submitted(
     job_file: Path, tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong password, and one that is missing, are one clear error each; neither password is shown."""
+    """A wrong and a missing password each raise one clear error before anything is submitted; no password is
+    shown."""
     spec = nv.load_job(job_file, store__url=store_url)
     monkeypatch.setenv("PATH", str(tmp_path))
     for password, error, words in (
@@ -243,8 +244,8 @@ def test_a_store_that_refuses_a_jobs_keys_is_an_error_before_anything_is_submitt
     assert not (tmp_path / "jobs").exists()
 
 
-def test_a_store_that_does_not_answer_is_said_before_anything_is_submitted(job_file: Path, tmp_path: Path) -> None:
-    """Exit code 69, the address, and what to do."""
+def test_a_silent_store_is_reported_before_anything_is_submitted(job_file: Path, tmp_path: Path) -> None:
+    """The error has exit code 69, the address, and what to do."""
     spec = nv.load_job(job_file, store__url="redis://127.0.0.1:1/0")
     with pytest.raises(StoreUnreachable, match=r"127\.0\.0\.1:1/0 does not answer.*embedded") as caught:
         nv.submit(spec, folder=tmp_path / "jobs", cluster="local")
@@ -253,7 +254,7 @@ def test_a_store_that_does_not_answer_is_said_before_anything_is_submitted(job_f
 
 
 def test_a_password_file_that_is_missing_is_named(job_file: Path, tmp_path: Path) -> None:
-    """Before the job would find out on its batch host."""
+    """`submit` reports it, before the job could fail on its batch host."""
     missing = str(tmp_path / "secret")
     spec = nv.load_job(job_file, store__url="redis://127.0.0.1:1/0", store__password_file=missing)
     with pytest.raises(ConfigError, match=r"secret.*cannot be read"):

@@ -58,7 +58,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_is_as_add_would_write_it(part: str) -> None:
-    """Its cases are sorted, each name is there once, and each value is written in one way only."""
+    """Cases are sorted, each name occurs once, and `pack` gives the bytes of the file again."""
     read = read_part(part)
     assert len({case.title for case in read}) == len(read) > 20
     assert pack(read) == part_file(part).read_bytes()
@@ -78,7 +78,7 @@ def test_folders_of_a_part_hold_the_same_bytes(part: str, tmp_path: Path) -> Non
 
 
 def test_awkward_bytes_survive(folder: Path, tmp_path: Path) -> None:
-    """Line ends of every kind, NULs, bytes that are not UTF-8, and what is compressed."""
+    """Line ends of every kind, NULs, bytes that are not UTF-8, and compressed files are read back unchanged."""
     case = read_folder("dev", folder)
     assert case == Case("dev", "key-missing", LABEL, AWKWARD)
     write_part("dev", [case], tmp_path)
@@ -87,7 +87,7 @@ def test_awkward_bytes_survive(folder: Path, tmp_path: Path) -> None:
 
 @given(st.dictionaries(st.sampled_from(["logs/a", "logs/b/c", "earlier/cycle-0/a"]), st.binary()))
 def test_any_bytes_survive(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> None:
-    """Whatever a log holds is read back, from a file of lines that other tools read as JSON."""
+    """Any bytes of a log are read back unchanged."""
     root = tmp_path_factory.getbasetemp() / "any"
     root.mkdir(exist_ok=True)
     case = Case("dev", "any", LABEL, files)
@@ -96,7 +96,7 @@ def test_any_bytes_survive(tmp_path_factory: pytest.TempPathFactory, files: dict
 
 
 def test_a_line_of_a_log_is_a_line_of_the_file() -> None:
-    """A search and a diff show the line alone; a line that is not UTF-8 is readable too."""
+    """A search or a diff shows single lines of the log; a line that is not UTF-8 is readable too."""
     packed = pack([Case("dev", "any", LABEL, {"logs/a": b'KeyError: "a"\ncaf\xe9\n'})]).decode().splitlines()
     assert packed[1:] == ['{"file": "logs/a"}', r'"KeyError: \"a\"\n"', r'{"latin-1": "caf\u00e9\n"}']
 
@@ -117,7 +117,7 @@ def test_a_line_of_a_log_is_a_line_of_the_file() -> None:
     ],
 )
 def test_a_wrong_line_is_an_error_that_names_it(tmp_path: Path, line: str) -> None:
-    """The last line of the file is wrong: the error says which it is."""
+    """The last line of the file is wrong: the error has the file and the number of that line."""
     part_file("dev", tmp_path).write_text(f"{line}\n")
     with pytest.raises(ConfigError) as raised:
         read_part("dev", tmp_path)
@@ -134,7 +134,8 @@ def test_a_wrong_label_is_an_error_that_names_its_file(folder: Path) -> None:
 
 @pytest.mark.parametrize("where", ["train.log", "logs/link", "case.yaml", "logs"])
 def test_a_folder_that_is_no_case(folder: Path, where: str) -> None:
-    """A file beside logs/, a symbolic link, no label, no logs: each is named, and nothing is left out in silence."""
+    """A file beside logs/, a symbolic link, no label, no logs: each is an error that names the path, and no file is
+    skipped silently."""
     path = folder / where
     match where:
         case "train.log":
@@ -154,7 +155,7 @@ def test_a_folder_that_is_no_case(folder: Path, where: str) -> None:
 
 
 def test_add_changes_only_the_lines_of_its_case(copied: Path, folder: Path) -> None:
-    """A case that is added stands at its place by name, and the lines of the others stay."""
+    """An added case is inserted in the order of names, and the lines of the other cases stay."""
     before = part_file("dev", copied).read_text().splitlines()
     assert corpus.main(["add", "dev", str(folder)]) == 0
     after = part_file("dev", copied).read_text().splitlines()
@@ -164,7 +165,7 @@ def test_add_changes_only_the_lines_of_its_case(copied: Path, folder: Path) -> N
 
 
 def test_add_replaces_a_case_only_where_asked(copied: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that is taken is refused, and the file stays as it was; with --replace it is changed."""
+    """A name that is taken is refused, and the file stays as it was; with --replace the case is replaced."""
     named = folder.rename(folder.parent / "a-key")
     (named / "logs" / "nul").write_bytes(b"changed\n")
     before = part_file("dev", copied).read_bytes()
@@ -179,7 +180,7 @@ def test_add_replaces_a_case_only_where_asked(copied: Path, folder: Path, capsys
 
 
 def test_extract_writes_a_part_or_one_case(copied: Path, tmp_path: Path) -> None:
-    """The folders are what `add` takes; a folder that exists is not written to."""
+    """The folders have the form that `add` takes; a folder that exists is not written to."""
     assert corpus.main(["extract", "dev/b-key", str(tmp_path / "one")]) == 0
     assert read_folder("dev", tmp_path / "one" / "b-key").files == AWKWARD
     assert corpus.main(["extract", "dev", str(tmp_path / "one")]) == 2
@@ -189,7 +190,7 @@ def test_extract_writes_a_part_or_one_case(copied: Path, tmp_path: Path) -> None
 
 
 def test_show_raw_prints_the_bytes(copied: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """Of the files that the pattern chooses, or of all."""
+    """It prints the files that match the pattern, or all files."""
     assert corpus.main(["show", "dev/a-key", "logs/latin-1", "--raw"]) == 0
     assert capfdbinary.readouterr().out == AWKWARD["logs/latin-1"]
     assert corpus.main(["show", "dev/a-key", "--raw"]) == 0
@@ -197,7 +198,7 @@ def test_show_raw_prints_the_bytes(copied: Path, capfdbinary: pytest.CaptureFixt
 
 
 def test_show_is_safe_on_a_terminal(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Label and logs, with what a terminal would obey made visible, and what is compressed unpacked."""
+    """Label and logs are printed with terminal controls made visible and compressed files unpacked."""
     assert corpus.main(["show", "dev/a-key"]) == 0
     shown = capsys.readouterr().out
     assert "fault: [key_error]" in shown
@@ -208,7 +209,7 @@ def test_show_is_safe_on_a_terminal(copied: Path, capsys: pytest.CaptureFixture[
 
 
 def test_list_prints_a_line_a_case(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of one part, or of all."""
+    """It lists the cases of one part, or of all parts."""
     assert corpus.main(["list", "fresh"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == [case.name for case in read_part("fresh")]
@@ -230,7 +231,7 @@ def test_list_prints_a_line_a_case(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_unknown_names_are_usage_errors(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, with what is unknown or what there is."""
+    """The exit code is 2, and the message names the unknown name or the valid ones."""
     try:
         code: object = corpus.main(arguments)
     except SystemExit as ended:

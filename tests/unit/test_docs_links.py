@@ -40,7 +40,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
-    """A link outside of the project is not followed."""
+    """Links to other sites are not followed."""
     broken = []
     for groups in _LINK.findall(prose(page)):
         link = unquote(groups[0] or groups[1])
@@ -54,7 +54,7 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    """docs/README.md links each page of docs/. Decisions are found in their folder."""
+    """docs/README.md links each page of docs/, except the decisions."""
     linked = set(_LINK.findall(prose(ROOT / "docs" / "README.md")))
     links = {(ROOT / "docs" / (first or second)).resolve() for first, second in linked}
     assert [page for page in (ROOT / "docs").glob("*.md") if page.name != "README.md" and page not in links] == []
@@ -62,7 +62,7 @@ def test_every_page_is_in_the_index() -> None:
 
 @pytest.mark.parametrize("name", ["demo.svg", "demo-still.svg"])
 def test_the_recording_needs_nothing_from_elsewhere(name: str) -> None:
-    """A well-formed SVG below 200 KB, without a script, a link or a font to load."""
+    """It is a well-formed SVG below 200 KB that loads no script, link or font."""
     picture = (ROOT / "docs" / name).read_bytes()
     assert len(picture) < 200_000
     tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(picture).iter()}

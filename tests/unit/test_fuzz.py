@@ -11,19 +11,19 @@ INPUTS, SEED = 10_000, 18
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_only_its_own_errors_come_out_of_a_decoder(name: str) -> None:
-    """Whatever is wrong with the bytes, there is one kind of error for the caller to catch, and it comes soon."""
+    """For any wrong bytes the decoder raises its own kind of error, and soon."""
     assert fuzz(TARGETS[name], INPUTS, SEED) is None
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_samples_are_what_a_decoder_takes(name: str) -> None:
-    """Or nothing near a valid input would ever be tried."""
+    """The decoder takes each sample: otherwise no input near a valid one would ever be tried."""
     for sample in TARGETS[name].samples:
         TARGETS[name].decode(sample)
 
 
 def test_a_decoder_that_raises_something_else_is_found() -> None:
-    """With the input that did it; the same seed finds it again."""
+    """`fuzz` returns the input that caused it; the same seed gives the same inputs."""
 
     def careless(data: bytes) -> str:
         return data.decode()

@@ -21,7 +21,7 @@ def measures(package: Path) -> dict[str, house.Row]:
 
 
 def test_private_helpers_used_once(package: Path) -> None:
-    """Once: inlining it would do. Twice, public, or not at all are other things."""
+    """Only a helper used once is counted: not one used twice, a public one, or an unused one."""
     (package / "a.py").write_text(
         "def _once(): ...\ndef _twice(): ...\ndef public():\n    _once()\n    _twice()\n    _twice()\n"
     )

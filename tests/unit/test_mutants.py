@@ -43,12 +43,12 @@ def test_each_mutant_has_a_name_of_its_own() -> None:
 
 
 def test_what_the_simulation_does_not_see_are_mutants_of_the_control_plane() -> None:
-    """Each has unit tests, which then must see it."""
+    """Each such mutant has unit tests, which must detect it."""
     assert {mutant.name for mutant in MUTANTS if mutant.simulated == "job"} >= BEYOND_SIMULATION
 
 
 def test_each_generated_survivor_is_of_the_product_as_it_is_and_says_why() -> None:
-    """What is listed as equivalent is in the source of its subject, and is listed once."""
+    """Each survivor listed as equivalent is in the source of its subject, has a reason, and is listed once."""
     for subject, listed in tomllib.loads(SURVIVORS.read_text()).items():
         source = " ".join((ROOT / SUBJECTS[subject][0]).read_text().split())
         for each in listed:
@@ -58,5 +58,5 @@ def test_each_generated_survivor_is_of_the_product_as_it_is_and_says_why() -> No
 
 
 def test_without_an_earlier_commit_no_change_is_known() -> None:
-    """As in a clone with one commit: then a sample is tried."""
+    """As in a clone with one commit: there the mutants of a sample are tried."""
     assert changed_files("no-such-commit") is None

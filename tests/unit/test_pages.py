@@ -13,7 +13,7 @@ from ci.pages import DOCS, PAGES, with_parts
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_current(name: str) -> None:
-    """Its generated parts are what the code says now."""
+    """The generated parts of the page match the code."""
     page = (DOCS / name).read_text()
     assert with_parts(page, PAGES[name]()) == page, "run: python -m ci.pages"
 
@@ -30,7 +30,7 @@ def test_each_benchmark_has_a_row() -> None:
 
 
 def test_a_part_stands_on_its_own_lines_or_in_a_sentence() -> None:
-    """The second time nothing changes."""
+    """Both kinds of part are filled; filling them again changes nothing."""
     page = "# A\n\n<!-- generated: table --><!-- end -->\n\nAt most <!-- generated: most -->1<!-- end --> of them.\n"
     written = with_parts(page, {"table": "| a |\n| b |\n", "most": "2"})
     assert written == (
@@ -42,6 +42,6 @@ def test_a_part_stands_on_its_own_lines_or_in_a_sentence() -> None:
 
 @pytest.mark.parametrize("parts", [{}, {"table": "", "other": ""}])
 def test_a_page_without_a_place_for_a_part_is_refused(parts: dict[str, str]) -> None:
-    """So is one with a mark that nothing fills."""
+    """A mark for which there is no part is refused too."""
     with pytest.raises(ValueError, match="table"):
         with_parts("<!-- generated: table --><!-- end -->", parts)

@@ -34,13 +34,13 @@ def test_the_screen_scrolls() -> None:
 
 @pytest.mark.parametrize("text", ["\x1b[5;5H", "\x1b[1J", "\x1b[0K", "\a"])
 def test_an_unknown_control_sequence_is_refused(text: str) -> None:
-    """The picture would not show what the terminal shows."""
+    """Otherwise the picture would differ from what the terminal shows."""
     with pytest.raises(ValueError, match="control"):
         screen(text)
 
 
 def test_frames_that_follow_each_other_closely_are_merged() -> None:
-    """The later one is shown, from the earlier one's time on; equal ones are dropped."""
+    """The later frame is shown from the earlier frame's time on; a frame equal to the one before is dropped."""
     one, two, three = (screen(f"above\r\n{text}").rows() for text in "123")
     frames = [Frame(0, one, ""), Frame(FRAME_S / 2, two, ""), Frame(5, two, ""), Frame(6, three, "")]
     assert thin(frames) == [Frame(0, two, ""), Frame(6, three, "")]

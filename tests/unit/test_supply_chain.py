@@ -1,4 +1,4 @@
-"""What this project installs, and what it hands out, is written down with hashes."""
+"""All that this project installs, and all that it releases, is listed with hashes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_requirement_is_locked(group: str) -> None:
 
 
 def test_the_lock_is_of_these_requirements() -> None:
-    """The lock's own copy of the requirements is that of pyproject.toml, name by name and bound by bound."""
+    """The lock's copy of the requirements equals pyproject.toml: the same names with the same bounds."""
     (own,) = LOCKED["nvrx-slurm"]
     developing = own["metadata"]["requires-dev"].values()
     copied = [*own["metadata"]["requires-dist"], *(each for group in developing for each in group)]
@@ -48,7 +48,7 @@ def test_the_lock_is_of_these_requirements() -> None:
 
 
 def test_every_locked_file_has_a_hash_and_comes_from_pypi() -> None:
-    """No other index, of this machine for one, is in the lock."""
+    """The lock names no other index, such as a mirror on a developer's machine."""
     for package in LOCK["package"]:
         if package["name"] == "nvrx-slurm":
             continue
@@ -80,7 +80,7 @@ def test_the_tools_of_a_release_are_those_of_the_lock() -> None:
     "workflow", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem
 )
 def test_workflows_use_actions_by_commit(workflow: Path) -> None:
-    """A tag can be moved, a commit cannot; the tag stands beside it for people."""
+    """A tag can be moved, a commit cannot; the tag is in a comment beside it for the reader."""
     for line in workflow.read_text().splitlines():
         if "uses:" in line:
             assert re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line

@@ -1,4 +1,4 @@
-"""Makes the digits example importable the way Python does it for a script: by its folder."""
+"""Adds the folder of the digits example to the import path, as Python does for a script."""
 
 import sys
 from pathlib import Path

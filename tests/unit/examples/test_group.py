@@ -27,7 +27,7 @@ def groups(world: int) -> Iterator[list[Group]]:
 
 
 def together(members: list[Group], call: Callable[[Group], None]) -> None:
-    """Each rank makes the call in its own thread; raises what any of them raised."""
+    """Each rank makes the call in its own thread; an exception of any rank is raised."""
     with ThreadPoolExecutor(len(members)) as pool:
         list(pool.map(call, members))
 
@@ -48,14 +48,14 @@ def test_all_reduce_is_the_sum_in_rank_order_to_the_last_bit(world: int) -> None
 
 
 def test_a_vector_larger_than_any_socket_buffer_goes_through() -> None:
-    """Sixteen megabytes are summed: nobody waits for a reader who waits for it."""
+    """Sixteen megabytes are summed without a deadlock in which two ranks both send and neither reads."""
     vectors = np.ones((3, 2_000_000))
     with groups(3) as members:
         together(members, lambda group: group.all_reduce(vectors[group.rank]))
     assert (vectors == 3.0).all()
 
 
-def test_broadcast_gives_everybody_what_rank_0_has() -> None:
+def test_broadcast_gives_all_ranks_what_rank_0_has() -> None:
     """A record with several fields arrives whole, though it has no dimension."""
     kind = np.dtype([("step", "<i8"), ("weights", "<f8", 3)])
     records = [np.zeros((), kind) for _ in range(3)]
@@ -68,7 +68,7 @@ def test_broadcast_gives_everybody_what_rank_0_has() -> None:
 
 @pytest.mark.parametrize("lost, learned", [(2, {0: "rank 2", 1: "rank 0"}), (0, {1: "rank 0", 2: "rank 0"})])
 def test_a_peer_that_vanishes_ends_the_sum_for_all(lost: int, learned: dict[int, str]) -> None:
-    """Each rank that is left loses a peer in its turn and can name it, connected to the lost one or not."""
+    """Each remaining rank loses a peer and names it, whether or not it was connected to the lost rank."""
     with groups(3) as members, ThreadPoolExecutor(2) as pool:
         members[lost].close()
         left = [group for group in members if group.rank != lost]
@@ -76,7 +76,8 @@ def test_a_peer_that_vanishes_ends_the_sum_for_all(lost: int, learned: dict[int,
 
 
 def _sum_until_a_loss(group: Group) -> tuple[int, str]:
-    """Sums as a worker does, which leaves when it loses a peer; says what it lost, without the system's reason."""
+    """Sums until a peer is lost, then leaves as a worker does; returns which peer it lost, without the system's
+    reason."""
     with pytest.raises(PeerLost) as loss:
         while True:
             group.all_reduce(np.zeros(10))
@@ -85,7 +86,7 @@ def _sum_until_a_loss(group: Group) -> tuple[int, str]:
 
 
 def test_a_rest_ends_when_a_peer_vanishes() -> None:
-    """Nobody sleeps through a loss: the rest is not waited out."""
+    """A rank that rests notices the loss at once: it does not sleep until the rest is over."""
     with groups(2) as members:
         members[1].close()
         with pytest.raises(PeerLost, match="rank 1"):
@@ -93,7 +94,7 @@ def test_a_rest_ends_when_a_peer_vanishes() -> None:
 
 
 def test_a_rest_ends_when_a_peer_goes_on() -> None:
-    """A peer's data is no loss, and stays there to be read."""
+    """Data from a peer is not taken for a loss, and can be read afterwards."""
     with groups(2) as members, ThreadPoolExecutor(1) as pool:
         theirs, ours = np.full(4, 2.0), np.full(4, 1.0)
         other = pool.submit(members[1].all_reduce, theirs)
@@ -103,8 +104,8 @@ def test_a_rest_ends_when_a_peer_goes_on() -> None:
     assert ours.tolist() == theirs.tolist() == [3.0] * 4
 
 
-def test_a_stranger_at_the_door_is_turned_away() -> None:
-    """Connections that greet wrongly, or as a rank of another world, take nobody's place."""
+def test_a_connection_that_is_no_rank_of_the_world_is_refused() -> None:
+    """A connection with a wrong greeting, or of a rank of another world, takes no rank's place."""
     port = free_ports(1)[0]
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(join_group, 0, 2, "127.0.0.1", port, 20.0)
@@ -133,14 +134,14 @@ def _answer(stranger: socket.socket) -> bytes:
         return b""
 
 
-def test_whoever_does_not_come_is_named() -> None:
-    """Rank 0 says which ranks it waited for in vain."""
+def test_ranks_that_do_not_connect_are_named() -> None:
+    """Rank 0 names the ranks that did not connect in time."""
     with pytest.raises(TimeoutError, match=r"\[1, 2\]"):
         join_group(0, 3, "127.0.0.1", free_ports(1)[0], 0.01)
 
 
-def test_a_rank_0_that_does_not_come_is_named() -> None:
-    """The others say where they looked for it."""
+def test_a_rank_0_that_does_not_answer_is_named() -> None:
+    """The error names the address that the rank tried."""
     port = free_ports(1)[0]
     with pytest.raises(TimeoutError, match=f"rank 0 did not answer at 127.0.0.1:{port}"):
         join_group(1, 3, "127.0.0.1", port, 0.01)

@@ -7,7 +7,7 @@ from model import SIZE, adam, cross_entropy, gradient_and_loss, load_digits, new
 
 
 def test_the_data_set_is_whole() -> None:
-    """All 1,797 images are there, with the class counts of the UCI test set and pixels from 0 to 1."""
+    """There are 1,797 images, with the class counts of the UCI test set and pixels from 0 to 1."""
     images, digits = load_digits()
     assert images.shape == (1797, 64)
     assert np.bincount(digits).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
@@ -16,7 +16,7 @@ def test_the_data_set_is_whole() -> None:
 
 
 def test_the_gradient_is_the_slope_of_the_loss() -> None:
-    """Along random directions, the gradient foretells what a small move does to the loss."""
+    """Along random directions, the gradient predicts how a small step changes the loss."""
     images, digits = (part[:40] for part in load_digits())
     parameters = new_state(3)["parameters"]
     gradient = gradient_and_loss(parameters, images, digits)[:-1]
@@ -28,7 +28,7 @@ def test_the_gradient_is_the_slope_of_the_loss() -> None:
 
 
 def test_gradients_of_parts_add_up_to_that_of_the_whole() -> None:
-    """Sharing a batch among workers changes nothing but rounding; a share may be empty."""
+    """Splitting a batch among workers changes nothing but rounding; a part may be empty."""
     images, digits = (part[:50] for part in load_digits())
     parameters = new_state(3)["parameters"]
     whole = gradient_and_loss(parameters, images, digits)
@@ -51,6 +51,6 @@ def test_adam_lowers_the_loss() -> None:
 
 
 def test_the_seed_alone_decides_the_first_weights() -> None:
-    """The same seed gives the same bits, another seed others."""
+    """The same seed gives the same bits; another seed gives other bits."""
     assert new_state(1).tobytes() == new_state(1).tobytes()
     assert new_state(1).tobytes() != new_state(2).tobytes()

@@ -1,4 +1,4 @@
-"""What examples/digits does around its network: sharing batches, checkpoints, arguments."""
+"""The parts of examples/digits around its network: splitting batches, checkpoints, arguments."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from train import train as run_training
 @settings(max_examples=30)  # 300 ranks draw the batch 300 times
 @given(step=st.integers(1, 10_000), world=st.sampled_from([1, 2, 3, 8, 50, 256, 300]))
 def test_the_ranks_share_the_same_batch_whatever_their_number(step: int, world: int) -> None:
-    """Put together, the parts are the batch of a world of one: nothing twice, nothing lost."""
+    """The parts of all ranks together are the batch of a world of one: no image twice, none missing."""
     parts = [my_part(step, 256, 0, rank, world) for rank in range(world)]
     assert np.concatenate(parts).tolist() == my_part(step, 256, 0, 0, 1).tolist()
     assert len(set(np.concatenate(parts).tolist())) == 256
 
 
 def test_a_checkpoint_gives_back_every_bit(tmp_path: Path) -> None:
-    """What was saved is what a new training begins with."""
+    """A new training starts with exactly what was saved."""
     saved, state = new_state(1), new_state(2)
     saved["step"], saved["mean"], saved["square"] = 40, np.pi, 1e-300
     save_checkpoint(tmp_path / "checkpoint.npy", saved)
@@ -33,22 +33,22 @@ def test_a_checkpoint_gives_back_every_bit(tmp_path: Path) -> None:
     assert state.tobytes() == saved.tobytes()
 
 
-def test_without_a_checkpoint_a_training_begins_anew(tmp_path: Path) -> None:
-    """The state stays as it was."""
+def test_without_a_checkpoint_a_training_starts_from_the_beginning(tmp_path: Path) -> None:
+    """The state stays as it was initialized."""
     state = new_state(2)
     restore(Group(0, {}), tmp_path / "checkpoint.npy", state)
     assert state.tobytes() == new_state(2).tobytes()
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    """The message names the file and the way out."""
+    """The message names the file and says to remove it."""
     np.save(tmp_path / "checkpoint.npy", np.zeros(3))
     with pytest.raises(SystemExit, match=r"checkpoint\.npy is of another model; remove it"):
         restore(Group(0, {}), tmp_path / "checkpoint.npy", new_state(0))
 
 
 def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
-    """A reader that has the old file open goes on reading the old content."""
+    """A reader that has the old file open still reads the old content."""
     path = tmp_path / "result.json"
     replace_file(path, b"old")
     with path.open("rb") as reader:
@@ -77,7 +77,7 @@ def _options(folder: Path, steps: int) -> argparse.Namespace:
 
 @pytest.mark.parametrize("batch", ["0", "-1", "1501"])
 def test_an_impossible_batch_is_refused(batch: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line says what is possible."""
+    """The message has one line with the valid range."""
     with pytest.raises(SystemExit, match="2"):
         parse_arguments(["--checkpoint-dir", "x", "--batch", batch])
     assert f"--batch must be 1 to 1500, not {batch}" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_site_files(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """This machine's own site files have no say in the tests."""
+    """The tests do not read this machine's own site files."""
     empty = str(tmp_path_factory.mktemp("xdg"))
     monkeypatch.setenv("XDG_CONFIG_HOME", empty)
     monkeypatch.setenv("XDG_CONFIG_DIRS", empty)

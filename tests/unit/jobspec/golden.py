@@ -1,4 +1,4 @@
-"""The jobs whose scripts are kept in `golden/`. `python -m tests.unit.jobspec.golden` writes the scripts anew."""
+"""The jobs whose scripts are kept in `golden/`. `python -m tests.unit.jobspec.golden` rewrites the scripts."""
 
 from __future__ import annotations
 

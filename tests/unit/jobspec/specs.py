@@ -1,4 +1,4 @@
-"""Jobs from keys alone, without a file."""
+"""Job specifications from keys alone, without a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from nvrx_slurm.jobspec.reading import read
 
 
 def job_spec(keys: dict[str, object]) -> JobSpec:
-    """The job that a job.yaml with these keys says."""
+    """The specification that a job.yaml with these keys gives."""
     spec, complaints = read(JobSpec, keys)
     assert spec is not None, complaints
     return spec

@@ -1,4 +1,4 @@
-"""The block `fault_tolerance.attribution`, and the keys beside it: what reaches the plan, and what is refused."""
+"""The block `fault_tolerance.attribution` and the keys that depend on it: what the plan gets, and what is refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WHOLE = """\
     ledger: l
 """
 CREDENTIALS = "must not hold credentials, since the job script would show them; put the token into a file (mode 0600)"
-# what stands below fault_tolerance → what the message says after `job.yaml:`
+# lines below `fault_tolerance:` → what the message says after `job.yaml:`
 BAD = {
     "attribution: {attrsvc_url: attrsvc}": "must look like https://host:8443, or http://…",
     "attribution: {attrsvc_url: 'ftp://h'}": "must look like",
@@ -97,7 +97,8 @@ def bounds_of(job: Path) -> FaultToleranceSpec:
 
 
 def test_the_whole_block_reaches_the_plan(write: Write, tmp_path: Path) -> None:
-    """Each key sets its own field; URLs are in one form, files are absolute, and count from where job.yaml lies."""
+    """Each key sets its own field; URLs are normalized, and file paths are absolute, relative to the folder of
+    job.yaml."""
     here = str(tmp_path)
     assert bounds_of(write(BASE + WHOLE)).attribution == AttributionSpec(
         attrsvc_url="https://attrsvc.example",
@@ -118,13 +119,13 @@ def test_the_whole_block_reaches_the_plan(write: Write, tmp_path: Path) -> None:
     )
 
 
-def test_a_job_that_says_nothing_asks_the_rules_and_acts_on_none(write: Write) -> None:
-    """The default is a dry run of what comes with the tool."""
+def test_a_job_without_the_block_asks_the_rules_in_a_dry_run(write: Write) -> None:
+    """By default attribution asks the built-in rules in a dry run: their verdicts are recorded and not acted on."""
     assert bounds_of(write("name: a\ncommand: x\n")).attribution == AttributionSpec(enable_lib=True)
 
 
 def test_budgets_are_counts_or_rates(write: Write) -> None:
-    """`3` is so often in all, `10 per 24h` so often within any 24 hours; without a key there is no limit."""
+    """`3` allows three in all, `10 per 24h` ten within any 24 hours; without a key there is no limit."""
     keys = "{max_restarts: 10 per 24h, max_job_restarts: 7, max_node_losses: 2  per  1h30m, max_preemptions: '0'}"
     bounds = bounds_of(write(f"name: a\ncommand: x\nfault_tolerance: {keys}\n"))
     assert bounds.max_restarts == Allowance(count=10, per_s=86400.0)
@@ -136,7 +137,7 @@ def test_budgets_are_counts_or_rates(write: Write) -> None:
 
 
 def test_progress_reaches_the_plan(write: Write, tmp_path: Path) -> None:
-    """The iteration file counts from where job.yaml lies."""
+    """A relative path of the iteration file counts from the folder of job.yaml."""
     keys = "{max_no_progress_cycles: 4, min_progress_steps: 5, iteration_file: it.txt, log_pattern: 'step ([0-9]+) '}"
     assert bounds_of(write(f"{BASE}  progress: {keys}\n")).progress == ProgressSpec(
         max_no_progress_cycles=4,
@@ -147,8 +148,8 @@ def test_progress_reaches_the_plan(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("below", "says"), BAD.items())
-def test_what_cannot_be_is_one_message_without_the_secret(write: Write, below: str, says: str) -> None:
-    """It names the file and line, says what is valid, and repeats no credential."""
+def test_a_bad_value_is_one_message_without_the_secret(write: Write, below: str, says: str) -> None:
+    """The message has the file and line and the valid values, and repeats no credential."""
     with pytest.raises(ConfigError) as caught:
         load(write(f"{BASE}  {below}\n"))
     message = str(caught.value)
@@ -167,36 +168,37 @@ def test_what_cannot_be_is_one_message_without_the_secret(write: Write, below: s
         ("attribution: {decision_timeout: 3s}", 3.0, "job.yaml:4"),
     ],
 )
-def test_the_decision_waits_no_longer_than_what_it_waits_for(
+def test_the_decision_timeout_is_not_longer_than_the_bounds_around_it(
     write: Write, below: str, decision_s: float, origin: str
 ) -> None:
-    """Whoever shortens one bound need not know of the other; its origin tells why it is so."""
+    """A user who shortens one bound need not know of the other: its default follows, and its origin says why."""
     loaded = load(write(f"{BASE}  {below}\n"))
     assert loaded.spec.fault_tolerance.attribution.decision_timeout == decision_s
     assert str(loaded.origin_of(("fault_tolerance", "attribution", "decision_timeout"))) == origin
 
 
-def test_a_bound_of_one_job_is_not_the_next_ones(write: Write) -> None:
-    """What a short round makes of the decision's bound stays with that job."""
+def test_a_default_lowered_in_one_job_is_not_lowered_in_the_next(write: Write) -> None:
+    """A short join timeout lowers the decision's default in that job only."""
     load(write(f"{BASE}  rendezvous: {{join_timeout: 1s}}\n"))
     assert load(write("name: a\ncommand: x\n")).spec.fault_tolerance.attribution.decision_timeout == 10.0
 
 
 def test_a_file_may_be_in_the_users_home(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`~/` is the home of whoever submits."""
+    """`~/` is the home of the user who submits; a `~` inside a path is a plain name."""
     monkeypatch.setenv("HOME", "/home/me")
     bounds = bounds_of(write(f"{BASE}  attribution: {{ledger: ~/l, token_file: a/~/t}}\n"))
     assert (bounds.attribution.ledger, bounds.attribution.token_file) == ("/home/me/l", str(Path.cwd() / "a/~/t"))
 
 
 def test_a_redis_is_no_path(write: Write) -> None:
-    """A ledger in the site's own Redis stays a URL in the plan."""
+    """The URL of a ledger in a Redis server stays a URL in the plan."""
     bounds = bounds_of(write(f"{BASE}  attribution: {{ledger: 'redis://host:6379/1'}}\n"))
     assert bounds.attribution.ledger == "redis://host:6379/1"
 
 
 def test_variables_set_the_block_and_secrets_are_no_keys(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`NVRX_SLURM_FAULT_TOLERANCE__ATTRIBUTION__…` sets a key; a token's variable is none, and no error."""
+    """`NVRX_SLURM_FAULT_TOLERANCE__ATTRIBUTION__…` sets a key; the variables of secrets set none, and are no
+    error."""
     below = "NVRX_SLURM_FAULT_TOLERANCE__ATTRIBUTION__"
     monkeypatch.setenv(f"{below}DRY_RUN", "false")
     monkeypatch.setenv(f"{below}HTTP_URLS", "[http://a, http://b]")

@@ -20,7 +20,7 @@ Write = Callable[[str], Path]
 
 BASE = "name: a\ncommand: x\n"
 
-# what stands in job.yaml below BASE → what the message says after `job.yaml:`
+# lines of job.yaml below BASE → what the message says after `job.yaml:`
 BAD_KEYS = {
     "nodez: 3": "3: nodez: is not known; did you mean `nodes`?",
     "zzz: 3": "3: zzz: is not known; valid here: name, command, nodes, spares",
@@ -195,14 +195,14 @@ def complaint(path: Path) -> str:
 
 @pytest.mark.parametrize(("below", "says"), (BAD_KEYS | BAD_TYPES | BAD_VALUES | BAD_RELATIONS).items())
 def test_a_bad_key_or_value_is_named_with_its_line(write: Write, below: str, says: str) -> None:
-    """The one message begins with the file, the line and the key, says what is there and what is valid."""
+    """The message begins with the file, the line and the key, then has the value seen and the valid values."""
     message = complaint(write(f"{BASE}{below}\n"))
     assert message.startswith(f"job.yaml:{says}")
     assert "\n" not in message
 
 
 def test_each_bad_name_of_a_mapping_is_reported(write: Write) -> None:
-    """In one message with its values, as of all other keys."""
+    """One message has a line for each bad name, as for all other keys."""
     message = complaint(
         write(f"{BASE}env: {{A-B: 1, RANK: 0, C: [1], D: 1}}\nslurm: {{extra: {{-x: 1, nodes: 2}}}}\n")
     )
@@ -221,38 +221,39 @@ def test_a_bad_store_url_is_refused_and_its_password_not_shown(write: Write, url
 
 @pytest.mark.parametrize("server", ["redis-server", "./redis-server", "", "Auto"])
 def test_a_bad_store_server_is_refused(write: Write, server: str) -> None:
-    """The store's program is `auto`, `bundled`, or an absolute path."""
+    """`store.server` is `auto`, `bundled`, or an absolute path; anything else is refused."""
     message = complaint(write(f"{BASE}store: {{server: '{server}'}}\n"))
     assert message.startswith("job.yaml:3: store.server: must be `auto`, `bundled`, or the absolute path")
 
 
 def test_a_store_has_a_server_or_a_url(write: Write) -> None:
-    """A server of the job's own beside the URL of one that runs is refused: which of them is meant?"""
+    """A key for the job's own server beside the URL of a running one is refused as ambiguous."""
     message = complaint(write(f"{BASE}store: {{url: 'redis://h', server: bundled}}\n"))
     assert message.startswith("job.yaml:3: store.server: starts a server of its own, and store.url names one")
 
 
 @pytest.mark.parametrize(("line", "says"), BAD_COMMANDS.items())
 def test_a_bad_command_is_named(write: Write, line: str, says: str) -> None:
-    """A command is missing, empty, not splittable, or not text: each is told as what it is."""
+    """A command that is missing, empty, not splittable, or not text has its own message each."""
     assert complaint(write(f"name: a\n{line}\n")).startswith(says)
 
 
 @pytest.mark.parametrize(("below", "says"), BAD_ROLES.items())
 def test_a_bad_role_is_named(write: Write, below: str, says: str) -> None:
-    """Roles beside plain keys, roles with unknown keys, and roles that do not fit are named with their line."""
+    """Roles beside plain keys, roles with unknown keys, and roles that do not fit are reported with their line."""
     assert complaint(write(f"name: a\n{below}\n")).startswith(f"job.yaml:{says}")
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_bad_name_is_refused(write: Write, name: str) -> None:
-    """A job's name is letters, digits, '.', '_' and '-': it stands in paths, keys and lines."""
+    """A job's name is letters, digits, '.', '_' and '-', since it is used in paths, keys and lines."""
     assert complaint(write(f"name: {name}\ncommand: x\n")).startswith("job.yaml:1: name: must be 1 to 64 letters")
 
 
 @pytest.mark.parametrize(("text", "says"), BAD_YAML.items(), ids=range(len(BAD_YAML)))
-def test_what_is_no_yaml_is_told_with_its_line(write: Write, text: str, says: str) -> None:
-    """Syntax, tabs, duplicate keys, and constructs that have no place in a job.yaml are one message with the line."""
+def test_what_is_no_yaml_is_reported_with_its_line(write: Write, text: str, says: str) -> None:
+    """Syntax errors, tabs, duplicate keys, and YAML constructs that job.yaml does not take are one message with the
+    line."""
     message = complaint(write(text))
     assert message.startswith(says)
     assert "\n" not in message
@@ -266,7 +267,7 @@ def test_aliases_that_multiply_are_refused(write: Write) -> None:
 
 
 def test_an_empty_file_lacks_a_name(write: Write) -> None:
-    """An empty file is an empty mapping: what it lacks is told."""
+    """An empty file is read as an empty mapping: the message says which key is required."""
     assert complaint(write("")) == "job.yaml: name: is required"
 
 
@@ -278,8 +279,8 @@ def test_a_file_that_cannot_be_read_is_named(write: Write, tmp_path: Path) -> No
     assert complaint(Path("job.yaml")) == "job.yaml: is not UTF-8 text (byte 6)"
 
 
-def test_all_problems_are_told_at_once_in_the_order_of_the_file(write: Write) -> None:
-    """Several problems are one message, one line each, by line number."""
+def test_all_problems_are_reported_at_once_in_the_order_of_the_file(write: Write) -> None:
+    """Several problems are one message, with one line for each in the order of the line numbers."""
     message = complaint(write(f"{BASE}nodes: x\nspares: -2\nslurm: {{tyme: 1h}}\n"))
     assert message.splitlines() == [
         "3 problems:",
@@ -290,7 +291,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file(write: Write) ->
 
 
 def test_a_long_value_is_shown_by_its_beginning(write: Write) -> None:
-    """A message stays readable, whatever stands in the file."""
+    """A message stays short even for a value of 5,000 characters."""
     assert len(complaint(write(f"{BASE}nodes: {'x' * 5000}\n"))) < 200
 
 
@@ -306,14 +307,15 @@ VALUES = st.recursive(
 @settings(settings.get_profile("shared fixtures"), max_examples=150)
 @given(st.dictionaries(KEYS, VALUES, max_size=6))
 def test_any_keys_and_values_are_a_job_or_one_clear_error(write: Write, data: dict[str, object]) -> None:
-    """Whatever stands where, nothing but a ConfigError comes of it; a job that loads can be planned and rendered."""
+    """Any keys and values give a job or a ConfigError, and no other exception; a job that loads can be planned and
+    rendered."""
     loads_or_complains(write(json.dumps(data)))
 
 
 @settings(settings.get_profile("shared fixtures"), max_examples=150)
 @given(st.text(st.sampled_from("ab:-[]{}&*!|>'\"%@#,? \n\t01.e<~\\é\x00\x85")))
 def test_any_text_is_a_job_or_one_clear_error(write: Write, text: str) -> None:
-    """No text, however broken, brings anything but a ConfigError."""
+    """Any text gives a job or a ConfigError, and no other exception."""
     loads_or_complains(write(text))
 
 

@@ -22,7 +22,7 @@ def container_of(keys, base, **more):
 
 
 def test_an_image_alone_is_the_short_form(tmp_path):
-    """`container: IMAGE`; paths count from job.yaml's folder, and a name stays one."""
+    """`container: IMAGE` is the short form; paths count from job.yaml's folder, and an image name stays a name."""
     assert container_of("./root", tmp_path) == ContainerSpec(image=f"{tmp_path}/root")
     assert container_of("images/a.sif", tmp_path).image == f"{tmp_path}/images/a.sif"
     assert container_of("docker://a/b:1", tmp_path).image == "docker://a/b:1"
@@ -30,14 +30,14 @@ def test_an_image_alone_is_the_short_form(tmp_path):
 
 
 def test_mounts_are_whole_in_the_plan(tmp_path):
-    """Source, target and options; a source is found as every file of job.yaml is."""
+    """The plan has source, target and options of each mount; a source is resolved like every path of job.yaml."""
     mounts = container_of({"image": "a", "mounts": ["/data", "./x:/y", "~/z:/z:ro"]}, tmp_path).mounts
     assert mounts[:2] == ("/data:/data", f"{tmp_path}/x:/y")
     assert mounts[2].endswith("/z:/z:ro") and mounts[2].startswith("/")
 
 
 def test_a_role_has_its_own(tmp_path):
-    """A role's container is instead of the job's, and its `env` on top of the role's."""
+    """A role's container replaces the job's, and its `env` overrides the role's."""
     roles = {
         "a": {"command": "x", "container": {"image": "b", "env": {"A": "2"}}, "env": {"A": 1, "B": 1}},
         "c": {"command": "y"},
@@ -66,13 +66,13 @@ def test_a_role_has_its_own(tmp_path):
     ],
 )
 def test_what_is_wrong_is_named_by_its_key(keys, path):
-    """One complaint each."""
+    """Each wrong value is one problem, at its own key."""
     _, problems = read(JobSpec, {**PLAIN, "container": keys})
     assert list(problems) == [path]
 
 
 def test_pyxis_runs_the_agents_too(tmp_path):
-    """srun gets its flags, and starts the image's own Python; one container serves all roles."""
+    """srun gets pyxis's flags and starts the image's own Python; a container for one role alone is refused."""
     spec = JobSpec(
         **PLAIN, container={"image": "nvcr.io#nvidia/pytorch:25.10-py3", "runtime": "pyxis", "mounts": "/data"}
     )
@@ -90,8 +90,8 @@ def test_pyxis_runs_the_agents_too(tmp_path):
 
 
 def test_agents_inside_are_started_by_the_hosts_python(tmp_path):
-    """On each node, which looks for a runtime there; podman is none that they run in, and all roles share the one
-    container."""
+    """The host's Python on each node looks for a runtime there and starts the agents; podman cannot run them, and a
+    container for one role alone is refused."""
     spec = JobSpec(**PLAIN, container={"image": "a", "agents": "inside"})
     made = plan(spec, folder=tmp_path / "jobs", job_file=tmp_path / "job.yaml")
     script = render_job(spec, made, cluster="slurm", python="/venv/bin/python")

@@ -1,4 +1,4 @@
-"""Deprecated keys and flags: they set what the new ones set, with a warning, and do not stand beside them."""
+"""Deprecated keys and flags set what the new ones set, with a warning, and cannot be combined with them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MEANS: dict[tuple[str, Any], dict[str, Any]] = {
 
 @pytest.mark.parametrize(("older", "new"), MEANS.items(), ids=str)
 def test_an_older_key_means_what_the_new_ones_mean(write: Write, older: tuple[str, str], new: dict[str, Any]) -> None:
-    """The job is the same, each new key's origin is the older one's line, and one sentence says what to use."""
+    """The job is the same, the origin of each new key is the older key's line, and one warning names the new keys."""
     key, value = older
     loaded = load(write(f"{BASE}fault_tolerance:\n  {key}: {value}\n"))
     asked = loaded.spec.fault_tolerance.attribution
@@ -50,7 +50,7 @@ def test_an_older_key_means_what_the_new_ones_mean(write: Write, older: tuple[st
 
 
 def test_the_service_of_an_older_mode_is_the_endpoint(write: Write) -> None:
-    """`attribution_loganalysis: url` asks what `attribution_endpoint` names, and nobody else."""
+    """`attribution_loganalysis: url` asks only the service of `attribution_endpoint`, not the built-in rules."""
     keys = "{attribution_loganalysis: url, attribution_endpoint: 'http://e'}"
     asked = load(write(f"{BASE}fault_tolerance: {keys}\n")).spec.fault_tolerance.attribution
     assert (asked.enable_lib, asked.attrsvc_url) == (False, "http://e")
@@ -60,8 +60,8 @@ def test_the_service_of_an_older_mode_is_the_endpoint(write: Write) -> None:
         load(write(f"{BASE}fault_tolerance: {{attribution_loganalysis: url}}\n"))
 
 
-def test_a_flag_is_told_by_its_own_name(write: Write) -> None:
-    """Who gave a flag is told of a flag."""
+def test_a_deprecated_flag_is_named_as_a_flag(write: Write) -> None:
+    """The warning for a deprecated flag names flags, not keys."""
     loaded = load(
         write(BASE), [ENDPOINT, ("fault_tolerance.attribution_loganalysis", "--ft-attribution-loganalysis", "mcp")]
     )
@@ -74,7 +74,7 @@ def test_a_flag_is_told_by_its_own_name(write: Write) -> None:
 
 
 def test_a_variable_may_have_an_older_name_too(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It wins over job.yaml's older key, and yields to a flag's."""
+    """A deprecated variable overrides a deprecated key in job.yaml, and a deprecated flag overrides both."""
     monkeypatch.setenv("NVRX_SLURM_FAULT_TOLERANCE__ATTRIBUTION_ENDPOINT", "http://v")
     job = write(f"{BASE}fault_tolerance: {{attribution_endpoint: 'http://j'}}\n")
     loaded = load(job)
@@ -96,7 +96,7 @@ MIXED = {
 
 @pytest.mark.parametrize(("keys", "says"), MIXED.items())
 def test_older_and_new_together_are_one_error(write: Write, keys: str, says: str) -> None:
-    """It names both, and which to keep."""
+    """The error names both keys and says which one to keep."""
     with pytest.raises(ConfigError) as caught:
         load(write(f"{BASE}fault_tolerance: {keys}\n"))
     assert str(caught.value).startswith(says)
@@ -114,8 +114,8 @@ def test_older_and_new_are_one_error_from_layer_to_layer(write: Write) -> None:
         load(new, [ENDPOINT])
 
 
-def test_a_bad_older_value_is_told_where_it_stands(write: Write) -> None:
-    """By the line of the older key."""
+def test_a_bad_older_value_is_reported_at_its_line(write: Write) -> None:
+    """The error has the line of the older key."""
     for keys, says in {
         "attribution_endpoint: nowhere": "attribution.attrsvc_url: must look like https://host:8443",
         "attribution_endpoint: {a: b}": "attribution.attrsvc_url: must be text",

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "job-yaml.md"
 
 
 def test_every_key_is_on_the_page() -> None:
-    """Each block of the model is a section, and each of its keys a row."""
+    """Each block of the model has a section, and each of its keys a row."""
     assert {block for _, block in sections()} == {
         block
         for block in Block.__subclasses__()

@@ -1,4 +1,4 @@
-"""The command lines of torchrun and ft_launcher, in this tool's own words."""
+"""The command lines of torchrun and ft_launcher, translated to flags of this tool."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def of(line: str, *, allocated: int | None = None, gpus: str | None = None) -> T
     ],
 )  # fmt: skip
 def test_launchers_command_line_is_translated(line: str, flags: str, command: str) -> None:
-    """What it counts are flags of this tool; what is left is the command of one worker."""
+    """Counts of nodes, workers and restarts become flags of this tool; the rest is the command of one worker."""
     found = of(line)
     assert (found.flags, found.rest) == (tuple(shlex.split(flags)), tuple(shlex.split(command)))
 
 
-def test_rendezvous_is_ignored_with_a_word() -> None:
-    """The nodes find each other by themselves."""
+def test_rendezvous_options_are_reported_as_ignored() -> None:
+    """Rendezvous options are reported as ignored: the nodes find each other without them."""
     found = of("torchrun --rdzv_backend=c10d --rdzv-endpoint $HOST:29500 --rdzv-id 1 --node-rank 0 --standalone a.py")
     assert found.ignored == ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--node-rank", "--standalone")
     assert not found.flags
 
 
 def test_all_nodes_of_an_allocation_are_not_all_that_work() -> None:
-    """`srun torchrun --nnodes=$SLURM_NNODES` runs on each node; here the spares are among them."""
+    """A node count equal to the allocation sets no `--nodes`: it would count the spares as working nodes."""
     assert of("torchrun --nnodes 4 a.py", allocated=4).flags == ()
     assert of("torchrun --nnodes 3 a.py", allocated=4).flags == ("--nodes", "3")
 
@@ -83,7 +83,7 @@ def test_other_commands_stay_as_they_are(line: str) -> None:
 
 
 def test_torchruns_flags_are_understood_among_our_own() -> None:
-    """The job that the issue names: `run --nproc-per-node 8 --rdzv-backend c10d -- python train.py`."""
+    """It is the job of the GitHub issue: `run --nproc-per-node 8 --rdzv-backend c10d -- python train.py`."""
     found = own_flags(
         ["--spares", "1", "--nproc_per_node=8", "--rdzv-backend", "c10d", "--nnodes", "2:4", "-t", "2h"],
         allocated=None,

@@ -23,7 +23,7 @@ def origins(loaded: Loaded, *keys: str) -> list[str]:
     return [str(loaded.origin_of(tuple(key.split(".")))) for key in keys]
 
 
-def test_the_strongest_layer_wins_and_every_origin_is_told(tmp_path: Path) -> None:
+def test_the_strongest_layer_wins_and_every_origin_is_shown(tmp_path: Path) -> None:
     """Flag > environment > job.yaml > the user's site file > the machine's > default, in one real process."""
     user, machine = tmp_path / "user" / "nvrx-slurm", tmp_path / "machine" / "nvrx-slurm"
     user.mkdir(parents=True)
@@ -66,10 +66,10 @@ def test_the_strongest_layer_wins_and_every_origin_is_told(tmp_path: Path) -> No
     assert rows["slurm.exclude"] == (None, "default")
 
 
-def test_a_mistake_in_a_site_file_is_told_with_that_file(
+def test_a_mistake_in_a_site_file_is_reported_with_that_file(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bad key names the layer that it stands in, not the job's file."""
+    """The error for a bad key names the site file, not job.yaml."""
     site = tmp_path / "nvrx-slurm" / "config.yaml"
     site.parent.mkdir()
     site.write_text("\nspare: 1\n")
@@ -78,10 +78,10 @@ def test_a_mistake_in_a_site_file_is_told_with_that_file(
         load(write("name: a\ncommand: x\n"))
 
 
-def test_a_mistake_in_a_variable_or_a_flag_is_told_with_its_name(
+def test_a_mistake_in_a_variable_or_a_flag_is_reported_with_its_name(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What did not come from a file is named by the variable or the flag that said it."""
+    """The error for a value that did not come from a file names the variable or the flag."""
     job = write("name: a\ncommand: x\n")
     with pytest.raises(ConfigError, match=r"^--spares: spares: must be at least 0, not -1$"):
         load(job, [("spares", "--spares", -1)])
@@ -102,7 +102,7 @@ def test_lists_are_replaced_and_mappings_merge(write: Write) -> None:
 
 
 def test_a_weaker_short_form_merges_as_what_it_stands_for(write: Write) -> None:
-    """A flag for one key of the block leaves the others as the file's short form has them."""
+    """A flag for one key of the block keeps the other keys as the short form in the file sets them."""
 
     def loaded(text: str, **flags: Any) -> JobSpec:
         return load_job(write(f"name: a\n{text}\n"), **flags)
@@ -136,7 +136,7 @@ def test_a_flag_changes_one_end_of_a_range_of_spares_or_all_of_it(
 def test_a_stronger_short_form_replaces_the_block(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`store: embedded` and `prewarm: off` hold, whatever the site file has in their place."""
+    """`store: embedded` and `prewarm: off` replace all that the site file sets in these blocks."""
     (tmp_path / "nvrx-slurm").mkdir()
     site = "store: {url: 'redis://h'}\nprewarm: {imports: auto, setup: 'a:b'}\n"
     (tmp_path / "nvrx-slurm" / "config.yaml").write_text(site)
@@ -148,7 +148,7 @@ def test_a_stronger_short_form_replaces_the_block(
 
 
 def test_a_key_without_a_value_says_nothing(write: Write) -> None:
-    """`slurm:` with all its keys commented out is as good as absent; below `env`, nothing is empty text."""
+    """`slurm:` with all its keys commented out counts as absent; below `env`, a key without a value is empty text."""
     loaded = load(write("name: a\ncommand: x\nnodes:\nslurm:\nenv:\n  EMPTY:\n"))
     assert loaded.spec.nodes == 1
     assert loaded.spec.env == {"EMPTY": ""}
@@ -156,7 +156,7 @@ def test_a_key_without_a_value_says_nothing(write: Write) -> None:
 
 
 def test_a_default_that_follows_another_key_says_so(write: Write) -> None:
-    """A longer heartbeat.timeout takes along what must not be shorter, and each value's origin tells why it is so."""
+    """A longer heartbeat.timeout raises the defaults that must not be shorter, and the origin of each says why."""
     bounds = ("heartbeat.startup_timeout", "fence_timeout", "control_plane_grace")
     keys = [f"fault_tolerance.{key}" for key in bounds]
 
@@ -182,12 +182,12 @@ def test_a_default_that_follows_another_key_says_so(write: Write) -> None:
     ["heartbeat: {timeout: 2s}", "heartbeat: {timeout: 60s}", "control_plane_grace: 2s", "teardown: {grace: 0s}"],
 )
 def test_one_bound_alone_is_no_contradiction(write: Write, text: str) -> None:
-    """Whoever sets one bound need not know of those that depend on it."""
+    """A user who sets one bound need not know of those that depend on it."""
     assert load(write(f"name: a\ncommand: x\nslurm: {{time: 1m}}\nfault_tolerance: {{{text}}}\n")).spec
 
 
 def test_a_merge_key_brings_what_the_mapping_lacks(write: Write) -> None:
-    """`<<: *base` works as YAML has it: own keys win, and each value's line is the one it stands at."""
+    """`<<: *base` works as in YAML: own keys win, and the line of each value is the one where it was written."""
     text = "name: a\ncommand: x\nenv: &base\n  A: 1\n  B: 2\nslurm:\n  extra:\n    <<: *base\n"
     with pytest.raises(ConfigError, match=r"job.yaml:4: slurm.extra.A: is no sbatch flag"):
         load(write(text))
@@ -198,7 +198,8 @@ def test_a_merge_key_brings_what_the_mapping_lacks(write: Write) -> None:
 
 
 def test_variables_name_any_key(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`__` goes a level down; names below `env` keep their case; sbatch's flags get their dashes; empty is unset."""
+    """`__` separates levels; names below `env` keep their case; sbatch's flags get their dashes; empty means
+    unset."""
     variables = {
         "SPARES": "2",
         "NODES": "",
@@ -222,20 +223,20 @@ def test_variables_name_any_key(write: Write, monkeypatch: pytest.MonkeyPatch) -
     "text", ["a #b", "*", "~", "- x", "'tis", " x ", "a: b", "|", "1e-4", "yes", "007", "!x", "é"]
 )
 def test_a_flags_value_arrives_as_it_was_given(write: Write, text: str) -> None:
-    """What `--set` is given is text unless it is a YAML list or mapping in brackets: nothing of it is lost."""
+    """A value of `--set` is taken as text unchanged, unless it is a YAML list or mapping in brackets."""
     spec = load(write("name: a\ncommand: x\n"), [parse_assignment(f"env.A={text}")]).spec
     assert spec.env == {"A": text}
 
 
 @pytest.mark.parametrize("text", ["1.10", "007", "0x10", "1e-4", "yes", "True", "2024-01-01", "1_000", "12:30:00"])
 def test_text_in_a_file_stays_as_it_was_written(write: Write, text: str) -> None:
-    """What looks like a number or a date to YAML is text where text belongs."""
+    """A value that YAML would read as a number or a date stays text where the key takes text."""
     spec = load(write(f"name: a\ncommand: [x, {text}]\nenv: {{A: {text}}}\nslurm: {{account: {text}}}\n")).spec
     assert (spec.command, spec.env, spec.slurm.account) == (("x", text), {"A": text}, text)
 
 
 def test_a_job_yaml_may_be_json(write: Write) -> None:
-    """JSON is YAML, its pairs of escapes for one character included."""
+    """JSON is valid YAML, including its surrogate pairs of escapes."""
     job = {"name": "a", "command": ["x", "\U0001f600 \n\t\u2028"], "env": {"A": "\U0001f600"}, "nodes": 2}
     spec = load(write(json.dumps(job))).spec
     assert (list(spec.command or ()), spec.env, spec.nodes) == (job["command"], job["env"], 2)
@@ -253,7 +254,8 @@ def test_bad_assignments_are_usage_errors(write: Write) -> None:
 
 
 def test_a_flag_for_a_block_keeps_the_keys_that_others_set_in_it(write: Write) -> None:
-    """In either order; and where the block is no mapping, so that it could not hold them, the pair is refused."""
+    """The order of the flags does not matter; if the block's value is no mapping, which could not take the key, the
+    pair is refused."""
     job = write("name: a\ncommand: x\n")
     pair = [parse_assignment("slurm.time=2h"), parse_assignment("slurm={partition: gpu, time: 1h}")]
     for flags in (pair, pair[::-1]):
@@ -272,19 +274,19 @@ def test_python_callers_go_a_level_down_by_two_underscores(write: Write) -> None
 
 
 def test_extra_flags_are_text_true_or_left_out(write: Write) -> None:
-    """`true`, or nothing, is a flag without a value; `false` takes back what a weaker layer set."""
+    """`true` or an empty value gives a flag without a value; `false` removes a flag that a weaker layer set."""
     flags = "{exclusive: true, hold: , mail-type: END, nice: 5, reboot: false, comment: ''}"
     extra = load(write(f"name: a\ncommand: x\nslurm: {{extra: {flags}}}\n")).spec.slurm.extra
     assert extra == {"exclusive": True, "hold": True, "mail-type": "END", "nice": "5", "reboot": False, "comment": ""}
 
 
 def test_a_store_may_be_named_embedded(write: Write) -> None:
-    """`store: embedded` says what the default is."""
+    """`store: embedded` is the default, written out."""
     assert load(write("name: a\ncommand: x\nstore: embedded\n")).spec.store.url is None
 
 
 def test_the_configuration_is_frozen(write: Write) -> None:
-    """What was merged once stays."""
+    """The merged configuration cannot be changed."""
     spec = load(write("name: a\ncommand: x\n")).spec
     with pytest.raises(AttributeError, match="immutable"):
         spec.nodes = 3  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What a real Slurm makes of a script: every flag arrives as it was written."""
+"""What a real Slurm reads from a script: every flag arrives as it was written."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def interpreter(folder: Path) -> str:
 
 
 def test_hostile_flags_arrive_unchanged(slurm: Slurm, tmp_path: Path) -> None:
-    """A comment of any characters is the comment that Slurm keeps, and adds no flag of its own."""
+    """Slurm keeps a comment of any characters unchanged, and takes none of it for a flag."""
     for text in HOSTILE:
         spec = job(nodes=2, slurm={"extra": {"comment": text, "hold": True}})
         job_id = slurm("sbatch", "--parsable", script=script_of(spec, tmp_path / "jobs")).strip()
@@ -80,7 +80,7 @@ def test_hostile_flags_arrive_unchanged(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def test_every_flag_is_the_one_asked_for(slurm: Slurm, tmp_path: Path) -> None:
-    """The keys of `slurm` are what `scontrol show job` tells."""
+    """`scontrol show job` shows the values of the keys of `slurm`."""
     keys = {
         "time": "2-00:01:00",
         "cpus_per_task": 2,
@@ -106,7 +106,7 @@ def test_setup_lines_are_no_flags(slurm: Slurm, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["100%j", 'it\'s a "folder" # $(x)', "-é%%"])
 def test_the_log_is_in_the_job_folder_whatever_its_name(slurm: Slurm, tmp_path: Path, name: str) -> None:
-    """Slurm writes its log where the plan says, and one agent starts on each node of the allocation."""
+    """Slurm writes its log to the plan's path, and one agent starts on each node of the allocation."""
     folder = tmp_path / name
     script = script_of(job(nodes=2), folder, interpreter(tmp_path))
     job_id = slurm("sbatch", "--parsable", "--wait", script=script).strip()
@@ -118,7 +118,8 @@ def test_the_log_is_in_the_job_folder_whatever_its_name(slurm: Slurm, tmp_path: 
 
 @pytest.mark.parametrize("export", ["ALL", "NONE", "HOME"])
 def test_agents_see_the_batch_hosts_environment(slurm: Slurm, tmp_path: Path, export: str) -> None:
-    """What the batch host tells its agents reaches them, even where the job was submitted with a bare environment."""
+    """The variables that the batch host sets for its agents reach them, even if the job was submitted with a bare
+    environment."""
     spec = job(slurm={"extra": {"export": export}})
     job_id = slurm("sbatch", "--parsable", "--wait", script=script_of(spec, tmp_path, interpreter(tmp_path))).strip()
     assert (tmp_path / f"slurm-{job_id}.out").read_text().rpartition("agent ")[2].split()[1] == "yes"

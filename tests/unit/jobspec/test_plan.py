@@ -19,7 +19,7 @@ Write = Callable[[str], Path]
 
 
 def test_a_plain_job_is_one_role_of_one_replica(write: Write, tmp_path: Path) -> None:
-    """What is true of a job with roles is true of a plain one: its nodes are one replica of the role `main`."""
+    """A job without roles is planned as one replica of the role `main`, with all its nodes."""
     spec = load(
         write("name: a\ncommand: x\nnodes: 3\nspares: 2\nmin_nodes: 2\nworkers_per_node: 4\nenv: {A: 1}\n")
     ).spec
@@ -38,7 +38,8 @@ def test_a_role_adds_to_the_jobs_environment(write: Write) -> None:
 
 
 def test_a_tilde_is_the_home(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each path of the job that its processes use, as in those of its container and of attribution."""
+    """In each path that the job's processes use, `~` is the home; the tests of containers and attribution have
+    theirs."""
     monkeypatch.setenv("HOME", "/home/me")
     job = write("name: a\nworkdir: ~/w\nlease: {file: ~/l}\nroles: {p: {command: x, workdir: ~/p}}\n")
     made = plan(load(job).spec, folder=Path("jobs"), job_file=job)
@@ -47,7 +48,7 @@ def test_a_tilde_is_the_home(write: Write, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_paths_count_from_job_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`workdir` and `password_file` count from the file that says them; without `workdir` it is where you are."""
+    """`workdir` and `password_file` count from the folder of job.yaml; without `workdir` it is the current folder."""
     (tmp_path / "there").mkdir()
     job = tmp_path / "there" / "job.yaml"
     job.write_text("name: a\ncommand: x\nworkdir: w\nstore: {url: 'redis://h', password_file: p}\n")
@@ -60,7 +61,7 @@ def test_paths_count_from_job_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_percent_sign_of_a_folder_is_no_pattern(tmp_path: Path) -> None:
-    """`output` is one, by sbatch's rules; where it counts from is not."""
+    """`output` may have sbatch's patterns; the folder that it counts from has none."""
     file = tmp_path / "100%j" / "job.yaml"
     file.parent.mkdir()
     file.write_text("name: a\ncommand: x\noutput: logs/%j.out\n")
@@ -69,7 +70,7 @@ def test_a_percent_sign_of_a_folder_is_no_pattern(tmp_path: Path) -> None:
 
 
 def test_a_plan_nests_as_job_yaml_does(write: Write) -> None:
-    """plan.json holds the model's own blocks, without what is at its default."""
+    """plan.json has the blocks of the model, without the values that are at their default."""
     said = "fault_tolerance: {heartbeat: {timeout: 20s}}\nstore: {server: bundled}\n"
     made = plan(load(write(f"name: a\ncommand: x\n{said}")).spec, folder=Path("jobs"))
     document = msgspec.json.decode(plan_to_json(made))
@@ -78,7 +79,7 @@ def test_a_plan_nests_as_job_yaml_does(write: Write) -> None:
 
 
 def test_a_plan_of_version_1_is_read() -> None:
-    """A job that was submitted before an upgrade is requeued after it, with what were defaults then."""
+    """A job that was submitted before an upgrade can be requeued after it, with the defaults of its own version."""
     flat = {
         "name": "a", "workdir": "/w", "folder": "/f",
         "roles": [{"name": "main", "command": ["x"], "env": {"A": "1"}}],
@@ -118,7 +119,7 @@ def test_a_plan_of_version_1_is_read() -> None:
 
 
 def test_a_plan_of_version_1_with_a_back_off_keeps_it() -> None:
-    """Its defaults were those of today."""
+    """The defaults of its back-off are those of the current version."""
     said = {"backoff": {"within_s": 5.0}, "attribution": {"enable_lib": True}}
     flat = {"name": "a", "roles": [], "workdir": "/w", "folder": "/f", "fault_tolerance": said}
     bounds = plan_from_json(msgspec.json.encode(flat)).fault_tolerance
@@ -127,7 +128,7 @@ def test_a_plan_of_version_1_with_a_back_off_keeps_it() -> None:
 
 @pytest.mark.parametrize("said", ["off", "0", "false", "{max: 0}", "{max: 0s, after: 2}"])
 def test_the_back_off_can_be_turned_off(write: Write, said: str) -> None:
-    """In a word, or by a longest pause of nothing; as a whole it can also be set by a flag."""
+    """`off`, or a longest pause of zero, turns it off; a flag can set the block as a whole."""
     spec = load(write(f"name: a\ncommand: x\nfault_tolerance: {{backoff: {said}}}\n")).spec
     assert plan(spec, folder=Path("jobs")).fault_tolerance.backoff.max == 0
     spec = load(write("name: a\ncommand: x\n"), [("fault_tolerance.backoff", "--set", "off")]).spec
@@ -164,7 +165,7 @@ def test_every_bound_reaches_the_plan(write: Write) -> None:
 
 
 def test_the_plan_survives_its_file(write: Write) -> None:
-    """Whatever stands in the command and the environment is the same after plan.json."""
+    """Any command and environment are the same after plan.json is read back."""
     hostile = "a 'b' \"c\" $(d) `e` \\ ; # % é\U0001f600 \t"
     spec = load(write("name: a\ncommand: x\n"), {"command": ["x", hostile, ""], "env.A": hostile + "\n"}).spec
     made = plan(spec, folder=Path("jobs"))
@@ -174,7 +175,8 @@ def test_the_plan_survives_its_file(write: Write) -> None:
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x7f", "a\udcff"])
 def test_a_folder_that_no_log_line_can_name_is_refused(write: Write, name: str) -> None:
-    """Control characters and bytes that are no text in the job folder's path are an error, not a surprise later."""
+    """Control characters and bytes that are no text in the job folder's path are an error at once, not at a later log
+    line."""
     spec = load(write("name: a\ncommand: x\n")).spec
     with pytest.raises(ConfigError, match=r"the job folder is .* choose one whose path is printable text"):
         plan(spec, folder=Path(name))

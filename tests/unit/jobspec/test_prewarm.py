@@ -1,4 +1,5 @@
-"""`prewarm` of job.yaml: its short forms, what it refuses, what the plan holds, and which commands can be warm."""
+"""`prewarm` of job.yaml: its short forms, its errors, its fields in the plan, and which commands can be started
+warm."""
 
 from __future__ import annotations
 
@@ -42,19 +43,20 @@ def prewarm_of(keys, base, **more):
     ],
 )
 def test_a_short_form_names_the_imports(short, imports, tmp_path):
-    """`auto`, or modules, as a list or with commas; in Python a tuple or a PrewarmSpec, too."""
+    """`auto`, or modules as a list or separated by commas; in Python also a tuple or a PrewarmSpec."""
     assert prewarm_of(short, tmp_path) == PrewarmSpec(imports=imports)
     assert prewarm_of(PrewarmSpec(imports=imports), tmp_path) == PrewarmSpec(imports=imports)
 
 
 @pytest.mark.parametrize("off", [None, "off", "Off", False, "false", {"imports": []}])
 def test_it_can_be_switched_off(off, tmp_path):
-    """Nothing to do ahead of the workers is no prewarm."""
+    """`off`, or no imports, means no prewarm."""
     assert prewarm_of(off, tmp_path) is None
 
 
 def test_each_key_reaches_the_plan(tmp_path):
-    """Patterns count from job.yaml's folder, whose own name is no pattern; sizes are bytes, durations seconds."""
+    """Patterns count from job.yaml's folder, whose own name is no pattern; sizes are in bytes, durations in
+    seconds."""
     base = tmp_path / "a[1]"
     keys = {
         "imports": ["torch"],
@@ -74,7 +76,7 @@ def test_each_key_reaches_the_plan(tmp_path):
 
 
 def test_reading_alone_needs_no_process(tmp_path):
-    """Without imports and setup there is nothing to fork from."""
+    """Without imports and setup the node needs no warm process to fork workers from."""
     prewarm = prewarm_of({"imports": [], "read": "x"}, tmp_path)
     assert not prewarm.wants_process and len(prewarm.read) == 1
     assert prewarm_of("auto", tmp_path).wants_process
@@ -82,7 +84,7 @@ def test_reading_alone_needs_no_process(tmp_path):
 
 
 def test_a_role_has_its_own(tmp_path):
-    """A role's stands instead of the job's, also to switch it off."""
+    """A role's `prewarm` replaces the job's; `off` removes it for that role."""
     roles = {
         "a": {"command": "x", "prewarm": ["torch"]},
         "b": {"command": "y", "prewarm": "off"},
@@ -97,7 +99,7 @@ def test_a_role_has_its_own(tmp_path):
 
 
 def test_a_plan_that_was_written_earlier_is_read(tmp_path):
-    """Without the key there is no prewarm."""
+    """A plan without the key has no prewarm."""
     made = plan(JobSpec(**PLAIN), folder=tmp_path)
     raw = msgspec.json.decode(plan_to_json(made))
     for role in raw["roles"]:
@@ -107,7 +109,7 @@ def test_a_plan_that_was_written_earlier_is_read(tmp_path):
 
 
 def test_the_written_form_is_read_back(tmp_path):
-    """As `--save` and `config show` have it."""
+    """`prewarm` is read back from what `--save` and `config show` write."""
     for keys in ("auto", "off", {"imports": ["torch"], "setup": "a:b", "read": "x", "memory": "8GiB"}):
         spec = JobSpec(**PLAIN, prewarm=keys)
         assert JobSpec(**PLAIN, prewarm=written(spec)["prewarm"]) == spec
@@ -132,7 +134,7 @@ def loaded_flags(loaded):
     ],
 )
 def test_it_can_be_set_on_the_command_line(text, expected):
-    """`--set prewarm=…`."""
+    """`--set prewarm=…` takes the same forms."""
     assert load(None, [parse_assignment(text)], instead=PLAIN).spec.prewarm == expected
 
 
@@ -168,7 +170,7 @@ def test_it_can_be_set_on_the_command_line(text, expected):
     ],
 )
 def test_what_is_wrong_is_named_by_its_key(keys, path, words):
-    """One complaint each, for the job's and for a role's."""
+    """Each wrong value is one problem at its own key, for the job and for a role."""
     _, problems = read(JobSpec, {**PLAIN, "prewarm": keys})
     assert [*problems] == [("prewarm", *path)] and words in problems["prewarm", *path]
     roles = {"a": {"command": "x", "prewarm": keys}}
@@ -231,20 +233,20 @@ COLD = {
 
 
 def find(program):
-    """Interpreters of any name, and what this machine has."""
+    """Finds interpreters by any name, and the other programs of this machine."""
     return program if "python" in program or "pypy" in program else shutil.which(program)
 
 
 @pytest.mark.parametrize("command", WARM)
 def test_a_python_program_can_be_warm(command):
-    """The probe starts the same interpreter with the same options, without what it runs."""
+    """The probe starts the same interpreter with the same options, without the user's program."""
     assert why_cold(command, find) is None
     assert probe_command(command, find) == WARM[command]
 
 
 @pytest.mark.parametrize("command", COLD)
 def test_all_else_is_cold_with_a_reason(command):
-    """One sentence."""
+    """One sentence says why."""
     assert why_cold(command, find) == COLD[command]
     with pytest.raises(ValueError, match=r"\w"):
         probe_command(command, find)
@@ -276,7 +278,8 @@ FIRST_LINES = {
 
 @pytest.mark.parametrize("text", FIRST_LINES)
 def test_a_program_of_python_is_known_by_its_first_line(text, tmp_path):
-    """A console script is warm with the interpreter and the options that the kernel gives it."""
+    """A console script is started warm with the interpreter and the options of its first line, as the kernel
+    would."""
     program = tmp_path / "train"
     program.write_text(f"{text}\nimport sys\n")
     expected = FIRST_LINES[text]
@@ -289,12 +292,12 @@ def test_a_program_of_python_is_known_by_its_first_line(text, tmp_path):
 
 
 def test_a_program_that_cannot_be_read_is_cold(tmp_path):
-    """A folder, say."""
+    """A folder cannot be read as a program, for example."""
     assert "cannot be read" in why_cold([str(tmp_path)], str)
 
 
 def test_a_probe_runs_as_the_command_does(tmp_path):
-    """The real interpreter, with the same flags as the program has."""
+    """The probe runs the real interpreter with the flags of the program."""
     program = tmp_path / "train"
     code = "import sys; print(sys.executable, sys.flags, sys.warnoptions, sys._xoptions)"
     program.write_text(f"#!/usr/bin/env -S {sys.executable} -uBW ignore -X dev\n{code}\n")

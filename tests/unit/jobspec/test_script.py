@@ -1,4 +1,4 @@
-"""What bash makes of a script: every word arrives as it was written."""
+"""What bash passes on from a script: every word arrives as it was written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Started:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., Started]:
-    """Runs a job's script with a `python` that writes down its words and its standard input."""
+    """Runs a job's script with a `python` that records its arguments and its standard input."""
     folder = tmp_path / 'it\'s $(a) "folder" \\ # %j é'
     folder.mkdir()
     recorder = folder / "python"
@@ -69,7 +69,7 @@ def planned(spec: JobSpec) -> Plan:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_hostile_value_arrives_unchanged(start: Callable[..., Started], text: str) -> None:
-    """A command's words and a variable's value reach the batch host as they stand; no shell reads them."""
+    """A command's words and a variable's value reach the batch host unchanged; no shell reads them."""
     spec = job(command=["x", text, text], env={"A": text})
     started = start(spec, planned(spec))
     assert started.plan == planned(spec)
@@ -80,7 +80,7 @@ def test_a_hostile_value_arrives_unchanged(start: Callable[..., Started], text: 
 @settings(settings.get_profile("shared fixtures"), max_examples=40)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=1, max_size=4))
 def test_any_command_arrives_unchanged(start: Callable[..., Started], words: list[str]) -> None:
-    """Whatever text the words are."""
+    """Words of any text arrive unchanged."""
     spec = job(command=["x", *words])
     assert start(spec, planned(spec)).plan.roles[0].command == ("x", *words)
 
@@ -95,7 +95,8 @@ def test_paths_arrive_unchanged(start: Callable[..., Started], tmp_path: Path) -
 
 
 def test_the_launchers_words_arrive_unchanged(start: Callable[..., Started]) -> None:
-    """On Slurm the batch host is told how to start the agents: srun, that outlives nodes, with our interpreter."""
+    """On Slurm the batch host gets the command that starts the agents: srun, which survives a lost node, with the
+    job's interpreter."""
     spec = job(nodes=2, spares=1, slurm={"cpus_per_task": 8, "gpus_per_node": "h100:4"})
     words = start(spec, planned(spec), "slurm").words
     assert words[:6] == ["-P", "-m", "nvrx_slurm.batch", "--cluster", "slurm", "--"]
@@ -107,28 +108,28 @@ def test_the_launchers_words_arrive_unchanged(start: Callable[..., Started]) -> 
 
 
 def test_the_local_script_starts_the_batch_host_alone(start: Callable[..., Started]) -> None:
-    """Here, without Slurm, the batch host starts the agents by itself."""
+    """Without Slurm, the batch host starts the agents by itself."""
     assert start(job(), planned(job())).words == ["-P", "-m", "nvrx_slurm.batch", "--cluster", "local"]
 
 
 def test_setup_lines_are_shell_as_the_user_wrote_them(start: Callable[..., Started]) -> None:
-    """`setup` is the one place that a shell reads, before anything starts, and it may span lines."""
+    """Only the lines of `setup` are read by a shell, before anything starts, and a command may span lines."""
     spec = job(setup=["A='two  words'", 'if true; then\n  echo "$A" # said\nfi', "echo $((1 + 1))"])
     assert start(spec, planned(spec)).output == "two  words\n2\n"
 
 
 FAILING = {
-    "module load nosuch": ["true", "module load nosuch"],  # a command that there is not
+    "module load nosuch": ["true", "module load nosuch"],  # no such command
     "grep -q x /dev/null": ["false || true", "grep -q x /dev/null"],
-    "source fails.sh": ["if false; then false; fi", "source fails.sh"],  # by what it returns
+    "source fails.sh": ["if false; then false; fi", "source fails.sh"],  # failed by its return value
     "exit 3": ["set +e", "exit 3"],
-    "exit 0": ["true", "exit 0"],  # it would end the job as done, and nothing has run
+    "exit 0": ["true", "exit 0"],  # bash would end the job as successful although nothing has run
 }
 
 
 @pytest.mark.parametrize("command", FAILING)
 def test_a_line_of_setup_that_fails_fails_the_job(tmp_path: Path, command: str) -> None:
-    """The batch host gets its status, its number and its text instead of a job to run."""
+    """Instead of a job to run, the batch host gets the exit status, the number and the text of the failed line."""
     (tmp_path / "python").write_text(RECORDER)
     (tmp_path / "python").chmod(0o700)
     (tmp_path / "fails.sh").write_text("false\ntrue\ngrep -q x /dev/null\n")
@@ -145,7 +146,8 @@ def test_a_line_of_setup_that_fails_fails_the_job(tmp_path: Path, command: str) 
 
 @pytest.mark.parametrize("number", ["TERM", "USR1"])
 def test_a_signal_during_setup_is_recorded_as_such(tmp_path: Path, number: str) -> None:
-    """A job that is cancelled, or whose time ends, has not failed by an earlier command's status."""
+    """A job that is cancelled, or that reaches its time limit, is recorded with the signal, not with an earlier
+    command's status."""
     (tmp_path / "python").write_text(RECORDER)
     (tmp_path / "python").chmod(0o700)
     spec = job(setup=[f"kill -{number} $$"])
@@ -156,8 +158,8 @@ def test_a_signal_during_setup_is_recorded_as_such(tmp_path: Path, number: str) 
     assert words[5:7] == ["--failed-setup", str(128 + signal.Signals[f"SIG{number}"])]
 
 
-def test_what_a_sourced_file_lets_fail_is_its_own_affair(tmp_path: Path) -> None:
-    """Environments are full of commands that may fail; only what the file returns counts."""
+def test_a_failing_command_in_a_sourced_file_fails_no_job(tmp_path: Path) -> None:
+    """Setup files are full of commands that may fail; only the return value of the sourced file counts."""
     (tmp_path / "python").write_text(RECORDER)
     (tmp_path / "python").chmod(0o700)
     (tmp_path / "env.sh").write_text("false\nA=1\n")
@@ -169,6 +171,7 @@ def test_what_a_sourced_file_lets_fail_is_its_own_affair(tmp_path: Path) -> None
 
 
 def test_umask_is_the_users_own(start: Callable[..., Started]) -> None:
-    """Workers' checkpoints are their user's to share; the job folder has a mode of its own."""
+    """The script leaves the user's umask, so that users can share their checkpoints; the job folder has a mode of its
+    own."""
     here = subprocess.run(["bash", "-c", "umask"], capture_output=True, text=True, check=True).stdout
     assert start(job(setup=["umask"]), planned(job())).output == here

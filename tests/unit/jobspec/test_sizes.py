@@ -34,10 +34,10 @@ def test_what_is_no_size_is_refused(value: object) -> None:
 
 @given(st.integers(min_value=0, max_value=1 << 60))
 def test_a_size_survives_its_words(size_bytes: int) -> None:
-    """What `config show` prints means the same size."""
+    """`config show` prints a size that is read back as the same size."""
     assert parse_size(size_words(size_bytes)) == size_bytes
 
 
 def test_words_use_the_largest_unit_that_is_exact() -> None:
-    """Nobody wants to read bytes where GiB say it."""
+    """A size is printed in bytes only if no larger unit is exact."""
     assert [size_words(size) for size in (2 << 30, 1_500_000, 1025, 0)] == ["2GiB", "1500KB", "1025B", "0B"]

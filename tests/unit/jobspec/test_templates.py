@@ -1,4 +1,4 @@
-"""What `init` writes."""
+"""The templates that `init` writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text_of(name: str) -> str:
 
 
 def keys_of(block: type[Block]) -> set[str]:
-    """The block's keys and those of the blocks in it; `roles` is told by the other template."""
+    """The block's keys and those of the blocks in it, without the keys of a role."""
     keys: set[str] = set()
     for name, key in reading.keys_of(block).items():
         keys.add(name)
@@ -39,7 +39,7 @@ def mentioned(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", ["plain", "roles"])
 def test_a_template_loads(name: str, tmp_path: Path) -> None:
-    """What `init` writes is a valid job as it stands."""
+    """The template that `init` writes is a valid job, unchanged."""
     path = tmp_path / "job.yaml"
     path.write_text(text_of(name))
     assert load(path).spec.name
@@ -47,7 +47,7 @@ def test_a_template_loads(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "roles"])
 def test_a_template_loads_with_all_its_comments_taken_off(name: str, tmp_path: Path) -> None:
-    """Every commented key is valid where it stands, with the value shown."""
+    """Every commented key is valid at its place, with the value shown."""
     path = tmp_path / "job.yaml"
     path.write_text(COMMENTED.sub(r"\1\2", text_of(name)))
     spec = load(path).spec
@@ -60,29 +60,30 @@ def test_a_template_loads_with_all_its_comments_taken_off(name: str, tmp_path: P
         assert spec.store.url == "rediss://valkey.example:6380/0"
 
 
-def test_the_plain_template_tells_every_key() -> None:
-    """No key of a plain job is left for the user to find elsewhere. `retention` is the site file's."""
+def test_the_plain_template_has_every_key() -> None:
+    """The template has every key of a plain job, so that the user need not look elsewhere. `retention` belongs in the
+    site file."""
     assert keys_of(JobSpec) - {"roles", "retention"} - keys_of(RetentionSpec) <= mentioned(text_of("plain"))
 
 
-def test_the_roles_template_tells_every_key_of_a_role() -> None:
-    """No key of a role is left for the user to find elsewhere."""
+def test_the_roles_template_has_every_key_of_a_role() -> None:
+    """The template has every key of a role, so that the user need not look elsewhere."""
     assert {*keys_of(RoleSpec), "roles"} <= mentioned(text_of("roles"))
 
 
 def test_the_values_that_the_templates_show_as_defaults_are_the_defaults() -> None:
-    """The bounds that stand commented out in the plain template are those in force."""
+    """The commented-out bounds of the plain template have the default values."""
     bounds = written(FaultToleranceSpec())
     for block, values in bounds.items():
         for key, value in values.items() if isinstance(values, dict) else [(block, values)]:
-            if value in (None, []):  # what is none by default is shown by an example
+            if value in (None, []):  # the template shows an example for a key that is empty by default
                 continue
             shown = value if isinstance(value, str) else json.dumps(value)
             assert re.search(rf"\b{key}: {shown}\b", text_of("plain")), key
 
 
 def test_the_schema_describes_every_key() -> None:
-    """An editor shows a text for each key, and refuses a key that is not known."""
+    """An editor shows a description for each key, and marks an unknown key."""
     schema = job_schema()
     for name, part in {"JobSpec": schema, **schema["$defs"]}.items():
         assert part["additionalProperties"] is False, name
@@ -91,7 +92,7 @@ def test_the_schema_describes_every_key() -> None:
 
 
 def test_the_schema_knows_every_key_of_the_templates() -> None:
-    """What the templates set is in the schema, with a type that fits."""
+    """The schema has every key of the templates, with a type that fits."""
     schema = job_schema()
     assert mentioned(text_of("plain")) <= all_properties(schema) | {"comment", "OMP_NUM_THREADS"}
     assert schema["required"] == ["name"]

@@ -38,8 +38,8 @@ def test_a_role_adds_to_the_jobs_environment(write: Write) -> None:
 
 
 def test_a_tilde_is_the_home(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each path that the job's processes use, `~` is the home; the tests of containers and attribution have
-    theirs."""
+    """In each path that the job's processes use, as in those of containers and attribution, `~` is the home
+    directory."""
     monkeypatch.setenv("HOME", "/home/me")
     job = write("name: a\nworkdir: ~/w\nlease: {file: ~/l}\nroles: {p: {command: x, workdir: ~/p}}\n")
     made = plan(load(job).spec, folder=Path("jobs"), job_file=job)

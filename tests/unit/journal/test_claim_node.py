@@ -1,4 +1,5 @@
-"""One agent a node: what the lock says while its holders live, and once they are gone."""
+"""One agent a node: whether a lock refuses a second agent, while the first one's processes live and after their
+end."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def job(tmp_path: Path) -> Iterator[JobFolder]:
 
 
 def test_second_agent_of_a_node_is_refused_and_leaves_nothing(job):
-    """The first keeps its folder; another node of the job, on the same machine, is another agent's to claim."""
+    """The first agent keeps its folder; another node of the job on the same machine can still be claimed."""
     first, lock = claim_node(job, "n1")
     with pytest.raises(UsageError):
         claim_node(job, "n1")
@@ -31,7 +32,8 @@ def test_second_agent_of_a_node_is_refused_and_leaves_nothing(job):
 
 
 def test_supervisor_that_outlives_its_agent_keeps_the_node(job):
-    """The agent is dead, and its workers may still run: nobody else starts any on this node."""
+    """The agent is dead, but its supervisor and workers may still run: until they end, no other agent can claim the
+    node."""
     first, lock = claim_node(job, "n1")
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[lock]) as supervisor:
         os.close(lock)
@@ -39,13 +41,13 @@ def test_supervisor_that_outlives_its_agent_keeps_the_node(job):
             claim_node(job, "n1")
         supervisor.communicate()
     second, lock = claim_node(job, "n1")
-    assert job.runtime_folders() == [second], "what the dead ones left is removed"
+    assert job.runtime_folders() == [second], "the dead agent's folder is removed"
     assert second != first
     os.close(lock)
 
 
 class Overtaken(JobFolder):
-    """Another agent claims the node between this one's folder and its lock."""
+    """Another agent claims the node after this agent has made its folder and before it locks it."""
 
     def make_runtime_folder(self, node: str) -> Path:
         own = super().make_runtime_folder(node)
@@ -54,7 +56,7 @@ class Overtaken(JobFolder):
 
 
 def test_agent_that_is_overtaken_at_its_start_is_refused(job):
-    """Its folder, not locked yet, was taken for what a killed agent has left."""
+    """The other agent took its unlocked folder for that of a killed agent and removed it."""
     overtaken = Overtaken(job.path)
     with pytest.raises(UsageError):
         claim_node(overtaken, "n1")

@@ -1,4 +1,4 @@
-"""A job id that Slurm gives a second time: the folder of the first job makes room, unless that job may still run."""
+"""Slurm reuses a job id: the first job's folder is renamed, unless that job may still run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> JobFolder:
 
 
 def test_the_folder_of_a_job_that_has_ended_is_renamed(folder: JobFolder) -> None:
-    """It keeps all that it had; what has the name now is new."""
+    """It keeps its contents under another name, and its old name is free."""
     folder.write_info(ELSEWHERE)
     folder.write_result(DONE)
     assert set_earlier_job_aside(folder) == folder.path.with_name(ASIDE)
@@ -39,14 +39,14 @@ def test_the_folder_of_a_job_that_has_ended_is_renamed(folder: JobFolder) -> Non
 
 
 def test_a_job_that_was_killed_here_has_ended(folder: JobFolder) -> None:
-    """It has left no result; its batch host is no process of this machine."""
+    """It left no result, and no process of this machine is its batch host."""
     folder.write_info(HERE)
     assert set_earlier_job_aside(folder) == folder.path.with_name(ASIDE)
 
 
 @pytest.mark.parametrize("info", [ELSEWHERE, msgspec.structs.replace(HERE, host_pid=os.getpid(), started_at=4e9)])
 def test_a_job_that_may_still_run_keeps_its_folder(folder: JobFolder, info: JobInfo) -> None:
-    """Of another cluster on the same file system, for example."""
+    """For example a job of another cluster on the same file system, or one whose batch host is alive."""
     folder.write_info(info)
     with pytest.raises(UsageError, match="belongs to another job 7"):
         set_earlier_job_aside(folder)
@@ -55,7 +55,7 @@ def test_a_job_that_may_still_run_keeps_its_folder(folder: JobFolder, info: JobI
 
 @pytest.mark.parametrize(("info", "slack_s"), [(HERE, 0.0), (ELSEWHERE, CLOCKS_DIFFER_S)])
 def test_a_job_that_began_since_is_the_new_one(folder: JobFolder, info: JobInfo, slack_s: float) -> None:
-    """A submitter comes back from sbatch when its job may have begun; another host's clock may be behind."""
+    """When sbatch returns, the new job may have begun already; the clock of another host may be behind."""
     folder.write_info(info)
     folder.write_result(DONE)
     assert set_earlier_job_aside(folder, begun_before=BEGAN + slack_s) is None
@@ -63,13 +63,14 @@ def test_a_job_that_began_since_is_the_new_one(folder: JobFolder, info: JobInfo,
 
 
 def test_nothing_happens_where_no_job_has_begun(folder: JobFolder) -> None:
-    """The submitter may have written the plan."""
+    """A folder with nothing but a plan was written by the submitter, and is kept."""
     assert set_earlier_job_aside(folder) is None
     assert folder.path.exists()
 
 
 def test_the_second_of_two_leaves_the_new_folder_alone(folder: JobFolder) -> None:
-    """The submitter has made room between this one's look and its rename."""
+    """Two processes do this at once: the first renames the folder after the second has looked at it and before it
+    renames."""
     folder.write_info(HERE)
     folder.write_result(DONE)
     first = JobFolder(folder.path)

@@ -27,7 +27,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submitted(base: Path, job_id: str, *, at: float | None = None) -> Path:
-    """A job that was submitted, and is in the index since `at`."""
+    """A submitted job, entered in the index at the time `at`."""
     folder = write(base, ended(), job=job_id).path
     record_job(folder)
     if at is not None:
@@ -37,7 +37,7 @@ def submitted(base: Path, job_id: str, *, at: float | None = None) -> Path:
 
 
 def test_the_newest_job_is_the_one_submitted_last(tmp_path: Path) -> None:
-    """From any folder, whatever its id sorts like; a second submission of the same id counts anew."""
+    """This holds in any current folder and for any order of ids; submitting an id again makes it the newest."""
     submitted(tmp_path / "a", "9", at=100.0)
     submitted(tmp_path / "b", "10", at=200.0)
     submitted(tmp_path / "c", "11", at=50.0)
@@ -46,19 +46,20 @@ def test_the_newest_job_is_the_one_submitted_last(tmp_path: Path) -> None:
     assert newest_job(tmp_path / "a").path == tmp_path / "a" / "9"
     submitted(tmp_path / "c", "11")
     assert newest_job().path == tmp_path / "c" / "11"
-    record_job(tmp_path / "a" / "9", is_new=False)  # it starts later: that is no submission
+    record_job(tmp_path / "a" / "9", is_new=False)  # a later start of the job: no submission
     assert newest_job().path == tmp_path / "c" / "11"
 
 
 def test_jobs_of_the_folder_here_count_without_an_entry(tmp_path: Path) -> None:
-    """Those of an older version, which made none."""
+    """Older versions made no entries in the index."""
     submitted(tmp_path / "a", "9", at=100.0)
     write(Path("nvrx-jobs"), ended(), job="7")
     assert newest_job().path == Path("nvrx-jobs/7").absolute()
 
 
 def test_a_job_is_found_by_its_id_from_any_folder(tmp_path: Path) -> None:
-    """The folder here comes first; an id that several folders have is an error that names them."""
+    """A job below the current folder comes first; an id that several folders have is an error that names the
+    folders."""
     submitted(tmp_path / "a", "9")
     assert base_of("9") == tmp_path / "a"
     assert base_of("9;cluster") == tmp_path / "a"
@@ -71,7 +72,7 @@ def test_a_job_is_found_by_its_id_from_any_folder(tmp_path: Path) -> None:
 
 
 def test_a_removed_job_leaves_the_index(tmp_path: Path) -> None:
-    """Its entry goes when it is seen; one whose whole file system is not there now stays."""
+    """A reader removes its entry; the entry of a job on a file system that is not mounted stays."""
     shutil.rmtree(submitted(tmp_path / "a", "9"))
     away = submitted(tmp_path / "scratch", "10")
     (tmp_path / "scratch").rename(tmp_path / "unmounted")
@@ -85,7 +86,7 @@ def test_a_removed_job_leaves_the_index(tmp_path: Path) -> None:
 
 
 def test_many_processes_enter_jobs_at_once(tmp_path: Path) -> None:
-    """Each entry is there once and whole, and no reader meanwhile sees anything else."""
+    """Each entry is made once, and a concurrent reader sees only whole entries."""
     program = (
         "import sys; from pathlib import Path; from nvrx_slurm.journal.job_index import record_job\n"
         "sys.stdin.readline()\n"
@@ -98,7 +99,7 @@ def test_many_processes_enter_jobs_at_once(tmp_path: Path) -> None:
     ]
     for process in processes:
         assert process.stdin is not None
-        process.stdin.close()  # all begin in this moment
+        process.stdin.close()  # all start at once
     while any(process.poll() is None for process in processes):
         assert {each.folder.parent for each in indexed_jobs()} <= {base}
     assert {process.wait() for process in processes} == {0}
@@ -109,7 +110,7 @@ def test_many_processes_enter_jobs_at_once(tmp_path: Path) -> None:
 
 
 def test_the_index_is_its_owners_alone(tmp_path: Path) -> None:
-    """0700; and where others can write to it, it is neither read nor written."""
+    """Its mode is 0700; if others could write to it, it is neither read nor written."""
     submitted(tmp_path / "a", "9")
     assert stat.S_IMODE(index_folder().stat().st_mode) == 0o700
     index_folder().chmod(0o777)
@@ -125,7 +126,7 @@ def test_the_index_is_its_owners_alone(tmp_path: Path) -> None:
 def test_a_home_that_cannot_be_written_stops_no_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
 ) -> None:
-    """The job is then found by its folder."""
+    """The job is then found only by its folder."""
     monkeypatch.setenv("XDG_STATE_HOME", home)
     folder = submitted(tmp_path / "a", "9")
     forget_job(folder)
@@ -134,8 +135,8 @@ def test_a_home_that_cannot_be_written_stops_no_job(
         newest_job()
 
 
-def test_what_is_no_entry_is_passed_over(tmp_path: Path) -> None:
-    """A file, a link of another name, and one that leads to no absolute path."""
+def test_what_is_no_entry_is_ignored(tmp_path: Path) -> None:
+    """A file, a link with another name, and a link to a relative path are ignored."""
     submitted(tmp_path / "a", "9")
     (index_folder() / "8@0").write_text("")
     (index_folder() / "7@0").symlink_to(tmp_path / "a" / "9")

@@ -1,4 +1,4 @@
-"""Records cross processes and versions."""
+"""Records that other processes and other versions read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_record_of_the_previous_minor_version_is_still_read():
 
 
 def test_record_of_the_next_minor_version_is_read_without_what_it_adds():
-    """An unknown field passes."""
+    """An unknown field is ignored."""
     newer = {**JOINED, "colour": "blue"}
     assert records.unpack_record(msgspec.msgpack.encode(newer)) == records.unpack_record(
         msgspec.msgpack.encode(JOINED)
@@ -40,20 +40,20 @@ def test_record_of_the_next_minor_version_is_read_without_what_it_adds():
 
 
 def test_unknown_event_is_an_error_not_a_guess():
-    """What no version of ours says is refused."""
+    """An event that no version knows is refused."""
     with pytest.raises(MalformedRecord):
         records.unpack_record(msgspec.msgpack.encode({"event": "nonsense"}))
 
 
 def test_records_are_frozen():
-    """Nobody changes what was said."""
+    """A record cannot be changed after it was made."""
     with pytest.raises(AttributeError):
         records.unpack_record(msgspec.msgpack.encode(JOINED)).port = 6
 
 
 @given(st.integers(1, 10**9), st.floats(0, 4e9), st.dictionaries(st.integers(0, 9999), st.integers(1, 4194304)))
 def test_journal_line_and_wire_form_give_the_record_back(n, t, pids):
-    """Both codecs are each other's inverse, keys that are numbers included."""
+    """Decoding the JSON line or the msgpack form gives the record again, including numeric keys."""
     record = WorkersStarted(node="n", incarnation="i", seq=3, replica="main-0", cycle=1, pids=pids)
     entry = Entry(n=n, t=round(t, 6), record=record)
     assert entry_from_json(entry_to_json(entry)) == entry
@@ -61,7 +61,7 @@ def test_journal_line_and_wire_form_give_the_record_back(n, t, pids):
 
 
 def test_events_of_journals_up_to_0_1_are_read_under_their_names_of_today():
-    """In JSON and in msgpack; a value that reads like an old name stays as it is."""
+    """Old names are read in JSON and in msgpack; a field's value that equals an old name stays as it is."""
     entry = Entry(n=1, t=0.5, record=records.RendezvousOpened(replica="round_closed", cycle=3))
     name, old = "rendezvous_opened", "round_opened"
     line = entry_to_json(entry)
@@ -73,7 +73,7 @@ def test_events_of_journals_up_to_0_1_are_read_under_their_names_of_today():
 
 
 def test_every_record_has_a_docstring():
-    """The journal's reference is generated from them."""
+    """The journal's reference is generated from the docstrings."""
     for kind in AnyRecord.__args__:
         assert kind.__doc__, kind
 
@@ -98,7 +98,8 @@ def test_every_record_has_a_docstring():
     ],
 )
 def test_name_that_would_leave_its_folder_or_number_out_of_bounds_is_refused(kind: str, fields: dict[str, object]):
-    """Readers make paths of names and pack numbers again; both forms, the store's and the journal's, are checked."""
+    """Readers build paths from names and pack numbers again, so both the store's and the journal's codec check
+    them."""
     record = {"event": kind, **fields}
     with pytest.raises(MalformedRecord):
         records.unpack_record(msgspec.msgpack.encode(record))
@@ -116,7 +117,7 @@ def test_step_out_of_bounds_is_refused(step: int):
 
 @pytest.mark.parametrize("name", ["n1", "gpu-a_07.site", "policy-0", "...x", "nœud", "a b"])
 def test_names_that_are_in_use_pass(name: str):
-    """Whatever is one component of a path."""
+    """Any single component of a path is a valid name."""
     opened = records.RendezvousOpened(replica=name, cycle=0)
     assert records.unpack_record(records.pack(opened)) == opened
 
@@ -124,7 +125,7 @@ def test_names_that_are_in_use_pass(name: str):
 @pytest.mark.parametrize("garbled", [b"", b"{", b"\xff\xfe", b'{"job_id":7}', b"[" * 100_000, b'{"name":"\xff"}'])
 @pytest.mark.parametrize("name", ["job.json", "store.json", "result.json"])
 def test_garbled_file_of_a_job_is_one_clear_error(tmp_path: Path, name: str, garbled: bytes):
-    """It names the file, and what to do; a command that reads it ends with 2."""
+    """The error names the file and says what to do; its exit code is 2."""
     folder = JobFolder(tmp_path / "j1")
     folder.create()
     (folder.path / name).write_bytes(garbled)

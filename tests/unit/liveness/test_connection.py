@@ -1,4 +1,4 @@
-"""The liveness connection: authenticated, and its end is noticed at once."""
+"""The liveness connection: it is authenticated, and its end is noticed at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nvrx_slurm.liveness.connection import ALIVE, FENCED, GOODBYE, LivenessServe
 
 
 class Ears:
-    """A liveness server and what it heard."""
+    """A liveness server, and the callbacks that it made."""
 
     def __init__(self) -> None:
         self.heard: asyncio.Queue = asyncio.Queue()
@@ -45,7 +45,7 @@ async def connect(ears, token="token"):
 
 
 async def test_closed_connection_is_reported(ears):
-    """The end of the connection names the node and its agent."""
+    """When the connection ends, the server reports the node and its agent as lost."""
     connection = await connect(ears)
     assert await ears.next() == ("alive", "n1", "a")
     connection.close()
@@ -53,7 +53,8 @@ async def test_closed_connection_is_reported(ears):
 
 
 async def test_duplicate_of_the_connection_keeps_it_whole(ears):
-    """While anybody holds the connection, nobody is lost: the supervisor holds it until the last worker is dead."""
+    """The node is lost only when all duplicates are closed: the supervisor keeps one until the last worker is
+    dead."""
     connection = await connect(ears)
     second = os.dup(connection.fileno())
     await ears.next()
@@ -65,7 +66,7 @@ async def test_duplicate_of_the_connection_keeps_it_whole(ears):
 
 
 async def test_goodbye_is_no_death(ears):
-    """An agent that leaves in good order is not lost."""
+    """An agent that says goodbye before it closes the connection is not lost."""
     connection = await connect(ears)
     await ears.next()
     connection.say(GOODBYE)
@@ -76,14 +77,14 @@ async def test_goodbye_is_no_death(ears):
 
 
 async def test_wrong_token_is_refused(ears):
-    """Nobody can keep a dead node alive, or declare one dead, without the job's token."""
+    """Without the job's token no process can keep a dead node alive or report a node as dead."""
     with pytest.raises(OSError, match="closed the connection"):
         await connect(ears, token="guess")
     assert ears.heard.empty()
 
 
-async def test_closing_controller_calls_nobody_lost(ears):
-    """A controller that ends does not take its agents for dead."""
+async def test_closing_controller_reports_no_agent_as_lost(ears):
+    """A controller that ends reports none of its agents as lost."""
     connection = await connect(ears)
     await ears.next()
     await ears.server.close()
@@ -91,8 +92,8 @@ async def test_closing_controller_calls_nobody_lost(ears):
     connection.close()
 
 
-async def test_alive_is_heard(ears):
-    """A node whose beats do not reach the store has another witness."""
+async def test_alive_is_reported(ears):
+    """The connection also shows that a node is alive if its heartbeats do not reach the store."""
     connection = await connect(ears)
     assert await ears.next() == ("alive", "n1", "a")
     connection.say(ALIVE)
@@ -100,8 +101,8 @@ async def test_alive_is_heard(ears):
     connection.close()
 
 
-async def test_fenced_agent_is_told(ears):
-    """The controller says so on the connection of that very agent, and on no other."""
+async def test_fenced_agent_receives_fenced(ears):
+    """The controller sends FENCED on the connection of that agent only, not to a newer agent of the node."""
     connection = await connect(ears)
     await ears.next()
     ears.server.fence("n1", "older")
@@ -110,8 +111,8 @@ async def test_fenced_agent_is_told(ears):
     connection.close()
 
 
-async def test_agent_that_tied_anew_is_not_lost(ears):
-    """When an agent has a newer connection, the end of its older one says nothing."""
+async def test_agent_that_connected_again_is_not_lost(ears):
+    """While an agent has a newer connection, the end of its older one is not reported."""
     first = await connect(ears)
     await ears.next()
     second = await connect(ears)
@@ -124,7 +125,7 @@ async def test_agent_that_tied_anew_is_not_lost(ears):
 
 
 async def test_silence_counts_from_the_last_answer_of_the_peers_kernel(ears):
-    """It is short while the controller's host answers, even though nothing is said."""
+    """It stays short while the kernel of the controller's host answers, even if the controller sends nothing."""
     connection = await connect(ears)
     await ears.next()
     assert 0.0 <= connection.silence_s() < 10.0

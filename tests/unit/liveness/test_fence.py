@@ -1,4 +1,4 @@
-"""The fence: what the kernel does for us while nobody on the node can run."""
+"""The fence: the kernel ends a node's processes although none of them can run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nvrx_slurm.liveness import fence
 from tests.harness import wait_gone
 
 KEY = fence.key_of("token", "incarnation")
-# Holds an armed fence socket, and starts a child that dies with it; prints the child's pid.
+# Owns an armed fence socket, and starts a child that dies with it; prints the child's pid.
 HOLDER = """
 import ctypes, os, signal, sys
 from nvrx_slurm.agent import supervisor
@@ -31,7 +31,7 @@ signal.pause()
 
 
 class Node:
-    """A process that holds the fence socket of `KEY`, and its child."""
+    """A process that owns the fence socket of `KEY`, and its child."""
 
     def __init__(self) -> None:
         fence_socket = fence.open_fence_socket(KEY, "127.0.0.1")
@@ -54,7 +54,8 @@ def node():
 
 
 async def test_key_kills_a_frozen_node_and_proves_it(node):
-    """Every process is stopped, none can act; the kernel ends them, and says so to whoever asks."""
+    """All processes of the node are stopped; the kernel kills them, and then refuses connections, which proves the
+    death."""
     for pid in (node.child, node.process.pid):
         os.kill(pid, signal.SIGSTOP)
     assert await is_dead("127.0.0.1", node.port, KEY, 10.0)
@@ -62,33 +63,34 @@ async def test_key_kills_a_frozen_node_and_proves_it(node):
     wait_gone([node.child])
 
 
-async def test_probe_harms_nobody(node):
-    """A living node answers a probe with silence, and goes on."""
+async def test_probe_kills_no_process(node):
+    """A living node does not answer a probe, and keeps running."""
     assert not await is_dead("127.0.0.1", node.port, fence.PROBE, 0.1)
     assert node.process.poll() is None
 
 
 @pytest.mark.parametrize("message", [b"", b"x" * 32, KEY[:-1], KEY + b"x", KEY[:-4] + b"abcd", b"abcd" + KEY[4:]])
 async def test_only_the_key_kills(node, message):
-    """A scan of ports, a wrong key, or a right one of the wrong length is dropped by the kernel."""
+    """The kernel drops a port scan, a wrong key, and a key of the wrong length."""
     assert not await is_dead("127.0.0.1", node.port, message, 0.05)
     assert node.process.poll() is None
 
 
 async def test_death_by_any_cause_is_proven(node):
-    """The fence socket closes with its holder."""
+    """The kernel closes the fence socket when the process that owns it ends."""
     node.process.kill()
     assert await is_dead("127.0.0.1", node.port, fence.PROBE, 10.0)
 
 
 def test_each_agent_has_a_key_of_its_own():
-    """The key of an agent that was replaced does not kill the next one."""
+    """Two agents of one job have different keys, so the key of a replaced agent does not kill the next one."""
     assert fence.key_of("token", "other") != KEY
     assert len(KEY) == 32
 
 
-async def test_connections_to_the_trap_do_not_wear_it_out(node):
-    """It accepts none of them. With its queue full it lives on, and its death is still proven."""
+async def test_connections_to_the_fence_socket_do_not_exhaust_it(node):
+    """The fence socket accepts no connection. With a full backlog the node lives on, and its death is still
+    proven."""
     held = []
     for _ in range(fence.BACKLOG + 8):
         held.append(socket.socket())
@@ -101,8 +103,8 @@ async def test_connections_to_the_trap_do_not_wear_it_out(node):
         each.close()
 
 
-def test_trap_listens_at_one_address_only():
-    """A local job's is not to be reached from other hosts."""
+def test_fence_socket_listens_at_one_address_only():
+    """Other hosts cannot reach the fence socket of a local job."""
     fence_socket = fence.open_fence_socket(KEY, "127.0.0.1")
     for descriptor in fence_socket.filenos():
         with socket.socket(fileno=os.dup(descriptor)) as each:

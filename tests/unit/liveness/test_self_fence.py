@@ -1,4 +1,4 @@
-"""The kernel's own timer kills a process, whatever state it is in."""
+"""The kernel's own timer kills a process, whatever its state."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ timer = SelfFenceTimer()
 
 
 def end_of(code: str) -> int:
-    """How a process ends that does this: its exit code, or minus the signal."""
+    """Runs the code in a process; returns its exit code, or minus the signal."""
     return subprocess.run([sys.executable, "-c", BEGIN + code], timeout=60, check=False).returncode
 
 
 def test_stopped_process_is_killed_in_time():
-    """It need not run for that."""
+    """The timer kills a process that does not run."""
     assert end_of("timer.arm(0.2); os.kill(os.getpid(), signal.SIGSTOP)") == -signal.SIGKILL
 
 
 def test_time_that_is_up_kills_at_once():
-    """No time left is not no bound."""
+    """A timer of 0 s kills at once: it is not an unset timer."""
     assert end_of("timer.arm(0.0); signal.pause()") == -signal.SIGKILL
 
 
-def test_last_word_counts():
-    """A timer that is set anew or disarmed kills at no earlier time."""
+def test_last_setting_counts():
+    """Arming the timer again or disarming it cancels the earlier time."""
     assert end_of("timer.arm(0.05); timer.arm(1000.0); threading.Event().wait(0.2)") == 0
     assert end_of("timer.arm(0.05); timer.disarm(); threading.Event().wait(0.2)") == 0

@@ -6,7 +6,7 @@ from nvrx_slurm.store.keys import CATALOGUE, InprocessKeys, Keys
 
 
 def test_every_key_in_use_is_in_the_catalogue() -> None:
-    """A key that the code can name has its row."""
+    """The catalogue has a row for each key that the code can name."""
     keys = Keys("7")
     named = {value for value in vars(keys).values() if value != "nvrx:{7}:"}
     named |= {keys.rendezvous("main", 0, 1), keys.shutdown(0), keys.command_in("r"), keys.command_out("r")}
@@ -15,7 +15,7 @@ def test_every_key_in_use_is_in_the_catalogue() -> None:
 
 
 def test_every_key_of_a_group_is_in_the_catalogue() -> None:
-    """The same, below a job and without one."""
+    """It has a row for each key of an in-process group, with and without a job."""
     patterns = {row.pattern for row in CATALOGUE if row.pattern.startswith("inprocess:")}
     for job, prefix in (("7", "nvrx:{7}:inprocess:<group>:0:"), (None, "nvrx:{<group>}:inprocess:0:")):
         keys = InprocessKeys("<group>", 0, job=job)

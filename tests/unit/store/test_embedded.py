@@ -13,7 +13,7 @@ from tests.harness import wait_gone
 
 
 async def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
-    """Its path stands in the server's configuration, in quotes."""
+    """The folder's path is quoted in the server's configuration."""
     folder = tmp_path / 'it\'s "a" \\ # \\x41'
     process = await EmbeddedStore(folder, password="secret").start()
     try:
@@ -24,7 +24,7 @@ async def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its keeper runs on, and would keep it alive."""
+    """Otherwise its keeper, which is still running, would keep the server alive."""
     monkeypatch.setattr(embedded, "READY_S", 2.0)
     server, pid = tmp_path / "server", tmp_path / "pid"
     server.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 60\n")

@@ -1,4 +1,5 @@
-"""The one policy for errors of a store: what each error comes to, and that every retry has a pause and a bound."""
+"""The one policy for errors of a store: what is decided for each error, and that every retry has a pause and a
+bound."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ def decide(error: Exception, *, embedded: bool = False) -> Retry | GiveUp:
 
 @pytest.mark.parametrize("made", MAKERS)
 @pytest.mark.parametrize("answer", [*WAITED_FOR, *WRITES_REFUSED])
-def test_what_passes_is_waited_for(answer, made):
-    """Each client's form of the error is recognized, a pipeline's and a script's included."""
+def test_a_temporary_error_is_waited_for(answer, made):
+    """The temporary error is recognized in each client's form, including those of a pipeline and of a script."""
     decision = decide(made(answer))
     assert isinstance(decision, Retry)
     assert decision.pause_s > 0
@@ -80,7 +81,7 @@ def test_what_passes_is_waited_for(answer, made):
 
 @pytest.mark.parametrize("made", [of_redis_py, of_hiredis, of_a_pipeline])
 @pytest.mark.parametrize("answer", ACCESS_REFUSED)
-def test_a_refused_user_is_told_at_once(answer, made):
+def test_a_refused_user_is_reported_at_once(answer, made):
     """Waiting does not help; the message names the server and what to check."""
     decision = decide(made(answer))
     assert isinstance(decision, GiveUp)
@@ -91,8 +92,8 @@ def test_a_refused_user_is_told_at_once(answer, made):
 
 @pytest.mark.parametrize("made", [of_redis_py, of_hiredis, of_a_pipeline])
 @pytest.mark.parametrize("answer", COMMAND_REFUSED)
-def test_a_refused_command_is_told_at_once(answer, made):
-    """The same command would be refused again."""
+def test_a_refused_command_is_reported_at_once(answer, made):
+    """The server would refuse the same command again."""
     decision = decide(made(answer))
     assert isinstance(decision, GiveUp)
     assert decision.cause is Cause.COMMAND
@@ -113,7 +114,7 @@ def test_a_refused_command_is_told_at_once(answer, made):
     ids=repr,
 )
 def test_a_connection_that_fails_is_opened_again(error):
-    """A server that is restarted is there within seconds."""
+    """The client connects again: a server that is restarted answers within seconds."""
     assert code_of(error) == ""
     decision = decide(error)
     assert isinstance(decision, Retry)
@@ -121,7 +122,8 @@ def test_a_connection_that_fails_is_opened_again(error):
 
 
 def test_only_an_embedded_server_is_reconfigured_and_only_once():
-    """A site's own server is waited for; an embedded one that still refuses is waited for, too."""
+    """A site's own server is waited for, not changed; so is an embedded one that still refuses writes after it was
+    reconfigured."""
     error = of_hiredis(WRITES_REFUSED[0])
     retry = StoreRetry(WHERE, PATIENCE_S, embedded=True)
     first, second = retry.failed(error, 0.0), retry.failed(error, 0.0)
@@ -133,16 +135,16 @@ def test_only_an_embedded_server_is_reconfigured_and_only_once():
 
 
 def test_an_embedded_server_that_was_restarted_is_reconfigured_again():
-    """It has answered in between: this is another full disk."""
+    """The server has answered in between, so this is another full disk."""
     retry = StoreRetry(WHERE, PATIENCE_S, embedded=True)
     for now in (0.0, 50.0):
         decision = retry.failed(of_hiredis(WRITES_REFUSED[0]), now)
         assert isinstance(decision, Retry) and decision.reconfigure
-        assert retry.answered(now) == ""  # nothing was waited for
+        assert retry.answered(now) == ""  # no wait to report
 
 
 def waits(retry: StoreRetry, error: Exception, began: float = 0.0) -> tuple[list[Retry], GiveUp, float]:
-    """What becomes of an error that stays, on a clock that moves with the pauses alone."""
+    """Repeats an error until the policy gives up, on a clock that only the pauses advance."""
     now, retries = began, []
     while isinstance(decision := retry.failed(error, now), Retry):
         retries.append(decision)
@@ -156,7 +158,7 @@ def waits(retry: StoreRetry, error: Exception, began: float = 0.0) -> tuple[list
     [(WAITED_FOR[0], AWAY_PAUSE_S, 130), (WRITES_REFUSED[0], FULL_PAUSE_S, 25)],
 )
 def test_every_retry_has_a_pause_and_a_bound(answer, longest_s, most):
-    """Pauses grow to a limit, their sum is the patience, and it is said once that the wait begins."""
+    """Pauses grow up to a limit, their sum is the patience, and only the first retry has a warning."""
     retries, end, after_s = waits(StoreRetry(WHERE, PATIENCE_S, embedded=False), of_hiredis(answer))
     assert max(each.pause_s for each in retries) == longest_s
     assert len(retries) <= most
@@ -167,7 +169,7 @@ def test_every_retry_has_a_pause_and_a_bound(answer, longest_s, most):
 
 
 def test_the_wait_for_a_full_disk_says_what_to_do():
-    """The line names the server, the error, what to do, and how long the wait may take."""
+    """The warning names the server and the error, says what to do, and how long the wait may take."""
     decision = decide(of_redis_py(WRITES_REFUSED[0]))
     assert isinstance(decision, Retry)
     for words in (WHERE, "refuses writes", "Free space", "No space left on device", "waiting up to 30 s"):
@@ -175,7 +177,7 @@ def test_the_wait_for_a_full_disk_says_what_to_do():
 
 
 def test_a_wait_that_changes_its_reason_says_so():
-    """The server is restarted, and then refuses: two lines, one patience."""
+    """The server is restarted, and then refuses writes: two warnings, one patience."""
     retry = StoreRetry(WHERE, 10.0, embedded=False)
     assert "does not answer" in retry.failed(ConnectionRefusedError(), 0.0).warning
     assert "refuses writes" in retry.failed(of_hiredis(WRITES_REFUSED[0]), 5.0).warning
@@ -183,7 +185,7 @@ def test_a_wait_that_changes_its_reason_says_so():
 
 
 def test_the_patience_counts_from_the_calls_beginning_where_there_is_one():
-    """Else from the first failure; an answer in between begins a new wait."""
+    """Without a call it counts from the first failure; a successful answer ends the wait."""
     of_a_call = StoreRetry(WHERE, 10.0, embedded=False, began=0.0)
     assert isinstance(of_a_call.failed(TimeoutError(), 11.0), GiveUp)
     of_a_reader = StoreRetry(WHERE, 10.0, embedded=False)
@@ -193,7 +195,7 @@ def test_the_patience_counts_from_the_calls_beginning_where_there_is_one():
 
 
 def test_a_job_that_ends_waits_less():
-    """From the moment on at which the job began to end."""
+    """The shorter patience counts from the moment at which the job began to end."""
     retry = StoreRetry(WHERE, 600.0, embedded=False, began=0.0)
     assert isinstance(retry.failed(TimeoutError(), 100.0), Retry)
     retry.hurry(5.0, at=200.0)
@@ -202,7 +204,7 @@ def test_a_job_that_ends_waits_less():
 
 
 def test_time_in_which_this_process_stood_still_is_no_patience_spent():
-    """The job was suspended for longer than its agents wait for the store."""
+    """The job was suspended for longer than its agents wait for the store: that time is not counted."""
     retry = StoreRetry(WHERE, 30.0, embedded=False)
     assert isinstance(retry.failed(TimeoutError(), 100.0), Retry)
     assert isinstance(retry.failed(TimeoutError(), 5000.0), Retry)

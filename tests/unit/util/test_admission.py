@@ -9,14 +9,14 @@ from nvrx_slurm.util.admission import Admission, RateLimitedLog
 
 
 def test_oldest_unproven_connection_makes_room():
-    """A flood of silent connections pushes out its own first ones."""
+    """A flood of silent connections displaces its own oldest connections."""
     admission: Admission[int] = Admission(most=3)
     assert [admission.admit(each, float(each)) for each in range(5)] == [None, None, None, 0, 1]
     assert len(admission) == 3
 
 
 def test_proven_and_closed_connections_are_not_counted():
-    """Only those that have proven nothing share the room."""
+    """Only connections that have not proven themselves count towards the bound."""
     admission: Admission[int] = Admission(most=2)
     for each in range(100):
         assert admission.admit(each, 0.0) is None
@@ -33,7 +33,7 @@ def test_flood_from_one_address_does_not_push_out_other_hosts():
 
 
 def test_connection_has_its_turn_before_it_is_dropped():
-    """When all places are taken the server waits until the next to drop has had time for a round trip."""
+    """When all places are taken the server waits until the next connection to drop has had time for a round trip."""
     admission: Admission[int] = Admission(most=2, turn_s=0.5)
     admission.admit(0, 10.0)
     assert admission.wait_s(10.0) == 0.0
@@ -45,7 +45,7 @@ def test_connection_has_its_turn_before_it_is_dropped():
 
 
 def test_descriptors_that_run_out_cost_a_connection_that_had_its_turn():
-    """One unproven connection at a time is dropped for the next one."""
+    """One unproven connection is dropped for each new one, after it has had its turn."""
     admission: Admission[int] = Admission(turn_s=0.5)
     assert admission.shed(0.0) is None
     admission.admit(0, 0.0)
@@ -57,7 +57,7 @@ def test_descriptors_that_run_out_cost_a_connection_that_had_its_turn():
 
 
 def test_proof_that_takes_too_long_is_overdue():
-    """Only the late ones are named, once."""
+    """Each overdue connection is returned once, and no other."""
     admission: Admission[int] = Admission(within_s=2.0)
     assert admission.overdue_in_s(0.0) is None
     admission.admit(0, 0.0)
@@ -74,7 +74,7 @@ def test_proof_that_takes_too_long_is_overdue():
     )
 )
 def test_bound_always_holds(acts):
-    """Whatever comes and goes, no more than the bound are open and unproven."""
+    """In any order of connections, proofs and ends, at most as many as the bound are open and unproven."""
     admission: Admission[int] = Admission(most=5)
     unproven: set[int] = set()
     for now, (act, who, source) in enumerate(acts):
@@ -89,7 +89,7 @@ def test_bound_always_holds(acts):
 
 
 def test_log_says_one_line_a_minute_and_a_count():
-    """The first line is written at once; those of the next minute are counted in the line after it."""
+    """The first line is logged at once; those of the next minute are counted in the line after it."""
     lines: list[str] = []
     log = RateLimitedLog(lines.append)
     for second in range(120):

@@ -16,7 +16,7 @@ WORTH_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @given(st.floats(min_value=0, max_value=1e9, allow_nan=False))
 def test_words_and_parsing_are_inverse(seconds: float) -> None:
-    """Whatever the duration, its words give the very same seconds back."""
+    """For any duration, parsing its text gives the same number of seconds."""
     assert parse_duration(words(seconds)) == seconds
 
 
@@ -29,14 +29,14 @@ def test_parts_add_up(parts: list[tuple[int, str]]) -> None:
 
 @given(WHOLE_S)
 def test_a_time_limit_survives_slurms_format(seconds: int) -> None:
-    """What we tell sbatch is what we were told, in Slurm's format and in ours."""
+    """A time limit in Slurm's format or in this tool's is parsed to the same number of seconds."""
     assert parse_time_limit(slurm_time(seconds)) == seconds
     assert parse_time_limit(words(seconds)) == seconds
 
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_duration_or_a_value_error(text: str) -> None:
-    """No text crashes the parser, and none gives less than nothing."""
+    """Any text gives a duration that is not negative, or a ValueError that shows how to write one."""
     for parse in (parse_duration, parse_time_limit):
         try:
             assert parse(text) >= 0
@@ -64,12 +64,12 @@ def test_time_limits_as_sbatch_reads_them(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), {0: "0s", 90: "1m30s", 0.25: "250ms", 1.5: "1.5s", 86400: "1d"}.items())
 def test_words_are_how_people_write(seconds: float, text: str) -> None:
-    """The largest units first, and no unit that counts zero."""
+    """The largest units come first, and units with a zero are left out."""
     assert words(seconds) == text
 
 
 @pytest.mark.parametrize("text", ["", "s", "5x", "5 s", "-1s", "1s2", "1e3", "٣s", "inf", "nan"])
 def test_what_is_no_duration(text: str) -> None:
-    """Signs, exponents, blanks inside, and other scripts' digits are refused, not guessed at."""
+    """Signs, exponents, blanks inside, and digits of other scripts are refused, not guessed."""
     with pytest.raises(ValueError, match="is no duration"):
         parse_duration(text)

@@ -1,4 +1,4 @@
-"""Where a job's files lie, and what a full disk leaves of them."""
+"""Where a job's files are, and which files a full disk still takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fault_harness import small_disk
 
 
 def test_jobs_of_one_id_share_no_folder_in_a_nodes_memory():
-    """Two clusters on one machine both have a job 1: neither clears away what the other's workers use."""
+    """Two clusters on one machine both have a job 1: neither removes the folder that the other's workers use."""
     first, second = JobFiles(Path("/a/1")), JobFiles(Path("/b/1"))
     assert first.runtime_name != second.runtime_name
     assert first.runtime_name == JobFiles(Path("/a/1")).runtime_name
@@ -24,7 +24,7 @@ RESULT = Result(exit_code=1, reason="x" * 2000, ended_at=1.0)
 
 
 def test_result_has_room_on_a_full_disk():
-    """A job's result is written where nothing else can be."""
+    """A job's result can be written when no other file can."""
     with small_disk("size=1m") as disk:
         folder = JobFolder(disk.path / "1")
         folder.create()
@@ -38,7 +38,7 @@ def test_result_has_room_on_a_full_disk():
 
 
 def test_result_is_written_without_a_reserve_too(tmp_path):
-    """A folder that an older version made has none; a second result replaces the first."""
+    """A folder of an older version has no reserve; a second result replaces the first."""
     folder = JobFolder(tmp_path)
     folder.write_result(RESULT)
     folder.write_result(Result(exit_code=0, reason="done", ended_at=2.0))
@@ -46,7 +46,7 @@ def test_result_is_written_without_a_reserve_too(tmp_path):
 
 
 def test_reserve_is_for_one_result_and_set_aside_again(tmp_path):
-    """A job that is requeued has room for its next result."""
+    """A requeued job has a reserve again for its next result."""
     folder = JobFolder(tmp_path / "1")
     folder.create()
     folder.write_result(RESULT)
@@ -57,7 +57,7 @@ def test_reserve_is_for_one_result_and_set_aside_again(tmp_path):
 
 
 def test_without_replace_the_first_file_stays(tmp_path):
-    """The second writer is refused, and leaves nothing behind."""
+    """The second writer is refused, and leaves no file behind."""
     write_private(tmp_path / "a", b"first", replace=False)
     with pytest.raises(FileExistsError):
         write_private(tmp_path / "a", b"second", replace=False)
@@ -66,7 +66,7 @@ def test_without_replace_the_first_file_stays(tmp_path):
 
 
 def test_output_goes_into_a_pipe_or_a_device(tmp_path):
-    """Neither is replaced by a file: `-o /dev/stdout`, `-o >(less)`."""
+    """`-o /dev/stdout` and `-o >(less)` write into it, and do not replace it by a file."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -83,7 +83,7 @@ def test_output_goes_into_a_pipe_or_a_device(tmp_path):
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_output_follows_a_link_of_the_user(tmp_path, is_there):
-    """To a file, or to where none is yet."""
+    """The target is written, whether or not it exists, and the link stays."""
     link, target = tmp_path / "link", tmp_path / "target"
     link.symlink_to("target")
     if is_there:
@@ -95,7 +95,7 @@ def test_output_follows_a_link_of_the_user(tmp_path, is_there):
 
 
 def test_output_into_a_folder_is_refused(tmp_path):
-    """And nothing is left there."""
+    """No file is left in the folder."""
     with pytest.raises(IsADirectoryError):
         write_output(tmp_path, b"page")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Names, and which of two came first."""
+"""Incarnation names, and which of two is older."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from nvrx_slurm.util.ids import new_incarnation, precedes, succeeding
 
 
-def test_process_that_joins_anew_is_known_as_newer():
-    """Each later name succeeds all before; the first has no number."""
+def test_process_that_joins_again_is_known_as_newer():
+    """Each later name follows all earlier ones; the first has no number."""
     first = new_incarnation()
     names = [first, *(succeeding(first, number) for number in (1, 2, 10))]
     for at, name in enumerate(names):
@@ -17,5 +17,5 @@ def test_process_that_joins_anew_is_known_as_newer():
 
 @pytest.mark.parametrize(("one", "other"), [("a", "b"), ("a", "b-1"), ("a-1", "b-2"), ("a", "a-x"), ("a", "a")])
 def test_other_processes_are_neither_newer_nor_older(one, other):
-    """Names of two processes say nothing of who came first."""
+    """The names of two processes do not show which process is older."""
     assert not precedes(one, other)

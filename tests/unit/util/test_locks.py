@@ -1,4 +1,4 @@
-"""A lock through a file, and work in a thread that may never come back."""
+"""A lock through a file, and work in a thread that may never return."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def is_free(path: Path) -> bool:
 
 
 def test_a_lock_keeps_other_threads_out_until_it_is_given_back(path: Path) -> None:
-    """Whatever ends the block."""
+    """An exception in the block releases it too."""
     with pytest.raises(RuntimeError), locked(path, timeout_s=0.0, clock=SystemClock()) as is_locked:
         assert is_locked
         assert not is_free(path)
@@ -51,7 +51,7 @@ def test_a_lock_keeps_other_threads_out_until_it_is_given_back(path: Path) -> No
 
 
 def test_a_lock_goes_with_the_process_that_holds_it(path: Path) -> None:
-    """However that ends."""
+    """The kernel releases the lock of a process that was killed."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -67,15 +67,15 @@ def test_a_lock_goes_with_the_process_that_holds_it(path: Path) -> None:
 
 
 def test_a_lock_is_made_by_no_link(path: Path, tmp_path: Path) -> None:
-    """Another user may have put it there."""
+    """Another user may have made the symbolic link: it is refused."""
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"), locked(path, timeout_s=0.0, clock=SystemClock()):
         pass
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_whoever_waits_gets_the_lock_when_it_is_free(path: Path) -> None:
-    """Within its bound."""
+def test_a_waiting_thread_gets_the_lock_when_it_is_released(path: Path) -> None:
+    """The waiting thread gets the lock within its timeout."""
     with locked(path, timeout_s=0.0, clock=SystemClock()):
         waiting = in_thread(lambda: _take(path), "waiting")
         assert not waiting.done()
@@ -87,15 +87,15 @@ def _take(path: Path) -> bool:
         return is_locked
 
 
-def test_work_in_a_thread_tells_its_result_or_its_error() -> None:
-    """Of any kind."""
+def test_work_in_a_thread_gives_its_result_or_its_error() -> None:
+    """The future has what the work returned or raised."""
     assert in_thread(lambda: 7, "work").result(WAIT_S) == 7
     with pytest.raises(ZeroDivisionError):
         in_thread(lambda: 1 // 0, "work").result(WAIT_S)
 
 
-async def test_whoever_gives_up_on_a_thread_is_not_bothered_by_it() -> None:
-    """Not when it ends after all, either."""
+async def test_a_caller_that_gives_up_on_a_thread_gets_no_error_from_it() -> None:
+    """Its later end causes no error in the caller, which has timed out."""
     goes_on = threading.Event()
     work = in_thread(lambda: goes_on.wait(WAIT_S), "work")
     with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""What a terminal, a page or a CI runner would obey becomes text, and nothing else of a text changes."""
+"""What a terminal, a page or a CI runner would interpret becomes visible text; all other text stays as it is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ texts = st.text(alphabet=st.sampled_from("a é🛑\t\n\r\x1b[31;0m]\x07\x9b\x7f\
 
 
 def test_every_control_character_becomes_visible() -> None:
-    """Of all that Unicode has: the controls of terminals, bidi controls, line separators, halves of surrogates."""
+    """This covers all of Unicode: terminal controls, bidi controls, line separators, halves of surrogates."""
     control = [
         char
         for char in map(chr, range(sys.maxunicode + 1))
@@ -47,7 +47,7 @@ def test_every_control_character_becomes_visible() -> None:
 
 
 def test_what_people_write_stays_as_it_is() -> None:
-    """Languages, symbols, emoji, tabs and lines."""
+    """Text of any language, symbols, emoji, tabs and newlines do not change."""
     text = "naïve Größe 速度 שלום مرحبا ❤️ 🛑\n\tstep 3: loss=0.1 \\x1b"
     assert (shown(text), coloured(text), only_colours(text), json_text(text)) == (text,) * 4
 
@@ -67,19 +67,19 @@ def test_a_control_is_shown_as_python_writes_it(text: str, seen: str) -> None:
 
 
 def test_a_line_stays_one() -> None:
-    """A newline in a field would begin a line that looks like the program's own."""
+    """Otherwise a newline in a field would start a line that looks like the program's own."""
     assert one_line("broken\n+1.0s job_ended done\n") == r"broken\n+1.0s job_ended done"
 
 
 def test_a_colour_ends_with_its_line() -> None:
-    """The next line, of another rank or of the shell, is not painted."""
+    """The colour does not continue in the next line, of another rank or of the shell."""
     assert coloured("\x1b[31mred\nplain\n\x1b[1mbold\x1b[0m\n") == "\x1b[31mred\x1b[0m\nplain\n\x1b[1mbold\x1b[0m\n"
     assert uncoloured("\x1b[31mred\x1b[0m \x1b[2J") == r"red \x1b[2J"
 
 
 @given(texts)
 def test_what_is_shown_is_safe_everywhere(text: str) -> None:
-    """It encodes to UTF-8, stands in XML, and shows the same when it is shown again."""
+    """It encodes to UTF-8, is valid in XML, and does not change when it is sanitized again."""
     seen = shown(text)
     assert seen.encode() and shown(seen) == seen if text else True
     element = ElementTree.Element("x", {"y": seen})
@@ -90,7 +90,7 @@ def test_what_is_shown_is_safe_everywhere(text: str) -> None:
 
 @given(st.text(st.characters(codec="utf-8")), texts)
 def test_json_keeps_its_values(name: str, text: str) -> None:
-    """The escapes are JSON's own."""
+    """JSON's own escapes are used, so the parsed values stay."""
     value = {name: text.encode("utf-8", "replace").decode(), "c": "##[error]"}
     safe = json_text(json.dumps(value, ensure_ascii=False))
     assert json.loads(safe) == value
@@ -99,7 +99,7 @@ def test_json_keeps_its_values(name: str, text: str) -> None:
 
 @given(texts, st.lists(st.integers(0, 40)))
 def test_output_in_pieces_is_shown_like_the_whole(text: str, cuts: list[int]) -> None:
-    """Wherever a piece ends, inside of a character or of a colour, the same controls are visible in the end."""
+    """Wherever the output is cut, even inside a character or a colour, the same controls are made visible."""
     data = text.encode("utf-8", "surrogateescape" if "\ud800" not in text else "replace")
     whole, parts = TerminalOutput(), TerminalOutput()
     ends = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
@@ -112,7 +112,7 @@ def test_output_in_pieces_is_shown_like_the_whole(text: str, cuts: list[int]) ->
 
 @given(texts)
 def test_no_line_is_a_workflow_command(text: str) -> None:
-    """A runner of GitHub Actions looks for `::` where a line begins, after blanks, and for `##[` in all of it."""
+    """GitHub's runner looks for `::` at the start of a line, after blanks, and for `##[` anywhere in it."""
     lines = not_commands(f" ::error::x\n{text}##[group]x\n\t::debug::").split("\n")
     assert not [line for line in lines if line.lstrip().startswith("::") or "##[" in line]
     data = not_command_bytes(b" ::stop-commands::x ##[error]")

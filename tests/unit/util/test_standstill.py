@@ -1,4 +1,4 @@
-"""What a process sees itself of having stood still."""
+"""How a process itself measures for how long it was stopped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_process_that_is_stopped_after_the_announcement_measures_how_long():
 
 
 def test_announcement_that_nothing_follows_is_over_after_a_while():
-    """Then the job goes on as it was."""
+    """If no stop follows, the standstill ends with 0 s, and the job goes on."""
     loop = VirtualLoop()
     assert loop.run(standstill(VirtualClock(loop))) == 0.0
     loop.close()

@@ -1,4 +1,4 @@
-"""The errors and the end of asyncio tasks."""
+"""How asyncio tasks report errors, and how they are ended."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from nvrx_slurm.util.tasks import end, start
 
 
 async def test_what_a_task_raises_arrives_and_a_cancellation_does_not():
-    """A task is among the others until it has ended, in whatever way."""
+    """Errors are reported, cancellations are not; the set has a task only until it ends."""
     errors: list[BaseException] = []
     among: set[asyncio.Task[None]] = set()
 
@@ -23,7 +23,7 @@ async def test_what_a_task_raises_arrives_and_a_cancellation_does_not():
 
 
 async def test_a_task_that_takes_its_cancellation_for_an_error_ends_all_the_same():
-    """What swallows one cancellation, as a patient loop around redis-py does now and then, is cancelled again."""
+    """A task that swallows its cancellation, as a loop around redis-py sometimes does, is cancelled again."""
     swallowed = asyncio.Event()
 
     async def patient() -> None:
@@ -39,8 +39,8 @@ async def test_a_task_that_takes_its_cancellation_for_an_error_ends_all_the_same
     assert swallowed.is_set() and task.cancelled()
 
 
-async def test_what_a_task_raises_instead_is_not_told():
-    """A task that ends with an error of its own has ended."""
+async def test_what_a_task_raises_instead_is_not_raised_again():
+    """A task that ends with its own error when it is cancelled has ended; the error is not raised."""
 
     async def failing() -> None:
         try:

@@ -1,4 +1,4 @@
-"""Threads for blocking work, kept or not."""
+"""Threads for blocking work, with and without a pool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOUND_S = 20.0
 
 
 def test_the_future_has_the_result_or_the_exception() -> None:
-    """Of a thread of its own, and of a pool's."""
+    """This holds for a new thread and for a thread of a pool."""
     pool = ThreadPool("test")
     for start in (pool.start, lambda work: in_thread(work, "test")):
         assert start(lambda: 7).result(BOUND_S) == 7
@@ -25,7 +25,7 @@ def test_the_future_has_the_result_or_the_exception() -> None:
 
 
 def test_a_thread_that_cannot_be_started_is_an_error_of_its_work() -> None:
-    """The process may have no memory left for it, or no thread: here by the address space that it may have."""
+    """The process may have too little memory or too many threads: here its address space is limited."""
     tries = (
         "import resource, threading\n"
         "from nvrx_slurm.util.threads import in_thread\n"
@@ -38,22 +38,22 @@ def test_a_thread_that_cannot_be_started_is_an_error_of_its_work() -> None:
 
 
 def test_a_pool_has_as_many_threads_as_were_busy_at_once() -> None:
-    """All of what is started runs at once; later work finds the same threads."""
+    """All work starts at once; later work uses the same threads."""
     pool, meeting = ThreadPool("test"), threading.Barrier(4)
 
     def meet() -> int:
-        meeting.wait(BOUND_S)  # passes only once four are here
+        meeting.wait(BOUND_S)  # passes only when four threads wait
         return threading.get_ident()
 
     first = {future.result(BOUND_S) for future in [pool.start(meet) for _ in range(4)]}
     assert len(first) == 4
     later = {pool.start(threading.get_ident).result(BOUND_S) for _ in range(20)}
-    assert len(later - first) <= 1  # one may be started while another still puts its result down
+    assert len(later - first) <= 1  # one may be started while another still stores its result
     pool.close()
 
 
 def test_a_closed_pool_leaves_no_thread() -> None:
-    """Idle threads end at once, a busy one after its work."""
+    """Idle threads end at once, a busy thread after its work."""
     pool, go, ended = ThreadPool("to be closed"), threading.Event(), []
     pool.start(lambda: None).result(BOUND_S)
     busy = pool.start(lambda: ended.append(go.wait(BOUND_S)))
@@ -69,7 +69,7 @@ def test_a_closed_pool_leaves_no_thread() -> None:
 
 
 def test_a_forked_child_has_a_pool_of_its_own() -> None:
-    """The parent's idle threads are not there: the child starts one, and does not wait for them."""
+    """The child does not have the parent's idle threads: it starts its own, and does not wait for the parent's."""
     pool = ThreadPool("test")
     pool.start(lambda: None).result(BOUND_S)
     if (child := os.fork()) == 0:
@@ -79,7 +79,7 @@ def test_a_forked_child_has_a_pool_of_its_own() -> None:
 
 
 def test_an_event_wakes_all_who_wait_for_it() -> None:
-    """Each of several threads, one that comes later too; and one that waits for too long is told so."""
+    """All waiting threads wake up, and a later one does not wait; a wait that times out returns False."""
     event, pool = SignalSafeEvent(), ThreadPool("waiting")
     assert not event.wait(0.0)
     waiting = [pool.start(event.wait) for _ in range(4)]

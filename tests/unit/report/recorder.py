@@ -1,4 +1,4 @@
-"""Journals as a controller writes them: facts go through the real core, and its decisions follow them."""
+"""Journals as a controller writes them: facts are given to the real core, and its decisions follow them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def roles_plan(folder: str = "/jobs") -> Plan:
 
 
 class Recorder:
-    """A job's journal so far. Facts that the core holds for stale are not journaled, as in a controller."""
+    """A job's journal so far. Facts that the core takes for stale are not journaled, as in a controller."""
 
     def __init__(self, plan: Plan, *, start: bool = True) -> None:
         self.plan = plan
@@ -66,7 +66,7 @@ class Recorder:
             self.tell(JobStarted(job=JOB, name=plan.name, expected=self.nodes))
 
     def tell(self, fact: AnyFact, after_s: float = 0.01) -> None:
-        self.now = round(self.now + after_s, 6)  # as precise as the file is
+        self.now = round(self.now + after_s, 6)  # the precision of the file
         decisions = step(self.job, fact, self.now)
         for record in [] if decisions is None else [fact, *decisions]:
             self.entries.append(Entry(n=len(self.entries) + 1, t=self.now, record=record))
@@ -108,7 +108,7 @@ class Recorder:
     def lose(
         self, node: str, *, ago_s: float = 0.002, at: int | None = 80, after_s: float = 4.0, safe_after_s: float = 0.0
     ) -> None:
-        """The node is dead for certain, or, with `safe_after_s`, has merely fallen silent."""
+        """The node is proven dead, or, with `safe_after_s`, has only been silent."""
         incarnation = self.job.nodes[node].incarnation
         cause = "heartbeat_timeout" if safe_after_s else "connection_closed"
         told = {"cause": cause, "step": at, "ago_s": ago_s, "safe_after_s": safe_after_s}
@@ -162,7 +162,7 @@ class Recorder:
             self.tell(NodeLeft(**self.agent(node), reason=reason, step=at))
 
     def beat(self, node: str, *at: int, **more: object) -> ReceivedHeartbeat:
-        """A beat of the node that reaches the store now; `at`: the step of each of its ranks, in order."""
+        """A heartbeat of the node that reaches the store now; `at`: the step of each of its ranks, in order."""
         state = self.job.nodes[node]
         replica = self.job.replicas[state.replica or "main-0"]
         first = replica.order.index(node) * replica.role.workers_per_node if node in replica.order else 0
@@ -173,14 +173,14 @@ class Recorder:
         )
 
     def agent(self, node: str) -> dict[str, object]:
-        """What the node's next fact says of who tells it."""
+        """The fields of the node's next fact that name its agent."""
         self._seq += 1
         who = {"node": node, "incarnation": f"agent-of-{node}", "seq": self._seq}
         return {**who, "generation": self.job.generation}
 
 
 def to_first_cycle() -> Recorder:
-    """Six nodes join; 4 run cycle 0, 2 are spares; the first steps are told."""
+    """Six nodes join; 4 run cycle 0, 2 are spares; the first steps are reported."""
     recorder = Recorder(plain_plan())
     recorder.join()
     recorder.start_workers()
@@ -189,7 +189,7 @@ def to_first_cycle() -> Recorder:
 
 
 def with_one_recovery() -> Recorder:
-    """n2 dies in cycle 0 at step 80; n4 takes its ranks; cycle 1 runs and has told its first step, 76."""
+    """n2 dies in cycle 0 at step 80; n4 takes its ranks; cycle 1 runs and has reported its first step, 76."""
     recorder = to_first_cycle()
     recorder.lose("n2")
     recorder.ready()
@@ -199,14 +199,14 @@ def with_one_recovery() -> Recorder:
 
 
 def ended() -> Recorder:
-    """The same, to its good end."""
+    """The same, up to the job's successful end."""
     recorder = with_one_recovery()
     recorder.finish()
     return recorder
 
 
 def write(base: Path, recorder: Recorder, *, job: str = JOB, cluster: str = "local") -> JobFolder:
-    """A job folder with this journal, of a host that this machine knows nothing of."""
+    """A job folder with this journal, of a host other than this machine."""
     folder = JobFolder(base / job)
     folder.create()
     folder.write_plan(recorder.plan)
@@ -220,7 +220,7 @@ def write(base: Path, recorder: Recorder, *, job: str = JOB, cluster: str = "loc
 def say(
     folder: JobFolder, text: str, *, replica: str = "main-0", cycle: int = 0, rank: int = 0, stream: str = "out"
 ) -> None:
-    """Something that a rank has printed."""
+    """Appends a rank's output to its log."""
     logs = folder.cycle_logs(replica, 0, cycle)
     logs.mkdir(parents=True, exist_ok=True)
     with (logs / f"rank-{rank}.{stream}").open("a") as file:
@@ -228,7 +228,7 @@ def say(
 
 
 def view_of(recorder: Recorder) -> JobView:
-    """What a reader makes of its journal."""
+    """The view that a reader has after this journal."""
     view = new_view(recorder.plan)
     for entry in recorder.entries:
         fold(view, entry)

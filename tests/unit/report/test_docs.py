@@ -8,7 +8,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "journal.md"
 
 
 def test_every_field_of_every_event_is_on_the_page() -> None:
-    """No field is lost between the records' source and the page."""
+    """The page has every field of every event record."""
     page = PAGE.read_text()
     for section in page.split("### ")[1:]:
         assert "| `" in section or "No fields." in section

@@ -22,7 +22,7 @@ TRACEBACK = [
 
 
 def failed(base: Path, *printed: str) -> JobFolder:
-    """A job of no restarts whose rank 3 has failed, and printed this."""
+    """A job without restarts whose rank 3 printed these lines and failed."""
     recorder = Recorder(msgspec.structs.replace(plain_plan(), fault_tolerance=plain_bounds(max_restarts=0)))
     recorder.join()
     recorder.start_workers()
@@ -39,8 +39,9 @@ def text(folder: JobFolder, exit_code: int) -> str:
     return "\n".join(end_lines(folder, exit_code))
 
 
-def test_a_failure_is_told_with_the_ranks_traceback_and_the_decision(tmp_path: Path) -> None:
-    """The whole traceback, without the noise before it; then what was decided, and the command that tells more."""
+def test_a_failure_is_reported_with_the_ranks_traceback_and_the_decision(tmp_path: Path) -> None:
+    """The report has the whole traceback without the output before it, then the decision, and names the `explain`
+    command."""
     folder = failed(tmp_path, *(f"step {number}" for number in range(100)), *TRACEBACK)
     lines = list(end_lines(folder, EXIT_FAILED))
     begin = lines.index(f"    {TRACEBACK[0]}")
@@ -53,7 +54,7 @@ def test_a_failure_is_told_with_the_ranks_traceback_and_the_decision(tmp_path: P
 
 
 def test_a_failure_has_its_own_step_and_the_last_that_any_rank_reported(tmp_path: Path) -> None:
-    """As `explain` has it: from the latter the steps are counted that are lost."""
+    """As in `explain`; the lost steps are counted from the second of these."""
     recorder = Recorder(msgspec.structs.replace(plain_plan(), fault_tolerance=plain_bounds(max_restarts=0)))
     recorder.join()
     recorder.start_workers()
@@ -64,7 +65,8 @@ def test_a_failure_has_its_own_step_and_the_last_that_any_rank_reported(tmp_path
 
 
 def test_a_failure_that_the_job_has_recovered_is_not_its_reason(tmp_path: Path) -> None:
-    """Later a line of `setup` failed, or its batch host died: with a result of the job's, or without."""
+    """The job ended later, by a failed line of `setup` or by the death of its batch host, with or without a
+    result."""
     recorder = to_first_cycle()
     recorder.fail("n1", 3, exit_code=1)
     recorder.ready()
@@ -76,7 +78,7 @@ def test_a_failure_that_the_job_has_recovered_is_not_its_reason(tmp_path: Path) 
 
 
 def test_without_a_traceback_the_last_lines_are_shown(tmp_path: Path) -> None:
-    """Of standard error, control characters made visible."""
+    """They are the last lines of standard error, with control characters made visible."""
     lines = text(failed(tmp_path, *(f"line {number}" for number in range(50)), "the end \x1b[2J"), EXIT_FAILED)
     assert "    the end \\x1b[2J" in lines.splitlines()
     assert f"    line {50 - MOST_LINES + 1}" in lines.splitlines()
@@ -84,7 +86,7 @@ def test_without_a_traceback_the_last_lines_are_shown(tmp_path: Path) -> None:
 
 
 def test_a_cancelled_jobs_earlier_failure_is_not_its_reason(tmp_path: Path) -> None:
-    """Whether a signal or the time limit ended it."""
+    """This holds for an end by a signal and by the time limit."""
     recorder = to_first_cycle()
     recorder.fail("n1", 3, exit_code=1)
     recorder.ready()
@@ -96,7 +98,7 @@ def test_a_cancelled_jobs_earlier_failure_is_not_its_reason(tmp_path: Path) -> N
 
 
 def test_a_job_that_left_nothing_shows_what_its_script_printed(tmp_path: Path) -> None:
-    """Slurm's output file lies beside the job folder, and may be all that there is."""
+    """Slurm's output file is beside the job folder, and may be the only output."""
     (tmp_path / "slurm-17.out").write_text("/bin/bash: line 7: /opt/python: No such file or directory\n")
     lines = "\n".join(end_lines(JobFolder(tmp_path / "17"), EXIT_FAILED, slurm_says="FAILED"))
     assert "Slurm says FAILED" in lines
@@ -104,7 +106,7 @@ def test_a_job_that_left_nothing_shows_what_its_script_printed(tmp_path: Path) -
 
 
 def test_a_torn_journal_costs_the_failure_not_the_end(tmp_path: Path) -> None:
-    """The end is told all the same."""
+    """The reason of the end is still reported."""
     folder = failed(tmp_path, *TRACEBACK)
     folder.events_path.unlink()
     folder.plan_path.write_text("{")
@@ -113,7 +115,7 @@ def test_a_torn_journal_costs_the_failure_not_the_end(tmp_path: Path) -> None:
 
 
 def test_a_log_that_vanishes_costs_its_lines_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was listed, and is gone when its size is read: another process removes the job's logs."""
+    """The file was found, and is gone when its size is read: another process removes the job's logs."""
     folder = failed(tmp_path, *TRACEBACK)
     is_file = Path.is_file
 
@@ -130,7 +132,7 @@ def test_a_log_that_vanishes_costs_its_lines_not_the_end(tmp_path: Path, monkeyp
 
 
 def test_the_end_of_an_array_leads_to_the_task_that_failed(tmp_path: Path) -> None:
-    """`explain` refuses the array itself."""
+    """The report names the failed task, because `explain` refuses the array itself."""
     for task, exit_code in (("17_0", 0), ("17_1", EXIT_FAILED)):
         folder = write(tmp_path, Recorder(plain_plan()), job=task)
         folder.write_result(Result(exit_code=exit_code, reason="", ended_at=BEGIN))
@@ -140,7 +142,7 @@ def test_the_end_of_an_array_leads_to_the_task_that_failed(tmp_path: Path) -> No
 
 
 def test_nothing_is_said_of_a_good_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Else it is on standard error, so that standard output stays what it was."""
+    """A bad end is reported on standard error, so that standard output does not change."""
     folder = failed(tmp_path, *TRACEBACK)
     print_end(folder, 0)
     assert capsys.readouterr() == ("", "")

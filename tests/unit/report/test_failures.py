@@ -1,4 +1,4 @@
-"""A journal told as failures: what `explain` shows of one, and what would-be STOPs were worth."""
+"""A journal read as failures: what `explain` shows of one, and which would-be STOPs were right."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def page(recorder: Recorder) -> str:
 
 
 def test_a_failure_that_the_job_ignored_did_not_end_it() -> None:
-    """Nor did the end of the job, which came later."""
+    """The end of the job, which came later, is not shown as its consequence either."""
     role = msgspec.structs.replace(plain_plan().roles[0], on_failure="ignore")
     recorder = Recorder(msgspec.structs.replace(plan(), roles=(role,)))
     recorder.join()
@@ -108,7 +108,8 @@ def test_a_failure_that_the_job_ignored_did_not_end_it() -> None:
 
 
 def test_a_stop_is_explained() -> None:
-    """One screen: what failed first, what followed, who said what, what was decided, by whom."""
+    """One page has what failed first, what followed, each verdict, and the decision with the controller that made
+    it."""
     recorder = running(dry_run=False)
     recorder.fail("n1", 3, exit_code=1, step=80)
     says(recorder, Verdict.STOP)
@@ -136,7 +137,8 @@ def test_a_stop_is_explained() -> None:
 
 
 def test_lost_steps_are_those_of_the_cycle_that_failed() -> None:
-    """Not those of an earlier cycle that had come further: they were lost then. `status` says the same."""
+    """Steps of an earlier cycle that had come further were lost then and are not counted again; `status` shows the
+    same number."""
     recorder = running()
     recorder.fail("n1", 3, exit_code=1, step=80)
     for failed_at in (65, None):
@@ -152,7 +154,8 @@ def test_lost_steps_are_those_of_the_cycle_that_failed() -> None:
 
 
 def test_a_failure_names_its_own_step() -> None:
-    """And that of a rank that was ahead of it in this cycle; no step of an earlier cycle, which had come further."""
+    """It also names a rank that was ahead in the same cycle, but no step of an earlier cycle that had come
+    further."""
     recorder = running()
     recorder.fail("n1", 3, exit_code=1, step=80)
     for reached, step in ((66, 65), (None, None)):
@@ -169,7 +172,8 @@ def test_a_failure_names_its_own_step() -> None:
 
 @pytest.mark.parametrize("width", [60, 200])
 def test_lines_are_fitted_to_the_terminal(width: int) -> None:
-    """Log lines are cut, with what follows them; sentences are wrapped; no line is wider than 100 columns."""
+    """A cut log line keeps what follows it, such as a count; sentences are wrapped; no line is wider than 100
+    columns."""
     recorder = running(dry_run=False)
     recorder.fail("n1", 3, exit_code=1, step=80)
     long = msgspec.structs.replace(LINE, text="KeyError: " + "lr " * 80, rule="key_error.raised")
@@ -191,7 +195,7 @@ def test_lines_are_fitted_to_the_terminal(width: int) -> None:
 
 
 def test_the_object_has_the_first_line_too() -> None:
-    """The verdict, and what it means for this job."""
+    """The object has the verdict and its meaning for this job."""
     recorder = running(dry_run=False)
     recorder.fail("n1", 3, exit_code=1, step=80)
     says(recorder, Verdict.STOP)
@@ -201,7 +205,7 @@ def test_the_object_has_the_first_line_too() -> None:
 
 
 def test_what_took_how_long_until_all_nodes_stepped_again() -> None:
-    """The last line has each phase; of a cycle that failed before, there is none."""
+    """The last line has the duration of each phase; a cycle that failed before that has no such line."""
     recorder = running()
     recorder.fail("n1", 3, exit_code=1, step=80)
     recorder.ready()
@@ -214,8 +218,8 @@ def test_what_took_how_long_until_all_nodes_stepped_again() -> None:
     )
 
 
-def test_a_late_verdict_is_told_to_be_late() -> None:
-    """What came after the reading is there, and said to be dropped."""
+def test_a_late_verdict_is_shown_as_late() -> None:
+    """A verdict that came after the decision is shown as dropped."""
     recorder = running(dry_run=False, decision_timeout=1.0)
     recorder.fail("n1", 3, exit_code=1, step=80)
     recorder.ready()
@@ -226,7 +230,7 @@ def test_a_late_verdict_is_told_to_be_late() -> None:
 
 
 def test_the_end_belongs_to_the_failure_that_it_was_decided_for() -> None:
-    """Another replica may have failed since; what ends the job is no part of its timeline."""
+    """Another replica may have failed since; the shutdown is not in the timeline of that failure."""
     bounds = plan(dry_run=False).fault_tolerance
     recorder = Recorder(msgspec.structs.replace(roles_plan(), fault_tolerance=bounds))
     recorder.join()
@@ -240,8 +244,8 @@ def test_the_end_belongs_to_the_failure_that_it_was_decided_for() -> None:
 
 
 def test_where_the_end_waits_for_no_answer_the_one_that_came_later_counts(tmp_path: Path) -> None:
-    """A spent budget ends the job at once, and the journal has that as a TIMEOUT: no source was too late, and the
-    metrics count none."""
+    """A spent budget ends the job at once, and the journal records a TIMEOUT: no source was too late, and the metrics
+    count none."""
     bounds = plain_bounds(max_restarts=0, attribution=AttributionSpec(enable_lib=True))
     recorder = Recorder(msgspec.structs.replace(plain_plan(), fault_tolerance=bounds))
     recorder.join()
@@ -262,7 +266,7 @@ def test_where_the_end_waits_for_no_answer_the_one_that_came_later_counts(tmp_pa
 
 
 def test_a_stop_that_comes_while_the_job_ends_is_said_not_to_be_acted_on() -> None:
-    """It was a reason to stop, all the same."""
+    """The verdict was a STOP, but the job was ending already."""
     recorder = running(dry_run=False)
     recorder.fail("n1", 3, exit_code=1, step=80)
     recorder.cancel()
@@ -271,7 +275,7 @@ def test_a_stop_that_comes_while_the_job_ends_is_said_not_to_be_acted_on() -> No
 
 
 def test_the_inquiry_holds_what_the_journal_knew() -> None:
-    """Whoever reads the journal asks what the controller had asked."""
+    """An inquiry built from the journal asks what the controller asked."""
     recorder = running()
     recorder.fail("n1", 3, exit_code=7, step=80)
     inquiry = failures(recorder)[0].inquiry
@@ -288,7 +292,7 @@ def test_the_inquiry_holds_what_the_journal_knew() -> None:
 
 
 def test_the_failed_cycles_own_steps_are_no_earlier_ones() -> None:
-    """Also where a spare takes the ranks at once, so that the next cycle begins with the failure."""
+    """This also holds if a spare takes the ranks at once, so that the next cycle begins with the failure."""
     recorder = Recorder(roles_plan())
     recorder.join()
     for step in (80, 120):
@@ -302,7 +306,7 @@ def test_the_failed_cycles_own_steps_are_no_earlier_ones() -> None:
     assert found == [(None, 80), (80, 120)]
 
 
-# what the restarted job then does → outcome
+# what the restarted job does then → outcome
 def fails_again(recorder: Recorder) -> None:
     recorder.fail("n1", 3, exit_code=1, step=80, after_s=100.0)
 
@@ -327,7 +331,8 @@ def is_cancelled(recorder: Recorder) -> None:
     [(fails_again, "right"), (goes_further, "wrong"), (completes, "wrong"), (is_cancelled, "open")],
 )
 def test_hindsight(then: Any, outcome: str) -> None:
-    """A STOP was right if the restart got nowhere, wrong if it got further, and open where nobody could see."""
+    """A STOP was right if the restart made no progress, wrong if it made progress, and open if this cannot be
+    known."""
     recorder = running()
     recorder.fail("n1", 3, exit_code=1, step=80)
     says(recorder, Verdict.STOP)
@@ -344,7 +349,8 @@ def test_hindsight(then: Any, outcome: str) -> None:
 
 
 def test_hindsight_of_a_crash_loop_without_steps() -> None:
-    """No answer about the failure that ended the job was waited for: it is the same by its cause."""
+    """The controller did not wait for verdicts on the last failure; it counts as the same failure because its cause
+    is the same."""
     recorder = Recorder(plan(max_restarts=1))
     recorder.join()
     recorder.start_workers()
@@ -359,7 +365,7 @@ def test_hindsight_of_a_crash_loop_without_steps() -> None:
 
 
 def test_restarts_that_no_source_stopped_are_no_would_be_stops() -> None:
-    """Only STOPs are looked at again."""
+    """Only failures with a STOP are judged in hindsight."""
     recorder = running()
     recorder.fail("n1", 3, exit_code=1, step=80)
     says(recorder, Verdict.RESTART)
@@ -368,7 +374,7 @@ def test_restarts_that_no_source_stopped_are_no_would_be_stops() -> None:
 
 
 def test_steps_that_are_found_after_the_failure_belong_to_it() -> None:
-    """Where nodes read them from a file or a log, a job that fails again at the same step has made no new one."""
+    """If nodes read the steps from a file or a log, a job that fails again at the same step has made no progress."""
     recorder = running()
     for cycle in (0, 1):
         recorder.fail("n1", 3, exit_code=1, after_s=100.0)
@@ -386,7 +392,8 @@ RESET: dict[str, Any] = {"exit_code": 1, "error": "ConnectionResetError: peer", 
 
 
 def lost_after_its_peers(recorder: Recorder, *, killed: bool) -> None:
-    """Ranks of n0 lose their peer, which is reported first: rank 3 on n1 was killed, or n1 is dead."""
+    """Ranks of n0 lose their peer and are reported first; the cause is that rank 3 on n1 was killed, or that n1 is
+    dead."""
     recorder.fail("n0", 0, **RESET)
     if killed:
         recorder.fail("n1", 3, cycle=0, after_s=0.01, signal=9)
@@ -397,7 +404,7 @@ def lost_after_its_peers(recorder: Recorder, *, killed: bool) -> None:
 
 @pytest.mark.parametrize(("killed", "rank"), [(True, 3), (False, None)])
 def test_the_cause_is_explained_first_and_then_what_its_peers_noticed(killed: bool, rank: int | None) -> None:
-    """What the sources are asked about, too; and one failure is one failure."""
+    """The sources are asked about the cause too, and cause and consequences are one failure."""
     recorder = running()
     lost_after_its_peers(recorder, killed=killed)
     found, view = told(recorder)
@@ -413,8 +420,8 @@ def test_the_cause_is_explained_first_and_then_what_its_peers_noticed(killed: bo
 
 
 def test_the_cause_in_another_replica_is_the_one_failure() -> None:
-    """Of a job that restarts as a whole: the first report was of a replica that only noticed it. A trace, metrics and
-    the page count it once too, as a failure of the replica in which the cause is."""
+    """In a job that restarts as a whole, the first report came from a replica that only noticed the failure. Trace,
+    metrics and page also count one failure, of the replica that has the cause."""
     roles = [msgspec.structs.replace(role, on_failure="restart_job") for role in roles_plan().roles]
     recorder = Recorder(msgspec.structs.replace(roles_plan(), roles=tuple(roles)))
     recorder.join()
@@ -434,8 +441,8 @@ def test_the_cause_in_another_replica_is_the_one_failure() -> None:
 @pytest.mark.parametrize("noticed_with", ["tick", "step"])
 @pytest.mark.parametrize("on_failure", ["restart_replica", "ignore"])
 def test_workers_that_hang_at_the_exit_of_others_are_a_failure(on_failure: Any, noticed_with: str) -> None:
-    """No record reports it: the controller notices at a deadline that the other nodes have finished. The loss of a
-    spare that was reported before is another failure."""
+    """No record reports it: the controller finds at a deadline that the other nodes have finished. A spare's loss
+    that was reported before is another failure."""
     [role] = plain_plan().roles
     bounds = plain_bounds(hang__exit_skew=60.0, progress__max_no_progress_cycles=3)
     role = msgspec.structs.replace(role, on_failure=on_failure)
@@ -451,7 +458,7 @@ def test_workers_that_hang_at_the_exit_of_others_are_a_failure(on_failure: Any, 
     assert (spare.cause.node, spare.key) == ("n5", None)
     assert (timeline.at, timeline.key) == (recorder.now, ("main-0", 0, 0))
     assert failure.inquiry.failed is not None and "n3 hung" in failure.inquiry.failed.cause
-    if on_failure == "restart_replica":  # decided once all nodes have reported how far they had come
+    if on_failure == "restart_replica":  # the decision waits until all nodes have reported their steps
         assert timeline.decided is None
         recorder.ready()
     timeline = history_of(recorder.entries).failures[-1]
@@ -459,7 +466,7 @@ def test_workers_that_hang_at_the_exit_of_others_are_a_failure(on_failure: Any, 
 
 
 def test_nodes_that_are_lost_before_they_have_ranks_end_no_cycle() -> None:
-    """The first rendezvous is open: each is a failure of its own, and so is the worker that fails in cycle 0."""
+    """The first rendezvous is open: each loss is a failure of its own, and so is the worker that fails in cycle 0."""
     recorder = Recorder(plan())
     recorder.join("n0", "n1", "n2", "n5")
     recorder.lose("n1", after_s=1.0)
@@ -477,8 +484,8 @@ def test_nodes_that_are_lost_before_they_have_ranks_end_no_cycle() -> None:
 
 
 def test_a_restart_that_a_user_asked_for_is_no_failure() -> None:
-    """Nor does it belong to a node that is lost while its rendezvous is open. The failure that comes later ends its
-    cycle before it is decided about."""
+    """A node that is lost while its rendezvous is open is a failure without a decision. The next failure ends its
+    cycle before the controller decides on it."""
     recorder = running(dry_run=False)
     recorder.tell(RestartAsked(request="r", by="ann", cycles={"main-0": 0}))
     recorder.lose("n2", after_s=0.1)
@@ -493,8 +500,8 @@ def test_a_restart_that_a_user_asked_for_is_no_failure() -> None:
 
 
 def test_every_report_has_the_same_failures() -> None:
-    """Histories of which the core has decided anything in any order: each failure that it decided about ended a
-    cycle, by the records alone, and no other did. The decision is that failure's."""
+    """In any history, the failures that ended a cycle by the records alone are those that the core decided on, with
+    the same decisions."""
     for seed in range(300):
         fleet = wandering_fleet(seed)
         replayed, _ = read_failures(fleet.plan, FILES, fleet.journal)

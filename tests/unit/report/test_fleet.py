@@ -1,4 +1,4 @@
-"""Many jobs on one page: added up from their journals, each read once."""
+"""Many jobs on one page: their journals, each read once, are summed up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.unit.report.recorder import BEGIN, ended, with_one_recovery, write
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Three: one with three failures, one with one, one without a journal; and what reads them."""
+    """Three jobs: one with three failures, one with one failure, one without a journal; with a cache folder of their
+    own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folders = [write(tmp_path / "jobs", eventful(), job="1"), write(tmp_path / "jobs", ended(), job="2")]
     folders.append(write(tmp_path / "jobs", ended(), job="3"))
@@ -30,7 +31,8 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_jobs_are_added_up(jobs) -> None:
-    """Failures by cause and node, repairs, and the time of all nodes; a job without a journal is left out."""
+    """Failures are summed by cause and node, with repairs and the time of all nodes; a job without a journal is left
+    out."""
     fleet = read_fleet(jobs, since=BEGIN)
     assert [job.job for job in fleet.jobs] == ["1", "2"]
     assert {kind: repair.count for kind, repair in fleet.by_kind.items()} == {
@@ -49,7 +51,7 @@ def test_jobs_are_added_up(jobs) -> None:
 
 
 def test_what_was_read_is_not_read_again(jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a job whose journal has grown since; and the answer is that of a first reading."""
+    """Only a job whose journal has grown is read again; the result is that of a first reading."""
     first = read_fleet(jobs, since=BEGIN)
     read: list[str] = []
     summarise = fleets.summarise
@@ -69,8 +71,8 @@ def test_what_was_read_is_not_read_again(jobs, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_job_that_runs_counts_up_to_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long its journal has been silent, and at each look anew. One that nothing vouches for counts up to its
-    last entry, and one whose batch host was killed up to the end that its result has."""
+    """A running job counts up to now at each look, however old its last entry. A job that may have died counts up to
+    its last entry, and one whose batch host was killed up to the end in its result."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     recorder, pid = with_one_recovery(), os.getpid()
     folders = [write(tmp_path / "jobs", recorder, job=job) for job in ("runs", "unknown", "killed")]
@@ -112,14 +114,14 @@ def test_a_cache_that_is_torn_is_made_again(jobs, damage: bytes) -> None:
 
 
 def test_older_jobs_are_left_out(jobs) -> None:
-    """By the last entry of the journal; one whose file is older than that is not even opened."""
+    """The last entry decides; a journal file whose time is older than that is not even opened."""
     os.utime(jobs[0].events_path, (BEGIN, BEGIN))
     assert [job.job for job in read_fleet(jobs, since=BEGIN + 5.0).jobs] == ["2"]
     assert read_fleet(jobs, since=BEGIN + 10**6).jobs == ()
 
 
-def test_the_page_holds_what_was_added_up(jobs) -> None:
-    """And it is a page for no job, too. Nothing that a job has written is markup in it."""
+def test_the_page_shows_what_was_added_up(jobs) -> None:
+    """A page without jobs is a page too. Nothing that a job has written becomes markup."""
     fleet: Fleet = read_fleet(jobs, since=BEGIN)
     page = fleet_page(fleet, since=BEGIN, now=BEGIN + 1000.0).decode()
     assert "a worker hung" in page and "nvrx-slurm report 1" in page

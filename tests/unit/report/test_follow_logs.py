@@ -1,4 +1,4 @@
-"""Following a job's output to its last word."""
+"""Following a job's output up to its last line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.report.recorder import ended, say, write
 
 
 def test_what_agents_write_after_the_jobs_end_is_shown(tmp_path: Path) -> None:
-    """The journal says that the job has ended while an agent still has its workers' last lines to write."""
+    """The journal has the job's end while an agent still has to write its workers' last lines."""
     folder = write(tmp_path, ended())
     say(folder, "a\n")
     looks = iter(["last words\n", ""])
@@ -23,8 +23,8 @@ def test_what_agents_write_after_the_jobs_end_is_shown(tmp_path: Path) -> None:
     assert b"".join(chunk.data for chunk in shown) == b"a\nlast words\n"
 
 
-def test_nobody_waits_for_ever_for_an_agent_that_never_ends(tmp_path: Path) -> None:
-    """Nor for a host that was killed after the job's end."""
+def test_the_wait_for_an_agent_that_never_ends_is_bounded(tmp_path: Path) -> None:
+    """The reader stops at its bound, for example if the host was killed after the job's end."""
     folder = write(tmp_path, ended())
     say(folder, "a\n")
     clock = StillClock()

@@ -1,5 +1,4 @@
-"""Where the time of a job's nodes went: three journals that were added up by hand, and thousands that nobody
-wrote."""
+"""How the time of a job's nodes was spent: three journals with sums made by hand, and thousands of generated ones."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ def journal(*timed: tuple[float, AnyRecord]) -> list[Entry]:
 
 
 def seconds(goodput: Goodput) -> dict[str, float]:
-    """The parts that are not empty."""
+    """The parts that are not zero, in seconds."""
     return {part: took / 1e6 for part, took in goodput.parts_us.items() if took}
 
 
@@ -115,8 +114,8 @@ def test_a_job_without_a_fault() -> None:
 
 
 def test_a_node_that_is_lost() -> None:
-    """n1 freezes at 106 s and is given up at 110 s; n2, which stood by, takes its ranks; 40 of the steps of cycle 1
-    had been made before, which is two fifths of its time."""
+    """n1 freezes at 106 s and is given up at 110 s; n2, a standby node, takes its ranks; 40 of the steps of cycle 1
+    repeat earlier ones, which is two fifths of its time."""
     goodput = measured(
         journal(
             (0, JobStarted(job="1", name="a", expected=("n0", "n1", "n2"))),
@@ -157,7 +156,7 @@ def test_a_node_that_is_lost() -> None:
 
 
 def test_a_job_that_is_requeued_suspended_and_judged() -> None:
-    """One node, whose workers report no steps: so nothing is called new. Between the generations it waits in the
+    """One node, whose workers report no steps, so no step counts as new. Between the generations the job is in the
     queue, Slurm suspends it once, and one rendezvous waits three seconds for a verdict."""
     goodput = measured(
         journal(
@@ -205,8 +204,8 @@ def test_a_job_that_is_requeued_suspended_and_judged() -> None:
 
 
 def test_a_generation_without_an_end_ends_with_its_last_entry() -> None:
-    """The batch host was lost: what follows is the queue, although the next controller is in the journal before the
-    next generation."""
+    """The batch host was lost: the time after that is queue time, although the next controller's record precedes the
+    next generation's."""
     goodput = measured(
         journal(
             (0, ControllerStarted(epoch=1, host="h", pid=1)),
@@ -225,7 +224,7 @@ def test_a_generation_without_an_end_ends_with_its_last_entry() -> None:
 
 
 def with_rollouts(*reporting: str) -> Goodput:
-    """A policy and three rollouts run, and these report steps; then an hour passes."""
+    """A policy and three rollouts run, and the replicas `reporting` report steps; then an hour passes."""
     recorder = Recorder(roles_plan())
     recorder.join()
     for replica in list(recorder.job.replicas):
@@ -236,7 +235,7 @@ def with_rollouts(*reporting: str) -> Goodput:
 
 
 def test_workers_that_report_no_steps_are_not_judged() -> None:
-    """The ratio is that of the others: two nodes of the policy make new steps, one is a spare."""
+    """The ratio counts only the others: two nodes of the policy make new steps, one node is a spare."""
     goodput = with_rollouts("policy-0")
     assert goodput.share("unreported") == pytest.approx(1 / 2, abs=0.01)
     assert goodput.ratio == pytest.approx(2 / 3, abs=0.01)
@@ -244,7 +243,7 @@ def test_workers_that_report_no_steps_are_not_judged() -> None:
 
 
 def test_jobs_without_steps_have_no_part_in_the_ratio_of_all() -> None:
-    """Nor have the workers without steps of a job that reports some."""
+    """The same holds for workers without steps in a job whose other workers report steps."""
     base = {"job": "1", "name": "a", "folder": "/", "began": BEGIN, "ended": BEGIN, "exit_code": None}
     jobs = [JobSummary(**base, goodput=with_rollouts(*reporting)) for reporting in ((), ("policy-0",))]
     fleet = add_up(jobs)
@@ -254,7 +253,8 @@ def test_jobs_without_steps_have_no_part_in_the_ratio_of_all() -> None:
 
 
 def test_restarts_in_process_cost_what_they_took() -> None:
-    """Two restarts of 3 s, of a world of two nodes: 12 node-seconds that are no steps; never more than there is."""
+    """Two restarts of 3 s in a world of two nodes are 12 node-seconds without steps, and never more than the job
+    has."""
     restart = InProcessRestart(cause="x", iteration=1, world_size=2, active_world_size=2, total_s=3.0)
     start = (
         (0, JobStarted(job="1", name="a", expected=("n0", "n1"))),
@@ -272,7 +272,7 @@ def test_restarts_in_process_cost_what_they_took() -> None:
 
 
 def test_a_job_that_goes_on_counts_up_to_the_moment_that_is_shown() -> None:
-    """All six nodes are held until now."""
+    """All six nodes are counted until now."""
     recorder = with_one_recovery()
     began, now = recorder.entries[0].t, recorder.now + 1000.0
     goodput = measured(recorder.entries, at=now)
@@ -281,7 +281,7 @@ def test_a_job_that_goes_on_counts_up_to_the_moment_that_is_shown() -> None:
 
 
 def test_every_part_has_words() -> None:
-    """A part without a word would be missing from tables; a span without a part from the sum."""
+    """Each part has a description, for the tables; each kind of span has a part, for the sum."""
     assert all(part.words and part.meaning for part in PARTS.values())
     assert {OF_KIND.get(kind, kind) for kind in get_args(Kind)} - {"stepping", "unstepped"} < set(PARTS)
     assert set(OF_KIND) < set(get_args(Kind))
@@ -297,12 +297,12 @@ RULES = [
 
 
 def wandering(seed: int) -> list[Entry]:
-    """The journal of one."""
+    """The journal of one wandering fleet."""
     return wandering_fleet(seed).journal
 
 
 def wandering_fleet(seed: int) -> Fleet:
-    """What a core journals when anything happens in any order: the rules of `test_history`, drawn by a seed."""
+    """A fleet in which anything happens in any order: the rules of `test_history`, drawn by a seed."""
     chance = Random(seed)
     machine = History()
     machine.watch(Fleet(chance.choice(PLANS)))
@@ -332,7 +332,7 @@ def wandering_fleet(seed: int) -> Fleet:
 
 
 def held_us(entries: list[Entry]) -> int:
-    """The same total, computed from the ends of the job alone."""
+    """The same total, computed only from the start and the end of the job."""
     began, ended, nodes = entries[0].t, entries[-1].t, 0
     for entry in entries:
         if isinstance(entry.record, JobStarted):
@@ -345,8 +345,8 @@ def held_us(entries: list[Entry]) -> int:
 
 @pytest.mark.parametrize("block", range(8))
 def test_the_parts_add_up_in_every_history(block: int) -> None:
-    """2,000 histories: no part is negative, and together they are the time that the job held its nodes; and so for
-    the spans of each node, which follow each other without a gap."""
+    """In 2,000 histories no part is negative, and the sum is the time for which the job had its nodes; the spans of
+    each node follow each other without a gap."""
     for seed in range(block * 250, block * 250 + 250):
         entries = wandering(seed)
         spans: list[Span] = []

@@ -1,4 +1,4 @@
-"""What failed, and what was done about it: one story for each failure, whatever was reported first."""
+"""What failed and what was decided: one timeline for each failure, whichever of its reports came first."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def history_of(entries: list[Entry]) -> JobTimeline:
     return history
 
 
-def test_a_consequence_that_is_heard_first_is_no_failure_of_its_own() -> None:
-    """A worker loses its peer, the rendezvous opens, and then the node of that peer is known to be lost: one failure,
-    whose cause is the node; the worker's report is counted with it."""
+def test_a_consequence_that_is_reported_first_is_no_failure_of_its_own() -> None:
+    """A worker loses its peer, the rendezvous opens, and then that peer's node is known to be lost: this is one
+    failure, caused by the node, which also counts the worker's report."""
     recorder = to_first_cycle()
     recorder.fail("n0", 0, exit_code=1, error="ConnectionResetError", peer_lost=True, step=80)
     recorder.lose("n2", after_s=0.2)
@@ -33,7 +33,7 @@ def test_a_consequence_that_is_heard_first_is_no_failure_of_its_own() -> None:
 
 
 def test_failures_of_two_cycles_are_two() -> None:
-    """Each with what was decided; the second is a worker's exception."""
+    """Each has its own cycle; the second is a worker's exception."""
     recorder = to_first_cycle()
     recorder.lose("n2")
     recorder.ready()
@@ -46,7 +46,7 @@ def test_failures_of_two_cycles_are_two() -> None:
 
 
 def test_an_agent_that_is_replaced_is_a_failure() -> None:
-    """No record but the next agent's join says so; the decision that follows belongs to it."""
+    """Only the join of the next agent shows it; the decision that follows belongs to this failure."""
     recorder = to_first_cycle()
     recorder.tell(NodeJoined(node="n2", incarnation="another", seq=1, addr="127.0.0.1", port=5000))
     recorder.ready()

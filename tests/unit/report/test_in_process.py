@@ -14,7 +14,8 @@ from tests.unit.report.recorder import Recorder, to_first_cycle, view_of, write
 
 
 def restarted() -> Recorder:
-    """Twice in cycle 0, the second time for three; then a worker is replaced, and once more in cycle 1."""
+    """Two restarts in cycle 0, the second one counted three times; then a worker is replaced, and one restart in
+    cycle 1."""
     recorder = to_first_cycle()
     recorder.restart_in_process("n0", 1)
     recorder.restart_in_process("n0", 4, times=3)
@@ -26,7 +27,8 @@ def restarted() -> Recorder:
 
 
 def test_they_are_counted_apart_from_those_of_workers(tmp_path: Path) -> None:
-    """By job and by cycle; a restart of the replica is none of them, and none of them costs the budget."""
+    """They are counted for the job and for each cycle; restarts of the replica are not among them, and they spend no
+    budget."""
     status = msgspec.json.decode(
         msgspec.json.encode(snapshot.as_status(snapshot.take(write(tmp_path, restarted()), live=False)))
     )
@@ -36,8 +38,9 @@ def test_they_are_counted_apart_from_those_of_workers(tmp_path: Path) -> None:
     assert (last["cycle"], last["iteration"], last["cause"]) == (1, 1, "exception on rank 1 (KeyError: 3)")
 
 
-def test_the_page_tells_the_last_one(tmp_path: Path) -> None:
-    """How many, how long the last took, when, and why; a job without any has no such line."""
+def test_the_page_shows_the_last_one(tmp_path: Path) -> None:
+    """It shows how many there were, and when, why and for how long the last one happened; a job without any has no
+    such line."""
     recorder = restarted()
     recorder.finish()
     shot = snapshot.take(write(tmp_path, recorder), live=False, clock=SystemClock())
@@ -47,7 +50,7 @@ def test_the_page_tells_the_last_one(tmp_path: Path) -> None:
 
 
 def test_no_node_and_no_replica_changes() -> None:
-    """The ranks run on: phases, steps and the last failure are as they were."""
+    """The ranks keep running: phases, steps and the last failure do not change."""
     recorder = to_first_cycle()
     before = view_of(recorder)
     recorder.restart_in_process("n0", 1)
@@ -56,7 +59,7 @@ def test_no_node_and_no_replica_changes() -> None:
 
 
 def test_an_event_is_one_line_that_says_why_and_what_took_longest() -> None:
-    """Iteration, world, time, the three longest phases, and the cause."""
+    """It has iteration, world, time, the three longest phases, and the cause."""
     recorder = restarted()
     said = [describe(entry.record) for entry in recorder.entries if "iteration" in describe(entry.record)]
     took = "42.0 ms (aborted 30.0 ms, synchronised 9.0 ms, left 2.0 ms)"
@@ -68,6 +71,6 @@ def test_an_event_is_one_line_that_says_why_and_what_took_longest() -> None:
 
 
 def test_the_journal_line_gives_it_back() -> None:
-    """With the restart in it, as one JSON object."""
+    """The line is one JSON object with the restart in it."""
     entries: list[Entry] = restarted().entries
     assert [entry_from_json(entry_to_json(entry)) for entry in entries] == entries

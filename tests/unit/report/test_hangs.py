@@ -1,4 +1,5 @@
-"""Hangs, silence and death in a view: what a hung worker, a silent node and a flapping one look like."""
+"""Hangs, silence and death in a view: how a hung worker, a silent node and a node that is lost again and again are
+shown."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def flapping() -> Recorder:
 
 
 def test_a_hung_worker_is_a_failure_like_a_failed_one() -> None:
-    """The failure says who hangs, since when and where, and which file has the stacks; the decision follows it."""
+    """The failure has the rank that hangs, since when and where, and the file with its stacks; the decision follows
+    it."""
     recorder = to_first_cycle()
     recorder.hang("n1", 3)
     view = view_of(recorder)
@@ -34,7 +36,7 @@ def test_a_hung_worker_is_a_failure_like_a_failed_one() -> None:
 
 
 def test_a_hang_during_the_teardown_is_no_failure() -> None:
-    """Once the job ends, whoever hangs is merely torn down."""
+    """When the job is ending, the hung worker is torn down with the others."""
     recorder = to_first_cycle()
     recorder.cancel()
     recorder.hang("n1", 3)
@@ -42,8 +44,8 @@ def test_a_hang_during_the_teardown_is_no_failure() -> None:
 
 
 def test_a_silent_nodes_ranks_wait_for_proof_of_its_death() -> None:
-    """The rendezvous stays open although every survivor is ready, and says for whose death it waits; proof ends
-    that."""
+    """The rendezvous stays open although every survivor is ready, and names the node whose death must be proven; the
+    proof lets it close."""
     recorder = to_first_cycle()
     recorder.lose("n2", safe_after_s=34.0)
     lost_at = recorder.now
@@ -59,7 +61,7 @@ def test_a_silent_nodes_ranks_wait_for_proof_of_its_death() -> None:
 
 
 def test_time_is_proof_too() -> None:
-    """When the bound has passed the rendezvous closes, and nothing is held any more."""
+    """When the bound has passed, the rendezvous closes and no ranks wait any more."""
     recorder = to_first_cycle()
     recorder.lose("n2", safe_after_s=34.0)
     recorder.ready()
@@ -69,15 +71,15 @@ def test_time_is_proof_too() -> None:
     assert view.replicas["main-0"].phase == "starting"
 
 
-def test_a_silent_spare_holds_no_ranks() -> None:
-    """It had none, so nobody waits for the proof."""
+def test_no_ranks_wait_for_a_silent_spare() -> None:
+    """It had no ranks, so no rendezvous waits for the proof."""
     recorder = to_first_cycle()
     recorder.lose("n5", at=None, safe_after_s=34.0)
     assert view_of(recorder).nodes["n5"].held_until is None
 
 
 def test_proof_about_an_older_agent_says_nothing_of_the_new_one() -> None:
-    """Only the agent that was lost is meant."""
+    """A proof counts only for the agent that it names."""
     recorder = to_first_cycle()
     recorder.lose("n2", safe_after_s=34.0)
     view = view_of(recorder)
@@ -87,7 +89,7 @@ def test_proof_about_an_older_agent_says_nothing_of_the_new_one() -> None:
 
 
 def test_what_slurm_says_of_a_lost_node_is_kept() -> None:
-    """Its state and reason stand by the node until it comes back."""
+    """The view keeps Slurm's state and reason of the node until the node comes back."""
     recorder = to_first_cycle()
     recorder.lose("n2")
     recorder.tell(records.SlurmNodeState(node="n2", state="DOWN+NOT_RESPONDING", reason="Not responding"))
@@ -97,7 +99,7 @@ def test_what_slurm_says_of_a_lost_node_is_kept() -> None:
 
 
 def test_a_node_that_keeps_dying_is_quarantined() -> None:
-    """It is here and no spare; its note says how often it was lost; no rendezvous waits for it."""
+    """The node has joined, but is no spare; its note says how often it was lost; no rendezvous waits for it."""
     recorder = flapping()
     view = view_of(recorder)
     assert view.nodes["n5"].state == "quarantined"
@@ -109,7 +111,8 @@ def test_a_node_that_keeps_dying_is_quarantined() -> None:
 
 
 def test_a_node_that_stopped_its_own_workers_is_the_failure() -> None:
-    """An isolated node's own word is why its replica restarts; the node stays, and is waited for."""
+    """The report of the isolated node is the reason of the restart; the node stays, and the rendezvous waits for
+    it."""
     recorder = to_first_cycle()
     recorder.tell(records.NodeIsolated(**recorder.agent("n1"), replica="main-0", cycle=0, for_s=31.2))
     view = view_of(recorder)
@@ -119,7 +122,7 @@ def test_a_node_that_stopped_its_own_workers_is_the_failure() -> None:
 
 
 def test_stacks_and_what_was_learned_change_no_node() -> None:
-    """A dump is remembered as the last one, and disturbs nothing; what was learned shows in the journal only."""
+    """The view keeps the last dump and changes nothing else; what was learned is in the journal only."""
     recorder = to_first_cycle()
     before = view_of(recorder)
     recorder.tell(records.DumpAsked(request="ab12", by="ann@login"))
@@ -132,8 +135,8 @@ def test_stacks_and_what_was_learned_change_no_node() -> None:
     assert (view.nodes, view.replicas, view.last_decision) == (before.nodes, before.replicas, before.last_decision)
 
 
-def test_a_node_whose_workers_are_done_is_told_apart() -> None:
-    """It keeps its ranks and is done; in a next cycle it is not."""
+def test_a_node_whose_workers_are_done_is_marked() -> None:
+    """The node keeps its ranks and is marked as done until the next cycle."""
     recorder = to_first_cycle()
     recorder.tell(records.WorkersDone(**recorder.agent("n1"), replica="main-0", cycle=0))
     assert [node.name for node in view_of(recorder).nodes.values() if node.done] == ["n1"]

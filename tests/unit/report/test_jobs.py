@@ -1,4 +1,4 @@
-"""Which jobs there are, how they stand, and whether anybody runs them."""
+"""The list of jobs, their states, and whether a process still runs them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def info(pid: int, *, started_at: float, host: str | None = None) -> JobInfo:
 
 
 def test_jobs_are_listed_newest_first(tmp_path: Path) -> None:
-    """Folders that are no jobs are passed over; the newest job comes first."""
+    """The newest job comes first; folders that are no jobs are ignored."""
     for number, job in enumerate(("a", "b", "c")):
         write(tmp_path, ended(), job=job).write_info(info(1, started_at=BEGIN + number))
     (tmp_path / "notes").mkdir()
@@ -58,7 +58,7 @@ def test_jobs_are_listed_newest_first(tmp_path: Path) -> None:
 
 
 def test_a_run_in_the_allocation_of_an_arrays_task_is_no_task(tmp_path: Path) -> None:
-    """`1_3-run1` stands beside `1_3`, and is another job."""
+    """`1_3-run1` is beside `1_3`, and is another job."""
     for job in ("1_12", "1_3", "1_3-run1"):
         write(tmp_path, ended(), job=job)
     assert [folder.job_id for folder in tasks_of(tmp_path, "1")] == ["1_3", "1_12"]
@@ -68,7 +68,7 @@ def test_a_run_in_the_allocation_of_an_arrays_task_is_no_task(tmp_path: Path) ->
 def test_a_job_that_is_removed_meanwhile_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: int
 ) -> None:
-    """Another process removes its folder after this look at its plan; no host has taken it up yet."""
+    """Another process removes its folder after this read of its plan; no batch host has started it yet."""
     for job in ("a", "b"):
         (write(tmp_path, ended(), job=job).path / "job.json").unlink()
     is_file, looks = Path.is_file, itertools.count(1)
@@ -84,10 +84,10 @@ def test_a_job_that_is_removed_meanwhile_hides_no_other(
 
 
 @pytest.mark.parametrize("jobs_of", [known_jobs, my_jobs])
-def test_a_base_folder_that_is_removed_holds_no_jobs(
+def test_a_base_folder_that_is_removed_has_no_jobs(
     jobs_of: Callable[[Path], Iterable[JobFolder]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process removes it just before it is read."""
+    """Another process removes the folder just before it is read."""
     write(tmp_path / "jobs", ended())
     iterdir = Path.iterdir
 
@@ -102,7 +102,7 @@ def test_a_base_folder_that_is_removed_holds_no_jobs(
 def test_the_size_of_a_folder_is_that_of_the_files_that_are_still_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process removes all other files when the first one is looked at."""
+    """Another process removes all other files while the first one is read."""
     for name in ("a", "b", "c"):
         (tmp_path / name).write_text("four")
     lstat = Path.lstat
@@ -118,7 +118,7 @@ def test_the_size_of_a_folder_is_that_of_the_files_that_are_still_there(
 
 
 def test_a_job_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: Path) -> None:
-    """The message names the folder, its jobs, and the nearest one."""
+    """The message names the folder, its jobs, and the job with the nearest name."""
     write(tmp_path, ended(), job="4711")
     with pytest.raises(UsageError, match=r"no job '4712' in .* \(did you mean 4711\?\); it holds 4711"):
         find_job(tmp_path, "4712")
@@ -128,7 +128,7 @@ def test_a_job_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path:
 
 @pytest.mark.parametrize("job_id", ["", ".", "..", "../x", "a/b", "/etc"])
 def test_a_job_id_is_no_path(tmp_path: Path, job_id: str) -> None:
-    """Nothing outside the base folder is taken for a job."""
+    """A path outside the base folder is never taken for a job."""
     base = tmp_path / "base"
     write(base, ended(), job="real")
     write(tmp_path, ended(), job="x")
@@ -137,7 +137,7 @@ def test_a_job_id_is_no_path(tmp_path: Path, job_id: str) -> None:
         find_job(base, job_id)
 
 
-def test_the_list_tells_how_each_job_stands(tmp_path: Path) -> None:
+def test_the_list_shows_the_state_of_each_job(tmp_path: Path) -> None:
     """State, nodes, cycle, restarts and step of each job come from its journal."""
     write(tmp_path, ended(), job="done")
     write(tmp_path, with_one_recovery(), job="running")
@@ -166,7 +166,7 @@ def test_the_list_tells_how_each_job_stands(tmp_path: Path) -> None:
     ],
 )
 def test_the_result_says_how_a_job_ended(tmp_path: Path, exit_code: int, state: str) -> None:
-    """The result's exit code decides, even where the journal misses its end."""
+    """The result's exit code decides, even if the journal has no end."""
     folder = write(tmp_path, with_one_recovery())
     folder.write_result(Result(exit_code=exit_code, reason="because", ended_at=BEGIN))
     shot = snapshot.take(folder)
@@ -174,7 +174,7 @@ def test_the_result_says_how_a_job_ended(tmp_path: Path, exit_code: int, state: 
 
 
 def test_a_job_whose_journal_has_no_end_ends_with_its_result(tmp_path: Path) -> None:
-    """Its batch host was killed: its last steps count up to the end that the result has, on each page."""
+    """Its batch host was killed: on each page its last steps count up to the time of the end in the result."""
     recorder = with_one_recovery()
     folder = write(tmp_path, recorder)
     folder.write_result(Result(exit_code=75, reason="batch host killed", ended_at=recorder.now + 3600.0))
@@ -187,7 +187,8 @@ def test_a_job_whose_journal_has_no_end_ends_with_its_result(tmp_path: Path) -> 
 
 
 def test_the_end_of_the_journal_is_the_end_of_the_job(tmp_path: Path) -> None:
-    """Whatever the clock of the batch host said: neither it, nor an older one, moves the end."""
+    """A time in the result, which is by the batch host's clock, does not change it, nor does one before the last
+    entry."""
     recorder = ended()
     folder = write(tmp_path, recorder)
     folder.write_result(Result(exit_code=0, reason="done", ended_at=recorder.now + 3600.0))
@@ -199,7 +200,7 @@ def test_the_end_of_the_journal_is_the_end_of_the_job(tmp_path: Path) -> None:
 
 
 def test_a_local_job_whose_host_process_is_gone_died(tmp_path: Path) -> None:
-    """No result, no job_ended, and the process is gone: the job died, and its page says so."""
+    """With no result, no job_ended and no process, the state is `died`."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     folder = write(tmp_path, with_one_recovery())
     folder.write_info(info(child.pid, started_at=SystemClock().wall()))
@@ -207,8 +208,8 @@ def test_a_local_job_whose_host_process_is_gone_died(tmp_path: Path) -> None:
     assert snapshot.take(folder).state == "died"
 
 
-def test_a_process_lives_unless_it_is_a_zombie_or_somebody_elses() -> None:
-    """A living host is one with the same number that is not a zombie and is not younger than the job."""
+def test_a_process_lives_unless_it_is_a_zombie_or_its_pid_was_reused() -> None:
+    """The host is alive if its pid is in use by a process that is no zombie and no younger than the job."""
     now = SystemClock().wall()
     assert info(os.getpid(), started_at=now).host_lives()
     assert not info(os.getpid(), started_at=now - 10 * 365 * 86_400).host_lives(), "a recycled process id"
@@ -219,14 +220,14 @@ def test_a_process_lives_unless_it_is_a_zombie_or_somebody_elses() -> None:
 
 
 def test_a_process_on_another_host_is_given_the_benefit_of_the_doubt(tmp_path: Path) -> None:
-    """Only the host itself can tell that its process is gone."""
+    """A reader on this host cannot know that the process has ended, so it takes the job for running."""
     folder = write(tmp_path, with_one_recovery())
     folder.write_info(info(2**22 + 1, started_at=BEGIN, host="another"))
     assert not Presence(folder).gone()
 
 
 def test_a_result_ends_a_job_once_its_store_is_gone(tmp_path: Path) -> None:
-    """Between the result and the end of the store the job is still ending."""
+    """Until the batch host has removed its store, the job is still ending."""
     folder = write(tmp_path, ended())
     folder.write_store(StoreAddress(url="redis://127.0.0.1:1", job="1", token="t"))
     folder.write_result(Result(exit_code=0, reason="done", ended_at=SystemClock().wall()))
@@ -236,7 +237,8 @@ def test_a_result_ends_a_job_once_its_store_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_batch_host_that_was_killed_behind_its_result_clears_nothing_away(tmp_path: Path) -> None:
-    """It leaves the store's address, and `events -f` must end all the same: here its process says so, or the time."""
+    """The store's address is left behind, and `events -f` must still end: because the process has ended, or after a
+    time."""
     folder, now = write(tmp_path, with_one_recovery()), SystemClock().wall()
     folder.write_store(StoreAddress(url="redis://127.0.0.1:1", job="1", token="t"))
     for pid, host, ago_s, gone in (
@@ -259,7 +261,7 @@ class _Clock(SystemClock):
 
 
 def test_slurm_is_asked_rarely_and_believed_when_a_job_is_over(tmp_path: Path) -> None:
-    """A Slurm job's end is asked for every 30 s at most, and not while the job speaks itself."""
+    """A reader asks Slurm every 30 s at most, and not while the job itself answers."""
     folder, asked, clock = write(tmp_path, with_one_recovery(), job="17", cluster="slurm"), [], _Clock()
     answers = [JobState.RUNNING, JobState.NODE_FAIL]
 
@@ -280,8 +282,8 @@ def test_slurm_is_asked_rarely_and_believed_when_a_job_is_over(tmp_path: Path) -
     assert presence.ask().exit_code == 75
 
 
-def test_who_hears_of_neither_slurm_nor_the_job_gives_up(tmp_path: Path) -> None:
-    """The bound counts from the first question without an answer; an answer, or a word of the job, ends the count."""
+def test_a_reader_without_signs_of_slurm_and_the_job_gives_up(tmp_path: Path) -> None:
+    """The bound counts from the first unanswered question; an answer of Slurm, or a sign of the job, resets it."""
     folder, clock = write(tmp_path, with_one_recovery(), job="17", cluster="slurm"), _Clock()
     answers: dict[float, JobState] = {60.0: JobState.RUNNING}
     presence = Presence(folder, clock=clock, slurm=lambda job_id: answers.get(clock.now), gives_up_s=120.0)
@@ -300,7 +302,7 @@ def test_who_hears_of_neither_slurm_nor_the_job_gives_up(tmp_path: Path) -> None
 
 
 def test_a_submitted_job_that_has_not_started_is_pending(tmp_path: Path) -> None:
-    """A folder with nothing but the job script belongs to a job in Slurm's queue; Slurm's word is shown."""
+    """A folder with only the job script belongs to a job in Slurm's queue; Slurm's state is shown."""
     folder = JobFolder(tmp_path / "17")
     folder.create()
     (folder.path / "job.sh").write_text("#!/bin/bash\n")
@@ -312,7 +314,7 @@ def test_a_submitted_job_that_has_not_started_is_pending(tmp_path: Path) -> None
 
 
 def test_the_json_object_is_the_same_for_every_job(tmp_path: Path) -> None:
-    """Running, ended or pending: `status --json` has the same keys, and times and numbers are numbers."""
+    """Running, ended or pending, `status --json` has the same keys; times and numbers are JSON numbers."""
     pending = JobFolder(tmp_path / "p")
     pending.create()
     folders = [write(tmp_path, to_first_cycle(), job="a"), write(tmp_path, ended(), job="b"), pending]
@@ -338,7 +340,7 @@ def test_the_json_object_is_the_same_for_every_job(tmp_path: Path) -> None:
     ],
 )
 def test_slurm_may_still_have_a_job_that_has_ended(tmp_path: Path, state, later_s, shown) -> None:
-    """Shortly after its end Slurm is asked; one that ended long ago is no question."""
+    """Slurm is asked only for a short time after the job's end."""
     folder, clock = write(tmp_path, ended(), job="17", cluster="slurm"), SystemClock()
     folder.write_result(Result(exit_code=0, reason="done", ended_at=clock.wall() - later_s))
     assert still_in_slurm(folder, clock=clock, slurm=lambda job_id: state) == shown
@@ -348,8 +350,8 @@ def test_slurm_may_still_have_a_job_that_has_ended(tmp_path: Path, state, later_
 
 
 @pytest.mark.parametrize(("cluster", "hosts"), [("slurm", ["elsewhere"]), ("local", [])])
-def test_a_reader_without_the_store_is_told_what_becomes_of_the_job(tmp_path: Path, cluster: str, hosts) -> None:
-    """Its batch host may be lost: then Slurm is asked to requeue the job, after a time that the user knows."""
+def test_a_page_without_the_store_says_what_happens_to_the_job(tmp_path: Path, cluster: str, hosts) -> None:
+    """Its batch host may be lost: a note says after which time Slurm is asked to requeue the job."""
     folder = write(tmp_path, to_first_cycle(), job="17", cluster=cluster)
     shot = snapshot.take(folder, live=False, slurm=lambda job_id: JobState.RUNNING)
     notes = [row.cells[1] for row in page.facts(dataclasses.replace(shot, store_error="the store is away"))]
@@ -358,7 +360,7 @@ def test_a_reader_without_the_store_is_told_what_becomes_of_the_job(tmp_path: Pa
 
 
 def test_a_job_that_was_requeued_waits_in_the_queue_however_long(tmp_path: Path) -> None:
-    """If it is cancelled there, that is its end, also once Slurm has forgotten it."""
+    """If it is cancelled there, it has ended, also after Slurm has forgotten it."""
     folder, clock = write(tmp_path, ended(), job="17", cluster="slurm"), SystemClock()
     folder.write_result(Result(exit_code=75, reason="preempted", ended_at=clock.wall() - DAY_S))
     shot = snapshot.take(folder, clock=clock, slurm=lambda job_id: JobState.PENDING)
@@ -370,8 +372,8 @@ def test_a_job_that_was_requeued_waits_in_the_queue_however_long(tmp_path: Path)
 
 
 def test_a_job_cancelled_in_the_queue_stays_cancelled(tmp_path: Path) -> None:
-    """Once a reader has seen it, also after Slurm has forgotten the job, and where Slurm does not answer. A later
-    start of the job makes it of no account."""
+    """A reader that saw it records it: it stays cancelled after Slurm has forgotten the job, or when Slurm does not
+    answer. A later start of the job overrides it."""
     folder = JobFolder(tmp_path / "17")
     folder.create()
     folder.write("job.sh", b"#!/bin/bash\n")
@@ -380,13 +382,13 @@ def test_a_job_cancelled_in_the_queue_stays_cancelled(tmp_path: Path) -> None:
         shot = snapshot.take(folder, slurm=lambda job_id, state=state: state)
         assert (shot.state, shot.exit_code, shot.reason) == ("cancelled", 143, "CANCELLED in Slurm")
     requeued = snapshot.take(folder, slurm=lambda job_id: JobState.PENDING)
-    assert requeued.state == "pending", "Slurm's own word counts"
+    assert requeued.state == "pending", "Slurm's own state counts"
     folder.remove_result()  # as the batch host does when it starts
     assert snapshot.take(folder, slurm=lambda job_id: JobState.UNKNOWN).exit_code is None
 
 
 def test_the_page_of_a_pending_job_says_why(tmp_path: Path) -> None:
-    """Slurm's reason, in the page and in the object."""
+    """The page and the object have Slurm's reason."""
     folder = JobFolder(tmp_path / "17")
     folder.create()
     place = QueuePlace(job_id="17", reason="JobHeldUser", submitted_at=SystemClock().wall() - 60.0)
@@ -409,7 +411,7 @@ def test_the_page_of_a_pending_job_says_why(tmp_path: Path) -> None:
     ],
 )
 def test_status_and_wait_agree_on_a_job_that_slurm_may_requeue(tmp_path: Path, code, slurm, state, exit_code) -> None:
-    """A result that Slurm may yet requeue is no end, until Slurm has cleared the job away."""
+    """A job with a result that Slurm may requeue has not ended until Slurm has removed it."""
     folder, clock = write(tmp_path, ended(), job="17", cluster="slurm"), SystemClock()
     folder.write_result(Result(exit_code=code, reason="because", ended_at=clock.wall()))
     shot = snapshot.take(folder, clock=clock, slurm=lambda job_id: slurm)
@@ -424,7 +426,8 @@ def test_status_and_wait_agree_on_a_job_that_slurm_may_requeue(tmp_path: Path, c
 
 
 def test_a_requeued_job_that_begins_again_has_not_ended(tmp_path: Path) -> None:
-    """Its batch host has removed the result of the generation before; its journal still ends with that one."""
+    """Its batch host has removed the result of the earlier generation; its journal still ends with that generation's
+    end."""
     recorder = ended()
     end = JobEnded(exit_code=75, reason="preempted")
     recorder.entries.append(Entry(n=len(recorder.entries) + 1, t=recorder.now, record=end))
@@ -440,7 +443,8 @@ def test_a_requeued_job_that_begins_again_has_not_ended(tmp_path: Path) -> None:
 
 
 def test_a_job_array_is_what_slurm_and_its_tasks_say(tmp_path: Path) -> None:
-    """It has a folder, and no batch host. Once Slurm has forgotten it, its tasks say how it ended."""
+    """The array has a folder, and no batch host. When Slurm has forgotten it, the results of its tasks decide its
+    state."""
     array = JobFolder(tmp_path / "17")
     array.create()
     array.write("job.sh", b"#SBATCH --array=0-1\n")
@@ -460,7 +464,8 @@ def test_a_job_array_is_what_slurm_and_its_tasks_say(tmp_path: Path) -> None:
 def test_a_job_of_slurms_without_a_folder_is_one_only_in_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script that was submitted with plain sbatch gets its folder when it starts; a running job is another's."""
+    """A job submitted with plain sbatch gets its folder when it starts; a running job without a folder is not of this
+    tool."""
     monkeypatch.setattr(presence, "ask_queue", lambda job_ids: {})
     for state in (JobState.PENDING, JobState.CONFIGURING):
         monkeypatch.setattr(presence, "ask_slurm", lambda job_ids, state=state: dict.fromkeys(job_ids, state))
@@ -472,7 +477,8 @@ def test_a_job_of_slurms_without_a_folder_is_one_only_in_the_queue(
 
 
 def test_a_job_that_slurm_forgot_before_it_started_is_not_pending(tmp_path: Path) -> None:
-    """It was cancelled in the queue and no reader saw it; one that was just submitted may still be unknown."""
+    """It was cancelled in the queue and no reader saw it; a job that was just submitted may be unknown to Slurm
+    yet."""
     folder = write(tmp_path, Recorder(plain_plan(), start=False), job="17", cluster="slurm")
     (folder.path / "job.json").unlink()
     clock = SystemClock()
@@ -480,4 +486,4 @@ def test_a_job_that_slurm_forgot_before_it_started_is_not_pending(tmp_path: Path
     an_hour_ago = clock.wall() - 3600.0
     os.utime(folder.plan_path, (an_hour_ago, an_hour_ago))
     assert snapshot.take(folder, clock=clock, slurm=lambda job_id: JobState.UNKNOWN).state == "died"
-    assert snapshot.take(folder, clock=clock, slurm=lambda job_id: None).state == "pending", "in doubt it lives"
+    assert snapshot.take(folder, clock=clock, slurm=lambda job_id: None).state == "pending", "no answer: pending"

@@ -34,12 +34,12 @@ def append(folder: JobFolder, data: bytes) -> None:
 
 
 def test_no_journal_is_an_empty_one(folder: JobFolder) -> None:
-    """Before the controller has written anything there is nothing to read, and no error."""
+    """Before the controller has written any entry, reading returns none, without an error."""
     assert JournalFile(folder).read() == []
 
 
 def test_each_call_returns_what_is_new(folder: JobFolder) -> None:
-    """A reader gets each entry once, however the file grows between its calls."""
+    """A reader gets each entry once, in whatever pieces the file grows between its calls."""
     file = JournalFile(folder)
     assert file.read() == []
     append(folder, lines(ENTRIES[:3]))
@@ -50,7 +50,7 @@ def test_each_call_returns_what_is_new(folder: JobFolder) -> None:
 
 
 def test_a_torn_last_line_is_no_entry_until_it_is_whole(folder: JobFolder) -> None:
-    """Half a line is left alone; once its end has come it is read."""
+    """Half a line is not read; it is read when the rest of it has been written."""
     file = JournalFile(folder)
     data = lines(ENTRIES[:2])
     append(folder, data[:-10])
@@ -60,7 +60,7 @@ def test_a_torn_last_line_is_no_entry_until_it_is_whole(folder: JobFolder) -> No
 
 
 def test_every_torn_length_is_tolerated(folder: JobFolder) -> None:
-    """Wherever a crash cuts the last line, all lines before it are read and nothing is raised."""
+    """Wherever a crash cuts the last line, all lines before it are read and no error is raised."""
     whole, last = lines(ENTRIES[:2]), lines(ENTRIES[2:3])
     for length in range(len(last)):
         folder.events_path.write_bytes(whole + last[:length])
@@ -68,14 +68,14 @@ def test_every_torn_length_is_tolerated(folder: JobFolder) -> None:
 
 
 def test_a_line_torn_for_good_is_passed_over(folder: JobFolder) -> None:
-    """A writer that crashed left half a line, and its successor wrote on after it: the rest is read."""
+    """A writer crashed in the middle of a line, and its successor wrote the next line: all other lines are read."""
     torn = lines(ENTRIES[1:2])[:20] + b"\n"
     append(folder, lines(ENTRIES[:1]) + torn + lines(ENTRIES[1:4]))
     assert numbers(JournalFile(folder).read()) == [1, 2, 3, 4]
 
 
 def test_an_event_of_a_newer_version_is_passed_over(folder: JobFolder) -> None:
-    """An unknown event, and an unknown field of a known one, do not stop a reader."""
+    """A reader ignores an unknown event, and an unknown field of a known one."""
     append(folder, b'{"n":1,"t":1.0,"event":"from_the_future"}\n')
     append(folder, b'{"n":2,"t":1.0,"event":"tick","colour":"blue"}\n')
     assert numbers(JournalFile(folder).read()) == [2]
@@ -83,7 +83,7 @@ def test_an_event_of_a_newer_version_is_passed_over(folder: JobFolder) -> None:
 
 @pytest.mark.parametrize("names", [("events.1.jsonl", "events.2.jsonl"), ("events.2.jsonl", "events.1.jsonl")])
 def test_rotated_parts_are_read_oldest_first(folder: JobFolder, names: tuple[str, str]) -> None:
-    """Parts are ordered by their contents: it does not matter which way their names count."""
+    """The order is by contents, so the numbers in the names may count up or down."""
     (folder.path / names[0]).write_bytes(lines(ENTRIES[:4]))
     (folder.path / names[1]).write_bytes(lines(ENTRIES[4:9]))
     append(folder, lines(ENTRIES[9:]))
@@ -92,7 +92,7 @@ def test_rotated_parts_are_read_oldest_first(folder: JobFolder, names: tuple[str
 
 
 def test_a_rotation_between_two_reads_loses_nothing(folder: JobFolder) -> None:
-    """What was added to a part before it was rotated, and to its successor after, is all read, once."""
+    """Entries added to a part before it was rotated, and to its successor afterwards, are all read, once."""
     file = JournalFile(folder)
     append(folder, lines(ENTRIES[:3]))
     assert file.read() == ENTRIES[:3]
@@ -104,7 +104,7 @@ def test_a_rotation_between_two_reads_loses_nothing(folder: JobFolder) -> None:
 
 
 def test_two_rotations_between_two_reads_lose_nothing(folder: JobFolder) -> None:
-    """A part that came and went between two reads is found again under its older name."""
+    """A part that was created and rotated away between two reads is found under its rotated name."""
     file = JournalFile(folder)
     append(folder, lines(ENTRIES[:3]))
     file.read()
@@ -116,7 +116,7 @@ def test_two_rotations_between_two_reads_lose_nothing(folder: JobFolder) -> None
 
 
 def test_entries_that_came_from_elsewhere_are_skipped(folder: JobFolder) -> None:
-    """A reader that got entries from the store goes on in the file after them."""
+    """A reader that got entries from the store continues in the file after them."""
     file = JournalFile(folder)
     file.skip_to(5)
     append(folder, lines(ENTRIES[:8]))
@@ -124,7 +124,7 @@ def test_entries_that_came_from_elsewhere_are_skipped(folder: JobFolder) -> None
 
 
 def test_a_long_journal_is_read_in_order(folder: JobFolder) -> None:
-    """Many parts, many restarts: numbers come without a gap."""
+    """There are many parts and many restarts: the numbers follow each other without a gap."""
     recorder: Recorder = with_one_recovery()
     for turn in range(20):
         replica = recorder.job.replicas["main-0"]
@@ -138,7 +138,8 @@ def test_a_long_journal_is_read_in_order(folder: JobFolder) -> None:
 
 
 def test_an_error_behind_the_first_entries_loses_none(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a network file system that does not answer for a moment: a reader that stays goes on behind them."""
+    """For example a network file system does not answer for a moment: the reader continues after the entries that it
+    has."""
     folder.events_path.write_bytes(lines(ended().entries))
     journal, reads = Journal(folder, live=False), itertools.count(1)
     read = JournalFile.read

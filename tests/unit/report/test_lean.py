@@ -1,4 +1,4 @@
-"""What reading a job from its folder imports."""
+"""The imports for reading a job from its folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ print([name for name in sys.argv[1].split(",") if name in sys.modules], file=sys
 
 @pytest.mark.parametrize("args", [("status", "--json"), ("status", JOB, "--json"), ("status", JOB), ("events", JOB)])
 def test_an_ended_job_is_read_without_heavy_imports(tmp_path: Path, args: tuple[str, ...]) -> None:
-    """Through a pipe, from the folder alone, no client, no terminal library, no configuration is loaded."""
+    """If the output is a pipe and the job is only a folder, no store client, terminal library or configuration is
+    loaded."""
     write(tmp_path, ended())
     argv = [sys.executable, "-c", PROGRAM, ",".join(HEAVY), *args, "--folder", str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)

@@ -42,7 +42,7 @@ def last(folder: JobFolder, lines: int, selection: Selection) -> str:
 
 
 def test_the_last_lines_are_those_of_the_last_files(folder: JobFolder) -> None:
-    """Over the bounds of files, with and without a newline at the end, and no more than there are."""
+    """They may be in several files, with or without a newline at the end; a request for more lines returns all."""
     say(folder, "1\n2\n3\n")
     say(folder, "4\n5", cycle=1)
     one = Selection(rank=0)
@@ -67,7 +67,7 @@ def through(lines: LineFilter, path: Path, *pieces: bytes, label: bool = False) 
 
 
 def test_lines_are_matched_whole(tmp_path: Path) -> None:
-    """Wherever the pieces of the file end."""
+    """This holds wherever a read splits the file."""
     lines = LineFilter(pattern=re.compile(b"(?i)loss"), since=None)
     assert through(lines, tmp_path / "f", b"step 1 lo", b"ss 3\nstep 2\nLoss", b" 4") == b"step 1 loss 3\nLoss 4"
 
@@ -79,7 +79,7 @@ def stamped(offset_s: float) -> str:
 
 
 def test_lines_without_a_stamp_have_the_time_of_those_before(tmp_path: Path) -> None:
-    """Each rank of a merged log by itself."""
+    """This is done for each rank of a merged log separately."""
     text = "".join(
         f"[main-0 {rank}] {line}\n"
         for rank, line in (
@@ -105,7 +105,7 @@ def test_lines_without_a_stamp_have_the_time_of_those_before(tmp_path: Path) -> 
 
 
 def test_a_file_without_stamps_is_shown_if_it_was_written_to_since(tmp_path: Path) -> None:
-    """And what was is said to be untimed; what comes after the catching up is shown in any case."""
+    """Such a file is marked as untimed; lines written after the reader has caught up are always shown."""
     path = tmp_path / "f"
     path.write_text("a\n")
     os.utime(path, (AT, AT))
@@ -117,8 +117,8 @@ def test_a_file_without_stamps_is_shown_if_it_was_written_to_since(tmp_path: Pat
 
 
 def test_a_file_without_stamps_is_read_from_its_agents_marks(folder: JobFolder) -> None:
-    """Whole lines, to ten seconds; all of it where it has no marks, or where none is old enough; nothing after the
-    last one's time is over."""
+    """Whole lines are read, to ten seconds; the whole file if it has no marks or none is old enough; nothing if the
+    moment is after the last mark's time."""
     path = folder.cycle_logs("main-0", 0, 0) / "rank-0.out"
     clock = StillClock(AT)
     output = Output(None, clock)
@@ -146,7 +146,7 @@ def test_a_file_without_stamps_is_read_from_its_agents_marks(folder: JobFolder) 
 
 
 def test_events_are_named_by_patterns() -> None:
-    """A name, a list, a pattern; one that means nothing is an error with the nearest."""
+    """A name, a list or a pattern selects events; one that matches none is an error with the nearest name."""
     assert chosen_events(["node_lost,node_left", "job_*"]) >= {"node_lost", "node_left", "job_started", "job_ended"}
     assert chosen_events(["*"]) == set(event_names())
     assert chosen_events([]) == set()

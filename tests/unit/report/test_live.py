@@ -1,4 +1,4 @@
-"""Watching a job: when the watch ends although the job does not."""
+"""Watching a job: when the watch ends although the job has not ended."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.unit.report.recorder import JOB, with_one_recovery, write
 def test_a_watch_ends_when_slurm_stays_silent(
     has_started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job of a Slurm that is gone neither ends nor reports: in the queue and after its start, the watch has a
-    bound."""
+    """If Slurm no longer answers, the job neither ends nor reports: the watch has a bound, before the start of the
+    job and after."""
     if has_started:
         write(tmp_path, with_one_recovery(), job="17", cluster="slurm")
     clock = StillClock()
@@ -41,7 +41,7 @@ def test_a_watch_ends_when_slurm_stays_silent(
 
 
 def test_a_watch_of_anothers_job_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm knows the id, and no folder comes: the watch has a bound, and less of one where the job is over."""
+    """Slurm knows the id, but no folder appears: the watch has a bound, and ends at once if the job is over."""
     for state, least_s in ((JobState.RUNNING, live.FOLDER_S), (JobState.COMPLETED, 0.0)):
         clock = StillClock()
         began = clock.now
@@ -52,7 +52,7 @@ def test_a_watch_of_anothers_job_ends(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 class Requeue(StillClock):
-    """Slurm starts the job again 5 s after the watch began; 3 s later its journal goes on, and ends."""
+    """Slurm starts the job again 5 s after the watch began; 3 s later the journal continues and ends."""
 
     def __init__(self, folder: JobFolder, entries: Sequence[Entry], now: float) -> None:
         super().__init__(now)
@@ -61,7 +61,7 @@ class Requeue(StillClock):
 
     def monotonic(self) -> float:
         self._looks += 1
-        assert self._looks < 10_000, "the watch goes round without a pause"
+        assert self._looks < 10_000, "the watch loops without a pause"
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -83,7 +83,8 @@ class Requeue(StillClock):
 def test_a_watch_goes_on_when_slurm_requeues_the_job(
     left_an_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the end of a generation, which the journal may lack, over the queue and the start of the next one."""
+    """It continues from the end of a generation, which may be missing in the journal, through the queue to the next
+    generation."""
     recorder = with_one_recovery()
     number, at = len(recorder.entries) + 1, recorder.now
     if left_an_end:
@@ -116,7 +117,7 @@ def test_only_whole_lines_of_ranks_are_passed_on(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_unread_once_its_reader_has_gone() -> None:
-    """Before anything is written to it; a file always has a reader."""
+    """It is noticed before anything is written; a file always has a reader."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as pipe, Path(os.devnull).open("w") as file:
         assert not is_unread(pipe)

@@ -33,7 +33,7 @@ def test_files_are_ordered_by_cycle_then_rank_then_stream(folder: JobFolder) -> 
 
 
 def test_one_ranks_output_is_passed_on_as_it_is(folder: JobFolder) -> None:
-    """Bytes, torn lines included, come unmarked and once."""
+    """Its bytes are passed on once, without a prefix, including torn lines."""
     say(folder, "half a li", rank=3)
     reader = Reader(folder, Selection(replica="main-0", rank=3))
     assert text_of(reader) == "half a li"
@@ -43,7 +43,7 @@ def test_one_ranks_output_is_passed_on_as_it_is(folder: JobFolder) -> None:
 
 
 def test_several_ranks_come_in_whole_marked_lines(folder: JobFolder) -> None:
-    """Lines of several ranks are never mixed within a line; the last one, without its newline, comes at the end."""
+    """Lines of several ranks are never mixed within a line; a last line without its newline is printed at the end."""
     say(folder, "one\ntw", rank=0)
     say(folder, "eins\n", rank=1)
     reader = Reader(folder, Selection(cycle=0))
@@ -54,7 +54,7 @@ def test_several_ranks_come_in_whole_marked_lines(folder: JobFolder) -> None:
 
 
 def test_a_new_cycles_file_is_read_after_the_old_ones_end(folder: JobFolder) -> None:
-    """What a dying cycle still wrote comes before the first line of the next one."""
+    """Lines that workers of the old cycle still write come before the first line of the new cycle."""
     say(folder, "a\n")
     reader = Reader(folder, Selection(replica="main-0", rank=0))
     assert text_of(reader) == "a\n"
@@ -65,7 +65,7 @@ def test_a_new_cycles_file_is_read_after_the_old_ones_end(folder: JobFolder) -> 
 
 
 def test_a_file_that_vanishes_is_passed_over(folder: JobFolder) -> None:
-    """Another process may remove it once it was found; the other ranks' output comes all the same."""
+    """Another process may remove the file after it was found; the other ranks' output is still read."""
     for rank in (0, 1):
         say(folder, "one\ntwo\n", rank=rank)
     reader, first = Reader(folder, Selection()), find(folder, Selection(rank=0))[0]
@@ -84,7 +84,7 @@ def test_streams_can_be_chosen(folder: JobFolder) -> None:
 
 
 def test_the_merged_log_is_read_on(folder: JobFolder) -> None:
-    """job.log comes as it is, from its start, also when it appears later."""
+    """job.log is passed on unchanged from its start, also if it is created later."""
     reader = MergedReader(folder)
     assert text_of(reader) == ""
     folder.job_log.write_text("[main-0 0] hello\n")
@@ -99,15 +99,15 @@ def test_an_unknown_rank_is_an_error_that_names_the_valid_ones(folder: JobFolder
     assert choose(Selection(rank=7), plain_plan(), folder, may_come=True).replica == "main-0"
 
 
-def test_without_a_plan_the_files_tell_the_valid_ranks(folder: JobFolder) -> None:
-    """A folder that lost its plan can still be read."""
+def test_without_a_plan_the_files_show_the_valid_ranks(folder: JobFolder) -> None:
+    """A folder without its plan can still be read."""
     say(folder, "x", rank=2)
     with pytest.raises(UsageError, match="no rank 5: main-0 has ranks 0-2"):
         choose(Selection(rank=5), None, folder, may_come=False)
 
 
 def test_a_rank_of_several_replicas_needs_a_replica(folder: JobFolder) -> None:
-    """Where a rank is in several replicas, the error names them; a replica settles it."""
+    """If several replicas have the rank, the error names them; with a replica the choice is clear."""
     with pytest.raises(UsageError, match="rank 1 is in policy-0, rollout-0, rollout-1, rollout-2: choose one"):
         choose(Selection(rank=1), roles_plan(), folder, may_come=True)
     chosen = choose(Selection(rank=1, replica="rollout-2"), roles_plan(), folder, may_come=True)
@@ -115,13 +115,13 @@ def test_a_rank_of_several_replicas_needs_a_replica(folder: JobFolder) -> None:
 
 
 def test_an_unknown_replica_is_an_error_that_names_the_valid_ones(folder: JobFolder) -> None:
-    """A typing error in --replica is told with the job's replicas."""
+    """The error for a mistyped --replica lists the job's replicas."""
     with pytest.raises(UsageError, match="no replica 'policy': the job has policy-0, rollout-0"):
         choose(Selection(replica="policy"), roles_plan(), folder, may_come=True)
 
 
 def test_a_cycle_without_output_is_an_error_unless_it_is_waited_for(folder: JobFolder) -> None:
-    """Reading an absent cycle names those that there are; following waits for it."""
+    """Reading a cycle without output is an error that names the cycles that have some; following waits for it."""
     say(folder, "x", cycle=1)
     with pytest.raises(UsageError, match="no output of cycle 5: there is output of cycle 1"):
         choose(Selection(cycle=5), plain_plan(), folder, may_come=False)

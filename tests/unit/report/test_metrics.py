@@ -1,4 +1,4 @@
-"""The metrics of a job. What Prometheus makes of them: `tests/flow/test_metrics.py`."""
+"""The metrics of a job. `tests/flow/test_metrics.py` reads them with Prometheus."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.unit.report.recorder import JOB, Recorder, to_first_cycle, write
 
 
 def with_consequences() -> Recorder:
-    """A worker loses its peer, and only then is the peer's node known to be lost; then the same again, the job is
-    requeued before anything is decided."""
+    """A worker loses its peer, and only then that peer's node is known to be lost; this happens again, and the job is
+    requeued before the controller decides."""
     recorder = to_first_cycle()
     for lost in ("n2", "n3"):
         recorder.fail("n0", 0, exit_code=1, error="ConnectionResetError", peer_lost=True, step=80)
@@ -35,7 +35,8 @@ def with_consequences() -> Recorder:
 
 @pytest.mark.parametrize("record", [eventful, with_consequences])
 def test_no_counter_and_no_bucket_goes_down(record, tmp_path: Path) -> None:
-    """Whenever a scrape comes: Prometheus would take it for a restart of the server, and add up the rest."""
+    """This holds at every scrape: Prometheus would take a decrease for a restart of the server, and add the rest
+    again."""
     recorder = record()
     folder, history = write(tmp_path, recorder), JobTimeline(keeps_spans=False)
     fold, known = JobFold(recorder.plan, [history]), dict[tuple[str, str], float]()

@@ -23,7 +23,7 @@ from tests.unit.report.recorder import Recorder, ended, roles_plan, to_first_cyc
 
 
 class _At(SystemClock):
-    """A clock that stands still, a second after a journal's last entry."""
+    """A clock that stands still, one second after a journal's last entry."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._now = recorder.now + 1.0
@@ -37,7 +37,7 @@ def shot(tmp_path: Path, recorder: Recorder) -> Snapshot:
 
 
 def live_shot(tmp_path: Path, recorder: Recorder, *beats: ReceivedHeartbeat) -> Snapshot:
-    """The job while it runs: its store passes these beats on, and its clock is 0.4 s ahead of the last entry."""
+    """A running job: its store has these heartbeats, and the store's clock is 0.4 s ahead of the last entry."""
     fold = JobFold(recorder.plan)
     for item in [*recorder.entries, *beats]:
         fold.take(item)
@@ -53,7 +53,7 @@ def drawn(page: object, width: int = 120) -> str:
 
 
 def test_the_plain_page_is_stable_and_greppable(tmp_path: Path) -> None:
-    """The same journal gives the same page: a line for each node, without colours or trailing blanks."""
+    """The same journal gives the same page, with a line for each node and without colours or trailing blanks."""
     page = plain.page(shot(tmp_path, with_one_recovery()))
     assert page == plain.page(shot(tmp_path, with_one_recovery()))
     assert "\x1b" not in page
@@ -65,7 +65,7 @@ def test_the_plain_page_is_stable_and_greppable(tmp_path: Path) -> None:
 
 
 def test_nodes_of_replicas_that_are_done_are_spares_beyond_those_of_the_plan(tmp_path: Path) -> None:
-    """Two of three rollouts are done, and the plan has one spare: the page counts three, and not of one."""
+    """Two of three rollouts are done, and the plan has one spare: the page shows three spares, and not 'of one'."""
     recorder = Recorder(roles_plan())
     recorder.join()
     for replica in ("policy-0", "rollout-0", "rollout-1", "rollout-2"):
@@ -80,14 +80,14 @@ def test_nodes_of_replicas_that_are_done_are_spares_beyond_those_of_the_plan(tmp
 
 
 def test_a_pages_columns_are_aligned(tmp_path: Path) -> None:
-    """Each cell begins, or ends, under its column's name."""
+    """Each cell is aligned to the left or right edge of its column's name."""
     table = plain.page(shot(tmp_path, to_first_cycle())).split("\n\n")[2].splitlines()
     state = table[0].index("STATE")
     assert [line[state : state + 7].strip() for line in table[1:]] == ["active"] * 4 + ["standby"] * 2
 
 
 def test_both_pages_say_the_same(tmp_path: Path) -> None:
-    """What matters is on the coloured page too: nodes, states, causes, phases, where the logs are."""
+    """The coloured page also has nodes, states, causes, phases, and the folder of the logs."""
     taken = shot(tmp_path, with_one_recovery())
     page = drawn(screen.render(taken), width=200)
     for words in (
@@ -102,7 +102,7 @@ def test_both_pages_say_the_same(tmp_path: Path) -> None:
 
 
 def test_where_warm_processes_wait_and_where_workers_start_cold(tmp_path: Path) -> None:
-    """A row with the nodes of each reason; of a node that is gone, or whose agent was replaced, nothing."""
+    """One row has the nodes for each reason; it leaves out a node that is gone or whose agent was replaced."""
     recorder = to_first_cycle()
     for node in ("n0", "n1", "n2", "n3", "n4"):
         recorder.tell(Prewarmed(**recorder.agent(node), role="main", modules=800))
@@ -120,8 +120,8 @@ def test_where_warm_processes_wait_and_where_workers_start_cold(tmp_path: Path) 
     assert (prewarm["n0"], prewarm["n3"]) == ({"main": None}, {"main": "it has died"})
 
 
-def test_the_last_recovery_is_told_up_to_the_first_step(tmp_path: Path) -> None:
-    """Its phases and how its workers started, on both pages and in the JSON."""
+def test_the_last_recovery_is_shown_up_to_the_first_step(tmp_path: Path) -> None:
+    """Both pages and the JSON have its phases and how its workers started."""
     recorder = to_first_cycle()
     recorder.lose("n2")
     recorder.ready()
@@ -135,7 +135,7 @@ def test_the_last_recovery_is_told_up_to_the_first_step(tmp_path: Path) -> None:
 
 
 def test_what_a_job_waits_for_is_at_the_top(tmp_path: Path) -> None:
-    """While a rendezvous is open, the second line or so says whom it waits for."""
+    """While a rendezvous is open, one of the first lines names the nodes that it waits for."""
     recorder = to_first_cycle()
     recorder.lose("n2")
     page = drawn(screen.render(shot(tmp_path, recorder)))
@@ -144,7 +144,7 @@ def test_what_a_job_waits_for_is_at_the_top(tmp_path: Path) -> None:
 
 
 def test_a_large_fleet_fits_on_a_screen(tmp_path: Path) -> None:
-    """Of hundreds of nodes the unusual ones are shown, and the others are counted."""
+    """Of hundreds of nodes the page lists those in an unusual state, and counts the others."""
     role = RolePlan(name="main", command=("x",), nodes_per_replica=500, workers_per_node=8)
     plan = Plan(name="big", roles=(role,), spares=4, workdir="/w", folder="/j", fault_tolerance=plain_bounds())
     recorder = Recorder(plan)
@@ -158,7 +158,7 @@ def test_a_large_fleet_fits_on_a_screen(tmp_path: Path) -> None:
 
 
 def test_a_job_with_roles_shows_its_replicas(tmp_path: Path) -> None:
-    """Several replicas are a table of their own, each with its phase and cycle."""
+    """Several replicas have a table of their own, with the phase and cycle of each."""
     recorder = Recorder(roles_plan())
     recorder.join()
     page = drawn(screen.render(shot(tmp_path, recorder)))
@@ -168,7 +168,8 @@ def test_a_job_with_roles_shows_its_replicas(tmp_path: Path) -> None:
 
 
 def test_the_summary_has_rounds_and_recoveries(tmp_path: Path) -> None:
-    """At the end: each cycle, each recovery's phases and total, the way to the first step, where the logs are."""
+    """At the end the page has each cycle, each recovery's phases and total, the time to the first step, and the
+    folder of the logs."""
     taken = shot(tmp_path, ended())
     for page in (drawn(screen.summary(taken), width=200), plain.summary(taken)):
         assert "completed" in page
@@ -179,14 +180,14 @@ def test_the_summary_has_rounds_and_recoveries(tmp_path: Path) -> None:
 
 
 def test_markup_in_names_is_only_text(tmp_path: Path) -> None:
-    """Square brackets in a job's name or cause are printed, not taken for colours."""
+    """Square brackets in a job's name or cause are printed as text, not taken for markup."""
     recorder = Recorder(Plan(**{**_fields(roles_plan()), "name": "[red]x[/red]"}))
     recorder.join()
     assert "[red]x[/red]" in drawn(screen.render(shot(tmp_path, recorder)))
 
 
 def test_a_pending_job_says_so_on_both_pages(tmp_path: Path) -> None:
-    """A job that has not started has a page: pending, and why."""
+    """The page of a job that has not started says that it is pending, and why."""
     folder = write(tmp_path, Recorder(roles_plan(), start=False))
     (folder.path / "job.json").unlink()
     taken = snapshot.take(folder)
@@ -195,7 +196,7 @@ def test_a_pending_job_says_so_on_both_pages(tmp_path: Path) -> None:
 
 
 def test_the_table_of_jobs_has_a_line_for_each(tmp_path: Path) -> None:
-    """All jobs of a folder, a line each, under the column names."""
+    """All jobs of a folder have a line each, below the column names."""
     write(tmp_path, ended(), job="first")
     write(tmp_path, to_first_cycle(), job="second")
     lines = plain.table(job_table(list_jobs(tmp_path))).splitlines()
@@ -205,8 +206,8 @@ def test_the_table_of_jobs_has_a_line_for_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_no_id_and_no_number_is_broken(tmp_path: Path, width: int) -> None:
-    """On a narrow terminal texts take more lines; where there is no room for them either, each row is one line, which
-    the terminal breaks."""
+    """On a narrow terminal long texts are wrapped; where they have no room either, each row is one line, which the
+    terminal breaks."""
     write(tmp_path, ended())
     for table in (my_job_table(list_jobs(tmp_path)), nodes(shot(tmp_path, with_one_recovery()))):
         text = screen.grid(table)
@@ -222,8 +223,9 @@ def test_no_id_and_no_number_is_broken(tmp_path: Path, width: int) -> None:
             assert max(map(len, lines)) <= width
 
 
-def test_ranks_and_beats_are_on_both_pages(tmp_path: Path) -> None:
-    """A rank's step, lag, silence and open sections, outermost first; a node's beat; nothing for those unheard of."""
+def test_ranks_and_heartbeats_are_on_both_pages(tmp_path: Path) -> None:
+    """For a rank: step, lag, silence and open sections, outermost first; for a node: the age of its heartbeat;
+    nothing without a heartbeat."""
     recorder = to_first_cycle()
     sections = {1: (("checkpoint", 11.6), ("fsync", 2.6))}
     beat = recorder.beat("n0", 100, 97, quiet={0: 0.1, 1: 11.6}, sections=sections)
@@ -236,8 +238,8 @@ def test_ranks_and_beats_are_on_both_pages(tmp_path: Path) -> None:
         assert any("n5 standby" in line and line.endswith("- -") for line in words)
 
 
-def test_the_object_tells_ages_and_ranks(tmp_path: Path) -> None:
-    """`beat_age_s` is by the store's clock, null where no beat is known; every rank is there, in order."""
+def test_the_object_has_ages_and_ranks(tmp_path: Path) -> None:
+    """`beat_age_s` is by the store's clock, and null if no heartbeat is known; every rank is listed, in order."""
     recorder = to_first_cycle()
     taken = live_shot(tmp_path, recorder, recorder.beat("n1", 5, 4, quiet={2: 1.0}, teardown="ask"))
     told = msgspec.json.decode(msgspec.json.encode(snapshot.as_status(taken)))
@@ -251,14 +253,14 @@ def test_the_object_tells_ages_and_ranks(tmp_path: Path) -> None:
 
 
 def test_an_ended_jobs_object_has_every_key(tmp_path: Path) -> None:
-    """What only a running job's store knows is null, or empty, and never left out."""
+    """Values that only a running job's store has are null or empty, and never left out."""
     told = msgspec.json.decode(msgspec.json.encode(snapshot.as_status(shot(tmp_path, ended()))))
     assert {node["beat_age_s"] for node in told["nodes"]} == {None}
     assert (told["ranks"], told["last_stacks"]) == ([], None)
 
 
 def test_of_many_ranks_the_late_and_the_quiet_come_first(tmp_path: Path) -> None:
-    """A screen has room for a few of a thousand ranks: the worst are shown, and how all others do is said."""
+    """A screen has room for a few of a thousand ranks: the worst are listed, and one line sums up all others."""
     role = RolePlan(name="main", command=("x",), nodes_per_replica=128, workers_per_node=8)
     recorder = Recorder(Plan(name="big", roles=(role,), workdir="/w", folder="/j", fault_tolerance=plain_bounds()))
     recorder.join()
@@ -276,7 +278,8 @@ def test_of_many_ranks_the_late_and_the_quiet_come_first(tmp_path: Path) -> None
 
 
 def test_a_silent_node_and_a_quarantined_one_say_why(tmp_path: Path) -> None:
-    """The note of a lost node says how long its ranks wait yet, and what Slurm says; the job, for whose death."""
+    """The note of a lost node has Slurm's state and for how long its ranks still wait; the job's note names the node
+    whose death must be proven."""
     recorder = to_first_cycle()
     recorder.lose("n2", safe_after_s=33.0)
     recorder.tell(SlurmNodeState(node="n2", state="DOWN"), after_s=0.0)
@@ -293,7 +296,8 @@ def test_a_silent_node_and_a_quarantined_one_say_why(tmp_path: Path) -> None:
 
 
 def test_stacks_of_a_hang_are_pointed_at(tmp_path: Path) -> None:
-    """The failure names the file that has the stacks of the hung worker, as a path that can be opened from here."""
+    """The failure has the path of the file with the hung worker's stacks; it can be opened from the current
+    folder."""
     recorder = to_first_cycle()
     recorder.hang("n1", 3)
     taken = shot(tmp_path, recorder)

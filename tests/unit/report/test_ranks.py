@@ -1,4 +1,4 @@
-"""What beats tell of ranks and nodes."""
+"""What heartbeats report of ranks and nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def rank(number: int, *, replica: str = "main-0", **how: object) -> RankView:
 
 
 def test_each_rank_is_as_far_behind_as_the_fastest_of_its_replica_is_ahead() -> None:
-    """A lag counts steps within one replica; a rank whose node sent no beat has a place and nothing else."""
+    """A lag counts steps within one replica; a rank whose node has sent no heartbeat has only its replica and
+    node."""
     recorder = to_first_cycle()
     view = view_of(recorder)
     with_heartbeat(view, recorder.beat("n0", 100, 98))
@@ -31,7 +32,7 @@ def test_each_rank_is_as_far_behind_as_the_fastest_of_its_replica_is_ahead() -> 
 
 
 def test_a_late_heartbeat_is_no_lag() -> None:
-    """Ranks in step, whose nodes' newest heartbeats are of different moments, are not behind each other."""
+    """Ranks at the same step are not behind each other if their nodes' newest heartbeats are from different times."""
     recorder = to_first_cycle()
     view, began = view_of(recorder), recorder.now
 
@@ -44,14 +45,14 @@ def test_a_late_heartbeat_is_no_lag() -> None:
     beat("n2", 1.5, 1500, 1500)
     beat("n2", 4.5, 4500, 4500)
     beat("n1", 4.0, 4000, 3000)
-    # n0's second one is late, and n3 has sent only one, later than all others.
+    # n0's second heartbeat is late, and n3 has sent only one, later than all others.
     beat("n3", 5.0, 5000, 5000)
     lags = {each.rank: each.lag for each in ranks(view, recorder.now)}
     assert lags == {0: 0, 1: 0, 2: 0, 3: 900, 4: 0, 5: 0, 6: 0, 7: 0}, "rank 3 is a second behind rank 2, less jitter"
 
 
 def test_a_rank_that_stands_still_falls_behind() -> None:
-    """Its node goes on sending heartbeats: what others have done meanwhile is its lag."""
+    """Its node still sends heartbeats: its lag is the steps that the others have made meanwhile."""
     recorder = to_first_cycle()
     view = view_of(recorder)
     for at in (10, 20, 30):
@@ -76,8 +77,8 @@ def test_another_replicas_speed_is_no_lag() -> None:
     }
 
 
-def test_silence_and_sections_grow_older_with_their_beat() -> None:
-    """A beat that is 5 s old told of a rank quiet for 0.1 s: by now it has been heard of last 5.1 s ago."""
+def test_silence_and_sections_grow_older_with_their_heartbeat() -> None:
+    """A heartbeat 5 s ago reported a rank silent for 0.1 s: the silence is now 5.1 s."""
     recorder = to_first_cycle()
     view = view_of(recorder)
     sections = {0: (("checkpoint", 12.0), ("fsync", 3.0))}
@@ -90,8 +91,9 @@ def test_silence_and_sections_grow_older_with_their_beat() -> None:
     assert (second.quiet_s, second.sections) == (None, ())
 
 
-def test_a_beat_of_a_cycle_that_is_over_tells_nothing_of_ranks() -> None:
-    """After a restart the old cycle's steps and sections are gone, until the new cycle's beats come."""
+def test_a_heartbeat_of_a_cycle_that_is_over_says_nothing_of_ranks() -> None:
+    """After a restart the steps and sections of the old cycle are dropped, until heartbeats of the new cycle
+    arrive."""
     recorder = to_first_cycle()
     old = recorder.beat("n0", 500, 500)
     recorder.lose("n2")
@@ -102,14 +104,14 @@ def test_a_beat_of_a_cycle_that_is_over_tells_nothing_of_ranks() -> None:
 
 
 def test_ranks_without_workers_are_not_listed() -> None:
-    """While a rendezvous is open nobody has ranks."""
+    """While a rendezvous is open no node has ranks."""
     recorder = to_first_cycle()
     recorder.lose("n2")
     assert ranks(view_of(recorder), recorder.now) == ()
 
 
-def test_a_beats_age_is_told_by_the_stores_clock() -> None:
-    """From the beat's own stamp to the store's now; without the store's clock, or a beat, it is not known."""
+def test_a_heartbeats_age_is_by_the_stores_clock() -> None:
+    """The age is the store's time now minus the heartbeat's own time stamp; without either it is not known."""
     recorder = to_first_cycle()
     view = with_heartbeat(view_of(recorder), recorder.beat("n0", 1))
     assert beat_age_s(view, "n0", recorder.now + 3.0) == 3.0
@@ -118,13 +120,14 @@ def test_a_beats_age_is_told_by_the_stores_clock() -> None:
     assert beat_age_s(view, "n1", recorder.now) is None
 
 
-def test_a_new_agent_is_not_known_by_the_old_ones_beats() -> None:
-    """When a node joins anew its former agent's beats count no more, whether they came before or come after."""
+def test_a_new_agent_is_not_shown_with_the_old_ones_heartbeats() -> None:
+    """After a node has joined again, heartbeats of its former agent are ignored, whether they arrived before or
+    arrive later."""
     recorder = to_first_cycle()
     old = recorder.beat("n5")
     recorder.lose("n5")
     view = with_heartbeat(view_of(recorder), old)
-    assert beat_age_s(view, "n5", recorder.now + 1.0) is not None  # of the lost agent: when it was heard of last
+    assert beat_age_s(view, "n5", recorder.now + 1.0) is not None  # the time of the lost agent's last heartbeat
     recorder.tell(NodeJoined(node="n5", incarnation="second", seq=1, addr="h", port=1))
     for entry in recorder.entries:
         fold(view, entry)
@@ -133,7 +136,8 @@ def test_a_new_agent_is_not_known_by_the_old_ones_beats() -> None:
 
 
 def test_the_worst_come_first() -> None:
-    """First who has no step where others of its replica have one, then by lag, then by silence."""
+    """Ranks without a step come first, if others of their replica have one; then the order is by lag, then by
+    silence."""
     silent = [rank(each, replica="server-0", quiet_s=float(each)) for each in (1, 2)]
     unborn = rank(9)
     behind, close, quiet = rank(0, step=5, lag=40), rank(1, step=44, lag=1), rank(2, step=44, lag=1, quiet_s=30.0)

@@ -18,7 +18,7 @@ def last_recovery(recorder: Recorder) -> Recovery:
 
 
 def test_phases_add_up_to_the_total() -> None:
-    """The phases of a recovery are in order and their sum is its total."""
+    """The phases follow each other, and their sum is the recovery's total."""
     each = last_recovery(with_one_recovery())
     assert list(each.phases) == ["decided", "torn_down", "closed", "spawned"]
     assert sum(each.phases.values()) == pytest.approx(each.total_s)
@@ -26,9 +26,9 @@ def test_phases_add_up_to_the_total() -> None:
 
 
 def test_the_users_start_up_is_apart() -> None:
-    """The first step's time is not in the total; with it, it makes the way from the death to the first step."""
+    """The time to the first step is not in the total; both together are the time from the death to the first step."""
     each = last_recovery(with_one_recovery())
-    assert each.startup_s == pytest.approx(0.803)  # the other three nodes take 1 ms each
+    assert each.startup_s == pytest.approx(0.803)  # the other three nodes need 1 ms each
     assert each.to_first_step_s == pytest.approx(each.total_s + 0.803)
     assert each.last_to_step == "n3"
     assert recovery.in_order(each)[-1] == (recovery.STARTUP, "first step", each.startup_s)
@@ -36,7 +36,7 @@ def test_the_users_start_up_is_apart() -> None:
 
 
 def test_a_journal_without_the_first_step_of_all_nodes() -> None:
-    """An older version recorded only each node's: the start-up ends with the first one."""
+    """An older version recorded only the first step of each node: the start-up ends with the first of these."""
     recorder = with_one_recovery()
     recorder.entries = [each for each in recorder.entries if not isinstance(each.record, FirstStepReached)]
     each = last_recovery(recorder)
@@ -44,7 +44,8 @@ def test_a_journal_without_the_first_step_of_all_nodes() -> None:
 
 
 def test_the_way_to_the_first_step_is_one_sentence() -> None:
-    """Each phase up to it, the last node, and which workers were warm; before the first step, the total."""
+    """The sentence has each phase up to the first step, the last node, and which workers were warm; before the first
+    step, the total."""
     recorder = to_first_cycle()
     recorder.lose("n2")
     recorder.ready()
@@ -61,7 +62,7 @@ def test_the_way_to_the_first_step_is_one_sentence() -> None:
 
 
 def test_why_workers_of_a_recovery_were_cold() -> None:
-    """The first reason that a node reported."""
+    """The first reason that a node reported is shown."""
     recorder = to_first_cycle()
     recorder.fail("n0", 0, exit_code=1)
     recorder.ready()
@@ -72,13 +73,13 @@ def test_why_workers_of_a_recovery_were_cold() -> None:
 
 
 def test_a_recovery_knows_its_cause_and_who_took_over() -> None:
-    """It names what died, and the hot spare that got the ranks."""
+    """It names the lost node, and the hot spare that took its ranks."""
     each = last_recovery(with_one_recovery())
     assert (each.why, each.node, each.promoted) == ("n2 lost: connection to its agent closed", "n2", ("n4",))
 
 
-def test_a_step_told_before_the_last_node_had_started_counts_as_at_once() -> None:
-    """No start-up time is negative: the first step may be told before the recovery is complete."""
+def test_a_step_before_the_last_node_had_started_counts_as_at_once() -> None:
+    """No start-up time is negative: a first step may be reported before the recovery is complete."""
     recorder = to_first_cycle()
     recorder.fail("n0", 0, exit_code=1)
     recorder.ready()
@@ -90,7 +91,7 @@ def test_a_step_told_before_the_last_node_had_started_counts_as_at_once() -> Non
 
 
 def test_a_failure_during_a_recovery_lengthens_it() -> None:
-    """What an unfinished attempt took is a phase of the recovery that succeeds, and the sum still holds."""
+    """The duration of a failed attempt is a phase of the recovery that succeeds, and the sum still holds."""
     recorder = to_first_cycle()
     recorder.lose("n2", ago_s=0.0)
     died_at = recorder.now
@@ -107,7 +108,7 @@ def test_a_failure_during_a_recovery_lengthens_it() -> None:
 
 
 def test_without_a_first_step_there_is_no_way_to_it() -> None:
-    """A workload that tells no steps has recoveries with a total only."""
+    """Recoveries of a workload that reports no steps have only a total."""
     recorder = to_first_cycle()
     recorder.lose("n2")
     recorder.ready()
@@ -124,7 +125,8 @@ def test_without_a_first_step_there_is_no_way_to_it() -> None:
 
 
 def test_one_failure_has_one_step() -> None:
-    """What failed may have been a step behind: the replica failed at the last step that any rank had reported."""
+    """The failed rank may have been a step behind: the replica failed at the last step that any of its ranks had
+    reported."""
     recorder = to_first_cycle()
     recorder.fail("n0", 0, exit_code=1, step=97)
     recorder.ready(at=98)
@@ -137,8 +139,8 @@ def test_one_failure_has_one_step() -> None:
 
 @pytest.mark.parametrize(("first", "lost"), [(21, 7), (27, 1), (28, 0), (35, 0)])
 def test_a_reported_step_is_done(first: int, lost: int) -> None:
-    """Failed after step 27, and step 21 is the first one that is reported again: 21 to 27 are made twice, as goodput
-    counts them."""
+    """The job failed after step 27, and the first step reported after the restart is 21: steps 21 to 27 are made
+    twice, as in the goodput."""
     recorder = to_first_cycle()
     recorder.fail("n0", 0, exit_code=1, step=27)
     recorder.ready(at=27)
@@ -154,7 +156,8 @@ def test_a_reported_step_is_done(first: int, lost: int) -> None:
 
 
 def test_after_a_crash_loop_the_steps_before_it_are_lost() -> None:
-    """Its own cycles have made no step: their recoveries lose none, and the last one loses those before the loop."""
+    """The cycles of the loop made no step: their recoveries lose none, and the last recovery loses the steps before
+    the loop."""
     recorder = to_first_cycle()
     recorder.fail("n0", 0, exit_code=1, step=27)
     for _ in range(2):

@@ -28,7 +28,7 @@ def shot_of(base: Path, recorder: Recorder, job: str = JOB, *beats: object):
 
 @pytest.fixture
 def two(tmp_path: Path) -> Top:
-    """A job that runs, whose rank 5 lags and sits in a section, and one that has ended."""
+    """A running job, whose rank 5 lags and is inside a section, and one that has ended."""
     recorder = to_first_cycle()
     beats = [recorder.beat(node, 40, 40) for node in ("n0", "n1", "n3")]
     beats.append(recorder.beat("n2", 40, 31, quiet={4: 0.1, 5: 70.0}, sections={5: (("save", 69.0),)}))
@@ -45,7 +45,7 @@ def text(screen: Top, width: int = 80, height: int = 24) -> list[str]:
 
 
 def test_all_jobs_fit_a_small_terminal(two: Top) -> None:
-    """Each job with its state, and what the keys do; the cursor is seen without colours."""
+    """Each job is shown with its state, and the keys are explained; the cursor can be seen without colours."""
     lines = text(two)
     assert lines[0] == "nvrx-slurm top   2 jobs, 1 live"
     assert lines[3].startswith("> 9 ") or lines[3].startswith("> 17 ")
@@ -53,7 +53,7 @@ def test_all_jobs_fit_a_small_terminal(two: Top) -> None:
 
 
 def test_a_job_is_opened_and_its_ranks_are_sorted(two: Top) -> None:
-    """By lag: rank 5 is first, nine steps behind, in its section for 69 s. Escape leads back."""
+    """Sorted by lag, rank 5 is first: nine steps behind, in its section for 69 s. Escape leads back."""
     two.press("/")
     for key in "17":
         two.press(key)
@@ -71,14 +71,15 @@ def test_a_job_is_opened_and_its_ranks_are_sorted(two: Top) -> None:
 
 
 def test_two_jobs_of_one_id(tmp_path: Path) -> None:
-    """Two clusters may give one id: each job has its line."""
+    """Two clusters may use the same id: each job has its own line."""
     screen = Top()
     screen.show([shot_of(tmp_path / "one", to_first_cycle(), "9"), shot_of(tmp_path / "other", ended(), "9")])
     assert {line[2:].split()[1] for line in text(screen) if line[2:].startswith("9 ")} == {"running", "completed"}
 
 
 def test_a_rank_is_asked_for_its_stacks_and_its_log(two: Top, tmp_path: Path) -> None:
-    """The caller gets them; the answer takes the screen, is searched, and escape leads back to the ranks."""
+    """`press` returns the request; the answer fills the screen and can be searched, and escape leads back to the
+    ranks."""
     two.mode, two.job = "job", str(tmp_path / "17")
     two.press("down")
     assert two.press("d") == Action("stacks", two.job, "main-0", 1)
@@ -95,7 +96,7 @@ def test_a_rank_is_asked_for_its_stacks_and_its_log(two: Top, tmp_path: Path) ->
 
 
 def test_an_open_log_is_read_again(two: Top, tmp_path: Path) -> None:
-    """It stays at its end, unless the user has scrolled up; an answer that comes after escape opens nothing."""
+    """It stays at its end unless the user has scrolled up; an answer that arrives after escape opens no page."""
     two.mode, two.job = "job", str(tmp_path / "17")
     log = two.press("l")
     assert log is not None and two.refresh() is None
@@ -118,7 +119,7 @@ def test_an_open_log_is_read_again(two: Top, tmp_path: Path) -> None:
 
 
 def test_a_job_without_heartbeats_shows_its_nodes(tmp_path: Path) -> None:
-    """Of one that has ended nothing can be dumped, and the screen says so."""
+    """No stacks can be dumped for a job that has ended, and the screen says so."""
     screen = Top()
     screen.show([shot_of(tmp_path, ended())])
     assert any(line.split()[:2] == [">", "n0"] for line in text(screen))
@@ -128,7 +129,7 @@ def test_a_job_without_heartbeats_shows_its_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [(20, 5), (80, 24), (300, 100)])
 def test_every_key_leaves_a_whole_screen(two: Top, size: tuple[int, int]) -> None:
-    """Whatever is pressed, at any size: the screen is drawn, and q ends it."""
+    """After any keys, at any size, the screen is drawn in full, and q ends it."""
     keys = ["down"] * 30 + [
         "enter",
         "end",

@@ -1,4 +1,4 @@
-"""The trace of a job, read as strictly as the Trace Event Format is written."""
+"""The trace of a job, checked strictly against the Trace Event Format."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def test_a_trace_keeps_to_the_format(recorder) -> None:
 
 
 def test_any_history_gives_a_trace_that_keeps_to_the_format() -> None:
-    """300 of them."""
+    """It is checked for 300 drawn histories."""
     for seed in range(300):
         check(of(wandering(seed)))
 
 
 def test_nodes_and_ranks_have_tracks_with_what_they_did() -> None:
-    """n4 stood by, started up and made steps; its rank 4 has a slice for its cycle, with the steps inside."""
+    """n4 was standby, started up and made steps; its rank 4 has a slice for its cycle, with the steps inside."""
     events = traced(eventful())
     [pid] = [e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"] == "n4"]
     did = [e["name"] for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (pid, 1)]
@@ -94,7 +94,7 @@ def test_nodes_and_ranks_have_tracks_with_what_they_did() -> None:
 
 
 def test_flows_go_from_each_failure_to_its_recovery() -> None:
-    """Three failures, three flows; and counters of nodes and steps."""
+    """Three failures give three flows; nodes and steps have counters."""
     events = traced(eventful())
     assert [e["id"] for e in events if e["ph"] == "f"] == [1, 2, 3]
     nodes = [e["args"]["active"] for e in events if e["ph"] == "C" and e["name"] == "nodes"]

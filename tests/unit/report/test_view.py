@@ -54,7 +54,8 @@ def states(view: JobView) -> dict[str, str]:
 
 
 def test_nodes_that_have_not_joined_are_what_the_first_round_waits_for() -> None:
-    """Before a rendezvous closes, its replica is joining and waits for exactly its nodes that are not here."""
+    """Before a rendezvous closes, its replica is joining and waits for exactly those of its nodes that have not
+    joined."""
     recorder = Recorder(plain_plan())
     recorder.join("n0", "n4")
     view = view_of(recorder)
@@ -80,7 +81,8 @@ def test_a_closed_round_gives_each_node_its_ranks() -> None:
 
 
 def test_workers_that_have_not_started_are_waited_for() -> None:
-    """Between the rendezvous's close and the last workers_started the replica is starting and names who is late."""
+    """Between the rendezvous's close and the last workers_started the replica is starting and names the nodes without
+    workers."""
     recorder = Recorder(plain_plan())
     recorder.join()
     view = view_of(recorder)
@@ -88,7 +90,7 @@ def test_workers_that_have_not_started_are_waited_for() -> None:
     assert waiting(view) == "main-0 waits for n[0-3] to start workers"
 
 
-def test_after_a_loss_the_survivors_are_waited_for_and_the_failure_is_told() -> None:
+def test_after_a_loss_the_survivors_are_waited_for_and_the_failure_is_shown() -> None:
     """A lost node is marked with its cause; its replica is stopping until the survivors are ready."""
     recorder = to_first_cycle()
     recorder.lose("n2", ago_s=0.5)
@@ -136,7 +138,7 @@ def test_a_lost_spare_restarts_nothing() -> None:
     assert view.replicas["main-0"].phase == "running"
 
 
-def test_a_failed_worker_is_told_by_rank_and_signal_and_spends_the_budget() -> None:
+def test_a_failed_worker_is_shown_with_rank_and_signal_and_spends_the_budget() -> None:
     """The failure names rank, node and signal; one restart fewer is left."""
     recorder = to_first_cycle()
     recorder.fail("n1", 3, signal=9)
@@ -148,7 +150,7 @@ def test_a_failed_worker_is_told_by_rank_and_signal_and_spends_the_budget() -> N
 
 
 def test_the_timeline_has_each_cycle_with_its_end() -> None:
-    """Cycles follow each other: the first ends with the cause of its restart, the last with done."""
+    """Cycles follow each other: the first ends with the cause of its restart, the last one as done."""
     view = view_of(ended())
     first, second = view.cycles.values()
     assert first.outcome == "n2 lost: connection to its agent closed"
@@ -159,11 +161,11 @@ def test_the_timeline_has_each_cycle_with_its_end() -> None:
 
 
 def test_spares_that_leave_with_the_job_are_not_lost() -> None:
-    """One of two took over from n2; the other was free until the end."""
+    """One of the two spares replaced n2; the other stayed a spare until the end."""
     assert view_of(ended()).spares == ("n5",)
 
 
-def test_a_job_that_ended_has_its_exit_code_and_nobody_present() -> None:
+def test_a_job_that_ended_has_its_exit_code_and_no_node_present() -> None:
     """After job_ended the exit code is known, the replica is done, and the agents have left."""
     view = view_of(ended())
     assert view.exit_code == 0
@@ -214,7 +216,7 @@ def test_a_requeued_job_starts_again_and_keeps_its_past() -> None:
 
 
 def test_the_cycles_of_a_generation_end_with_it() -> None:
-    """Also where it left no end, and keep their own last steps whatever later generations report."""
+    """Also if it has no recorded end; its cycles keep their last steps whatever later generations report."""
     recorder = with_one_recovery()
     recorder.progress(90)
     left_at = recorder.now
@@ -253,8 +255,8 @@ BUDGETS = [
 
 @pytest.mark.parametrize("bounds", BUDGETS)
 def test_the_restarts_that_are_left_are_those_that_the_controller_has(bounds: dict[str, Any]) -> None:
-    """Of the replica that has the fewest, at every moment: before the first failure, after one of each replica, after
-    a lost node, which spends none, after a suspension, and once a rate's time has passed."""
+    """The minimum over the replicas is compared before the first failure, after one of each replica, after a lost
+    node, which spends none, after a suspension, and after the time of a rate."""
     recorder = Recorder(msgspec.structs.replace(roles_plan(), fault_tolerance=plain_bounds(**bounds)))
     view = new_view(recorder.plan)
 
@@ -290,7 +292,7 @@ def test_without_a_plan_the_last_decision_says_how_many_restarts_are_left() -> N
 
 
 def test_an_entry_that_was_folded_in_already_changes_nothing() -> None:
-    """Entries may come twice, from the file and from the store: the second time they are ignored."""
+    """Entries may arrive twice, from the file and from the store: the second time they are ignored."""
     recorder = with_one_recovery()
     view = view_of(recorder)
     for entry in recorder.entries:
@@ -299,7 +301,7 @@ def test_an_entry_that_was_folded_in_already_changes_nothing() -> None:
 
 
 def test_a_journal_can_be_read_without_its_plan() -> None:
-    """Without the plan the first rendezvous waits for every expected node, and all else is the same."""
+    """Without the plan the first rendezvous waits for every expected node; all else is the same."""
     recorder = Recorder(plain_plan())
     recorder.join("n0")
     assert view_of(recorder, with_plan=False).waits_for("main-0") == ("n1", "n2", "n3", "n4", "n5")
@@ -308,8 +310,9 @@ def test_a_journal_can_be_read_without_its_plan() -> None:
     assert full.recoveries == bare.recoveries
 
 
-def test_beats_tell_steps_of_the_running_cycle_only() -> None:
-    """A beat moves its node's and replica's step; one of an older cycle or agent, or of a spare, moves nothing."""
+def test_heartbeats_update_steps_of_the_running_cycle_only() -> None:
+    """A heartbeat updates the step of its node and replica; one of an older cycle or agent, or of a spare, updates
+    none."""
     recorder = to_first_cycle()
     view = view_of(recorder)
     old = recorder.beat("n1", 500)
@@ -326,7 +329,7 @@ def test_beats_tell_steps_of_the_running_cycle_only() -> None:
 
 
 def test_a_node_that_is_too_late_for_a_round_is_shown_as_fenced() -> None:
-    """A fence without a loss before it marks the node lost, and says why."""
+    """A fence without a loss before it marks the node as lost, with the reason."""
     recorder = to_first_cycle()
     recorder.fail("n0", 0, exit_code=1)
     recorder.ready(but=("n3",))
@@ -350,7 +353,7 @@ def test_a_node_that_comes_back_is_a_spare() -> None:
 
 
 def test_controllers_are_counted() -> None:
-    """Each controller that took over is counted, and changes nothing else."""
+    """Each controller that took over is counted; nothing else changes."""
     recorder = to_first_cycle()
     before = states(view_of(recorder))
     recorder.tell(ControllerStarted(epoch=1, host="h", pid=1))
@@ -360,7 +363,8 @@ def test_controllers_are_counted() -> None:
 
 @pytest.mark.parametrize("acted", [False, True])
 def test_a_dry_runs_verdict_is_not_the_last_decision(acted: bool) -> None:
-    """What nothing follows from stands apart: a healthy job's page names no decision that was not made."""
+    """A verdict that was not acted on is kept apart: the page of a healthy job shows only decisions that were
+    made."""
     recorder = with_one_recovery()
     view = view_of(recorder)
     before, last = view.last_decision, recorder.entries[-1]
@@ -371,7 +375,8 @@ def test_a_dry_runs_verdict_is_not_the_last_decision(acted: bool) -> None:
 
 
 def test_subscribers_read_each_entry_once_and_with_the_view() -> None:
-    """One pass feeds the view and every other reader; each sees an entry after the view has taken it."""
+    """One pass over the journal feeds the view and every other reader; each sees an entry after the view has taken
+    it."""
 
     class Reader:
         def __init__(self) -> None:
@@ -388,8 +393,9 @@ def test_subscribers_read_each_entry_once_and_with_the_view() -> None:
     assert job.view.step == 90
 
 
-def test_a_recovery_names_the_cause_and_not_who_noticed_it_first() -> None:
-    """The node's loss came after its peer's report: the outage, the cycle's end and the recovery are the loss's."""
+def test_a_recovery_names_the_cause_and_not_the_first_to_notice_it() -> None:
+    """The node's loss was recorded after its peer's report: the outage, the cycle's end and the recovery name the
+    loss."""
     recorder = to_first_cycle()
     recorder.fail("n0", 0, exit_code=1, error="ConnectionResetError: peer", peer_lost=True)
     noticed = view_of(recorder).last_failure
@@ -408,7 +414,7 @@ def test_a_recovery_names_the_cause_and_not_who_noticed_it_first() -> None:
 
 
 def test_a_cancelled_job_has_the_step_that_it_had_reached() -> None:
-    """The store's heartbeats are gone with the job; its agents say it as they leave."""
+    """The store's heartbeats are gone with the job; its agents report the step as they leave."""
     recorder = to_first_cycle()
     recorder.cancel()
     recorder.leave("cancelled", at=3270)
@@ -416,7 +422,7 @@ def test_a_cancelled_job_has_the_step_that_it_had_reached() -> None:
 
 
 def test_a_drained_node_has_no_ranks_and_no_step_and_says_at_whose_request() -> None:
-    """Its ranks' step is still that of the replica, whose cycle has ended for a user."""
+    """The step of its ranks stays that of the replica, whose cycle ended at the user's request."""
     recorder = to_first_cycle()
     recorder.tell(DrainAsked(request="1", by="ada@login1", node="n1"))
     recorder.ready(at=7)
@@ -429,7 +435,7 @@ def test_a_drained_node_has_no_ranks_and_no_step_and_says_at_whose_request() -> 
 
 
 def with_drains() -> Recorder:
-    """Four replicas, one of which restarts; a node is drained, and is not any more."""
+    """Four replicas, one of which restarts; a node is drained, and later undrained."""
     recorder = Recorder(roles_plan())
     recorder.join()
     for replica in list(recorder.job.replicas):
@@ -449,7 +455,7 @@ def with_drains() -> Recorder:
 @pytest.mark.parametrize("record", [eventful, with_drains])
 @pytest.mark.parametrize("lost", [1, 6, None])
 def test_every_reader_reads_a_damaged_journal_to_its_end(record, lost: int | None, tmp_path) -> None:
-    """Wherever a line or six are lost, or all before it are: the end of the job is shown."""
+    """If one line, six lines, or all lines before it are missing, anywhere, the end of the job is still shown."""
     entries = record().entries
     for index in range(len(entries) - 1):
         rest = entries[index:] if lost is None else entries[:index] + entries[index + lost :] + entries[-1:]
@@ -462,7 +468,7 @@ def test_every_reader_reads_a_damaged_journal_to_its_end(record, lost: int | Non
 
 
 def test_a_cycle_whose_opening_is_lost_is_shown_from_its_close_on() -> None:
-    """Its nodes and ranks are those of a whole journal."""
+    """It has the nodes and ranks that a whole journal gives."""
     recorder = with_one_recovery()
     whole, view = view_of(recorder), new_view(recorder.plan)
     for entry in recorder.entries:

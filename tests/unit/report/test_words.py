@@ -29,7 +29,7 @@ from tests.unit.report.recorder import ended
     ],
 )
 def test_durations_have_three_digits_that_matter(duration_s: float, text: str) -> None:
-    """A duration is short, and rounding never shows 60 s, 60 minutes or 1000 ms."""
+    """A duration is short, and rounding never gives 60 s, 60 minutes or 1000 ms."""
     assert seconds(duration_s) == text
 
 
@@ -47,7 +47,7 @@ def test_durations_have_three_digits_that_matter(duration_s: float, text: str) -
     ],
 )
 def test_node_names_are_folded_in_their_order(nodes: list[str], text: str) -> None:
-    """Names fold as Slurm's do, and keep their order, which is that of the ranks."""
+    """Names are folded as Slurm folds them, and keep their order, which is that of the ranks."""
     assert names(nodes) == text
 
 
@@ -58,7 +58,7 @@ def test_ranks_are_sorted_and_folded() -> None:
 
 
 def test_every_kind_of_record_has_words() -> None:
-    """Each record of a whole journal, and the kinds that it lacks, print as one line without a newline."""
+    """Each record of a whole journal, and each kind that it lacks, is printed as one line."""
     others: list[records.AnyRecord] = [
         records.Tick(),
         records.Signalled(reason="time_limit"),
@@ -80,8 +80,8 @@ def test_every_kind_of_record_has_words() -> None:
         ({"exit_code": 1, "error": "KeyError: 3"}, "rank 1 on n failed: KeyError: 3, main-0 cycle 0"),
     ],
 )
-def test_a_workers_end_is_told_by_its_kind(how: dict[str, object], text: str) -> None:
-    """Exit code, signal by name, or why it could not start."""
+def test_a_workers_end_is_described_by_its_kind(how: dict[str, object], text: str) -> None:
+    """The text has the exit code, the signal by name, or why the worker could not start."""
     fact = records.WorkerFailed(node="n", incarnation="i", seq=1, replica="main-0", cycle=0, rank=1, **how)
     assert describe(fact) == text
 
@@ -173,7 +173,7 @@ WHY = "no step for 612 s (limit 600 s) after step 41"
     ],
 )
 def test_hangs_silence_and_death_are_one_plain_sentence_each(record: records.AnyRecord, text: str) -> None:
-    """`nvrx-slurm events` says in one line what happened, to whom, and on what evidence."""
+    """`nvrx-slurm events` prints in one line what happened, to which node or rank, and on what evidence."""
     assert describe(record) == text
 
 
@@ -207,12 +207,12 @@ BY_BASH = "the command is no Python program"
     ],
 )
 def test_how_workers_start_is_said_with_the_reason(record: records.AnyRecord, text: str) -> None:
-    """Warm, cold and why; nothing of it where the job asks for no warm process."""
+    """The text says warm, or cold and why; nothing if the job asks for no warm process."""
     assert describe(record).endswith(text)
 
 
 def test_why_workers_start_cold_is_said_once_for_each_role_and_reason() -> None:
-    """Not for each node and cycle; `prewarm_failed` may have said it before."""
+    """It is not repeated for each node and cycle; `prewarm_failed` may have reported it before."""
     why, lines = "it has died", Lines()
     started = [{**AGENT, "replica": replica, "cycle": cycle, "pids": {0: 7}} for replica, cycle in CYCLES]
     told: list[records.AnyRecord] = [

@@ -1,4 +1,4 @@
-"""`workload.beat` as a worker calls it: in a process of its own, with the environment that an agent gives."""
+"""`workload.beat` as a worker calls it: in a process of its own, with the environment that an agent sets."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ def agent(tmp_path: Path) -> Iterator[socket.socket]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Environment:
-    """What an agent would give rank 3."""
+    """The variables that an agent would set for rank 3."""
     return {"RANK": "3", "NVRX_BEAT_FILE": str(tmp_path / "0.3"), "NVRX_BEAT_SOCKET": str(tmp_path / "agent")}
 
 
 def test_a_reader_sees_the_last_step_the_count_and_the_time(slot: Slot, environment: Environment) -> None:
-    """Three beats in another process are seen here, with the moment of the last by the node's clock."""
+    """After three beats in another process, the slot has the last step, the count, and the time of the last one by
+    the node's clock."""
     before = time.monotonic_ns()
     worker("beat(step=7); beat(step=8); beat(step=1_000_000_007)", environment)
     step, count, at, *_ = slot.read()
@@ -49,7 +50,7 @@ def test_a_reader_sees_the_last_step_the_count_and_the_time(slot: Slot, environm
 
 
 def test_the_first_beat_is_announced_once(slot: Slot, agent: socket.socket, environment: Environment) -> None:
-    """One datagram says rank and step, when the slot already shows the step; later beats send none."""
+    """One datagram has rank and step, sent after the step is in the slot; later beats send none."""
     worker("beat(step=41); beat(step=42)", environment)
     assert agent.recv(100) == b"3 41"
     agent.setblocking(False)
@@ -72,8 +73,8 @@ def test_the_announcement_comes_after_the_step_is_in_the_slot(
     assert running.returncode == 0
 
 
-def test_a_forked_child_beats_in_its_parents_name(slot: Slot, environment: Environment) -> None:
-    """Beats before and after a fork, on both sides, all arrive in the one slot."""
+def test_a_forked_child_beats_into_its_parents_slot(slot: Slot, environment: Environment) -> None:
+    """Beats before and after a fork, of parent and child, all arrive in the one slot."""
     worker(
         "import os\n"
         "beat(step=1)\n"
@@ -89,7 +90,7 @@ def test_a_forked_child_beats_in_its_parents_name(slot: Slot, environment: Envir
 
 
 def test_a_child_that_is_forked_before_the_first_beat_may_beat(slot: Slot, environment: Environment) -> None:
-    """The child opens the slot for itself."""
+    """The child opens the slot by itself."""
     worker(
         "import os\n"
         "child = os.fork()\n"
@@ -114,7 +115,7 @@ def test_a_child_that_is_forked_before_the_first_beat_may_beat(slot: Slot, envir
     ],
 )
 def test_without_a_slot_a_beat_does_nothing(environment: Environment) -> None:
-    """Whatever the agent's side looks like, the training goes on, and nothing is printed."""
+    """In whatever state the agent's side is, the training goes on, and nothing is printed."""
     assert worker("for step in range(3): beat(step=step)", environment) == ""
 
 
@@ -126,16 +127,16 @@ def test_a_short_file_is_no_slot(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/agent", "x" * 500, ""])
-def test_an_agent_that_cannot_be_told_is_not_waited_for(slot: Slot, environment: Environment, path: str) -> None:
-    """Without a socket to send to, the beat still reaches the slot."""
+def test_an_agent_that_cannot_be_reached_is_not_waited_for(slot: Slot, environment: Environment, path: str) -> None:
+    """If there is no socket to send to, the beat still reaches the slot."""
     worker("beat(step=5)", environment | {"NVRX_BEAT_SOCKET": path})
     assert slot.read()[:2] == (5, 1)
 
 
-def test_an_agent_that_does_not_read_blocks_nobody(
+def test_an_agent_that_does_not_read_blocks_no_worker(
     slot: Slot, agent: socket.socket, environment: Environment
 ) -> None:
-    """With its socket full, the announcement is dropped and the beat still reaches the slot."""
+    """If its socket is full, the announcement is dropped and the beat still reaches the slot."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as flood:
         flood.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -147,7 +148,7 @@ def test_an_agent_that_does_not_read_blocks_nobody(
 
 @pytest.mark.parametrize("listened", [True, False])
 def test_a_step_that_is_no_integer_is_refused_alike(slot: Slot, environment: Environment, listened: bool) -> None:
-    """The mistake shows on a laptop as it does under an agent, not first at night on the cluster."""
+    """The error is raised on a laptop as well as under an agent, not only on the cluster."""
     code = "try:\n    beat(step=1.5)\nexcept TypeError as error:\n    print(error)"
     said = worker(code, environment if listened else {})
     assert said == "'float' object cannot be interpreted as an integer\n"
@@ -184,7 +185,7 @@ beat(step=3)
 
 
 def test_a_signal_handler_may_beat_in_the_middle_of_a_beat(slot: Slot, environment: Environment) -> None:
-    """Both are counted, no gap is made up, and the beats after it go on."""
+    """Both beats are counted, no gap is recorded, and later beats are counted as well."""
     worker(BEAT_IN_A_BEAT, environment)
     reading = slot.read()
     assert (reading.step, reading.beats) == (3, 4)
@@ -192,7 +193,7 @@ def test_a_signal_handler_may_beat_in_the_middle_of_a_beat(slot: Slot, environme
 
 
 def test_beats_under_a_rain_of_signals_all_arrive(slot: Slot, environment: Environment) -> None:
-    """A timer's handler that beats, a thousand times a second, neither breaks a beat nor loses one."""
+    """A timer's handler that beats a thousand times a second neither breaks a beat nor loses one."""
     worker(
         "import signal\n"
         "fired = 0\n"
@@ -215,7 +216,7 @@ def test_beats_under_a_rain_of_signals_all_arrive(slot: Slot, environment: Envir
 
 
 def test_a_step_that_does_not_fit_is_an_error_in_the_worker(slot: Slot, environment: Environment) -> None:
-    """It says which; the page keeps the last step that did."""
+    """The error names the step; the page keeps the last valid one."""
     said = worker(
         "beat(step=7)\ntry:\n    beat(step=2**65)\nexcept ValueError as error:\n    print(error)\n",
         environment,
@@ -225,7 +226,8 @@ def test_a_step_that_does_not_fit_is_an_error_in_the_worker(slot: Slot, environm
 
 
 def test_the_longest_gap_is_between_two_beats(slot: Slot, environment: Environment) -> None:
-    """It is kept by the worker, as none that looks once a second would see it; the start-up is no gap."""
+    """The worker itself keeps it, since an agent that reads once a second would miss it; the start-up is not a
+    gap."""
     took = worker(
         "from time import monotonic_ns\n"
         "from nvrx_slurm.workload import progress\n"
@@ -240,7 +242,7 @@ def test_the_longest_gap_is_between_two_beats(slot: Slot, environment: Environme
 
 
 def test_importing_it_costs_a_training_nothing() -> None:
-    """It brings along a few small modules of the standard library beside its own package, and nothing else."""
+    """It imports only a few small modules of the standard library and those of its own package."""
     show = "import sys; print(*sys.modules)"
     bare = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, timeout=60, check=True)
     brought = set(worker(show, {}).split()) - set(bare.stdout.split())

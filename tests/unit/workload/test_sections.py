@@ -1,4 +1,4 @@
-"""`workload.section` as a worker uses it: in a process of its own, with the environment that an agent gives."""
+"""`workload.section` as a worker uses it: in a process of its own, with the environment that an agent sets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(code: str, environment: dict[str, str]) -> str:
 
 @pytest.fixture
 def worker(slot: Slot, tmp_path: Path) -> Worker:
-    """Runs code as a worker does, and returns what its agent reads at the end."""
+    """Runs code as a worker does, and returns the agent's reading at the end."""
 
     def work(code: str) -> Reading:
         run(code, {"RANK": "0", "NVRX_BEAT_FILE": str(tmp_path / "slot")})
@@ -57,7 +57,7 @@ def worker(slot: Slot, tmp_path: Path) -> Worker:
 
 
 def test_an_open_section_is_seen_with_its_deadline(worker: Worker) -> None:
-    """Name, timeout and thread are there while it is open; count and duration when it has ended."""
+    """Name, timeout and thread can be read while it is open; count and duration after its end."""
     reading = worker(
         "from time import monotonic_ns\n"
         "before = monotonic_ns()\n"
@@ -74,7 +74,7 @@ def test_an_open_section_is_seen_with_its_deadline(worker: Worker) -> None:
 
 
 def test_nested_sections_keep_their_own_deadlines(worker: Worker) -> None:
-    """The outer one is seen with its own while the inner one is open, the same object or name twice included."""
+    """Each open section is read with its own deadline, even if the same object or name is used twice."""
     reading = worker(
         "outer = section('a', 5)\n"
         "with outer, section('b', timeout=0.5), section('c'), outer:\n"
@@ -86,7 +86,8 @@ def test_nested_sections_keep_their_own_deadlines(worker: Worker) -> None:
 
 
 def test_the_end_of_a_main_thread_section_is_a_sign(worker: Worker) -> None:
-    """The silence after it counts from its end, and neither its length nor a beat inside of it is a step's gap."""
+    """The silence after it counts from its end; neither its duration nor a beat inside it is recorded as a step's
+    gap."""
     reading = worker(
         "from nvrx_slurm.workload import board, progress\n"
         "now = 10**15\n"
@@ -107,7 +108,7 @@ def test_the_end_of_a_main_thread_section_is_a_sign(worker: Worker) -> None:
 
 
 def test_a_section_before_the_first_beat_makes_no_gap(worker: Worker) -> None:
-    """What the start-up takes is not how long a step takes; and the first beat is announced as ever."""
+    """The duration of the start-up is not recorded as that of a step, and the first beat is announced as usual."""
     reading = worker(
         "from nvrx_slurm.workload import board, progress\n"
         "now = 10**15\n"
@@ -123,7 +124,7 @@ def test_a_section_before_the_first_beat_makes_no_gap(worker: Worker) -> None:
 
 
 def test_a_section_of_another_thread_does_not_stop_the_clock(worker: Worker) -> None:
-    """It has its deadline, and is no sign of the main loop's life, neither open nor at its end."""
+    """It has its deadline, but neither while open nor at its end does it count as progress of the main loop."""
     worker(
         "import threading\n"
         "beat(step=0)\n"
@@ -144,7 +145,7 @@ def test_a_section_of_another_thread_does_not_stop_the_clock(worker: Worker) -> 
 
 
 def test_sections_of_many_threads_end_in_any_order(worker: Worker) -> None:
-    """Two hundred of them in eight threads, names shared and not: none is lost, none stays open."""
+    """Of two hundred sections in eight threads, with shared and own names, none is lost and none stays open."""
     reading = worker(
         "import random, sys, threading\n"
         "sys.setswitchinterval(1e-6)\n"
@@ -165,7 +166,8 @@ def test_sections_of_many_threads_end_in_any_order(worker: Worker) -> None:
 
 
 def test_threads_may_share_an_object(worker: Worker) -> None:
-    """Each ends its own section: the main thread's, which keeps steps from being due, and no other."""
+    """Each thread ends its own section; the section of the main thread, in which no step is due, is ended only by
+    itself."""
     worker(
         "import threading\n"
         "save = section('save', 10)\n"
@@ -190,7 +192,7 @@ def test_threads_may_share_an_object(worker: Worker) -> None:
 
 
 def test_sections_of_coroutines_end_in_any_order(worker: Worker) -> None:
-    """The first to be opened may be the first to end, and the clock of steps stands until the last has."""
+    """The first section to be opened may end first; until the last one has ended, no step is due."""
     worker(
         "import asyncio\n"
         "async def part(name, opened, end):\n"
@@ -212,8 +214,8 @@ def test_sections_of_coroutines_end_in_any_order(worker: Worker) -> None:
     )
 
 
-def test_an_exception_ends_a_section_and_teaches_nothing(worker: Worker) -> None:
-    """The section is closed, the exception goes on, and a failed try's duration is not kept."""
+def test_an_exception_ends_a_section_and_records_no_duration(worker: Worker) -> None:
+    """The section is closed, the exception propagates, and the duration of the failed attempt is not recorded."""
     reading = worker(
         "try:\n"
         "    with section('save', 5): raise OSError('disk full')\n"
@@ -224,7 +226,7 @@ def test_an_exception_ends_a_section_and_teaches_nothing(worker: Worker) -> None
 
 
 def test_a_section_that_is_dropped_ends(worker: Worker) -> None:
-    """A generator that is closed, or an exit that never ran, leaves nothing open behind."""
+    """A section in a closed generator, or one whose exit never ran, does not stay open."""
     worker(
         "def parts():\n"
         "    with section('in a generator'): yield\n"
@@ -237,7 +239,8 @@ def test_a_section_that_is_dropped_ends(worker: Worker) -> None:
 
 
 def test_no_signals_exception_leaves_a_section_open(worker: Worker) -> None:
-    """As Ctrl-C raises at any moment of entering, being in, and leaving sections: after hundreds, none stays open."""
+    """A signal handler raises, as Ctrl-C does, while sections are entered, open and left: after hundreds of signals
+    none stays open."""
     worker(
         "import signal\n"
         "struck = 0\n"
@@ -262,7 +265,7 @@ def test_no_signals_exception_leaves_a_section_open(worker: Worker) -> None:
 
 
 def test_as_a_decorator_each_call_is_a_section(worker: Worker) -> None:
-    """Functions (recursive ones too) and coroutine functions keep their name, result and deadline."""
+    """Functions, recursive ones too, and coroutine functions keep their name, result and deadline."""
     reading = worker(
         "import asyncio\n"
         "@section('down', timeout=30)\n"
@@ -279,7 +282,8 @@ def test_as_a_decorator_each_call_is_a_section(worker: Worker) -> None:
 
 
 def test_a_forked_child_neither_opens_nor_closes_sections(worker: Worker) -> None:
-    """What its parent has open stays open when the child leaves the block; the child's own are nowhere."""
+    """The parent's open section stays open when the child leaves the block; the child's own sections are not
+    recorded."""
     reading = worker(
         "with section('parent', 5):\n"
         "    child = os.fork()\n"
@@ -295,7 +299,8 @@ def test_a_forked_child_neither_opens_nor_closes_sections(worker: Worker) -> Non
 
 
 def test_only_one_process_of_a_worker_writes_sections(worker: Worker) -> None:
-    """A child with an interpreter of its own opens none while its parent's stand there, and takes over after it."""
+    """A child with its own interpreter opens no section while its parent has written some; a child that came first
+    can."""
     reading = worker(
         "import subprocess, sys\n"
         "code = 'from nvrx_slurm.workload import section\\nwith section(sys.argv[1]): print(1)'\n"
@@ -309,7 +314,7 @@ def test_only_one_process_of_a_worker_writes_sections(worker: Worker) -> None:
 
 
 def test_names_beyond_the_table_share_the_last_row(worker: Worker) -> None:
-    """Fifteen names have rows of their own; all others are `…`, with their own deadlines all the same."""
+    """Fifteen names have rows of their own; all others are recorded as `…`, but with their own deadlines."""
     reading = worker(
         "for n in range(20):\n"
         "    with section(f's{n}', 7): assert look().open[0].timeout_s == 7\n"
@@ -320,7 +325,8 @@ def test_names_beyond_the_table_share_the_last_row(worker: Worker) -> None:
 
 
 def test_more_than_sixteen_at_a_time_are_not_watched(worker: Worker) -> None:
-    """The seventeenth has no deadline, but still stops the clock of steps; entries are free again afterwards."""
+    """The seventeenth section has no deadline, but while it is open no step is due; entries can be used again
+    afterwards."""
     worker(
         "from contextlib import ExitStack\n"
         "import threading\n"
@@ -358,7 +364,7 @@ WRONG = [
 
 @pytest.mark.parametrize("listened", [True, False])
 def test_mistakes_show_with_and_without_an_agent(slot: Slot, tmp_path: Path, listened: bool) -> None:
-    """A wrong name or timeout raises where it stands, on a laptop as on the cluster, and says what is valid."""
+    """A wrong name or timeout raises an error that says what is valid, on a laptop as on the cluster."""
     code = "".join(
         f"try: {call}\nexcept (TypeError, ValueError) as e: print(type(e).__name__, e)\n" for call, _ in WRONG
     )
@@ -369,13 +375,13 @@ def test_mistakes_show_with_and_without_an_agent(slot: Slot, tmp_path: Path, lis
 
 @pytest.mark.parametrize("path", ["", "/nonexistent/slot", "/proc/self/maps", "/", "/dev/null"])
 def test_without_a_slot_a_section_does_nothing(path: str) -> None:
-    """The body runs, nested and decorated ones too, and nothing is printed."""
+    """The body runs, also with nested and decorated sections, and nothing is printed."""
     code = "with section('a'), section('b', 5): section('c')(print)('ran')"
     assert run(code, {"NVRX_BEAT_FILE": path}) == "ran\n"
 
 
 def test_a_slot_that_has_gone_stops_no_training(worker: Worker) -> None:
-    """An agent that clears its folder while the worker still runs is no error in the worker."""
+    """It is no error in the worker if its agent removes the folder while the worker still runs."""
     worker("beat(step=1)\nos.unlink(os.environ['NVRX_BEAT_FILE'])\nwith section('late'): beat(step=2)\n")
 
 
@@ -390,7 +396,8 @@ while True:
 
 
 def test_a_worker_killed_in_the_middle_leaves_a_readable_slot(slot: Slot, tmp_path: Path) -> None:
-    """Wherever SIGKILL strikes, what is read are its own sections or none; its successor starts with none open."""
+    """After SIGKILL at any moment, only the worker's own sections are read, or none; its successor starts with none
+    open."""
     environment = os.environ | {"RANK": "0", "NVRX_BEAT_FILE": str(tmp_path / "slot")}
     for _ in range(5):
         with subprocess.Popen([sys.executable, "-c", KILLED], env=environment, stdout=subprocess.PIPE) as process:
@@ -407,7 +414,8 @@ def test_a_worker_killed_in_the_middle_leaves_a_readable_slot(slot: Slot, tmp_pa
 
 
 def test_a_reader_never_takes_a_section_for_another(slot: Slot, tmp_path: Path) -> None:
-    """While a process opens and closes sections as fast as it can, every one that is read is whole, and now."""
+    """While a process opens and closes sections as fast as it can, every section that is read is whole and
+    current."""
     environment = os.environ | {"RANK": "0", "NVRX_BEAT_FILE": str(tmp_path / "slot")}
     with subprocess.Popen([sys.executable, "-c", KILLED], env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""The agent's side of a slot, and what it promises to a writer and a reader."""
+"""The agent's side of a slot, and what writers and readers of it can rely on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_fresh_slot_has_no_step(tmp_path: Path) -> None:
 
 
 def test_a_slot_is_a_page_for_its_owner_alone(tmp_path: Path) -> None:
-    """Nobody else may read or write it, and nothing is left beside it."""
+    """Other users can neither read nor write it, and no other file is left in the folder."""
     Slot.create(tmp_path / "slot").close()
     (path,) = tmp_path.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -28,7 +28,7 @@ def test_a_slot_is_a_page_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 def write(path: Path, **words: int) -> None:
-    """Another implementation, with nothing but the table in the module: `w8=5` writes 5 into word 8."""
+    """Writes as another implementation would, by the table in the module alone: `w8=5` writes 5 into word 8."""
     with path.open("r+b") as file:
         for name, number in words.items():
             file.seek(8 * int(name.removeprefix("w")))
@@ -36,14 +36,14 @@ def write(path: Path, **words: int) -> None:
 
 
 def write_name(path: Path, name: str) -> None:
-    """Into the first row."""
+    """Writes the name into the first row."""
     with path.open("r+b") as file:
         file.seek(8 * 8)
         file.write(name.encode().ljust(40, b"\0"))
 
 
 def test_the_layout_is_as_the_table_says(tmp_path: Path) -> None:
-    """Another implementation may write it: header, one name, one open section."""
+    """Words written by the table are read as header, one name and one open section."""
     slot = Slot.create(tmp_path / "slot")
     write(tmp_path / "slot", w0=5, w1=6, w2=7, w3=8, w4=1234, w5=1)
     write_name(tmp_path / "slot", "prüfpunkt")
@@ -64,7 +64,8 @@ def test_the_layout_is_as_the_table_says(tmp_path: Path) -> None:
     "spoilt", [{"w120": 0}, {"w120": 98}, {"w121": 1}, {"w122": 0}, {"w122": 31}, {"w123": 0}, {"w4": 1235}]
 )
 def test_an_entry_that_is_half_written_is_not_open(tmp_path: Path, spoilt: dict[str, int]) -> None:
-    """Whichever word is not yet, or no longer, what the seal says; a process that has gone left such entries too."""
+    """An entry is not open if any of its words does not match the seal; a process that was killed may leave such
+    entries."""
     slot = Slot.create(tmp_path / "slot")
     write_name(tmp_path / "slot", "x")
     entry = {"w4": 1234, "w120": 99, "w121": 50, "w122": 256, "w123": 99 ^ 50 ^ 256 ^ 1234}
@@ -76,7 +77,7 @@ def test_an_entry_that_is_half_written_is_not_open(tmp_path: Path, spoilt: dict[
 
 @given(st.binary(max_size=SLOT_BYTES - 64))
 def test_a_reader_copes_with_any_bytes(page: bytes) -> None:
-    """Whatever a worker that runs wild has written over its slot, reading it raises nothing."""
+    """Reading a slot raises no error, whatever bytes a faulty worker has written over it."""
     with tempfile.TemporaryDirectory() as folder:
         slot = Slot.create(Path(folder) / "slot")
         with (Path(folder) / "slot").open("r+b") as file:
@@ -86,8 +87,8 @@ def test_a_reader_copes_with_any_bytes(page: bytes) -> None:
         slot.close()
 
 
-def test_a_late_writer_of_an_older_cycle_is_not_heard(tmp_path: Path) -> None:
-    """A worker that still has the old slot goes on undisturbed, and the new one stays fresh."""
+def test_a_late_writer_of_an_older_cycle_is_not_read(tmp_path: Path) -> None:
+    """A worker that still has the old slot can write to it, and the new slot stays empty."""
     old = Slot.create(tmp_path / "slot")
     writer = map_slot(tmp_path / "slot")
     new = Slot.create(tmp_path / "slot")
@@ -97,7 +98,7 @@ def test_a_late_writer_of_an_older_cycle_is_not_heard(tmp_path: Path) -> None:
 
 
 def test_a_closed_slot_cannot_be_read(tmp_path: Path) -> None:
-    """It says so rather than showing old numbers; closing it does not concern the worker."""
+    """Reading raises an error instead of returning old numbers; the worker can still write."""
     slot = Slot.create(tmp_path / "slot")
     writer = map_slot(tmp_path / "slot")
     slot.close()
@@ -107,7 +108,7 @@ def test_a_closed_slot_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    """The agent learns at once that its workers could not beat."""
+    """The agent gets the error at once, before a worker could not beat."""
     with pytest.raises(FileNotFoundError):
         Slot.create(tmp_path / "missing" / "slot")
 
@@ -124,7 +125,7 @@ while True:
 
 
 def test_a_step_is_never_seen_half_written(tmp_path: Path) -> None:
-    """While a process writes two very different steps in turn, a reader meets only these two, and both of them."""
+    """While a process writes two very different steps in turn, a reader reads both of them, and no other number."""
     slot = Slot.create(tmp_path / "slot")
     command = [sys.executable, "-c", WRITER, str(tmp_path / "slot")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:

@@ -1,4 +1,4 @@
-"""Decodes thousands of broken schemas under an audit hook; prints how many were refused. Ends with 1 at the first
+"""Decodes thousands of broken schemas under an audit hook; prints how many were refused. Exits with 1 at the first
 event that hostile input must not cause."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     obj = {"a": [np.zeros((3, 4), "f4").T, b"1", "x" * 300], "b": (np.float32(1), np.str_("text")), "c": record}
     encoded = encode(obj)
     payload = memoryview(b"".join(encoded.buffers))
-    decode(encoded.schema, payload)  # what it needs is loaded now
+    decode(encoded.schema, payload)  # all that it imports is loaded now
     sys.addaudithook(watch)
     dice, refused = random.Random(7), 0
     for _ in range(TIMES):

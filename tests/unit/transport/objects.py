@@ -1,4 +1,4 @@
-"""Objects to send, of all kinds, and whether what came out is what went in."""
+"""Objects of all kinds to send, and the comparison of what was received with what was sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Elements = st.one_of(hnp.scalar_dtypes(), hnp.byte_string_dtypes(min_len=1), hnp
 
 
 def has_titles(dtype: np.dtype[Any]) -> bool:
-    """A second name for a field: nothing in the bytes, and not sent."""
+    """Whether the type has a second name for a field, which is not in the bytes and is not sent."""
     fields = (dtype.fields or {}).values()
     return any(len(field) > 2 or has_titles(field[0].base) for field in fields)
 
@@ -40,7 +40,7 @@ Shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 
 @st.composite
 def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
-    """Any bits, any type, any shape; as it lies in memory when somebody has turned, cut or repeated it."""
+    """Any bits, any type, any shape, and any layout in memory that transposing, slicing or repeating can give."""
     dtype, shape = draw(Types), draw(Shapes)
     size = int(np.prod(shape, dtype=int)) * dtype.itemsize
     bits = np.random.default_rng(draw(st.integers(0, 2**32))).bytes(size)
@@ -74,7 +74,7 @@ Objects = st.recursive(
 
 
 def payload_of(encoded: Encoded, *, writable: bool = False) -> memoryview:
-    """As it would lie in a ring: at a multiple of 64 bytes."""
+    """The payload as in a ring: at a multiple of 64 bytes."""
     memory = np.zeros(encoded.size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     memory[start : start + encoded.size] = np.frombuffer(b"".join(encoded.buffers), np.uint8)
@@ -83,17 +83,17 @@ def payload_of(encoded: Encoded, *, writable: bool = False) -> memoryview:
 
 
 def built(schema: str, payload: memoryview) -> Any:
-    """What `decode` gives: whatever it is."""
+    """The result of `decode`, of any type."""
     return decode(schema, payload)
 
 
 def address(memory: object) -> int:
-    """Where it lies."""
+    """The address of its first byte."""
     return np.frombuffer(memory, np.uint8).ctypes.data if isinstance(memory, memoryview) else memory.ctypes.data  # type: ignore[attr-defined]
 
 
 def is_same(came: object, went: object) -> bool:
-    """Of the same type, and the same to the last bit. Bytes come as a view of the payload."""
+    """Whether both have the same type and the same bits. Bytes are received as a view of the payload."""
     if isinstance(went, bytes | bytearray) and type(came) is memoryview:
         return came == went
     return type(came) is type(went) and _COMPARED.get(type(went), _is_same_value)(came, went)
@@ -110,7 +110,7 @@ def _is_same_array(came: np.ndarray[Any, Any], went: np.ndarray[Any, Any]) -> bo
 
 
 def _bits(array: np.ndarray[Any, Any]) -> bytes:
-    """The gaps of records included, which no comparison of values sees."""
+    """All bytes, including the gaps of records, which a comparison of values ignores."""
     return np.ascontiguousarray(array).tobytes()
 
 

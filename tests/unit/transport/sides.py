@@ -18,7 +18,7 @@ OTHER_TOKEN = b"another job's token, 32 bytes..."
 
 
 class Side:
-    """What one side does, in a thread; `result` raises what it raised."""
+    """One side's work, in a thread; `result` raises what it raised."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._results: SimpleQueue[object] = SimpleQueue()
@@ -63,7 +63,7 @@ def two_ends() -> Iterator[tuple[PeerLink, PeerLink]]:
 
 @contextlib.contextmanager
 def server_of(serve: Callable[[PeerLink], None]) -> Iterator[str]:
-    """Listens, and serves each connection so; its address."""
+    """A server that handles each connection with `serve`; yields its address."""
     links: list[PeerLink] = []
 
     def keep(link: PeerLink) -> None:

@@ -1,4 +1,4 @@
-"""A schema or a payload from somebody who means harm: an error of ours, soon, and nothing else."""
+"""A hostile schema or payload causes an error of this package, soon, and nothing else."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ Json = st.recursive(
 
 
 def attempt(schema: str, payload: memoryview) -> None:
-    """Only our own errors come out; nobody allocates more than what is there."""
+    """Decodes; only this package's errors are allowed, and memory in proportion to the input."""
     tracemalloc.start()
     try:
         decode(schema, payload)
@@ -86,7 +86,8 @@ def attempt(schema: str, payload: memoryview) -> None:
 
 
 def attempt_both(schema: str, payload: memoryview) -> None:
-    """With that payload, and with one of just the size that the schema wants, where that can be had."""
+    """Decodes with this payload, and with one of exactly the size that the schema asks for, if that is small
+    enough."""
     attempt(schema, payload)
     try:
         size = plan_of(schema).size
@@ -116,14 +117,14 @@ def attempt_both(schema: str, payload: memoryview) -> None:
 @example('[1,"\\ud800"]')
 @settings(max_examples=300)
 def test_a_made_up_schema(schema: str) -> None:
-    """Whatever it says."""
+    """Any text is decoded or refused."""
     attempt_both(schema, memoryview(bytes(100)))
 
 
 @given(Objects, st.data())
 @settings(max_examples=300)
 def test_a_schema_with_a_part_of_another(obj: object, data: st.DataObject) -> None:
-    """A true one, with any node of it changed for something else."""
+    """A valid schema in which any node is replaced by something else."""
     encoded = encode([obj])
     tree = json.loads(encoded.schema)
     node: Any = tree
@@ -143,7 +144,7 @@ def is_leaf(item: object) -> bool:
 @given(Objects, st.integers(0), st.integers(0, 3), st.text(max_size=3))
 @settings(max_examples=200)
 def test_a_schema_with_other_characters(obj: object, place: int, cut: int, put: str) -> None:
-    """A true one, with some of its text gone, and some put in."""
+    """A valid schema with some of its text removed and other text inserted."""
     encoded = encode([obj])
     at = place % len(encoded.schema)
     attempt_both(encoded.schema[:at] + put + encoded.schema[at + cut :], payload_of(encoded))
@@ -151,7 +152,7 @@ def test_a_schema_with_other_characters(obj: object, place: int, cut: int, put: 
 
 @given(Objects, st.integers(-200, 200))
 def test_a_payload_of_another_size(obj: object, more: int) -> None:
-    """It is not what the schema is of: refused before anything is built, however little it is off."""
+    """Its size does not match the schema: it is refused before any object is built, even for one byte."""
     encoded = encode([obj])
     if more == 0 or encoded.size + more < 0:
         return
@@ -202,29 +203,30 @@ def test_a_payload_of_another_size(obj: object, more: int) -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_schema_is_said(schema: str, message: str) -> None:
-    """Before the payload is looked at."""
+    """It is reported before the payload is read."""
     with pytest.raises(TransportError) as error:
         decode(schema, memoryview(b""))
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["<i1", "=f4", "<S4", "<M8[7 s]", "<M8[zz]", "<M8[99999999999s]", ">b1"])
-def test_a_type_has_one_name(name: str) -> None:
-    """The one that numpy gives it."""
+def test_a_type_has_one_valid_name(name: str) -> None:
+    """Only the name that numpy itself gives to the type is accepted."""
     schema = msgspec.json.encode([VERSION, ["array", name, [0]]]).decode()
     with pytest.raises(PayloadCorrupt):
         decode(schema, memoryview(b""))
 
 
 def test_text_that_is_no_text() -> None:
-    """Neither as UTF-8, nor as numpy's."""
+    """Bytes that are neither valid UTF-8 nor valid text of numpy are refused."""
     for schema, payload in (('[1,["text",2]]', b"\xff\xff"), ('[1,["scalar","<U1",[]]]', b"\xff\xff\xff\xff")):
         with pytest.raises(PayloadCorrupt):
             decode(schema, memoryview(payload))
 
 
-def test_what_is_remembered_of_schemas_is_bounded() -> None:
-    """By their number and by their length, so that new ones for ever take no more memory."""
+def test_the_cache_of_schemas_is_bounded() -> None:
+    """The cache of schemas is bounded in number and length, so endless new schemas do not use more and more
+    memory."""
     _cached_plan.cache_clear()
     for number in range(CACHED_SCHEMAS + 50):
         decode(f"[1,{number}]", memoryview(b""))
@@ -234,7 +236,7 @@ def test_what_is_remembered_of_schemas_is_bounded() -> None:
 
 
 def test_a_schema_makes_a_new_object_each_time() -> None:
-    """What is remembered of it is not what is handed out."""
+    """The objects that are returned are not those of the cache."""
     schema = '[1,{"a":["list",1,{}]}]'
     first: Any = decode(schema, memoryview(b""))
     first["a"].append(2)
@@ -243,7 +245,7 @@ def test_a_schema_makes_a_new_object_each_time() -> None:
 
 
 def test_hostile_schemas_import_open_and_run_nothing() -> None:
-    """As Python's own audit sees it, in a process of its own: thousands of them, none asks for anything."""
+    """Python's audit hook sees no event in a process that decodes thousands of them."""
     done = subprocess.run([sys.executable, str(HOSTILE)], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) > 1000

@@ -1,4 +1,4 @@
-"""numpy and torch are loaded by those who need them."""
+"""numpy and torch are loaded only when a payload needs them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PAYLOADS = "from nvrx_slurm.transport.codec import encode, decode"
     ids=["import", "plain", "schema-of-an-array", "array"],
 )
 def test_what_is_loaded(code: str, loaded: str) -> None:
-    """numpy for arrays, and torch for none of these."""
+    """Arrays load numpy; none of these loads torch."""
     assert run(code + LOADED) == loaded
 
 
 @pytest.mark.parametrize(("library", "node"), [("numpy", '["array","<f4",[0]]'), ("torch", '["tensor","int8",[0]]')])
-def test_a_library_that_is_not_there_is_named(library: str, node: str) -> None:
-    """A consumer without it is told what the payload needs."""
+def test_a_missing_library_is_named(library: str, node: str) -> None:
+    """The error names the library that the payload needs."""
     code = f"import sys; sys.modules[{library!r}] = None; {PAYLOADS}\n"
     code += "from nvrx_slurm.transport.errors import TransportError\n"
     code += f"try: decode('[1,{node}]', memoryview(b''))\nexcept TransportError as error: print(error)"
@@ -37,7 +37,7 @@ def test_a_library_that_is_not_there_is_named(library: str, node: str) -> None:
 
 @pytest.mark.parametrize("node", ['["array","<f4",[9]]', '["tensor","int8",[9]]'])
 def test_a_schema_that_does_not_fit_loads_nothing(node: str) -> None:
-    """It is refused before."""
+    """The payload is refused before a library is loaded."""
     code = f"{PAYLOADS}\nfrom nvrx_slurm.transport.errors import PayloadCorrupt\n"
     code += f"try: decode('[1,{node}]', memoryview(b''))\nexcept PayloadCorrupt: pass\n"
     assert run(code + LOADED.removeprefix("; ")) == ""

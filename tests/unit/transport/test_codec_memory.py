@@ -1,4 +1,4 @@
-"""Nothing big is copied, and nothing can be written to that must not be."""
+"""Large data is not copied, and memory that must not change is read-only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LITTLE = 64 << 10
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded() -> None:
-    """The first array loads modules, which take memory once."""
+    """Loads the modules for arrays beforehand, since they take memory once."""
     encoded = encode([np.ones(1)])
     decode(encoded.schema, payload_of(encoded, writable=False))
 
@@ -37,8 +37,8 @@ def loaded() -> None:
     ],
     ids=["bytes", "big-endian", "columns", "channels-last", "records", "times"],
 )
-def test_an_array_without_gaps_is_sent_from_where_it_lies(array: np.ndarray[Any, Any]) -> None:
-    """The buffer is its memory; nothing of its size is allocated."""
+def test_an_array_without_gaps_is_sent_without_a_copy(array: np.ndarray[Any, Any]) -> None:
+    """The buffer is the array's own memory; nothing of its size is allocated."""
     tracemalloc.start()
     (buffer,) = encode([array]).buffers
     _, peak = tracemalloc.get_traced_memory()
@@ -48,8 +48,8 @@ def test_an_array_without_gaps_is_sent_from_where_it_lies(array: np.ndarray[Any,
     assert peak < LITTLE
 
 
-def test_bytes_are_sent_from_where_they_lie() -> None:
-    """Raw, and within an object."""
+def test_bytes_are_sent_without_a_copy() -> None:
+    """Raw bytes and bytes within an object are sent from their own memory."""
     data, changing = b"x" * BIG, bytearray(BIG)
     assert address(encode(data).buffers[0]) == address(memoryview(data))
     assert address(encode({"a": data}).buffers[0]) == address(memoryview(data))
@@ -57,8 +57,9 @@ def test_bytes_are_sent_from_where_they_lie() -> None:
 
 
 @pytest.mark.parametrize("writable", [False, True])
-def test_what_comes_out_lies_on_the_payload(writable: bool) -> None:
-    """Each array and each view at its place, at a multiple of 64 bytes, as writable as the payload is."""
+def test_decoded_objects_use_the_memory_of_the_payload(writable: bool) -> None:
+    """Each array and view is at its place in the payload, at a multiple of 64 bytes, and writable only if the payload
+    is."""
     encoded = encode([np.ones(BIG, "u1"), b"x" * 3, np.ones((3, 5), "f4").T, bytearray(9), np.ones((), "f8")])
     payload = payload_of(encoded, writable=writable)
     tracemalloc.start()
@@ -74,7 +75,7 @@ def test_what_comes_out_lies_on_the_payload(writable: bool) -> None:
 
 
 def test_a_read_only_array_cannot_be_made_writable() -> None:
-    """Not by asking, either: the memory belongs to a ring."""
+    """Setting its flag is an error too: the memory belongs to a ring."""
     encoded = encode([np.ones(3)])
     (array,) = built(encoded.schema, payload_of(encoded))
     with pytest.raises(ValueError, match="WRITEABLE"):
@@ -84,7 +85,7 @@ def test_a_read_only_array_cannot_be_made_writable() -> None:
 
 
 def test_memory_cannot_be_unmapped_under_an_array() -> None:
-    """Whoever closes it is told that somebody looks at it still; a process would end otherwise."""
+    """Closing the memory is an error while an array uses it; otherwise an access would crash the process."""
     encoded = encode([np.ones(3)])
     with mmap.mmap(-1, 4096) as memory:
         memory[: encoded.size] = b"".join(encoded.buffers)
@@ -97,8 +98,8 @@ def test_memory_cannot_be_unmapped_under_an_array() -> None:
         del array
 
 
-def test_what_lies_on_the_payload_holds_it() -> None:
-    """The memory is there for as long as anybody looks at it."""
+def test_an_array_on_the_payload_keeps_it() -> None:
+    """The memory is kept for as long as an array uses it."""
     encoded = encode([np.ones(3)])
     memory: np.ndarray[Any, Any] = np.frombuffer(bytearray(b"".join(encoded.buffers)), np.uint8)
     gone = weakref.ref(memory)
@@ -112,7 +113,7 @@ def test_what_lies_on_the_payload_holds_it() -> None:
 
 
 def test_an_array_mapped_from_a_file_is_sent(tmp_path: Any) -> None:
-    """It comes out as an array."""
+    """It is received as a plain array."""
     mapped = np.memmap(tmp_path / "mapped", "f4", "w+", shape=(4,))
     mapped[:] = 7
     encoded = encode([mapped])

@@ -1,4 +1,4 @@
-"""What comes out is what went in."""
+"""What is received equals what was sent."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.unit.transport.objects import ALIGNMENT, Objects, arrays, built, is_s
 @example({"é\u2028\0": [float("nan"), -0.0, 5e-324, 2**64, -(2**63) - 1], "": ()})
 @example({"text": "x" * 257, "wide": "\U0001f600" * 300})
 def test_what_comes_out_is_the_object(obj: object) -> None:
-    """Of the same types and the same bits, in the same order."""
+    """It has the same types and the same bits, in the same order."""
     encoded = encode(obj)
     assert is_same(decode(encoded.schema, payload_of(encoded)), obj)
 
 
 @given(Objects)
 def test_the_payload_is_the_buffers_one_after_the_other(obj: object) -> None:
-    """Whoever writes them needs to know nothing of the schema."""
+    """Code that writes the buffers needs no knowledge of the schema."""
     encoded = encode(obj)
     assert encoded.size == sum(buffer.nbytes for buffer in encoded.buffers)
     assert all(buffer.nbytes and buffer.format == "B" for buffer in encoded.buffers)
@@ -32,14 +32,14 @@ def test_the_payload_is_the_buffers_one_after_the_other(obj: object) -> None:
 
 @given(Objects)
 def test_a_schema_is_json_that_a_person_can_read(obj: object) -> None:
-    """One version, one description; the empty one is for bytes alone."""
+    """It has a version and a description; for bytes alone it is empty."""
     schema = encode(obj).schema
     assert schema == "" if type(obj) is bytes else msgspec.json.decode(schema)[0] == 1
 
 
 @given(arrays())
 def test_an_array_on_the_payload_is_the_array(array: np.ndarray[Any, Any]) -> None:
-    """Type, shape and bits."""
+    """It has the same type, shape and bits."""
     encoded = encode([array])
     (came,) = built(encoded.schema, payload_of(encoded))
     assert is_same(came, array)
@@ -60,12 +60,12 @@ def test_an_array_on_the_payload_is_the_array(array: np.ndarray[Any, Any]) -> No
     ],
 )  # fmt: skip
 def test_schemas_stay_as_they_are(obj: object, schema: str) -> None:
-    """Another version of ours may read them: a change here needs a new version."""
+    """Other versions read them: a change here needs a new version of the format."""
     assert encode(obj).schema == schema
 
 
 def test_raw_bytes_are_the_payload_itself() -> None:
-    """With no schema there is nothing to build."""
+    """Without a schema no object is built."""
     payload = memoryview(bytearray(b"raw"))
     assert decode("", payload) is payload
 
@@ -73,14 +73,14 @@ def test_raw_bytes_are_the_payload_itself() -> None:
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0, 2), ()])
 @pytest.mark.parametrize("kind", ["<f4", ">f8", "?", "<M8[ns]", "<m8[25s]", "S3", "<U2", "V5", "<c16", "<f2"])
 def test_arrays_without_elements_and_without_dimensions(shape: tuple[int, ...], kind: str) -> None:
-    """They are arrays, too."""
+    """They are sent as any other array."""
     array = np.zeros(shape, kind)
     encoded = encode([b"x", array, b"y"])
     assert is_same(decode(encoded.schema, payload_of(encoded)), [b"x", array, b"y"])
 
 
 def test_every_leaf_begins_at_a_multiple_of_64_bytes() -> None:
-    """So that processors and libraries take them as they lie; between them there are zeros."""
+    """Processors and libraries need no copy of it; zeros fill the space between leaves."""
     encoded = encode([b"\xff" * size for size in (1, 63, 64, 65, 0, 7)])
     payload = payload_of(encoded)
     views: Any = decode(encoded.schema, payload)
@@ -103,6 +103,6 @@ def test_every_leaf_begins_at_a_multiple_of_64_bytes() -> None:
     ids=["rows", "big-endian", "gaps", "columns", "empty"],
 )
 def test_a_memoryview_is_its_bytes(view: memoryview) -> None:
-    """Row by row, however it lies in memory."""
+    """Its bytes are sent row by row, whatever its layout in memory."""
     assert b"".join(encode(view).buffers) == view.tobytes()
     assert b"".join(encode([view]).buffers) == view.tobytes()

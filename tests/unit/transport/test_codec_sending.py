@@ -1,4 +1,4 @@
-"""What is not sent, and what is said of it; pickles are for those who ask, on both sides."""
+"""Which objects are refused, and with what message; pickles are sent and read only if both sides allow them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Colour(enum.IntEnum):
 
 
 class Own(np.ndarray[Any, Any]):
-    """A subclass: its bytes are not all of it."""
+    """A subclass of an array, whose bytes are not its whole state."""
 
 
 class Unpicklable:
@@ -67,13 +67,13 @@ REFUSED = [
 
 
 def shown(thing: object) -> str:
-    """Short, and the same in each process."""
+    """A short id of the object that is the same in each process."""
     return f"{type(thing).__name__}-{str(thing)[:12]!a}"
 
 
 @pytest.mark.parametrize("thing", REFUSED, ids=shown)
 def test_what_cannot_be_sent_is_named_with_its_place(thing: object) -> None:
-    """Nothing is guessed: what would come out as something else does not go in."""
+    """An object that would not be received as it was sent is refused."""
     with pytest.raises(TransportError) as error:
         encode({"obs": {"image": ["x", thing]}})
     assert str(error.value).startswith("$.obs.image[1]: ")
@@ -83,13 +83,13 @@ def test_what_cannot_be_sent_is_named_with_its_place(thing: object) -> None:
 
 @pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="numpy 1 has no texts of variable size")
 def test_texts_of_variable_size_are_not_sent() -> None:
-    """Their array has pointers, not texts."""
+    """Their array has pointers instead of the text."""
     with pytest.raises(TransportError, match=r"^\$: elements of dtype StringDType"):
         encode(np.array(["a"], dtype=np.dtypes.StringDType()))
 
 
 def test_a_key_that_is_no_name_is_quoted() -> None:
-    """The place can be typed as it is shown."""
+    """The place in the message can be used as an expression."""
     with pytest.raises(TransportError, match=r'^\$\["two words"\]\.b\[0\]: '):
         encode({"two words": {"b": ({1},)}})
 
@@ -108,7 +108,7 @@ def within_itself() -> list[object]:
 
 
 def test_the_deepest_and_the_widest_object_come_back() -> None:
-    """What may be sent may be read: the bounds of both sides are the same."""
+    """Both sides have the same bounds: an object that can be sent can be read."""
     for obj in (nested(MOST_DEPTH), [b"x"] * MOST_LEAVES, "x" * LONGEST_SCHEMA, [0] * 32_000):
         encoded = encode(obj)
         assert is_same(decode(encoded.schema, payload_of(encoded)), obj)
@@ -127,7 +127,7 @@ def test_the_deepest_and_the_widest_object_come_back() -> None:
 )
 @pytest.mark.parametrize("allow_pickle", [False, True])
 def test_an_object_too_big_for_a_schema_says_so(make: Callable[[], object], message: str, allow_pickle: bool) -> None:
-    """Before anything is written, with what to do."""
+    """The error comes before anything is written, and says what to do."""
     with pytest.raises(TransportError, match=message):
         encode(make(), allow_pickle=allow_pickle)
 
@@ -145,8 +145,8 @@ PICKLED = [
 
 
 @pytest.mark.parametrize("thing", PICKLED, ids=shown)
-def test_a_pickle_is_read_only_by_those_who_ask(thing: object) -> None:
-    """Both sides have to: the reader is told of the argument, and of what it means."""
+def test_a_pickle_is_read_only_if_the_reader_allows_it(thing: object) -> None:
+    """Both sides must allow it: the reader's error names the argument and its risk."""
     encoded = encode({"a": b"1", "b": thing, "c": b"2"}, allow_pickle=True)
     payload = payload_of(encoded)
     with pytest.raises(TransportError, match=r"runs code .* allow_pickle=True"):
@@ -156,13 +156,13 @@ def test_a_pickle_is_read_only_by_those_who_ask(thing: object) -> None:
 
 
 def test_only_what_needs_it_is_pickled() -> None:
-    """Arrays beside it go as they are."""
+    """Arrays beside it are sent unpickled."""
     encoded = encode({"image": np.zeros(3, "u1"), "set": {1}}, allow_pickle=True)
     assert encoded.schema.startswith('[1,{"image":["array","|u1",[3]],"set":["pickle",')
 
 
 def test_a_refused_pickle_is_not_touched() -> None:
-    """It is refused before any of it is read: its code does not run."""
+    """It is refused before any of it is read, so its code does not run."""
     trap = b"cbuiltins\nexec\n(S'import sys; sys.nvrx_trapped = True'\ntR."
     payload, schema = memoryview(trap), f'[1,["pickle",{len(trap)}]]'
     with pytest.raises(TransportError, match="allow_pickle"):
@@ -171,13 +171,13 @@ def test_a_refused_pickle_is_not_touched() -> None:
 
 
 def test_what_cannot_be_pickled_says_so() -> None:
-    """With its place, and what its class says."""
+    """The error has the place of the object and the error of its class."""
     with pytest.raises(TransportError, match=r"^\$\.a: cannot be pickled: mine$"):
         encode({"a": Unpicklable()}, allow_pickle=True)
 
 
 def test_a_pickle_that_cannot_be_read_says_so() -> None:
-    """Such as of a class that is not installed there."""
+    """For example, its class is not installed where it is read."""
     pickled = b"cno_such_module\nThing\n."
     with pytest.raises(TransportError, match="cannot be read here: ModuleNotFoundError"):
         decode(f'[1,["pickle",{len(pickled)}]]', memoryview(pickled), allow_pickle=True)

@@ -1,4 +1,4 @@
-"""docs/transport.md, beside the code that it tells of."""
+"""docs/transport.md, compared with the code that it describes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "transport.md").read_text()
 
 
 def test_the_diagram_is_that_of_slots() -> None:
-    """Each state can be reached and left, and each step that changes a slot's state is drawn."""
+    """Each state can be entered and left, and each step that changes a slot's state is drawn."""
     edges = re.findall(r"^    (\w+) --> (\w+) : (\w+)$", diagram(), re.MULTILINE)
     assert {before for before, _, _ in edges} == {after for _, after, _ in edges} == {state.name for state in State}
     assert {name for *_, name in edges} == {
@@ -39,8 +39,8 @@ def test_the_diagram_is_that_of_slots() -> None:
         ("`PayloadClient`", PayloadClient.__init__),
     ],
 )
-def test_every_option_is_told_with_its_default(heading: str, made: Callable[..., object]) -> None:
-    """Those of what is public, in their order."""
+def test_every_option_is_documented_with_its_default(heading: str, made: Callable[..., object]) -> None:
+    """The table has the options of each public class."""
     _, _, rest = PAGE.partition(f"| option of {heading} | default | |\n")
     told = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \| .+ \|$", rest.partition("\n\n")[0], re.MULTILINE))
     parameters = inspect.signature(made).parameters.values()
@@ -49,26 +49,26 @@ def test_every_option_is_told_with_its_default(heading: str, made: Callable[...,
 
 
 @pytest.mark.parametrize("limits", [Limits, ServerLimits])
-def test_every_limit_is_told_with_its_default(limits: type[Limits | ServerLimits]) -> None:
-    """Those of both sides."""
+def test_every_limit_is_documented_with_its_default(limits: type[Limits | ServerLimits]) -> None:
+    """The table has the limits of both sides."""
     told = dict(re.findall(rf"^\| `{limits.__name__}\.(\w+)` \| `(.+?)` \| .+ \|$", PAGE, re.MULTILINE))
     assert {name: _value(text) for name, text in told.items()} == dataclasses.asdict(limits())
 
 
-def test_every_error_is_told() -> None:
-    """With what it means, and what to do."""
+def test_every_error_is_documented() -> None:
+    """The table has a row for each error."""
     kinds = [*(name for name, kind in vars(errors).items() if _is_error(kind)), PayloadsMissing.__name__]
     assert len(kinds) > 8
     assert [name for name in kinds if f"\n| `{name}` | " not in PAGE] == []
 
 
-def test_every_number_of_a_rings_metrics_is_told() -> None:
+def test_every_number_of_a_rings_metrics_is_documented() -> None:
     """The page names all fields."""
     assert [field for field in RingMetrics._fields if f"`{field}`" not in PAGE] == []
 
 
-def test_the_bounds_of_retrying_and_quarantine_are_told_as_they_are() -> None:
-    """The sentences hold the numbers of the code."""
+def test_the_documented_bounds_of_retrying_and_quarantine_are_those_of_the_code() -> None:
+    """The sentences have the numbers of the code."""
     text = " ".join(PAGE.split())
     limits = Limits()
     for sentence in (

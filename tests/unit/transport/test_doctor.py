@@ -1,4 +1,4 @@
-"""What `transport doctor` makes of what it sees, and what it sees here."""
+"""The findings of `transport doctor` for given conditions, and for this node."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NO_LIMIT = resource.RLIM_INFINITY
 
 @pytest.fixture(scope="module")
 def here() -> list[TransportCheck]:
-    """This node, looked at once."""
+    """The findings for this node, made once."""
     return examine()
 
 
 def test_this_node_can_do_what_is_used_by_default(here: list[TransportCheck]) -> None:
-    """A ring is made, and payloads are read in place and over a socket: by trying, not by looking."""
+    """The doctor makes a ring, and reads payloads in place and over a socket: it tries them instead of inspecting."""
     findings = {finding.part: finding for finding in here}
     assert list(findings) == [
         "/dev/shm", "rings", "shm", "tcp", "host name", "open files", "ucxx", "RDMA", "nixl"
@@ -45,7 +45,7 @@ def test_this_node_can_do_what_is_used_by_default(here: list[TransportCheck]) ->
 
 
 def test_the_page_shows_each_part(here: list[TransportCheck]) -> None:
-    """In the order of the report."""
+    """The parts are in the order of the report."""
     page = (Path(__file__).parents[3] / "docs" / "transport.md").read_text()
     _, _, rest = page.partition("PART        LEVEL   SEEN")
     shown = [line.split("  ")[0] for line in rest.partition("```")[0].splitlines()[1:]]
@@ -53,19 +53,19 @@ def test_the_page_shows_each_part(here: list[TransportCheck]) -> None:
 
 
 def test_whatever_is_wrong_comes_with_what_to_do(here: list[TransportCheck]) -> None:
-    """For each finding that is not well."""
+    """Each finding that is a warning or a failure says what to do."""
     assert [each.part for each in here if each.level in (Level.WARN, Level.FAIL) and not each.todo] == []
 
 
 def test_the_pace_is_measured_on_payloads_that_were_read() -> None:
-    """Both numbers are of this run, and the large ones are faster by the byte."""
+    """Both numbers are measured in this run, and large payloads have more bytes per second."""
     pace = measure("tcp")
     assert 0 < pace.round_trip_s < 5
     assert pace.bytes_per_s > 1024 / pace.round_trip_s
 
 
-def test_a_transport_that_cannot_be_tried_is_told_by_its_own_last_words() -> None:
-    """In a process apart, so that whatever it does there ends that process only."""
+def test_a_transport_that_cannot_be_tried_is_reported_with_its_own_error() -> None:
+    """It is tried in a process of its own, so that a crash ends only that process."""
     with pytest.raises(TransportError, match="'pigeons' is none of tcp"):
         measure_apart("pigeons")
     with pytest.raises(TransportError, match="'pigeons' is none of tcp"):
@@ -81,8 +81,10 @@ def test_a_transport_that_cannot_be_tried_is_told_by_its_own_last_words() -> Non
         (64 * GIBIBYTE, 6 * GIBIBYTE, Level.WARN, "64.0 GiB, 6.0 GiB free"),
     ],
 )
-def test_shared_memory_that_is_small_or_nearly_full_is_told(size: int, free: int, level: Level, words: str) -> None:
-    """64 MiB are what containers get unless somebody asks for more."""
+def test_shared_memory_that_is_small_or_nearly_full_is_reported(
+    size: int, free: int, level: Level, words: str
+) -> None:
+    """Containers have 64 MiB by default."""
     finding = room_for_rings(size, free)
     assert (finding.level, finding.seen) == (level, words)
     assert bool(finding.todo) == (level is not Level.OK)
@@ -97,8 +99,8 @@ def test_shared_memory_that_is_small_or_nearly_full_is_told(size: int, free: int
         (["127.0.0.1", "2001:db8::7"], "n1 is 127.0.0.1, 2001:db8::7: no address of this node"),
     ],
 )
-def test_a_host_name_that_peers_could_not_use_is_told(addresses: list[str], words: str) -> None:
-    """Whether an address is this node's is found by binding to it."""
+def test_a_host_name_that_peers_could_not_use_is_reported(addresses: list[str], words: str) -> None:
+    """The doctor finds out whether an address is this node's by binding to it."""
     finding = known_as("n1", addresses)
     assert (finding.level, finding.seen) == (Level.WARN, words)
     assert "PayloadServer(ring, host=" in finding.todo
@@ -129,6 +131,6 @@ def test_rdma_is_there_when_ucx_uses_it_and_may_pin_memory(
 @pytest.mark.parametrize(
     ("size", "words"), [(0, "0 MiB"), (MEBIBYTE, "1 MiB"), (1023 * MEBIBYTE, "1023 MiB"), (GIBIBYTE, "1.0 GiB")]
 )
-def test_sizes_are_told_in_the_unit_that_fits(size: int, words: str) -> None:
-    """Rings are of either."""
+def test_sizes_are_shown_in_the_unit_that_fits(size: int, words: str) -> None:
+    """Sizes are shown in MiB or GiB."""
     assert gibibytes(size) == words

@@ -1,4 +1,4 @@
-"""What a payload server takes from the environment: where it listens when its host is not named."""
+"""The environment of a payload server: the address on which it listens if none is given."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STORES = {
 def test_in_a_job_on_one_host_it_is_loopback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, host: str
 ) -> None:
-    """Only there: other nodes must reach the server elsewhere."""
+    """In any other job, other nodes must be able to reach the server."""
     store = tmp_path / "store.json"
     store.write_text(json.dumps({"url": url, "job": "7", "token": "t", "embedded": True}))
     store.chmod(0o600)
@@ -31,7 +31,7 @@ def test_in_a_job_on_one_host_it_is_loopback(
 
 
 def test_a_sites_store_says_nothing_of_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may run on this host by chance; and without an agent nothing is known."""
+    """Such a store may be on this host by chance; without an agent nothing is known about the nodes."""
     store = tmp_path / "store.json"
     store.write_text(json.dumps({"url": "redis://127.0.0.1:6379", "job": "7", "token": "t"}))
     store.chmod(0o600)

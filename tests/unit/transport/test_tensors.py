@@ -1,4 +1,4 @@
-"""torch's tensors: what they hold comes out as it went in."""
+"""torch's tensors are received with the values with which they were sent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def torch() -> Any:
 
 
 def same(came: Any, went: Any) -> bool:
-    """To the last bit, whatever a type takes for equal."""
+    """Whether all bits are the same, even if the type takes other bits for equal."""
     if (came.dtype, came.shape) != (went.dtype, went.shape):
         return False
     view = [tensor.detach().contiguous().reshape(-1).view(sys.modules["torch"].uint8) for tensor in (came, went)]
@@ -37,7 +37,7 @@ def same(came: Any, went: Any) -> bool:
 
 
 def random(torch: Any, name: str, *shape: int) -> Any:
-    """Any bits: NaNs of all kinds among them."""
+    """Any bits, including NaNs of all kinds."""
     size = int(np.prod(shape, dtype=int)) * TENSOR_ITEM_BYTES[name]
     bits = bytearray(np.random.default_rng(size).integers(0, 2 if name == "bool" else 256, size, np.uint8).tobytes())
     flat = torch.frombuffer(bits, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
@@ -45,7 +45,7 @@ def random(torch: Any, name: str, *shape: int) -> Any:
 
 
 def test_every_type_of_elements_is_known_or_refused_on_purpose(torch: Any) -> None:
-    """A new type of torch's is met here first."""
+    """A new type of torch's makes this test fail first."""
     names = {str(kind).removeprefix("torch.") for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
     assert names - {*QUANTIZED, *OPAQUE, *ODD_INTS} == TENSOR_ITEM_BYTES.keys() & names
     assert all(getattr(torch, name).itemsize == TENSOR_ITEM_BYTES[name] for name in TENSOR_ITEM_BYTES.keys() & names)
@@ -55,7 +55,7 @@ def test_every_type_of_elements_is_known_or_refused_on_purpose(torch: Any) -> No
 @pytest.mark.parametrize("name", TENSOR_ITEM_BYTES)
 @pytest.mark.parametrize("writable", [False, True])
 def test_a_tensor_comes_back(torch: Any, name: str, shape: tuple[int, ...], writable: bool) -> None:
-    """Of every type, without a warning; beside other things."""
+    """This holds for every type, without a warning, also beside other objects."""
     if not hasattr(torch, name):
         pytest.skip(f"this torch has no {name}")
     tensor = random(torch, name, *shape)
@@ -75,7 +75,7 @@ TURNED = {
 
 @pytest.mark.parametrize("how", TURNED)
 def test_a_tensor_that_does_not_lie_row_by_row(torch: Any, how: str) -> None:
-    """Its values are the same; one without gaps keeps its order, and is not copied."""
+    """Its values are the same; one without gaps keeps its order in memory and is not copied."""
     tensor = TURNED[how](random(torch, "float32", 2, 3, 4, 5))
     encoded = encode([tensor])
     (came,) = built(encoded.schema, payload_of(encoded))
@@ -86,7 +86,7 @@ def test_a_tensor_that_does_not_lie_row_by_row(torch: Any, how: str) -> None:
 
 
 def test_one_element_of_many(torch: Any) -> None:
-    """It has a stride that nobody needs; those of numpy have, too."""
+    """Such a tensor has a stride that has no meaning; so has such an array of numpy's."""
     tensor, array = torch.arange(9, dtype=torch.int32)[4::3][:1], np.arange(9, dtype="i4")[4::3][:1]
     encoded = encode([tensor, array])
     came: Any = decode(encoded.schema, payload_of(encoded))
@@ -94,7 +94,7 @@ def test_one_element_of_many(torch: Any) -> None:
 
 
 def test_parts_of_one_storage_are_sent_as_parts(torch: Any) -> None:
-    """Each with its own values, and no more than these; what they share is not kept."""
+    """Each has its own values and no others; they do not share memory any more."""
     storage = torch.arange(1000, dtype=torch.int64)
     encoded = encode([storage[10:12], storage[11:14]])
     first, second = built(encoded.schema, payload_of(encoded, writable=True))
@@ -104,7 +104,8 @@ def test_parts_of_one_storage_are_sent_as_parts(torch: Any) -> None:
 
 
 def test_values_are_sent_without_their_graph(torch: Any) -> None:
-    """A tensor that requires a gradient, a parameter, and one that was computed: tensors that require none."""
+    """A tensor that requires a gradient, a parameter, and a computed tensor are received as tensors that require
+    none."""
     parameter = torch.nn.Parameter(torch.ones(3))
     encoded = encode([parameter, parameter * 2, torch.ones(3, requires_grad=True)])
     came: Any = decode(encoded.schema, payload_of(encoded))
@@ -114,7 +115,7 @@ def test_values_are_sent_without_their_graph(torch: Any) -> None:
 
 
 def test_values_that_are_only_said_to_be_conjugate_or_negative_are_sent_so(torch: Any) -> None:
-    """torch keeps a flag, its memory has others."""
+    """torch only sets a flag; its memory still has the other values."""
     number = torch.tensor([1 + 2j])
     encoded = encode([number.conj(), number.conj().imag])
     came: Any = decode(encoded.schema, payload_of(encoded))
@@ -122,15 +123,15 @@ def test_values_that_are_only_said_to_be_conjugate_or_negative_are_sent_so(torch
     assert came[1].tolist() == [-2]
 
 
-def test_a_big_tensor_is_sent_from_where_it_lies(torch: Any) -> None:
-    """The buffer is its memory."""
+def test_a_big_tensor_is_sent_without_a_copy(torch: Any) -> None:
+    """The buffer is the tensor's own memory."""
     tensor = torch.ones(1 << 20, dtype=torch.bfloat16)
     (buffer,) = encode([tensor]).buffers
     assert address(buffer) == tensor.data_ptr()
 
 
 def test_on_a_writable_payload_a_tensor_is_no_copy(torch: Any) -> None:
-    """It lies there at a multiple of 64 bytes, and writes go there."""
+    """It is at a multiple of 64 bytes in the payload, and writing to it changes the payload."""
     encoded = encode([b"x", torch.ones(3)])
     payload = payload_of(encoded, writable=True)
     _, tensor = built(encoded.schema, payload)
@@ -140,7 +141,7 @@ def test_on_a_writable_payload_a_tensor_is_no_copy(torch: Any) -> None:
 
 
 def test_of_a_read_only_payload_a_tensor_is_a_copy(torch: Any) -> None:
-    """torch knows no read-only memory: this one may be written to, and nobody else sees it."""
+    """torch has no read-only memory: writing to this tensor changes only the copy."""
     encoded = encode([torch.ones(3)])
     payload = payload_of(encoded)
     with warnings.catch_warnings():
@@ -152,7 +153,7 @@ def test_of_a_read_only_payload_a_tensor_is_a_copy(torch: Any) -> None:
 
 
 def test_a_payload_that_is_not_aligned_is_copied(torch: Any) -> None:
-    """Wherever somebody has put it, the tensor is where the processor wants it."""
+    """At whatever address the payload is, the tensor has the alignment of its type."""
     encoded = encode([torch.ones(3, dtype=torch.float64)])
     memory = bytearray(1) + b"".join(encoded.buffers)
     (tensor,) = built(encoded.schema, memoryview(memory)[1:])
@@ -161,7 +162,7 @@ def test_a_payload_that_is_not_aligned_is_copied(torch: Any) -> None:
 
 
 def test_memory_cannot_be_unmapped_under_a_tensor(torch: Any) -> None:
-    """Whoever closes it is told."""
+    """Closing the memory is an error while a tensor uses it."""
     encoded = encode([torch.ones(3)])
     with mmap.mmap(-1, 4096) as memory:
         memory[: encoded.size] = b"".join(encoded.buffers)
@@ -189,13 +190,13 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 @pytest.mark.filterwarnings("ignore:.*quantize:UserWarning", "ignore:.*quantize:DeprecationWarning")
 def test_a_tensor_that_is_more_than_its_bytes_is_not_sent(torch: Any, kind: str) -> None:
-    """With its place."""
+    """The error has its place in the object."""
     with pytest.raises(TransportError, match=r"^\$\.a\[0\]: .* what can be sent"):
         encode({"a": [REFUSED[kind](torch)]})
 
 
 def test_a_type_that_this_torch_has_not_is_named(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sender may have a later one."""
+    """A sender may have a later version of torch."""
     monkeypatch.delattr(torch, "bfloat16")
     with pytest.raises(TransportError, match="has no bfloat16; upgrade it"):
         decode('[1,["tensor","bfloat16",[0]]]', memoryview(b""))
@@ -203,6 +204,6 @@ def test_a_type_that_this_torch_has_not_is_named(torch: Any, monkeypatch: pytest
 
 @pytest.mark.parametrize("node", ['["tensor","load",[0]]', '["tensor","float32",[-1]]', '["tensor","int8",[2],[1]]'])
 def test_a_hostile_description_of_a_tensor(torch: Any, node: str) -> None:
-    """It is refused before torch sees it."""
+    """It is refused before torch gets it."""
     with pytest.raises(PayloadCorrupt):
         decode(f"[1,{node}]", memoryview(b""))

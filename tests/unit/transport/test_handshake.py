@@ -1,4 +1,4 @@
-"""The hello: each side proves the token to the other, and a proof is of no use twice. Over real sockets."""
+"""The handshake: each side proves that it knows the token, and a proof cannot be used twice. Over real sockets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def receive(link: PeerLink, size: int) -> bytearray:
 
 
 def test_both_know_the_token() -> None:
-    """The client is admitted with the proof it was given, and learns when the server evicts."""
+    """The server admits the client, and the client learns the server's eviction time."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server, eviction_s=12.5))
         welcome = greet(client, TOKEN, soon())
@@ -30,7 +30,7 @@ def test_both_know_the_token() -> None:
 
 
 def test_a_client_without_the_token_is_not_admitted() -> None:
-    """A proof made without the token is not taken; neither is one of zeros."""
+    """A proof made without the token is refused."""
     for proof in (bytes(protocol.PROOF_BYTES), b"\xff" * protocol.PROOF_BYTES):
         with two_ends() as (client, server):
             side = Side(lambda server=server: admitted(server))
@@ -41,7 +41,7 @@ def test_a_client_without_the_token_is_not_admitted() -> None:
 
 
 def test_a_client_tells_a_server_of_another_job_nothing() -> None:
-    """The server's own proof is wrong: PeerRefused that says so, and not a byte more was sent to it."""
+    """The server's own proof is wrong: the client raises PeerRefused and sends nothing more to it."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server, OTHER_TOKEN))
         with pytest.raises(PeerRefused, match="another token"):
@@ -52,7 +52,7 @@ def test_a_client_tells_a_server_of_another_job_nothing() -> None:
 
 
 def test_the_servers_proof_is_not_the_clients() -> None:
-    """Whoever sends the server's own proof back to it is not admitted."""
+    """A client that sends the server's own proof back is not admitted."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server))
         client.send(protocol.ClientHello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
@@ -62,14 +62,15 @@ def test_the_servers_proof_is_not_the_clients() -> None:
 
 
 def test_a_proof_that_was_overheard_is_of_no_use() -> None:
-    """Replayed with the same hello on a new connection, it answers a challenge that is not asked any more."""
+    """A recorded proof, replayed on a new connection with the same hello, answers a challenge that is no longer
+    asked."""
     nonce = bytes(range(protocol.NONCE_BYTES))
 
     class Overheard(Exception):
         pass
 
     class Tapped:
-        """The client's link, with the nonce that it sends made known."""
+        """The client's link, which records the hello that it sends."""
 
         def __init__(self, link: PeerLink) -> None:
             self.link, self.hello = link, b""
@@ -97,7 +98,7 @@ def test_a_proof_that_was_overheard_is_of_no_use() -> None:
 
 
 def test_a_servers_challenge_that_was_overheard_is_of_no_use() -> None:
-    """Whoever repeats another connection's challenge has no proof for this client's nonce."""
+    """A server that repeats another connection's challenge has no proof for this client's nonce."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server))
         client.send(protocol.ClientHello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
@@ -117,8 +118,8 @@ def test_a_servers_challenge_that_was_overheard_is_of_no_use() -> None:
         side.result()
 
 
-def test_a_client_of_another_version_is_told_so() -> None:
-    """It hears which version the server speaks; no proof is asked for."""
+def test_a_client_of_another_version_gets_the_servers_version() -> None:
+    """The client gets the server's version, and no proof."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server))
         client.send(protocol.ClientHello(protocol.VERSION + 1, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
@@ -129,7 +130,7 @@ def test_a_client_of_another_version_is_told_so() -> None:
 
 
 def test_a_server_of_another_version_is_refused() -> None:
-    """The client says which versions met."""
+    """The client's error has both versions."""
 
     def other(link: PeerLink) -> None:
         receive(link, protocol.HELLO_BYTES)
@@ -148,7 +149,7 @@ def test_a_server_of_another_version_is_refused() -> None:
     "status", [status for status in protocol.ResponseStatus if status is not protocol.ResponseStatus.OK]
 )
 def test_a_server_that_turns_away_says_why(status: protocol.ResponseStatus) -> None:
-    """Whatever it answers a hello with, but OK, is PeerRefused with its reason."""
+    """Any answer to the hello other than OK raises PeerRefused with the server's reason."""
 
     def away(link: PeerLink) -> None:
         receive(link, protocol.HELLO_BYTES)
@@ -165,7 +166,7 @@ def test_a_server_that_turns_away_says_why(status: protocol.ResponseStatus) -> N
 
 @pytest.mark.parametrize("hello", [b"GET / HTTP/1.1\r\nHost: n1\r\n".ljust(200), bytes(200), b"\xff" * 200])
 def test_what_is_no_hello_is_corrupt(hello: bytes) -> None:
-    """Another protocol's first bytes end the connection with PayloadCorrupt, on either side."""
+    """The first bytes of another protocol end the connection with PayloadCorrupt, on either side."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server))
         client.send(hello, None, soon())
@@ -179,7 +180,7 @@ def test_what_is_no_hello_is_corrupt(hello: bytes) -> None:
 
 @pytest.mark.parametrize("stage", ["hello", "challenge", "proof"])
 def test_each_wait_of_the_hello_is_bounded(stage: str) -> None:
-    """A peer that says nothing is PayloadTimeout, whoever waits for whom."""
+    """A silent peer causes PayloadTimeout, whichever side waits."""
     with two_ends() as (client, server), contextlib.ExitStack() as ended:
         if stage == "challenge":
             with pytest.raises(PayloadTimeout):
@@ -192,7 +193,7 @@ def test_each_wait_of_the_hello_is_bounded(stage: str) -> None:
 
 
 def test_a_very_long_eviction_fits_the_frame() -> None:
-    """A server that hardly ever evicts still says hello."""
+    """A server with an eviction time of 100 days can still answer the hello."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server, eviction_s=100 * 86400.0))
         welcome = greet(client, TOKEN, soon())

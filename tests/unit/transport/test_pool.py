@@ -1,4 +1,5 @@
-"""A client's connections: bounded, used by one at a time, replaced before they go bad. Over real sockets."""
+"""A client's connections: bounded in number, used by one read at a time, replaced before they break. Over real
+sockets."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def new_pool() -> Iterator[Callable[..., Pool]]:
 
 @contextlib.contextmanager
 def taken(pool: Pool, address: str, seconds: float = 20.0) -> Iterator[PooledConnection]:
-    """A connection, with which its server has talked."""
+    """A connection on which the server has answered a request."""
     with pool.connection(address, soon(seconds), lambda link: None) as connection:
         connection.prove(soon())
         answer = request(connection.link, REF, budget_s=1.0, deadline=soon())
@@ -79,7 +80,7 @@ def taken(pool: Pool, address: str, seconds: float = 20.0) -> Iterator[PooledCon
 
 
 def test_a_connection_is_used_again(new_pool: Callable[..., Pool], address: str, server: Server) -> None:
-    """One read after the other goes over the same one, and knows that."""
+    """One read after another uses the same connection, marked as reused."""
     pool = new_pool()
     with taken(pool, address) as first:
         assert not first.is_reused
@@ -89,14 +90,15 @@ def test_a_connection_is_used_again(new_pool: Callable[..., Pool], address: str,
 
 
 def test_a_connection_is_used_by_one_at_a_time(new_pool: Callable[..., Pool], address: str) -> None:
-    """While it is used another read gets another one."""
+    """While it is in use, another read gets another connection."""
     pool = new_pool()
     with taken(pool, address) as first, taken(pool, address) as second:
         assert first is not second
 
 
 def test_there_are_no_more_than_the_bound(new_pool: Callable[..., Pool], address: str) -> None:
-    """One more is AllInUse at its deadline, which is a PayloadTimeout; a place that gets free is taken at once."""
+    """One more read fails with AllInUse, a PayloadTimeout, at its deadline; a connection that is returned is used at
+    once."""
     pool = new_pool()
     with taken(pool, address) as first:
         with taken(pool, address), pytest.raises(AllInUse) as caught, taken(pool, address, 0.05):
@@ -106,8 +108,8 @@ def test_there_are_no_more_than_the_bound(new_pool: Callable[..., Pool], address
             assert third is not first
 
 
-def test_whoever_waits_for_a_place_gets_the_next(new_pool: Callable[..., Pool], address: str) -> None:
-    """It need not wait until its deadline."""
+def test_a_waiting_read_gets_the_next_free_connection(new_pool: Callable[..., Pool], address: str) -> None:
+    """The waiting read gets it before its deadline."""
     pool = new_pool(per_port=1)
     waiting = threading.Event()
 
@@ -123,7 +125,7 @@ def test_whoever_waits_for_a_place_gets_the_next(new_pool: Callable[..., Pool], 
 
 
 def test_many_at_once_stay_within_the_bound(new_pool: Callable[..., Pool], address: str) -> None:
-    """Sixteen threads share three connections, some of which break: there are never more."""
+    """Sixteen threads share three connections, some of which break: there are never more than three."""
     pool, held, guard, most = new_pool(per_port=3), set[PooledConnection](), threading.Lock(), [0]
 
     def use(number: int) -> None:
@@ -143,7 +145,7 @@ def test_many_at_once_stay_within_the_bound(new_pool: Callable[..., Pool], addre
 
 
 def test_a_broken_connection_is_not_kept(new_pool: Callable[..., Pool], address: str) -> None:
-    """Whoever leaves with an exception, or says so, has broken it; its place is free."""
+    """A read that raises, or that marks the connection as broken, ends it, and its place is free."""
     pool = new_pool(per_port=1)
     with pytest.raises(ZeroDivisionError), taken(pool, address) as first:
         raise ZeroDivisionError
@@ -155,7 +157,7 @@ def test_a_broken_connection_is_not_kept(new_pool: Callable[..., Pool], address:
 
 
 def test_a_stale_connection_is_replaced(new_pool: Callable[..., Pool], address: str, server: Server) -> None:
-    """One that the server has closed while it was idle is not used again."""
+    """A connection that the server has closed while it was idle is not used again."""
     pool = new_pool(per_port=1)
     with taken(pool, address) as first:
         pass
@@ -170,7 +172,7 @@ def test_a_stale_connection_is_replaced(new_pool: Callable[..., Pool], address: 
     [pytest.param(0.1, 60.0, id="the client's own bound"), pytest.param(60.0, 0.2, id="before the server evicts it")],
 )
 def test_an_old_connection_is_replaced(new_pool: Callable[..., Pool], keep_s: float, eviction_s: float) -> None:
-    """After its time it is not used again, though nobody has closed it yet."""
+    """A connection that is too old is not used again, though the server has not closed it yet."""
     with server_of(Server(eviction_s)) as address:
         pool = new_pool(keep_s=keep_s)
         with taken(pool, address) as first:
@@ -186,7 +188,8 @@ def test_an_old_connection_is_replaced(new_pool: Callable[..., Pool], keep_s: fl
 def test_an_old_connection_to_another_address_is_closed(
     new_pool: Callable[..., Pool], address: str, server: Server
 ) -> None:
-    """A producer that was replaced is never asked again: the next read, of any producer, closes what was idle."""
+    """A producer that was replaced is never read again: the next read from any producer closes the idle connection to
+    it."""
     pool = new_pool(keep_s=0.1)
     with taken(pool, address):
         pass
@@ -199,11 +202,11 @@ def test_an_old_connection_to_another_address_is_closed(
     until(lambda: server.now == 0, "its server to see the end")
 
 
-@pytest.mark.parametrize("token", [TOKEN, b"x" * 32], ids=["nobody listens", "another token"])
+@pytest.mark.parametrize("token", [TOKEN, b"x" * 32], ids=["no server", "another token"])
 def test_a_place_is_free_again_where_connecting_fails(
     new_pool: Callable[..., Pool], address: str, token: bytes
 ) -> None:
-    """Any number of failures later there still is room."""
+    """Failed attempts take no places, however many there are."""
     pool = new_pool(per_port=1, token=token)
     target = address if token != TOKEN else "tcp://127.0.0.1:1"
     for _ in range(3):
@@ -216,8 +219,7 @@ def test_a_place_is_free_again_where_connecting_fails(
 
 
 def test_a_payload_whose_ack_was_sent_is_in_doubt(new_pool: Callable[..., Pool], address: str) -> None:
-    """If the connection ends before anything was heard again, it is to be settled: once, and by its own ring's
-    readers."""
+    """If the connection ends before another answer, the ack must be settled: once, and by readers of its own ring."""
     pool = new_pool()
     with taken(pool, address) as connection:
         connection.has_taken(REF)
@@ -227,7 +229,7 @@ def test_a_payload_whose_ack_was_sent_is_in_doubt(new_pool: Callable[..., Pool],
     assert pool.unconfirmed_acks(RING) == []
 
 
-def test_what_was_heard_is_not_in_doubt(new_pool: Callable[..., Pool], address: str) -> None:
+def test_an_ack_before_an_answer_is_not_in_doubt(new_pool: Callable[..., Pool], address: str) -> None:
     """An answer shows that the server has read all that was sent before it."""
     pool = new_pool()
     with taken(pool, address) as connection:
@@ -238,10 +240,10 @@ def test_what_was_heard_is_not_in_doubt(new_pool: Callable[..., Pool], address: 
 
 
 @pytest.mark.parametrize("how", ["stale", "discarded"])
-def test_an_idle_connection_that_dies_leaves_its_doubt(
+def test_an_idle_connection_that_dies_leaves_its_ack_in_doubt(
     new_pool: Callable[..., Pool], address: str, server: Server, how: str
 ) -> None:
-    """Its ack was sent, and nobody knows whether it was read."""
+    """Its ack was sent, and it is not known whether the server has read it."""
     pool = new_pool()
     with taken(pool, address) as first:
         first.has_taken(REF)
@@ -256,7 +258,7 @@ def test_an_idle_connection_that_dies_leaves_its_doubt(
 
 
 def test_a_doubt_that_could_not_be_settled_stays(new_pool: Callable[..., Pool]) -> None:
-    """It is there for the next; and there are never more than a bound."""
+    """The next call returns it again; there are never more of them than the bound."""
     pool = new_pool()
     pool.keep_unconfirmed([UnconfirmedAck(RING, 1, 1)])
     assert pool.unconfirmed_acks(RING) == [UnconfirmedAck(RING, 1, 1)]
@@ -265,7 +267,7 @@ def test_a_doubt_that_could_not_be_settled_stays(new_pool: Callable[..., Pool]) 
 
 
 def test_an_ack_that_the_server_never_read(new_pool: Callable[..., Pool], server: Server, address: str) -> None:
-    """The connection is cut between the ack and its being read: what the pool knows is enough to settle it."""
+    """The connection is cut before the server reads the ack: the pool knows enough to settle it."""
     pool = new_pool()
     with taken(pool, address) as connection:
         server.links[0].cut()
@@ -281,7 +283,7 @@ def test_an_ack_that_the_server_never_read(new_pool: Callable[..., Pool], server
 
 
 def test_a_cut_ends_reads_and_waits(new_pool: Callable[..., Pool], address: str) -> None:
-    """Who reads, who greets, and who waits for a place all get PeerReset at once; whoever comes later too."""
+    """Reads, greetings and waits for a connection all fail with PeerReset at once; later reads fail too."""
     pool = new_pool(per_port=1)
     reads = threading.Event()
 
@@ -300,7 +302,7 @@ def test_a_cut_ends_reads_and_waits(new_pool: Callable[..., Pool], address: str)
         assert reads.wait(20)
         sides.append(Side(lambda: taken(pool, address).__enter__()))
         sides.append(Side(lambda: taken(pool, silent).__enter__()))
-        until(lambda: len(pool._busy) == 2, "one reads, one greets")
+        until(lambda: len(pool._busy) == 2, "one read and one greeting")
         pool.cut()
         for side in sides:
             with pytest.raises(PeerReset):
@@ -311,7 +313,7 @@ def test_a_cut_ends_reads_and_waits(new_pool: Callable[..., Pool], address: str)
 
 
 def test_the_watcher_sees_the_link_from_the_greeting_on(new_pool: Callable[..., Pool], address: str) -> None:
-    """It can cut off a read that waits for a greeting; at the end it is told that there is nothing to cut."""
+    """A watcher can cut a read that waits for a greeting; at the end it gets None, as there is nothing to cut."""
     pool = new_pool()
     seen: list[PeerLink | None] = []
     with pool.connection(address, soon(), seen.append) as connection:
@@ -320,7 +322,7 @@ def test_the_watcher_sees_the_link_from_the_greeting_on(new_pool: Callable[..., 
 
 
 def test_a_watcher_that_cuts_at_once(new_pool: Callable[..., Pool], address: str) -> None:
-    """An abort that came before the connection was there ends it: PeerReset, and the place is free."""
+    """An abort that came before the connection ends it: PeerReset, and its place is free."""
     pool = new_pool(per_port=1)
 
     def cut(link: PeerLink | None) -> None:
@@ -333,7 +335,7 @@ def test_a_watcher_that_cuts_at_once(new_pool: Callable[..., Pool], address: str
 
 
 def test_dropped_in_a_child(new_pool: Callable[..., Pool], address: str) -> None:
-    """Nothing of the parent's is used any more, and there is room again."""
+    """The child uses none of the parent's connections and acks, and has all places free."""
     pool = new_pool(per_port=1)
     with taken(pool, address) as first:
         pass

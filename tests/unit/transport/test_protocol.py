@@ -1,4 +1,4 @@
-"""The frames: what is packed is what is unpacked, and what is no frame is PayloadCorrupt and nothing else."""
+"""The frames: unpacking gives what was packed, and other bytes raise PayloadCorrupt and no other error."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ each_frame = pytest.mark.parametrize(
 
 @each_frame
 def test_a_frame_survives_the_wire(kind: type, size: int, frames: st.SearchStrategy) -> None:
-    """Packed and unpacked it is the same, and as long as the other side expects."""
+    """Unpacked it is the same, and it has the length that the other side expects."""
 
     @given(frame=frames)
     def holds(frame: protocol.PayloadRequest) -> None:
@@ -56,7 +56,7 @@ def test_a_frame_survives_the_wire(kind: type, size: int, frames: st.SearchStrat
 
 @each_frame
 def test_random_bytes_are_no_frame(kind: type, size: int, frames: st.SearchStrategy) -> None:
-    """Bytes of the right number, but without the mark, are PayloadCorrupt: nothing else is ever raised."""
+    """Bytes of the right length without the magic number raise PayloadCorrupt, and no other error."""
 
     @given(data=st.binary(min_size=size, max_size=size))
     @example(data=bytes(size))
@@ -70,7 +70,7 @@ def test_random_bytes_are_no_frame(kind: type, size: int, frames: st.SearchStrat
 
 @each_frame
 def test_a_frame_with_one_byte_changed(kind: type, size: int, frames: st.SearchStrategy) -> None:
-    """It is PayloadCorrupt, or a frame of which each word is known: no unknown number gets past it."""
+    """It raises PayloadCorrupt, or is a frame in which every number is known."""
 
     @given(frame=frames, at=st.integers(0, size - 1), by=st.integers(1, 255))
     def holds(frame: protocol.PayloadRequest, at: int, by: int) -> None:
@@ -120,8 +120,8 @@ MALFORMED: list[tuple[str, Callable[[bytes], object], bytes, str]] = [
 
 
 @pytest.mark.parametrize(("unpack", "data", "said"), [pytest.param(*case[1:], id=case[0]) for case in MALFORMED])
-def test_what_is_no_frame_is_said(unpack: Callable[[bytes], object], data: bytes, said: str) -> None:
-    """The error says what was seen in place of the frame."""
+def test_what_is_no_frame_is_reported(unpack: Callable[[bytes], object], data: bytes, said: str) -> None:
+    """The error has what was seen in place of the frame."""
     with pytest.raises(PayloadCorrupt, match=said):
         unpack(data)
 
@@ -129,26 +129,26 @@ def test_what_is_no_frame_is_said(unpack: Callable[[bytes], object], data: bytes
 @pytest.mark.parametrize(
     ("asked_ms", "sent_ms"),
     [
-        pytest.param(-5, 0, id="a time that is over is none"),
-        pytest.param(1 << 40, (1 << 32) - 1, id="as long as fits"),
+        pytest.param(-5, 0, id="a time in the past is 0"),
+        pytest.param(1 << 40, (1 << 32) - 1, id="at most what fits"),
     ],
 )
 def test_a_budget_is_cut_to_what_a_frame_holds(asked_ms: int, sent_ms: int) -> None:
-    """A client that waits for longer than a frame can say, or no more, still makes a frame."""
+    """A wait that is longer than a frame can hold, or that is over, still makes a valid frame."""
     request = protocol.PayloadRequest(protocol.RequestKind.READ, 0, asked_ms, 1, "nvrx-ring-1")
     assert protocol.PayloadRequest.unpack(request.pack()).budget_ms == sent_ms
 
 
 @given(name=st.binary(max_size=protocol.RING_BYTES))
 def test_a_ring_name_of_any_bytes_is_a_name(name: bytes) -> None:
-    """What a peer writes as a name is text, whatever it is: it is only ever looked up."""
+    """Any bytes of a peer are read as text, which is only ever looked up."""
     frame = bytearray(protocol.PayloadRequest(protocol.RequestKind.READ, 0, 0, 1, "").pack())
     frame[-protocol.RING_BYTES :] = name.ljust(protocol.RING_BYTES, b"\0")
     assert isinstance(protocol.PayloadRequest.unpack(frame).ring, str)
 
 
 def test_every_number_of_a_frame_has_a_name() -> None:
-    """Statuses, calls and verdicts are small numbers that stay as they are: two versions can meet."""
+    """Statuses, calls and verdicts keep their numbers, because two versions can meet."""
     assert {status.name: status.value for status in protocol.ResponseStatus} == {
         "OK": 0,
         "BUSY": 1,

@@ -1,4 +1,4 @@
-"""A client's quarantine of sick ports, over real sockets, by a clock that the test sets forward."""
+"""A client's quarantine of sick ports, over real sockets, with a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST_FIRST_S = QUARANTINE_S * (1 + JITTER)
 
 
 class CountingBackend(TcpBackend):
-    """Notes which ports are asked, and refuses those that are `down`."""
+    """Records which ports are asked, and refuses those in `down`."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -37,7 +37,7 @@ class CountingBackend(TcpBackend):
 
 
 class Reader:
-    """A client of one server with two ports, which makes a connection for each read."""
+    """A client of one server with two ports, which connects for each read."""
 
     def __init__(self, server: PayloadServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
@@ -49,7 +49,7 @@ class Reader:
         self.client._fetcher._backends["tcp"] = self.backend
 
     def ports_asked(self) -> set[str]:
-        """By some reads, all of which bring their payload."""
+        """The ports that some reads asked; each of these reads succeeds."""
         self.backend.asked.clear()
         for number in range(READS):
             ref = self._server.write(bytes([number]))
@@ -71,7 +71,7 @@ def reader(server: PayloadServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
 
 
 def test_a_port_is_asked_again_when_its_quarantine_is_over(reader: Reader, server: PayloadServer) -> None:
-    """It is left alone until then, although it is well, and not for longer."""
+    """Until then it is not asked, although it is healthy again."""
     sick, well = server.ports
     reader.backend.down = {sick}
     assert reader.ports_asked() == {sick, well}
@@ -82,7 +82,7 @@ def test_a_port_is_asked_again_when_its_quarantine_is_over(reader: Reader, serve
 
 
 def test_a_success_ends_the_history_of_a_port(reader: Reader, server: PayloadServer) -> None:
-    """Its next quarantine is a first one again, however many there were before."""
+    """Its next quarantine is as short as a first one, however many there were before."""
     sick, well = server.ports
     for failures in range(3):
         reader.backend.down = {sick}
@@ -93,7 +93,7 @@ def test_a_success_ends_the_history_of_a_port(reader: Reader, server: PayloadSer
 
 
 def test_a_port_that_fails_again_is_left_alone_for_longer(reader: Reader, server: PayloadServer) -> None:
-    """Twice as long without a success in between."""
+    """The quarantine is twice as long after each failure without a success in between."""
     sick, well = server.ports
     reader.backend.down = {sick}
     reader.ports_asked()

@@ -1,4 +1,5 @@
-"""When a read is tried again, where, and when it is given up: a plan that is fed outcomes, by a clock of numbers."""
+"""When a read is tried again, at which port, and when it fails: a plan that gets outcomes, with a clock of
+numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ SECOND_S = 1.0
 
 
 class Read:
-    """One read in virtual time: what is tried when, and how it ends."""
+    """One read in virtual time: which attempts it makes at what time, and how it ends."""
 
     def __init__(
         self,
@@ -59,11 +60,11 @@ class Read:
             if isinstance(step, EndRead):
                 return step
             if isinstance(step, Pause):
-                assert step.until > self.now, "a pause that does not pause"
+                assert step.until > self.now, "a pause of no time"
                 self.pauses.append(step.until - self.now)
                 self.now = step.until
                 continue
-            assert step.until > self.now, "an attempt without any time"
+            assert step.until > self.now, "an attempt of no time"
             self.tried.append((self.now, step))
             if (outcome := next(outcomes, None)) is None:
                 return None
@@ -88,36 +89,36 @@ def always(outcome: AttemptOutcome) -> Iterator[AttemptOutcome]:
         pytest.param([FAULT, STALE], STALE, 2, id="also at the second port"),
         pytest.param([FAULT, FAULT, STALE], STALE, 3, id="also in the second call"),
         pytest.param([BUSY, STALE], STALE, 2, id="also after a busy slot"),
-        pytest.param([MOVED, STALE], STALE, 2, id="also after a port that is another's by now"),
+        pytest.param([MOVED, STALE], STALE, 2, id="also after a port that another server has by now"),
         pytest.param([FAULT] * 6, FAULT, 6, id="each port once in each of three calls"),
-        pytest.param([FAULT, MOVED] * 3, FAULT, 6, id="a sick port may still have it where others have moved"),
-        pytest.param([MOVED, MOVED], STALE, 2, id="every port is another's by now: the ring is gone"),
+        pytest.param([FAULT, MOVED] * 3, FAULT, 6, id="a sick port may still have it, though others have moved"),
+        pytest.param([MOVED, MOVED], STALE, 2, id="another server has every port by now: the ring is gone"),
         pytest.param([FAULT, FAULT, MOVED, MOVED], STALE, 4, id="it has gone meanwhile"),
         pytest.param([BUSY, FAULT, FAULT, *[FAULT] * 4], FAULT, 7, id="busy counts as no call"),
     ],
 )
 def test_how_a_read_ends(outcomes: list[AttemptOutcome], reason: AttemptOutcome, attempts: int) -> None:
-    """The reason, and after how many attempts."""
+    """It ends with this reason after this many attempts."""
     read = Read(outcomes)
     assert read.end == EndRead(reason)
     assert len(read.tried) == attempts
 
 
 def test_a_port_that_moved_before_a_busy_one_is_not_counted_twice() -> None:
-    """A sick port may still have the payload: while one has not said that the ring is gone, it is not given up as
-    stale."""
+    """A sick port may still have the payload: the ref is stale only when every port has reported that the ring is
+    gone."""
     read = Read([MOVED, BUSY, FAULT, MOVED], ports=(A, B), limits=replace(LIMITS, calls=1))
     assert read.end == EndRead(FAULT)
 
 
 def test_a_call_asks_each_port_once() -> None:
-    """The layer `call`: after a fault the next port, until each was asked."""
+    """Within the layer `call`, a fault leads to the next port, until each was asked."""
     read = Read([FAULT] * 9, ports=(A, B, C))
     assert [Counter(read.ports[start : start + 3]) for start in (0, 3, 6)] == [Counter([A, B, C])] * 3
 
 
 def test_fresh_calls_come_after_growing_pauses() -> None:
-    """The layer `slot`: 0.05 s before the second call, twice that before the third."""
+    """In the layer `slot`, the pause is 0.05 s before the second call, and twice that before the third."""
     assert Read([FAULT] * 6).pauses == [pytest.approx(0.05), pytest.approx(0.1)]
 
 
@@ -128,7 +129,7 @@ def test_the_pause_before_a_call_or_a_round(failed: int, expected_s: float) -> N
 
 
 def test_a_busy_slot_is_asked_for_until_the_deadline() -> None:
-    """Somebody else reads it: that is no fault, and ends with the deadline alone, asked for ever more seldom."""
+    """Another reader has the slot: this is no fault, the pauses grow, and only the deadline ends the read."""
     read = Read(always(BUSY), deadline=5.0)
     assert read.end == EndRead(None)
     assert read.now == pytest.approx(5.0)
@@ -138,7 +139,7 @@ def test_a_busy_slot_is_asked_for_until_the_deadline() -> None:
 
 
 def test_an_attempt_is_bounded_and_has_twice_as_long_in_the_next_call() -> None:
-    """A silent port is given up in good time; a slow server and a slow network get more of it."""
+    """A silent port is given up early; a slow server or network gets more time in the next call."""
     read = Read([FAULT] * 6, size=3_000_000)
     assert [step.until - at for at, step in read.tried] == pytest.approx([5.0, 5.0, 10.0, 10.0, 20.0, 20.0])
     small = Read([FAULT] * 3, size=100, ports=(A,))
@@ -146,33 +147,33 @@ def test_an_attempt_is_bounded_and_has_twice_as_long_in_the_next_call() -> None:
 
 
 def test_a_read_may_be_tried_for_hours() -> None:
-    """The time of an attempt is not doubled without end."""
+    """The time of an attempt does not double without a bound."""
     read = Read(always(FAULT), deadline=7200.0, limits=replace(LIMITS, calls=1_000_000))
     assert read.end == EndRead(None)
     assert len(read.tried) > 7200
 
 
 def test_silent_ports_use_the_deadline_up_and_no_more() -> None:
-    """Where every attempt takes all its time, the read ends at its deadline."""
+    """If every attempt takes all its time, the read ends at its deadline."""
     read = Read(always(FAULT), deadline=3.0, takes_s=60.0)
     assert read.end == EndRead(None)
     assert read.now == pytest.approx(3.0)
 
 
-def test_a_read_whose_time_is_over_asks_nobody() -> None:
-    """With a deadline of now there is no attempt."""
+def test_a_read_whose_time_is_over_asks_no_port() -> None:
+    """If its deadline is now, no attempt is made."""
     read = Read([], deadline=0.0)
     assert read.end == EndRead(None) and not read.tried
 
 
 def test_without_a_port_it_is_over_at_once() -> None:
-    """No port, no attempt, no waiting."""
+    """Without a port there is no attempt and no wait."""
     read = Read([], ports=())
     assert read.end == EndRead(FAULT) and not read.pauses
 
 
 def test_sick_ports_are_asked_where_none_is_healthy() -> None:
-    """All in quarantine: each call asks the least sick."""
+    """If all are in quarantine, each call asks the least sick one."""
     sick = {A: PortHealth(3, 1e6), B: PortHealth(1, 1e6)}
     assert Read([FAULT] * 3, health=sick).ports == [B] * 3
 
@@ -195,8 +196,8 @@ def test_every_read_ends(
     deadline: float,
     size: int,
 ) -> None:
-    """Whatever happens, and though attempts take no time: it ends, by its deadline, and tries no more than the layers
-    allow."""
+    """For any outcomes, even if attempts take no time, it ends by its deadline and makes no more attempts than the
+    layers allow."""
 
     def told() -> Iterator[AttemptOutcome]:
         yield from outcomes

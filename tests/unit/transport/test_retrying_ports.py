@@ -43,8 +43,8 @@ dice = st.floats(0, 1)
         pytest.param([[A, B]], {A: SICK}, 1, [], B, id="not the sick one, whatever the turn"),
         pytest.param([[A], [B]], {}, 5, [], A, id="the preferred transport"),
         pytest.param([[A], [B]], {A: SICK}, 0, [], B, id="another transport before a sick port"),
-        pytest.param([[], [B]], {}, 0, [], B, id="a transport without ports is passed over"),
-        pytest.param([[A, B]], {A: SICK, B: SICKER}, 0, [], A, id="with none healthy, who is back first"),
+        pytest.param([[], [B]], {}, 0, [], B, id="a transport without ports is skipped"),
+        pytest.param([[A, B]], {A: SICK, B: SICKER}, 0, [], A, id="with none healthy, the first to recover"),
         pytest.param([[B], [A]], {A: SICK, B: SICKER}, 0, [], A, id="of all transports"),
         pytest.param([[A, B]], {A: SICK, B: SICKER}, 0, [A], None, id="and no other in the same call"),
         pytest.param([[A, B]], {A: SICK}, 0, [B], None, id="no sick one, once a healthy one was tried"),
@@ -56,7 +56,7 @@ dice = st.floats(0, 1)
 def test_the_table_of_choices(
     tiers: list[list[str]], health: dict[str, PortHealth], turn: int, tried: list[str], expected: str | None
 ) -> None:
-    """Healthy before sick, the preferred transport before others, untried before tried, and each in its turn."""
+    """Healthy ports come before sick ones, the preferred transport before others, untried before tried, in turn."""
     assert choose(tiers, health, now=NOW, turn=turn, tried=tried) == expected
 
 
@@ -70,7 +70,7 @@ def test_the_table_of_choices(
 def test_no_healthy_port_is_passed_over_for_a_sick_one(
     tiers: list[list[str]], health: dict[str, PortHealth], now: float, turn: int, tried: set[str]
 ) -> None:
-    """While an untried port is healthy no sick one is asked; and a call that has asked nobody yet asks somebody."""
+    """While an untried port is healthy no sick one is asked; a call that has asked no port yet asks one."""
     chosen = choose(tiers, health, now=now, turn=turn, tried=tried)
     ports = {port for tier in tiers for port in tier}
     well = {port for port in ports - tried if not health.get(port, WELL).is_sick(now)}
@@ -80,7 +80,7 @@ def test_no_healthy_port_is_passed_over_for_a_sick_one(
 
 @given(health=healths, now=moments, turn=st.integers(0, 99))
 def test_a_call_asks_each_healthy_port_once(health: dict[str, PortHealth], now: float, turn: int) -> None:
-    """As many choices as there are healthy ports give each of them exactly once; with none, one is asked."""
+    """As many choices as there are healthy ports give each of them once; if none is healthy, one port is asked."""
     asked: list[str] = []
     while (port := choose([PORTS], health, now=now, turn=turn + len(asked), tried=asked)) is not None:
         asked.append(port)
@@ -90,7 +90,7 @@ def test_a_call_asks_each_healthy_port_once(health: dict[str, PortHealth], now: 
 
 @given(sick=st.sets(st.sampled_from(PORTS), max_size=3), first=st.integers(0, 1 << 16), rounds=st.integers(1, 8))
 def test_rotation_is_fair(sick: set[str], first: int, rounds: int) -> None:
-    """Over whole rounds all healthy ports are asked equally often, whichever turn comes first."""
+    """Over whole rounds all healthy ports are asked equally often, whichever turn is first."""
     health = dict.fromkeys(sick, SICK)
     well = len(PORTS) - len(sick)
     asked = Counter(choose([PORTS], health, now=NOW, turn=turn) for turn in range(first, first + rounds * well))
@@ -98,8 +98,8 @@ def test_rotation_is_fair(sick: set[str], first: int, rounds: int) -> None:
 
 
 @given(rolls=st.lists(dice, min_size=40, max_size=80))
-def test_nobody_starves_where_all_are_sick(rolls: list[float]) -> None:
-    """Where each port always fails, each is asked again and again: none waits for ever behind another."""
+def test_no_port_starves_where_all_are_sick(rolls: list[float]) -> None:
+    """Each port always fails, and each is asked again and again: none waits for ever behind another."""
     health: dict[str, PortHealth] = {}
     asked: Counter[str] = Counter()
     for roll in rolls:
@@ -115,26 +115,26 @@ def test_nobody_starves_where_all_are_sick(rolls: list[float]) -> None:
     [(0, 30.0), (1, 60.0), (2, 120.0), (3, 240.0), (4, 480.0), (5, LONGEST_S), (6, LONGEST_S), (10_000, LONGEST_S)],
 )
 def test_a_quarantine_grows_with_each_failure(before: int, lasts_s: float) -> None:
-    """30 s, then twice as long each time, 10 minutes at most."""
+    """It lasts 30 s, then twice as long each time, 10 minutes at most."""
     assert failed(PortHealth(before, 0.0), now=NOW, dice=0.5) == PortHealth(before + 1, NOW + lasts_s)
 
 
 @given(failures=st.integers(0, 1 << 20), roll=dice, now=moments)
 def test_the_jitter_is_bounded(failures: int, roll: float, now: float) -> None:
-    """It makes a quarantine longer or shorter by a fifth at most, and never lets it begin in the past."""
+    """It makes a quarantine longer or shorter by a fifth at most, and never makes it end in the past."""
     lasts_s = failed(PortHealth(failures, 0.0), now=now, dice=roll).sick_until - now
     plain_s = min(QUARANTINE_S * GROWTH ** min(failures, 32), LONGEST_S)
     assert plain_s * (1 - JITTER) - 1e-6 <= lasts_s <= plain_s * (1 + JITTER) + 1e-6
 
 
 def test_the_dice_decide() -> None:
-    """Two clients that saw the same fault come back at different moments."""
+    """Two clients that saw the same fault ask again at different times."""
     early, late = (failed(WELL, now=NOW, dice=roll).sick_until for roll in (0.0, 1.0))
     assert late - early == pytest.approx(2 * JITTER * QUARANTINE_S)
 
 
 def test_a_port_that_was_hurried_is_put_behind_the_others_for_a_moment() -> None:
-    """That is no failure: its next quarantine is not longer for it, and one that lasts is not made shorter."""
+    """This is no failure: its next quarantine is not longer, and a current one is not made shorter."""
     assert hurried(WELL, now=NOW) == PortHealth(0, NOW + HURRIED_S)
     assert hurried(SICKER, now=NOW) == SICKER
     assert failed(hurried(WELL, now=NOW), now=NOW, dice=0.5) == PortHealth(1, NOW + QUARANTINE_S)
@@ -142,7 +142,7 @@ def test_a_port_that_was_hurried_is_put_behind_the_others_for_a_moment() -> None
 
 
 def test_one_success_forgives_it_all() -> None:
-    """A port that has answered is asked like any other, and its next quarantine is a first one again."""
+    """A port that has answered is asked like any other, and its next quarantine is as short as a first one."""
     sick = failed(failed(WELL, now=NOW, dice=0.5), now=NOW, dice=0.5)
     assert sick.failures == 2
     assert failed(WELL, now=NOW, dice=0.5) == PortHealth(1, NOW + QUARANTINE_S)
@@ -150,7 +150,7 @@ def test_one_success_forgives_it_all() -> None:
 
 
 def test_a_port_that_gets_well_while_it_is_looked_at() -> None:
-    """Another thread has had a success there just now: that is no error, and there is a port to ask."""
+    """Another thread removes the quarantine during the choice: this is no error, and a port is chosen."""
 
     class Recovering(dict[str, PortHealth]):
         def get(self, port: str, default: PortHealth) -> PortHealth:  # type: ignore[override]  # as it is used

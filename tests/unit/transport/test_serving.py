@@ -1,4 +1,4 @@
-"""What a server does with one link, frame by frame."""
+"""How a server handles one link, frame by frame."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ BUDGET_S = 0.2
 
 
 class LateReader:
-    """A link whose peer asks for one payload; its Ack arrives in the last moment that the server waits for it."""
+    """A link whose peer asks for one payload; its Ack arrives at the last moment until which the server waits for
+    it."""
 
     needs_checksum = True
 
@@ -39,7 +40,7 @@ class LateReader:
 
 
 def test_an_acknowledgement_has_time_to_come_after_the_reader_s_own() -> None:
-    """A reader that has its payload at the end of its time sends it then."""
+    """A reader that gets its payload at the end of its own time sends the acknowledgement only then."""
     with SharedRing.create(1, 64) as ring:
         link, began = LateReader(ring.write(b"payload")), time.monotonic()
         serve(link, {ring.name: ring}, ServerLimits())  # type: ignore[arg-type]  # what it uses of a link
@@ -49,7 +50,7 @@ def test_an_acknowledgement_has_time_to_come_after_the_reader_s_own() -> None:
 
 @pytest.mark.parametrize("is_claimed", [False, True])
 def test_an_acknowledgement_that_comes_after_the_lease_is_not_lost(is_claimed: bool) -> None:
-    """The payload is consumed; where another reader has it by then, the link ends, so that its reader sends the
+    """The payload is consumed; if another reader has it by then, the link ends, so that the first reader sends the
     acknowledgement again."""
     with SharedRing.create(1, 64) as ring:
         ref = ring.write(b"payload")

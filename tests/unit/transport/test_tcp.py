@@ -30,7 +30,7 @@ def test_host_whose_lookup_has_timed_out_in_the_system_is_looked_up_again(monkey
 
 
 def test_flood_that_takes_all_descriptors_costs_a_flooding_host_its_connection() -> None:
-    """The honest peer has waited longest, from an address of its own, and keeps its connection."""
+    """The honest peer has waited longest, but from another address than the flood, and keeps its connection."""
     entry = AdmissionCheck(lambda: TokenHandshake(bytes(32), 60.0), within_s=60.0)
     listener = tcp.TcpBackend().listen("127.0.0.1", 0, lambda link: None, entry)
     _, port = host_and_port(listener.address)

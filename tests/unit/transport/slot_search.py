@@ -1,8 +1,8 @@
 """A ring as a state that can be searched: actors that take one primitive step at a time, by the rules of `slots.py`.
 
-Whatever one process does in one go is a step: a transition under a slot's lock, or the copy of half a payload.
-Between any two of them an actor may be cut off for as long as its lease, or die. One that stands still for ever is
-one that takes no further step: the search looks at every state, so at those too.
+A step is what one process does in one go: a transition under a slot's lock, or the copy of half a payload. Between
+any two steps an actor may stop for as long as its lease, or die. The search looks at every state, so it also covers
+an actor that stops for ever.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import NamedTuple
 from nvrx_slurm.transport import slots
 from nvrx_slurm.transport.slots import Refusal, RingSlot, SlotOwner, State
 
-LEASE_NS = 1  # a clock of two moments: 0, at which leases begin, and 1, at which one is over
+LEASE_NS = 1  # a clock with two times: 0, at which leases begin, and 1, at which they have ended
 Halves = tuple[int, int]
 
 
 class Actor(NamedTuple):
-    """A writer or a reader. `todo`: payloads left to write, or reads left; `step`: where in its current one it is;
-    `peeks`: a reader that copies first, and takes then."""
+    """A writer or a reader. `todo`: payloads left to write, or reads left; `step`: its position in the current one;
+    `peeks`: a reader that copies first and takes then."""
 
     writes: bool
     todo: int
@@ -31,11 +31,11 @@ class Actor(NamedTuple):
     attempt: int = 0
     seen: Halves = (0, 0)
     dead: bool = False
-    lapsed: bool = False  # it stood still for longer than the lease of what it has
+    lapsed: bool = False  # it stopped for longer than the lease of its slot
 
 
 class World(NamedTuple):
-    """All that there is. `memory`: by slot, which generation's bytes lie in each half; `refs`: payloads that were
+    """The whole state. `memory`: for each slot, the generation of the bytes in each half; `refs`: payloads that were
     published; `outcomes`: what readers returned."""
 
     slots: tuple[RingSlot, ...]
@@ -43,9 +43,9 @@ class World(NamedTuple):
     actors: tuple[Actor, ...]
     overwrite: bool
     lapsed: Callable[..., bool] = slots.lapsed
-    trusting: bool = False  # readers return what they have read, whatever becomes of its end
+    trusting: bool = False  # readers return what they have read, even if its end is refused
     refs: frozenset[tuple[int, int]] = frozenset()
-    wrong: bool = False  # a reader has returned bytes that are not its payload's
+    wrong: bool = False  # a reader has returned bytes of another payload
 
 
 def successors(world: World, deaths: int) -> Iterator[World]:
@@ -62,7 +62,7 @@ def successors(world: World, deaths: int) -> Iterator[World]:
 
 
 def searched(start: World, deaths: int) -> Iterator[World]:
-    """All worlds that can come about, each once, breadth first."""
+    """All reachable worlds, each once, breadth first."""
     seen, ahead = {start}, deque([start])
     while ahead:
         world = ahead.popleft()
@@ -97,7 +97,7 @@ def _goes_on(world: World, number: int, actor: Actor) -> Iterator[World]:
 
 
 def _begin(world: World, number: int, actor: Actor) -> Iterator[World]:
-    """Into any slot that may be had: which one a real writer prefers is not what makes it safe."""
+    """Begins in any slot that can be written: which one a real writer prefers is not what makes it safe."""
     generation = max(slot.generation for slot in world.slots) + 1
     for index in range(len(world.slots)):
         attempt = actor.attempt + 1
@@ -126,7 +126,7 @@ def _publish(world: World, number: int, actor: Actor) -> Iterator[World]:
 
 
 def _claim(world: World, number: int, actor: Actor) -> Iterator[World]:
-    """Any ref that was ever published: a real reader may have kept it for as long as it likes."""
+    """Claims any ref that was ever published: a real reader may have kept it for any time."""
     for index, generation in sorted(world.refs):
         attempt = actor.attempt + 1
         slot = current(world, index)
@@ -141,7 +141,7 @@ def _claim(world: World, number: int, actor: Actor) -> Iterator[World]:
 
 
 def _glance(world: World, number: int, actor: Actor) -> Iterator[World]:
-    """Without a step of the slot; what is not ready, it leaves."""
+    """Looks without a step of the slot, and gives up a payload that is not ready."""
     for index, generation in sorted(world.refs):
         if (world.slots[index].state, world.slots[index].generation) == (State.READY, generation):
             yield _with_actor(world, number, actor._replace(step=1, slot=index, generation=generation, seen=(0, 0)))
@@ -150,7 +150,7 @@ def _glance(world: World, number: int, actor: Actor) -> Iterator[World]:
 
 
 def _take(world: World, number: int, actor: Actor) -> Iterator[World]:
-    """It returns what it has copied if that was still there to be taken."""
+    """The reader returns its copy if it could still take the payload."""
     slot = current(world, actor.slot)
     for consumed in (True, False):
         taken = slots.take(slot, actor.generation, slot.size, consumed=consumed)
@@ -167,7 +167,7 @@ def _read_half(world: World, number: int, actor: Actor) -> Iterator[World]:
 
 
 def _finish(world: World, number: int, actor: Actor) -> Iterator[World]:
-    """It returns what it has read if the slot was its own until now."""
+    """The reader returns what it has read if it owned the slot until now."""
     slot, owner = world.slots[actor.slot], SlotOwner(number, 0, actor.attempt)
     for end in (slots.consume, slots.release):
         ended = end(slot, actor.generation, owner)

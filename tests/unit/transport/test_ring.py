@@ -1,4 +1,4 @@
-"""What users of a ring may count on, in one process."""
+"""What users of a ring can rely on, in one process."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ SLOTS, SIZE = 3, 3 << 20
 
 @pytest.fixture
 def ring() -> Iterator[SharedRing]:
-    """Three slots of three mebibytes."""
+    """A ring with three slots of three mebibytes."""
     with SharedRing.create(SLOTS, SIZE) as ring:
         yield ring
 
 
 @pytest.fixture
 def strict() -> Iterator[SharedRing]:
-    """One that overwrites nothing, whose leases are long."""
+    """A ring that overwrites nothing and has long leases."""
     with SharedRing.create(SLOTS, SIZE, overwrite=False, lease_s=3600) as ring:
         yield ring
 
@@ -52,7 +52,7 @@ def claimed(ring: SharedRing, slot: int = 0, **options: float) -> Claim:
 
 
 def test_what_is_written_is_read(ring: SharedRing) -> None:
-    """Through another attachment, as its own copy; the slot is free then."""
+    """Another attachment reads it as a copy of its own, and the slot is free afterwards."""
     other = SharedRing.attach(pickle.loads(pickle.dumps(ring.handle)))
     image = np.arange(12, dtype="f4").reshape(3, 4)
     ref = ring.write({"image": image, "step": 7})
@@ -67,7 +67,7 @@ def test_what_is_written_is_read(ring: SharedRing) -> None:
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 64 << 10, (64 << 10) + 1, (1 << 20) + 1, SIZE])
 @pytest.mark.parametrize("checksum", [False, True])
 def test_every_size(size: int, checksum: bool) -> None:
-    """Nothing, one byte, the edges of lines and pieces, and all of a slot."""
+    """Payloads of no byte, of one byte, of sizes around lines and pieces, and of a whole slot are read back."""
     data = np.random.default_rng(size).bytes(size)
     with SharedRing.create(1, SIZE, checksum=checksum) as ring:
         ref = ring.write_raw([data[: size // 3], bytearray(data[size // 3 :])])
@@ -78,7 +78,7 @@ def test_every_size(size: int, checksum: bool) -> None:
 
 
 def test_payloads_begin_at_lines(ring: SharedRing) -> None:
-    """At 64 bytes, in memory: views of arrays are aligned."""
+    """They begin at multiples of 64 bytes, so that views of arrays are aligned."""
     for _ in range(SLOTS):
         ring.write_raw(b"x")
     for slot in range(SLOTS):
@@ -88,7 +88,7 @@ def test_payloads_begin_at_lines(ring: SharedRing) -> None:
 
 
 def test_the_oldest_comes_first(ring: SharedRing) -> None:
-    """Whatever its slot."""
+    """Payloads are read in the order of writing, in whatever slots they are."""
     refs = [ring.write_raw(b"%d" % number) for number in range(SLOTS + 2)]
     assert [ref.slot for ref in refs] == [0, 1, 2, 0, 1]
     assert all(older.generation < newer.generation for older, newer in pairwise(refs))
@@ -98,7 +98,7 @@ def test_the_oldest_comes_first(ring: SharedRing) -> None:
 
 
 def meanwhile(ring: SharedRing, *acts: Callable[[], object]) -> None:
-    """Each happens once, right after `ring` has looked at its slots, as in another process."""
+    """Each act happens once, right after `ring` has looked at its slots, as if another process did it."""
     memory, pending = ring._steps.memory, list(acts)
     glance = memory.glance
 
@@ -112,8 +112,8 @@ def meanwhile(ring: SharedRing, *acts: Callable[[], object]) -> None:
 
 
 def test_the_oldest_comes_first_while_others_write(ring: SharedRing) -> None:
-    """A slot that is written again after the look has the newest payload. Nor is a ring empty of which all that was
-    seen is gone."""
+    """A slot that is written again after the look has the newest payload. A ring is not empty because all payloads
+    that were seen are gone."""
     other = SharedRing.attach(ring.handle)
     for number in range(SLOTS):
         other.write(number)
@@ -127,8 +127,8 @@ def test_the_oldest_comes_first_while_others_write(ring: SharedRing) -> None:
 
 
 def test_the_oldest_is_dropped_while_others_write(ring: SharedRing) -> None:
-    """Of two writers that look at the same time, the second one does not drop what the first one has written. Nor is
-    a ring full of which all that was seen is gone."""
+    """Of two writers that look at the same time, the second does not drop what the first has written. A ring is not
+    full because all payloads that were seen are gone."""
     other = SharedRing.attach(ring.handle)
     for number in range(SLOTS):
         other.write(number)
@@ -144,7 +144,7 @@ def test_the_oldest_is_dropped_while_others_write(ring: SharedRing) -> None:
 
 
 def test_a_lapped_ref_is_stale(ring: SharedRing) -> None:
-    """So is one that was consumed, and one of nothing; it never gives another payload."""
+    """A consumed ref, and one of a slot that does not exist, are stale too; a ref never gives another payload."""
     refs = [ring.write_raw(b"%d" % number) for number in range(SLOTS + 1)]
     with pytest.raises(StaleSlotError, match="another payload") as raised:
         ring.read(refs[0])
@@ -156,7 +156,7 @@ def test_a_lapped_ref_is_stale(ring: SharedRing) -> None:
 
 
 def test_without_overwriting_a_full_ring_refuses(strict: SharedRing) -> None:
-    """At once or after the timeout, and says what its slots are doing; nothing is dropped."""
+    """It raises RingFull at once or after the timeout, with the states of its slots; no payload is dropped."""
     for _ in range(SLOTS):
         strict.write_raw(b"x")
     with pytest.raises(RingFull, match="3 READY"):
@@ -169,7 +169,7 @@ def test_without_overwriting_a_full_ring_refuses(strict: SharedRing) -> None:
 
 
 def test_a_payload_that_is_being_read_is_not_overwritten(ring: SharedRing) -> None:
-    """Even where the ring overwrites; with all being read it is full."""
+    """This holds in a ring that overwrites, too; if all payloads are being read, the ring is full."""
     ring.write_raw(b"kept")
     claims = [claimed(ring)]
     for _ in range(SLOTS * 2):
@@ -182,7 +182,7 @@ def test_a_payload_that_is_being_read_is_not_overwritten(ring: SharedRing) -> No
 
 
 def test_waiting_for_a_slot_and_for_a_payload(strict: SharedRing) -> None:
-    """Who waits is woken by what it waits for."""
+    """A waiting writer wakes up when a slot is free, a waiting reader when a payload is ready."""
     got: list[object] = []
     reader = threading.Thread(target=lambda: got.extend(strict.read(timeout_s=WAIT_S) for _ in range(50)))
     reader.start()
@@ -193,7 +193,7 @@ def test_waiting_for_a_slot_and_for_a_payload(strict: SharedRing) -> None:
 
 
 def test_a_read_with_a_deadline(ring: SharedRing) -> None:
-    """It ends in time, and says what it has waited for."""
+    """The read ends at its deadline, and the error has the ref for which it waited."""
     with pytest.raises(PayloadTimeout):
         ring.read(timeout_s=0.05)
     ref = ring.write_raw(b"x")
@@ -205,7 +205,7 @@ def test_a_read_with_a_deadline(ring: SharedRing) -> None:
 
 
 def test_a_read_ends_once(ring: SharedRing, caplog: pytest.LogCaptureFixture) -> None:
-    """Each later end changes nothing, is counted, and is told in one line."""
+    """Each later end changes nothing, is counted, and is logged in one line."""
     ring.write_raw(b"x")
     claim = claimed(ring)
     assert ring.release_reading(claim)
@@ -219,7 +219,7 @@ def test_a_read_ends_once(ring: SharedRing, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_lease_that_lapses(ring: SharedRing) -> None:
-    """Its payload is ready again; its end comes too late; a renewed one is kept."""
+    """The payload is ready again, and the end of the read is too late; a renewed lease does not lapse."""
     ref = ring.write_raw(b"x")
     slow = claimed(ring, lease_s=0.0)
     assert ring.get_ready_count() == 1
@@ -231,7 +231,7 @@ def test_a_lease_that_lapses(ring: SharedRing) -> None:
 
 
 def test_a_lease_that_ended_before_the_machine_began(ring: SharedRing) -> None:
-    """It has lapsed as any other."""
+    """It lapses like any other lease."""
     ref = ring.write(b"x")
     with pytest.raises(StaleSlotError, match="longer than its lease"), ring.view(ref, lease_s=-1e6):
         assert ring.get_ready_count() == 1
@@ -240,7 +240,8 @@ def test_a_lease_that_ended_before_the_machine_began(ring: SharedRing) -> None:
 
 
 def test_a_payload_that_is_copied_and_then_taken(ring: SharedRing) -> None:
-    """Consumed, or left for others; nothing that is not there, is of another size, or was written over meanwhile."""
+    """It can be consumed or left for others; taking fails if it is gone, has another size, or was overwritten
+    meanwhile."""
     ref, buffer = ring.write_raw(b"here it is"), memoryview(bytearray(10))
     assert ring.peek(ref, buffer) and buffer == b"here it is"
     assert ring.take(ref, consume=False) and ring.get_ready_count() == 1
@@ -258,7 +259,7 @@ def test_a_payload_that_is_copied_and_then_taken(ring: SharedRing) -> None:
 
 
 def test_a_claim_that_is_forgotten(strict: SharedRing) -> None:
-    """The payload is ready again as soon as nobody has the claim any more; a forgotten write leaves a free slot."""
+    """When its claim is garbage-collected the payload is ready again; a forgotten write leaves a free slot."""
     strict.write_raw(b"x")
     claim = claimed(strict)
     writing = strict.begin(10)
@@ -270,7 +271,7 @@ def test_a_claim_that_is_forgotten(strict: SharedRing) -> None:
 
 
 def test_a_view_is_the_ring_itself(ring: SharedRing) -> None:
-    """No copy, read-only; leaving it consumes."""
+    """It is no copy and is read-only; leaving it consumes the payload."""
     ref = ring.write(np.arange(5))
     with ring.view(ref) as array:
         assert isinstance(array, np.ndarray)
@@ -283,7 +284,7 @@ def test_a_view_is_the_ring_itself(ring: SharedRing) -> None:
 
 
 def test_a_view_that_fails_or_keeps(ring: SharedRing) -> None:
-    """Its payload stays."""
+    """The payload stays in the ring."""
     ref = ring.write_raw(b"x")
     with pytest.raises(ZeroDivisionError), ring.view(ref):
         raise ZeroDivisionError
@@ -293,7 +294,7 @@ def test_a_view_that_fails_or_keeps(ring: SharedRing) -> None:
 
 
 def test_a_view_for_longer_than_its_lease(ring: SharedRing) -> None:
-    """StaleSlotError, once others may have written there."""
+    """It raises StaleSlotError, since other processes may have written there."""
     ref = ring.write_raw(b"x")
     with pytest.raises(StaleSlotError, match="longer than its lease"), ring.view(ref, lease_s=0.0):
         ring.write_raw([b"y"] * 3)
@@ -301,7 +302,7 @@ def test_a_view_for_longer_than_its_lease(ring: SharedRing) -> None:
 
 
 def test_bytes_that_are_not_those_that_were_written(ring: SharedRing) -> None:
-    """PayloadCorrupt; the payload stays, under the ref of the error, until it is settled."""
+    """PayloadCorrupt is raised; the payload stays, under the ref of the error, until it is settled."""
     ref = ring.write_raw(b"right" * 100)
     claim = claimed(ring)
     offset = np.frombuffer(claim.payload, np.uint8).ctypes.data - np.frombuffer(ring.memory, np.uint8).ctypes.data
@@ -316,7 +317,8 @@ def test_bytes_that_are_not_those_that_were_written(ring: SharedRing) -> None:
 
 
 def test_a_writing_step_by_step(ring: SharedRing) -> None:
-    """Out of order too: the checksum is of what is there at the end. Beyond its size nothing is written."""
+    """Pieces may be written in any order: the checksum is of the final bytes. A piece beyond the payload's size is
+    refused."""
     writing = ring.begin(10, "")
     writing.copy_in(5, b"world")
     writing.copy_in(0, b"xxxxx")
@@ -332,7 +334,7 @@ def test_a_writing_step_by_step(ring: SharedRing) -> None:
 
 
 def test_a_copy_in_pieces(ring: SharedRing) -> None:
-    """`seen` has each byte once, in order; a part can be copied alone."""
+    """`seen` gets each byte once, in order; a part of a payload can be copied alone."""
     data = np.random.default_rng(1).bytes(SIZE)
     ring.write_raw(data)
     claim = claimed(ring)
@@ -345,7 +347,7 @@ def test_a_copy_in_pieces(ring: SharedRing) -> None:
 
 
 def test_what_does_not_fit(ring: SharedRing) -> None:
-    """The message has both sizes; no slot is taken for it."""
+    """The message has both sizes; no slot is used for it."""
     with pytest.raises(RingError, match=f"{SIZE + 1} bytes .* {SIZE} bytes"):
         ring.write_raw(bytes(SIZE + 1))
     with pytest.raises(RingError, match="schema"):
@@ -355,8 +357,8 @@ def test_what_does_not_fit(ring: SharedRing) -> None:
     assert ring.metrics().states[State.FREE] == SLOTS
 
 
-def test_pickles_are_for_who_asks_for_them(ring: SharedRing) -> None:
-    """On the side that writes, and on the side that reads."""
+def test_pickles_are_only_for_sides_that_allow_them(ring: SharedRing) -> None:
+    """The writing side and the reading side must both allow them."""
     with pytest.raises(TransportError, match="allow_pickle"):
         ring.write({1, 2})
     trusting = SharedRing.attach(ring.name, allow_pickle=True)
@@ -368,7 +370,7 @@ def test_pickles_are_for_who_asks_for_them(ring: SharedRing) -> None:
 
 
 def test_a_closed_ring(ring: SharedRing) -> None:
-    """Its claims are released, every use is RingError, and arrays that look at it stay valid."""
+    """Its claims are released, every use raises RingError, and arrays that use its memory stay valid."""
     other = SharedRing.attach(ring.handle)
     ref = ring.write(np.arange(1000))
     claim = other.claim_ref(ref)
@@ -396,13 +398,13 @@ def test_a_closed_ring(ring: SharedRing) -> None:
 
 
 def test_a_ref_of_another_ring(ring: SharedRing, strict: SharedRing) -> None:
-    """It is told apart, before anything is read."""
+    """It is refused before anything is read."""
     with pytest.raises(RingError, match="is not of ring"):
         ring.read(strict.write_raw(b"x"))
 
 
 def test_unlinking(ring: SharedRing) -> None:
-    """Nobody can attach any more; who has goes on; it may be said again."""
+    """No process can attach any more; attached ones can go on; unlinking again is no error."""
     other = SharedRing.attach(ring.handle)
     ring.unlink()
     ring.unlink()
@@ -416,7 +418,7 @@ def test_unlinking(ring: SharedRing) -> None:
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "nvrx-ring-", "", "nvrx-ring-1/2"])
 def test_names_that_are_none(name: str) -> None:
-    """They are refused before they become a path."""
+    """They are refused before they are used as a path."""
     with pytest.raises(RingError, match="no name of a ring"):
         SharedRing.attach(RingHandle(name))
 
@@ -427,13 +429,13 @@ def test_names_that_are_none(name: str) -> None:
     ids=str,
 )
 def test_rings_that_cannot_be(options: dict[str, float]) -> None:
-    """RingError, with the number and what it may be."""
+    """RingError names the number and its valid range."""
     with pytest.raises(RingError):
         SharedRing.create(**options)  # type: ignore[arg-type]
 
 
 def test_draining(ring: SharedRing) -> None:
-    """It waits until all was read, and says what was not."""
+    """It waits until all payloads are read, and returns how many are not."""
     ring.write_raw(b"x")
     assert ring.drain(0.02) == 1
     reader = threading.Thread(target=lambda: ring.read(timeout_s=WAIT_S))
@@ -443,7 +445,7 @@ def test_draining(ring: SharedRing) -> None:
 
 
 def test_many_threads(strict: SharedRing) -> None:
-    """Eight write and eight read: each payload comes once, as it was."""
+    """Eight threads write and eight read: each payload is read once, unchanged."""
     count, got, guard = 100, list[bytes](), threading.Lock()
 
     def write(number: int) -> None:

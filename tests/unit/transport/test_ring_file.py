@@ -1,4 +1,5 @@
-"""The file of a ring: whole or not there, refused where it is not ours to use, swept where nobody has it any more."""
+"""The file of a ring: it is created whole, refused if it is not this user's or namespace's, and swept when no process
+uses it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ SHAPE = RingShape(2, 100, overwrite=True, checksum=False, lease_ns=5)
 
 
 def ring_file(folder: Path, creator: Creator, *, size: int | None = None) -> Path:
-    """A file that says it is a ring of this creator."""
+    """The file of a ring with this creator."""
     path = folder / NAME
     path.write_bytes(Header(creator, SHAPE).pack().ljust(256, b"\0"))
     path.chmod(0o600)
@@ -28,7 +29,7 @@ def ring_file(folder: Path, creator: Creator, *, size: int | None = None) -> Pat
 
 
 def dead() -> Creator:
-    """A process of this namespace that was there, and is no more."""
+    """A process of this namespace that has ended."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     process.communicate()
@@ -36,13 +37,13 @@ def dead() -> Creator:
 
 
 def test_a_header_survives_its_file() -> None:
-    """What is packed is unpacked."""
+    """Unpacking a packed header gives the same header."""
     header = Header(Creator(1, 2, 3), SHAPE)
     assert Header.unpack(header.pack().ljust(128, b"\0"), NAME) == header
 
 
 def test_it_is_private_and_has_all_its_memory() -> None:
-    """0600, and as many blocks as bytes: no page is missing that a write would need."""
+    """Its mode is 0600, and all its memory is allocated: no write can fail for a missing page."""
     with SharedRing.create(2, 1 << 20) as ring:
         status = Path("/dev/shm", ring.name).stat()
         assert status.st_mode & 0o777 == 0o600
@@ -50,7 +51,7 @@ def test_it_is_private_and_has_all_its_memory() -> None:
 
 
 def test_a_full_file_system_is_an_error() -> None:
-    """More than /dev/shm has: what was asked for, what there is, what to do; and nothing is left."""
+    """A ring larger than /dev/shm is refused: the error has the sizes and says what to do, and no file is left."""
     room = os.statvfs("/dev/shm")
     with pytest.raises(RingError, match=r"does not fit in /dev/shm, which has \d+ free"):
         SharedRing.create(2, room.f_blocks * room.f_frsize)
@@ -63,7 +64,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_ring_in_another_folder(tmp_path: Path) -> None:
-    """Its handle says which."""
+    """The handle has the folder."""
     with SharedRing.create(2, 64, folder=tmp_path) as ring:
         other = SharedRing.attach(ring.handle)
         assert other.read(ring.write_raw(b"x")) == b"x"
@@ -83,7 +84,7 @@ def test_a_relative_folder_is_of_the_time_of_the_call(tmp_path: Path, monkeypatc
 
 
 def test_a_ring_of_another_namespace_is_refused(tmp_path: Path) -> None:
-    """Process ids and robust locks mean nothing there."""
+    """Process ids and robust locks are not valid there."""
     ring_file(tmp_path, Creator(*this_process(), namespace() + 1))
     with pytest.raises(RingError, match="another namespace"):
         SharedRing.attach(NAME, folder=tmp_path)
@@ -100,7 +101,7 @@ def test_a_file_that_is_no_ring(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_ring_that_was_cut(tmp_path: Path) -> None:
-    """A mapping of it would be a SIGBUS."""
+    """Reading its mapping would raise SIGBUS."""
     ring_file(tmp_path, Creator(*this_process(), namespace()), size=4096)
     with pytest.raises(RingError, match="has 4096 bytes where its header says"):
         SharedRing.attach(NAME, folder=tmp_path)
@@ -115,13 +116,13 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_sweeping(tmp_path: Path) -> None:
-    """A dead creator's ring goes; one of a living creator stays, and one of another namespace, whoever that is."""
+    """The ring of a dead creator is removed; one of a living creator, or of any in another namespace, stays."""
     gone = dead()
     for creator, stays in (
         (gone, False),
         (gone._replace(namespace=gone.namespace + 1), True),
         (Creator(*this_process(), namespace()), True),
-        (Creator(os.getpid(), this_process()[1] - 1, namespace()), False),  # our id was another's before
+        (Creator(os.getpid(), this_process()[1] - 1, namespace()), False),  # an earlier process had this pid
     ):
         path = ring_file(tmp_path, creator)
         assert is_gone(NAME, tmp_path) is not stays
@@ -137,7 +138,7 @@ def test_making_a_ring_sweeps(tmp_path: Path) -> None:
 
 
 def test_a_later_version_is_swept_and_not_attached(tmp_path: Path) -> None:
-    """What says who made it is the same in all versions."""
+    """The fields that identify the creator are the same in all versions."""
     path = ring_file(tmp_path, dead())
     data = bytearray(path.read_bytes())
     data[8:12] = (99).to_bytes(4, sys.byteorder)
@@ -149,7 +150,7 @@ def test_a_later_version_is_swept_and_not_attached(tmp_path: Path) -> None:
 
 
 def test_a_zombie_does_not_run() -> None:
-    """Whoever has not been waited for yet can do nothing more."""
+    """A process that has ended and was not waited for can do nothing more."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     assert is_running(process.pid, int(fields[19]))

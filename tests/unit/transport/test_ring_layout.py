@@ -1,4 +1,4 @@
-"""A slot in memory: there as a whole, or not yet."""
+"""A slot in memory: it is stored as a whole, or not at all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ slots = st.builds(
 
 @pytest.fixture(scope="module")
 def memory() -> Memory:
-    """That of a ring which nobody shares."""
+    """The memory of a ring that no other process shares."""
     memory = Memory(mmap.mmap(-1, LAYOUT.total_bytes), LAYOUT, "nvrx-ring-of-a-test")
     memory.initialize()
     return memory
@@ -40,7 +40,7 @@ def memory() -> Memory:
 
 @given(first=slots, second=slots)
 def test_what_is_stored_is_loaded(memory: Memory, first: RingSlot, second: RingSlot) -> None:
-    """Whatever is in it, and again; the neighbour has its own."""
+    """Loading gives the stored slot, also after it was stored again; the neighbouring slot is not changed."""
     for slot in (first, second, first):
         memory.store(0, slot)
         memory.store(1, replace(slot, state=State.FREE))
@@ -51,7 +51,8 @@ def test_what_is_stored_is_loaded(memory: Memory, first: RingSlot, second: RingS
 
 @given(before=slots, written=st.binary(max_size=BANK_BYTES))
 def test_half_a_store_is_none(memory: Memory, before: RingSlot, written: bytes) -> None:
-    """However much of the other bank was written: without the word the slot is as it was; the next store holds."""
+    """However much of the other bank was written, the slot is as before until the word is set; the next store is
+    complete."""
     memory.store(0, before)
     banks = LAYOUT.banks_at(0)
     both = memory.view[banks : banks + 2 * BANK_BYTES]
@@ -71,7 +72,7 @@ def test_half_a_store_is_none(memory: Memory, before: RingSlot, written: bytes) 
 def test_to_take_is_what_the_rules_say(
     memory: Memory, state: State, before: RingSlot, age: int, larger: int, consumed: bool
 ) -> None:
-    """Of the bytes as of the slot that they are, whatever it holds."""
+    """The result on the bytes is that of the rules on the slot, for any slot."""
     slot = replace(before, state=state, counts=replace(before.counts, consumed=3, released=3))
     memory.store(0, slot)
     generation, size = slot.generation + age, slot.size + larger
@@ -81,7 +82,7 @@ def test_to_take_is_what_the_rules_say(
 
 
 def test_slots_do_not_touch() -> None:
-    """Words, mutexes, banks, schemas and payloads of all slots lie apart, each where it should begin."""
+    """Words, mutexes, banks, schemas and payloads of all slots do not overlap, and each begins at its alignment."""
     layout = Layout(3, 5000)
     assert layout.areas_at >= layout.banks_at(2) + 2 * BANK_BYTES
     assert layout.banks_at(0) + 2 * BANK_BYTES == layout.mutex_at(1)

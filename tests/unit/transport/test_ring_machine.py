@@ -1,4 +1,4 @@
-"""A real ring beside the rules of `slots.py`: in any order of steps, each comes to the same."""
+"""A real ring compared with the rules of `slots.py`: after any order of steps, both are in the same state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ which = st.integers(0, 99)
 
 
 class Held(NamedTuple):
-    """A write or read that was begun, whatever has become of it."""
+    """A write or read that was begun, and may have ended."""
 
     at: Writing | Claim
     owner: SlotOwner
@@ -33,7 +33,8 @@ def content(generation: int, size: int) -> bytes:
 
 
 class Machine(RuleBasedStateMachine):
-    """`model` has the slots as the rules say; the ring is attached twice, and any of both takes a step."""
+    """`model` has the slots as the rules give them; the ring is attached twice, and either attachment takes a
+    step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class Machine(RuleBasedStateMachine):
         return SlotOwner(1, 1, self.attempts)
 
     def now(self, index: int) -> RingSlot:
-        """As a step finds it: a lease of no time is over at once."""
+        """The slot as a step finds it: a lease of zero seconds ends at once."""
         slot = self.model[index]
         return slots.reclaim(slot) if slot.owner.attempt in self.lapsed else slot
 
@@ -65,7 +66,7 @@ class Machine(RuleBasedStateMachine):
     @rule(through=which, size=st.integers(0, SIZE))
     def begin(self, through: int, size: int) -> None:
         if all(slot.state is not State.FREE for slot in self.model):
-            self.reclaim()  # only who finds nothing free looks for what was lost
+            self.reclaim()  # only a writer that finds no free slot reclaims lost ones
         writing = self.rings[through % 2].begin(size, "s" * (size % 7))
         owner = self.owner()
         begun = slots.begin(self.now(writing.slot), self.latest() + 1, owner, overwrite=False)
@@ -83,7 +84,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.writings)
     @rule(number=which, publishes=st.booleans())
     def end_writing(self, number: int, publishes: bool) -> None:
-        """Any of them, also one that has ended before."""
+        """Ends any of them, also one that has ended before."""
         writing, owner = self.writings[number % len(self.writings)]
         assert isinstance(writing, Writing)
         if publishes:
@@ -116,7 +117,7 @@ class Machine(RuleBasedStateMachine):
         through=which, index=st.integers(0, SLOTS), age=st.integers(-1, 2), any_=st.booleans(), lapses=st.booleans()
     )
     def claim(self, through: int, index: int, age: int, any_: bool, lapses: bool) -> None:
-        """The payload that is there, an older or a newer one, or any; perhaps for no time at all."""
+        """Claims the current payload, an older or newer one, or any; perhaps with a lease of zero seconds."""
         generation = None if any_ else (self.model[index].generation if index < SLOTS else 1) - age
         claim = self.rings[through % 2].claim(index, generation, lease_s=0.0 if lapses else LONG_S)
         if index == SLOTS:
@@ -138,7 +139,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     @rule(number=which, consumed=st.booleans())
     def finish(self, number: int, consumed: bool) -> None:
-        """Any of them, also one that has ended before, or lapsed."""
+        """Ends any of them, also one that has ended before or whose lease has lapsed."""
         claim, owner = self.claims[number % len(self.claims)]
         assert isinstance(claim, Claim)
         end = slots.consume if consumed else slots.release
@@ -157,7 +158,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(through=which, index=st.integers(0, SLOTS - 1), age=st.integers(0, 1), consumed=st.booleans())
     def take(self, through: int, index: int, age: int, consumed: bool) -> None:
-        """The payload that is there, or an older one, copied before. It takes no slot from whoever has lost it."""
+        """Takes the current payload, or an older one, copied before. It reclaims no slot whose owner has lost it."""
         slot, ring = self.model[index], self.rings[through % 2]
         if slot.generation - age < 0:
             return
@@ -180,7 +181,7 @@ class Machine(RuleBasedStateMachine):
     # --- all
 
     def ends(self, index: int, outcome: RingSlot | Refusal) -> bool:
-        """The model after the end of a read or write; whether it was in time."""
+        """Updates the model after the end of a read or write; returns whether that was in time."""
         late = isinstance(outcome, Refusal)
         self.model[index] = slots.count_late(self.model[index]) if isinstance(outcome, Refusal) else outcome
         return not late
@@ -198,7 +199,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def ready(self) -> None:
-        """The oldest payload comes first."""
+        """The oldest payload is first."""
         indices = self.rings[1].get_ready_indices()
         self.reclaim()
         ready = [index for index in range(SLOTS) if self.model[index].state is State.READY]

@@ -19,12 +19,12 @@ STEPS = 4
 
 
 def content(generation: int) -> bytes:
-    """Another one for each of those that meet."""
+    """Different bytes for each of the generations that can meet."""
     return bytes([generation % 251]) * SIZE
 
 
 class Writer:
-    """Writes one payload in four steps; none where both slots are being read when it begins."""
+    """Writes one payload in four steps; none if both slots are being read when it begins."""
 
     def __init__(self, ring: SharedRing) -> None:
         self.ring = ring
@@ -61,7 +61,7 @@ class Reader:
 
 
 class Peeker(Reader):
-    """Copies first, and takes then. `peek` copies in one go: here a writer may come between its halves."""
+    """Copies first and takes then. `peek` copies in one go: here a writer may write between its halves."""
 
     def step(self, number: int) -> None:
         memory = self.ring._steps.memory
@@ -100,8 +100,8 @@ def schedules() -> Iterator[list[int]]:
 
 
 def is_least(schedule: list[int]) -> bool:
-    """Two neighbouring steps that commute stand in the order of their actors. Each class of equal ones has one of
-    this form (the lexicographic normal form of a Mazurkiewicz trace): 5,194 of 34,650."""
+    """Whether two neighbouring steps that commute are always in the order of their actors. Each class of equivalent
+    orders has one of this form (the lexicographic normal form of a Mazurkiewicz trace): 5,194 of 34,650."""
     taken = [0] * 3
     before: tuple[int, int] | None = None
     for which in schedule:
@@ -114,8 +114,9 @@ def is_least(schedule: list[int]) -> bool:
 
 
 def commute(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """The steps in the middle copy bytes of the payload, the first and the last touch the ring's control words alone.
-    `one` belongs to the actor with the smaller number: the writer, if it is one of the two."""
+    """Whether the steps commute: those in the middle copy bytes of the payload, the first and the last change only
+    the ring's control words. `one` belongs to the actor with the smaller number: the writer, if it is one of the
+    two."""
     one_copies, other_copies = (0 < number < STEPS - 1 for _, number in (one, other))
     if one[0] == 0:
         return one_copies and not other_copies
@@ -125,11 +126,12 @@ def commute(one: tuple[int, int], other: tuple[int, int]) -> bool:
 @pytest.mark.parametrize("kinds", [(Reader, Reader), (Peeker, Reader), (Peeker, Peeker)], ids=KINDS)
 @pytest.mark.parametrize("asked", [(0, 1), (0, 0)], ids=["each its own", "both the same"])
 def test_every_schedule(rings: list[SharedRing], asked: tuple[int, int], kinds: Readers) -> None:
-    """Each reader returns its ref's bytes or nothing; then no slot is held, and each payload was counted once."""
+    """Each reader returns its ref's bytes or nothing; at the end no slot is owned, and each payload was counted
+    once."""
     consumed = rings[0].metrics().consumed
     for schedule in schedules():
         if asked == (0, 0) and kinds[0] is kinds[1] and schedule.index(1) > schedule.index(2):
-            continue  # the readers are alike: it has been seen with their roles swapped
+            continue  # the readers are of one kind: this schedule was run with their roles swapped
         refs = [write(rings[0]), write(rings[0])]
         actors = run(rings, [refs[which] for which in asked], kinds, schedule)
         consumed = check(rings[0], actors, consumed, schedule)
@@ -154,7 +156,8 @@ def run(
 
 
 def check(ring: SharedRing, actors: list[Writer | Reader], consumed: int, schedule: list[int]) -> int:
-    """What holds after a schedule; then the ring is emptied. How many payloads were consumed so far."""
+    """Checks what must be true after a schedule, then empties the ring. Returns how many payloads were consumed so
+    far."""
     reads = 0
     for reader in actors:
         if isinstance(reader, Reader) and reader.read is not None:

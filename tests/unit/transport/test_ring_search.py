@@ -10,7 +10,7 @@ from tests.unit.transport.slot_search import Actor, World, current, held, search
 
 
 def world(*, writes: int, reads: int, overwrite: bool = True, peeking: int = 0) -> World:
-    """Nobody has begun; so many of the two readers copy first, and take then."""
+    """No actor has begun; `peeking` of the two readers copy first and take then."""
     readers = (Actor(writes=False, todo=reads, peeks=number < peeking) for number in range(2))
     return World((RingSlot(), RingSlot()), ((0, 0), (0, 0)), (Actor(writes=True, todo=writes), *readers), overwrite)
 
@@ -33,18 +33,20 @@ def world(*, writes: int, reads: int, overwrite: bool = True, peeking: int = 0) 
     ],
 )
 def test_every_order_of_steps_and_faults(start: World, deaths: int, least: int) -> None:
-    """No reader returns wrong bytes, no slot is held by nobody, and each payload is counted exactly once."""
+    """No reader returns wrong bytes, each owned slot has an actor that will end its step, and each payload is counted
+    exactly once."""
     states = 0
     for here in searched(start, deaths):
         states += 1
         assert not here.wrong, here
-        assert_nobody_holds_in_vain(here)
+        assert_owned_slots_can_be_freed(here)
         assert_all_are_counted(here)
-    assert states > least  # the search has gone where it should
+    assert states > least  # the search has covered the states that it should
 
 
-def assert_nobody_holds_in_vain(here: World) -> None:
-    """Who holds a slot is about to end that; once it has died, or a reader's lease is over, the slot can be had."""
+def assert_owned_slots_can_be_freed(here: World) -> None:
+    """The owner of a slot is writing or reading it; if it has died, or a reader's lease is over, the slot can be
+    reclaimed."""
     for index, slot in enumerate(here.slots):
         if slot.state not in (State.WRITING, State.READING):
             continue
@@ -63,7 +65,8 @@ def assert_all_are_counted(here: World) -> None:
 
 
 def lapses_by_time(slot: RingSlot, now_ns: int, *, owner_is_dead: bool) -> bool:
-    """As if a writer that has stood still could be told to stop."""
+    """A wrong rule: it also reclaims the slot of a writer that stopped for too long, as if such a writer could be
+    stopped."""
     if slot.state is State.WRITING and owner_is_dead is False and now_ns > 0:
         return True
     return slots.lapsed(slot, now_ns, owner_is_dead=owner_is_dead)
@@ -80,10 +83,10 @@ def lapses_by_time(slot: RingSlot, now_ns: int, *, owner_is_dead: bool) -> bool:
     ],
     ids=[
         "a writer's slot is taken while it lives",
-        "a read counts that has ended too late",
-        "a copy counts that was not there to be taken",
+        "a read that ended too late counts",
+        "a copy that could not be taken counts",
     ],
 )
 def test_the_search_sees_what_is_wrong(flawed: World) -> None:
-    """With either rule broken it comes to a reader that returns another payload's bytes."""
+    """With a broken rule the search finds a reader that returns another payload's bytes."""
     assert any(here.wrong for here in searched(flawed, 0))

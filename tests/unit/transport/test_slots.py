@@ -1,4 +1,4 @@
-"""What each step makes of a slot in each state."""
+"""The result of each step on a slot in each state."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ every_step_from_every_state = pytest.mark.parametrize(
 
 @every_step_from_every_state
 def test_every_step_from_every_state(step: str, slot: RingSlot) -> None:
-    """It leads where the table says, and counts what the table of counts says, and nothing else."""
+    """The step leads to the state in the table, increments the count in the table of counts, and changes no other
+    count."""
     after = STEPS[step](slot)
     expected = TABLE[step][slot.state]
     assert (after.state if isinstance(after, RingSlot) else after) == expected
@@ -97,7 +98,7 @@ def test_every_step_from_every_state(step: str, slot: RingSlot) -> None:
 
 @every_step_from_every_state
 def test_an_owner_and_a_lease_are_of_a_slot_that_is_held(step: str, slot: RingSlot) -> None:
-    """READING has both, WRITING an owner, the others none of them."""
+    """READING has both, WRITING an owner, the other states neither."""
     after = STEPS[step](slot)
     if isinstance(after, RingSlot):
         assert (after.owner != NO_OWNER) == (after.state in (State.WRITING, State.READING))
@@ -110,13 +111,14 @@ def test_an_owner_and_a_lease_are_of_a_slot_that_is_held(step: str, slot: RingSl
     "change", [{"owner": THEIRS}, {"generation": 6}, {"owner": NO_OWNER}, {"owner": SlotOwner(10, 1001, 1)}], ids=str
 )
 def test_an_end_from_elsewhere_changes_nothing(end: str, slot: RingSlot, change: dict[str, object]) -> None:
-    """Of another owner, another generation, or a process that has our id now: LATE, whatever the state."""
+    """An end by another owner, of another generation, or by a process that has reused the pid is LATE in every
+    state."""
     assert STEPS[end](replace(slot, **change)) is Refusal.LATE
 
 
 @pytest.mark.parametrize("end", ["consume", "release"])
 def test_a_read_ends_once(end: str) -> None:
-    """Whichever end comes second is LATE."""
+    """The second end is LATE, whichever it is."""
     ended = STEPS[end](READING)
     assert isinstance(ended, RingSlot)
     assert {STEPS[again](ended) for again in ("consume", "release", "renew")} == {Refusal.LATE}
@@ -124,14 +126,14 @@ def test_a_read_ends_once(end: str) -> None:
 
 @pytest.mark.parametrize(("consumed", "end"), [(True, "consume"), (False, "release")])
 def test_to_take_is_to_claim_and_to_end_it(consumed: bool, end: str) -> None:
-    """At once, with nothing in between to be seen."""
+    """`take` does both in one step, with no state in between."""
     claimed = STEPS["claim"](READY)
     assert isinstance(claimed, RingSlot)
     assert slots.take(READY, 5, READY.size, consumed=consumed) == STEPS[end](claimed)
 
 
 def test_a_new_payload_has_nothing_of_the_old_one() -> None:
-    """`begin` leaves the counts, and no size, checksum or schema."""
+    """`begin` keeps the counts, and resets size, checksum and schema."""
     assert slots.begin(READY, 6, THEIRS, overwrite=True) == RingSlot(
         State.WRITING, 6, THEIRS, counts=replace(COUNTS, dropped=COUNTS.dropped + 1)
     )
@@ -145,27 +147,27 @@ def test_a_new_payload_has_nothing_of_the_old_one() -> None:
         (READING, 99, False, False),
         (READING, 100, False, True),
         (READING, 0, True, True),
-        (WRITING, 10**18, False, False),  # it may be writing still
+        (WRITING, 10**18, False, False),  # the writer may still be writing
         (WRITING, 0, True, True),
     ],
 )
 def test_who_has_lost_a_slot(slot: RingSlot, now_ns: int, dead: bool, expected: bool) -> None:
-    """A reader whose lease is over, and whoever is dead; never a writer that lives."""
+    """A reader whose lease is over, or any dead owner, has lost it; a living writer has not."""
     assert slots.lapsed(slot, now_ns, owner_is_dead=dead) is expected
 
 
 def test_a_read_that_lapsed_leaves_its_payload() -> None:
-    """READY again, as it was, and counted."""
+    """It is READY again, unchanged, and the lapse is counted."""
     assert slots.reclaim(READING) == replace(READY, counts=replace(COUNTS, lapsed=COUNTS.lapsed + 1))
 
 
 def test_a_write_that_lapsed_leaves_nothing() -> None:
-    """FREE again, and counted."""
+    """It is FREE again, and the lapse is counted."""
     assert slots.reclaim(WRITING) == replace(FREE, counts=replace(COUNTS, lapsed=COUNTS.lapsed + 1))
 
 
 def test_coming_late_is_counted_and_nothing_else() -> None:
-    """Whatever the state."""
+    """This holds in every state."""
     for slot in SLOTS:
         assert slots.count_late(slot) == replace(slot, counts=replace(COUNTS, late=COUNTS.late + 1))
 
@@ -179,6 +181,6 @@ def test_a_reader_that_renews_has_the_slot_for_longer() -> None:
 
 
 def test_what_is_published_is_described_as_its_writer_said() -> None:
-    """Readers go by these fields: the generation, how much to read, and what it must add up to."""
+    """Readers use these fields: the generation, the size to read, and the checksum."""
     counts = replace(COUNTS, published=COUNTS.published + 1)
     assert STEPS["publish"](WRITING) == RingSlot(State.READY, 5, NO_OWNER, 0, 4, 7, 1, counts)

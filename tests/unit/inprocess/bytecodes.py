@@ -1,4 +1,4 @@
-"""Acting between any two bytecodes of a call, and what that may not leave behind."""
+"""Calls a function between any two bytecodes of a call, and checks for locks that stay taken."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ DEADLINE_S = 10.0
 def at_bytecode(
     number: int, watches: Callable[[FrameType], bool], act: Callable[[FrameType], None], call: Callable[[], Any]
 ) -> tuple[Any, bool]:
-    """What a call comes to if this is done before that bytecode of those that are watched; and whether it was done.
+    """The result of a call during which `act` is called before bytecode `number` of the watched frames; and whether
+    it was called.
 
-    The trace function runs between two bytecodes, and what it raises, the traced frame raises: as a handler does.
+    The trace function runs between two bytecodes, and the traced frame raises what it raises, as with a signal
+    handler.
     """
     seen, done = itertools.count(), []
 
@@ -30,7 +32,7 @@ def at_bytecode(
         return trace
 
     former = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 asks only here whether anybody wants them
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 checks only here whether any frame wants them
     sys.settrace(trace)
     try:
         outcome = call()
@@ -40,7 +42,7 @@ def at_bytecode(
 
 
 def another_thread_can_take(taken: Callable[[], contextlib.AbstractContextManager[None]]) -> bool:
-    """Whether we have left it unlocked."""
+    """Whether another thread can take the lock, so this thread has left it unlocked."""
 
     def take() -> None:
         with taken():
@@ -53,7 +55,7 @@ def another_thread_can_take(taken: Callable[[], contextlib.AbstractContextManage
 
 
 def locked() -> threading.Lock:
-    """A lock that is held."""
+    """A lock that is taken."""
     lock = threading.Lock()
     lock.acquire()
     return lock

@@ -1,4 +1,4 @@
-"""A store that does what none may, where a monitor can import it from."""
+"""A store with a defect, in a module from which a monitor can import it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from nvrx_slurm.inprocess.store_redis import RedisConnection, RedisStore
 
 
 class FlawedStore(RedisStore):
-    """One whose connections break in a way that no store may, from the second beat on."""
+    """A store whose connections raise from the second heartbeat on, as no store may."""
 
     def connect(self, group: str, call: int) -> RedisConnection:
         connection = super().connect(group, call)

@@ -1,4 +1,4 @@
-"""A group of ranks and monitors without processes: what the threads do, one step at a time, in any order."""
+"""A group of ranks and monitors without processes: the steps of their threads, one at a time, in any order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WHO = barriers.MemberProcess(host="here", pid=1, began=1)
 
 @dataclass
 class Pending:
-    """A proposal on its way: it was made when the log was so long as its maker knew."""
+    """A proposal on its way; its rank knew the first `after` entries of the log when it made it."""
 
     entry: AnyEntry
     after: int
@@ -44,7 +44,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class Entered:
-    """A rank in the function."""
+    """A rank that has entered the function."""
 
     iteration: int
     rank: int
@@ -63,14 +63,14 @@ def fill(rank: int, sealed: Sealed) -> int | None:
 
 
 def keep_two(rank: int, sealed: Sealed) -> int | None:
-    """They close up, and whoever is third is left out."""
+    """Ranks move up, and all beyond the first two are left out."""
     moved = rank - sum(gone < rank for gone in sealed.missing)
     return moved if moved < 2 else None
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A group, and how its ranks are assigned."""
+    """A group's size, and how its ranks are assigned."""
 
     members: int
     assignment: Assignment
@@ -79,7 +79,7 @@ class Settings:
 
 
 class Rank:
-    """One rank's threads, its process and its monitor. The store is all that it shares with the others."""
+    """One rank's threads, process and monitor. It shares only the store with the others."""
 
     def __init__(self, member: int, settings: Settings, shared: Shared) -> None:
         self.member, self.settings = member, settings
@@ -89,8 +89,8 @@ class Rank:
         self.log = Log(Line(shared), settings.members)
         self.monitor = Log(self.monitor_line, settings.members)
         self.cycle = RankCycle(member, GroupLedger(settings.members))
-        self.counts: dict[str, int] = {}  # barrier → how many had come when this one first did
-        self.looked: dict[str, int] = {}  # barrier → how long the log was when it last looked
+        self.counts: dict[str, int] = {}  # barrier → how many had arrived when this rank first did
+        self.looked: dict[str, int] = {}  # barrier → length of the log when it last looked
         self.pending: list[Pending] = []
         self.entered: list[Entered] = []
         self.completed: int | None = None
@@ -100,19 +100,19 @@ class Rank:
 
     @property
     def gone(self) -> bool:
-        """It does nothing more: its process is dead, or it has left the call."""
+        """It takes no more steps: its process is dead, or it has left the call."""
         return not self.alive or self.left
 
     @property
     def at_work(self) -> bool:
-        """In the function, or on the way out of it."""
+        """It is in the function, or leaving it."""
         here = self.cycle.phase in (CyclePhase.RUNNING, CyclePhase.RECOVERING)
         return here and not (self.gone or self.stuck or self.fails or self.condemned)
 
-    # --- what its threads do
+    # --- the steps of its threads
 
     def listen(self, most: int = 1 << 30) -> None:
-        """The listener reads on."""
+        """The listener reads new entries."""
         if self.gone or self.stuck:
             return
         self.line.prefix = most
@@ -211,7 +211,8 @@ class Rank:
         return min(self.world_size, self.settings.most_active)
 
     def _closes(self, barrier: str, payload: barriers.Payload) -> bool:
-        """Arrive, and again at each entry; find whether all are here, and it is for this one to close the barrier."""
+        """Arrives, and again at each entry; returns whether all have arrived and this rank is to close the
+        barrier."""
         ledger = self.cycle.ledger
         if self.looked.get(barrier) == ledger.length:
             return False
@@ -223,7 +224,7 @@ class Rank:
         return len(self._arrived(barrier, type(payload))) >= ledger.left
 
     def _arrived(self, barrier: str, kind: type[P]) -> dict[int, P]:
-        """Those who have arrived and are not lost since."""
+        """The members that have arrived and were not lost since."""
         lost = self.cycle.ledger.lost
         here = self.line.arrivals(barrier).items()
         return {member: msgspec.json.decode(data, type=kind) for member, data in here if member not in lost}
@@ -235,7 +236,8 @@ class Rank:
             self.pending.append(Pending(entry, self.log.ledger.length))
 
     def send(self, *, unanswered: bool = False) -> None:
-        """The oldest proposal reaches the store; of a dead process what was on its way, to where it meant."""
+        """Sends the oldest proposal to the store. One of a dead process is appended only at the position for which it
+        was made."""
         if not self.pending:
             return
         first = self.pending.pop(0)
@@ -247,19 +249,19 @@ class Rank:
         self.line.unanswered = False
 
     def _leave(self, why: Interruption) -> None:
-        """By itself: the process lives on, outside of the call."""
+        """The rank leaves by itself: the process lives on, outside of the call."""
         lost = Lost(iteration=self.cycle.iteration, member=self.member, interruption=why)
         self.log.propose(lost)
         self._feed(Event.LEAVES)
 
-    # --- what happens to it
+    # --- faults and returns
 
     def come_back(self) -> None:
         """The function returns."""
         self.returns = True
 
     def hang(self) -> None:
-        """It does not, until it is struck."""
+        """The function does not return until it is interrupted."""
         self.hangs = True
 
     def fail(self) -> None:
@@ -268,7 +270,7 @@ class Rank:
         self._propose(self._interrupted(Interruption.EXCEPTION))
 
     def abandon(self) -> None:
-        """It raises what is no Exception."""
+        """The function raises a BaseException that is no Exception."""
         self._leave(Interruption.BASE_EXCEPTION)
 
     def terminate(self) -> None:
@@ -276,19 +278,19 @@ class Rank:
         self.condemned = Interruption.UNHEALTHY
 
     def die(self) -> None:
-        """The process ends, wherever it is."""
+        """The process ends at any point."""
         self.alive = False
 
     def die_with_monitor(self) -> None:
-        """And nobody is left who saw it: a whole node."""
+        """The process ends together with its monitor, so that no process sees it: a whole node fails."""
         self.alive = self.monitored = False
 
     def stand_still(self) -> None:
-        """None of its threads moves any more."""
+        """None of its threads runs any more."""
         self.stuck = True
 
     def watch(self, *, timeouts: bool = False) -> None:
-        """The monitor looks, and says what it sees."""
+        """The monitor looks at its rank, and records what it finds."""
         if not self.monitored or self.left:
             return
         if self.condemned or (self.stuck and timeouts):
@@ -299,7 +301,8 @@ class Rank:
             self.monitor.propose(self._lost(self.condemned or Interruption.TERMINATED))
 
     def judge(self, siblings: Sequence[Rank]) -> None:
-        """The monitor looks at the next one in the ring. Silence for so long means that its process is dead."""
+        """The monitor looks at the next member in the ring. Silence for the timeout means that its process is
+        dead."""
         if not self.monitored or self.gone:
             return
         self.monitor.refresh()

@@ -1,4 +1,4 @@
-"""Real processes with real monitors on a real store, as tests command and see them."""
+"""Real processes with real monitors on a real store, which the tests control and inspect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPT |= {"interval_s": 0.05, "grace_s": 0.1}
 
 
 class Rank:
-    """One process, and its monitor's."""
+    """One process and its monitor."""
 
     def __init__(self, valkey: Valkey, group: str, member: int, members: int, log: Path, **options: Any) -> None:
         given = {
@@ -54,7 +54,7 @@ class Rank:
 
     @property
     def monitor(self) -> int:
-        """Its monitor's process id, once that is ready."""
+        """The monitor's process id, once the monitor is ready."""
         if not self.started:
             self._monitor = int(self._answer())
             self.started = True
@@ -62,16 +62,16 @@ class Rank:
 
     @property
     def errors(self) -> str:
-        """What came on its standard error."""
+        """What was written to its standard error."""
         return self.log.with_suffix(".err").read_text()
 
     def does(self, expression: str) -> Any:
-        """Evaluate it there; the result as JSON has it."""
+        """Evaluates the expression in the process; returns the result as JSON gives it."""
         self.starts(expression)
         return self._answer()
 
     def starts(self, expression: str) -> None:
-        """The same, without waiting for the result."""
+        """Starts to evaluate it, without waiting for the result."""
         assert self.monitor and self.process.stdin
         self.process.stdin.write(f"{expression}\n")
         self.process.stdin.flush()
@@ -87,7 +87,7 @@ class Rank:
         self.process.send_signal(number)
 
     def ended(self) -> int:
-        """How it ends: its exit code, or minus the signal."""
+        """Waits for its end; returns its exit code, or minus the signal."""
         return self.process.wait(WAIT_S)
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Rank:
 
 
 class Group:
-    """Ranks with one log; the test reads it, and writes into it."""
+    """Ranks with one log, which the test reads and writes."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Group:
         each: list[dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
-        """`each`: options of one rank after the other, beside those of all."""
+        """`each`: options of one rank after the other, in addition to those of all ranks."""
         self.name, self.members = name, members
         self.store = RedisStore(url=valkey.url)
         self.connection = self.store.connect(name, 0)
@@ -137,7 +137,7 @@ class Group:
         return self.log.ledger
 
     def lost(self, member: int) -> Lost:
-        """What is recorded of a member's end, as soon as it is."""
+        """The record of a member's loss, as soon as there is one."""
         deadline = time.monotonic() + WAIT_S
         while member not in self.log.ledger.lost and time.monotonic() < deadline:
             self.connection.read(self.log.ledger.length, WAIT_S)

@@ -1,6 +1,6 @@
-"""A rank as its monitor sees it: a process that evaluates what the test sends, line by line, and prints the result.
+"""A rank as its monitor sees it: a process that evaluates the lines that the test sends, and prints each result.
 
-Run with the monitor's options as JSON.
+It gets the monitor's options as JSON.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ STORES = {"flawed": FlawedStore, "redis": RedisStore}
 
 
 def main() -> None:
-    """Serve the test until it closes its end."""
+    """Serves the test until the test closes its end of the pipe."""
     given = json.loads(sys.argv[1])
     ends_early = given.pop("ends_early")
     options = MonitorOptions(store_factory=STORES[given.pop("store")], **given)
     os.set_inheritable(os.open(INHERITABLE, os.O_RDONLY), True)
     stamps = ProgressStamps.create()
-    stamps.suspend()  # until a test is about silence: nobody here makes progress
+    stamps.suspend()  # no rank here makes progress; a test of silence ends the suspension
     names = {"os": os, "signal": signal, "threading": threading, "stamps": stamps, "Interruption": Interruption}
     names |= {"Lost": Lost, "forked": _forked, "descriptors": _descriptors, "before": _descriptors()}
     monitor = MonitorProcess(options, stamps)
@@ -60,14 +60,14 @@ def _join(options: MonitorOptions) -> None:
 
 
 def _forked() -> int:
-    """A child that lives for as long as the test does."""
+    """Forks a child that lives until the test kills it."""
     if (child := os.fork()) == 0:
         signal.pause()
     return child
 
 
 def _descriptors() -> dict[str, str]:
-    """What is open; the one that looks is closed by then."""
+    """The open descriptors; the one used for reading them is closed by then."""
     found = {}
     for place in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,5 @@
-"""What a group shares, without a server: reads that see a part of what is new, and appends whose answer is lost."""
+"""The shared state of a group without a server: reads can return part of the new entries, and the answers to appends
+can be lost."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from nvrx_slurm.inprocess.store import Connection
 
 
 class Shared:
-    """What the store holds."""
+    """The contents of the store."""
 
     def __init__(self) -> None:
         self.log: list[bytes] = []
@@ -20,7 +21,8 @@ class Shared:
 
 
 class Line(Connection):
-    """A way to it. `prefix` of what is new is read at once; `unanswered` appends are done, and tried again."""
+    """A connection to it. A read returns the first `prefix` new entries; `unanswered` appends are done, and
+    repeated."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared

@@ -1,7 +1,7 @@
-"""A rank of two that uses torch.distributed: `torch_rank.py RANK FOLDER WAY…`. Rank 0 prints what came of each way.
+"""A rank of two that uses torch.distributed: `torch_rank.py RANK FOLDER WAY…`. Rank 0 prints the outcome of each way.
 
-In each way, which is a function below, rank 1 takes part once, and is then alive and silent as far as rank 0 can see;
-in `both_abort_at_once` it does the same as rank 0.
+In each way, which is a function below, rank 1 takes part once, and is then alive and silent from rank 0's point of
+view; in `both_abort_at_once` it does the same as rank 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch._dynamo  # the first DistributedDataParallel would import it, and be referred to by what it leaves
+import torch._dynamo  # otherwise the first DistributedDataParallel imports it and stays referenced
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,7 +34,7 @@ DEADLINE_S = 60.0
 
 
 def meet(rank: int, path: str) -> dist.ProcessGroup:
-    """Two groups of both ranks, both in use. Returns the second one."""
+    """Makes two groups of both ranks and uses both. Returns the second one."""
     dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2, timeout=LONG)
     second = dist.new_group([0, 1])
     for group in (None, second):
@@ -43,7 +43,7 @@ def meet(rank: int, path: str) -> dist.ProcessGroup:
 
 
 def in_a_kernel_wait(main: int) -> bool:
-    """Whether the main thread is in a call of torch.distributed, and waits there."""
+    """Whether the main thread is in a call of torch.distributed and waits there."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     if not str(frame.f_globals["__name__"]).startswith("torch.distributed"):
         return False
@@ -51,7 +51,7 @@ def in_a_kernel_wait(main: int) -> bool:
 
 
 def stuck_in(collective: Callable[[], object]) -> dict[str, object]:
-    """What a collective raises that the other rank has no part in, once another thread aborts it."""
+    """What a collective without the other rank raises, when another thread aborts it."""
     aborted: list[str] = []
     main = threading.get_native_id()
 
@@ -100,7 +100,7 @@ def wait_for_async_work(second: dist.ProcessGroup, folder: str) -> dict[str, obj
 
 
 def again_and_again(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
-    """Stuck, aborted, and at work again in this process in a group of its own, ten times."""
+    """Ten times: stuck, aborted, and then working in a group of its own in the same process."""
     first = stuck_in(lambda: dist.all_reduce(torch.ones(4)))
     sums = []
     for place in range(10):
@@ -114,7 +114,7 @@ def again_and_again(second: dist.ProcessGroup, folder: str) -> dict[str, object]
 
 
 def others_connections(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
-    """A store of torch, and a connection of this process to itself, before and after."""
+    """A store of torch, and a connection of this process to itself, used after an abort."""
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         mine = socket.create_connection(server.getsockname())
@@ -127,7 +127,8 @@ def others_connections(second: dist.ProcessGroup, folder: str) -> dict[str, obje
 
 
 def reducer_that_ends_last(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
-    """The threads of a group of Gloo: when aborted and forgotten by the function, and when let go of by ourselves."""
+    """The threads of a group of Gloo: after the function has aborted and dropped it, and after
+    `drop_aborted_groups`."""
     stuck = stuck_in(lambda: dist.all_reduce(torch.ones(4)))
     drop_aborted_groups()
     before = gloo_threads()
@@ -146,7 +147,7 @@ def gloo_threads() -> int:
 
 
 class Unending(dist.ProcessGroup):  # type: ignore[misc]
-    """A group whose abort does not come back."""
+    """A group whose abort does not return."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)
@@ -169,7 +170,7 @@ def abort_that_hangs(second: dist.ProcessGroup, folder: str) -> dict[str, object
 
 
 def freed_from(wait: Callable[[], object]) -> str:
-    """What a wait of the main thread ends with, while another thread frees it."""
+    """How a wait of the main thread ends, while another thread frees it."""
     is_over = threading.Event()
 
     def free() -> None:
@@ -188,12 +189,12 @@ def freed_from(wait: Callable[[], object]) -> str:
 
 
 def waits_for_stores(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
-    """For a key, twice; for a group whose other rank does not come; and for the other client of a store."""
+    """Waits for a key, twice; for a group whose other rank does not join; and for the other client of a store."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     dist.destroy_process_group()
     other = dist.TCPStore("127.0.0.1", store.port)
     before, outcomes = open_files(), []
-    socket.setdefaulttimeout(DEADLINE_S)  # with it Python makes the sockets that it wraps not block
+    socket.setdefaulttimeout(DEADLINE_S)  # with a default timeout Python makes the sockets that it wraps non-blocking
     for wait in (
         lambda: store.get("key"),
         lambda: store.wait(["key"], LONG),
@@ -202,7 +203,7 @@ def waits_for_stores(second: dist.ProcessGroup, folder: str) -> dict[str, object
     ):
         outcomes.append(freed_from(wait))
         AbortTorchDistributed()(STATE)
-        other.set("key of the other", "")  # a connection that no one waits for
+        other.set("key of the other", "")  # a connection on which no call waits
         mend_stores()
         outcomes.append(f"then {store.add('tried', 1)}")
     socket.setdefaulttimeout(None)
@@ -214,18 +215,18 @@ def open_files() -> int:
 
 
 def left_open(before: int) -> int:
-    """How many more files are open than before, once the threads of stores and groups have closed theirs."""
+    """How many more files are open than before, after the threads of stores and groups have closed theirs."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         gc.collect()
-        left = max(0, open_files() - before)  # fewer, where some of the group before were open still
+        left = max(0, open_files() - before)  # fewer, if some files of the group before were still open
         if not left or time.monotonic() > deadline:
             return left
         threading.Event().wait(0.05)
 
 
 def waits_for_another_server(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
-    """One that says nothing to a client that it does not know, and answers the other one after that."""
+    """Waits for a server that sends nothing to an unknown client, and answers this one after that."""
     dist.destroy_process_group()
     with socket.create_server(("127.0.0.1", 0)) as server:
         mine = socket.create_connection(server.getsockname())
@@ -241,10 +242,10 @@ def waits_for_another_server(second: dist.ProcessGroup, folder: str) -> dict[str
 
 
 def both_abort_at_once(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
-    """Both ranks abort their training in the same moment, twenty times. They close nothing before both are out."""
+    """Both ranks abort their training at the same time, twenty times. They close nothing before both are out."""
     rank = dist.get_rank()
     dist.destroy_process_group()
-    gc.freeze()  # what torch has loaded: each collection would look through it
+    gc.freeze()  # objects that torch has loaded: otherwise each collection would look through them
     outcomes = []
     for place in range(20):
         store = dist.FileStore(f"{folder}/both-{place}", 2)
@@ -258,7 +259,7 @@ def both_abort_at_once(second: dist.ProcessGroup, folder: str) -> dict[str, obje
 
 
 def trained_until_aborted(steps: int) -> str:
-    """Aborted by another thread once so many steps are done, while this one goes on."""
+    """Trains until another thread aborts it, which it does after `steps` steps."""
     model, are_done = DistributedDataParallel(torch.nn.Linear(8, 1)), threading.Event()
 
     def abort() -> None:

@@ -1,4 +1,4 @@
-"""All ranks of a group, each with a rank assignment of its own, from iteration to iteration."""
+"""All ranks of a group, each with its own rank assignment, through several iterations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from nvrx_slurm.inprocess.state import Mode, State
 
 
 class Worlds:
-    """`states`: the place of each member who is left. `discarded`: whom the assignment has left out, in order."""
+    """`states`: the state of each remaining member. `discarded`: the members that the assignment has left out, in
+    order."""
 
     def __init__(self, members: int, make: Callable[[int], RankAssignment]) -> None:
         self.states = {member: State(rank=member, world_size=members) for member in range(members)}
@@ -18,7 +19,7 @@ class Worlds:
         self._assignments = {member: make(member) for member in self.states}
 
     def next(self, *lost: int) -> dict[int, State]:
-        """The next iteration, without these members."""
+        """Makes the next iteration, without these members."""
         out = {self._rank(member) for member in lost}
         left = {member: state for member, state in self.states.items() if member not in lost}
         published = {self._rank(member): self._assignments[member].publish(left[member].freeze()) for member in left}
@@ -43,12 +44,12 @@ class Worlds:
 
     @property
     def active(self) -> list[int]:
-        """The members who call the function, by active rank."""
+        """The members that call the function, by active rank."""
         ranks = {member: state.active_rank for member, state in self.states.items() if state.active_rank is not None}
         return sorted(ranks, key=ranks.__getitem__)
 
     def check(self) -> None:
-        """They make one world: each number once, and the same sizes for all."""
+        """Checks that they make one world: each number once, and the same sizes for all."""
         states = list(self.states.values())
         assert sorted(self._rank(member) for member in self.states) == list(range(len(states)))
         assert {state.world_size for state in states} <= {len(states)}

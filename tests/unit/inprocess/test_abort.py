@@ -26,24 +26,24 @@ DEADLINE_S = 100.0
 
 
 def test_without_torch_there_is_nothing_to_abort():
-    """A process that has no torch passes, and has none afterwards."""
+    """A process that has not loaded torch passes, and does not load it."""
     before = "torch" in sys.modules
     assert AbortTorchDistributed()(STATE) is STATE
     assert ("torch" in sys.modules) is before
 
 
-def test_transformer_engine_is_asked_only_if_it_is_there(monkeypatch: pytest.MonkeyPatch):
-    """Its user buffers are destroyed once it was imported; before that it is not looked for."""
+def test_transformer_engine_is_called_only_if_it_was_imported(monkeypatch: pytest.MonkeyPatch):
+    """Its user buffers are destroyed if it was imported; the abort does not import it."""
     assert AbortTransformerEngine()(STATE) is STATE
     destroyed: list[str] = []
     engine = SimpleNamespace(module=SimpleNamespace(base=SimpleNamespace(destroy_ub=lambda: destroyed.append("ub"))))
-    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)  # it needs CUDA: it cannot be had here
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)  # the real one needs CUDA
     assert AbortTransformerEngine()(STATE) is STATE
     assert destroyed == ["ub"]
 
 
 def test_connections_that_are_not_gloos_are_left_alone():
-    """A process without Gloo, with connections that an epoll set waits for: none is cut."""
+    """No connection is cut in a process without Gloo, although an epoll set waits for some."""
     with contextlib.ExitStack() as stack:
         one, other = socket.socketpair()
         watched = stack.enter_context(select.epoll())
@@ -60,15 +60,16 @@ def a_connection(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.soc
     return one, stack.enter_context(listener.accept()[0])
 
 
-def test_a_loop_is_found_that_waits_for_a_processor():
-    """A thread by the name of Gloo's, which does something else for a while before it waits for its connection. It
-    reads the end; its peer does not until all ranks are out, and each can still write: the bytes are lost."""
+def test_a_busy_loop_is_found_when_it_waits():
+    """A thread with the name of Gloo's is busy for a while before it waits for its connection. It reads the end of
+    the connection; its peer reads it only when all ranks are out. Until then both can write, and the bytes are
+    lost."""
     begun = threading.Event()
 
     def loop(watched: select.epoll) -> None:
         name_like_gloos()
         begun.set()
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)  # longer than looking for it once, and without the GIL
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)  # longer than one search, and without the GIL
         watched.poll(DEADLINE_S)
 
     with contextlib.ExitStack() as stack:
@@ -91,7 +92,7 @@ def test_a_loop_is_found_that_waits_for_a_processor():
 
 
 def test_a_loop_that_spins_is_given_up():
-    """It is never seen to wait: the restart does not wait for it."""
+    """It never waits, and the restart does not wait for it."""
     begun, over = threading.Event(), threading.Event()
 
     def loop() -> None:
@@ -113,7 +114,7 @@ def test_a_loop_that_spins_is_given_up():
 
 
 def listening(stack: contextlib.ExitStack) -> socket.socket:
-    """A listening socket that a thread by the name of Gloo's waits for."""
+    """A listening socket for which a thread with the name of Gloo's waits."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     own, end = (stack.enter_context(each) for each in socket.socketpair())
     watched, begun = stack.enter_context(select.epoll()), threading.Event()
@@ -134,8 +135,9 @@ def listening(stack: contextlib.ExitStack) -> socket.socket:
     return listener
 
 
-def test_peers_of_gloo_that_will_not_connect_are_stood_in_for(monkeypatch: pytest.MonkeyPatch):
-    """Each connection says its number, and ends; a second call makes none before the restart is over."""
+def test_peers_of_gloo_that_will_not_connect_are_replaced(monkeypatch: pytest.MonkeyPatch):
+    """Connections are made in place of the missing peers: each sends its number and ends. A second call makes none
+    before the restart is over."""
     with contextlib.ExitStack() as stack:
         listener = listening(stack)
         for _ in range(2):
@@ -177,7 +179,8 @@ def a_rank(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What rank 0 tells of each way, when rank 1 takes no part. One pair for all, since torch loads slowly."""
+    """What rank 0 reports of each way, when rank 1 takes no part. One pair of ranks for all ways, since torch loads
+    slowly."""
     folder = str(tmp_path_factory.mktemp("ranks"))
     with a_rank("1", folder, *WAYS), a_rank("0", folder, *WAYS) as rank:
         lines, _ = rank.communicate(timeout=DEADLINE_S)
@@ -187,7 +190,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.torch
 @pytest.mark.parametrize("way", STUCK)
 def test_a_rank_is_freed_from_a_collective_of_gloo(told: dict[str, Any], way: str):
-    """The main thread waits in Gloo for a rank that is alive and silent; aborted from another thread, it gets a
+    """The main thread waits in Gloo for a rank that is alive and silent; when another thread aborts it, it gets a
     RuntimeError, and the process has no group any more."""
     assert told[way]["outcome"].startswith("RuntimeError: ")
     assert (told[way]["aborted"], told[way]["initialized"]) == (["aborted"], False)
@@ -203,7 +206,7 @@ def test_the_process_can_use_torch_again(told: dict[str, Any]):
 
 @pytest.mark.torch
 def test_only_gloos_connections_are_cut(told: dict[str, Any]):
-    """A store of torch and a connection of the user's own work after the abort as before."""
+    """A store of torch and a connection of the user's still work after the abort."""
     way = told["others_connections"]
     assert way["outcome"].startswith("RuntimeError: ")
     assert (way["store"], way["socket"]) == ("value", "ping")
@@ -211,33 +214,34 @@ def test_only_gloos_connections_are_cut(told: dict[str, Any]):
 
 @pytest.mark.torch
 def test_no_object_of_the_function_has_the_last_reference_to_a_group(told: dict[str, Any]):
-    """Else its end would wait with the GIL held for threads of Gloo, which may wait for the GIL: a hang."""
+    """Otherwise destroying it would wait, with the GIL held, for threads of Gloo, which may wait for the GIL: a
+    hang."""
     way = told["reducer_that_ends_last"]
     assert (way["kept"], way["then"]) == (True, 0)
 
 
 @pytest.mark.torch
-def test_an_abort_that_hangs_is_left_behind(told: dict[str, Any]):
-    """A group that does not come back from its abort: TimeoutError says how many of how many."""
+def test_an_abort_that_hangs_is_abandoned(told: dict[str, Any]):
+    """If a group does not return from its abort, TimeoutError has the number of such groups and of all groups."""
     words = "1 of 3 process groups are not aborted after 0.2 s"
     assert told["abort_that_hangs"] == {"outcome": words, "in time": True}
 
 
 @pytest.mark.torch
 def test_ranks_that_abort_at_once_are_all_freed(told: dict[str, Any]):
-    """None of them waits for a send that it began while its peer ended the connection."""
+    """No rank waits for a send that it began while its peer closed the connection."""
     assert told["both_abort_at_once"] == {"outcomes": ["RuntimeError"] * 20}
 
 
 @pytest.mark.torch
 def test_a_rank_is_freed_from_a_store(told: dict[str, Any]):
-    """It waits for a key, for a group, or for another client. The store answers again afterwards, and no connection
-    is left open."""
+    """The rank waits for a key, for a group, or for another client. Afterwards the store answers again, and no
+    connection is left open."""
     waits = [text for number in range(1, 5) for text in ("DistNetworkError", f"then {number}")]
     assert told["waits_for_stores"] == {"outcomes": waits, "leaked": 0}
 
 
 @pytest.mark.torch
 def test_a_connection_to_another_server_is_left_alone(told: dict[str, Any]):
-    """A server that does not answer as a store does."""
+    """The server does not answer as a store does."""
     assert told["waits_for_another_server"] == {"outcome": "returned b'ping'"}

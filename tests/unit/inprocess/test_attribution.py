@@ -19,7 +19,7 @@ def test_a_failure_is_one_line_with_its_place():
 
 
 def test_the_place_of_a_failed_health_check_is_in_the_check():
-    """The wrapper, and a chain of checks, raise errors of their own around the check's."""
+    """The wrapper and a chain of checks raise their own errors from the check's error."""
 
     def check() -> None:
         raise ValueError("the disk is full")
@@ -36,5 +36,5 @@ def test_the_place_of_a_failed_health_check_is_in_the_check():
 
 
 def test_an_exception_that_was_never_raised_has_no_place():
-    """One without a traceback is formatted too."""
+    """An exception without a traceback is formatted too."""
     assert place_of(ValueError()) == "nowhere in Python"

@@ -1,4 +1,4 @@
-"""Where members arrive, and what they bring along."""
+"""The barriers at which members arrive, and the data that they pass there."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def all_active(*ranks: int, of: int) -> dict[int, NewPlace]:
     ids=lambda payload: type(payload).__name__,
 )
 def test_a_payload_is_read_as_it_was_packed(payload: Payload) -> None:
-    """What one member brings is what another finds."""
+    """The data that one member passes is what another reads."""
     assert msgspec.json.decode(pack(payload), type=type(payload)) == payload
 
 
-def test_each_iteration_has_gates_of_its_own() -> None:
-    """Who is late at one is not taken for early at the next."""
+def test_each_iteration_has_barriers_of_its_own() -> None:
+    """A member that is late at one barrier is not counted at that of the next iteration."""
     kinds = (barriers.ready, barriers.start, barriers.notice, barriers.complete)
     names = {kind(iteration) for kind in kinds for iteration in range(3)} | {barriers.JOIN, barriers.LEFT}
     assert len(names) == 3 * len(kinds) + 2
 
 
 def test_one_world_of_all_ranks_agrees() -> None:
-    """In any order, and with some in reserve."""
+    """The ranks may be in any order, with some in reserve."""
     assert disagreement(all_active(2, 0, 1, of=3)) == ""
     assert disagreement({0: place(1, 2, 0, 1), 5: place(0, 2, None, 1)}) == ""
 
@@ -68,13 +68,13 @@ def test_one_world_of_all_ranks_agrees() -> None:
     ],
     ids=["too few", "two sizes", "twice", "a gap", "active twice", "active too few"],
 )
-def test_what_is_no_world_is_named(places: dict[int, NewPlace], named: tuple[str, ...]) -> None:
+def test_ranks_that_are_no_world_are_refused(places: dict[int, NewPlace], named: tuple[str, ...]) -> None:
     """Wrong ranks of a user's rank assignment are refused, with the numbers that it gave."""
     assert all(each in disagreement(places) for each in named)
 
 
-def test_who_has_nothing_to_say_of_an_interruption_leaves_no_record() -> None:
-    """Only the ranks that failed themselves are in the records, with all that they know of it."""
+def test_a_rank_that_reports_no_failure_leaves_no_record() -> None:
+    """Only ranks that failed themselves have records, with all that they reported."""
     assert Noticing().record() is None
     about: dict[str, Any] = {"rank": 2, "text": "boom", "host": "n1", "stack": "at line 3"}
     failed = Interrupted(iteration=4, member=1, interruption=Interruption.EXCEPTION, **about)
@@ -100,7 +100,8 @@ def test_a_payload_that_is_none_is_refused(data: bytes) -> None:
     ],
 )
 def test_who_closes_a_barrier(member: int, lost: tuple[int, ...], was_last: bool, reads: bool) -> None:
-    """The member that arrived last, and the lowest that is left: the former may be lost before it does."""
+    """Both the member that arrived last and the lowest remaining one close it, since the former may be lost before it
+    does."""
     ledger = fold(
         GroupLedger(3),
         [Lost(iteration=0, member=each, interruption=Interruption.TERMINATED) for each in lost],

@@ -52,7 +52,7 @@ def test_retries_go_on_within_the_limits(controller: RetryController):
     ],
 )
 def test_retries_end_at_the_limits(controller: RetryController, message: str):
-    """RestartAbort says which limit was met, with both numbers."""
+    """RestartAbort has the limit that was reached, with both numbers."""
     with pytest.raises(RestartAbort, match=message):
         controller(STATE)
 
@@ -68,7 +68,7 @@ def test_limits_that_nothing_meets_are_refused():
 
 
 def test_finalize_calls_with_its_arguments_in_another_thread():
-    """The function gets what was given, in a thread that is not this one, and the state comes back."""
+    """The function gets the given arguments in another thread, and the state is returned."""
     seen: list[object] = []
 
     def note(*args: object, **kwargs: object) -> None:
@@ -80,7 +80,7 @@ def test_finalize_calls_with_its_arguments_in_another_thread():
 
 
 def test_finalize_raises_what_its_function_raises():
-    """What could not be cleaned up is no secret of a thread."""
+    """An error of the function in its thread is raised in the main thread."""
 
     def fail() -> None:
         raise OSError("the loader's process is stuck")
@@ -90,7 +90,7 @@ def test_finalize_raises_what_its_function_raises():
 
 
 def test_finalize_waits_no_longer_than_its_bound():
-    """A function that hangs is left behind: TimeoutError names it and the rank."""
+    """A function that hangs is abandoned: TimeoutError has its name and the rank."""
     free = threading.Event()
     try:
         with pytest.raises(TimeoutError, match=r"ThreadedFinalize: .*wait of rank 1 has not ended within 0.01 s"):
@@ -104,7 +104,7 @@ def test_finalize_waits_no_longer_than_its_bound():
 
 @dataclass
 class Sick(HealthCheck):
-    """Fails as it is told, if it is told."""
+    """A check that fails with `error`, if it has one."""
 
     error: Exception | None = None
     calls: int = 0
@@ -117,7 +117,7 @@ class Sick(HealthCheck):
 
 
 def test_the_first_check_that_fails_wins():
-    """Checks run in the order given; the error says which one it was, and those after it are not called."""
+    """Checks run in the order given; the error has the check that failed, and later checks are not called."""
     first, second, third = Sick(), Sick(OSError("no link on eth2")), Sick(OSError("not reached"))
     with pytest.raises(HealthCheckError, match="check 2 of 3, Sick, failed: OSError: no link on eth2") as raised:
         ChainedHealthCheck(first, second, third)(STATE)
@@ -126,7 +126,7 @@ def test_the_first_check_that_fails_wins():
 
 
 def test_a_chain_of_healthy_checks_is_healthy():
-    """All are called, and the state comes back; a chain can be part of a chain."""
+    """All checks are called, and the state is returned; a chain can be part of a chain."""
     checks = [Sick(), Sick()]
     assert ChainedHealthCheck(checks[0], ChainedHealthCheck(checks[1]))(STATE) is STATE
     assert [check.calls for check in checks] == [1, 1]
@@ -139,7 +139,8 @@ def test_a_chain_takes_health_checks_only():
 
 
 def test_faults_of_this_rank_are_counted():
-    """Its own faults count, up to the number allowed; an iteration that another rank ended does not."""
+    """The rank's own faults count, up to the number allowed; an iteration that another rank interrupted does not
+    count."""
     counter = FaultCounter(max_rank_faults=2)
     for state in (STATE, FAILED, STATE, FAILED, STATE):
         assert counter(state) is state
@@ -152,7 +153,7 @@ def test_faults_of_this_rank_are_counted():
 
 
 def test_a_counter_without_a_limit_only_counts():
-    """None allows any number of faults; less than none is an OptionError."""
+    """None allows any number of faults; a negative limit is an OptionError."""
     counter = FaultCounter()
     for _ in range(50):
         counter(FAILED)
@@ -163,7 +164,7 @@ def test_a_counter_without_a_limit_only_counts():
 
 
 def test_without_cuda_there_is_nothing_to_check():
-    """A process without torch, or without a CUDA context, passes, and has none afterwards."""
+    """A process without torch, or without a CUDA context, passes, and loads or creates none."""
     before = "torch" in sys.modules
     assert CudaHealthCheck()(STATE) is STATE
     assert ("torch" in sys.modules) is before
@@ -171,7 +172,7 @@ def test_without_cuda_there_is_nothing_to_check():
 
 @pytest.mark.parametrize(("local_rank", "seen", "own"), [("3", 8, 3), ("3", 1, 0), (None, 8, 0)])
 def test_the_device_is_the_local_ranks(monkeypatch: pytest.MonkeyPatch, local_rank: str | None, seen: int, own: int):
-    """The local rank's device, unless the launcher shows fewer, or tells no local rank: then the thread's own."""
+    """If the launcher shows fewer devices, or sets no local rank, it is the thread's current device."""
     for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": local_rank}.items():
         monkeypatch.delenv(name, raising=False)
         if value is not None:
@@ -179,12 +180,12 @@ def test_the_device_is_the_local_ranks(monkeypatch: pytest.MonkeyPatch, local_ra
     assert callback_support.own_device(SimpleNamespace(device_count=lambda: seen, current_device=lambda: 0)) == own
 
 
-# ---- the rest
+# ---- other components
 
 
 @pytest.mark.parametrize(("size", "active"), [(8, True), (2, True), (1, False)])
-def test_the_older_filters_say_the_same(size: int, active: bool):
-    """A filter of rank_filter takes a state and gives it with its active part."""
+def test_the_older_filters_give_the_same(size: int, active: bool):
+    """A filter of rank_filter takes a state and returns it with its active rank and size."""
     state = Compose(WorldSizeDivisibleBy(1), MaxActiveWorldSize(size))(State(rank=1, world_size=8))
     assert (state.mode is Mode.ACTIVE, state.active_world_size) == (active, size)
     assert ActiveWorldSizeDivisibleBy(5)(State(rank=4, world_size=8)).active_rank == 4
@@ -192,7 +193,7 @@ def test_the_older_filters_say_the_same(size: int, active: bool):
 
 @pytest.mark.parametrize("kind", [Completion, Terminate])
 def test_completion_and_terminate_are_callbacks(kind: type):
-    """Each is made by saying what to call, and several make one."""
+    """A subclass defines the call, and several can be composed into one."""
     seen: list[str] = []
 
     def made(name: str) -> Callable[[FrozenState], FrozenState]:

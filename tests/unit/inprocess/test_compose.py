@@ -25,7 +25,7 @@ STATE = FrozenState(rank=1, world_size=4, active_rank=1, active_world_size=4)
 
 @dataclass(frozen=True)
 class Notes(Initialize):
-    """Writes its name down, and returns what it is told to."""
+    """Records its name, and returns the state or None."""
 
     name: str
     notes: list[str] = field(compare=False)
@@ -37,7 +37,7 @@ class Notes(Initialize):
 
 
 def test_parts_run_from_right_to_left():
-    """The last one is called first, as in a(b(c(state))), also when compositions are nested."""
+    """The last part is called first, as in a(b(c(state))), also in nested compositions."""
     notes: list[str] = []
     a, b, c, d = (Notes(name, notes) for name in "abcd")
     assert Compose(a, Compose(b, c), d)(STATE) is STATE
@@ -45,14 +45,14 @@ def test_parts_run_from_right_to_left():
 
 
 def test_a_part_that_returns_nothing_passes_on_what_it_got():
-    """A callback that forgets to return the state does not take it from the others."""
+    """If a callback forgets to return the state, the next part still gets it."""
     notes: list[str] = []
     assert Compose(Notes("a", notes), Notes("b", notes, returns_state=False))(STATE) is STATE
     assert notes == ["b", "a"]
 
 
 def test_what_a_part_raises_ends_the_chain():
-    """Those further left are not called, and the exception is the part's own."""
+    """Parts further left are not called, and the part's own exception is raised."""
     notes: list[str] = []
     with pytest.raises(BaseException, match="max_iterations=1"):
         Compose(Notes("a", notes), RetryController(max_iterations=1))(FrozenState(rank=0, world_size=1, iteration=1))
@@ -69,8 +69,9 @@ def test_what_a_part_raises_ends_the_chain():
         ((ActivateAllRanks(), ShiftRanks()), RankAssignment),
     ],
 )
-def test_the_whole_is_of_the_kind_of_its_parts(parts: tuple[object, ...], kind: type):
-    """It is an instance of the nearest class that all parts share, and of Compose; so it stands where a part can."""
+def test_a_composition_is_of_the_kind_of_its_parts(parts: tuple[object, ...], kind: type):
+    """It is an instance of the nearest class that all parts share, and of Compose, so it can be used where a part
+    can."""
     whole = Compose(*parts)
     assert isinstance(whole, kind)
     assert isinstance(whole, Compose)
@@ -78,7 +79,7 @@ def test_the_whole_is_of_the_kind_of_its_parts(parts: tuple[object, ...], kind: 
 
 
 def test_kinds_do_not_mix():
-    """An Abort and a HealthCheck are called at different moments: an OptionError that names both."""
+    """An Abort and a HealthCheck are called at different times: an OptionError names both."""
     with pytest.raises(OptionError, match="these are AbortTorchDistributed, FaultCounter"):
         Compose(AbortTorchDistributed(), FaultCounter())
     with pytest.raises(OptionError, match="at least one part"):
@@ -87,7 +88,7 @@ def test_kinds_do_not_mix():
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda whole: pickle.loads(pickle.dumps(whole))])
 def test_a_composition_can_be_copied(again):
-    """Also into another process, as its parts can."""
+    """Like its parts, it can also be pickled for another process."""
     whole = again(Compose(RetryController(3), RetryController(5)))
     assert isinstance(whole, RetryController)
     assert repr(whole) == f"Compose({RetryController(3)!r}, {RetryController(5)!r})"

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "inprocess.md"
 
 
 def test_every_option_is_documented_with_its_default():
-    """Names, order aside, and times are those of `Wrapper`."""
+    """The page has the options of `Wrapper` in any order, with their defaults and units."""
     told = {name: default for line in PAGE.read_text().splitlines() for name, default in _option(line).items()}
     parameters = list(inspect.signature(Wrapper.__init__).parameters.values())[1:]
     assert set(told) == {parameter.name for parameter in parameters}
@@ -23,7 +23,7 @@ def test_every_option_is_documented_with_its_default():
 
 
 def _option(line: str) -> dict[str, str]:
-    """A row of the table of options: each name's default. Nothing of any other line."""
+    """Each name's default in a row of the table of options; empty for any other line."""
     row = re.fullmatch(r"\| (`[a-z_`, ]+`) \| (`.+?`(?:, `.+?`)?|[\d.]+ s) \| .+ \|", line)
     if row is None:
         return {}

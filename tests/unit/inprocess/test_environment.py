@@ -1,4 +1,4 @@
-"""What the launchers say of a process."""
+"""What a process can learn from the variables of its launcher."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BY_HAND = {"RANK": "3", "WORLD_SIZE": "8"}
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch):
-    """Sets the environment to these variables and nothing else."""
+    """Sets the environment to exactly these variables."""
 
     def launch(variables: Mapping[str, str]) -> environment.RankIdentity:
         for name in list(os.environ):
@@ -78,10 +78,10 @@ def launched(monkeypatch: pytest.MonkeyPatch):
         (BY_HAND | {"MASTER_ADDR": "n1", "MASTER_PORT": "7"}, "n1:7"),
         (OURS | {"NVRX_INPROCESS_GROUP": "mine"}, "mine"),
     ],
-    ids=["torchrun", "srun", "mpirun", "mpich", "ours", "by hand", "named"],
+    ids=["torchrun", "srun", "mpirun", "mpich", "nvrx-slurm", "by hand", "named"],
 )
-def test_every_launcher_says_who_a_process_is(launched, variables: Mapping[str, str], group: str) -> None:
-    """Its rank, and a name for this start of all ranks that no other start has."""
+def test_every_launcher_identifies_a_process(launched, variables: Mapping[str, str], group: str) -> None:
+    """They give its rank, and a group name that no other start of the ranks has."""
     launch = launched(variables)
     assert (launch.rank, launch.world_size, launch.group) == (3, 8, group)
     assert launch.local_rank == (None if variables.get("RANK") and "LOCAL_RANK" not in variables else 1)
@@ -90,13 +90,13 @@ def test_every_launcher_says_who_a_process_is(launched, variables: Mapping[str, 
 
 
 @pytest.mark.parametrize("changed", ["NVRX_CYCLE", "NVRX_GENERATION", "NVRX_REPLICA", "NVRX_JOB_ID"])
-def test_our_next_start_is_another_group(launched, changed: str) -> None:
-    """Each cycle, generation and replica: none finds what another has left in the store."""
+def test_the_next_start_by_nvrx_slurm_is_another_group(launched, changed: str) -> None:
+    """In each cycle, generation and replica a group sees nothing that another left in the store."""
     assert launched(OURS).group != launched(OURS | {changed: "9"}).group
 
 
 def test_an_outer_launcher_does_not_name_the_group(launched) -> None:
-    """A torchrun in a Slurm step, and one in our job: the ranks are those of the inner one."""
+    """For a torchrun in a Slurm step, or in an nvrx-slurm job, the ranks are those of the inner launcher."""
     assert launched(SRUN | TORCHRUN | {"RANK": "0"}).group == "torchrun.run.2.n1:29500"
     assert launched(OURS | TORCHRUN).group == "77.main-0.1.5.torchrun.run.2.n1:29500"
     assert launched(SRUN | BY_HAND | {"RANK": "0", "MASTER_ADDR": "n1"}).group == "n1:"
@@ -113,13 +113,13 @@ ALONE = SRUN | BATCH | {"SLURM_STEP_NUM_TASKS": "1"}
 def test_mpirun_in_a_slurm_job_gives_the_rank(
     launched, outer: Mapping[str, str], inner: Mapping[str, str], group
 ) -> None:
-    """Its ranks inherit SLURM_PROCID from the batch script, or from the step in which it runs."""
+    """The ranks inherit SLURM_PROCID from the batch script, or from the step in which mpirun runs."""
     launch = launched(outer | inner)
     assert (launch.rank, launch.world_size, launch.local_rank, launch.group) == (3, 8, 1, group)
 
 
 def test_srun_with_pmi2_gives_the_local_rank(launched) -> None:
-    """It sets PMI_RANK and PMI_SIZE, and no local rank but its own."""
+    """srun sets PMI_RANK and PMI_SIZE, and only its own variable for the local rank."""
     launch = launched(SRUN | {"PMI_RANK": "3", "PMI_SIZE": "8"})
     assert (launch.rank, launch.local_rank, launch.group) == (3, 1, "slurm.alpha.77.4.1")
 
@@ -128,7 +128,7 @@ PRINT_GROUP = "from nvrx_slurm.inprocess.environment import launch; print(launch
 
 
 def test_children_of_one_process_are_a_group(tmp_path: Path) -> None:
-    """As multiprocessing starts them: where nothing else names it, the parent does."""
+    """If no variable names the group, as with multiprocessing, the parent process does."""
     children = [
         subprocess.run(
             [sys.executable, "-c", PRINT_GROUP],
@@ -154,10 +154,10 @@ def test_children_of_one_process_are_a_group(tmp_path: Path) -> None:
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, ("SLURM_STEP_NUM_TASKS",), "start the ranks with"),
     ],
 )
-def test_a_rank_that_cannot_be_is_refused(
+def test_an_invalid_rank_is_refused(
     launched, variables: Mapping[str, str], named: tuple[str, ...], words: str
 ) -> None:
-    """The error names the variable, its value, and what is valid."""
+    """The error has the variable, its value, and the valid values."""
     with pytest.raises(OptionError, match=words) as caught:
         launched(variables)
     assert caught.value.options == named
@@ -190,7 +190,7 @@ def test_it_is_known_where_all_ranks_are_on_one_host(
 
 
 def test_how_the_watchdog_asks_can_be_chosen(launched) -> None:
-    """A pending call, unless the signal is named; anything else is an error that names both."""
+    """It is a pending call, unless the variable says signal; any other value is an error that names both."""
     launched(BY_HAND)
     assert environment.watchdog_method() == "pending-call"
     launched(BY_HAND | {"NVRX_INPROCESS_WATCHDOG": "signal"})
@@ -202,7 +202,7 @@ def test_how_the_watchdog_asks_can_be_chosen(launched) -> None:
 
 
 def test_torchruns_store_is_known_where_it_offers_one(launched) -> None:
-    """It says so; an address alone is the ranks' own."""
+    """torchrun sets a variable for it; an address alone belongs to the ranks' own store."""
     launched(TORCHRUN)
     assert environment.torchrun_store() is None
     launched(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
@@ -210,7 +210,7 @@ def test_torchruns_store_is_known_where_it_offers_one(launched) -> None:
 
 
 def test_the_function_sees_its_new_rank_and_afterwards_all_is_as_before(launched, monkeypatch) -> None:
-    """Whether it was set before or not; a rank in reserve keeps its variables."""
+    """Variables that were not set before are removed again; a rank in reserve keeps the variables."""
     launched({"RANK": "3", "WORLD_SIZE": "4"})
     monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(KeyError), RankVariables() as variables:
@@ -224,7 +224,7 @@ def test_the_function_sees_its_new_rank_and_afterwards_all_is_as_before(launched
 
 
 def test_the_local_rank_is_the_launchers_while_the_function_has_a_new_rank(launched) -> None:
-    """srun's and mpirun's count for RANK as they have set it, and no other: callbacks look for their GPU by it."""
+    """srun's and mpirun's local rank is used while RANK is as they set it: callbacks choose their GPU by it."""
     launched(SRUN)
     with RankVariables() as variables:
         variables.set(FrozenState(rank=2, world_size=7, active_rank=2, active_world_size=7))

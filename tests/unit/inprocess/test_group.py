@@ -1,4 +1,4 @@
-"""What holds for a rank's view of its group when a thread of it fails or is interrupted."""
+"""A rank's view of its group when one of its threads fails or is interrupted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.unit.inprocess.bytecodes import another_thread_can_take, at_bytecode
 
 
 class Cut(BaseException):
-    """The exception of another signal's handler."""
+    """An exception that another signal's handler raises."""
 
 
 def group_at(ledger: GroupLedger, phase: CyclePhase = CyclePhase.ENTERING) -> Group:
@@ -64,8 +64,8 @@ USES: list[Callable[[Group], object]] = [
 
 @pytest.mark.parametrize("use", USES, ids=["feed", "wait_while", "fail"])
 def test_a_handler_that_raises_leaves_no_lock_taken(use: Callable[[Group], object]) -> None:
-    """A signal's handler raises in the main thread, anywhere in what it waits and reports with: the other threads
-    can still move the cycle on."""
+    """A signal handler raises in the main thread, at any point of waiting and reporting: the other threads can still
+    move the cycle on."""
 
     def in_locks(frame: FrameType) -> bool:
         return frame.f_code.co_filename.endswith(("/threading.py", "/threads.py"))
@@ -90,8 +90,8 @@ def test_a_handler_that_raises_leaves_no_lock_taken(use: Callable[[Group], objec
     assert number > 5
 
 
-def test_who_knows_that_all_have_completed_does_not_fail() -> None:
-    """A store that is lost after the group has completed takes no rank out."""
+def test_a_rank_that_knows_that_all_have_completed_does_not_fail() -> None:
+    """If the store is lost after the group has completed, no rank fails."""
     entries: list[AnyEntry] = [
         Sealed(iteration=0, world_size=1),
         IterationOpened(iteration=0),
@@ -107,7 +107,7 @@ SEALED = Sealed(iteration=0, world_size=3, missing=(2,))
 
 
 def arrived_and_lost(barrier: str) -> tuple[Group, MemoryConnection]:
-    """Member 0 of three; member 2 has arrived at the barrier, and was lost after that. Member 1 has not arrived."""
+    """Member 0 of three; member 2 has arrived at the barrier and was lost after that. Member 1 has not arrived."""
     group = group_at(GroupLedger(3))
     others = group._connect()
     assert isinstance(others, MemoryConnection)
@@ -118,7 +118,7 @@ def arrived_and_lost(barrier: str) -> tuple[Group, MemoryConnection]:
 
 
 def test_a_barrier_does_not_count_members_who_are_lost() -> None:
-    """As many have arrived as are left, but one of them is lost: the barrier waits for the one that is left."""
+    """As many have arrived as remain, but one of them is lost: the barrier waits for the remaining one."""
     group, others = arrived_and_lost("ready:0")
     waiting = Barrier("ready:0", (CyclePhase.ENTERING,), 0.0, lambda ledger: ledger.left, lambda here: SEALED)
     with pytest.raises(TimeoutError, match="rank 1"):
@@ -131,8 +131,8 @@ def test_a_barrier_does_not_count_members_who_are_lost() -> None:
 
 
 def test_a_rank_that_has_moved_on_does_not_wait_at_a_barrier() -> None:
-    """The iteration was interrupted, and its interruption settled, before the main thread that has returned from the
-    function arrives: only this thread moves the rank on, so it does not wait for the others here."""
+    """The iteration was interrupted, and the interruption settled, before the main thread arrives from the function:
+    only this thread moves the rank on, so it does not wait for the others here."""
     group = group_at(GroupLedger(2), CyclePhase.UNWINDING)
     completed = Completed(iteration=0)
     group.arrive(Barrier("complete:0", (CyclePhase.COMPLETING,), 0.0, lambda _: 2, lambda _: completed))
@@ -140,7 +140,7 @@ def test_a_rank_that_has_moved_on_does_not_wait_at_a_barrier() -> None:
 
 
 def test_a_notice_does_not_count_members_who_are_lost() -> None:
-    """The interruption is settled when all that are left know of it, and not before."""
+    """The interruption is settled when all remaining members know of it, and not before."""
     group, others = arrived_and_lost("notice:0")
     for entry in (Sealed(iteration=0, world_size=3, missing=(2,)), IterationOpened(iteration=0)):
         assert group.propose(entry)

@@ -9,7 +9,7 @@ from nvrx_slurm.inprocess.wrap import inject
 
 
 class Call:
-    """Stands for what is given by annotation."""
+    """The object that is injected by annotation."""
 
 
 CALL = Call()
@@ -41,7 +41,7 @@ def between(config: str, call: Call, steps: int) -> list[Any]:
 def test_what_is_given_by_annotation_takes_no_argument(
     function: Callable[..., list[Any]], args: tuple[Any, ...], kwargs: dict[str, Any], expected: list[Any]
 ):
-    """Wherever the parameter stands, the caller's own arguments go to the other ones."""
+    """Wherever the annotated parameter is, the caller's arguments go to the others."""
     args, kwargs = inject(function, args, kwargs, CALL)
     assert function(*args, **kwargs) == expected
 
@@ -50,13 +50,15 @@ def test_what_is_given_by_annotation_takes_no_argument(
     ("function", "args", "expected"),
     [(first_of_optional, (None,), [CALL, "default"]), (between, ("a", None, 3), [CALL, "a", 3])],
 )
-def test_none_may_hold_the_place(function: Callable[..., list[Any]], args: tuple[Any, ...], expected: list[Any]):
-    """A caller that passes None for the parameter has it filled in."""
+def test_none_may_be_passed_in_its_place(
+    function: Callable[..., list[Any]], args: tuple[Any, ...], expected: list[Any]
+):
+    """If a caller passes None for the parameter, it is injected."""
     args, kwargs = inject(function, args, {}, CALL)
     assert function(*args, **kwargs) == expected
 
 
 def test_arguments_that_do_not_fit_are_refused():
-    """The error is that of the call, for the parameters that are the caller's."""
+    """The error is that of a call with the caller's own parameters."""
     with pytest.raises(TypeError, match="missing a required argument: 'steps'"):
         inject(between, ("a",), {}, CALL)

@@ -1,4 +1,4 @@
-"""One thread for each interruption, and one Abort: also where the group fails in the middle of it."""
+"""One thread for each interruption, and one abort, even if the group fails during it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = 20.0
 
 
 class Group:
-    """An interrupted one, whose store fails when the test says so."""
+    """An interrupted group, whose store fails when the test says so."""
 
     def __init__(self) -> None:
         self.phase, self.cycle = CyclePhase.LEAVING, SimpleNamespace(iteration=0)
@@ -30,14 +30,14 @@ class Group:
 
 
 class Region:
-    """Of a main thread that is not in an atomic part."""
+    """The region of a main thread that is not in an atomic block."""
 
     @contextlib.contextmanager
     def held(self, report: Any) -> Any:
         yield
 
     def interrupt(self, *, again_s: float) -> None:
-        """The main thread is out at once."""
+        """The main thread leaves at once."""
 
 
 @pytest.fixture

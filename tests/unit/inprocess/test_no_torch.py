@@ -26,7 +26,7 @@ LIGHT = [
 
 
 def loaded_by(*modules: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has after it has imported these."""
+    """The top-level modules that a fresh interpreter has after importing these."""
     code = (
         f"import json, sys, {', '.join(modules)}; print(json.dumps([name.partition('.')[0] for name in sys.modules]))"
     )
@@ -35,18 +35,18 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 def test_the_package_loads_nothing_heavy():
-    """`import nvrx_slurm.inprocess` costs a user's script no torch, no redis, and nothing of the command line."""
+    """`import nvrx_slurm.inprocess` loads neither torch nor redis nor a module of the command line."""
     assert not loaded_by("nvrx_slurm.inprocess") & HEAVY
 
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_no_component_loads_anything_heavy(name: str):
-    """Each component module by itself, so that none of them hides behind another one."""
+    """Each component module is imported alone, so that no import by another one hides it."""
     assert not loaded_by(f"nvrx_slurm.inprocess.{name}") & HEAVY
 
 
 def test_nothing_of_the_wrapper_needs_torch():
-    """All modules of the wrapper together, stores and monitor too, load no torch and no NVML."""
+    """All modules of the wrapper together, with stores and monitor, load neither torch nor NVML."""
     modules = pkgutil.iter_modules(nvrx_slurm.inprocess.__path__, "nvrx_slurm.inprocess.")
     names = [module.name for module in modules]
     assert len(names) > 30

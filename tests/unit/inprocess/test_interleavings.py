@@ -1,4 +1,5 @@
-"""Three ranks and their monitors, in every order, with every fault at every moment: what they agree on holds."""
+"""Three or four ranks and their monitors, in every order, with every fault at every time: what they agree on
+holds."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ SETTINGS = (
     Settings(3, fill, most_in_world=3, most_active=3),
     Settings(3, fill, most_in_world=3, most_active=2),  # one in reserve
     Settings(3, keep_two, most_in_world=2, most_active=2),  # one is left out
-    Settings(4, fill, most_in_world=4, most_active=4),  # two may die in turn, and two still have to agree
+    Settings(4, fill, most_in_world=4, most_active=4),  # two may die in turn; the other two must still agree
 )
 ROUNDS = 400
-"""So often each may take a step until all have finished: many times what it takes."""
+"""The most steps for each rank until all have finished: many times as many as needed."""
 
 ranks = st.integers(0, 3)
-"""Which one: counted round."""
+"""The index of a rank, modulo their number."""
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -47,7 +48,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @initialize(settings=st.sampled_from(SETTINGS), losses=st.integers(0, 3), rounds=st.sampled_from((0, 8)))
     def begin(self, settings: Settings, losses: int, rounds: int) -> None:
-        """Before all have come, or with all in the function."""
+        """Either before all have joined, or with all in the function."""
         self.members, self.losses = settings.members, losses
         self.ranks = [Rank(member, settings, self.shared) for member in range(settings.members)]
         self.all_go_on(rounds)
@@ -58,7 +59,7 @@ class Interleavings(RuleBasedStateMachine):
         which=ranks, entries=st.sampled_from((0, 1, 100)), proposal=st.sampled_from(("waits", "sent", "sent twice"))
     )
     def one_goes_on(self, which: int, entries: int, proposal: str) -> None:
-        """It reads some of what is new, takes a step by what it knows, and may get a proposal through."""
+        """It reads some new entries, takes a step, and may send a proposal."""
         rank = self.ranks[which % self.members]
         rank.listen(entries)
         rank.act()
@@ -67,7 +68,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(rounds=st.integers(1, 5), answers=st.booleans())
     def all_go_on(self, rounds: int, answers: bool = True) -> None:
-        """With a store that takes their proposals, or later."""
+        """All take steps; the store takes their proposals now or later."""
         for _ in range(rounds):
             self.round(answers=answers)
 
@@ -100,7 +101,7 @@ class Interleavings(RuleBasedStateMachine):
             rank.watch()
 
     def may_lose(self) -> bool:
-        """Whether one more may go: a group that loses all at once has little to tell."""
+        """Whether one more may be lost: losing all ranks at once tests little."""
         unharmed = [rank for rank in self.ranks if not (rank.gone or rank.stuck or rank.condemned)]
         return len(unharmed) > self.members - self.losses
 
@@ -110,19 +111,19 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.shared.log)
     @rule(data=st.data())
     def an_old_entry_comes_again(self, data: st.DataObject) -> None:
-        """From another thread, a retry, or a process that is dead: what it says is known, and changes nothing."""
+        """Another thread, a retry, or a dead process repeats an entry: it is known, and changes nothing."""
         before = self.agreed()
         self.shared.log.append(data.draw(st.sampled_from(self.shared.log)))
         after = self.agreed()
         assert {**_fields(after), "length": before.length} == _fields(before)
 
-    # --- what holds
+    # --- invariants
 
     def agreed(self) -> GroupLedger:
         return self.shared.ledger(self.members)
 
     def history(self) -> Iterator[tuple[GroupLedger, AnyEntry]]:
-        """Each entry that counted, and the ledger before it."""
+        """Each entry that counted, with the ledger before it."""
         ledger = GroupLedger(self.members)
         for entry in map(decode, self.shared.log):
             if accepts(ledger, entry):
@@ -142,7 +143,7 @@ class Interleavings(RuleBasedStateMachine):
         assert len(set(ended)) == len(ended), f"ended twice: {ended}"
 
     @invariant()
-    def nobody_completes_what_another_restarts(self) -> None:
+    def no_rank_completes_what_another_restarts(self) -> None:
         completed = {rank.completed for rank in self.ranks} - {None}
         assert len(completed) <= 1
         for rank in self.ranks:
@@ -198,7 +199,7 @@ class Interleavings(RuleBasedStateMachine):
             rank.judge(self.ranks)
 
     def teardown(self) -> None:
-        """Whenever no more faults come, all who are left finish, and all of them as one."""
+        """When no more faults happen, all remaining ranks finish, with the same outcome."""
         for _ in range(ROUNDS):
             if all(rank.gone for rank in self.ranks):
                 break
@@ -206,7 +207,7 @@ class Interleavings(RuleBasedStateMachine):
                 rank.come_back()
             self.round(timeouts=True)
         assert all(rank.gone for rank in self.ranks), [rank.cycle for rank in self.ranks]
-        for check in (self.nobody_completes_what_another_restarts, self.an_iteration_has_one_outcome):
+        for check in (self.no_rank_completes_what_another_restarts, self.an_iteration_has_one_outcome):
             check()
         lost = self.agreed().lost
         for rank in self.ranks:

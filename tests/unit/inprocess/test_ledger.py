@@ -1,4 +1,4 @@
-"""The log of a call, and what it comes to."""
+"""The log of a call, and the ledger to which it folds."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ EVERY_KIND = (SEALED, OPENED, FAILED, Settled(iteration=0), COMPLETED, lost(2), 
 
 @pytest.mark.parametrize("entry", EVERY_KIND, ids=lambda entry: type(entry).__name__)
 def test_an_entry_is_read_as_it_was_written(entry: AnyEntry) -> None:
-    """What one member appends is what all others fold."""
+    """All members fold what one member appends."""
     assert decode(encode(entry)) == entry
 
 
@@ -85,31 +85,31 @@ def test_what_is_no_entry_takes_its_place_and_means_nothing(data: bytes) -> None
     ids=["gathering", "starting", "running", "completed", "interrupted", "settled", "broken"],
 )
 def test_what_counts_at_each_stage(before: tuple[AnyEntry, ...], accepted: set[AnyEntry]) -> None:
-    """At every stage, of all entries that there are only these mean something."""
+    """At each stage only these kinds of entries change the ledger."""
     assert {entry for entry in EVERY_KIND if accepts(after(*before), entry)} == accepted
 
 
 def test_an_iteration_that_is_interrupted_is_not_completed() -> None:
-    """Who completes too late finds that the iteration is over."""
+    """A rank that completes too late finds that the iteration is over."""
     ledger = after(*RUNNING, FAILED, COMPLETED)
     assert (ledger.stage, ledger.iteration, ledger.causes) == (IterationStage.GATHERING, 1, (FAILED,))
 
 
 def test_an_iteration_that_is_completed_is_not_interrupted() -> None:
-    """Who fails too late, or dies, does not take back what all have agreed on."""
+    """A rank that fails or dies too late does not change what all have agreed on."""
     ledger = after(*RUNNING, COMPLETED, FAILED, lost(2))
     assert (ledger.stage, ledger.iteration, ledger.left) == (IterationStage.COMPLETED, 0, 2)
 
 
 def test_an_entry_of_an_older_iteration_takes_a_place_and_changes_nothing() -> None:
-    """All count the same places, whether or not what is there means anything."""
+    """All ranks count it, although it means nothing."""
     before = after(*RUNNING, FAILED)
     again = fold(before, [FAILED, OPENED, COMPLETED])
     assert (again.length, again.iteration, again.stage) == (before.length + 3, 1, IterationStage.GATHERING)
 
 
 def test_a_death_interrupts_what_it_was_part_of() -> None:
-    """While ranks start or run, no rank can go on without one of them."""
+    """While ranks start or run, none can go on without the dead one."""
     for part in (STARTING, RUNNING):
         ledger = after(*part, lost(2))
         assert (ledger.iteration, ledger.stage, ledger.left) == (1, IterationStage.GATHERING, 2)
@@ -122,32 +122,32 @@ def test_a_death_before_all_are_ready_interrupts_nothing() -> None:
 
 
 def test_whom_the_assignment_discards_leaves_the_others_as_they_are() -> None:
-    """They know of it: their own assignment says so."""
+    """The others know that it is left out, from their own assignment."""
     ledger = after(*STARTING, lost(2, Interruption.DISCARDED))
     assert (ledger.iteration, ledger.stage, ledger.left) == (0, IterationStage.STARTING, 2)
 
 
 def test_a_seal_that_was_meant_before_a_loss_does_not_count() -> None:
-    """Or the world would hold a member that is out: it is sealed again, without it."""
+    """Otherwise the world would have a lost member: it is sealed again, without it."""
     before = after(lost(2))
     assert not accepts(before, Sealed(iteration=0, world_size=3))
     assert accepts(before, Sealed(iteration=0, world_size=3, missing=(2,)))
 
 
 def test_a_member_is_lost_once() -> None:
-    """Its monitor and its sibling may both say it."""
+    """Both its monitor and its sibling may report it."""
     first, second = lost(2), lost(2, Interruption.UNRESPONSIVE)
     ledger = after(first, second)
     assert ledger.lost == {2: first}
 
 
-def test_a_member_that_nobody_knows_is_not_lost() -> None:
-    """A number beyond the group's is another group's."""
+def test_an_unknown_member_is_not_lost() -> None:
+    """A member number beyond the group's belongs to another group."""
     assert after(lost(MEMBERS)).left == MEMBERS
 
 
-def test_who_is_out_interrupts_nothing_any_more() -> None:
-    """What a dead process had on its way may still arrive."""
+def test_a_lost_member_interrupts_nothing_any_more() -> None:
+    """An entry of a dead process may still arrive."""
     again = Sealed(iteration=1, world_size=3, missing=(1,))
     ledger = after(*RUNNING, lost(1), again, IterationOpened(iteration=1))
     late = Interrupted(iteration=1, member=1, rank=1, interruption=Interruption.EXCEPTION)
@@ -155,14 +155,14 @@ def test_who_is_out_interrupts_nothing_any_more() -> None:
 
 
 def test_the_ring_leaves_out_who_is_lost() -> None:
-    """Each watches the next one who is left; the last one of all watches no other."""
+    """Each member watches the next remaining one; the last remaining member watches none."""
     assert after().next_member(2) == 0
     assert after(lost(0)).next_member(2) == 1
     assert after(lost(0), lost(1)).next_member(2) is None
 
 
-def test_records_tell_who_failed_and_why() -> None:
-    """An interruption's record names the rank as the function knew it."""
+def test_records_have_the_failed_rank_and_the_reason() -> None:
+    """The record of an interruption has the rank that the function had."""
     about: dict[str, Any] = {"rank": 5, "text": "boom", "host": "n1"}
     failed = Interrupted(iteration=0, member=1, interruption=Interruption.EXCEPTION, stack="at line 3", **about)
     assert failed.record() == InterruptionRecord(5, Interruption.EXCEPTION, "boom", "n1", "at line 3")
@@ -172,7 +172,7 @@ def test_records_tell_who_failed_and_why() -> None:
 
 
 def test_a_failure_before_the_iteration_runs_adds_to_what_led_there() -> None:
-    """One that runs has left the causes of the iterations before it behind."""
+    """The causes of earlier iterations are dropped when an iteration runs."""
     early = Interrupted(iteration=1, member=2, rank=2, interruption=Interruption.EXCEPTION)
     sealed = Sealed(iteration=1, world_size=MEMBERS)
     assert after(*RUNNING, FAILED, sealed, early).causes == (FAILED, early)
@@ -209,11 +209,11 @@ def connection(tmp_path: Path) -> Iterator[Connection]:
 
 
 def test_what_is_proposed_is_read_by_all(connection: Connection) -> None:
-    """Each thread folds the same entries, and reads on from where it was."""
+    """Each thread folds the same entries, and continues reading from its last position."""
     mine, other = Log(connection, MEMBERS), Log(connection, MEMBERS)
     assert mine.propose(SEALED)
     assert mine.ledger == after(SEALED)
-    assert other.propose(OPENED), "it reads first what it has missed"
+    assert other.propose(OPENED), "it first reads the entries that it has missed"
     assert other.ledger == after(*RUNNING)
     mine.refresh()
     assert mine.ledger == other.ledger
@@ -221,7 +221,7 @@ def test_what_is_proposed_is_read_by_all(connection: Connection) -> None:
 
 
 class WatchedLine(Line):
-    """A line that keeps how long each read of the log was ready to wait."""
+    """A connection that records for how long each read of the log may wait."""
 
     def __init__(self) -> None:
         super().__init__(Shared())
@@ -233,8 +233,8 @@ class WatchedLine(Line):
 
 
 def test_a_proposal_waits_for_nothing_and_reads_no_more_than_it_needs() -> None:
-    """One that means something where the thread has read to is appended at once, and read back; one that does not is
-    judged after one read."""
+    """A proposal that is valid for what the thread has read is appended at once and read back; another one is judged
+    after one read."""
     line = WatchedLine()
     log = Log(line, MEMBERS)
     assert log.propose(SEALED)
@@ -244,7 +244,7 @@ def test_a_proposal_waits_for_nothing_and_reads_no_more_than_it_needs() -> None:
 
 
 def test_what_means_nothing_any_more_is_not_written(connection: Connection) -> None:
-    """Of two that end an iteration the first one counts; the other learns of it, and adds nothing."""
+    """Of two entries that end an iteration the first one counts; the other rank reads it, and appends nothing."""
     mine, other = Log(connection, MEMBERS), Log(connection, MEMBERS)
     assert mine.propose(SEALED)
     assert mine.propose(OPENED)
@@ -258,8 +258,8 @@ def test_what_means_nothing_any_more_is_not_written(connection: Connection) -> N
 @pytest.mark.parametrize("late", [COMPLETED, OPENED, SEALED, BROKEN], ids=lambda entry: type(entry).__name__)
 @pytest.mark.parametrize("there", [0, 1, 2], ids=["gathering", "starting", "running"])
 def test_an_entry_of_an_iteration_that_was_interrupted_means_nothing(there: int, late: AnyEntry) -> None:
-    """It was proposed before its author read of the interruption; at each stage of the next iteration it changes
-    nothing but the log's length."""
+    """Its author had not read of the interruption; at each stage of the next iteration it changes only the log's
+    length."""
     next_one = (Sealed(iteration=1, world_size=MEMBERS), IterationOpened(iteration=1))[:there]
     ledger = after(*RUNNING, FAILED, *next_one)
     assert fold(ledger, [late]) == dataclasses.replace(ledger, length=ledger.length + 1)
@@ -267,8 +267,8 @@ def test_an_entry_of_an_iteration_that_was_interrupted_means_nothing(there: int,
 
 @pytest.mark.parametrize("stage", [(), (Sealed(iteration=1, world_size=3),), (IterationOpened(iteration=1),)])
 def test_an_interruption_of_a_cycle_that_has_closed_does_not_count(stage: tuple[AnyEntry, ...]) -> None:
-    """A rank that was slow to report interrupts neither the next iteration nor any later one, at none of its stages:
-    all others would restart once more for a fault that they have recovered from."""
+    """A rank that was slow to report interrupts no later iteration, at any stage: otherwise all others would restart
+    again for a fault from which they have recovered."""
     seal = (Sealed(iteration=1, world_size=3),) if stage and isinstance(stage[0], IterationOpened) else ()
     before = after(*RUNNING, FAILED, *seal, *stage)
     late = Interrupted(iteration=0, member=2, rank=2, interruption=Interruption.SOFT_TIMEOUT)
@@ -278,13 +278,13 @@ def test_an_interruption_of_a_cycle_that_has_closed_does_not_count(stage: tuple[
 
 @pytest.mark.parametrize("iteration", [0, 1, 2])
 def test_nothing_interrupts_what_is_completed(iteration: int) -> None:
-    """Whichever iteration it names: some ranks have returned by then."""
+    """This holds for any iteration that it names: some ranks have returned by then."""
     late = Interrupted(iteration=iteration, member=2, rank=2, interruption=Interruption.EXCEPTION)
     assert not accepts(after(*RUNNING, COMPLETED), late)
 
 
 def test_while_all_are_suspended_the_clock_proves_no_death() -> None:
-    """A process that has ended is lost all the same."""
+    """A process that has ended is lost nevertheless."""
     suspended = fold(GroupLedger(3), [GroupSuspended(iteration=0), GroupSuspended(iteration=0)])
     silent = Lost(iteration=0, member=1, interruption=Interruption.UNRESPONSIVE)
     dead = Lost(iteration=0, member=2, interruption=Interruption.TERMINATED)

@@ -1,4 +1,4 @@
-"""Monitors of real processes, on a real store: what happens to each when the other, or the store, is gone."""
+"""Monitors of real processes, on a real store: what happens when the rank, its monitor or the store fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ APART = [{"host": "n0"}, {"host": "n1"}, {"host": "n2"}]
 
 @pytest.fixture(scope="module")
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    """A server for all tests that leave it in peace."""
+    """A server for all tests that do not disturb it."""
     server = Valkey(tmp_path_factory.mktemp("valkey"))
     yield server
     server.end()
@@ -38,7 +38,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 @pytest.fixture
 def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
-    """One to be killed."""
+    """A server that the test kills."""
     server = Valkey(tmp_path / "valkey")
     yield server
     server.end()
@@ -46,7 +46,7 @@ def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
 
 @pytest.fixture
 def watch(valkey: Valkey, tmp_path: Path) -> Iterator[Watch]:
-    """Starts ranks with monitors; nothing of them is left after the test."""
+    """Starts ranks with monitors; no process of them is left after the test."""
     groups: list[Group] = []
 
     def start(
@@ -57,7 +57,7 @@ def watch(valkey: Valkey, tmp_path: Path) -> Iterator[Watch]:
         lives: bool = True,
         **options: Any,
     ) -> Group:
-        """`lives`: until the test does something about it."""
+        """`lives`: the ranks run until the test ends them."""
         group = Group(on, tmp_path.name, members, tmp_path, each, **options)
         groups.append(group)
         if lives:
@@ -70,7 +70,7 @@ def watch(valkey: Valkey, tmp_path: Path) -> Iterator[Watch]:
 
 
 def run_from_the_start(group: Group) -> None:
-    """As ranks do it: all have arrived with their ranks, and the function is called."""
+    """All members have arrived with their ranks, and the function is called, as in a real group."""
     group.wrote(Sealed(iteration=0, world_size=group.members))
     for member in range(group.members):
         place = NewPlace(
@@ -98,7 +98,7 @@ def run_from_the_start(group: Group) -> None:
     ],
 )
 def test_dead_rank_is_recorded_with_how_it_ended(watch: Watch, ends: str, words: str):
-    """In whichever way a process ends without leaving the call, the group knows, and the monitor ends too."""
+    """However a process ends without leaving the call, its loss is recorded, and the monitor ends too."""
     group = watch()
     group.ranks[0].starts(ends)
     lost = group.lost(0)
@@ -108,14 +108,14 @@ def test_dead_rank_is_recorded_with_how_it_ended(watch: Watch, ends: str, words:
 
 
 def test_rank_that_dies_before_its_monitor_is_ready_is_recorded(watch: Watch):
-    """The others wait for it already."""
+    """The other ranks already wait for it."""
     group = watch(ends_early=True, lives=False)
     assert group.ranks[0].ended() == 1
     assert group.lost(0).interruption is Interruption.TERMINATED
 
 
 def test_rank_that_becomes_another_program_is_out(watch: Watch):
-    """Its process id lives on, but the new program is no rank: so it is killed before it is recorded."""
+    """Its pid lives on with a program that is no rank: it is killed before it is recorded."""
     group = watch()
     group.ranks[0].starts("os.execv('/bin/sleep', ['sleep', '1000'])")
     assert "another program" in group.lost(0).text
@@ -123,13 +123,13 @@ def test_rank_that_becomes_another_program_is_out(watch: Watch):
 
 
 def test_death_after_completion_is_known_in_the_next_call(watch: Watch):
-    """There the others would wait for it."""
+    """The other ranks would wait for it there."""
     group = watch()
     run_from_the_start(group)
     group.wrote(Completed(iteration=0))
     group.ranks[0].kill()
     with closing(group.store.connect(group.name, 1)) as connection:
-        until(lambda: connection.read(0, 1.0), "an entry in the next call's log")
+        until(lambda: connection.read(0, 1.0), "an entry in the log of the next call")
         following = Log(connection, 1)
         following.refresh()
     assert following.ledger.lost[0].inherited
@@ -137,7 +137,8 @@ def test_death_after_completion_is_known_in_the_next_call(watch: Watch):
 
 
 def test_children_of_the_rank_have_no_part_in_it(watch: Watch):
-    """A forked child neither hides the rank's death, nor keeps the monitor's from the rank, nor is killed with it."""
+    """A forked child neither hides the rank's death, nor hides the monitor's death from the rank, nor is killed with
+    it."""
     group = watch()
     [rank] = group.ranks
     child = rank.does("forked()")
@@ -154,7 +155,7 @@ def test_children_of_the_rank_have_no_part_in_it(watch: Watch):
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_rank_dies_with_its_monitor(watch: Watch, stopped: bool):
-    """By the kernel, also while it is stopped; and its sibling on the same host records it at once."""
+    """The kernel kills it, even if it is stopped; its sibling on the same host records the loss at once."""
     group = watch(2)
     run_from_the_start(group)
     rank, sibling = group.ranks
@@ -177,17 +178,17 @@ def targets(pid: int) -> list[str]:
 
 
 def test_monitor_that_fails_takes_its_rank_along(watch: Watch):
-    """A flaw in it, or in a store, leaves no rank unwatched."""
+    """An error in the monitor or in a store leaves no rank without a monitor."""
     group = watch(store="flawed", lives=False)
     assert group.ranks[0].ended() == -signal.SIGKILL
     lost = group.lost(0)
     assert lost.interruption is Interruption.MONITOR_PROCESS_EXCEPTION
     assert "StopIteration" in lost.text
-    until(lambda: "the monitor has failed" in group.ranks[0].errors, "the monitor says so")
+    until(lambda: "the monitor has failed" in group.ranks[0].errors, "the monitor's message")
 
 
 def test_rank_that_the_group_has_given_up_is_killed(watch: Watch):
-    """The others go on without it, so it must not go on."""
+    """The other ranks go on without it, so it must not go on."""
     group = watch(heartbeat_timeout_s=5.0)
     group.wrote(Lost(iteration=0, member=0, interruption=Interruption.UNRESPONSIVE, text="no sign of life"))
     assert group.ranks[0].ended() == -signal.SIGKILL
@@ -198,7 +199,8 @@ def test_rank_that_the_group_has_given_up_is_killed(watch: Watch):
 
 
 def test_soft_timeout_is_recorded_once(watch: Watch):
-    """The group restarts; a second one comes only in a later iteration, under the rank's number there."""
+    """The group restarts; the next soft timeout can be recorded only in a later iteration, with the rank's number
+    there."""
     group = watch(soft_timeout_s=0.1)
     run_from_the_start(group)
     group.ranks[0].does("stamps.resume()")
@@ -215,7 +217,7 @@ def test_soft_timeout_is_recorded_once(watch: Watch):
 
 @pytest.mark.parametrize("hindrance", ["signal.SIGSTOP", "None"])
 def test_hard_timeout_ends_the_rank(watch: Watch, hindrance: str):
-    """By SIGTERM where that helps, also for a stopped one."""
+    """SIGTERM ends a rank that does not ignore it, even if it is stopped."""
     group = watch(soft_timeout_s=0.1, hard_timeout_s=0.2, grace_s=60.0)
     if hindrance != "None":
         group.ranks[0].starts(f"[stamps.resume(), os.kill(os.getpid(), {hindrance})]")
@@ -229,7 +231,7 @@ def test_hard_timeout_ends_the_rank(watch: Watch, hindrance: str):
 
 
 def test_hard_timeout_kills_a_rank_that_ignores_sigterm(watch: Watch):
-    """After the grace time."""
+    """It is killed after the grace time."""
     group = watch(soft_timeout_s=0.1, hard_timeout_s=0.2, grace_s=0.1)
     group.ranks[0].starts("[signal.signal(signal.SIGTERM, signal.SIG_IGN), stamps.resume()]")
     assert group.ranks[0].ended() == -signal.SIGKILL
@@ -241,7 +243,7 @@ def test_hard_timeout_kills_a_rank_that_ignores_sigterm(watch: Watch):
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_silent_member_is_recorded_once_it_is_dead(watch: Watch, number: signal.Signals):
-    """A host that freezes, or is gone: no sibling calls it dead before both processes are."""
+    """If a host freezes or fails, no sibling records a loss before both processes are dead."""
     group = watch(2, each=APART, heartbeat_timeout_s=8.0)
     run_from_the_start(group)
     rank = group.ranks[0]
@@ -254,7 +256,7 @@ def test_silent_member_is_recorded_once_it_is_dead(watch: Watch, number: signal.
 
 
 def test_the_next_one_is_watched_when_a_sibling_is_lost(watch: Watch):
-    """Two hosts that go at once are both found."""
+    """Two hosts that fail at once are both recorded."""
     group = watch(3, each=APART, heartbeat_timeout_s=8.0)
     run_from_the_start(group)
     for rank in group.ranks[1:]:
@@ -265,7 +267,7 @@ def test_the_next_one_is_watched_when_a_sibling_is_lost(watch: Watch):
 
 
 def test_no_rank_outlives_a_store_that_is_gone(watch: Watch, own_valkey: Valkey):
-    """A rank is killed when its lease ends without an answer: ranks that reach the store rely on that."""
+    """A rank is killed when its lease ends without an answer: the ranks that reach the store rely on that."""
     group = watch(2, on=own_valkey, heartbeat_timeout_s=8.0)
     own_valkey.kill()
     for rank in group.ranks:
@@ -275,21 +277,21 @@ def test_no_rank_outlives_a_store_that_is_gone(watch: Watch, own_valkey: Valkey)
 
 
 def test_store_that_comes_back_costs_no_rank(watch: Watch, own_valkey: Valkey):
-    """The heartbeats in it are old, and no member is judged by them; deaths are recorded as before."""
+    """No member is judged by the old heartbeats in the store; deaths are recorded as before."""
     group = watch(3, on=own_valkey, each=APART, heartbeat_timeout_s=20.0)
     run_from_the_start(group)
     own_valkey.kill()
     own_valkey.start()
     before = [group.connection.beat(0, member) for member in range(3)]
     for member in range(3):
-        until(lambda member=member: group.connection.beat(0, member) > before[member] + 3, "beats go on")
+        until(lambda member=member: group.connection.beat(0, member) > before[member] + 3, "more heartbeats")
     assert group.ledger.lost == {}
     group.ranks[2].kill()
     assert group.lost(2).interruption is Interruption.TERMINATED
 
 
 def test_death_while_the_store_is_away_is_recorded_later(watch: Watch, own_valkey: Valkey):
-    """As soon as the store is back."""
+    """It is recorded as soon as the store is back."""
     group = watch(on=own_valkey, heartbeat_timeout_s=20.0)
     own_valkey.kill()
     group.ranks[0].kill()
@@ -302,14 +304,14 @@ def test_death_while_the_store_is_away_is_recorded_later(watch: Watch, own_valke
 
 
 def announce_suspension(group: Group) -> None:
-    """As Slurm does it two seconds before SIGSTOP: each monitor's lease rests."""
+    """Slurm signals two seconds before SIGSTOP: each monitor suspends its lease."""
     for rank in group.ranks:
         os.kill(rank.monitor, signal.SIGTSTP)
-        until(lambda rank=rank: "no lease ends until they continue" in rank.errors, "its lease to rest")
+        until(lambda rank=rank: "no lease ends until they continue" in rank.errors, "its lease to be suspended")
 
 
 def test_no_rank_outlives_a_store_that_is_gone_after_a_suspension(watch: Watch, own_valkey: Valkey):
-    """The end of the suspension cannot be recorded; the lease begins again all the same, once, and ends."""
+    """The end of the suspension cannot be recorded, but the lease starts again, once, and ends."""
     group = watch(2, on=own_valkey, heartbeat_timeout_s=20.0)
     announce_suspension(group)
     own_valkey.send(signal.SIGSTOP)  # each call waits for an answer
@@ -318,7 +320,7 @@ def test_no_rank_outlives_a_store_that_is_gone_after_a_suspension(watch: Watch, 
 
 
 def test_death_during_a_suspension_is_recorded_once_the_store_answers(watch: Watch, own_valkey: Valkey):
-    """A lease without an end is no reason to wait without one, or not to wait."""
+    """While the lease is suspended, waiting for the store is still bounded, and not skipped."""
     group = watch(on=own_valkey, heartbeat_timeout_s=20.0)
     announce_suspension(group)
     own_valkey.kill()
@@ -337,7 +339,7 @@ def termination(grace_s: float) -> str:
 
 
 def test_rank_to_be_terminated_is_killed_after_the_grace(watch: Watch):
-    """Its loss is recorded with its own reason, and only when it is dead."""
+    """Its loss is recorded only when it is dead, with the reason that was given."""
     group = watch()
     group.ranks[0].does(termination(0.2))
     lost = group.lost(0)
@@ -357,7 +359,7 @@ def test_rank_to_be_terminated_may_end_by_itself(watch: Watch):
 
 
 def test_what_a_rank_said_before_it_died_counts(watch: Watch):
-    """Its monitor comes to both at once."""
+    """Its monitor reads the rank's last message and its death at the same time."""
     group = watch()
     os.kill(group.ranks[0].monitor, signal.SIGSTOP)
     group.ranks[0].does(termination(1000.0))
@@ -368,9 +370,9 @@ def test_what_a_rank_said_before_it_died_counts(watch: Watch):
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_leaving_leaves_nothing(watch: Watch, stopped: bool):
-    """No process, no descriptor, and no signal that comes later, however often it is done; also if the monitor is
-    stopped, and a forked child still holds what this process held."""
+def test_leaving_leaves_no_process_and_no_descriptor(watch: Watch, stopped: bool):
+    """No process and no descriptor is left, and no signal arrives later, however often it is called; also if the
+    monitor is stopped, or a forked child still has the descriptors."""
     group = watch()
     [rank] = group.ranks
     child = rank.does("forked()")
@@ -387,7 +389,7 @@ def test_leaving_leaves_nothing(watch: Watch, stopped: bool):
 
 
 def test_forked_child_cannot_leave_for_its_parent(watch: Watch):
-    """It unwinds the same stack, perhaps; the parent is watched on."""
+    """The child may unwind the same stack; the parent is still watched."""
     group = watch()
     [rank] = group.ranks
     rank.does("os.waitpid(child, 0) if (child := os.fork()) else [monitor.leave(), os._exit(0)]")
@@ -416,18 +418,18 @@ def pipes_of(pid: int) -> int:
 
 
 def test_monitor_inherits_only_what_it_needs(watch: Watch):
-    """Neither the rank's own descriptors nor the pipes by which its parent waits for its end."""
+    """It has neither the rank's own descriptors nor the pipes by which its parent waits for its end."""
     [rank] = watch().ranks
     assert INHERITABLE in rank.does("list(before.values())")
     held = targets(rank.monitor)
     assert INHERITABLE not in held
     assert {name for name in held if "memfd" in name} == {"/memfd:nvrx-stamps (deleted)"}
-    until(lambda: pipes_of(rank.monitor) == 1, "only its own, by which the rank knows that it lives")
-    assert Path(f"/proc/{rank.monitor}/cwd").readlink() == ROOT  # where relative paths of a store are found
+    until(lambda: pipes_of(rank.monitor) == 1, "only its own pipe, by which the rank knows that it lives")
+    assert Path(f"/proc/{rank.monitor}/cwd").readlink() == ROOT  # relative paths of a store count from here
 
 
 def test_log_file_has_all_and_standard_error_the_warnings(watch: Watch, tmp_path: Path):
-    """The file is the rank's own, for its owner only."""
+    """The file belongs to one rank, and only its owner can read it."""
     group = watch(2, logfile=str(tmp_path / "rank-{rank}.log"))
     group.ranks[1].kill()
     group.lost(1)

@@ -1,4 +1,4 @@
-"""What a monitor does about a rank that makes no progress; at explicit times."""
+"""How a monitor acts on a rank that makes no progress, at given times."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ UNHEALTHY = RANK.lost(Interruption.UNHEALTHY, "no GPU")
 
 
 def test_progress_is_left_alone():
-    """Up to the soft timeout nothing is done."""
+    """No action is taken before the soft timeout."""
     assert look(RankGuard(), BOUNDS, RANK, 100.0, 59.9) == (RankGuard(), None)
 
 
 def test_soft_timeout_is_recorded_once_an_iteration():
-    """The rank may restart: it is only said, to all."""
+    """The rank may still restart: the timeout is only recorded, for all ranks."""
     guard, act = look(RankGuard(), BOUNDS, RANK, 100.0, 60.0)
     assert isinstance(act, Interrupted)
     assert (act.interruption, act.member, act.rank) == (Interruption.SOFT_TIMEOUT, 3, 2)
@@ -37,7 +37,7 @@ def test_soft_timeout_is_recorded_once_an_iteration():
 
 
 def test_hard_timeout_asks_then_kills():
-    """A stopped process goes on first, or it could not obey; after the grace it is not asked any more."""
+    """A stopped process is continued first, so that it can act on SIGTERM; after the grace it gets SIGKILL."""
     guard, asked = look(RankGuard(), BOUNDS, RANK, 100.0, 90.0)
     assert isinstance(asked, SendSignals) and asked.signals == ASK
     assert guard.pending_kill and guard.pending_kill.lost.interruption is Interruption.HARD_TIMEOUT
@@ -47,13 +47,13 @@ def test_hard_timeout_asks_then_kills():
 
 
 def test_progress_does_not_undo_a_hard_timeout():
-    """What was asked to end ends: it may have lost half of itself to SIGTERM."""
+    """A rank that got SIGTERM is killed even if it goes on: SIGTERM may have ended part of it."""
     guard, _ = look(RankGuard(), BOUNDS, RANK, 100.0, 90.0)
     assert isinstance(look(guard, BOUNDS, RANK, 105.0, 0.0)[1], SendSignals)
 
 
 def test_survivor_of_sigkill_is_killed_again_and_again():
-    """It hangs in the kernel; the log says why the others wait."""
+    """It hangs in the kernel; the log says why the other ranks wait."""
     guard, _ = look(RankGuard().with_kill(UNHEALTHY, 10.0), BOUNDS, RANK, 10.0, 0.0)
     assert look(guard, BOUNDS, RANK, 10.0 + AGAIN_S - 0.1, 0.0) == (guard, None)
     for time in (1, 2):
@@ -66,7 +66,7 @@ def test_survivor_of_sigkill_is_killed_again_and_again():
 
 
 def test_first_reason_and_earliest_moment_count():
-    """A second reason may hasten the end, and never puts it off."""
+    """A second reason may bring the kill forward, and never delays it."""
     unresponsive = RANK.lost(Interruption.UNRESPONSIVE, "silent")
     hastened = RankGuard().with_kill(UNHEALTHY, 10.0).with_kill(unresponsive, 5.0).pending_kill
     assert hastened and (hastened.lost, hastened.kill_at) == (UNHEALTHY, 5.0)

@@ -1,4 +1,4 @@
-"""Which member a monitor watches by its heartbeats, and when it may declare it dead; at explicit times."""
+"""Which member's heartbeats a monitor watches, and when it may declare that member dead; at given times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ring(member: int = 0) -> Ring:
 
 
 def watching(member: int, beats: int, *moments: float) -> Ring:
-    """A view in which these were the answers: so many beats, at each of these moments."""
+    """A view after answers with this number of heartbeats, at each of these times."""
     view = ring()
     for moment in moments:
         view = view.answered(member, beats, moment)
@@ -38,48 +38,49 @@ def each_second(until_s: int) -> list[float]:
 
 
 def test_silence_is_judged_after_the_whole_timeout():
-    """Not a moment earlier, and counted from the answer that first had the last heartbeat."""
+    """It is silent no earlier, counted from the first answer that had the last heartbeat."""
     view = watching(1, 5, *each_second(8))
     assert view.silent(7.9) == ()
     assert view.silent(8.0) == (1,)
 
 
 def test_heartbeat_starts_the_time_again():
-    """One more heartbeat is a sign of life."""
+    """One more heartbeat restarts the timeout."""
     view = watching(1, 5, *each_second(7)).answered(1, 6, 7.5).answered(1, 6, 8.5)
     assert view.silent(15.0) == ()
     assert view.silent(15.5) == (1,)
 
 
 @pytest.mark.parametrize("beats", [0, 3])
-def test_fewer_beats_are_a_change(beats):
-    """A store that lost beats, or all of them, has not seen a member fall silent."""
+def test_fewer_heartbeats_are_a_change(beats):
+    """If a store lost some or all heartbeats, this does not show that a member is silent."""
     assert watching(1, 5, *each_second(7)).answered(1, beats, 7.5).silent(8.0) == ()
 
 
-def test_outage_begins_the_time_anew():
-    """While the store did not answer, the sibling could not beat either."""
+def test_outage_restarts_the_timeout():
+    """While the store did not answer, the sibling could not send heartbeats either."""
     view = watching(1, 5, *each_second(7)).out_of_touch().answered(1, 5, 7.5)
     assert view.silent(8.5) == ()
     assert view.answered(1, 5, 8.5).silent(15.4) == ()
 
 
 def test_late_answer_is_an_outage():
-    """Whether the store hung or we did: nothing is known of the time between."""
+    """Whether the store or this monitor hung, nothing is known about the time between."""
     late = 7.0 + INTERVAL_S + TIMEOUT_S / 4
     assert watching(1, 5, *each_second(7), late + 0.1).silent(late + 0.1) == ()
     assert watching(1, 5, *each_second(7), late).silent(late) == (1,)
 
 
-def test_only_the_nearest_is_asked_once_it_beats():
-    """In the steady state a beat is one operation."""
+def test_only_the_nearest_is_read_once_it_has_sent_a_heartbeat():
+    """In the steady state a heartbeat is one operation."""
     assert ring().asked(FOUR) == (1,)
     assert watching(1, 1, 0.0).asked(FOUR) == (1,)
     assert ring(3).asked(FOUR) == (0,)
 
 
-def test_who_has_not_begun_is_passed_over():
-    """It is never judged; the next one who has begun is watched in its place, and it is asked for now and then."""
+def test_a_member_without_a_heartbeat_is_skipped():
+    """A member without a heartbeat is never judged; the next one with one is watched instead, and the first is read
+    now and then."""
     view = ring().answered(1, 0, 0.0)
     assert view.asked(FOUR) == (2,)
     view = view.answered(2, 0, 1.0)
@@ -94,8 +95,8 @@ def test_who_has_not_begun_is_passed_over():
     assert view.asked(FOUR) == (1,)
 
 
-def test_nobody_has_begun():
-    """All are asked in turn, and none is judged."""
+def test_no_member_has_sent_a_heartbeat():
+    """All are read in turn, and none is judged."""
     view, asked = ring(), []
     for second in each_second(20):
         [member] = view.asked(FOUR)
@@ -106,21 +107,21 @@ def test_nobody_has_begun():
 
 
 def test_lost_member_is_followed_by_the_next():
-    """A member that is out is watched no longer."""
+    """A lost member is no longer watched."""
     view = watching(1, 5, 0.0)
     assert view.asked(without(1)) == (2,)
     assert view.answered(2, 9, 1.0).asked(without(1)) == (2,)
 
 
-def test_last_one_watches_nobody():
-    """It watches no member; its own heartbeats go on."""
+def test_last_one_watches_no_member():
+    """It watches no member; its own heartbeats continue."""
     view = watching(1, 5, 0.0)
     assert view.asked(without(1, 2, 3)) == (None,)
     assert ring().answered(None, 0, 1.0).asked(GroupLedger(1)) == (None,)
 
 
 def test_news_of_the_sibling():
-    """An answer that has a further beat is news; one that repeats the last one is none."""
+    """Only an answer with a further heartbeat counts; one that repeats the last one does not."""
     view = watching(1, 5, 0.0)
     assert not view.answered(1, 5, 1.0).beats_since(0.9)
     assert view.answered(1, 6, 1.0).beats_since(0.9)
@@ -131,7 +132,7 @@ EIGHT = GroupLedger(8)
 
 
 def passing(view: Ring, ledger: GroupLedger, alive: dict[int, int], moments: list[float]) -> Ring:
-    """At each moment those who are alive have sent one more heartbeat, and the others have as many as before."""
+    """At each of these times the members in `alive` have sent one more heartbeat, and the others have not."""
     for moment in moments:
         view = view.follow(ledger)
         for member in view.asked(ledger):
@@ -142,21 +143,22 @@ def passing(view: Ring, ledger: GroupLedger, alive: dict[int, int], moments: lis
 
 
 def test_those_behind_a_silent_sibling_are_watched_too():
-    """Six members of a lost host: their timeouts run at the same time, and the next one, which sends, ends it."""
+    """Six members of a lost host are watched at the same time; the next member, which sends heartbeats, ends the
+    watch."""
     view = passing(ring(), EIGHT, {7: 1}, each_second(18))
     assert view.silent(8.0) == (1,)
     assert view.silent(18.0) == (1, 2, 3, 4, 5, 6)
 
 
 def test_a_heartbeat_of_the_sibling_ends_the_watch_behind_it():
-    """Then it watches them itself."""
+    """The sibling then watches them itself."""
     view = passing(ring(), EIGHT, {}, each_second(6))
     assert len(view.asked(EIGHT)) > 1
     assert view.answered(1, 6, 7.0).follow(EIGHT).asked(EIGHT) == (1,)
 
 
 def test_the_next_one_is_watched_on_when_the_first_is_lost():
-    """Its time does not start again."""
+    """Its timeout does not start again."""
     view = passing(ring(), EIGHT, {}, each_second(8))
     since = {each.member: each.since for each in view.beyond}
     gone = fold(EIGHT, [Lost(iteration=0, member=1, interruption=Interruption.UNRESPONSIVE)])
@@ -166,16 +168,16 @@ def test_the_next_one_is_watched_on_when_the_first_is_lost():
 
 
 def test_a_new_watcher_of_a_lost_host_watches_its_members_together():
-    """The monitor that recorded the first of them has ended: the next one need not doubt each of the others in turn.
-    A member that sends ends that at once."""
+    """The monitor that recorded the first of them has ended: its successor need not wait for each of the others in
+    turn. A member that sends heartbeats ends the watch at once."""
     gone = fold(EIGHT, [Lost(iteration=0, member=1, interruption=Interruption.UNRESPONSIVE)])
     view = passing(ring(), gone, {6: 1}, each_second(12))
     assert view.silent(12.0) == (2, 3, 4, 5)
     assert passing(ring(), gone, {2: 1}, each_second(3)).follow(gone).asked(gone) == (2,)
 
 
-def test_who_has_not_begun_behind_a_silent_sibling_is_not_judged():
-    """No monitor judges it, wherever it stands."""
+def test_a_member_without_a_heartbeat_behind_a_silent_sibling_is_not_judged():
+    """No monitor judges it, at any position in the ring."""
     view = ring().answered(1, 5, 0.0)
     for moment in each_second(30):
         view = view.follow(FOUR)
@@ -189,7 +191,8 @@ def test_who_has_not_begun_behind_a_silent_sibling_is_not_judged():
 
 @dataclass(frozen=True)
 class Try:
-    """One exchange with the store: so long after the one before, at the server after a delay, and answered or not."""
+    """One exchange with the store: the time since the one before, the delays to the server and back, and whether it
+    is answered."""
 
     gap_s: float
     there_s: float
@@ -198,7 +201,7 @@ class Try:
 
 
 def tries(at_least: int, at_most: int) -> st.SearchStrategy[list[Try]]:
-    """Nine of ten are as they should be, one each second; others come late, hang, or are not answered."""
+    """Nine of ten are as usual, one each second; the others are late, hang, or are not answered."""
     fine = st.just(Try(1.0, 0.0, 0.0, True))
     delays = st.floats(0.0, TIMEOUT_S)
     any_other = st.builds(Try, st.floats(0.0, TIMEOUT_S / 4), delays, delays, st.booleans())
@@ -206,7 +209,8 @@ def tries(at_least: int, at_most: int) -> st.SearchStrategy[list[Try]]:
 
 
 def lived(beats: list[Try]) -> tuple[float, list[float]]:
-    """A member whose first beat is sent at 0: when its lease has ended, and when the store had each of its beats."""
+    """A member that sends its first heartbeat at 0: when its lease ends, and when the store has each of its
+    heartbeats."""
     now, ends_at, had = 0.0, SHARE * TIMEOUT_S, [0.0]
     for beat in beats:
         now += beat.gap_s
@@ -222,7 +226,7 @@ def lived(beats: list[Try]) -> tuple[float, list[float]]:
 
 @given(beats=tries(0, 5), asks=tries(12, 24))
 def test_no_living_member_is_judged(beats: list[Try], asks: list[Try]):
-    """With any delays and losses, of both members' heartbeats: once it is declared dead, its lease has ended."""
+    """With any delays and losses, of both members' heartbeats: if it is declared dead, its lease has ended."""
     ends_at, had = lived(beats)
     view, now = ring(), 0.0
     for ask in asks:

@@ -1,4 +1,4 @@
-"""How a monitor begins, and what is left when it does not."""
+"""How a monitor starts, and what is left if its start fails."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Begin = Callable[..., MonitorProcess]
 
 
 class Here(RedisStore):
-    """A store whose module is not what it says."""
+    """A store whose class has a wrong module name."""
 
 
 @pytest.fixture
 def unreachable() -> dict[str, Any]:
-    """Where no store answers."""
+    """The address of a store that does not answer."""
     return {"url": f"redis://127.0.0.1:{free_ports(1)[0]}", "patience": timedelta(seconds=0.05)}
 
 
@@ -60,7 +60,7 @@ def descriptors() -> list[str]:
 
 
 def test_store_that_does_not_answer_is_reported(begin: Begin):
-    """The rank reads what the monitor had to say."""
+    """The rank gets the monitor's error message."""
     with pytest.raises(
         InternalError, match=r"could not begin: StoreError: the store at redis://127.* does not answer"
     ):
@@ -68,13 +68,13 @@ def test_store_that_does_not_answer_is_reported(begin: Begin):
 
 
 def test_log_file_that_cannot_be_written_is_reported(begin: Begin, tmp_path: Path):
-    """Before the function is called, not when a line is lost."""
+    """The error is raised before the function is called, not when a line is lost."""
     with pytest.raises(InternalError, match=r"could not begin: FileNotFoundError.*nowhere"):
         begin(logfile=str(tmp_path / "nowhere" / "{rank}.log")).wait_ready(WAIT_S)
 
 
 def test_store_of_a_module_that_is_nowhere_is_reported(begin: Begin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """It was importable when the rank began, perhaps."""
+    """The module may have been importable when the rank started."""
     source = tmp_path / "store_gone.py"
     source.write_text("from nvrx_slurm.inprocess.store_redis import RedisStore\nclass Store(RedisStore): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -96,15 +96,15 @@ def test_what_only_the_script_defines_is_refused(begin: Begin, monkeypatch: pyte
         begin(store_kwargs={"url": Here})
 
 
-def test_options_are_for_nobody_else(begin: Begin):
-    """They may hold a password: neither argv nor the environment shows them."""
+def test_options_are_hidden_from_other_processes(begin: Begin):
+    """They may have a password: neither argv nor the environment shows them."""
     monitor = begin()
     for place in ("cmdline", "environ"):
         assert SECRET.encode() not in Path(f"/proc/{monitor.pid}/{place}").read_bytes()
 
 
 def test_start_that_takes_too_long_is_given_up(begin: Begin):
-    """For any reason; nothing is left of it then."""
+    """This holds for any reason, and no process of it is left."""
     monitor = begin()
     os.kill(monitor.pid, signal.SIGSTOP)
     with pytest.raises(InternalError, match=r"not ready within 0.1 s"):
@@ -113,7 +113,7 @@ def test_start_that_takes_too_long_is_given_up(begin: Begin):
 
 
 def test_monitor_that_is_killed_at_its_start_is_reported(begin: Begin):
-    """Then the rank is not killed for it."""
+    """The rank is not killed in this case."""
     monitor = begin()
     os.kill(monitor.pid, signal.SIGKILL)
     with pytest.raises(InternalError, match="it ended with code -9"):
@@ -121,7 +121,7 @@ def test_monitor_that_is_killed_at_its_start_is_reported(begin: Begin):
 
 
 def test_leaving_before_it_is_ready(begin: Begin):
-    """A call that fails early waits for no monitor; the fixture looks for what is left."""
+    """A call that fails early does not wait for the monitor; the fixture checks what is left."""
     begin().leave()
 
 

@@ -21,12 +21,12 @@ from tests.unit.inprocess.worlds import Worlds
 
 
 def of_pairs(member: int, *, of: int = 2) -> FilterCountGroupedByKey:
-    """Whole pairs of members, or none of them."""
+    """A filter that keeps whole pairs of members only."""
     return FilterCountGroupedByKey(lambda state: f"pair-{member // of}", lambda count: count == of)
 
 
 def test_shift_closes_up_in_order():
-    """Ranks that are left keep their order; those that are out leave no gap."""
+    """The remaining ranks keep their order; those that are out leave no gap."""
     worlds = Worlds(8, lambda _: Compose(ActivateAllRanks(), ShiftRanks()))
     worlds.next(1, 4, 5)
     worlds.check()
@@ -43,7 +43,7 @@ def test_gaps_are_filled_from_the_end():
 
 @given(st.data(), st.integers(1, 12))
 def test_no_more_ranks_move_than_there_are_gaps(data: st.DataObject, size: int):
-    """Under FillGaps exactly those ranks move whose number is no number of the new world."""
+    """Under FillGaps exactly those ranks move whose number is not below the new world size."""
     out = data.draw(st.sets(st.integers(0, size - 1), max_size=size - 1))
     worlds = Worlds(size, lambda _: Compose(ActivateAllRanks(), FillGaps()))
     worlds.next(*out)
@@ -53,7 +53,8 @@ def test_no_more_ranks_move_than_there_are_gaps(data: st.DataObject, size: int):
 
 
 def test_a_group_stays_as_a_whole_or_goes():
-    """Of pairs, those that lost a rank go; the ranks of the others close up. As drawn in the documents."""
+    """A pair that lost a rank is left out as a whole; the ranks of the others move up. The example is that of the
+    documents."""
     worlds = Worlds(8, lambda member: Compose(ActivateAllRanks(), ShiftRanks(), of_pairs(member)))
     worlds.next(1, 4, 5)
     worlds.check()
@@ -62,7 +63,7 @@ def test_a_group_stays_as_a_whole_or_goes():
 
 
 def test_keys_follow_their_ranks_when_they_are_renumbered():
-    """Two filters in one composition each see their own keys, also after the ranks got new numbers in between."""
+    """Each of two filters in one composition sees its own keys, also after the ranks were renumbered in between."""
     worlds = Worlds(
         12,
         lambda member: Compose(
@@ -76,14 +77,14 @@ def test_keys_follow_their_ranks_when_they_are_renumbered():
 
 
 def test_a_rank_that_is_out_is_discarded():
-    """RankDiscarded on a rank that does not go on names its number and how many do."""
+    """RankDiscarded names the rank that is left out and the number of ranks that go on."""
     ctx = RankAssignmentCtx(State(rank=1, world_size=3), dict, {1})
     with pytest.raises(RankDiscarded, match=r"rank 1 of 3 is not among the 2 that go on"):
         ShiftRanks()(ctx)
 
 
 def test_a_key_that_is_missing_is_an_error():
-    """A rank that is not out and has published nothing cannot be counted: InternalError names it."""
+    """A rank that is not lost but has published no key cannot be counted: InternalError names it."""
     ctx = RankAssignmentCtx(State(rank=0, world_size=2), lambda: {0: ("a",)}, set())
     with pytest.raises(InternalError, match="rank 1 is not out, and has published nothing"):
         FilterCountGroupedByKey("a", bool)(ctx)
@@ -103,7 +104,7 @@ def test_a_key_that_is_missing_is_an_error():
     ],
 )
 def test_filters_say_how_many_are_active(parts: list[RankAssignment], size: int):
-    """Of 10 ranks the first ones are active: as many as the filters leave, from right to left."""
+    """The first of 10 ranks are active: as many as the filters leave, applied from right to left."""
     worlds = Worlds(10, lambda _: Compose(*parts, ShiftRanks()))
     worlds.next()
     worlds.check()
@@ -111,7 +112,7 @@ def test_filters_say_how_many_are_active(parts: list[RankAssignment], size: int)
 
 
 def test_filters_begin_with_the_whole_world_each_time():
-    """What was left out in one iteration is there again in the next: 6 of 10, and still 6 of 9, not 4."""
+    """A rank that was inactive in one iteration can be active in the next: 6 of 10, and still 6 of 9, not 4."""
     worlds = Worlds(10, lambda _: Compose(MaxActiveWorldSize(6), ActiveWorldSizeDivisibleBy(4), ShiftRanks()))
     assert len(worlds.next()) == 10
     worlds.next(9)
@@ -131,13 +132,13 @@ def test_numbers_that_leave_no_rank_are_refused(make: type, option: str):
 
 
 def test_a_rank_without_a_number_cannot_be_active():
-    """A filter that is asked before a rank assignment says what is missing."""
+    """The error of a filter that is called before a rank assignment says what is missing."""
     with pytest.raises(InternalError, match="a rank assignment must come first"):
         ActivateAllRanks()(RankAssignmentCtx(State(rank=None, world_size=3), dict, set()))
 
 
 class Names(RankAssignment):
-    """Publishes what it is given, and notes what it sees."""
+    """Publishes its texts, and records what it sees."""
 
     def __init__(self, *texts: str) -> None:
         self.texts = texts
@@ -153,7 +154,7 @@ class Names(RankAssignment):
 
 @given(st.lists(st.lists(st.text(max_size=3), max_size=3), min_size=1, max_size=4))
 def test_each_part_sees_its_own_publications(texts: list[list[str]]):
-    """For any number of parts, nested too: each gets from each rank what it has published there itself."""
+    """In any number of parts, nested too, each part gets exactly what it published itself on each rank."""
     fleets = [[Names(*part) for part in texts] for _ in range(3)]
     worlds = Worlds(3, lambda member: Compose(ShiftRanks(), Compose(*fleets[member]), Names("last")))
     worlds.next()
@@ -174,7 +175,7 @@ ASSIGNMENTS = (
 
 @given(st.data(), st.sampled_from(ASSIGNMENTS), st.integers(1, 12))
 def test_all_survivors_come_to_one_world(data: st.DataObject, make: object, size: int):
-    """For any losses at any time: the ranks that are left make one world, each time, or are discarded."""
+    """For any losses at any time, the remaining ranks make one world in each iteration, or are discarded."""
     worlds = Worlds(size, make)
     gone: set[int] = set()
     for _ in range(3):
@@ -187,8 +188,9 @@ def test_all_survivors_come_to_one_world(data: st.DataObject, make: object, size
         assert set(worlds.states) == before - lost - set(worlds.discarded)
 
 
-def test_nobody_is_active_until_a_filter_says_so():
-    """After the numbers alone a rank is neither active nor in reserve; to the wrapper that means that all are."""
+def test_no_rank_is_active_without_a_filter():
+    """With a rank assignment alone a rank is neither active nor in reserve; the wrapper then takes all ranks for
+    active."""
     ctx = RankAssignmentCtx(State(rank=1, world_size=3, mode=Mode.ACTIVE, active_rank=1), dict, {0})
     state = ShiftRanks()(ctx).state
     assert (state.rank, state.world_size, state.mode, state.active_rank) == (0, 2, Mode.INITIALIZED, None)

@@ -29,7 +29,7 @@ RESERVE, BACKFILL = LayerFlag.RESERVE, LayerFlag.BACKFILL
 def trees(
     *layers: Layer, per_branch: Sequence[int], world_size_filter: Callable[[int], int] | None = None
 ) -> Callable[[int], Tree]:
-    """A tree for each member: below the root, layer n's branches hold `per_branch[n]` neighbours each."""
+    """A tree for each member: below the root, each branch of layer n has `per_branch[n]` neighbouring members."""
 
     def make(member: int) -> Tree:
         keys = ["root", *(f"{member // size}" for size in per_branch)]
@@ -42,7 +42,7 @@ def trees(
 
 
 def test_all_are_active_up_to_the_limits():
-    """In depth-first order each rank is active until its host, or the root, has as many as it may have."""
+    """In depth-first order each rank is active until its host, or the root, has its maximum."""
     worlds = Worlds(9, trees(Layer(max_ranks=5), Layer(max_ranks=2), per_branch=[3]))
     worlds.next()
     worlds.check()
@@ -51,7 +51,8 @@ def test_all_are_active_up_to_the_limits():
 
 
 def test_a_host_in_reserve_takes_a_lost_hosts_place():
-    """The documents' example, smaller: a host that is short of a rank goes as a whole, and one in reserve comes."""
+    """As in the documents' example, but smaller: a host that has lost a rank is left out as a whole, and a reserve
+    host takes its place."""
     hosts = trees(Layer(4, 8, flag=RESERVE), Layer(4, 4, flag=RESERVE), per_branch=[4])
     worlds = Worlds(12, hosts)
     assert worlds.next() and worlds.active == [0, 1, 2, 3, 4, 5, 6, 7]
@@ -65,7 +66,7 @@ def test_a_host_in_reserve_takes_a_lost_hosts_place():
 
 
 def test_the_nearest_reserve_comes_first():
-    """A host's own reserve comes before another host's, and in it the rank that was put there last."""
+    """A host's own reserve is used before another host's, and in it the rank that was put there last."""
     worlds = Worlds(8, trees(Layer(flag=RESERVE), Layer(max_ranks=2, flag=RESERVE), per_branch=[4]))
     worlds.next()
     assert worlds.active == [0, 1, 4, 5]
@@ -75,11 +76,11 @@ def test_the_nearest_reserve_comes_first():
     assert worlds.active == [3, 2, 4, 5]
     worlds.next(2)
     worlds.check()
-    assert worlds.active == [3, 4, 5]  # the other host has its two
+    assert worlds.active == [3, 4, 5]  # the other host has its two already
 
 
 def test_a_reserve_does_not_overfill_its_branch():
-    """A lost host's ranks are replaced as far as the other hosts' limits allow; the other numbers close up."""
+    """A lost host's ranks are replaced as far as the other hosts' limits allow; other numbers move up."""
     worlds = Worlds(6, trees(Layer(flag=RESERVE), Layer(max_ranks=2), per_branch=[3]))
     worlds.next()
     worlds.next(0, 1, 2)
@@ -87,8 +88,8 @@ def test_a_reserve_does_not_overfill_its_branch():
     assert worlds.active == [3, 4]
 
 
-def test_without_the_flag_a_reserve_is_not_looked_at():
-    """A rank in reserve stays there when its host's layer has no RESERVE, even if the root's layer has it."""
+def test_without_the_flag_a_reserve_is_not_used():
+    """A rank in reserve stays there if its host's layer has no RESERVE, even if the root's layer has it."""
     worlds = Worlds(4, trees(Layer(max_ranks=3, flag=RESERVE), Layer(), per_branch=[4]))
     worlds.next()
     worlds.next(1)
@@ -98,7 +99,7 @@ def test_without_the_flag_a_reserve_is_not_looked_at():
 
 
 def test_backfill_moves_the_highest_of_its_domain():
-    """Within its host the highest active rank takes a lost one's number; other hosts only move up."""
+    """Within its host the highest active rank takes the lost one's number; ranks of other hosts only move up."""
     worlds = Worlds(8, trees(Layer(), Layer(flag=BACKFILL), per_branch=[4]))
     worlds.next()
     worlds.next(1)
@@ -115,8 +116,8 @@ def test_backfill_reaches_as_far_as_the_flag_does():
     assert worlds.active == [0, 7, 2, 3, 4, 5, 6]
 
 
-def test_what_nothing_replaces_closes_up():
-    """Without flags it is ShiftRanks among the active ones."""
+def test_ranks_without_a_replacement_move_up():
+    """Without flags the active ranks move up, as with ShiftRanks."""
     worlds = Worlds(6, trees(Layer(), Layer(), per_branch=[3]))
     worlds.next()
     worlds.next(1, 4)
@@ -125,7 +126,7 @@ def test_what_nothing_replaces_closes_up():
 
 
 def test_the_world_size_filter_makes_reserves():
-    """Ranks beyond what the filter wants are in reserve, and come back from there when one is lost."""
+    """Ranks beyond the filter's size are in reserve, and are used when an active one is lost."""
     even = trees(Layer(flag=RESERVE), per_branch=[], world_size_filter=lambda size: size // 2 * 2)
     worlds = Worlds(5, even)
     worlds.next()
@@ -139,14 +140,14 @@ def test_the_world_size_filter_makes_reserves():
 
 
 def test_a_filter_that_wants_more_than_there_is_is_refused():
-    """OptionError, with what it was asked and what it said."""
+    """The OptionError has the size that the filter got and the size that it returned."""
     worlds = Worlds(2, trees(Layer(), per_branch=[], world_size_filter=lambda size: size + 1))
     with pytest.raises(OptionError, match=r"world_size_filter\(2\) is 3; it must be from 0 to 2"):
         worlds.next()
 
 
-def test_a_host_that_is_short_from_the_start_is_out_before_anyone_is_active():
-    """The limits are for those who stay: a host below its minimum takes no active place in the first iteration."""
+def test_a_host_that_is_short_from_the_start_is_out_before_ranks_are_active():
+    """A host below its minimum takes no active place, not even in the first iteration."""
     worlds = Worlds(6, trees(Layer(max_ranks=3), Layer(min_ranks=3), per_branch=[3]))
     worlds.next(0)
     worlds.check()
@@ -155,7 +156,7 @@ def test_a_host_that_is_short_from_the_start_is_out_before_anyone_is_active():
 
 
 def test_a_world_below_the_roots_minimum_is_out():
-    """Fewer healthy ranks than the root wants: all are discarded."""
+    """If there are fewer ranks than the root's minimum, all are discarded."""
     worlds = Worlds(4, trees(Layer(min_ranks=4), per_branch=[]))
     assert len(worlds.next()) == 4
     assert worlds.next(3) == {}
@@ -163,7 +164,7 @@ def test_a_world_below_the_roots_minimum_is_out():
 
 
 def test_branches_get_neighbouring_numbers(caplog: pytest.LogCaptureFixture):
-    """Ranks dealt out to hosts in turn are put in order host by host, and the log says so once."""
+    """Ranks that are assigned to hosts in turn are sorted by host, and the log says so once."""
     worlds = Worlds(4, lambda member: Tree([Layer(), Layer(key_or_fn=f"host-{member % 2}")]))
     with caplog.at_level(logging.WARNING, "nvrx.inprocess"):
         worlds.next()
@@ -173,7 +174,7 @@ def test_branches_get_neighbouring_numbers(caplog: pytest.LogCaptureFixture):
 
 
 def test_each_call_begins_with_a_tree_of_its_own():
-    """A state that was never assigned begins again, with the ranks of that moment."""
+    """A state that was never assigned starts with a new tree of the current ranks."""
     make = trees(Layer(), per_branch=[])
     kept = {member: make(member) for member in range(4)}
     for size in (4, 3):
@@ -192,13 +193,13 @@ def test_each_call_begins_with_a_tree_of_its_own():
     ],
 )
 def test_trees_that_are_not_the_same_are_refused(tree: Callable[[int], Tree], message: str):
-    """Ranks that describe different trees get an OptionError that names two of them."""
+    """If ranks describe different trees, an OptionError names two of them."""
     with pytest.raises(OptionError, match=message):
         Worlds(2, tree).next()
 
 
-def test_nonsense_is_refused_when_it_is_said():
-    """No layers, and negative numbers, are OptionErrors."""
+def test_invalid_arguments_are_refused_when_the_tree_is_made():
+    """An empty list of layers and negative numbers are OptionErrors at once."""
     with pytest.raises(OptionError) as caught:
         Tree([])
     assert caught.value.options == ("layers",)
@@ -207,8 +208,8 @@ def test_nonsense_is_refused_when_it_is_said():
     assert caught.value.options == ("max_ranks",)
 
 
-def test_what_renumbers_after_it_is_refused():
-    """A composition that renumbers after Tree leaves it with a world that it does not know: an error."""
+def test_a_part_that_renumbers_after_it_is_refused():
+    """If another part renumbers after Tree, the world is not the one that Tree knows: an error."""
     worlds = Worlds(4, lambda _: Compose(_DropLast(), Tree([Layer()])))
     worlds.next()
     with pytest.raises(InternalError, match="must be the last part"):
@@ -224,8 +225,8 @@ class _DropLast(ShiftRanks):
         )
 
 
-def test_what_puts_ranks_out_may_come_before_it():
-    """A filter by key says who is out, and Tree replaces them."""
+def test_a_part_that_puts_ranks_out_may_come_before_it():
+    """A filter by key puts ranks out, and Tree replaces them."""
     worlds = Worlds(
         6,
         lambda member: Compose(
@@ -246,8 +247,8 @@ LIMITS = st.one_of(st.none(), st.integers(1, 6))
 
 @given(st.data(), st.integers(1, 14))
 def test_its_constraints_hold(data: st.DataObject, size: int):
-    """For any tree and losses: one world; each branch has its minimum, and no more active than its maximum;
-    and an active rank stays active unless the world_size_filter wants fewer."""
+    """For any tree and losses there is one world; each branch has its minimum, and no more active ranks than its
+    maximum; an active rank stays active unless the world_size_filter wants fewer."""
     layers = [Layer(data.draw(st.integers(0, 3)), data.draw(LIMITS), flag=data.draw(FLAGS)) for _ in range(3)]
     even = data.draw(st.booleans())
     per_branch = [4, 2]
@@ -270,7 +271,8 @@ def _even(size: int) -> int:
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many functions a piece of work calls, those in C too: a cost that does not depend on the machine."""
+    """The number of function calls in a piece of work, including those in C: a cost that does not depend on the
+    machine."""
     count = 0
 
     def counted(frame: FrameType, event: str, argument: object) -> None:
@@ -306,13 +308,14 @@ def fall_of_hosts(members: int) -> Callable[[], object]:
 
 
 def test_it_costs_in_proportion_to_the_world():
-    """Eight times the ranks, at most ten times the work: no rank is looked at for each other one."""
+    """Eight times the ranks cost at most ten times the work: the cost for each rank does not grow with their
+    number."""
     assert calls_of(fall_of_hosts(2048)) < 10 * calls_of(fall_of_hosts(256))
 
 
-@pytest.mark.timeout(20)  # it takes some tenths of a second; in proportion to the square of the world, minutes
+@pytest.mark.timeout(20)  # it takes some tenths of a second; if the cost were quadratic in the world, minutes
 def test_a_world_of_16384_ranks():
-    """The greatest world that the tool is meant for, half of it lost in one go: the other half goes on."""
+    """In the largest supported world half of the ranks are lost at once, and the other half goes on."""
     fall_of_hosts(16_384)()
 
 

@@ -50,7 +50,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 class Interrupt:
-    """A interrupt at a call, from another thread, once `begins` is set and the main thread blocks (if it is to)."""
+    """An interrupt of a call by another thread, once `begins` is set and, if `blocked`, the main thread blocks."""
 
     def __init__(self, region: Region, *, again_s: float = DEADLINE_S, blocked: bool = False) -> None:
         self.begins = threading.Event()
@@ -58,7 +58,7 @@ class Interrupt:
         self._main = threading.get_native_id()
 
     def at(self, function: Callable[[], Any]) -> Returned[Any] | Raised | CallInterrupted:
-        """What the call of this function comes to."""
+        """The outcome of calling this function."""
         thread = threading.Thread(target=self._run)
         thread.start()
         outcome = self._region.call(function)
@@ -80,7 +80,7 @@ class Interrupt:
 
 @contextlib.contextmanager
 def signals_seen() -> Iterator[Callable[[int], None]]:
-    """A function that returns once so many more restart signals have reached this process."""
+    """A function that returns after this many more restart signals have reached the process."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     former = signal.set_wakeup_fd(writes)
@@ -94,7 +94,7 @@ def signals_seen() -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def unraisable() -> Iterator[list[type[BaseException]]]:
-    """What Python could raise nowhere."""
+    """The exceptions that Python could not raise anywhere."""
     seen: list[type[BaseException]] = []
     former, sys.unraisablehook = sys.unraisablehook, lambda args: seen.append(args.exc_type)
     try:
@@ -113,11 +113,11 @@ def forever() -> None:
         pass
 
 
-# ---- what a call comes to by itself
+# ---- the outcome of a call without an interrupt
 
 
 class Picky(Exception):
-    """Cannot be made again from its args."""
+    """An exception that cannot be made again from its args."""
 
     def __init__(self, one: int, two: int, *, three: int) -> None:
         super().__init__(f"{one} {two} {three}")
@@ -126,8 +126,9 @@ class Picky(Exception):
 @pytest.mark.parametrize(
     "error", [ValueError("x"), Picky(1, 2, three=3), SystemExit(3), GeneratorExit(), RankShouldRestart()], ids=repr
 )
-def test_tells_how_the_function_ended(region, error):
-    """A value or an error of any kind comes back as it is, the error with the function's own frames only."""
+def test_returns_how_the_function_ended(region, error):
+    """A value or an error of any kind is returned as it is; the error's traceback has only the function's own
+    frames."""
 
     def fail() -> None:
         raise error
@@ -140,7 +141,7 @@ def test_tells_how_the_function_ended(region, error):
     assert error.__traceback__.tb_frame.f_code is fail.__code__
 
 
-# ---- a interrupt gets the main thread out of everything
+# ---- an interrupt gets the main thread out of any code
 
 
 def joined() -> None:
@@ -184,8 +185,8 @@ def generator_closed() -> None:
         pytest.param(generator_closed, id="generator"),
     ],
 )
-def test_leaves_what_blocks(region, block):
-    """Whatever the main thread waits in, the first signals end it; the process is then as it was."""
+def test_leaves_a_blocking_call(region, block):
+    """In whatever call the main thread waits, the first signals end it; the process is then as before."""
     interrupt = Interrupt(region, blocked=True, again_s=1.0)
     interrupt.begins.set()
     assert interrupt.at(block) == CallInterrupted(None)
@@ -193,7 +194,7 @@ def test_leaves_what_blocks(region, block):
 
 
 def test_leaves_a_loop(region):
-    """Bytecode that calls nothing is left too."""
+    """Bytecode without calls is left too."""
     interrupt = Interrupt(region)
 
     def loop() -> None:
@@ -204,7 +205,7 @@ def test_leaves_a_loop(region):
 
 
 def test_interrupts_only_the_call_that_it_found(region):
-    """Without a call a interrupt does nothing; a signal that comes late does not hit the next call."""
+    """Without a call an interrupt does nothing; a late signal does not interrupt the next call."""
     thread = threading.Thread(target=region.interrupt, kwargs={"again_s": 1.0})
     thread.start()
     thread.join()
@@ -216,7 +217,7 @@ def test_interrupts_only_the_call_that_it_found(region):
 
 
 def test_interrupts_until_it_is_out(region, caplog):
-    """Code that catches everything is interrupted again each time, and each place is logged."""
+    """Code that catches every exception is interrupted again each time, and each place is logged."""
     interrupt = Interrupt(region)
 
     def swallow() -> None:
@@ -237,7 +238,7 @@ def test_interrupts_until_it_is_out(region, caplog):
 
 
 def test_a_function_that_swallowed_the_last_interrupt_is_interrupted_all_the_same(region, caplog):
-    """What it returns is no result, and what it fails with later is told; the place is logged."""
+    """Its return value is no result, its later error is reported, and the place is logged."""
     interrupt = Interrupt(region)
 
     def swallow(then: Callable[[], int]) -> int:
@@ -298,7 +299,7 @@ def in_collector(work: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("place", [in_del, in_weakref, in_collector])
 def test_interrupts_again_where_python_swallows(region, caplog, place):
-    """An exception that nobody can get, as one in `__del__`, is raised again outside of there."""
+    """An exception that no code can catch, as in `__del__`, is raised again outside of it."""
     interrupt = Interrupt(region, again_s=SOON_S)
 
     def work() -> None:
@@ -316,7 +317,7 @@ def test_interrupts_again_where_python_swallows(region, caplog, place):
 
 
 def test_the_users_trace_function_stays(region):
-    """Also where the call was interrupted in a finalizer."""
+    """This also holds if the call was interrupted in a finalizer."""
     interrupt = Interrupt(region, again_s=SOON_S)
 
     def work() -> None:
@@ -336,8 +337,8 @@ def test_the_users_trace_function_stays(region):
         sys.settrace(former)
 
 
-def test_whoever_cleans_up_is_left_alone(region):
-    """A `finally` that a interrupt runs through comes to its end, however many signals come meanwhile."""
+def test_cleaning_up_is_not_interrupted(region):
+    """A `finally` block that an interrupt runs through is completed, however many signals arrive meanwhile."""
     interrupt, done = Interrupt(region), []
 
     def function() -> None:
@@ -348,15 +349,15 @@ def test_whoever_cleans_up_is_left_alone(region):
             finally:
                 wait_for(5)
                 with contextlib.suppress(KeyError):
-                    raise KeyError  # handled inside: still the same cleaning up
+                    raise KeyError  # handled inside: still the same `finally` block
                 done.append(True)
 
     assert interrupt.at(function) == CallInterrupted(None)
     assert done == [True]
 
 
-def test_whoever_cleans_up_for_too_long_is_interrupted(region, caplog):
-    """A `finally` that blocks is left after `again_s`, and logged."""
+def test_cleaning_up_for_too_long_is_interrupted(region, caplog):
+    """A `finally` block that blocks is left after `again_s`, and logged."""
     interrupt = Interrupt(region, again_s=SOON_S)
 
     def function() -> None:
@@ -372,7 +373,7 @@ def test_whoever_cleans_up_for_too_long_is_interrupted(region, caplog):
 
 
 def test_a_stuck_log_does_not_stop_the_interrupts(region):
-    """The main thread may hold a log handler's lock while it swallows and blocks: it is interrupted even so."""
+    """The main thread is interrupted even if it has a log handler's lock while it swallows and blocks."""
     held = threading.Event()
 
     class Blocking(logging.Handler):
@@ -410,7 +411,7 @@ class Handler:
     "made", [lambda handle: handle, functools.partial, Handler], ids=["function", "partial", "object"]
 )
 def test_the_handler_of_another_signal_is_not_cut(region, made):
-    """A signal that the process gets while it is interrupted is handled to the end, since it comes only once."""
+    """The handler of a signal that arrives during an interrupt is completed, since that signal is sent only once."""
     interrupt, done = Interrupt(region), []
 
     def handler(signum: int, frame: FrameType | None) -> None:
@@ -428,13 +429,13 @@ def test_the_handler_of_another_signal_is_not_cut(region, made):
 
 
 def waits_to_enter(thread: threading.Thread) -> bool:
-    """Whether it is kept out of an atomic block."""
+    """Whether the thread waits to enter an atomic block."""
     frame = sys._current_frames().get(thread.ident or 0)
     return frame is not None and frame.f_code is SignalSafeEvent.wait.__code__
 
 
 def test_a_restart_that_an_atomic_block_defers_is_raised_at_its_end(region):
-    """One signal is enough, though it comes in the middle of the block."""
+    """One signal is enough, even in the middle of the block."""
     done: list[str] = []
 
     def function() -> None:
@@ -451,7 +452,7 @@ def test_a_restart_that_an_atomic_block_defers_is_raised_at_its_end(region):
 
 
 def test_an_atomic_block_is_not_cut(region):
-    """Neither is a block in a block, nor what comes between the two ends; afterwards the interrupt comes."""
+    """Nor is a nested block, or the code between the ends of both; the interrupt comes after the outer block."""
     interrupt, done = Interrupt(region, again_s=SOON_S), []
 
     def function() -> None:
@@ -469,7 +470,7 @@ def test_an_atomic_block_is_not_cut(region):
 
 
 def test_holding_waits_for_open_blocks_and_keeps_new_ones_out(region):
-    """Who holds the blocks gets them when the last one has ended, and until then no new one begins."""
+    """`held` returns when the last open block has ended, and until it is left no new block begins."""
     opened, ends, order = threading.Event(), threading.Event(), []
 
     def first() -> None:
@@ -502,8 +503,8 @@ def test_holding_waits_for_open_blocks_and_keeps_new_ones_out(region):
     assert order == ["first", "held", "second"]
 
 
-def test_who_waits_to_enter_a_block_is_interrupted_there(region):
-    """While the blocks are held the main thread does not get in; interrupted, it leaves nothing behind."""
+def test_a_thread_that_waits_to_enter_a_block_is_interrupted_there(region):
+    """While the blocks are held the main thread cannot enter one; interrupted there, it leaves no state behind."""
 
     def interrupt() -> None:
         with region.held():
@@ -531,7 +532,7 @@ def test_who_waits_to_enter_a_block_is_interrupted_there(region):
 
 
 class Mutex:
-    """Of C. A thread that waits for it runs no Python, and no signal ends its wait."""
+    """A mutex of C. A thread that waits for it runs no Python, and no signal ends its wait."""
 
     def __init__(self) -> None:
         self._mutex = ctypes.create_string_buffer(64)
@@ -545,7 +546,7 @@ class Mutex:
 
 
 def test_native_code_that_waits_is_freed():
-    """Also where it waits again: the restart is raised once it has returned for good."""
+    """This holds if it waits again, too; the restart is raised when it has returned for good."""
     mutexes, free = [Mutex(), Mutex()], iter(range(2))
     with Region(free_native=lambda has_left: None if has_left() else mutexes[next(free)].unlock()) as region:
 
@@ -562,8 +563,8 @@ def test_native_code_that_waits_is_freed():
 
 
 def test_python_code_is_not_taken_for_native_code(monkeypatch):
-    """Code that swallows restarts hears each signal."""
-    monkeypatch.setattr(module, "NATIVE_AFTER_S", 1.0)  # so long is no thread without a processor
+    """Code that swallows restarts handles each signal."""
+    monkeypatch.setattr(module, "NATIVE_AFTER_S", 1.0)  # longer than any thread waits for a processor
     freed: list[object] = []
     with Region(free_native=freed.append) as region:
 
@@ -579,11 +580,11 @@ def test_python_code_is_not_taken_for_native_code(monkeypatch):
     assert freed == []
 
 
-# ---- what was going on
+# ---- what the function was doing
 
 
-def test_tells_what_the_function_was_raising(region):
-    """Interrupted while its own error runs through a `finally`, the function has failed too: with that error."""
+def test_returns_the_error_that_the_function_was_raising(region):
+    """A function that is interrupted while its own error runs through a `finally` has failed with that error."""
     interrupt, error = Interrupt(region), Picky(1, 2, three=3)
 
     def function() -> None:
@@ -597,7 +598,7 @@ def test_tells_what_the_function_was_raising(region):
 
 
 def test_what_cleaning_up_raises_is_not_the_cause(region):
-    """An error that comes of a interrupt is no failure of the function's own."""
+    """An error caused by an interrupt is no failure of the function."""
     interrupt = Interrupt(region)
 
     def function() -> None:
@@ -612,7 +613,8 @@ def test_what_cleaning_up_raises_is_not_the_cause(region):
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
 def test_an_order_to_end_is_not_hidden(region, first):
-    """A SystemExit (of a handler of SIGTERM, say) that a interrupt comes across is told, whichever came first."""
+    """A SystemExit, for example of a SIGTERM handler, is reported, whether it was raised before the interrupt or
+    after."""
     interrupt, error = Interrupt(region), SystemExit(3)
 
     def function() -> None:
@@ -630,8 +632,8 @@ def test_an_order_to_end_is_not_hidden(region, first):
     assert interrupt.at(function) == CallInterrupted(error)
 
 
-def test_says_why(region):
-    """Who catches the exception reads the reason in it."""
+def test_the_exception_has_the_reason(region):
+    """The exception has the reason for code that catches it."""
     said: list[str] = []
 
     def function() -> None:
@@ -648,7 +650,7 @@ def test_says_why(region):
 
 
 def test_nothing_of_the_function_stays_in_memory(region):
-    """What it was working on is freed with its frames, without the garbage collector."""
+    """Its objects are freed with its frames, without the garbage collector."""
 
     class Tensor:
         pass
@@ -678,7 +680,7 @@ def test_nothing_of_the_function_stays_in_memory(region):
 def interrupted_at(
     region: Region, number: int, watches: Callable[[FrameType], bool], function: Callable[[], Any]
 ) -> tuple[Any, bool]:
-    """The call's outcome if a interrupt comes before this bytecode, and is patient with nobody."""
+    """The call's outcome if an interrupt comes before this bytecode, without waiting for any clean-up."""
 
     def act(_: FrameType) -> None:
         want_restart(region, patience_s=0.0)
@@ -688,7 +690,7 @@ def interrupted_at(
 
 
 def want_restart(region: Region, patience_s: float) -> None:
-    """As the interrupter does before its first signal."""
+    """Requests a restart, as the interrupter does before its first signal."""
     if (call := region._current) is not None:
         call.patience_s, call.since, call.is_wanted = patience_s, time.monotonic(), True
 
@@ -698,8 +700,8 @@ OWN_CODE = {Region.call.__code__, Region._leave.__code__, module._inside.__code_
 
 @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
 def test_no_bytecode_of_the_call_itself_lets_a_restart_out(region, fails):
-    """Interrupted before each bytecode of `call` and what it uses, the call returns an outcome of the function's own,
-    or CallInterrupted; and nothing gets out."""
+    """Interrupted before any bytecode of `call` and of the code that it uses, the call returns the function's own
+    outcome or CallInterrupted, and raises nothing."""
     error = ValueError()
 
     def function() -> int:
@@ -721,8 +723,8 @@ def test_no_bytecode_of_the_call_itself_lets_a_restart_out(region, fails):
 
 
 def test_no_bytecode_of_an_atomic_block_leaves_anything_behind(region):
-    """Interrupted anywhere in a block, or on the way in or out, its body ran to the end or never began. The restart
-    is raised all the same, and no thread is kept from the blocks afterwards."""
+    """Interrupted anywhere in a block, or while entering or leaving it, its body was completed or never began. The
+    restart is still raised, and other threads can use the blocks afterwards."""
     began: list[bool] = []
     ended: list[bool] = []
 
@@ -752,10 +754,10 @@ def test_no_bytecode_of_an_atomic_block_leaves_anything_behind(region):
 
 
 def test_no_lock_of_a_condition_is_left_taken(region, monkeypatch):
-    """Interrupted anywhere while it takes or gives back a condition's lock (`queue.Queue` does it for each item), the
+    """Interrupted anywhere while it acquires or releases a condition's lock, as `queue.Queue` does for each item, the
     function leaves it free."""
     condition = threading.Condition(threading.Lock())
-    monkeypatch.setattr(module, "MOMENT_S", DEADLINE_S)  # or the moment may be over before the handler looks
+    monkeypatch.setattr(module, "MOMENT_S", DEADLINE_S)  # otherwise the time may be over before the handler checks it
 
     def function() -> None:
         with condition:
@@ -767,7 +769,7 @@ def test_no_lock_of_a_condition_is_left_taken(region, monkeypatch):
 
     def act(frame: FrameType) -> None:
         want_restart(region, patience_s=DEADLINE_S)
-        region._on_signal(RESTART_SIGNAL, frame)  # by hand: the trace function would be the innermost frame
+        region._on_signal(RESTART_SIGNAL, frame)  # a real signal would have the trace function as frame
 
     for number in itertools.count():
         _, interrupted = at_bytecode(number, in_condition, act, lambda: region.call(function))
@@ -779,8 +781,8 @@ def test_no_lock_of_a_condition_is_left_taken(region, monkeypatch):
 
 
 def test_interrupts_at_random_moments_around_the_end_of_a_call(region):
-    """Fifty thousand calls that end while another thread interrupts: no exception gets out, and each call either
-    ends by itself, with its value, or says that it was interrupted."""
+    """In fifty thousand calls that end while another thread interrupts, no exception escapes, and each call either
+    returns its value or reports that it was interrupted."""
     rounds, rng, interval = 50_000, random.Random(5), sys.getswitchinterval()
     over = threading.Event()
 
@@ -809,7 +811,7 @@ def test_interrupts_at_random_moments_around_the_end_of_a_call(region):
     assert 0 < interrupted < rounds
 
 
-# ---- whose it is
+# ---- ownership of signal and thread
 
 
 def test_gives_signal_and_mask_back(region):
@@ -836,8 +838,8 @@ def test_gives_signal_and_mask_back(region):
     assert former == []
 
 
-def test_a_signal_still_on_its_way_at_the_end_kills_nobody():
-    """What is pending when the region ends goes away with it, rather than meet the default action: to end us."""
+def test_a_signal_still_pending_at_the_end_does_not_kill_the_process():
+    """A signal that is pending when the region ends is discarded; its default action would kill the process."""
     with Region() as region:
         assert region.call(blocked_and_sent) == Returned(None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {RESTART_SIGNAL})
@@ -851,7 +853,7 @@ def blocked_and_sent() -> None:
 
 
 def test_is_refused_outside_of_the_main_thread():
-    """Another thread cannot have a region, and is told what to do."""
+    """The error for another thread says what to do."""
     said: list[str] = []
 
     def run() -> None:
@@ -867,7 +869,7 @@ def test_is_refused_outside_of_the_main_thread():
 
 
 def test_is_refused_inside_of_another_one(region):
-    """Regions do not nest: the inner one is refused, and the outer one goes on working."""
+    """The inner region is refused, and the outer one still works."""
 
     def nest() -> None:
         with Region():
@@ -881,8 +883,8 @@ def test_is_refused_inside_of_another_one(region):
     assert interrupt.at(lambda: (interrupt.begins.set(), forever())) == CallInterrupted(None)
 
 
-def test_native_code_that_holds_the_gil_is_interrupted_when_it_lets_go(region):
-    """The signal waits for the first bytecode after a C call that cannot be interrupted."""
+def test_native_code_that_holds_the_gil_is_interrupted_when_it_releases_it(region):
+    """The signal is handled at the first bytecode after a C call that cannot be interrupted."""
     interrupt = Interrupt(region)
 
     def function() -> None:

@@ -25,13 +25,13 @@ def in_ten_s() -> int:
 
 
 def progress(stamps: ProgressStamps) -> float:
-    """The silence after one more automatic stamp, as seen from the same far moment each time."""
+    """The silence after one more automatic stamp, read at the same time far in the future."""
     stamps.automatic()
     return stamps.silent_s(LATER_NS)
 
 
 def test_silence_counts_from_the_last_progress(stamps):
-    """A rank has been silent for as long as its last stamp is old."""
+    """A rank has been silent since its last stamp."""
     before = in_ten_s()
     stamps.automatic()
     assert stamps.silent_s(before) <= 10.0 <= stamps.silent_s(in_ten_s())
@@ -39,14 +39,14 @@ def test_silence_counts_from_the_last_progress(stamps):
 
 
 def test_a_ping_counts_only_once_there_was_one(stamps):
-    """Without a ping the automatic stamp alone counts; from the first ping on the older of the two."""
+    """Before the first ping only the automatic stamp counts; from then on the older of the two."""
     assert progress(stamps) > progress(stamps) > 0
     stamps.manual()
     assert progress(stamps) == progress(stamps)
 
 
 def test_an_iteration_begins_without_pings_and_suspensions(stamps):
-    """After `begin_iteration` no ping is awaited, nothing is suspended, and time counts from there."""
+    """After `begin_iteration` no ping is expected, no suspension is open, and silence counts from there."""
     stamps.manual()
     stamps.suspend()
     begun = in_ten_s()
@@ -57,7 +57,7 @@ def test_an_iteration_begins_without_pings_and_suspensions(stamps):
 
 
 def test_once_the_iteration_is_interrupted_a_suspension_must_end(stamps):
-    """Also in an atomic part; one that makes progress need not end."""
+    """This also holds in an atomic block; without a suspension, progress still counts."""
     begun = in_ten_s()
     stamps.interrupted()
     assert progress(stamps) > progress(stamps) > 0
@@ -70,7 +70,7 @@ def test_once_the_iteration_is_interrupted_a_suspension_must_end(stamps):
 
 
 def test_once_an_end_is_expected_only_the_next_iteration_is_progress(stamps):
-    """From then on neither the main thread's stamps nor pings count."""
+    """After `expect_end` neither the main thread's stamps nor pings count."""
     stamps.expect_end()
     assert progress(stamps) == progress(stamps)
     stamps.manual()
@@ -80,7 +80,7 @@ def test_once_an_end_is_expected_only_the_next_iteration_is_progress(stamps):
 
 
 def test_no_suspension_puts_the_end_of_the_function_off(stamps):
-    """A rank that hangs in native code under `disable_hang_protection` is killed too, once the others restart."""
+    """A rank that hangs in native code under `disable_hang_protection` is killed too, when the others restart."""
     stamps.suspend()
     stamps.expect_end()
     assert 9.0 < stamps.silent_s(in_ten_s()) < 11.0
@@ -90,7 +90,7 @@ def test_no_suspension_puts_the_end_of_the_function_off(stamps):
 
 
 def test_a_thread_of_the_last_iteration_ends_no_suspension_of_this_one(stamps):
-    """It has left its own block late."""
+    """The thread has left its own block late."""
     former = stamps.suspend()
     stamps.begin_iteration(1)
     suspended = stamps.suspend()
@@ -101,7 +101,8 @@ def test_a_thread_of_the_last_iteration_ends_no_suspension_of_this_one(stamps):
 
 
 def test_suspensions_nest(stamps):
-    """While any suspension is open there is no silence; after the last one it counts from there, pings too."""
+    """While any suspension is open there is no silence; after the last one, silence counts from its end, for pings
+    too."""
     stamps.manual()
     stamps.suspend()
     stamps.suspend()
@@ -115,7 +116,7 @@ def test_suspensions_nest(stamps):
 
 
 def test_another_process_reads_them(stamps):
-    """The monitor sees what the rank stamps, through the descriptor that it inherits."""
+    """The monitor reads the rank's stamps through the descriptor that it inherits."""
     stamps.begin_iteration(3)
     script = (
         "import sys; from time import monotonic_ns; from nvrx_slurm.inprocess.progress import ProgressStamps; "
@@ -132,7 +133,7 @@ def test_another_process_reads_them(stamps):
 
 
 def test_a_late_ping_does_nothing(stamps):
-    """After `close` no descriptor is left, and a thread that still stamps does not fail."""
+    """After `close` no descriptor is left, and a thread that still stamps gets no error."""
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  a Path would open one more
     other = ProgressStamps.create()
     other.close()

@@ -1,4 +1,4 @@
-"""The report of a restart: it fits into one datagram, for any error, and never delays or fails the group."""
+"""The report of a restart fits into one datagram, for any error, and never delays or fails the group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def restart(ranks: int = 2, records: tuple[InterruptionRecord, ...] = (RAISED,),
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """Where an agent listens for its workers."""
+    """The socket on which an agent listens for its workers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.setblocking(False)
@@ -42,7 +42,8 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.so
 
 
 def test_cause_phases_and_slowest_ranks_are_kept() -> None:
-    """Who raised what, where; the longest of each phase and whose it was; the way of the slowest ranks."""
+    """The report has the rank that raised, its error and place; the longest time of each phase with its rank; and the
+    phases of the slowest ranks."""
     report = shortened(restart(ranks=20))
     assert report.cause == "exception on rank 3 (ValueError: no such layer: 49)"
     assert (report.faults[0].rank, report.faults[0].host, report.faults[0].text) == (
@@ -56,7 +57,7 @@ def test_cause_phases_and_slowest_ranks_are_kept() -> None:
 
 
 def test_16384_ranks_fit_into_one_datagram(agent: socket.socket) -> None:
-    """It has the numbers of all ranks, and the names of some."""
+    """The report has the numbers of all ranks, and the names of some."""
     missing = tuple(range(0, 16_384, 2))
     send_to_agent(restart(ranks=16_384, missing=missing))
     report = decode(agent.recv(LONGEST_BYTES + 1))
@@ -68,7 +69,7 @@ texts = st.text(st.characters(codec=None), max_size=2000)
 
 @given(st.lists(st.builds(InterruptionRecord, st.none(), st.sampled_from(Interruption), texts, texts), max_size=40))
 def test_whatever_was_raised_fits_into_one_datagram(records: list[InterruptionRecord]) -> None:
-    """Control characters, lone surrogates, long host names: the datagram is bounded, and says what went in."""
+    """With control characters, lone surrogates and long host names, the datagram is bounded and has what fits."""
     data = encode(shortened(restart(records=tuple(records))))
     assert len(data) <= LONGEST_BYTES
     assert data.startswith(b"{")
@@ -78,7 +79,7 @@ def test_whatever_was_raised_fits_into_one_datagram(records: list[InterruptionRe
 def test_without_an_agent_nothing_happens(
     agent: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Under another launcher nothing is sent, and the restart is not even looked at."""
+    """Under another launcher nothing is sent, and the restart is not even read."""
     monkeypatch.delenv("NVRX_BEAT_SOCKET")
     send_to_agent(restart())
     with pytest.raises(BlockingIOError):
@@ -88,7 +89,7 @@ def test_without_an_agent_nothing_happens(
 
 
 def test_what_cannot_be_encoded_is_a_warning(agent: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
-    """The group has restarted: it does not fail for want of a line in the journal."""
+    """The group has restarted, and does not fail because a line of the journal is missing."""
     send_to_agent(restart(records=(NO_RECORD,)))
     (record,) = caplog.records
     assert (record.levelname, record.exc_info and record.exc_info[0]) == ("WARNING", AttributeError)
@@ -99,9 +100,9 @@ def test_what_cannot_be_encoded_is_a_warning(agent: socket.socket, caplog: pytes
 def test_an_agent_that_is_gone_costs_the_group_nothing(
     agent: socket.socket, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither an error nor a warning; an agent that takes its place gets the next restart."""
+    """There is no error and no warning; a new agent at the same socket gets the next restart."""
     agent.close()
-    send_to_agent(restart())  # refused: the socket's file is there, and no process reads it
+    send_to_agent(restart())  # refused: the socket's file exists, and no process reads it
     (tmp_path / "s").unlink()
     send_to_agent(restart())  # no such file
     assert caplog.messages == []
@@ -113,7 +114,7 @@ def test_an_agent_that_is_gone_costs_the_group_nothing(
 
 
 def test_an_agent_that_does_not_read_is_not_waited_for(agent: socket.socket) -> None:
-    """Once its queue is full, further reports are lost; earlier ones can still be read."""
+    """When its queue is full, further reports are lost; earlier ones can still be read."""
     for number in range(2000):
         send_to_agent(restart(iteration=number))
     assert decode(agent.recv(LONGEST_BYTES)).iteration == 0
@@ -126,6 +127,6 @@ def test_an_agent_that_does_not_read_is_not_waited_for(agent: socket.socket) -> 
 
 @pytest.mark.parametrize("word", [b"{", b"{}", b'{"iteration": "x"}', b"{\xff}"])
 def test_what_is_no_restart_is_refused(word: bytes) -> None:
-    """The agent drops it as it does any other nonsense."""
+    """The agent drops such a datagram, as any other invalid one."""
     with pytest.raises(MalformedRecord):
         decode(word)

@@ -20,7 +20,7 @@ HOLD_S = 0.2  # a hundred intervals
 
 
 class Counted(ProgressStamps):
-    """Real stamps that also count, and keep the longest time between two."""
+    """Real stamps that are counted, with the longest time between two."""
 
     stamped = 0
     longest_gap_s = 0.0
@@ -50,28 +50,28 @@ def watchdog(request, stamps):
 
 
 def run_until(holds: Callable[[], bool]) -> None:
-    """Keep the main thread in bytecode until this holds."""
+    """Keeps the main thread in bytecode until the condition holds."""
     deadline = time.monotonic() + DEADLINE_S
     while not holds():
         assert time.monotonic() < deadline
 
 
 def assert_silent_for_the_hold(stamps: Counted) -> None:
-    """Once stamps are made again: for as long as the main thread could run nothing there was none. The number of
-    stamps around that time is no measure, since a busy machine may stop this thread anywhere."""
+    """Waits for new stamps: there was none while the main thread could run no bytecode. The number of stamps around
+    that time is not checked, since a busy machine may stop this thread at any point."""
     before = stamps.stamped
     run_until(lambda: stamps.stamped > before + 5)
-    assert stamps.longest_gap_s > HOLD_S / 2  # a stamp that was due before may be written when the hold has begun
+    assert stamps.longest_gap_s > HOLD_S / 2  # a stamp that was due before may be written after the hold has begun
 
 
 def test_bytecode_is_progress(stamps, watchdog):
-    """A main thread that runs nothing but a Python loop is stamped again and again."""
+    """A main thread that runs only a Python loop is stamped again and again."""
     run_until(lambda: stamps.stamped > 20)
 
 
 @pytest.mark.parametrize("library", [ctypes.CDLL, ctypes.PyDLL], ids=["stuck in C", "holds the GIL in C"])
 def test_no_bytecode_is_no_progress(stamps, watchdog, library):
-    """A main thread that is in a C call for many intervals, with or without the GIL, is not stamped then."""
+    """A main thread that is in a C call for many intervals, with or without the GIL, is not stamped meanwhile."""
     run_until(lambda: stamps.stamped > 2)
     library(None).usleep(int(HOLD_S * 1e6))
     assert_silent_for_the_hold(stamps)
@@ -81,24 +81,24 @@ def test_no_bytecode_is_no_progress(stamps, watchdog, library):
     "wait", [time.sleep, lambda seconds: locked().acquire(timeout=seconds)], ids=["sleep", "lock"]
 )
 def test_a_wait_is_no_progress(stamps, watchdog, wait):
-    """A main thread that sleeps, or waits for a lock, is not woken to be stamped."""
+    """A main thread that sleeps, or waits for a lock, is not woken for a stamp."""
     run_until(lambda: stamps.stamped > 2)
     wait(HOLD_S)
     assert_silent_for_the_hold(stamps)
 
 
 def test_a_gil_held_by_another_thread_is_no_progress(stamps, watchdog):
-    """While native code in another thread holds the GIL, nothing is stamped."""
+    """While native code in another thread holds the GIL, no stamp is made."""
     run_until(lambda: stamps.stamped > 2)
     thread = threading.Thread(target=ctypes.PyDLL(None).usleep, args=(int(HOLD_S * 1e6),))
     thread.start()
-    run_until(lambda: not thread.is_alive())  # in bytecode, whenever it gets the GIL
+    run_until(lambda: not thread.is_alive())  # runs bytecode whenever it gets the GIL
     assert_silent_for_the_hold(stamps)
 
 
 def test_a_full_queue_is_tried_again(stamps):
-    """When more calls are pending than the interpreter takes, the watchdog asks again later."""
-    nothing = ctypes.PyDLL(None).usleep  # holds the GIL: none of the calls is carried out before we are through
+    """If more calls are pending than the interpreter takes, the watchdog tries again later."""
+    nothing = ctypes.PyDLL(None).usleep  # holds the GIL: no pending call is executed before this call returns
     filler = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
     add = module._add_pending_call
     watchdog = Watchdog(stamps, INTERVAL_S)
@@ -113,7 +113,8 @@ def test_a_full_queue_is_tried_again(stamps):
 
 
 def test_stops_at_once_while_a_call_is_pending(stamps):
-    """`stop` returns though its main thread, being in it, carries out no call; a hundred times, leaving no thread."""
+    """`stop` returns even if the main thread, which calls it, executes no pending call; after a hundred times no
+    thread is left."""
     before = threading.active_count()
     for _ in range(100):
         start_and_stop(stamps)
@@ -121,7 +122,7 @@ def test_stops_at_once_while_a_call_is_pending(stamps):
 
 
 def test_what_earlier_watchdogs_left_is_not_taken_for_progress(stamps):
-    """Calls that were carried out for others, who did not wait for them, stamp nothing later."""
+    """Calls of earlier watchdogs, which did not wait for them, make no stamps later."""
     for _ in range(20):
         start_and_stop(stamps)
     watchdog = Watchdog(stamps, INTERVAL_S)
@@ -141,8 +142,8 @@ def start_and_stop(stamps: ProgressStamps) -> None:
     watchdog.stop()
 
 
-def test_a_call_left_pending_harms_nobody():
-    """A process ends cleanly with calls pending, of watchdogs that have gone or of one that was never stopped."""
+def test_a_call_left_pending_does_not_fail_the_process():
+    """A process ends cleanly with pending calls, of watchdogs that were stopped or of one that was not."""
     script = """
 import threading
 from nvrx_slurm.inprocess.progress import ProgressStamps

@@ -1,4 +1,4 @@
-"""How the demo fills silence, and its last lines."""
+"""The lines that the demo prints during a silence, and its last lines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.unit.report.test_recovery import last_recovery
 ANSWER_S = 60.0
 
 
-def test_a_silence_is_filled_with_what_goes_on() -> None:
-    """Lines come by themselves, the newest word each time, until the narrator's block ends."""
+def test_a_silence_is_filled_with_the_current_state() -> None:
+    """Lines are repeated with the newest text, until the narrator's block ends."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     with Narrator(lines.put, SystemClock()) as narrator:
         narrator.say("begin")
@@ -30,7 +30,7 @@ def test_a_silence_is_filled_with_what_goes_on() -> None:
 
 
 def test_a_reader_that_has_gone_ends_the_filling_without_a_traceback() -> None:
-    """pytest makes an error of an exception in a thread."""
+    """Otherwise pytest would report the exception of the thread."""
 
     def closed(line: str) -> None:
         raise BrokenPipeError(line)
@@ -40,8 +40,8 @@ def test_a_reader_that_has_gone_ends_the_filling_without_a_traceback() -> None:
         assert not narrator._thread.is_alive()
 
 
-def test_the_last_lines_say_what_took_how_long_and_which_workers_were_warm() -> None:
-    """The way from the death to the first step of all nodes, phase by phase."""
+def test_the_last_lines_have_the_time_of_each_phase_and_the_warm_workers() -> None:
+    """The time from the death to the first step of all nodes is listed by phase."""
     recorder = to_first_cycle()
     recorder.lose("n2")
     recorder.ready()

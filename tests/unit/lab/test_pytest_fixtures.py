@@ -1,4 +1,4 @@
-"""What one process of pytest starts for its fixtures."""
+"""The processes and files that the pytest fixtures open in one process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from nvrx_slurm.lab.pytest_fixtures import Flows, PytestSession
 
 
 def test_a_cluster_that_does_not_start_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session of pytest goes on, and holds no list of what there is to clean up."""
+    """The pytest session goes on, and keeps no cleanup list open."""
 
     def fail(**_: object) -> DevCluster:
         raise NvrxError("slurmctld ended instead of serving")
 
     monkeypatch.setattr(DevCluster, "up", fail)
-    # A session takes down what earlier ones have left, and this process's own cluster, which other tests use, too.
+    # A session takes down clusters of earlier sessions and of this process, which other tests use, too.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     session = PytestSession(tmp_path)
     with pytest.raises(NvrxError, match="slurmctld ended"), session.cluster(1):
@@ -36,7 +36,7 @@ def test_a_cluster_that_does_not_start_leaves_no_descriptor(tmp_path: Path, monk
 def test_an_interrupt_stays_one_where_the_run_of_a_flow_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pytest ends at it; at an error of another kind it would go on with the next test."""
+    """pytest ends at a KeyboardInterrupt; after another error it would go on with the next test."""
     run = tmp_path / "python"
     run.write_text("#!/bin/sh\ntrap '' TERM\nsleep 0.3\nkill -ALRM $PPID\nexec sleep 5\n")
     run.chmod(0o755)
@@ -56,7 +56,7 @@ def test_an_interrupt_stays_one_where_the_run_of_a_flow_does_not_end(
             Flows(tmp_path, here=tmp_path, stage="local").run("flow.yaml")
     finally:
         signal.signal(signal.SIGALRM, before)
-        # The run is left to end by itself; the next tests are not to find it.
+        # The run would end by itself, but later tests must not find it.
         for process in started:
             process.kill()
             with process:

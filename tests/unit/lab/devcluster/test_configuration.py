@@ -1,4 +1,4 @@
-"""The text of slurm.conf and its kind, the cluster's bounds, and what programs it asks for."""
+"""The text of slurm.conf and the other files, the cluster's bounds, and the programs that it needs."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def spec(version: tuple[int, int] = (22, 5), database_port: int | None = None) -
 
 
 def settings(text: str) -> dict[str, str]:
-    """key → value of the lines that hold one setting."""
+    """Maps key to value for the lines that have one setting."""
     return dict(line.split("=", 1) for line in text.splitlines() if not line.startswith(("NodeName", "Partition")))
 
 
 def test_a_damaged_record_of_a_daemon_hides_no_other(tmp_path: Path) -> None:
-    """Else the cluster could not even be taken down."""
+    """Otherwise the cluster could not even be taken down."""
     places = Places(tmp_path, tmp_path)
     places.daemons.mkdir(mode=0o700)
     whole = processes.Identity(pid=1, started=2, boot="b")
@@ -47,15 +47,15 @@ def test_a_damaged_record_of_a_daemon_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_every_node_has_its_own_port_and_claims_its_cpus() -> None:
-    """There is one NodeName line for each node, in order, with the port and the CPUs that the spec says."""
+    """There is one NodeName line for each node, in order, with the port and the CPUs of the spec."""
     lines = [line for line in configuration.slurm_conf(spec()).splitlines() if line.startswith("NodeName")]
     assert [line.split()[0] for line in lines] == ["NodeName=n1", "NodeName=n2"]
     assert "Port=10002 CPUs=8" in lines[0]
     assert "Port=10003 CPUs=8" in lines[1]
 
 
-def test_settings_that_were_asked_for_replace_ours() -> None:
-    """A setting of ours and one that Slurm has by default can both be set, and are kept in cluster.json."""
+def test_given_settings_replace_the_tools_own() -> None:
+    """They replace the tool's own settings and Slurm's defaults, and are kept in cluster.json."""
     asked = msgspec.structs.replace(spec(), settings={"KillWait": "7", "PreemptMode": "REQUEUE"})
     written = settings(configuration.slurm_conf(decode(encode(asked))))
     assert (written["KillWait"], written["PreemptMode"]) == ("7", "REQUEUE")
@@ -68,15 +68,15 @@ def test_one_default_partition_takes_all_nodes() -> None:
     assert last == "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"
 
 
-def test_daemons_run_as_the_caller_and_speak_through_the_cluster_own_munge() -> None:
-    """Nothing needs root, and no key is shared with another cluster of the machine."""
+def test_daemons_run_as_the_caller_with_a_munge_of_the_cluster() -> None:
+    """Root is not needed, and no key is shared with another cluster of the machine."""
     conf = settings(configuration.slurm_conf(spec()))
     assert conf["SlurmUser"] == conf["SlurmdUser"] == "ann"
     assert conf["AuthInfo"] == "socket=/tmp/nvrx-dev-abcdefgh/munge/munge.socket"
 
 
 def test_accounting_is_configured_only_where_it_was_asked_for() -> None:
-    """Without a database port slurm.conf names no accounting; with one, the same port stands in slurmdbd.conf."""
+    """Without a database port slurm.conf has no accounting; with one, slurmdbd.conf has the same port."""
     assert "AccountingStorage" not in configuration.slurm_conf(spec())
     with_accounting = spec(database_port=10009)
     assert settings(configuration.slurm_conf(with_accounting))["AccountingStoragePort"] == "10009"
@@ -93,7 +93,7 @@ def test_accounting_is_configured_only_where_it_was_asked_for() -> None:
     ],
 )
 def test_cgroup_conf_keeps_every_release_away_from_cgroups(version: tuple[int, int], expected: str | None) -> None:
-    """Each release gets the setting that it understands."""
+    """Each release gets a setting that it knows."""
     assert configuration.cgroup_conf(spec(version)) == expected
 
 
@@ -105,7 +105,7 @@ def test_socket_paths_fit_even_for_the_longest_name() -> None:
 
 
 def test_cluster_json_round_trips() -> None:
-    """What `up` writes down, later commands read back unchanged."""
+    """Later commands read what `up` writes."""
     assert decode(encode(spec(database_port=10009))) == spec(database_port=10009)
 
 
@@ -128,12 +128,12 @@ def test_a_size_out_of_bounds_is_refused(nodes: int, cpus: int) -> None:
     [("slurm-wlm 22.05.8\n", (22, 5)), ("slurm 24.11.0-1", (24, 11)), ("slurm 23.02.7", (23, 2))],
 )
 def test_the_version_is_read_from_what_slurm_prints(said: str, version: tuple[int, int]) -> None:
-    """Debian prints another name than everybody else; the number is what counts."""
+    """Debian prints another name than other builds; only the number is used."""
     assert programs.parse_version(said) == version
 
 
 def test_no_version_is_one_clear_error() -> None:
-    """A program that prints no version is not taken for a Slurm."""
+    """The output of a program without a version is an error."""
     with pytest.raises(NvrxError, match="usage: slurmctld"):
         programs.parse_version("usage: slurmctld")
 
@@ -147,17 +147,17 @@ def test_no_version_is_one_clear_error() -> None:
     ],
 )
 def test_missing_programs_come_with_the_line_that_installs_them(missing: list[str], packager: str, line: str) -> None:
-    """One line for all that lack, each package once."""
+    """One line installs all missing programs, with each package once."""
     assert line in programs.missing_message(missing, packager)
 
 
 def test_sinfo_is_read_by_node() -> None:
-    """The state keeps its star: it says that the node does not answer."""
+    """The state keeps its star, which means that the node does not answer."""
     assert programs.parse_node_states("n1 idle\nn2 down*\n\n") == {"n1": "idle", "n2": "down*"}
 
 
 def test_database_server_of_a_script_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes the cluster down finds it: subprocess has killed the script alone."""
+    """subprocess has killed only the script: taking the cluster down finds and kills the server."""
     script = tmp_path / "mariadb-install-db"
     script.write_text("#!/bin/sh\nsleep 60 &\nwait\n")
     script.chmod(0o700)
@@ -170,8 +170,8 @@ def test_database_server_of_a_script_that_takes_too_long(tmp_path: Path, monkeyp
     assert len(processes.kill(lambda table: of_daemons(places, table), SystemClock())) == 1
 
 
-def test_last_words_show_the_errors_before_the_end_of_a_log(tmp_path: Path) -> None:
-    """mariadb-install-db ends with more lines of advice than are shown."""
+def test_the_errors_before_the_end_of_a_log_are_shown(tmp_path: Path) -> None:
+    """The errors before the end are shown, although mariadb-install-db prints more lines of advice than are shown."""
     places = Places(state=tmp_path, runtime=tmp_path)
     places.logs.mkdir()
     advice = [f"advice {number}" for number in range(40)]

@@ -1,4 +1,4 @@
-"""What the lab starts and waits for: a program that hangs instead of starting is an error, and is ended."""
+"""The programs that the lab starts and waits for: one that hangs at its start is an error, and is ended."""
 
 from __future__ import annotations
 

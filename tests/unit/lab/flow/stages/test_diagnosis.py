@@ -10,7 +10,7 @@ from nvrx_slurm.lab.flow.stages import diagnosis
 
 
 def test_steps_that_hang_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many they are: an attempt gives its diagnosis a bounded time."""
+    """However many steps hang, the diagnosis of an attempt has a bounded time."""
     monkeypatch.setattr(diagnosis, "STEP_S", 1.0)
     ends, began = threading.Event(), time.monotonic()
     hung = {f"hung-{number}": ends.wait for number in range(8)}

@@ -12,10 +12,10 @@ from nvrx_slurm.util.clock import SystemClock
 
 
 def test_a_fault_of_the_service_happens_once() -> None:
-    """It is stopped, goes on, and dies; what can change nothing is no fault."""
+    """The service is stopped, continued and killed; an action without an effect is an error."""
     service = ScriptedService("stop")
     injectors = service.injectors(SystemClock())
-    scene: Any = None  # it is not looked at
+    scene: Any = None  # the injector does not use it
 
     def inject(act: str) -> str:
         return injectors[f"{act}_attribution_service"]({}, scene).proof

@@ -1,4 +1,4 @@
-"""The proof that a process is the job's, before a fault is done to it."""
+"""Before a fault is injected into a process, the stage proves that the process belongs to the job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_process_that_loads_its_program_is_of_the_job_all_the_same(tmp_path: Path) -> None:
-    """Within execve it has no environment to know it by; this one is there again and again."""
+    """During execve the environment that identifies it cannot be read; this process calls execve again and again."""
     script = tmp_path / "again"
     script.write_text('#!/bin/sh\nexec "$0"\n')
     script.chmod(0o700)
@@ -33,7 +33,7 @@ def test_process_that_loads_its_program_is_of_the_job_all_the_same(tmp_path: Pat
         action = FaultAction(act="continue", who="it", pids=(again.pid,), folder=str(tmp_path))
         try:
             for _ in range(50):
-                with pytest.raises(FaultFailed, match="it is not stopped"):  # rather than: it has ended already
+                with pytest.raises(FaultFailed, match="it is not stopped"):  # not: it has ended already
                     apply(action, SystemClock())
         finally:
             again.kill()
@@ -62,7 +62,7 @@ def test_process_that_ends_by_itself_just_before_the_kill_is_no_fault(
 def test_process_that_ends_once_it_is_proven_to_be_of_the_job_gets_no_fault(
     sleeper: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Act
 ) -> None:
-    """Of no process the proof of each fault would hold."""
+    """The proof before each fault would not hold for a process that has ended."""
     proves = processes._proves_to_be_of_job
 
     def ends(pid: int, folder: str, clock: Clock) -> bool:

@@ -26,7 +26,7 @@ roles:
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """Writes flow.yaml beside job.yaml (4 nodes, 2 spares) and roles.yaml, into the current folder, so that messages
-    name it by `flow.yaml` alone. This machine's own site files have no say."""
+    name it by `flow.yaml` alone. This machine's own site files are not read."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path))

@@ -1,4 +1,4 @@
-"""What is checked after every attempt without being asked for."""
+"""The checks that are made after every attempt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ expect:
 
 @pytest.fixture
 def flow(write):
-    """Its first expectation is not met, and its first fault never strikes."""
+    """A flow whose first expectation is not met, and whose first fault never happens."""
     return load_flow(write(FLOW))
 
 
@@ -38,8 +38,8 @@ def entries():
     return ended().entries
 
 
-def test_a_miss_is_told_with_its_line_what_came_around_it_and_what_almost_was_it(flow, entries):
-    """The finding names the expectation's own line and the entry that came nearest, with what differs."""
+def test_a_miss_is_reported_with_its_line_and_the_nearest_entry(flow, entries):
+    """The finding has the expectation's own line and the nearest entry, with the difference."""
     matcher = FlowMatcher(flow)
     for entry in entries:
         matcher.feed(entry)
@@ -52,8 +52,8 @@ def test_a_miss_is_told_with_its_line_what_came_around_it_and_what_almost_was_it
     assert f"node: {lost.record.node}, not n9" in text
 
 
-def test_every_fault_that_never_struck_is_a_finding_at_its_line(flow, entries):
-    """Also one that waits for another."""
+def test_every_fault_that_never_happened_is_a_finding_at_its_line(flow, entries):
+    """A fault that waits for it is a finding too."""
     scheduler = FaultScheduler(flow.faults)
     for entry in entries:
         scheduler.feed(entry)
@@ -63,12 +63,12 @@ def test_every_fault_that_never_struck_is_a_finding_at_its_line(flow, entries):
 
 
 def test_a_journal_that_the_core_wrote_replays(flow, entries):
-    """Nothing to find."""
+    """There are no findings."""
     assert list(attempt.of_replay(flow, plain_plan(), entries)) == []
 
 
 def test_a_journal_that_the_core_would_not_write_is_a_finding(flow, entries):
-    """One node more in a rendezvous than was decided."""
+    """The rendezvous has one node more than the core decided."""
     index = next(i for i, entry in enumerate(entries) if isinstance(entry.record, RendezvousClosed))
     closed = msgspec.structs.replace(entries[index].record, nodes=(*entries[index].record.nodes, "n5"))
     entries[index] = msgspec.structs.replace(entries[index], record=closed)
@@ -92,15 +92,15 @@ def result(code: int) -> Result:
         (result(1), JobState.FAILED, ["result.json with 1", "Slurm says FAILED"]),
     ],
 )
-def test_journal_result_and_slurm_must_tell_the_same_end(flow, entries, told, state, said):
-    """Of two that contradict each other one is a lie; what has not been said contradicts nothing."""
+def test_journal_result_and_slurm_must_have_the_same_end(flow, entries, told, state, said):
+    """Two different ends are a finding; a missing one is not."""
     found = [finding.message for finding in attempt.of_exit_code(flow, entries, told, state)]
     assert len(found) == len(said)
     assert all(words in message for words, message in zip(said, found, strict=True))
 
 
 def test_a_job_that_ended_before_its_journal_began_is_a_finding(flow, tmp_path):
-    """A flow that says only what must never come would pass. The end of the script's output says why."""
+    """Otherwise a flow with only `never` would pass. The end of the script's output shows the cause."""
     folder = JobFolder(tmp_path / "7")
     (tmp_path / "slurm-7.out").write_text("no module named cuda\n")
     (found,) = attempt.of_unexplained_end(flow, [], [], folder, JobState.FAILED)
@@ -109,8 +109,8 @@ def test_a_job_that_ended_before_its_journal_began_is_a_finding(flow, tmp_path):
     assert any("no module named cuda" in line for line in found.detail)
 
 
-def test_an_end_that_the_journal_does_not_have_is_a_finding_unless_a_fault_struck(flow, entries, tmp_path):
-    """The batch host cannot write the end of a journal after its own death."""
+def test_an_end_that_the_journal_does_not_have_is_a_finding_unless_a_fault_happened(flow, entries, tmp_path):
+    """A batch host that was killed cannot write the end of its journal."""
     folder, injected = (
         JobFolder(tmp_path / "7"),
         [InjectedFault(number=1, what="kill_batch_host", t=0.0, proof="gone")],
@@ -131,7 +131,8 @@ def test_the_end_of_an_older_generation_is_not_the_jobs(entries):
 
 
 def test_excerpt_shows_each_fault_in_its_place(entries):
-    """A line an entry, as `nvrx-slurm events` prints them, and one a fault, by its time; and one that came first."""
+    """There is one line for each entry, as in `nvrx-slurm events`, and one for each fault at its time, even before
+    the first entry."""
     lost = next(index for index, entry in enumerate(entries) if isinstance(entry.record, NodeLost))
     injected = [
         InjectedFault(number=1, what="kill_node n2", t=entries[lost].t - 0.001, proof="gone"),
@@ -144,7 +145,7 @@ def test_excerpt_shows_each_fault_in_its_place(entries):
 
 
 def test_a_preemption_that_was_left_in_time_may_be_all_that_slurm_remembers(flow, entries):
-    """Slurm 24.11 says PREEMPTED of the end of a job that had left in its GraceTime, generations ago."""
+    """Slurm 24.11 reports PREEMPTED at the end of a job that left within its GraceTime in an earlier generation."""
     signalled = Signalled(reason="preempted")
     entries.insert(1, msgspec.structs.replace(entries[0], record=signalled))
     assert list(attempt.of_exit_code(flow, entries, result(0), JobState.PREEMPTED)) == []

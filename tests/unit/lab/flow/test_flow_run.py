@@ -1,4 +1,4 @@
-"""A fault that did not happen fails its flow: a local stage, and the folder of a job that has ended."""
+"""A fault that did not happen fails its flow: on a local stage, with the folder of a job that has ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Play = Callable[[str], tuple[FlowRun, list[FlowFinding]]]
 
 @pytest.fixture
 def play(write_flow: Callable[[str], Path], tmp_path: Path) -> Iterator[Play]:
-    """Plays a flow with one fault against a job that recovered once and ended well; returns all findings."""
+    """Plays a flow with one fault against a job that recovered once and ended well; returns the run and all
+    findings."""
     clock, folder = SystemClock(), AttemptFolder(tmp_path / "attempt")
     folder.path.mkdir()
     recorder = ended()
@@ -47,19 +48,19 @@ def play(write_flow: Callable[[str], Path], tmp_path: Path) -> Iterator[Play]:
 
 @pytest.fixture
 def write_flow(write: Callable[[str], Path]) -> Callable[[str], Path]:
-    """The folder's own `write`, under a name that the recorder's does not hide."""
+    """The fixture `write`, under a name that the recorder's function `write` does not hide."""
     return write
 
 
-def test_a_fault_whose_moment_never_came_is_a_finding(play: Play) -> None:
-    """The job ends, all expectations are met, and the flow has still shown nothing."""
+def test_a_fault_whose_trigger_was_never_met_is_a_finding(play: Play) -> None:
+    """The job ends and all expectations are met, but the fault was never tested."""
     run, findings = play("{when: {event: worker_hung}, do: {kill_worker: {rank: 0}}}")
     assert run.matcher.miss is None
     assert [(finding.kind, finding.line) for finding in findings] == [("fault", 3)]
 
 
 def test_a_fault_that_cannot_be_proven_is_a_finding(play: Play) -> None:
-    """The worker that is to be killed is gone already: the stage proves nothing, so the fault did not happen."""
+    """The worker to be killed has ended already, so the stage cannot prove the fault: it did not happen."""
     run, findings = play("{when: {event: recovered}, do: {kill_worker: {rank: 0}}}")
     assert run.injected == []
     assert [(finding.kind, finding.line) for finding in findings] == [("fault", 3)]

@@ -1,4 +1,4 @@
-"""What an attempt holds, and who ends it when the attempt cannot."""
+"""The resources of an attempt, and the processes that release them if the attempt cannot."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nvrx_slurm.util.processes import is_alive
 from tests.fault_harness import small_disk
 from tests.harness import wait_gone
 
-# A process whose own child has lost it: it says its pid, and waits until somebody ends it.
+# Forks a child and exits; the orphan prints its pid, and waits until the test ends it.
 ORPHAN = (
     "import os, time\nif os.fork() == 0:\n    os.setsid()\n    print(os.getpid(), flush=True)\n    time.sleep(1000)\n"
 )
@@ -61,7 +61,7 @@ def start() -> Iterator[Callable[..., int]]:
 
 
 def test_list_on_a_full_disk_stays(start):
-    """All of it is ended, and only the list cannot say so: nothing is left behind."""
+    """All processes on the list are ended; only the list stays, because it cannot be written."""
     with small_disk("size=64k") as disk:
         pid = start(STAYS)
         cleanup = CleanupList(disk.path)
@@ -76,8 +76,8 @@ def test_list_on_a_full_disk_stays(start):
         wait_gone([pid])
 
 
-def test_what_is_held_stands_until_all_has_ended(attempt):
-    """Each thing is there when the call returns; after `nothing` only what came later is."""
+def test_a_resource_stays_on_the_list_until_all_have_ended(attempt):
+    """Each entry is in the list when the call returns; after `nothing` only later entries are."""
     cleanup = CleanupList(attempt)
     cleanup.cluster("ci-1")
     cleanup.job(Job("7", folder=attempt / "jobs", cluster="local"), {})
@@ -90,21 +90,21 @@ def test_what_is_held_stands_until_all_has_ended(attempt):
 
 
 def test_a_torn_last_line_hides_nothing_else(attempt):
-    """The disk was full, or the machine went: what was said before still holds."""
+    """The disk was full, or the machine failed: earlier lines are still valid."""
     CleanupList(attempt).cluster("ci-1")
     with (attempt / HELD).open("a") as file:
         file.write('{"held":"clus')
     assert standing(attempt) == [HeldCluster(name="ci-1")]
 
 
-def test_an_attempt_that_held_nothing_yet_stands_for_nothing(attempt):
-    """Killed before it began."""
+def test_an_attempt_without_a_list_has_nothing_to_clean_up(attempt):
+    """An attempt that was killed before it started anything has nothing to clean up."""
     assert standing(attempt) == []
     assert clean_up(attempt, 0.0) == []
 
 
-def test_undo_kills_what_the_attempt_started_and_nobody_else(attempt, start):
-    """Also a process in a session of its own that has lost its parent; not the same program of somebody else."""
+def test_undo_kills_the_processes_of_the_attempt_only(attempt, start):
+    """An orphan in its own session is killed too, but not the same program of another attempt."""
     orphan, other = start(ORPHAN, attempt), start(STAYS, attempt.parent / "attempt-10")
     CleanupList(attempt).cluster("no-such-cluster")
     assert clean_up(attempt, 0.0) == []
@@ -113,8 +113,9 @@ def test_undo_kills_what_the_attempt_started_and_nobody_else(attempt, start):
     assert standing(attempt) == []
 
 
-def test_undo_ends_what_is_held_by_name_and_done_twice_does_no_harm(attempt, start):
-    """A process without the mark, such as one of another user's environment; a pid that was given away is spared."""
+def test_undo_ends_listed_processes_and_can_be_repeated(attempt, start):
+    """A listed process without the attempt's mark, for example with another environment, is killed; a process that
+    reused a pid is not."""
     held, other = start(STAYS), start(STAYS)
     cleanup = CleanupList(attempt)
     cleanup.process(held)
@@ -127,7 +128,7 @@ def test_undo_ends_what_is_held_by_name_and_done_twice_does_no_harm(attempt, sta
 
 
 def test_undo_clears_what_killed_agents_left_in_memory(attempt):
-    """The folders of a job's nodes, below the job's own name."""
+    """The folders of a job's nodes, which have the job's own name, are removed."""
     left = Path("/dev/shm") / f"{JobFiles(attempt / 'jobs' / '7').runtime_name}-n1"
     left.mkdir()
     CleanupList(attempt).job(Job("7", folder=attempt / "jobs", cluster="slurm"), {})
@@ -136,7 +137,7 @@ def test_undo_clears_what_killed_agents_left_in_memory(attempt):
 
 
 def test_clean_ends_every_attempt_of_a_run(attempt, start):
-    """Whoever comes later, without knowing how many there were."""
+    """The caller need not know how many attempts there were."""
     other = attempt.parent.parent / "other-flow" / "attempt-2"
     other.mkdir(parents=True)
     pids = [start(STAYS, attempt), start(STAYS, other)]
@@ -146,13 +147,13 @@ def test_clean_ends_every_attempt_of_a_run(attempt, start):
     wait_gone(pids)
 
 
-def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
-    """A run that was cancelled before it began."""
+def test_a_missing_folder_has_nothing_to_clean_up(tmp_path):
+    """The run was cancelled before it began."""
     assert clean(tmp_path / "nowhere") == []
 
 
-def test_guard_ends_what_is_left_when_its_run_is_gone_without_a_goodbye(attempt, start):
-    """The pipe closes: the guard does what the run would have done, and says so in the run's folder."""
+def test_guard_cleans_up_when_its_run_is_killed(attempt, start):
+    """When the pipe closes, the guard cleans up for the run, and writes so into the run's folder."""
     pid = start(STAYS, attempt)
     CleanupList(attempt).process(pid)
     run = attempt.parent.parent
@@ -163,15 +164,16 @@ def test_guard_ends_what_is_left_when_its_run_is_gone_without_a_goodbye(attempt,
 
 
 def test_guard_that_is_dismissed_touches_nothing(attempt, start):
-    """A run that ends by itself has cleaned up itself."""
+    """A run that ends normally has cleaned up by itself."""
     pid = start(STAYS, attempt)
     CleanupList(attempt).process(pid)
     RunGuard(attempt.parent.parent).dismiss()
     assert is_alive(pid)
 
 
-def test_guard_is_out_of_reach_of_who_ends_the_run(attempt, monkeypatch):
-    """In a session of its own: no signal to the run's group finds it; and without what GitHub's runner looks for."""
+def test_guard_is_out_of_reach_of_signals_to_the_run(attempt, monkeypatch):
+    """It has its own session, so that no signal to the run's group reaches it, and lacks the variable by which
+    GitHub's runner finds processes."""
     monkeypatch.setenv(KILLER_OF_CHILDREN, "github_1")
     guard = RunGuard(attempt)
     assert os.getsid(guard.pid) == guard.pid

@@ -1,4 +1,4 @@
-"""Flow files: what they become, and what is said of each that is wrong."""
+"""Flow files: the model that they give, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ limits: {wall: 90s}
 HEAD = "job: job.yaml\n"
 END = "expect: [job_ended]\n"
 
-# what the file says → the whole message
+# text of the file → the whole message
 BAD_FILES = {
     END: "flow.yaml:1: job: is required",
     HEAD: "flow.yaml:1: expect: is required",
@@ -90,7 +90,7 @@ BAD_FILES = {
     "'<stream end>'",
 }
 
-# the item of `expect` → what the message says after `flow.yaml:3: `
+# item of `expect` → the message after `flow.yaml:3: `
 BAD_ITEMS = {
     "worker_started: {}": "expect.0.worker_started: is no event of the journal; nearest: workers_started, "
     "controller_started, worker_failed, job_started, restart_asked, … (all are in docs/journal.md)",
@@ -152,7 +152,7 @@ BAD_ITEMS = {
 
 STATE = "when: {state: running}"
 
-# the item of `faults` → what the message says after `flow.yaml:4: `
+# item of `faults` → the message after `flow.yaml:4: `
 BAD_FAULTS = {
     "kill_node": "faults.0: must be a mapping such as `{when: {event: node_joined}, do: {kill_node: {of_rank: 2}}}`, "
     "not 'kill_node'",
@@ -230,14 +230,14 @@ def problem(path: Path) -> str:
 
 
 def test_a_file_whose_name_is_not_utf_8(write: Write) -> None:
-    """Before anything runs: neither an attempt nor a report could name it."""
+    """It is refused before anything runs, since neither an attempt nor a report could name it."""
     file = write(HEAD + END)
     other = file.rename(file.with_name(os.fsdecode(b"fl\xffw.yaml")))
     assert "is not UTF-8" in problem(other).encode(errors="replace").decode()
 
 
 def test_a_whole_file(write: Write) -> None:
-    """Every kind of key arrives in the model, with its line."""
+    """The model has every kind of key, with its line."""
     flow = load_flow(write(WHOLE))
     assert (flow.name, flow.on, flow.wall_s) == ("flow", ("dev", "local"), 90.0)
     assert flow.overrides == (("spares", "1"), ("slurm.time", "2m"), ("fault_tolerance.max_restarts", "1"))
@@ -258,15 +258,15 @@ def test_a_whole_file(write: Write) -> None:
     ]
 
 
-def test_what_a_file_need_not_say(write: Write) -> None:
-    """The name is the file's, the stages are all, the nodes are as many as the job asks for."""
+def test_the_defaults_of_a_file(write: Write) -> None:
+    """By default the name is the file's, all stages are allowed, and the job decides the number of nodes."""
     flow = load_flow(write(HEAD + END))
     assert (flow.name, flow.on, flow.needs.nodes, flow.wall_s) == ("flow", STAGES, 6, 120.0)
     assert isinstance(flow.expect[0], Happens)
 
 
 def test_a_step_of_a_trigger_is_that_or_a_later_one(write: Write) -> None:
-    """Beats skip steps, so a trigger's `step: 5` means at least 5."""
+    """Heartbeats skip steps, so a trigger's `step: 5` means at least 5."""
     flow = load_flow(write(f"{HEAD}{END}faults: [{{when: {{event: progress, rank: 2, step: 5}}, do: kill_store}}]"))
     when = flow.faults[0].when
     assert isinstance(when, OnEvent)
@@ -275,24 +275,24 @@ def test_a_step_of_a_trigger_is_that_or_a_later_one(write: Write) -> None:
 
 @pytest.mark.parametrize(("text", "message"), BAD_FILES.items())
 def test_bad_files(write: Write, text: str, message: str) -> None:
-    """A wrong key is named with its line, what was seen, and what is valid."""
+    """The message has the line of the wrong key, the value seen, and the valid values."""
     assert problem(write(text)) == message
 
 
 @pytest.mark.parametrize(("item", "message"), BAD_ITEMS.items())
 def test_bad_expectations(write: Write, item: str, message: str) -> None:
-    """A wrong expectation is named with its line, what was seen, and what is valid."""
+    """The message has the line of the wrong expectation, the value seen, and the valid values."""
     assert problem(write(f"{HEAD}expect:\n  - {item}\n")) == f"flow.yaml:3: {message}"
 
 
 @pytest.mark.parametrize(("item", "message"), BAD_FAULTS.items())
 def test_bad_faults(write: Write, item: str, message: str) -> None:
-    """A wrong fault or trigger is named with its line, what was seen, and what is valid."""
+    """The message has the line of the wrong fault or trigger, the value seen, and the valid values."""
     assert problem(write(f"{HEAD}{END}faults:\n  - {item}\n")) == f"flow.yaml:4: {message}"
 
 
 def test_all_problems_at_once(write: Write) -> None:
-    """A file with several problems tells all of them, in the order of its lines."""
+    """All problems of a file are in one message, in the order of their lines."""
     text = "job: jop.yaml\nabout: x\nonn: dev\nexpect:\n  - fense\n  - rendezvous_closed: {cycle: one, activ: 2}\n"
     lines = problem(write(text)).splitlines()
     assert lines[0] == "5 problems:"
@@ -300,7 +300,7 @@ def test_all_problems_at_once(write: Write) -> None:
 
 
 def test_a_bad_job_names_its_own_line(write: Write) -> None:
-    """What is wrong with job.yaml itself is told as `nvrx-slurm submit` tells it."""
+    """The message for a mistake in job.yaml is that of `nvrx-slurm submit`."""
     flow = write(HEAD + END)
     Path("job.yaml").write_text("name: a\ncommand: x\nspares: -1\n")
     assert problem(flow) == "job.yaml:3: spares: must be at least 0, not '-1'"
@@ -310,7 +310,7 @@ def test_a_bad_job_names_its_own_line(write: Write) -> None:
 
 
 def test_folders_files_and_globs(write: Write) -> None:
-    """A folder stands for its *.yaml files in order; a glob chooses among the names."""
+    """A folder means its *.yaml files in order; a glob selects by name."""
     flow = write(HEAD + END)
     folder = Path("flows")
     folder.mkdir()
@@ -321,7 +321,7 @@ def test_folders_files_and_globs(write: Write) -> None:
 
 
 def test_no_flow_left(write: Write, tmp_path: Path) -> None:
-    """A glob that fits nothing, and a folder without flows, are errors that say so."""
+    """A glob that matches nothing, and a folder without flows, are errors."""
     flow = write(HEAD + END)
     with pytest.raises(UsageError, match=r"^no flow is called fow; valid: flow$"):
         load_flows([flow], ["fl*", "fow"])
@@ -333,7 +333,7 @@ def test_no_flow_left(write: Write, tmp_path: Path) -> None:
 
 
 def test_one_name_twice(write: Write) -> None:
-    """Two files cannot have flows of the same name: reports and artifacts would mix them up."""
+    """Flows in two files cannot have the same name, because reports and artifacts would mix them up."""
     write(HEAD + END)
     Path("other.yaml").write_text("name: flow\n" + HEAD + END)
     with pytest.raises(ConfigError, match=r"^other\.yaml:1: name: flow is the name of flow\.yaml too; give one"):
@@ -341,7 +341,7 @@ def test_one_name_twice(write: Write) -> None:
 
 
 def test_the_problems_of_all_files(write: Write) -> None:
-    """Several bad files are told together."""
+    """The problems of several files are in one message."""
     write(HEAD + "expect: [fense]")
     Path("other.yaml").write_text("job: job.yaml\nexpect: []\n")
     with pytest.raises(ConfigError) as caught:
@@ -358,7 +358,7 @@ def validator() -> jsonschema.Draft202012Validator:
 
 
 def test_every_flow_that_ships_fits_the_schema(validator: jsonschema.Draft202012Validator) -> None:
-    """The JSON Schema accepts each of our own flows, and is one itself."""
+    """The JSON Schema is valid, and accepts each flow of the project."""
     validator.check_schema(validator.schema)
     for path in SHIPPED.glob("*.yaml"):
         validator.validate(YAML(typ="safe").load(path))
@@ -366,7 +366,7 @@ def test_every_flow_that_ships_fits_the_schema(validator: jsonschema.Draft202012
 
 @pytest.mark.parametrize("item", ["round_closed", "{round_opened: {cycle: 0}}", "{never: round_closed}"])
 def test_the_schema_has_the_names_of_older_flows(validator: jsonschema.Draft202012Validator, item: str) -> None:
-    """An editor does not mark what the parser takes."""
+    """An editor does not mark a name that the parser accepts."""
     trigger = "{when: {event: round_closed, cycle: 0}, do: requeue}"
     assert validator.is_valid(YAML(typ="safe").load(f"{HEAD}expect: [{item}]\nfaults: [{trigger}]"))
 
@@ -380,7 +380,7 @@ def test_the_schema_refuses_what_the_journal_does_not_have(
 
 
 def test_the_schema_describes_every_event_and_fault() -> None:
-    """Events, their fields and faults are all there, described."""
+    """All events, their fields and faults are in it, with a description."""
     schema = flow_schema()
     events = schema["$defs"]["event"]["anyOf"][1]["properties"]
     today = {event: set(part["properties"]) for event, part in events.items() if "deprecated" not in part}
@@ -390,7 +390,7 @@ def test_the_schema_describes_every_event_and_fault() -> None:
     assert all(part["description"] for part in (*events.values(), *do.values(), *schema["properties"].values()))
 
 
-# ---------------------------------------- what is wrong although each key is right
+# ---------------------------------------- errors of a file whose keys are all valid
 
 
 KILL = "  - {when: {state: running}, do: {kill_node: n1}, as: $dead}\n"
@@ -404,7 +404,7 @@ def flow_text(*expect: str, faults: str = "", job: str = "job.yaml", head: str =
 
 # -------------------------------------------------------------------------------------------------- captures
 
-# a file → the line and the capture
+# file → line and name of the capture
 UNBOUND = {
     flow_text("never: {node_lost: {node: $ded}}", faults=KILL): (3, "$ded"),
     flow_text("count: {node_lost: {node: $a}}\n    is: 1", "node_lost: {node: $a}"): (3, "$a"),
@@ -429,14 +429,14 @@ BOUND = [
 
 @pytest.mark.parametrize(("flow", "place"), UNBOUND.items())
 def test_a_capture_that_nothing_binds(write: Write, flow: str, place: tuple[int, str]) -> None:
-    """A capture that is compared with before anything can bind it, or bound twice, is an error at its line."""
+    """A capture that is compared before anything can bind it, or that is bound twice, is an error at its line."""
     with pytest.raises(ConfigError) as caught:
         load_flow(write(flow))
     assert (caught.value.line, caught.value.key) == place
 
 
 def test_what_a_stage_cannot_do_has_its_line(write: Write) -> None:
-    """Where the file says it, not where it begins."""
+    """The error has the line of the key, not that of the flow."""
     flow = load_flow(write(flow_text("tick", head="name: small\non: [dev, local]\ncluster:\n  disk: 8m\n")))
     with pytest.raises(ConfigError) as caught:
         check_stage(flow, "slurm")
@@ -453,7 +453,7 @@ def test_what_a_stage_cannot_do_has_its_line(write: Write) -> None:
     ],
 )
 def test_a_killed_node_boots_again_on_a_cluster_of_the_runs_own(write: Write, faults: str, able: list[str]) -> None:
-    """A frozen one goes on anywhere."""
+    """A frozen node can be restored on any stage."""
     flow, found = load_flow(write(flow_text("tick", faults=faults))), []
     for stage in STAGES:
         with contextlib.suppress(ConfigError):
@@ -463,7 +463,7 @@ def test_a_killed_node_boots_again_on_a_cluster_of_the_runs_own(write: Write, fa
 
 
 def test_a_fault_that_outlasts_the_flow(write: Write) -> None:
-    """It is carried out to its end before anything else is looked at."""
+    """The fault runs to its end before the limit is checked, so this is an error."""
     faults = "  - {when: {state: running}, do: {suspend: {lasts: 45s}}}\n"
     message = problem(write(flow_text("tick", faults=faults, head="limits: {wall: 10s}\n")))
     assert message.startswith("flow.yaml:6: suspend: ")
@@ -471,7 +471,7 @@ def test_a_fault_that_outlasts_the_flow(write: Write) -> None:
 
 @pytest.mark.parametrize("name", ["lease", "guard.log"])
 def test_a_flow_named_as_a_file_of_its_run(write: Write, name: str) -> None:
-    """Its attempts would need a folder of that name."""
+    """The name is refused: its attempts would need a folder of that name."""
     assert problem(write(flow_text("tick", head=f"name: {name}\n"))).startswith("flow.yaml:2: name: ")
 
 
@@ -484,14 +484,14 @@ def test_a_flow_named_as_a_file_of_its_run(write: Write, name: str) -> None:
     ],
 )
 def test_faults_that_wait_for_each_other(write: Write, whens: list[str], lines: list[int]) -> None:
-    """None of them could ever happen."""
+    """Such faults could never happen: they are an error."""
     faults = "".join(f"  - {{when: {when}, do: kill_store}}\n" for when in whens)
     found = problem(write(flow_text("tick", faults=faults)))
     assert [int(line) for line in re.findall(r"flow\.yaml:(\d+):", found)] == lines
 
 
 def test_a_fault_that_need_not_wait_for_another(write: Write) -> None:
-    """One branch of `any` is enough."""
+    """It is enough that one branch of `any` does not wait."""
     faults = (
         "  - {when: {any: [{event: tick}, {fault: 2}]}, do: kill_store}\n  - {when: {fault: 1}, do: kill_store}\n"
     )
@@ -499,17 +499,17 @@ def test_a_fault_that_need_not_wait_for_another(write: Write) -> None:
 
 
 def test_a_capture_that_nothing_binds_names_the_nearest(write: Write) -> None:
-    """A wrong letter is the usual cause."""
+    """The name is often misspelled."""
     message = problem(write(flow_text("never: {node_lost: {node: $ded}}", faults=KILL)))
     assert message.endswith("nothing binds it before `never node_lost {node: $ded}` needs it; valid: $dead")
 
 
 @pytest.mark.parametrize("flow", BOUND)
 def test_a_capture_that_something_binds(write: Write, flow: str) -> None:
-    """Faults, triggers, and expectations before it may bind what an item compares with."""
+    """Faults, triggers and earlier expectations can bind the capture that an item compares."""
     load_flow(write(flow))
 
 
 def test_an_order_that_cannot_be_is_no_error_of_the_file(write: Write) -> None:
-    """Such a flow loads; it ends at its time limit and shows what came near (test_matching)."""
+    """Such a flow loads; it ends at its time limit with the nearest entry (test_matching)."""
     load_flow(write(flow_text("shutdown", "rendezvous_opened")))

@@ -26,7 +26,7 @@ KILL = "  - {when: {event: progress, rank: 4}, do: {kill_node: {of_rank: 4}}, as
 
 
 def load(write: Write, *items: str, faults: str = "") -> Flow:
-    """Expectations from line 3 on, one a line unless an item has several."""
+    """Expectations from line 3 on, one for each line unless an item has several."""
     expect = "".join(f"  - {item}\n" for item in items)
     return load_flow(write(f"job: job.yaml\nexpect:\n{expect}" + (f"faults:\n{faults}" if faults else "")))
 
@@ -46,7 +46,7 @@ def miss(match: FlowMatcher) -> Miss:
     return match.miss
 
 
-# ------------------------------------------------------------------------------------------------- what is met
+# ------------------------------------------------------------------------------------------ expectations that are met
 
 MET: list[tuple[str, ...]] = [
     (
@@ -93,7 +93,7 @@ MET: list[tuple[str, ...]] = [
 
 @pytest.mark.parametrize("items", MET)
 def test_what_a_journal_meets(write: Write, items: tuple[str, ...]) -> None:
-    """A journal that says all that is expected settles it, at the latest when the job is over."""
+    """A journal with all that is expected settles the flow, at the latest when the job is over."""
     match = feed(matcher(write, *items), ended().entries)
     match.job_over()
     assert match.miss is None
@@ -101,21 +101,21 @@ def test_what_a_journal_meets(write: Write, items: tuple[str, ...]) -> None:
 
 
 def test_captures_are_bound_in_passing(write: Write) -> None:
-    """What captures stand for can be read while the job runs."""
+    """The values of captures can be read while the job runs."""
     items = ("node_lost: {node: $dead}", "rendezvous_closed: {nodes: [$a, $b, $new, $c], promoted: [$new]}")
     match = feed(matcher(write, *items), with_one_recovery().entries)
     assert match.bindings == {"dead": "n2", "a": "n0", "b": "n1", "new": "n4", "c": "n3"}
 
 
 def test_an_entry_is_taken_by_one_branch_only(write: Write) -> None:
-    """Of branches that fit, the one that need not bind a capture comes first, then the file's order."""
+    """If several branches fit, one that need not bind a capture is taken first, then the first in the file."""
     branches = "any_order: [node_joined: {node: $a}, node_joined: {node: $b}, node_joined: {node: n0}]"
     match = feed(matcher(write, branches), to_first_cycle().entries)
     assert match.bindings == {"a": "n1", "b": "n2"}
 
 
 def test_what_is_open_keeps_a_flow_going(write: Write) -> None:
-    """A flow is settled at once when nothing can go wrong any more, and not while a never or a count is open."""
+    """A flow is settled as soon as nothing can fail any more, but not while a `never` or a count is open."""
     entries = ended().entries
     assert feed(matcher(write, "rendezvous_closed: {cycle: 1}"), entries[:25]).settled
     assert not feed(matcher(write, "rendezvous_closed: {cycle: 1}"), entries[:24]).settled
@@ -124,9 +124,9 @@ def test_what_is_open_keeps_a_flow_going(write: Write) -> None:
     assert feed(matcher(write, ending), entries[:25]).settled
 
 
-# --------------------------------------------------------------------------------------------- what is not met
+# -------------------------------------------------------------------------------------- expectations that are not met
 
-# items → the line, what was expected, why it is not met, the nearest entry and what kept it from being the one
+# items → the line, what was expected, why it is not met, the nearest entry and its difference
 MISSED: list[tuple[tuple[str, ...], tuple[int, str, str, int | None, tuple[str, ...]]]] = [
     (
         ("rendezvous_closed: {cycle: 0}", "worker_failed: {rank: 2}", "job_ended"),
@@ -233,7 +233,7 @@ MISSED: list[tuple[tuple[str, ...], tuple[int, str, str, int | None, tuple[str, 
 def test_the_first_expectation_that_is_not_met(
     write: Write, items: tuple[str, ...], expected: tuple[int, str, str, int | None, tuple[str, ...]]
 ) -> None:
-    """A miss says which, why, and what came nearest and how that differed."""
+    """A miss has the expectation, the reason, and the nearest entry with its difference."""
     match = feed(matcher(write, *items), ended().entries)
     match.job_over()
     found = miss(match)
@@ -243,14 +243,14 @@ def test_the_first_expectation_that_is_not_met(
     assert not match.settled
 
 
-def test_a_miss_shows_what_came_around_it(write: Write) -> None:
-    """Five entries before the one that tells, and five after it."""
+def test_a_miss_shows_the_entries_around_it(write: Write) -> None:
+    """It has five entries before the decisive one, and five after it."""
     found = miss(feed(matcher(write, "never: {node_lost: {}}"), ended().entries))
     assert [entry.n for entry in found.around] == list(range(13, 24))
 
 
 def test_the_entries_after_a_miss_are_shown_once_they_have_come(write: Write) -> None:
-    """A miss is told at once; later it shows more."""
+    """A miss is reported at once, and later has more entries."""
     entries = ended().entries
     match = feed(matcher(write, "never: {node_lost: {}}"), entries[:18])
     assert [entry.n for entry in miss(match).around] == list(range(13, 19))
@@ -261,7 +261,7 @@ def test_the_entries_after_a_miss_are_shown_once_they_have_come(write: Write) ->
 
 
 def test_a_deadline_passes_in_silence(write: Write) -> None:
-    """Where nothing comes, time passes all the same, with some patience for entries that are on their way."""
+    """Without entries the deadline still passes, after a delay for entries on their way."""
     match = feed(
         matcher(write, "rendezvous_closed: {cycle: 0}", "node_lost: {}\n    within: 2s"), to_first_cycle().entries[:7]
     )
@@ -275,7 +275,7 @@ def test_a_deadline_passes_in_silence(write: Write) -> None:
 
 
 def test_within_counts_from_the_last_fault(write: Write) -> None:
-    """The clock starts with the fault, if that struck after what came before."""
+    """The time starts with the fault, if that happened after the preceding entry."""
     items = (
         "rendezvous_closed: {cycle: 0}",
         "node_lost: {node: $dead}\n    within: 100ms",
@@ -299,8 +299,8 @@ def test_within_allows_for_two_clocks(write: Write, after_s: float, counts: bool
     assert feed(match, ended().entries).settled is counts
 
 
-def test_a_late_entry_is_told_as_late(write: Write) -> None:
-    """While faults are to come nothing is overdue, but what comes is late all the same."""
+def test_a_late_entry_is_reported_as_late(write: Write) -> None:
+    """While faults are still to come no deadline passes, but a late entry is a miss."""
     items = ("rendezvous_closed: {cycle: 0}", "node_lost: {node: n2}\n    within: 1s")
     other = "  - {when: {event: recovered}, do: kill_store}\n"
     match = feed(matcher(write, *items, faults=other), ended().entries[:17])
@@ -311,8 +311,8 @@ def test_a_late_entry_is_told_as_late(write: Write) -> None:
     assert miss(match).reason == "it came 4.90 s after entry 7 (rendezvous_closed), not within 1s"
 
 
-def test_a_strike_may_be_told_after_what_followed_from_it(write: Write) -> None:
-    """A fault and the journal reach us on different ways: the order in which they do makes no difference."""
+def test_a_fault_may_be_reported_after_its_consequences(write: Write) -> None:
+    """A fault and the entries that follow from it are reported separately: their order makes no difference."""
     items = (
         "rendezvous_closed: {cycle: 0}",
         "node_lost: {node: $dead}\n    within: 1s",
@@ -330,7 +330,7 @@ def test_a_strike_may_be_told_after_what_followed_from_it(write: Write) -> None:
 
 
 def test_of_several_that_one_entry_excludes_the_first_is_the_finding(write: Write) -> None:
-    """The entry must not come by either line of the file."""
+    """One entry breaks two lines of the file: the first line is the finding."""
     items = ("never: node_joined", "never: {node_joined: {node: n0}}", "job_ended")
     assert miss(feed(matcher(write, *items), ended().entries)).line == 3
 
@@ -338,8 +338,8 @@ def test_of_several_that_one_entry_excludes_the_first_is_the_finding(write: Writ
 # ---------------------------------------------------------------------------------------------------- captures
 
 
-def test_what_a_fault_names_stands_for_the_same_from_the_start(write: Write) -> None:
-    """A capture that a fault names is not bound by the first entry that would fit, but by the fault."""
+def test_a_capture_of_a_fault_is_bound_by_the_fault(write: Write) -> None:
+    """A capture that a fault names is bound by the fault, not by the first entry that would fit."""
     match = matcher(write, "node_joined: {node: $dead}", "node_lost: {node: $dead}", faults=KILL)
     feed(match, ended().entries[:17])
     assert match.bindings == {}
@@ -347,8 +347,8 @@ def test_what_a_fault_names_stands_for_the_same_from_the_start(write: Write) -> 
     assert feed(match, ended().entries[17:]).settled
 
 
-def test_a_fault_that_never_struck_is_told_in_the_miss(write: Write) -> None:
-    """What only the fault can name stands for nothing until it has struck."""
+def test_a_fault_that_never_happened_is_named_in_the_miss(write: Write) -> None:
+    """A capture that only the fault can bind has no value until the fault has happened."""
     match = feed(matcher(write, "node_lost: {node: $dead}", faults=KILL), ended().entries)
     match.job_over()
     found = miss(match)
@@ -360,15 +360,15 @@ def test_a_fault_that_never_struck_is_told_in_the_miss(write: Write) -> None:
 
 
 def test_a_fault_to_come_keeps_a_flow_going(write: Write) -> None:
-    """All may be met and a fault still to strike: the flow is not over."""
+    """The flow is not over while a fault is still to come, even if all expectations are met."""
     match = feed(matcher(write, "rendezvous_closed: {cycle: 0}", faults=KILL), to_first_cycle().entries)
     assert not match.settled
     match.fault_happened(BEGIN + 1, {"dead": "n2"})
     assert match.settled
 
 
-def test_what_must_never_come_to_the_node_that_was_hit(write: Write) -> None:
-    """A never that names the fault's node is judged once that is known, for the time before it too."""
+def test_a_never_about_the_node_of_a_fault(write: Write) -> None:
+    """A `never` with the fault's node is judged when that node is known, also for earlier entries."""
     match = matcher(write, "rendezvous_closed: {cycle: 0}", "never: {workers_started: {node: $dead}}", faults=KILL)
     feed(match, to_first_cycle().entries)
     assert match.miss is None
@@ -380,13 +380,13 @@ def test_what_must_never_come_to_the_node_that_was_hit(write: Write) -> None:
 
 
 def flow_of(*items: object) -> Flow:
-    """A flow that only expects."""
+    """A flow that has only expectations."""
     needs = Needs(nodes=6, settings={})
     return Flow("f", "", Path("f"), 1, Path("j"), (), ("local",), needs, (), items, 120.0, {})  # type: ignore[arg-type]
 
 
 def literal(entry: Entry) -> EventPattern:
-    """Just this entry: its event, with what tells it from others."""
+    """A pattern of this entry alone: its event, with the fields that distinguish it."""
     names = ("node", "rank", "cycle", "replica", "exit_code")
     fields = ((name, getattr(entry.record, name, None)) for name in names)
     return EventPattern(entry.n, event_name(entry.record), tuple((n, Equals(v)) for n, v in fields if v is not None))
@@ -406,7 +406,7 @@ SOME_OF_IT = st.sets(st.integers(1, len(JOURNAL)), min_size=1, max_size=12).map(
 
 @given(SOME_OF_IT)
 def test_any_part_of_a_journal_is_met_by_it(part: list[Entry]) -> None:
-    """A sequence of what really came, in that order, is met; with the last ahead of the first it is not."""
+    """A sequence of entries of the journal, in their order, is met; with the last one first it is not."""
     sequence = [Happens(entry.n, literal(entry)) for entry in part]
     assert is_met(sequence, JOURNAL)
     if len(part) > 1:
@@ -415,7 +415,7 @@ def test_any_part_of_a_journal_is_met_by_it(part: list[Entry]) -> None:
 
 @given(SOME_OF_IT, st.randoms(use_true_random=False))
 def test_branches_are_met_in_any_order(part: list[Entry], order: random.Random) -> None:
-    """However the branches stand in the file, they are met."""
+    """Branches are met in any order in the file."""
     raw = [{event_name(e.record): {name: str(p) for name, p in literal(e).fields}} for e in part]
     order.shuffle(raw)
     problems = Problems("f", {})
@@ -427,7 +427,7 @@ def test_branches_are_met_in_any_order(part: list[Entry], order: random.Random) 
 @given(SOME_OF_IT, st.lists(st.integers(0, len(JOURNAL)), max_size=20))
 @settings(max_examples=50)
 def test_what_is_unrelated_changes_nothing(part: list[Entry], places: list[int]) -> None:
-    """A journal that meets a sequence still meets it with other entries among its own, and a never of those fails."""
+    """A journal with unrelated entries among its own still meets a sequence, and fails a `never` of those entries."""
     stranger = NodeJoined(node="stranger", incarnation="s", seq=1, addr="a", port=1)
     longer = list(JOURNAL)
     for place in sorted(places, reverse=True):
@@ -444,7 +444,7 @@ def test_what_is_unrelated_changes_nothing(part: list[Entry], places: list[int])
 
 
 class Counted(Pattern):
-    """A pattern that counts how often it is asked."""
+    """A pattern that counts how often it is compared."""
 
     def __init__(self, answer: bool) -> None:
         self.answer, self.asked = answer, 0
@@ -463,7 +463,7 @@ def joins(names: Sequence[str]) -> list[Entry]:
 
 
 def test_a_long_journal_costs_no_more_for_each_entry() -> None:
-    """What one entry costs does not grow with how many came before: what is open looks at each, once."""
+    """The cost of an entry does not grow with the number of earlier ones: each open expectation looks at it once."""
     counted = Counted(answer=False)
     expected = Happens(1, EventPattern(1, "node_joined", (("addr", counted),)))
     feed(FlowMatcher(flow_of(expected)), joins(["n1"] * 2000))
@@ -471,7 +471,7 @@ def test_a_long_journal_costs_no_more_for_each_entry() -> None:
 
 
 def test_many_branches_cost_no_more_for_each_entry() -> None:
-    """Of a thousand branches that each name another node, an entry meets the one that names its own."""
+    """An entry is compared only with the branch that names its node, out of a thousand."""
     counted, names = Counted(answer=True), [f"n{index}" for index in range(1000)]
     patterns = (EventPattern(1, "node_joined", (("node", Equals(name)), ("addr", counted))) for name in names)
     match = FlowMatcher(flow_of(AnyOrder(1, tuple((Happens(1, pattern, within_s=3600),) for pattern in patterns))))

@@ -1,4 +1,4 @@
-"""The fault matrix: what a job's shape and a stage allow, and that the core does what each flow expects."""
+"""The fault matrix: the cases that a job's shape and a stage allow, and that the core does what each flow expects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def of(plan: Plan, stage: str = "local") -> dict[str, MatrixCase | LeftOut]:
 
 
 def matcher_of(case: MatrixCase | LeftOut, plan: Plan, folder: Path, dead: str | None) -> FlowMatcher:
-    """The case's expectations, every fault of it struck before the journal begins."""
+    """The case's expectations; all its faults happened before the journal begins."""
     assert isinstance(case, MatrixCase)
     (folder / "job.yaml").write_text(job_yaml(msgspec.structs.replace(plan, workdir="/"), "A job."))
     (folder / "flow.yaml").write_text(to_yaml(case.document("job.yaml", {}, 60.0)))
@@ -57,14 +57,14 @@ def judge(matcher: FlowMatcher, fleet: Fleet) -> None:
 @pytest.mark.parametrize("stage", ["local", "dev", "slurm"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_case_is_a_flow(shape, stage, tmp_path):
-    """Each case can be loaded: its faults, targets and expectations are those of the job."""
+    """Each case can be loaded; its faults, targets and expectations are those of the job."""
     for case in matrix(SHAPES[shape], stage):
         if isinstance(case, MatrixCase):
             matcher_of(case, SHAPES[shape], tmp_path, "n1")
 
 
 def test_names_are_unique():
-    """Each case is known by its own name, with the role's where there are several."""
+    """Each case has its own name, which includes the role if there are several."""
     names = [each.name for each in matrix(SHAPES["roles"], "dev")]
     assert len(set(names)) == len(names)
     assert {"kill-node-policy", "kill-node-rollout", "kill-store"} <= set(names)
@@ -84,14 +84,14 @@ def test_names_are_unique():
     ],
 )
 def test_left_out(shape, stage, name, why):
-    """What cannot be done is left out, with the reason."""
+    """A case that cannot be run is left out, with the reason."""
     left_out = of(SHAPES[shape], stage)[name]
     assert isinstance(left_out, LeftOut)
     assert left_out.why.startswith(why)
 
 
 def test_hang_is_tried_where_there_is_a_bound():
-    """With a bound for steps the worker is stopped after a first step: before that it has none to be late with."""
+    """With a bound for steps the worker is stopped after its first step: before that the bound does not apply."""
     bounds = plain_bounds(hang=HangSpec(step_timeout=30.0))
     case = of(msgspec.structs.replace(plain(), fault_tolerance=bounds))["hang"]
     assert isinstance(case, MatrixCase)
@@ -101,7 +101,7 @@ def test_hang_is_tried_where_there_is_a_bound():
 
 @pytest.mark.parametrize("shape", [name for name in SHAPES if name != "one node"])
 def test_lost_node(shape, tmp_path):
-    """The core does with a lost node what kill-node expects of this job: spare, smaller world, failure or end."""
+    """After a lost node the core does what kill-node expects of this job: spare, smaller world, failure or end."""
     plan = SHAPES[shape]
     role = plan.roles[0]
     fleet, replica = at_work(plan), f"{role.name}-0"
@@ -114,7 +114,7 @@ def test_lost_node(shape, tmp_path):
 
 @pytest.mark.parametrize("shape", [name for name, plan in SHAPES.items() if len(plan.roles) == 1 and name != "fails"])
 def test_killed_worker(shape, tmp_path):
-    """The same for a killed worker and the restart budget."""
+    """After a killed worker the core restarts, or ends the job if the restart budget is spent."""
     plan = SHAPES[shape]
     fleet = at_work(plan)
     worker(fleet, "n1", 0, signal=9)
@@ -123,7 +123,7 @@ def test_killed_worker(shape, tmp_path):
 
 
 def test_spent_budget_and_spares(tmp_path):
-    """And for one fault after the other, until nothing is left to recover with."""
+    """Faults follow each other until no budget and no spare is left."""
     plan = SHAPES["spares"]
     fleet = at_work(plan)
     for _ in range(plan.fault_tolerance.max_restarts.count + 1):
@@ -133,7 +133,7 @@ def test_spent_budget_and_spares(tmp_path):
 
 
 def recover(fleet: Fleet) -> None:
-    """Who is left gets ready and starts workers; if the job ends, all leave."""
+    """The remaining nodes get ready and start workers; if the job ends, all leave."""
     for replica in fleet.job.replicas.values():
         fleet.ready(*[name for name in replica.order if fleet.job.nodes[name].alive], replica=replica.id)
     for replica in fleet.job.replicas.values():

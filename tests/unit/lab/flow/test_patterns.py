@@ -1,4 +1,4 @@
-"""Patterns: what each way to write a field's value accepts."""
+"""Patterns: the values that each notation accepts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CASES: list[tuple[Any, Any, list[Any], list[Any]]] = [
 
 @pytest.mark.parametrize(("raw", "kind", "fitting", "others"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
 def test_what_fits(raw: Any, kind: Any, fitting: list[Any], others: list[Any]) -> None:
-    """A pattern fits what it means by the field's own type, and nothing else."""
+    """A pattern accepts exactly the values that it means, by the field's own type."""
     pattern = parse_pattern(raw, kind)
     assert [value for value in (*fitting, *others) if pattern.fits(value, Trial({}))] == fitting
 
@@ -71,7 +71,7 @@ def fit(raw: Any, kind: Any, value: Any, known: dict[str, Any], *, may_bind: boo
 
 
 def test_a_capture_binds_once_and_compares_afterwards() -> None:
-    """What a capture stands for is settled by its first use, within one value too."""
+    """A capture gets its value at its first use, also within one value."""
     assert fit("$a", str, "n1", {}) == {"a": "n1"}
     assert fit("$a", str, "n1", {"a": "n1"}) == {}
     assert fit("$a", str, "n1", {"a": "n2"}) is None
@@ -80,7 +80,7 @@ def test_a_capture_binds_once_and_compares_afterwards() -> None:
 
 
 def test_an_item_that_does_not_fit_binds_nothing() -> None:
-    """`contains` tries each item; a capture gets its value from the one that fits."""
+    """`contains` tries each item; a capture is bound by the item that fits."""
     pattern = parse_pattern({"secondary": {"contains": {"rank": "$rank", "text": "MemoryError"}}}, Attribution)
     trial = Trial({}, lambda name: True)
     assert pattern.fits(replace(OOM, secondary=(replace(LINE, rank=1, text="Broken pipe"), LINE)), trial)
@@ -88,14 +88,14 @@ def test_an_item_that_does_not_fit_binds_nothing() -> None:
     assert not pattern.fits(replace(OOM, secondary=(replace(LINE, rank=1),)), trial)
 
 
-def test_what_may_not_bind_fits_nothing() -> None:
-    """An unbound capture that another is to bind stands for nothing."""
+def test_a_capture_that_may_not_bind_fits_nothing() -> None:
+    """An unbound capture that another expectation is to bind fits no value."""
     assert fit("$a", str, "n1", {}, may_bind=False) is None
     assert fit("$a", str, "n1", {"a": "n1"}, may_bind=False) == {}
 
 
 def test_a_comparison_does_not_bind() -> None:
-    """`!= $a` compares with what `$a` stands for; while it stands for nothing, nothing fits."""
+    """`!= $a` compares with the value of `$a`; without a value it fits nothing."""
     assert fit("!= $a", str, "n1", {"a": "n2"}) == {}
     assert fit("> $a", int, 3, {"a": 3}) is None
     assert fit("> $a", int, 3, {"a": "n1"}) is None
@@ -109,12 +109,12 @@ def test_a_comparison_does_not_bind() -> None:
 
 
 @pytest.mark.parametrize("raw", ["3", ">= 5", "$a", "!= $a"])
-def test_a_pattern_is_told_as_it_was_written(raw: str) -> None:
-    """`str` of a pattern is what the flow file says."""
+def test_a_pattern_is_printed_as_it_was_written(raw: str) -> None:
+    """`str` of a pattern gives the text of the flow file."""
     assert str(parse_pattern(raw, int)) == raw
 
 
-def test_a_pattern_tells_what_its_captures_stand_for() -> None:
-    """In a report the value comes first, then the capture's name."""
+def test_a_pattern_is_described_with_the_values_of_its_captures() -> None:
+    """A report has the value first, then the capture's name."""
     pattern = parse_pattern(["n1", "$a", "!= $b"], Nodes)
     assert pattern.describe({"a": "n2"}) == "[n1, n2 ($a), != $b]"

@@ -1,4 +1,4 @@
-"""A journal becomes a flow: what is kept of it, what is left open, and that it holds for the job it came from."""
+"""A journal becomes a flow: what is kept and what is left open, and that the flow is met by that journal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def at_work(plan: Plan | None = None) -> Fleet:
 
 
 def begin(fleet: Fleet, replica_id: str = "main-0") -> None:
-    """The workers of the replica's cycle start, with the pids and ranks that are theirs."""
+    """The workers of the replica's cycle start, with their pids and ranks."""
     replica = fleet.job.replicas[replica_id]
     for index, node in enumerate(replica.order):
         count = replica.role.workers_per_node
@@ -62,7 +62,7 @@ def worker(fleet: Fleet, node: str, rank: int, *, step: int | None = None, **how
 
 
 def finish(fleet: Fleet) -> Fleet:
-    """Whoever still works is done, and everybody leaves."""
+    """All remaining workers are done, and all nodes leave."""
     for replica in fleet.job.replicas.values():
         fleet.done(*replica.order, replica=replica.id)
     fleet.leave(*[name for name in fleet.names if fleet.job.nodes[name].alive])
@@ -89,7 +89,8 @@ ENDING = [{"shutdown": {"exit_code": 0}}, {"job_ended": {"exit_code": 0}}]
 
 
 def test_killed_node():
-    """A node whose connection broke is killed again, at the step that it had told; its capture says who is lost."""
+    """A node whose connection broke is killed again, at the step that it had reported; a capture names the lost
+    node."""
     fleet = at_work()
     fleet.tell(NodeLost(node="n2", incarnation="n2.0", cause="connection_closed", step=7))
     fleet.ready("n1")
@@ -120,7 +121,7 @@ def test_killed_node():
 
 
 def test_killed_worker():
-    """SIGKILL is done again; who is told of first is left open, since the peers of a dead rank fail too."""
+    """The worker gets SIGKILL again; the first one reported is left open, since the peers of a dead rank fail too."""
     fleet = at_work()
     worker(fleet, "n1", 1, signal=9, step=12)
     fleet.ready("n1", "n2")
@@ -139,7 +140,7 @@ def test_killed_worker():
 
 
 def test_worker_that_fails_by_itself():
-    """An exit code is the workload's own doing: no fault, a comment says so, and it is expected again."""
+    """An exit code is caused by the workload: it is no fault, is expected again, and a comment says so."""
     fleet = at_work(plain(max_restarts=1))
     for _ in range(2):
         worker(fleet, "n1", 0, exit_code=3)
@@ -153,7 +154,7 @@ def test_worker_that_fails_by_itself():
         {"worker_failed": {"cycle": 0}},
         {"restart_decided": {"cycle": 0, "action": "restart_replica"}},
         {"rendezvous_closed": {"cycle": 1, "active": 2, "standby": 1}},
-        # `recovered` may or may not come: it fails at once, perhaps before all others have started
+        # `recovered` is left open: the worker fails at once, perhaps before all others have started
         {"worker_failed": {"cycle": 1}},
         {"restart_decided": {"cycle": 1, "action": "stop"}},
         {"shutdown": {"exit_code": 1}},
@@ -162,7 +163,7 @@ def test_worker_that_fails_by_itself():
 
 
 def test_hung_worker():
-    """A hang is made by stopping the worker; the comment says what to do where it hangs by itself."""
+    """A hang is made by stopping the worker; a comment says what to do if it hangs by itself."""
     fleet = at_work()
     fleet.tell(WorkerHung(**fleet.by("n2"), replica="main-0", cycle=0, rank=3, why="no step for 9 s", step=5))
     (fault,) = recorded(fleet)["faults"]
@@ -171,7 +172,7 @@ def test_hung_worker():
 
 
 def test_frozen_node_that_comes_back():
-    """Silence is a frozen node; when it was here again, it is restored once the others had recovered."""
+    """A silent node is frozen; if it came back, it is restored after the others have recovered."""
     fleet = at_work()
     fleet.lose("n1", safe_after_s=20.0)
     fleet.ready("n2")
@@ -188,7 +189,7 @@ def test_frozen_node_that_comes_back():
 
 
 def test_dead_spare():
-    """A spare is named by its place in the pool, and its loss comes in any order with what the others do."""
+    """A spare is named by its place in the pool, and its loss may come in any order with other events."""
     fleet = at_work(plain(nodes=2, spares=2))
     fleet.lose("n4")
     finish(fleet)
@@ -198,7 +199,8 @@ def test_dead_spare():
 
 
 def test_two_nodes_at_once():
-    """When a second node dies in the first one's recovery, that costs one cycle or two: neither is asked for."""
+    """When a second node dies during the recovery from the first, there may be one cycle or two: the flow accepts
+    both."""
     fleet = at_work(plain(nodes=3, spares=2))
     fleet.lose("n1")
     fleet.lose("n2")
@@ -222,7 +224,7 @@ def test_two_nodes_at_once():
 
 
 def test_second_fault_waits_for_the_first_recovery():
-    """Faults keep their order, and what had recovered between them has recovered again."""
+    """Faults keep their order, and each waits for the recoveries that had come before it."""
     policy = RolePlan(name="policy", command=("x",), nodes_per_replica=2)
     rollout = RolePlan(name="rollout", command=("x",), replicas=2)
     fleet = at_work(plan_of(policy, rollout, spares=2))
@@ -239,7 +241,7 @@ def test_second_fault_waits_for_the_first_recovery():
 
 
 def test_replicas_come_in_any_order():
-    """What happens to several replicas is asked for side by side, each in its own order."""
+    """The events of several replicas may come in any order, those of one replica in its own."""
     fleet = finish(at_work(plan_of(RolePlan(name="rollout", command=("x",), replicas=2))))
     assert expected(fleet) == [
         {
@@ -256,7 +258,7 @@ def test_replicas_come_in_any_order():
 
 
 def test_cancelled_job():
-    """A job that was cancelled is cancelled again, once it had come as far."""
+    """The job is cancelled again when it has come as far."""
     fleet = at_work()
     fleet.tell(Progress(**fleet.by("n1"), replica="main-0", cycle=0, rank=0, step=4))
     fleet.signal("cancel")
@@ -271,7 +273,7 @@ def test_cancelled_job():
 
 @pytest.mark.parametrize("reason", get_args(SignalReason))
 def test_each_end_from_outside_has_a_cause(reason):
-    """A flow that expects the end without saying where it comes from could never pass."""
+    """A flow that expects such an end without a cause could never pass."""
     fleet = at_work()
     fleet.signal(reason)
     fleet.leave("n1", "n2", "n3")
@@ -279,8 +281,8 @@ def test_each_end_from_outside_has_a_cause(reason):
     assert document.get("faults") or "must" in document[NOTE]
 
 
-def test_workers_that_slurm_told_first():
-    """scancel sends SIGTERM to the workers too: one that dies of it before the job is told is no failure."""
+def test_workers_that_slurm_signalled_first():
+    """scancel also sends SIGTERM to the workers: one that dies of it before the job is signalled is no failure."""
     fleet = at_work()
     worker(fleet, "n1", 0, signal=15)
     fleet.signal("cancel")
@@ -294,7 +296,7 @@ def test_workers_that_slurm_told_first():
 
 
 def test_killed_controller():
-    """Another controller in the same generation: the one before was killed."""
+    """If another controller started in the same generation, the one before was killed."""
     fleet = at_work()
     fleet.tell(ControllerStarted(epoch=2, host="h", pid=9))
     finish(fleet)
@@ -304,7 +306,7 @@ def test_killed_controller():
 
 @pytest.mark.parametrize("was_told", ["cancel", "preempted", None])
 def test_next_generation(was_told):
-    """A job that ran again was requeued; or its batch host was lost, where nobody had told it to end."""
+    """A job that ran again was requeued; without a signal before that, its batch host was lost."""
     fleet = at_work()
     if was_told:
         fleet.signal(was_told)
@@ -321,7 +323,7 @@ def test_next_generation(was_told):
 
 
 def test_job_without_an_end():
-    """Of a job that still runs nothing is said to come never: the flow would wait for that until its bound."""
+    """Without an end, the flow has no `never`: it would wait for that until its time limit."""
     fleet = at_work()
     fleet.lose("n2")
     fleet.ready("n1")
@@ -331,7 +333,7 @@ def test_job_without_an_end():
 
 @pytest.mark.parametrize(("seconds", "bound"), [(0.1, 1), (31, 45), (61, 90), (3601, 7200)])
 def test_bounds_are_round(seconds, bound):
-    """Bounds are durations that people write."""
+    """Bounds are rounded to durations that people write."""
     assert nice(seconds) == bound
 
 
@@ -343,7 +345,7 @@ def loaded(fleet: Fleet, folder: Path) -> Flow:
 
 
 def lost_in_order(fleet: Fleet) -> list[str]:
-    """The nodes that were lost while the job went on."""
+    """The nodes that were lost before the job's shutdown."""
     lost: list[str] = []
     for entry in fleet.journal:
         if isinstance(entry.record, Shutdown):
@@ -353,7 +355,7 @@ def lost_in_order(fleet: Fleet) -> list[str]:
 
 
 class RecordedHistory(History):
-    """Whatever happened to a job: the flow made of it can be loaded, and is met by its own journal."""
+    """For any history the recorded flow can be loaded, and is met by its own journal."""
 
     @initialize(plan=st.sampled_from(PLANS))
     def start(self, plan):

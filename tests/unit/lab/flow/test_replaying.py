@@ -1,4 +1,4 @@
-"""A replay: the same decisions, or where journal and core part."""
+"""A replay makes the same decisions, or shows where journal and core differ."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JOURNALS = Path(__file__).with_name("journals")
 
 @pytest.mark.parametrize("version", ["0.1"])
 def test_a_journal_of_an_older_version_replays_to_the_same_decisions(version: str) -> None:
-    """A worker failed, a node died, a spare took over: recorded by that version, with the names that it used."""
+    """A worker failed, a node died, a spare took over: that version recorded it, with the names that it used."""
     folder = JOURNALS / version
     journal = [entry_from_json(line) for line in (folder / "events.jsonl").read_bytes().splitlines()]
     replayed = replay(plan_from_json((folder / "plan.json").read_bytes()), journal)
@@ -40,7 +40,7 @@ def test_a_journal_of_an_older_version_replays_to_the_same_decisions(version: st
 
 
 def recovered_fleet() -> Fleet:
-    """n1 died, n3 took its ranks, and the job went on to its end."""
+    """n1 died, n3 took its ranks, and the job ran to its end."""
     fleet = running()
     fleet.started("n1", "n2")
     fleet.now += 1.0
@@ -70,7 +70,7 @@ def parting(journal: list[Entry]) -> Parting:
 
 
 def test_same_decisions():
-    """A journal that the core wrote holds every decision that the core makes again."""
+    """A journal that the core wrote has every decision that the core makes again."""
     journal = recovered_fleet().journal
     done = replay(plain(), journal)
     assert (done.parting, done.unwritten, done.entries) == (None, 0, len(journal))
@@ -78,14 +78,13 @@ def test_same_decisions():
 
 
 def test_times_of_the_file():
-    """The file tells times to the microsecond; durations that were computed from exact ones are the same all the
-    same."""
+    """The file has times in microseconds; durations computed from exact times are still equal."""
     journal = [entry_from_json(entry_to_json(entry)) for entry in recovered_fleet().journal]
     assert replay(plain(), journal).parting is None
 
 
 def test_other_decision():
-    """A decision that differs is shown beside the journal's, field by field, with what came before it."""
+    """A decision that differs is shown beside the journal's, field by field, with the entries before it."""
     journal = recovered_fleet().journal
     at = place_of(journal, RestartDecided)
     journal[at] = msgspec.structs.replace(
@@ -99,7 +98,7 @@ def test_other_decision():
 
 
 def test_durations_that_differ():
-    """A duration that is off by more than the file's precision parts them."""
+    """A duration that differs by more than the file's precision is a difference."""
     journal = recovered_fleet().journal
     at = place_of(journal, Recovered)
     journal[at] = msgspec.structs.replace(
@@ -109,7 +108,7 @@ def test_durations_that_differ():
 
 
 def test_decision_that_the_journal_lacks():
-    """Where the core decides and the journal has nothing, they part at the next fact."""
+    """If the journal lacks a decision of the core, the difference is at the next fact."""
     journal = recovered_fleet().journal
     del journal[place_of(journal, Recovered)]
     found = parting(renumbered(journal))
@@ -119,7 +118,8 @@ def test_decision_that_the_journal_lacks():
 
 
 def test_first_steps_that_an_older_controller_did_not_record():
-    """A journal that has none replays; one in which a controller has begun to record them must go on to."""
+    """A journal without such records replays; if a controller has begun to record them, a missing one is a
+    difference."""
     journal = recovered_fleet().journal
     del journal[place_of(journal, FirstStepReached)]
     assert replay(plain(), renumbered(journal)).parting is None
@@ -135,7 +135,7 @@ def test_first_steps_that_an_older_controller_did_not_record():
 
 
 def test_decision_that_the_core_does_not_make():
-    """Where the journal has one decision too many, the core's side is empty."""
+    """If the journal has a decision too many, the core's side is empty."""
     journal = recovered_fleet().journal
     at = place_of(journal, RendezvousClosed)
     journal.insert(at, journal[at])
@@ -145,7 +145,7 @@ def test_decision_that_the_core_does_not_make():
 
 
 def test_fact_that_is_refused():
-    """A fact that the core holds for stale today is where they part: journals have none of those."""
+    """A fact that the core now takes for stale is a difference, since journals have no stale facts."""
     journal = recovered_fleet().journal
     at = place_of(journal, WorkersStarted)
     stale = msgspec.structs.replace(journal[at].record, incarnation="of another agent")
@@ -156,15 +156,15 @@ def test_fact_that_is_refused():
 
 
 def test_plan_of_another_job():
-    """With a plan that has other replicas they part at once, and nothing is raised."""
+    """A plan with other replicas is a difference at once, and raises no error."""
     journal = recovered_fleet().journal
     found = replay(plain(nodes=3), journal).parting
     assert found is not None
     assert explain(found, journal)
 
 
-def test_last_words_that_nobody_wrote():
-    """A controller that died between a fact and its decisions is no difference: the next one has made them too."""
+def test_decisions_that_a_dead_controller_did_not_write():
+    """If a controller died between a fact and its decisions, this is no difference: its successor made them too."""
     journal = recovered_fleet().journal
     cut = place_of(journal, NodeLost) + 1
     assert replay(plain(), journal[:cut]).unwritten == 3
@@ -173,7 +173,7 @@ def test_last_words_that_nobody_wrote():
     assert (done.parting, done.unwritten) == (None, 3)
 
 
-# --------------------------------------------------------------------------------------- its files
+# --------------------------------------------------------------------------------------- the files of a journal
 
 
 WRITTEN = running().journal
@@ -191,7 +191,7 @@ def problem(path: Path) -> ConfigError:
 
 
 def test_all_parts(tmp_path):
-    """The folder, or its file: the older parts beside it are read with it."""
+    """Given the folder or its file, the older parts beside it are read too."""
     for number in range(1, 4):
         write_journal(tmp_path / f"events.{number}.jsonl", WRITTEN[number - 1 : number])
     file = write_journal(tmp_path / "events.jsonl", WRITTEN[3:])
@@ -199,20 +199,20 @@ def test_all_parts(tmp_path):
 
 
 def test_torn_last_line(tmp_path):
-    """What a writer did not finish is left out, and said."""
+    """A line that a writer did not finish is left out, and this is reported."""
     text = read_journal(write_journal(tmp_path / "events.jsonl", WRITTEN[:-1], entry_to_json(WRITTEN[-1])[:20]))
     assert list(text.entries) == WRITTEN[:-1]
     assert text.notes == (f"{tmp_path}/events.jsonl:{len(WRITTEN)}: this line is torn; left out",)
 
 
 def test_last_line_without_its_newline(tmp_path):
-    """A whole entry counts although an editor took its newline away."""
+    """The last entry is read although an editor removed its newline."""
     text = read_journal(write_journal(tmp_path / "mine.jsonl", WRITTEN[:-1], entry_to_json(WRITTEN[-1])))
     assert list(text.entries) == WRITTEN
 
 
 def test_line_torn_in_the_middle(tmp_path):
-    """An entry that is lost in the middle is named, with the line that has its rest."""
+    """The error for an entry that is damaged in the middle has the line with its rest."""
     file = tmp_path / "events.jsonl"
     write_journal(file, WRITTEN[:1], entry_to_json(WRITTEN[1])[:20] + b"\n")
     with file.open("ab") as rest:
@@ -224,13 +224,13 @@ def test_line_torn_in_the_middle(tmp_path):
 
 
 def test_missing_entries(tmp_path):
-    """A hole is named by its numbers."""
+    """The error has the numbers of the missing entries."""
     file = write_journal(tmp_path / "events.jsonl", [*WRITTEN[:1], *WRITTEN[4:]])
     assert "entries 2 to 4 are missing" in str(problem(file))
 
 
 def test_missing_parts(tmp_path):
-    """A journal that was rotated needs its older parts."""
+    """A rotated journal cannot be replayed without its older parts."""
     file = write_journal(tmp_path / "events.jsonl", WRITTEN[2:])
     error = problem(file)
     assert error.file == str(file)
@@ -238,7 +238,7 @@ def test_missing_parts(tmp_path):
 
 
 def test_event_of_a_newer_version(tmp_path):
-    """What only a newer version knows cannot be passed over: decisions may follow from it."""
+    """An event that only a newer version knows is an error: decisions may follow from it."""
     file = write_journal(tmp_path / "events.jsonl", WRITTEN[:1], b'{"n": 2, "t": 1000.0, "event": "node_cloned"}\n')
     error = problem(file)
     assert (error.file, error.line) == (str(file), 2)
@@ -247,7 +247,7 @@ def test_event_of_a_newer_version(tmp_path):
 
 
 def test_event_that_lacks_a_field(tmp_path):
-    """A known event that cannot be read is named with its field."""
+    """The error for a known event that cannot be read names its field."""
     file = write_journal(tmp_path / "events.jsonl", [], b'{"n": 1, "t": 1.0, "event": "node_lost", "node": "n1"}\n')
     error = problem(file)
     assert (error.file, error.line) == (str(file), 1)
@@ -257,18 +257,18 @@ def test_event_that_lacks_a_field(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"not json\n", b'{"a": 1}\n', b"[1]\n", b"\x00\xff\n", b"\n\n"])
 def test_no_journal_at_all(tmp_path, content):
-    """For any other file the message says what to name."""
+    """The message for any other file says which file to give."""
     (tmp_path / "x").write_bytes(content)
     assert str(problem(tmp_path / "x")).endswith("name an events.jsonl, or a job's folder")
 
 
 def test_no_file(tmp_path):
-    """A file that is not there is named."""
+    """The error names the missing file."""
     assert problem(tmp_path / "gone.jsonl").file == str(tmp_path / "gone.jsonl")
 
 
 def test_plan(tmp_path):
-    """The plan is read, or the message says which option names one."""
+    """The plan is read, or the message names the option for it."""
     (tmp_path / "plan.json").write_bytes(plan_to_json(plain()))
     assert read_plan(tmp_path / "plan.json") == plain()
     with pytest.raises(ConfigError, match="name that with --plan"):
@@ -279,7 +279,8 @@ def test_plan(tmp_path):
 
 
 def test_signal_of_an_older_journal():
-    """The causes of an older journal have a signal's number. The name that is written now is the same decision."""
+    """An older journal has a signal's number as cause: the decision is the same as with the name that is written
+    now."""
     fleet = running()
     fleet.tell(WorkerFailed(**fleet.by("n1"), replica="main-0", cycle=0, rank=0, signal=9))
     at = place_of(fleet.journal, RestartDecided)

@@ -1,4 +1,4 @@
-"""What GitHub is told."""
+"""The report for GitHub Actions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMAND = re.compile(r"::(error|warning) file=([^,]*),line=(\d+),title=([^,:]*):
 
 
 def decoded(text: str) -> str:
-    """As GitHub's runner undoes the escapes."""
+    """Undoes the escapes, as GitHub's runner does."""
     for code, sign in (("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%25", "%")):
         text = text.replace(code, sign)
     return text
@@ -33,7 +33,8 @@ def annotation(flow: FlowOutcome, workspace: Path | None = None) -> tuple[str, .
 
 
 def test_a_failure_points_at_its_line() -> None:
-    """The annotation stands at the expectation that was not met, told from the checkout, with what helps."""
+    """The annotation is at the line of the expectation that was not met, with a path from the checkout and the
+    details."""
     missed = FlowFinding(kind="fault", message="50% lost:\nwhy, then?", file="/w/ci/a.yaml", line=6, detail=("x",))
     kind, file, line, title, message = annotation(flow("a: b, c", unwell(findings=(missed,))), Path("/w"))
     assert (kind, file, line) == ("error", "ci/a.yaml", "6")
@@ -42,7 +43,7 @@ def test_a_failure_points_at_its_line() -> None:
 
 
 def test_a_flaky_flow_is_a_warning() -> None:
-    """A retry that passed does not go unseen."""
+    """A retry that passed is reported."""
     kind, file, line, title, message = annotation(flow("frozen-node", unwell(1), attempt(2)))
     assert (kind, file, line) == ("warning", "ci/flows/spare-takes-over.yaml", "14")
     assert title == "frozen-node flaky on dev"
@@ -50,13 +51,15 @@ def test_a_flaky_flow_is_a_warning() -> None:
 
 
 def test_errors_come_before_warnings() -> None:
-    """GitHub shows ten of a step: what failed is told first, and each flow once, whatever it has of findings."""
+    """GitHub shows ten annotations of a step: failures come first, and each flow has one, however many findings it
+    has."""
     told = report_github.annotate(of_every_kind(), None)
     assert [line.split(" ")[0] for line in told] == ["::error"] * 5 + ["::warning"]
 
 
 def test_a_group_folds_the_log_of_each_bad_attempt() -> None:
-    """Findings, journal and the logs' ends, in one fold an attempt, and nothing there is obeyed."""
+    """Each attempt has one group with findings, journal and the ends of the logs, in which the runner executes no
+    command."""
     tails = {"job.log": ("::error::not ours", "##[group]nor this")}
     lines = report_github.groups(suite(flow("happy", attempt()), flow("bad", unwell())), "secret", lambda _: tails)
     assert lines[:2] == ["::group::bad: dev, job 17, exit code 0, 6.30 s", "::stop-commands::secret"]
@@ -68,7 +71,7 @@ def test_a_group_folds_the_log_of_each_bad_attempt() -> None:
 
 
 def test_the_summary_has_a_line_a_flow() -> None:
-    """A table with mark, name, stage, attempts, time and recovery; what went wrong comes first and unfolds."""
+    """The table has mark, name, stage, attempts, time and recovery; failures come first, with details that unfold."""
     page = report_github.markdown(of_every_kind())
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][2:]
     assert len(rows) == len(of_every_kind().flows)
@@ -86,7 +89,7 @@ def test_the_summary_has_a_line_a_flow() -> None:
 
 
 def test_no_name_becomes_markup() -> None:
-    """Markdown and HTML in a name or a finding are shown as they are written, in a table of as many columns."""
+    """Markdown and HTML in a name or a finding are shown as text, and the table keeps its columns."""
     page = report_github.markdown(suite(flow(HOSTILE, unwell(), about=HOSTILE)))
     (row,) = [line for line in page.splitlines() if "onerror" in line and line.startswith("|")]
     assert row.count("|") == len(report_github.COLUMNS) + 1
@@ -109,7 +112,7 @@ def big(flows: int, lines: int) -> SuiteOutcome:
     ],
 )
 def test_the_summary_keeps_githubs_limit(flows: int, lines: int, said: str | None) -> None:
-    """Whatever there is to tell, the page is under 1 MiB: journals go first, then details, then lines; it says so."""
+    """The page is always under 1 MiB: journals are left out first, then details, then lines, with a note."""
     page = report_github.markdown(big(flows, lines))
     assert len(page.encode()) <= report_github.LIMIT_BYTES
     assert page.startswith(f"## {flows} failed")
@@ -118,8 +121,8 @@ def test_the_summary_keeps_githubs_limit(flows: int, lines: int, said: str | Non
     assert page.count("<details>") == page.count("</details>")
 
 
-def test_all_is_told_where_github_wants_it(tmp_path: Path) -> None:
-    """Summary and outputs are appended to what the step has written before; commands go through `say`."""
+def test_all_is_written_where_github_reads_it(tmp_path: Path) -> None:
+    """Summary and outputs are appended to those of the step so far; commands are passed to `say`."""
     places = GitHub(tmp_path, tmp_path / "summary.md", tmp_path / "output")
     for path in (tmp_path / "summary.md", tmp_path / "output"):
         path.write_text("before\n")
@@ -141,13 +144,13 @@ def test_all_is_told_where_github_wants_it(tmp_path: Path) -> None:
 
 
 def read_output(text: str) -> dict[str, str]:
-    """As GitHub's runner reads `$GITHUB_OUTPUT`."""
+    """Reads `$GITHUB_OUTPUT` as GitHub's runner does."""
     found = re.findall(r"(\w+)<<(\w{32})\n(.*?)\n\2\n", text, re.DOTALL)
     return {name: value for name, _, value in found}
 
 
 def test_a_full_summary_is_left_as_it_is(tmp_path: Path) -> None:
-    """A step that has used up its summary gets no more: GitHub would drop all of it."""
+    """If a step has used up its summary, nothing is added: GitHub would drop all of it."""
     summary = tmp_path / "summary.md"
     summary.write_bytes(b"x" * report_github.LIMIT_BYTES)
     report_github.announce(of_every_kind(), GitHub(step_summary=summary), tmp_path, lambda line: None)
@@ -155,7 +158,7 @@ def test_a_full_summary_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_ends_of_the_logs_are_read(tmp_path: Path) -> None:
-    """Logs anywhere below the attempt's folder, the last lines of each; what is empty or no log is not there."""
+    """The last lines of each log below the attempt's folder are read; empty files and other files are left out."""
     (tmp_path / "nodes").mkdir()
     (tmp_path / "nodes" / "n1.log").write_bytes(b"\n".join(b"line %d \xff" % number for number in range(9999)))
     (tmp_path / "job.log").write_text("one\n")
@@ -170,7 +173,7 @@ def test_the_ends_of_the_logs_are_read(tmp_path: Path) -> None:
 
 
 def test_github_is_known_by_its_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a step of GitHub Actions has places to tell; a part that the runner left out is None."""
+    """Only a step of GitHub Actions has these places; one that the runner did not set is None."""
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     assert env.github() is None
     monkeypatch.setenv("GITHUB_ACTIONS", "true")

@@ -26,7 +26,7 @@ class Elements(HTMLParser):
 
 
 def test_the_page_needs_nothing_else() -> None:
-    """No element names another file, and the page may ask nobody: its policy says so to the browser."""
+    """No element refers to another file, and the page's policy forbids all requests."""
     elements = Elements(report_html.page(of_every_kind())).found
     asked = [(tag, name) for tag, said in elements for name in ("src", "srcset", "action", "style") if name in said]
     assert asked == []
@@ -36,7 +36,7 @@ def test_the_page_needs_nothing_else() -> None:
 
 
 def test_only_our_own_script_and_style_may_run() -> None:
-    """The policy allows one script and one style by their hashes: those that the page has."""
+    """The policy allows one script and one style by their hashes, which are those of the page."""
     page = report_html.page(of_every_kind())
     for tag in ("script", "style"):
         (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
@@ -45,16 +45,16 @@ def test_only_our_own_script_and_style_may_run() -> None:
 
 
 def test_hostile_texts_become_no_elements() -> None:
-    """The same elements come out for a flow with a hostile name, file and sentence as for one with plain ones."""
+    """A flow with a hostile name, file and sentence gives the same elements as one with plain ones."""
     plain, hostile = flow("a", attempt(), about="b", file="c"), flow(HOSTILE, attempt(), about=HOSTILE, file=HOSTILE)
     tags = [[tag for tag, _ in Elements(report_html.page(suite(each))).found] for each in (plain, hostile)]
     assert tags[0] == tags[1]
 
 
 def test_bars_lie_where_the_attempts_were() -> None:
-    """An attempt that took the second quarter of the run is a bar there, a fault a line in it, all on the axis."""
+    """An attempt in the second quarter of the run is a bar there, and a fault a line in it, on the same axis."""
     second = attempt(after_s=10.5, took_s=10.5)
-    late = attempt(after_s=80.0, took_s=80.0)  # another machine's clock
+    late = attempt(after_s=80.0, took_s=80.0)  # the clock of another machine
     page = report_html.page(suite(flow("second", second), flow("late", late)))
     assert '<rect class="passed" x="250" y="3" width="250" height="10"/>' in page
     assert '<path class="fault" d="M279 0V16">' in page
@@ -62,11 +62,11 @@ def test_bars_lie_where_the_attempts_were() -> None:
 
 
 def test_a_run_without_flows_is_a_page_too() -> None:
-    """It says so."""
+    """It says that there are none."""
     assert "<h1>no flow</h1>" in report_html.page(suite())
 
 
 def test_a_report_is_written_with_its_folders(tmp_path: Path) -> None:
-    """Folders above it are made; half a surrogate pair, which no file can hold, is written as an escape."""
+    """Missing folders are created; a lone surrogate, which cannot be encoded, is written as an escape."""
     write(tmp_path / "a" / "b" / "c.html", "x\ud800")
     assert (tmp_path / "a" / "b" / "c.html").read_text() == "x\\ud800"

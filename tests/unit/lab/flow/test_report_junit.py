@@ -32,7 +32,7 @@ def case(flow: FlowOutcome) -> ElementTree.Element:
 
 
 def test_every_kind_of_outcome_is_valid() -> None:
-    """Whatever came of a suite, hostile names and control characters included, the report fits the schema."""
+    """For every outcome of a suite, with hostile names and control characters, the report fits the schema."""
     text = report_junit.document(of_every_kind(), "runner-1")
     schema().validate(text)
     root = ElementTree.fromstring(text)
@@ -44,14 +44,14 @@ def test_every_kind_of_outcome_is_valid() -> None:
 
 
 def test_the_schema_refuses_what_readers_do_not_know() -> None:
-    """The schema is one that a report can fail: properties of a test case are no part of it."""
+    """A report can fail the schema: it does not allow properties of a test case."""
     text = report_junit.document(suite(flow("happy-path", attempt())), "runner-1")
     with pytest.raises(xmlschema.XMLSchemaValidationError, match="properties"):
         schema().validate(text.replace("<system-out>", "<properties /><system-out>", 1))
 
 
 def test_a_flow_is_a_suite_with_one_case() -> None:
-    """Each flow file is a suite that says where, when and on which machine it ran, and what came of its job."""
+    """Each flow file is a suite with its file, time and machine, and its job's properties."""
     root = parsed(flow("happy-path", attempt(recoveries_s=(0.6421, 1.0))), flow("crash-loop", attempt()))
     happy, crash = root.findall("testsuite")
     assert (happy.get("name"), crash.get("name")) == ("happy-path", "crash-loop")
@@ -72,7 +72,7 @@ def test_a_flow_is_a_suite_with_one_case() -> None:
 
 
 def test_a_pass_holds_its_journal() -> None:
-    """A flow that passed has no result but the journal's excerpt, and its time."""
+    """A flow that passed has only the excerpt of the journal, and its time."""
     passed = case(flow("happy-path", attempt()))
     assert [child.tag for child in passed] == ["system-out"]
     assert passed.findtext("system-out") == "\n".join(JOURNAL)
@@ -80,7 +80,7 @@ def test_a_pass_holds_its_journal() -> None:
 
 
 def test_a_pass_after_a_failure_is_flaky() -> None:
-    """A retry that passes is told as Surefire tells it: passed, with the failed run beside it."""
+    """As in Surefire's format, a retry that passed is a pass with the failed run as its child."""
     flaky = case(flow("frozen-node", unwell(1), attempt(2)))
     assert [child.tag for child in flaky] == ["flakyFailure", "system-out"]
     failed = flaky.find("flakyFailure")
@@ -92,7 +92,7 @@ def test_a_pass_after_a_failure_is_flaky() -> None:
 
 
 def test_a_failure_has_its_other_runs_beside_it() -> None:
-    """Every attempt of a flow that never passed is there: the first as the failure, the others as re-runs."""
+    """Every attempt of a flow that never passed is in the report: the first as the failure, the others as re-runs."""
     stopped = attempt(3, verdict="interrupted")
     failed = case(flow("spare-takes-over", unwell(1), unwell(2), stopped))
     assert [child.tag for child in failed] == ["failure", "rerunFailure", "rerunError", "system-out"]
@@ -111,14 +111,14 @@ def test_what_did_not_fail_by_itself_is_an_error(verdict: str) -> None:
 
 
 def test_a_flow_that_was_left_out_is_skipped() -> None:
-    """It says why."""
+    """The report has the reason."""
     skipped = case(flow("network-cut", left_out="not for this stage")).find("skipped")
     assert skipped is not None
     assert skipped.get("message") == "not for this stage"
 
 
-def test_paths_are_told_from_a_folder() -> None:
-    """A reader that knows the checkout finds the file in it."""
+def test_paths_are_relative_to_a_folder() -> None:
+    """A reader of the report with the checkout finds the file."""
     below = flow("happy-path", attempt(), file="/checkout/ci/flows/happy-path.yaml")
     root = ElementTree.fromstring(report_junit.document(suite(below), "runner-1", Path("/checkout")))
     assert root.find("testsuite").get("file") == "ci/flows/happy-path.yaml"  # type: ignore[union-attr]

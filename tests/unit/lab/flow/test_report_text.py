@@ -24,7 +24,7 @@ def test_a_flow_that_passed_is_one_line() -> None:
 
 
 def test_a_flaky_flow_is_never_quiet() -> None:
-    """A retry that passed says so, and what went wrong before."""
+    """A retry that passed is shown, with the failure before it."""
     assert line("frozen-node", unwell(1), attempt(2)).endswith(
         "flaky: passed at attempt 2, after 1 failure: "
         "expected rendezvous_closed with cycle 1, active 4, standby 1 within 1 s of node_lost: none came"
@@ -32,14 +32,14 @@ def test_a_flaky_flow_is_never_quiet() -> None:
 
 
 def test_other_ends_say_why() -> None:
-    """What failed, could not run or was left out says so in the same line."""
+    """A flow that failed, could not run or was left out has the reason in its line."""
     assert line("spare-takes-over", unwell()).endswith("failed: " + unwell().findings[0].message)
     assert line("late", attempt(verdict="out_of_time")).endswith("recovered in 642 ms; out of time")
     assert line("network-cut", left_out="not for this stage").endswith("  left out: not for this stage")
 
 
 def test_findings_name_file_and_line() -> None:
-    """Each attempt that did not pass tells its findings at `file:line`, what helps below, and where to look."""
+    """Each attempt that did not pass has its findings with `file:line`, details below, and the folder to look at."""
     lines = [click.unstyle(each) for each in report_text.findings(flow("spare-takes-over", unwell(1), attempt(2)))]
     assert lines == [
         "spare-takes-over failed (dev, attempt 1 of 2, job 17, exit code 0, 6.30 s)",
@@ -61,7 +61,7 @@ def test_the_summary_counts_every_flow() -> None:
 
 
 def test_foreign_text_cannot_drive_the_terminal() -> None:
-    """A colour or a control character in a name is not printed; our own colours are."""
+    """A colour or a control character in a name is not printed; the report's own colours are."""
     printed = report_text.flow_line(flow(HOSTILE, attempt()))
     assert "\x1b[31m" not in printed and "\x00" not in printed
     assert printed.startswith(click.style("✓", fg="green"))
@@ -72,12 +72,12 @@ def test_foreign_text_cannot_drive_the_terminal() -> None:
     [((), ""), ((0.642,), "642 ms"), ((0.642, 1.2), "642 ms, 1.20 s"), ((0.1, 1.2, 0.4), "3, up to 1.20 s")],
 )
 def test_recoveries_stay_short(times: tuple[float, ...], said: str) -> None:
-    """Two are named; of more, how many and the longest."""
+    """Two recoveries are listed; of more, their number and the longest are."""
     assert report_text.recovery(attempt(recoveries_s=times)) == said
 
 
-def test_paths_are_told_from_a_folder() -> None:
-    """A path below the folder is told from there, another one as it is."""
+def test_paths_are_relative_to_a_folder() -> None:
+    """A path below the folder is printed relative to it, another one unchanged."""
     assert report_text.path_from(Path("/checkout"), "/checkout/ci/a.yaml") == "ci/a.yaml"
     assert report_text.path_from(Path("/checkout"), "/elsewhere/a.yaml") == "/elsewhere/a.yaml"
     assert report_text.path_from(None, "/elsewhere/a.yaml") == "/elsewhere/a.yaml"

@@ -1,4 +1,4 @@
-"""An attempt's process, seen from the run that started it."""
+"""An attempt's process, from the point of view of the run that started it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ async def launched(folder: Path, lines: str) -> tuple[AttemptProcess, Process]:
     return AttemptProcess(AttemptFolder(folder), process, SystemClock()), process
 
 
-async def test_attempt_that_hangs_tells_its_stacks_and_is_killed(tmp_path):
-    """Beyond its bound it is asked where it stands, then to end, then killed; and that is what is said of it."""
+async def test_attempt_that_hangs_prints_its_stacks_and_is_killed(tmp_path):
+    """After its bound it is asked for its stacks, then to end, then killed; the report has the bound."""
     hung, process = await launched(tmp_path, DEAF)
     await hung.ended(0.1, patience_s=0.1)
     assert process.returncode == -signal.SIGKILL
@@ -47,15 +47,15 @@ async def test_attempt_that_hangs_tells_its_stacks_and_is_killed(tmp_path):
 @pytest.mark.parametrize(
     ("end", "said"), [("os.kill(os.getpid(), 9)", "was killed by SIGKILL"), ("os._exit(3)", "exited with code 3")]
 )
-async def test_attempt_that_ends_without_an_outcome_is_told_by_its_end(tmp_path, end, said):
-    """A signal by its name, an exit by its code."""
+async def test_attempt_that_ends_without_an_outcome_is_reported_by_its_end(tmp_path, end, said):
+    """The report has the signal's name or the exit code."""
     gone, _ = await launched(tmp_path, f"import os\nprint(flush=True)\n{end}")
     await gone.ended(10.0, patience_s=0.1)
     assert said in gone.why_unreported
 
 
 def test_artifacts_of_two_runs_do_not_mix(tmp_path):
-    """A folder that holds a run is refused; one that a run has swept can be used again."""
+    """A folder with another run is refused; one that a run has swept can be used again."""
     first = Artifacts(tmp_path / "a")
     first.create()
     with pytest.raises(UsageError, match="holds another run"):
@@ -65,7 +65,7 @@ def test_artifacts_of_two_runs_do_not_mix(tmp_path):
 
 
 def test_two_runs_that_begin_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
-    """A third one does too; where no folder can be made, `create` says so."""
+    """So has a third run; if no folder can be made, `create` raises an error."""
     monkeypatch.chdir(tmp_path)
     folders = [Artifacts(default_folder(0.0)) for _ in range(3)]
     for folder in folders:
@@ -80,7 +80,7 @@ def test_two_runs_that_begin_in_one_second_have_a_folder_each(tmp_path, monkeypa
 
 
 def test_a_run_that_goes_on_is_known_from_outside(tmp_path):
-    """As long as its process lives its folder says whose it is; afterwards, and where there is none, nothing does."""
+    """While the run's process lives, its folder names the process; later, or without a folder, there is no error."""
     check_over(tmp_path / "a")
     run = Artifacts(tmp_path / "a")
     run.create()
@@ -90,29 +90,30 @@ def test_a_run_that_goes_on_is_known_from_outside(tmp_path):
     check_over(tmp_path / "a")
 
 
-def test_what_a_failed_run_has_left_is_not_mixed_with(tmp_path):
-    """Artifacts of an attempt that did not pass are kept: a second run there is refused before anything starts."""
+def test_artifacts_of_a_failed_run_are_not_mixed_with_others(tmp_path):
+    """Artifacts of an attempt that did not pass are kept: a second run in that folder is refused before anything
+    starts."""
     (tmp_path / "a" / "flow" / "attempt-1").mkdir(parents=True)
     with pytest.raises(UsageError, match="holds another run already; name another folder"):
         Artifacts(tmp_path / "a").create()
 
 
 def test_artifacts_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
-    """A file stands in its way."""
+    """A file has the folder's name."""
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be written"):
         Artifacts(tmp_path / "file" / "a").create()
 
 
 def test_artifacts_folder_that_is_not_utf_8_is_a_usage_error(tmp_path):
-    """No specification of an attempt could name it."""
+    """No specification of an attempt could name the folder."""
     with pytest.raises(UsageError, match="is not UTF-8"):
         Artifacts(tmp_path / os.fsdecode(b"\xff")).create()
     assert not list(tmp_path.iterdir())
 
 
-def test_outcome_and_specification_survive_the_way_through_their_files(tmp_path):
-    """What an attempt writes is what the run reads; before that there is nothing."""
+def test_outcome_and_specification_are_read_back_from_their_files(tmp_path):
+    """The run reads what an attempt writes; before that there is no outcome."""
     folder = Artifacts(tmp_path).attempt("flow", 2)
     spec = AttemptSpec(flow="f.yaml", stage="dev", number=2, lease="l", lease_timeout_s=10.0, parent=os.getpid())
     folder.create(spec)
@@ -124,7 +125,7 @@ def test_outcome_and_specification_survive_the_way_through_their_files(tmp_path)
 
 
 async def test_a_run_of_no_flow_is_not_a_good_one(tmp_path, write):
-    """All of them are left out on this stage."""
+    """All flows are left out on this stage: the exit code is that of a usage error."""
     flow = load_flow(write("job: job.yaml\nexpect: [job_ended]\non: slurm\n"))
     artifacts = Artifacts(tmp_path / "a")
     artifacts.create()
@@ -135,7 +136,7 @@ async def test_a_run_of_no_flow_is_not_a_good_one(tmp_path, write):
 
 
 async def test_attempt_that_cannot_begin_is_broken(tmp_path, write):
-    """Its folder cannot be made: the other flows run all the same, and the report says why this one did not."""
+    """Its folder cannot be made: the report has the reason, and the run goes on."""
     flow = load_flow(write("job: job.yaml\nexpect: [job_ended]\non: local\n"))
     artifacts = Artifacts(tmp_path / "a")
     artifacts.create()

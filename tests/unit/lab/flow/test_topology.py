@@ -1,4 +1,4 @@
-"""Who is where, as the journal tells by now."""
+"""The nodes, ranks and processes of a job by its journal."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def said(call, *arguments):
     return str(raised.value)
 
 
-def test_ranks_move_with_the_rounds():
-    """A rank is on the node that holds it in the newest closed rendezvous, and its worker is the newest one."""
+def test_ranks_move_with_each_rendezvous():
+    """A rank is on its node in the newest closed rendezvous, and its worker is the newest one."""
     fleet = running(plain(nodes=2, spares=1))
     start_workers(fleet, "n1", {0: 10, 1: 11})
     start_workers(fleet, "n2", {2: 20, 3: 21})
@@ -47,7 +47,7 @@ def test_ranks_move_with_the_rounds():
 
 
 def test_agent_of_a_lost_node_is_known():
-    """A frozen agent must be found again, so that it can go on."""
+    """A frozen agent must be found later, so that it can be continued."""
     fleet = Fleet(plain(nodes=1, spares=1))
     fleet.tell(NodeJoined(**fleet.by("n1"), addr="a", port=1, pid=71))
     fleet.tell(NodeJoined(**fleet.by("n2"), addr="a", port=1, pid=72))
@@ -58,7 +58,7 @@ def test_agent_of_a_lost_node_is_known():
 
 
 def test_next_generation_forgets_the_processes_of_the_one_before():
-    """After a requeue nobody is signalled by a pid of the last generation; the newest controller counts."""
+    """After a requeue no pid of the last generation is used; the newest controller counts."""
     fleet = running(plain(nodes=1, spares=0))
     start_workers(fleet, "n1", {0: 10, 1: 11})
     fleet.tell(ControllerStarted(epoch=1, host="h", pid=5))
@@ -70,8 +70,8 @@ def test_next_generation_forgets_the_processes_of_the_one_before():
     assert said(world.worker, 0) == "rank 0 of main-0 has no worker: there are none yet"
 
 
-def test_before_the_first_round_has_closed_nobody_has_a_rank():
-    """Who is preferred in an open rendezvous is no promise."""
+def test_before_the_first_rendezvous_has_closed_no_node_has_a_rank():
+    """A node that is preferred in an open rendezvous has no rank yet."""
     fleet = Fleet(plain(nodes=2))
     assert said(world_of(fleet).node_of_rank, 0) == "main-0 has no rank 0: its world has 0 ranks now"
     world = JobTopology(fleet.plan)
@@ -80,7 +80,7 @@ def test_before_the_first_round_has_closed_nobody_has_a_rank():
 
 
 def test_where_there_are_several_replicas_one_must_be_named():
-    """A rank alone does not say whose."""
+    """A rank alone does not identify its replica."""
     policy = RolePlan(name="policy", command=("x",), nodes_per_replica=1)
     rollout = RolePlan(name="rollout", command=("x",), replicas=2, nodes_per_replica=1)
     world = world_of(running(plan_of(policy, rollout)))
@@ -116,7 +116,7 @@ def world():
     ],
 )
 def test_node_is_named_in_each_way(world, arguments, node):
-    """By its name, by a rank that it holds, as a hot spare, as the batch host's."""
+    """It is named directly, by one of its ranks, as a hot spare, or as that of the batch host."""
     assert node_of(arguments, world) == node
 
 
@@ -129,22 +129,22 @@ def test_node_is_named_in_each_way(world, arguments, node):
         ({}, "no node is named by {}: it takes node, of_rank, spare, or batch_host"),
     ],
 )
-def test_node_that_is_not_there_is_an_error(world, arguments, message):
-    """It says what there is."""
+def test_unknown_node_is_an_error(world, arguments, message):
+    """The error lists the nodes."""
     with pytest.raises(FaultFailed) as raised:
         node_of(arguments, world)
     assert str(raised.value) == message
 
 
 def test_worker_is_named_by_rank_or_by_node(world):
-    """Of a node, the first rank is meant."""
+    """For a node, its first rank is meant."""
     by_rank, by_node = worker_of({"rank": 2}, world), worker_of({"of_node": "n2"}, world)
     assert by_rank == by_node
     assert (by_rank.pid, by_rank.node, str(by_rank)) == (20, "n2", "rank 2 of main-0 on n2")
 
 
-def test_captures_are_replaced_by_what_they_stand_for():
-    """One that stands for nothing yet is an error that names those that do."""
+def test_captures_are_replaced_by_their_values():
+    """One without a value is an error that lists the captures with values."""
     assert resolved({"node": "$dead", "delay": 0.2}, {"dead": "n2"}) == {"node": "n2", "delay": 0.2}
     with pytest.raises(FaultFailed) as raised:
         resolved({"node": "$gone"}, {"dead": "n2", "spare": "n3"})

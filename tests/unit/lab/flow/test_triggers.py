@@ -1,4 +1,5 @@
-"""When faults strike: journals of the real core, beats and strikes come in, faults that are due come out."""
+"""When faults are due: the scheduler reads journals of the real core, heartbeats and faults, and returns the faults
+that are due."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def entry_at_which(directs: FaultScheduler, entries: Sequence[Entry]) -> int | N
     return None
 
 
-# trigger → the entry of the journal with which it is met
+# trigger → the entry of the journal at which it is met
 TRIGGERS = {
     "{event: node_joined}": 3,
     "{event: node_joined, times: 4}": 6,
@@ -65,12 +66,12 @@ TRIGGERS = {
 
 @pytest.mark.parametrize(("when", "entry"), TRIGGERS.items())
 def test_with_which_entry_a_trigger_is_met(write: Write, when: str, entry: int | None) -> None:
-    """A fault is due with the very entry that it waits for."""
+    """A fault is due at exactly the entry for which it waits."""
     assert entry_at_which(director(write, f"{{when: {when}, do: kill_store}}"), ended().entries) == entry
 
 
 def test_a_fault_is_handed_out_once(write: Write) -> None:
-    """What was due is not due again, and waits until it has struck."""
+    """A fault that was returned is not returned again, and waits until it has happened."""
     directs = director(write, "{when: {event: node_joined}, do: kill_store}")
     directs.feed(ended().entries[2])
     assert due(directs) == ["kill_store"]
@@ -81,8 +82,8 @@ def test_a_fault_is_handed_out_once(write: Write) -> None:
     assert directs.waiting == []
 
 
-def test_beats_tell_progress_too(write: Write) -> None:
-    """Any step from the one that is named on will do, since beats skip steps; another rank's will not."""
+def test_heartbeats_count_as_progress_too(write: Write) -> None:
+    """Any step from the given one on will do, since heartbeats skip steps; a step of another rank will not."""
     directs = director(write, "{when: {event: progress, rank: 2, step: 5}, do: kill_store}")
     for rank, step in ((0, 9), (2, 3)):
         directs.feed(RankProgress(BEGIN, "main-0", rank, "n1", step, 0))
@@ -96,7 +97,7 @@ def test_beats_tell_progress_too(write: Write) -> None:
 
 
 def test_after(write: Write) -> None:
-    """A strike may come later than what it waits for, by the journal's clock; delays of parts and whole add up."""
+    """A fault may be delayed after its trigger, by the journal's clock; delays of parts and whole add up."""
     directs = director(
         write,
         "{when: {event: node_joined, after: 3s}, do: kill_store}",
@@ -113,7 +114,7 @@ def test_after(write: Write) -> None:
 
 
 def test_faults_that_are_due_together_come_in_the_order_of_their_moments(write: Write) -> None:
-    """The earlier moment first; at the same one, the file's order."""
+    """The earlier time comes first; at the same time, the order of the file counts."""
     directs = director(
         write,
         "{when: {event: node_joined, after: 1s}, do: kill_store}",
@@ -125,7 +126,7 @@ def test_faults_that_are_due_together_come_in_the_order_of_their_moments(write: 
 
 
 def test_a_fault_after_another(write: Write) -> None:
-    """`fault: 1` is met when that has struck, not when it was due."""
+    """`fault: 1` is met when that fault has happened, not when it was due."""
     directs = director(
         write,
         "{when: {event: node_joined}, do: {kill_node: {of_rank: 0}}, as: $dead}",
@@ -141,7 +142,7 @@ def test_a_fault_after_another(write: Write) -> None:
 
 
 def test_captures_of_triggers_and_expectations_are_the_same(write: Write) -> None:
-    """A trigger binds what nobody has bound, compares with what an expectation has, and names the target."""
+    """A trigger binds an unbound capture, compares with one that an expectation has bound, and the target uses it."""
     item = "{when: {event: rendezvous_closed, cycle: 1, promoted: [$new]}, do: {kill_node: $new}}"
     fresh, bound = FaultScheduler(faults(write, item)), FaultScheduler(faults(write, item))
     for entry in ended().entries:
@@ -155,15 +156,15 @@ def test_captures_of_triggers_and_expectations_are_the_same(write: Write) -> Non
 
 
 def test_only_the_entry_that_counts_binds(write: Write) -> None:
-    """With `times` a capture stands for what the last of them says."""
+    """With `times` a capture has the value of the last of these entries."""
     directs = director(write, "{when: {event: node_joined, node: $third, times: 3}, do: {kill_node: $third}}")
     for entry in ended().entries:
         directs.feed(entry)
     assert [resolved(found.fault.arguments, found.bindings) for found in directs.due(BEGIN + 60)] == [{"node": "n2"}]
 
 
-def test_a_fault_whose_target_nobody_knows_waits(write: Write) -> None:
-    """A fault is not due before its captures stand for something."""
+def test_a_fault_whose_target_is_not_known_waits(write: Write) -> None:
+    """A fault is not due before its captures have values."""
     (fault,) = faults(write, "{when: {event: node_joined}, do: {kill_node: $x}}", expect="'node_lost': {node: $x}")
     directs = FaultScheduler([fault])
     joined, *_, last = ended().entries[2:9]
@@ -174,8 +175,8 @@ def test_a_fault_whose_target_nobody_knows_waits(write: Write) -> None:
     assert [resolved(found.fault.arguments, found.bindings) for found in directs.due(last.t)] == [{"node": "n1"}]
 
 
-def test_what_has_not_come_is_told(write: Write) -> None:
-    """A fault that never struck says what it waited for."""
+def test_unmet_conditions_are_named(write: Write) -> None:
+    """The text for a fault that never happened names its unmet conditions."""
     directs = director(
         write,
         "{when: {event: node_joined, times: 7}, do: kill_store}",
@@ -192,7 +193,7 @@ def test_what_has_not_come_is_told(write: Write) -> None:
 
 
 def test_a_pending_job(write: Write) -> None:
-    """What no journal says yet is told from outside."""
+    """This state is not in the journal: the caller reports it."""
     directs = director(write, "{when: {state: pending, after: 1s}, do: scancel}")
     directs.in_state(BEGIN, "pending")
     assert directs.next_at() == BEGIN + 1
@@ -202,15 +203,15 @@ def test_a_pending_job(write: Write) -> None:
 
 
 def states(entries: Sequence[Entry]) -> list[str | None]:
-    """The states that a journal goes through."""
+    """The states that a job goes through by this journal."""
     view = JobView()
     told = [state_of(fold(view, entry)) for entry in entries]
     return [state for index, state in enumerate(told) if index == 0 or state != told[index - 1]]
 
 
 def test_the_states_of_a_job() -> None:
-    """From the first rendezvous through a recovery to the end; in between it comes together, or nothing runs any
-    more."""
+    """They lead from the first rendezvous through a recovery to the end; in between the job is joining, or has no
+    running workers."""
     met = [None, "running", "recovering", None, "running", None, "shutting_down", "ended"]
     assert states(ended().entries) == met
 
@@ -227,8 +228,8 @@ def test_a_job_runs_when_every_replica_does() -> None:
     assert states(recorder.entries) == [None, "running", "recovering"]
 
 
-def test_a_replica_that_has_ended_keeps_nobody_from_running() -> None:
-    """A failed replica whose role is ignored does not count any more."""
+def test_a_replica_that_has_ended_does_not_keep_the_job_from_running() -> None:
+    """A failed replica of a role with on_failure `ignore` does not count any more."""
     plan = roles_plan()
     ignored = RolePlan(name="rollout", command=("rollout",), replicas=3, on_failure="ignore")
     recorder = Recorder(type(plan)(name="rl", roles=(plan.roles[0], ignored), spares=1, workdir="/w", folder="/f"))
@@ -240,8 +241,8 @@ def test_a_replica_that_has_ended_keeps_nobody_from_running() -> None:
     assert states(recorder.entries) == [None, "running"]
 
 
-def test_a_new_generation_begins_anew() -> None:
-    """After a requeue the job runs again only when its workers do."""
+def test_a_new_generation_starts_without_a_state() -> None:
+    """After a requeue the job is running only when its workers run again."""
     recorder = to_first_cycle()
     recorder.tell(JobStarted(job="1", name="digits", expected=recorder.nodes, generation=1))
     assert states(recorder.entries) == [None, "running", None]

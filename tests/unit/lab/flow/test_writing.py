@@ -1,4 +1,4 @@
-"""A plan becomes a job.yaml that makes the same plan; and what two plans differ in becomes overrides."""
+"""A plan becomes a job.yaml that gives the same plan; the differences of two plans become overrides."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def planned(text: str, folder: Path, **flags: object) -> Plan:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_there_and_back(plan, tmp_path):
-    """The job.yaml of a plan makes that plan, wherever it lies."""
+    """The job.yaml of a plan gives that plan, in any folder."""
     assert planned(job_yaml(plan, "Made of a plan."), tmp_path) == plan
 
 
 def test_what_differs(tmp_path):
-    """Overrides are what the job had differently, defaults that the file changes included."""
+    """Overrides are the job's differences from the file, including defaults that the file changes."""
     theirs = planned(
         "name: train\ncommand: a\nnodes: 4\nspares: 3\nworkdir: /data\nfault_tolerance: {max_restarts: 7}", tmp_path
     )
@@ -120,14 +120,14 @@ DOCUMENTS = st.recursive(
 
 @given(st.dictionaries(st.text("abcdef", min_size=1), DOCUMENTS, min_size=1))
 def test_yaml_reads_back(tmp_path_factory, document):
-    """Whatever stands in a document is read back as it was, text that looks like something else included."""
+    """Any document is read back unchanged, including text that looks like another type."""
     path = tmp_path_factory.mktemp("yaml") / "document.yaml"
     path.write_text(to_yaml(document))
     assert read_yaml(path).data == document
 
 
 def test_comments_stand_above():
-    """A comment stands above what it is about, and is wrapped."""
+    """A comment is above its item, and is wrapped."""
     text = to_yaml({NOTE: "Of all.", "faults": [{NOTE: "why " * 30, "do": {"scancel": {}}}], "on": ["dev", "local"]})
     assert text.splitlines() == [
         "# Of all.",

@@ -11,7 +11,7 @@ from nvrx_slurm.lab.simulation.loop import VirtualLoop
 
 @pytest.fixture
 def loop() -> Iterator[VirtualLoop]:
-    """A loop at the begin of its time."""
+    """A loop at the start of its time."""
     loop = VirtualLoop()
     yield loop
     loop.close()

@@ -1,4 +1,4 @@
-"""Who was in touch, compared with who is given up."""
+"""The contacts of agents, compared with the nodes that the controller gives up."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from nvrx_slurm.lab.simulation.run import run_scenario
 from nvrx_slurm.lab.simulation.scenario import Scenario, draw_scenario
 from tests.unit.core.fleet import plain
 
-# No node is given up within 8 s of the last sign of any.
+# No node is given up within 8 s of the last sign of any node.
 PLAN = plain(heartbeat=HeartbeatSpec(interval=1.0, timeout=4.0), fence_timeout=8.0, control_plane_grace=8.0)
 GRACE_S = PLAN.fault_tolerance.gives_away_after_s
 
 
 def is_plain(scenario: Scenario) -> bool:
-    """Of Slurm, with a spare, and with agents that outlast a store that is down for longer than a node's timeout."""
+    """A job on Slurm, with a spare, whose agents outlast a store outage of more than a node's timeout."""
     plan, bounds = scenario.shape.plan, scenario.shape.plan.fault_tolerance
     lasts_s = min(bounds.control_plane_grace, bounds.fence_timeout)
     return (
@@ -34,7 +34,7 @@ PLAIN = next(each for each in (draw_scenario(seed, 4) for seed in range(1_000)) 
 
 
 class Run:
-    """A run of which the test says what happens when."""
+    """A run in which the test decides what happens at what time."""
 
     HOST = "host"
 
@@ -68,7 +68,7 @@ def joined(node: str, incarnation: str) -> NodeJoined:
 
 
 def lose(run: Run) -> list[Promise]:
-    """`n1` is given up some seconds after its only sign, and 5 s after that of another agent."""
+    """`n1` is given up some seconds after its only sign, and 5 s after a sign of another agent."""
     run.loop.now_s = GRACE_S + 1.0
     run.contact.heard("b")
     run.loop.now_s += 5.0
@@ -77,31 +77,31 @@ def lose(run: Run) -> list[Promise]:
 
 
 def test_node_is_not_given_up_while_all_are_silent(run):
-    """For a while the store, or the controller, is to blame."""
+    """When all nodes are silent, the store or the controller may be the cause for a while."""
     run.enter(joined("n2", "b"))
     assert lose(run) == [Promise.SILENT]
 
 
 def test_agent_that_has_not_joined_is_no_node_that_was_seen(run):
-    """The controller does not know it. It may have found at its join that the job has ended."""
+    """The controller does not know this agent, which may have found at its join that the job has ended."""
     assert lose(run) == []
 
 
 def test_agent_of_the_generation_before_is_no_node_that_was_seen(run):
-    """It is back from a partition, and its store is that of the generation now."""
+    """The agent is back from a partition, and its store is that of the current generation."""
     run.enter(joined("n2", "b"), JobStarted(job="1", name="t", expected=("n1",), generation=1), joined("n1", "a"))
     assert lose(run) == []
 
 
 def test_agent_that_was_replaced_is_no_node_that_was_seen(run):
-    """A heartbeat of it arrives late."""
+    """The heartbeat of the replaced agent arrives late."""
     run.enter(joined("n2", "b"), joined("n2", "c"))
     assert lose(run) == []
 
 
 def test_controller_leads_until_the_next_one_has_taken_over():
-    """The next one waits for the store. Meanwhile the first one thaws, and hears from agents that they live. As soon
-    as it can read the heartbeats it gives up the node that is dead."""
+    """The next one waits for the store. Meanwhile the first one thaws, and gets signs of life from the agents. As
+    soon as it can read the heartbeats it gives up the dead node."""
     outage_s = 1.5 * PLAIN.shape.plan.fault_tolerance.heartbeat.timeout
     acts = (
         Act(at_s=1.0, kind="restart_store", lasts_s=outage_s),

@@ -34,7 +34,7 @@ def test_time_jumps_to_the_next_timer(loop):
 
 
 def test_wall_clock_that_is_set_moves_no_timer(loop):
-    """Somebody sets the wall clock back; what is measured on the other one stays."""
+    """Setting the wall clock back does not change the monotonic clock."""
     clock = VirtualClock(loop, ahead_s=5_000.0 - BEGIN_S)
     clock.set_by(-3600.0)
     loop.run(asyncio.sleep(10.0))
@@ -42,7 +42,8 @@ def test_wall_clock_that_is_set_moves_no_timer(loop):
 
 
 def test_timers_come_in_order_of_their_time_and_then_of_their_making(loop):
-    """Two that are due at one moment run as they were made; a cancelled one does not, and moves no time."""
+    """Two timers that are due at the same time run in the order in which they were made; a cancelled one does not
+    run, and advances no time."""
     ran: list[int] = []
     loop.call_later(2.0, ran.append, 3)
     loop.call_later(1.0, ran.append, 1)
@@ -57,7 +58,7 @@ def test_timers_come_in_order_of_their_time_and_then_of_their_making(loop):
 
 
 def test_timeouts_and_waits_are_asyncios_own(loop):
-    """A timeout that passes, one that does not, and the first of two."""
+    """One timeout expires, another does not, and a wait returns the first of two."""
 
     async def main() -> list[float]:
         with pytest.raises(TimeoutError):
@@ -74,7 +75,7 @@ def test_timeouts_and_waits_are_asyncios_own(loop):
 
 
 def test_thread_takes_no_time(loop):
-    """What is handed to a thread is done at once, and its exception is raised where it is awaited."""
+    """Work in a thread is done at once, and its exception is raised where it is awaited."""
 
     async def main() -> int:
         with pytest.raises(ZeroDivisionError):
@@ -85,14 +86,14 @@ def test_thread_takes_no_time(loop):
     assert loop.time() == BEGIN_S
 
 
-def test_history_that_cannot_go_on_says_who_waits_where(loop):
-    """Nothing is left to do, and the main task is not done: that is an error, and no endless wait."""
+def test_history_that_cannot_go_on_says_which_task_waits_where(loop):
+    """If no step is left and the main task is not done, this is an error, not an endless wait."""
     with pytest.raises(SimulationStuck, match=r"the world: Event.wait at .*locks.py"):
         loop.run(asyncio.Event().wait())
 
 
 def test_history_is_bounded_in_time_and_in_steps(loop):
-    """One that ends too late, and one that turns in circles, are told apart."""
+    """A history that ends too late, and one that loops, have different errors."""
     with pytest.raises(SimulationStuck, match=r"did not end in its virtual time: 0\.000"):
         loop.run(asyncio.sleep(61.0), until_s=60.0)
 
@@ -104,15 +105,15 @@ def test_history_is_bounded_in_time_and_in_steps(loop):
         loop.run(asyncio.sleep(1.0), most_steps=1_000)
 
 
-def test_mistake_of_the_simulation_itself_ends_the_run(loop):
-    """A callback of no process that raises is not swallowed."""
+def test_defect_of_the_simulation_itself_ends_the_run(loop):
+    """An exception in a callback that belongs to no process is raised."""
     loop.call_later(1.0, lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         loop.run(asyncio.sleep(2.0))
 
 
-def test_observer_sees_the_world_after_each_step_of_a_process(loop):
-    """And not after steps of the world itself; what it raises ends the run."""
+def test_observer_is_called_after_each_step_of_a_process(loop):
+    """It is not called after steps of the world itself; an exception that it raises ends the run."""
     process, seen, done = SimulatedProcess(loop, "p"), [], []
 
     async def main() -> None:
@@ -128,7 +129,7 @@ def test_observer_sees_the_world_after_each_step_of_a_process(loop):
 
 
 def test_collector_is_off_while_a_history_runs_and_on_again_after_it(loop):
-    """Whatever it would finalise is left to the end."""
+    """Finalizers run after the history."""
 
     async def main() -> bool:
         return gc.isenabled()
@@ -138,8 +139,9 @@ def test_collector_is_off_while_a_history_runs_and_on_again_after_it(loop):
     assert gc.isenabled()
 
 
-def test_unfinished_tasks_are_closed_without_a_word(loop):
-    """Whoever awaits in its last words, or never began, is closed all the same; filterwarnings=error listens."""
+def test_unfinished_tasks_are_closed_without_a_warning(loop):
+    """A task that awaits in its `finally`, or that never began, is closed without a warning; filterwarnings=error
+    would raise one."""
     heard: list[str] = []
 
     async def stubborn() -> None:
@@ -159,7 +161,7 @@ def test_unfinished_tasks_are_closed_without_a_word(loop):
 
 
 def test_tasks_that_a_finally_starts_while_the_loop_closes_are_closed_too():
-    """However many there are: no coroutine is left that was never awaited."""
+    """However many there are, no coroutine is left that was never awaited."""
     loop = VirtualLoop()
 
     async def leave() -> None:
@@ -185,7 +187,7 @@ def test_tasks_that_a_finally_starts_while_the_loop_closes_are_closed_too():
 
 
 def test_coroutine_that_no_code_awaits_is_found(loop):
-    """Other warnings stay what they are."""
+    """Other warnings are not changed."""
 
     async def forgotten() -> None:
         pass
@@ -201,7 +203,7 @@ def test_coroutine_that_no_code_awaits_is_found(loop):
 
 
 def shuffled_history(seed: int) -> list[tuple[float, int]]:
-    """Workers that are cancelled out of a set, wait for sets of each other, and draw from one source."""
+    """Workers that are cancelled in the order of a set, awaited as sets, and draw from one random source."""
     loop, chance, seen = VirtualLoop(), random.Random(seed), list[tuple[float, int]]()
 
     async def work(number: int) -> None:
@@ -228,7 +230,7 @@ def shuffled_history(seed: int) -> list[tuple[float, int]]:
 
 
 def test_same_seed_gives_the_same_order_of_everything():
-    """Also of what stands in sets, in another process, and under another hash seed."""
+    """This includes the order of sets, also in another process and under another hash seed."""
     here = shuffled_history(7)
     code = "from tests.unit.lab.simulation.test_loop import shuffled_history; print(shuffled_history(7))"
     for hash_seed in ("1", "2"):

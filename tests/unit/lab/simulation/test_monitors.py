@@ -1,4 +1,4 @@
-"""Each monitor of the journal sees what breaks its promise, and nothing in a journal that is sound."""
+"""Each monitor of the journal finds a violation of its promise, and none in a sound journal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ASKS = AttributionSpec(enable_lib=True, dry_run=False, timeout=30.0, decision_ti
 
 
 def broken(fleet: Fleet, journal: list[Entry]) -> set[Promise]:
-    """The promises that the monitors see broken."""
+    """The promises that the monitors report as broken."""
     seen: set[Promise] = set()
     monitors = JournalMonitors(fleet.plan, lambda promise, _: seen.add(promise))
     for entry in journal:
@@ -64,7 +64,7 @@ def without(fleet: Fleet, kind: type[Record]) -> list[Entry]:
 
 
 def earlier(fleet: Fleet, kind: type[Record], by_s: float) -> list[Entry]:
-    """The journal up to the last record of a kind, whose step came sooner."""
+    """The journal up to the last record of a kind, whose step is moved to an earlier time."""
     last = max(index for index, entry in enumerate(fleet.journal) if isinstance(entry.record, kind))
     t = fleet.journal[last].t
     return [msgspec.structs.replace(each, t=t - by_s) if each.t == t else each for each in fleet.journal[: last + 1]]
@@ -85,7 +85,7 @@ def failed() -> Fleet:
 
 
 def stepping() -> Fleet:
-    """A worker has failed, and the nodes of its replica step again."""
+    """A worker has failed, and the nodes of its replica report steps again."""
     fleet = failed()
     fleet.now += 1.0
     fleet.started("n1", "n2")
@@ -115,7 +115,7 @@ def late() -> Fleet:
 
 
 def quarantined() -> Fleet:
-    """A node comes back that was lost too often."""
+    """A node that was lost too often comes back."""
     fleet = running(plain(quarantine_after=1))
     fleet.lose("n1")
     fleet.rejoin("n1")
@@ -123,7 +123,7 @@ def quarantined() -> Fleet:
 
 
 def smaller() -> Fleet:
-    """A rendezvous closed with fewer nodes, since no more can come."""
+    """A rendezvous closed with fewer nodes, since no more can join."""
     fleet = running(plain(3, 0, min_nodes=2))
     fleet.lose("n3")
     fleet.ready("n1", "n2")
@@ -131,7 +131,7 @@ def smaller() -> Fleet:
 
 
 def stopped() -> Fleet:
-    """A source said STOP, and that has ended the job."""
+    """The verdict STOP of a source has ended the job."""
     fleet = running(plain(attribution=ASKS))
     fleet.fail("n1")
     answer = Attribution(source="lib", verdict=Verdict.STOP)
@@ -141,7 +141,7 @@ def stopped() -> Fleet:
 
 
 def drained() -> Fleet:
-    """A user has moved a node's ranks to the spare, and may not have another one drained."""
+    """A user has moved a node's ranks to the spare, and may not have another node drained."""
     fleet = running()
     fleet.tell(DrainAsked(request="1", by="u", node="n1"))
     fleet.ready("n1", "n2")
@@ -151,7 +151,7 @@ def drained() -> Fleet:
 
 
 def taken_back() -> Fleet:
-    """The spare of a drain is lost before it has the ranks."""
+    """The spare for a drain is lost before it gets the ranks."""
     fleet = running()
     fleet.tell(DrainAsked(request="1", by="u", node="n1"))
     fleet.ready("n1")
@@ -170,7 +170,7 @@ def skewed() -> Fleet:
 
 
 def taken_over() -> Fleet:
-    """A controller takes over when `exit_skew` has passed, and reads only then that the second node is done."""
+    """A controller takes over after `exit_skew` has passed, and only then reads that the second node is done."""
     fleet = running(plain(hang=HangSpec(exit_skew=5.0)))
     fleet.done("n1")
     fleet.now += 5.5
@@ -180,7 +180,7 @@ def taken_over() -> Fleet:
 
 
 def unanswered() -> Fleet:
-    """A worker lost its peer, whose node has not answered within the join timeout, and nothing replaces it."""
+    """A worker lost its peer, whose node has not answered within the join timeout, and there is no replacement."""
     fleet = running(plain(spares=0, rendezvous__join_timeout=15.0))
     fleet.tell(WorkerFailed(**fleet.by("n1"), replica="main-0", cycle=0, rank=0, exit_code=1, peer_lost=True))
     fleet.ready("n1")
@@ -189,7 +189,7 @@ def unanswered() -> Fleet:
 
 
 def slower(fleet: Fleet, kind: type[Record], by_s: float) -> list[Entry]:
-    """The journal, whose last record of a kind came later, and all that followed."""
+    """The journal, with its last record of a kind and all later ones moved to a later time."""
     last = max(index for index, entry in enumerate(fleet.journal) if isinstance(entry.record, kind))
     late = (msgspec.structs.replace(entry, t=entry.t + by_s) for entry in fleet.journal[last:])
     return [*fleet.journal[:last], *late]
@@ -213,7 +213,7 @@ STORIES = (
 
 @pytest.mark.parametrize("story", STORIES)
 def test_a_sound_journal_breaks_nothing(story: Callable[[], Fleet]) -> None:
-    """What the core decides is what the second model expects."""
+    """The decisions of the core are those that the second model expects."""
     fleet = story()
     assert broken(fleet, fleet.journal) == set()
 
@@ -254,12 +254,12 @@ CASES: list[tuple[Promise, Callable[[], Fleet], Callable[[Fleet], list[Entry]]]]
 def test_a_changed_journal_breaks_its_promise(
     promise: Promise, story: Callable[[], Fleet], change: Callable[[Fleet], list[Entry]]
 ) -> None:
-    """A record that says something else, or is missing, is seen by the monitor of its promise."""
+    """The monitor of the promise reports a record that was changed or removed."""
     fleet = story()
     assert promise in broken(fleet, change(fleet))
 
 
 def test_ranks_that_are_given_away_without_a_proof() -> None:
-    """The rendezvous closes as if the death had been proven, and it was not."""
+    """The rendezvous closes as if the death had been proven, which it was not."""
     fleet = lost()
     assert broken(fleet, without(fleet, NodeFenced)) == {Promise.GIVEN_AWAY}

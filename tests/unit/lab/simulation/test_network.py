@@ -1,4 +1,4 @@
-"""The simulated network, and what processes use of it."""
+"""The simulated network, and the calls, connections and datagrams of processes on it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SOON_S = 5 * LONGEST_S
 
 @pytest.fixture
 def network(loop):
-    """Hosts a, b, …; nothing is wrong."""
+    """A network of hosts a, b, …, without faults."""
     return SimulatedNetwork(loop, Random(1))
 
 
 @pytest.fixture
 def sockets(network):
-    """Of all hosts."""
+    """The sockets of all hosts."""
     return Sockets(network)
 
 
@@ -34,7 +34,7 @@ def pass_time(loop: VirtualLoop, seconds: float) -> None:
 
 
 class Echo:
-    """A service on host b whose replies are the requests, counted."""
+    """A service on host b that replies with each request, and counts them."""
 
     def __init__(self, network: SimulatedNetwork) -> None:
         self.loop, self.service = network.loop, Service(network, "b")
@@ -55,12 +55,12 @@ class Echo:
 
 @pytest.fixture
 def echo(network):
-    """It listens."""
+    """The service, listening."""
     return Echo(network)
 
 
 def test_calls_take_their_time_and_overtake_each_other(loop, echo):
-    """Each is answered by itself, after a latency of its own."""
+    """Each call is answered by itself, after its own latency."""
     calls = [echo.call(number) for number in range(100)]
     pass_time(loop, SOON_S)
     assert [call.result() for call in calls] == list(range(100))
@@ -70,7 +70,7 @@ def test_calls_take_their_time_and_overtake_each_other(loop, echo):
 
 
 def test_call_on_a_cut_way_arrives_when_it_is_healed(loop, network, echo):
-    """It is neither lost nor answered before, whoever has given up meanwhile: that is the late duplicate."""
+    """It is neither lost nor answered earlier, even if its caller has given up: that is the late duplicate."""
     heal = network.cut(apart(["a"]))
     call, given_up = echo.call(1), echo.call(2)
     pass_time(loop, 60.0)
@@ -83,7 +83,7 @@ def test_call_on_a_cut_way_arrives_when_it_is_healed(loop, network, echo):
 
 
 def test_cut_of_the_way_back_alone_keeps_the_reply(loop, network, echo):
-    """The request was carried out, and its sender does not know."""
+    """The request was carried out, and its sender does not know this."""
     heal = network.cut(one_way(["b"], ["a"]))
     call = echo.call(1)
     pass_time(loop, 10.0)
@@ -94,7 +94,7 @@ def test_cut_of_the_way_back_alone_keeps_the_reply(loop, network, echo):
 
 
 def test_cuts_add_up(loop, network, echo):
-    """A way is open when the last of them is healed; healing twice heals one of them only."""
+    """A way is open when the last cut is healed; healing a cut twice does not heal another one."""
     heal_all, heal_one = network.cut(apart(["a"])), network.cut(one_way(["a"], ["b"]))
     call = echo.call(1)
     for heal in (heal_all, heal_all):
@@ -107,7 +107,7 @@ def test_cuts_add_up(loop, network, echo):
 
 
 def test_slow_and_lossy_ways_are_late(loop, network, echo):
-    """Both cost time, and neither a call."""
+    """Both make calls slower, and lose none."""
     heal = network.begin(NetworkFault(apart(["a"]), slow_s=1.0))
     echo.call(1)
     pass_time(loop, 3.0)
@@ -122,7 +122,7 @@ def test_slow_and_lossy_ways_are_late(loop, network, echo):
 
 
 def test_connections_that_break_lose_the_request_or_the_reply(loop, network, echo):
-    """The caller sees the same error, and cannot know which."""
+    """The caller gets the same error in both cases, and cannot distinguish them."""
     network.begin(NetworkFault(apart(["a"]), breaks=1.0))
     calls = [echo.call(number) for number in range(50)]
     pass_time(loop, SOON_S)
@@ -131,7 +131,7 @@ def test_connections_that_break_lose_the_request_or_the_reply(loop, network, ech
 
 
 def test_dead_service_refuses_and_resets_and_its_successor_answers(loop, echo):
-    """What it had taken is reset, what comes later is refused, at once."""
+    """Requests that it had taken are reset, later ones are refused, at once."""
     echo.process.freeze()
     taken = echo.call(1)
     pass_time(loop, SOON_S)
@@ -149,7 +149,7 @@ def test_dead_service_refuses_and_resets_and_its_successor_answers(loop, echo):
 
 
 def test_frozen_service_answers_after_its_thaw(loop, echo):
-    """In the order in which the requests came."""
+    """It answers in the order of the requests."""
     echo.process.freeze()
     calls = [echo.call(number) for number in range(3)]
     pass_time(loop, 30.0)
@@ -161,7 +161,7 @@ def test_frozen_service_answers_after_its_thaw(loop, echo):
 
 
 class Server(asyncio.Protocol):
-    """The accepted side of connections: what it heard."""
+    """The accepted side of connections, and what it received."""
 
     def __init__(self, heard: list) -> None:
         self.heard = heard
@@ -197,7 +197,7 @@ class Connected:
 
 
 def test_bytes_keep_their_order(loop, sockets):
-    """However long each packet takes; over a cut too."""
+    """This holds for packets of any latency, also over a cut."""
     pair = Connected(sockets)
     for number in range(50):
         pair.end.send(b"%d," % number)
@@ -211,8 +211,8 @@ def test_bytes_keep_their_order(loop, sockets):
     assert b"".join(pair.heard) == b"".join(b"%d," % number for number in range(100))
 
 
-def test_closed_end_is_heard_after_what_was_sent(loop, sockets):
-    """In good order here is None there, and b"" the other way round."""
+def test_close_is_received_after_the_sent_data(loop, sockets):
+    """After an orderly close the server gets None; if the server closes, the client receives b""."""
     pair = Connected(sockets)
     pair.end.send(b"bye")
     pair.end.close()
@@ -228,7 +228,7 @@ def test_closed_end_is_heard_after_what_was_sent(loop, sockets):
 
 
 def test_death_of_a_server_closes_what_it_has_accepted(loop, sockets):
-    """Its kernel does it; who connects afterwards is refused."""
+    """Its kernel closes them; later connections are refused."""
     pair = Connected(sockets)
     pair.process.kill()
     assert loop.run(pair.end.receive()) == b""
@@ -237,8 +237,8 @@ def test_death_of_a_server_closes_what_it_has_accepted(loop, sockets):
         loop.run(sockets.connect("a", "b", pair.listener.port))
 
 
-def test_what_was_left_unread_makes_a_reset_of_a_close(loop, sockets):
-    """As Linux does; and so does sending to an end that is closed."""
+def test_a_close_with_unread_data_is_a_reset(loop, sockets):
+    """Linux does the same; sending to a closed end also resets."""
     pair = Connected(sockets)
     pair.server.transport.write(b"unread")
     pass_time(loop, SOON_S)
@@ -247,8 +247,8 @@ def test_what_was_left_unread_makes_a_reset_of_a_close(loop, sockets):
     assert isinstance(pair.heard[-1], ConnectionResetError)
 
 
-def test_frozen_server_hears_later_and_its_kernel_accepts(loop, sockets):
-    """A connection to it comes about, and what it missed comes with the thaw."""
+def test_frozen_server_receives_later_and_its_kernel_accepts(loop, sockets):
+    """A connection to it is established, and the data arrives at the thaw."""
     pair = Connected(sockets)
     pair.process.freeze()
     pair.end.send(b"one")
@@ -261,8 +261,8 @@ def test_frozen_server_hears_later_and_its_kernel_accepts(loop, sockets):
     assert loop.run(second.receive()) == b"hello"
 
 
-def test_broken_connection_is_heard_at_both_ends(loop, sockets):
-    """Somebody in between resets it."""
+def test_broken_connection_is_reset_at_both_ends(loop, sockets):
+    """A device between them resets it."""
     pair = Connected(sockets)
     pair.end.reset()
     pass_time(loop, SOON_S)
@@ -274,7 +274,7 @@ def test_broken_connection_is_heard_at_both_ends(loop, sockets):
 
 
 def test_silence_is_measured_and_ends_an_impatient_connection(loop, sockets):
-    """A cut is silent; who has set a bound gives up when it has passed, the other end never."""
+    """A cut causes silence; an end with a timeout gives up after it, the other end never does."""
     pair = Connected(sockets, timeout_s=15.0)
     heal = sockets.network.cut(apart(["a"]))
     pass_time(loop, 14.0)
@@ -294,8 +294,9 @@ def test_silence_is_measured_and_ends_an_impatient_connection(loop, sockets):
     assert pair.heard == [b"still here"]
 
 
-def test_host_without_power_tells_nobody(loop, sockets):
-    """What its kernel had still to say is never said, the deaths of its processes included, when it is back too."""
+def test_host_without_power_sends_nothing(loop, sockets):
+    """Nothing that its kernel had still to send is sent, not even when power is back; this includes the deaths of its
+    processes."""
     pair = Connected(sockets)
     power_on = sockets.network.power_off("a")
     pair.end.send(b"x")
@@ -309,8 +310,8 @@ def test_host_without_power_tells_nobody(loop, sockets):
     assert isinstance(pair.heard[-1], ConnectionResetError)
 
 
-def test_connect_over_a_cut_waits_for_whoever_has_patience(loop, sockets):
-    """One that is given up by then is closed by its kernel when it comes about."""
+def test_connect_over_a_cut_waits_until_it_is_healed(loop, sockets):
+    """If the caller has given up meanwhile, its kernel closes the connection when it is established."""
     pair = Connected(sockets)
     heal = sockets.network.cut(apart(["c"]))
 
@@ -325,8 +326,9 @@ def test_connect_over_a_cut_waits_for_whoever_has_patience(loop, sockets):
     assert isinstance(pair.heard[-1], ConnectionResetError | None)
 
 
-def test_datagram_reaches_its_kernel_and_nobody_there_is_told(loop, sockets):
-    """Delivered without anybody's help; refused once the socket is closed; lost in silence on a cut way."""
+def test_datagram_reaches_its_kernel_without_the_process(loop, sockets):
+    """It is delivered without a step of the process; refused after the socket is closed; lost silently on a cut
+    way."""
     got: list[bytes] = []
     mailbox, channel = sockets.bind("b", got.append), None
     channel = sockets.dial("a", "b", mailbox.port)
@@ -352,7 +354,7 @@ def test_datagram_reaches_its_kernel_and_nobody_there_is_told(loop, sockets):
 
 
 def test_same_seed_gives_the_same_network():
-    """Packet for packet."""
+    """Every packet is the same."""
 
     def run(seed: int) -> list[tuple[float, int]]:
         loop = VirtualLoop()

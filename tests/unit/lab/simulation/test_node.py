@@ -1,4 +1,4 @@
-"""A simulated node keeps the kernel's guarantees and the supervisor's rules, and gives no more."""
+"""A simulated node keeps the kernel's guarantees and the supervisor's rules, and no others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOON_S = 0.1
 
 
 class Bench:
-    """A node with an agent that does nothing, and what its supervisor has told it."""
+    """A node with an idle agent, and the events that its supervisor has reported."""
 
     def __init__(self) -> None:
         self.run = SimulationRun(replace(draw_scenario(1, 4), acts=()))
@@ -44,7 +44,7 @@ class Bench:
         self.workers.spawn(0, (), ENVIRONMENT, "/", 0, 0)
 
     def after(self, seconds: float) -> None:
-        """Let so much virtual time pass."""
+        """Lets this much virtual time pass."""
         self.loop.run(asyncio.sleep(seconds))
 
     def kinds(self) -> list[type]:
@@ -53,7 +53,7 @@ class Bench:
 
 @pytest.fixture
 def bench():
-    """One worker runs on it."""
+    """A node on which one worker runs."""
     bench = Bench()
     bench.spawn()
     bench.after(SOON_S)
@@ -63,7 +63,7 @@ def bench():
 
 
 def test_workers_are_killed_when_the_lease_lapses(bench):
-    """And said to have been."""
+    """The supervisor reports that they were killed."""
     bench.workers.lease(2.0)
     bench.after(1.5)
     assert bench.node.workers
@@ -73,7 +73,7 @@ def test_workers_are_killed_when_the_lease_lapses(bench):
 
 
 def test_worker_loses_no_peer_before_it_executes_its_program(bench):
-    """Its exception reaches the agent after its start."""
+    """Its exception reaches the agent after the report of its start."""
     bench.run.world(0, "main-0", 0, 2, 1).behaviour = WorkerBehaviour(step_s=0.1, leaves_s=0.0, obeys_s=None)
     bench.workers.spawn(1, (), ENVIRONMENT, "/", 0, 0)
     while len(bench.node.workers) < 2:
@@ -95,7 +95,7 @@ def test_frozen_supervisor_dies_of_a_lapsed_lease(bench):
 
 
 def test_thawed_supervisor_looks_at_its_lease_first(bench):
-    """Nothing is served that a lapsed lease forbids."""
+    """It carries out no order that a lapsed lease forbids."""
     bench.workers.lease(1.0)
     bench.after(SOON_S)
     bench.supervisor.freeze()
@@ -107,7 +107,7 @@ def test_thawed_supervisor_looks_at_its_lease_first(bench):
 
 
 def test_fence_key_kills_while_all_is_frozen(bench):
-    """The fence socket takes no other datagram; the key ends supervisor and workers, and then the port refuses."""
+    """The fence socket ignores other datagrams; the key kills supervisor and workers, and then the port refuses."""
     fence_socket = bench.node.open_fence_socket(KEY, bench.agent)
     bench.workers.fence(fence_socket)
     bench.after(SOON_S)
@@ -126,7 +126,7 @@ def test_fence_key_kills_while_all_is_frozen(bench):
 
 
 def test_workers_die_a_moment_after_their_supervisor(bench):
-    """Its sockets close first; the agent hears of it when none is left."""
+    """The supervisor's sockets close first; the agent gets the report when no worker is left."""
     bench.supervisor.kill()
     assert bench.node.workers
     bench.after(DEATH_S)
@@ -135,7 +135,7 @@ def test_workers_die_a_moment_after_their_supervisor(bench):
     assert bench.told[-1] == SupervisorDied()
 
 
-def test_nobody_outlives_the_agent(bench):
+def test_workers_and_supervisor_end_with_the_agent(bench):
     """The supervisor kills the workers, and ends."""
     bench.agent.kill()
     bench.after(SOON_S)
@@ -143,7 +143,7 @@ def test_nobody_outlives_the_agent(bench):
 
 
 def test_teardown_ends_with_the_kill(bench):
-    """A worker that hangs hears no SIGTERM: it is there until the grace is over, and not a second more."""
+    """A worker that hangs does not handle SIGTERM: it is killed when the grace is over."""
     bench.node.workers[0].hang()
     bench.workers.stop(2.0, signal.SIGTERM)
     bench.after(1.9)
@@ -155,7 +155,7 @@ def test_teardown_ends_with_the_kill(bench):
 
 
 def test_nothing_is_started_without_a_lease(bench):
-    """Once one has lapsed; a new one helps."""
+    """After a lease has lapsed no worker starts, until there is a new lease."""
     bench.workers.lease(0.0)
     bench.after(SOON_S)
     bench.spawn()

@@ -1,4 +1,4 @@
-"""Simulated processes: killed, frozen, thawed."""
+"""Simulated processes that are killed, frozen and thawed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONG_S = 1_000.0
 
 
 class Diary:
-    """What happened, and when."""
+    """The notes of processes, with their times."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -32,7 +32,7 @@ def diary(loop):
 
 
 async def ticking(diary: Diary, name: str = "tick", every_s: float = 1.0) -> None:
-    """Notes each second, and its end, if it is let to."""
+    """Notes each second, and its end if it is cancelled."""
     try:
         while True:
             await asyncio.sleep(every_s)
@@ -46,7 +46,7 @@ def pass_time(loop: VirtualLoop, seconds: float) -> None:
 
 
 def test_exit_code_is_what_main_returned(loop):
-    """A number, or 0 for None; the others of its tasks are cancelled first, as asyncio.run does."""
+    """The code is a number, or 0 for None; other tasks are cancelled first, as by asyncio.run."""
     process, ended = SimulatedProcess(loop, "p"), []
 
     async def main() -> int:
@@ -60,7 +60,7 @@ def test_exit_code_is_what_main_returned(loop):
 
 
 def test_exception_ends_a_process_with_1_and_is_kept(loop):
-    """What went wrong is in `error`, and nothing is raised out of the run."""
+    """The exception is in `error`, and the run raises none."""
     process = SimulatedProcess(loop, "p")
 
     async def main() -> None:
@@ -71,8 +71,8 @@ def test_exception_ends_a_process_with_1_and_is_kept(loop):
     assert isinstance(process.error, ValueError)
 
 
-def test_killed_process_takes_no_step_more(loop, diary):
-    """No `finally`, no cancellation, no timeout, no callback; not when it is collected either."""
+def test_killed_process_takes_no_more_steps(loop, diary):
+    """No `finally`, cancellation, timeout or callback runs; nor when the process is garbage-collected."""
     process = SimulatedProcess(loop, "p")
 
     async def main() -> None:
@@ -90,8 +90,8 @@ def test_killed_process_takes_no_step_more(loop, diary):
     assert process.exit_code == -signal.SIGKILL
 
 
-def test_reply_to_a_dead_process_reaches_nobody(loop, diary):
-    """What it waited for happens, and nothing of it hears."""
+def test_reply_to_a_dead_process_continues_no_task(loop, diary):
+    """The reply arrives, but no task of the dead process continues."""
     process, reply = SimulatedProcess(loop, "p"), loop.create_future()
 
     async def main() -> None:
@@ -105,8 +105,8 @@ def test_reply_to_a_dead_process_reaches_nobody(loop, diary):
     assert diary.lines == []
 
 
-def test_kernel_hears_of_a_death_in_order_and_outside_of_it(loop, diary):
-    """Whoever watches is told once, at the same moment; a callback of it belongs to no process."""
+def test_watchers_of_a_death_are_called_in_order_and_outside_of_it(loop, diary):
+    """Each watcher is called once, at the same time; its callbacks belong to no process."""
     process, child = SimulatedProcess(loop, "p"), SimulatedProcess(loop, "child")
     process.on_death(lambda: diary.note("connection closed"))
     process.on_death(child.kill)
@@ -125,7 +125,7 @@ def test_kernel_hears_of_a_death_in_order_and_outside_of_it(loop, diary):
 
 
 def test_frozen_process_holds_what_is_due_and_does_it_after_the_thaw(loop, diary):
-    """A timer that was due meanwhile fires late, once; replies and timers keep their order."""
+    """A timer that was due meanwhile fires late and once; replies and timers keep their order."""
     process, reply = SimulatedProcess(loop, "p"), loop.create_future()
 
     async def listen() -> None:
@@ -148,7 +148,7 @@ def test_frozen_process_holds_what_is_due_and_does_it_after_the_thaw(loop, diary
 
 
 def test_timeout_passes_while_frozen(loop, diary):
-    """Whoever thaws after its bound finds that it has passed."""
+    """A process that thaws after the timeout gets TimeoutError."""
     process = SimulatedProcess(loop, "p")
 
     async def main() -> None:
@@ -169,7 +169,7 @@ def test_timeout_passes_while_frozen(loop, diary):
 
 @pytest.mark.parametrize("steps", range(4))
 def test_process_freezes_between_two_of_its_steps(loop, diary, steps):
-    """After so many more steps, at an await; the thaw goes on with the next one."""
+    """It freezes after `steps` more steps, at an await; the thaw continues with the next one."""
     process = SimulatedProcess(loop, "p")
 
     async def main() -> None:
@@ -190,7 +190,7 @@ def test_process_freezes_between_two_of_its_steps(loop, diary, steps):
 
 
 def test_process_that_is_thawed_before_its_freeze_goes_on(loop, diary):
-    """The freeze is called off."""
+    """The freeze is cancelled."""
     process = SimulatedProcess(loop, "p")
     process.run(ticking(diary))
     process.freeze_after(3)
@@ -200,7 +200,7 @@ def test_process_that_is_thawed_before_its_freeze_goes_on(loop, diary):
 
 
 def test_frozen_process_can_be_killed_and_not_thawed_after_it(loop, diary):
-    """SIGKILL needs nobody to run; the dead stay dead."""
+    """SIGKILL works on a frozen process; a dead process stays dead."""
     process = SimulatedProcess(loop, "p")
     process.run(ticking(diary))
     pass_time(loop, 0.5)
@@ -215,7 +215,7 @@ def test_frozen_process_can_be_killed_and_not_thawed_after_it(loop, diary):
 
 
 def test_process_that_makes_another_does_not_own_it(loop, diary):
-    """The child runs on when its parent is killed, and each timer is its maker's."""
+    """The child runs on when its parent is killed, and each timer belongs to the process that made it."""
     parent, child = SimulatedProcess(loop, "parent"), SimulatedProcess(loop, "child")
 
     async def main() -> None:
@@ -230,7 +230,8 @@ def test_process_that_makes_another_does_not_own_it(loop, diary):
 
 
 def test_kernel_can_have_a_process_take_a_step(loop, diary):
-    """Held while it is frozen, dropped when it is dead, and what it makes is the process's own."""
+    """The step is delayed while the process is frozen, dropped when it is dead, and its timers belong to the
+    process."""
     process = SimulatedProcess(loop, "p")
     process.run(asyncio.sleep(LONG_S, 0))
     process.call_later(1.0, lambda: loop.call_later(1.0, diary.note, "its own"))
@@ -248,7 +249,7 @@ def test_kernel_can_have_a_process_take_a_step(loop, diary):
 
 
 def test_signals_go_to_the_handler_of_their_process(loop, diary):
-    """One without a handler ends it; a frozen process hears after the thaw."""
+    """A signal without a handler ends the process; a frozen process handles it after the thaw."""
     first, second = SimulatedProcess(loop, "first"), SimulatedProcess(loop, "second")
 
     async def main(name: str) -> None:
@@ -272,8 +273,9 @@ def test_signals_go_to_the_handler_of_their_process(loop, diary):
         loop.add_signal_handler(signal.SIGTERM, print)
 
 
-def test_what_goes_wrong_unheard_in_a_process_is_a_trouble_of_its_own(loop):
-    """A callback that raises, and a task that nobody awaits: the process goes on, and its name is with them."""
+def test_unhandled_errors_of_a_process_are_recorded_with_its_name(loop):
+    """A callback raises, and so does a task that no code awaits: the process goes on, and the errors are recorded
+    with its name."""
     process = SimulatedProcess(loop, "p")
 
     async def fail() -> None:

@@ -1,4 +1,4 @@
-"""The surroundings of the store's Lua scripts, as far as no real server can show them."""
+"""The environment of the store's Lua scripts, for cases that no real server can show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nvrx_slurm.util.clock import SystemClock
 
 
 def test_simulation_without_lupa_names_the_extra(monkeypatch):
-    """One line, and the exit code of a command that lacks a program."""
+    """The error is one line, with the exit code for a missing program."""
     monkeypatch.setitem(sys.modules, "lupa.lua51", None)
     valkey_scripts.lua_scripts.cache_clear()
     with pytest.raises(MissingProgramError, match=r"pip install 'nvrx-slurm\[ci\]'") as refused:
@@ -25,8 +25,8 @@ def test_simulation_without_lupa_names_the_extra(monkeypatch):
     assert "\n" not in str(refused.value)
 
 
-def test_mistake_of_a_command_is_no_error_that_a_script_can_catch(monkeypatch):
-    """A defect of the simulation ends the run: it is never taken for an answer of the server."""
+def test_defect_of_a_command_is_no_error_that_a_script_can_catch(monkeypatch):
+    """A defect of the simulation ends the run: a script cannot take it for an answer of the server."""
     monkeypatch.setitem(valkey_scripts.COMMANDS, b"GET", (1, 1, lambda data, key: 1 // 0))
     scripts = LuaScripts()
     _, script = scripts.compile(b"return redis.pcall('GET', 'k')")
@@ -35,6 +35,6 @@ def test_mistake_of_a_command_is_no_error_that_a_script_can_catch(monkeypatch):
 
 
 def test_script_is_compiled_once():
-    """However many servers load it."""
+    """A second server that loads the script gets the same one."""
     scripts = LuaScripts()
     assert scripts.compile(b"return 1") == scripts.compile(b"return 1")

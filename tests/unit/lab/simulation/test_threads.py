@@ -1,4 +1,4 @@
-"""Virtual threads: blocking code under a seed's schedule, in virtual time."""
+"""Virtual threads: blocking code in an order that a seed decides, in virtual time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def scheduler(errors: Errors) -> Iterator[ThreadScheduler]:
 
 
 def run(scheduler: ThreadScheduler, *mains: Callable[[], int | None], until_s: float = 100.0) -> list[VirtualProcess]:
-    """Each in a process of its own, until all have ended."""
+    """Runs each function in a process of its own, until all have ended."""
     processes = [VirtualProcess(scheduler, f"p{number}", "host") for number in range(len(mains))]
     for process, main in zip(processes, mains, strict=True):
         process.start(main)
@@ -44,7 +44,7 @@ def run(scheduler: ThreadScheduler, *mains: Callable[[], int | None], until_s: f
 
 
 def test_one_thread_at_a_time_has_a_lock(scheduler: ThreadScheduler) -> None:
-    """Whoever else wants it waits until it is released."""
+    """Other threads wait until it is released."""
     names = Substitution(scheduler)
     lock, inside, most = names.threading.Lock(), [0], [0]
 
@@ -69,7 +69,7 @@ def test_one_thread_at_a_time_has_a_lock(scheduler: ThreadScheduler) -> None:
 
 
 def test_a_lock_that_stays_taken_is_not_waited_for_beyond_the_timeout(scheduler: ThreadScheduler) -> None:
-    """In virtual time, to the moment."""
+    """The wait ends in virtual time, exactly at the timeout."""
     names = Substitution(scheduler)
     lock = names.threading.Lock()
     lock.acquire()
@@ -84,7 +84,7 @@ def test_a_lock_that_stays_taken_is_not_waited_for_beyond_the_timeout(scheduler:
 
 
 def test_a_killed_process_takes_no_step_and_no_finally(scheduler: ThreadScheduler) -> None:
-    """Its watchers are called once."""
+    """The watchers of its death are called once."""
     steps: list[str] = []
 
     def main() -> None:
@@ -103,8 +103,8 @@ def test_a_killed_process_takes_no_step_and_no_finally(scheduler: ThreadSchedule
 
 
 def test_what_threads_do_while_a_history_is_closed_breaks_no_promise(scheduler: ThreadScheduler) -> None:
-    """One of a killed process counted as waiting since it was killed: where it turns the end into another error, and
-    says how long it has waited."""
+    """A thread of a killed process turns the end into another error, and reports that it has waited since the kill:
+    this is ignored."""
     promises = HistoryPromises(scheduler)
 
     def waits() -> int:
@@ -131,7 +131,7 @@ def test_what_threads_do_while_a_history_is_closed_breaks_no_promise(scheduler: 
 
 
 def test_a_stopped_process_goes_on_where_it_was(scheduler: ThreadScheduler) -> None:
-    """What fell due meanwhile happens at the thaw."""
+    """Timers that were due meanwhile fire at the thaw."""
     woke: list[float] = []
     began = scheduler.now_s
     process = VirtualProcess(scheduler, "stopped", "host")
@@ -148,7 +148,7 @@ def test_a_stopped_process_goes_on_where_it_was(scheduler: ThreadScheduler) -> N
 
 
 def test_an_interrupt_is_raised_where_the_thread_may_be_interrupted(scheduler: ThreadScheduler) -> None:
-    """And nowhere else: it waits until then."""
+    """It waits until the thread may be interrupted."""
     caught: list[float] = []
     began = scheduler.now_s
     process = VirtualProcess(scheduler, "interrupted", "host")
@@ -173,7 +173,7 @@ def test_an_interrupt_is_raised_where_the_thread_may_be_interrupted(scheduler: T
 
 
 def test_a_poller_waits_for_its_descriptors(scheduler: ThreadScheduler) -> None:
-    """Until one is readable, or its time is over."""
+    """The wait ends when one of them is readable, or after its timeout."""
     descriptors = VirtualDescriptors(scheduler)
     number, _ = descriptors.add()
     seen: list[list[tuple[int, int]]] = []
@@ -190,13 +190,13 @@ def test_a_poller_waits_for_its_descriptors(scheduler: ThreadScheduler) -> None:
 
 
 def test_what_waits_for_ever_is_named(scheduler: ThreadScheduler) -> None:
-    """A history in which nothing can happen any more ends, and says where each thread stands."""
+    """A history in which no more events are possible ends with an error that has the position of each thread."""
     with pytest.raises(SimulationStuck, match="p0, main: test_what_waits_for_ever_is_named"):
         run(scheduler, lambda: int(scheduler.park()))
 
 
 def test_what_a_thread_raises_is_reported(scheduler: ThreadScheduler, errors: Errors) -> None:
-    """Nothing fails unseen."""
+    """No exception is lost."""
     process = VirtualProcess(scheduler, "failing", "host")
     failing = VirtualThread(scheduler, process, lambda: [][1], "failing")
 

@@ -1,4 +1,4 @@
-"""The corpus is replayed, and grows by what reaches something new."""
+"""The corpus of scenarios is replayed, and a scenario that reaches something new is added."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_corpus_is_there():
 
 
 def test_corpus_keeps_what_is_new(tmp_path):
-    """A scenario is written once, with what it reached first, and read by the next one."""
+    """A scenario is written once, with what it was the first to reach, and the next run reads it."""
     one, other = draw_scenario(1, 4), draw_scenario(2, 4)
     corpus = Corpus([], tmp_path / "kept")
     corpus.take(one, ["core/job.py:1", "core/job.py:2"])
@@ -44,7 +44,7 @@ def test_pairs_of_events_are_places():
 
 
 def test_exploring_ends_when_its_time_is_up(tmp_path):
-    """In two processes: the corpus first, then some runs, a line about them, and nothing broken."""
+    """Two processes run the corpus first, then some runs; one line reports them, and no promise is broken."""
     (tmp_path / "one.json").write_text(scenario_to_json(draw_scenario(3, 4)))
     said: list[str] = []
     assert explore(0.01, 0, 4, 2, [tmp_path], tmp_path / "kept", said.append) == 0
@@ -52,7 +52,7 @@ def test_exploring_ends_when_its_time_is_up(tmp_path):
 
 
 def test_scenario_of_a_broken_promise_is_no_corpus(tmp_path):
-    """Its file is replayed by `--scenario`, and begins no further exploring."""
+    """`--scenario` replays its file, and exploring does not start from it."""
     file = Corpus([], tmp_path).write(draw_scenario(3, 4), "broken-")
     assert file is not None
     said: list[str] = []

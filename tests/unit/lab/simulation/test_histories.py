@@ -1,4 +1,5 @@
-"""Histories of the libraries: the same byte for byte, all promises kept, the fewest faults of one that is broken."""
+"""Histories of the libraries are the same byte for byte, keep all promises, and are shrunk to the fewest faults if
+one is broken."""
 
 from __future__ import annotations
 
@@ -25,25 +26,26 @@ print(*(RUNNERS[sys.argv[1]](seed, None).digest for seed in range(3)))
 
 @pytest.mark.parametrize("of", RUNNERS)
 def test_histories_keep_their_promises(of: str) -> None:
-    """And most of them have faults."""
+    """Most of the histories have faults."""
     results = [RUNNERS[of](seed, None) for seed in range(SEEDS)]
     assert [result.broken for result in results if result.broken] == []
     assert sum(bool(result.acts) for result in results) > SEEDS / 2
 
 
-# Each was reported as broken, and the simulation was wrong: views for longer than leases, one after the other; a
-# connection that takes longer than the deadline; two stops of a reader at a time.
+# Each was reported as broken because of a defect of the simulation: views for longer than leases, one after the
+# other; a connection that takes longer than the deadline; two stops of a reader at a time.
 FALSE_ALARMS = [("transport", seed) for seed in (20_000_118, 20_003_447, 20_013_258)]
 
 
 @pytest.mark.parametrize(("of", "seed"), FALSE_ALARMS)
 def test_histories_that_were_false_alarms(of: str, seed: int) -> None:
-    """They keep their promises."""
+    """These histories keep their promises."""
     assert RUNNERS[of](seed, None).broken is None
 
 
 def test_a_history_is_collected_with_the_clients_that_it_never_closed() -> None:
-    """Else each run would take longer than the one before: its collection walks all that is left of them."""
+    """Otherwise each run would take longer than the one before, since the collector would visit all earlier
+    histories."""
     history = PayloadHistory(0, (PayloadAct(0.02, PayloadFault.KILL_READER, 0),))
     history.run()
     left = weakref.ref(history)
@@ -53,7 +55,7 @@ def test_a_history_is_collected_with_the_clients_that_it_never_closed() -> None:
 
 
 def test_a_killed_reader_leaves_its_stop_to_no_later_one() -> None:
-    """Else a read of the next process could end late unseen."""
+    """Otherwise a read of the next process could end late without being reported."""
     acts = PayloadAct(0.01, PayloadFault.STOP_READER, 0, 1.0), PayloadAct(0.02, PayloadFault.KILL_READER, 0)
     history = PayloadHistory(0, acts)
     assert history.run().broken is None
@@ -63,7 +65,7 @@ def test_a_killed_reader_leaves_its_stop_to_no_later_one() -> None:
 
 @pytest.mark.parametrize("of", RUNNERS)
 def test_a_seed_is_the_same_history_in_any_process(of: str) -> None:
-    """Whatever the hashes of strings are there, and whatever ran before."""
+    """It depends neither on the hash seed of the process nor on earlier runs."""
     here = [RUNNERS[of](seed, None).digest for seed in range(3)]
     env = {**os.environ, "PYTHONHASHSEED": "4711"}
     done = subprocess.run([sys.executable, "-c", DIGESTS, of], env=env, capture_output=True, text=True, check=True)
@@ -71,7 +73,7 @@ def test_a_seed_is_the_same_history_in_any_process(of: str) -> None:
 
 
 def test_the_fewest_acts_that_break_the_same_promise() -> None:
-    """What is not needed for it is left out."""
+    """Acts that are not needed to break the promise are removed."""
 
     def runner(seed: int, acts: tuple[int, ...] | None) -> HistoryResult:
         acts = (1, 2, 3, 4, 5) if acts is None else acts
@@ -82,14 +84,14 @@ def test_the_fewest_acts_that_break_the_same_promise() -> None:
 
 
 def test_a_run_of_seeds_says_how_many_kept_their_promises() -> None:
-    """And exits with 0."""
+    """The exit code is 0."""
     said: list[str] = []
     assert run_histories("transport", range(3), 1, said.append) == 0
     assert "3 runs of transport" in said[-1]
 
 
 def test_one_seed_again_prints_what_happened() -> None:
-    """The shape, the faults, the lines, and the digest by which two runs are compared."""
+    """It prints the shape, the faults, the lines, and the digest for comparing two runs."""
     said: list[str] = []
     assert replay_history("inprocess", 3, said.append) == 0
     assert f"digest {RUNNERS['inprocess'](3, None).digest}" in said

@@ -1,4 +1,4 @@
-"""Each promise is seen to be broken where it is, and only there."""
+"""A violation of each promise is found, and none where there is no violation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ STOPPED = Shutdown(exit_code=143, reason="cancelled")
 
 
 class Court:
-    """Promises, and what was said to be broken."""
+    """Promises, and those that were reported as broken."""
 
     def __init__(self) -> None:
         self.broken: list[Promise] = []
@@ -78,7 +78,7 @@ class Court:
         self.promises.committed(epoch, entries)
 
     def start(self, node: str, rank: int, cycle: int = 0) -> SimulatedWorker:
-        """A worker begins."""
+        """A worker starts."""
         behaviour = WorkerBehaviour(step_s=1.0, leaves_s=None, obeys_s=None)
         world = SimulatedWorld(
             self.loop, Random(1), behaviour, WorldProgress(1.0), lambda _: False, "main-0", cycle, 2
@@ -97,7 +97,7 @@ def joined(node: str = "n1", incarnation: str = "a") -> NodeJoined:
 
 @pytest.fixture
 def court():
-    """Nothing has happened yet."""
+    """A court before the job has started."""
     return Court()
 
 
@@ -106,11 +106,11 @@ def court():
     [
         ([(2 << 32) + 1, (2 << 32) + 2], []),
         ([(1 << 32) + 9], [Promise.DECIDER]),  # of an older controller
-        ([(2 << 32) + 2, (2 << 32) + 1], [Promise.DECIDER]),  # agents would leave the second out
+        ([(2 << 32) + 2, (2 << 32) + 1], [Promise.DECIDER]),  # agents would ignore the second
     ],
 )
 def test_orders_are_numbered_upwards_by_the_controller_that_leads(court, numbers, broken):
-    """Epoch first."""
+    """The number has the epoch first."""
     court.promises.acquired(2)
     for number in numbers:
         court.promises.numbered(number)
@@ -118,7 +118,8 @@ def test_orders_are_numbered_upwards_by_the_controller_that_leads(court, numbers
 
 
 def test_agent_never_goes_back_to_an_older_controller(court):
-    """It connects again to the same one, or to a newer; another agent on the node may know less."""
+    """The agent may connect again to the same or a newer controller; another agent on the node may know only an older
+    one."""
     for incarnation, epoch in [("a", 1), ("a", 1), ("a", 3), ("b", 2)]:
         court.promises.connected("n1", incarnation, epoch)
     assert court.broken == []
@@ -126,8 +127,8 @@ def test_agent_never_goes_back_to_an_older_controller(court):
     assert court.broken == [Promise.DECIDER]
 
 
-def test_good_story_breaks_nothing(court):
-    """Join, rendezvous, workers, one after the other on one rank, shutdown, end."""
+def test_good_history_breaks_nothing(court):
+    """A join, a rendezvous, workers one after the other on one rank, a shutdown and the end break no promise."""
     court.begin()
     court.promises.ordered(pack(OPENED), [])
     court.promises.ordered(pack(ControllerUp(epoch=1, host="h", port=1)), [])
@@ -144,14 +145,14 @@ def test_good_story_breaks_nothing(court):
 
 
 def test_commit_of_an_older_epoch(court):
-    """A newer controller has taken over, and the old one's commit was taken all the same."""
+    """A newer controller has taken over, but the old one's commit was accepted."""
     court.promises.acquired(2)
     court.commit(STARTED, OPENED)
     assert court.broken == [Promise.DECIDER]
 
 
-def test_rank_that_is_held_twice(court):
-    """Two live workers of one rank, be it in two cycles."""
+def test_rank_with_two_live_workers(court):
+    """Two workers of one rank are alive, in the same cycle or in two."""
     court.begin()
     court.start("n1", 0)
     court.start("n1", 0)
@@ -159,7 +160,7 @@ def test_rank_that_is_held_twice(court):
 
 
 def test_rendezvous_that_closes_while_an_old_worker_lives(court):
-    """Its rank is about to be given to another node."""
+    """Its rank could be given to another node."""
     court.commit(STARTED, OPENED)
     court.commit(joined(), joined("n2", "b"))
     court.start("n2", 1)
@@ -169,7 +170,7 @@ def test_rendezvous_that_closes_while_an_old_worker_lives(court):
 
 
 def test_worker_that_may_not_live(court):
-    """Its node was cut off for more than half of the lease, and is not in touch again."""
+    """Its node was cut off for more than half of the lease, and is still cut off."""
     half_s = PLAN.fault_tolerance.fence_timeout / 2
     court.promises.worker_wanted("n1", 0, half_s)
     assert court.broken == []
@@ -178,7 +179,7 @@ def test_worker_that_may_not_live(court):
 
 
 def test_worker_without_a_round(court):
-    """The journal knows of none, or gives its rank to another node."""
+    """The journal has no rendezvous, or one that gives the rank to another node."""
     court.start("n1", 0).kill()
     court.begin()
     court.start("n1", 1)
@@ -186,13 +187,13 @@ def test_worker_without_a_round(court):
 
 
 def test_order_before_its_journal_entry(court):
-    """Agents can act on what no journal knows."""
+    """Agents could act on an order that the journal does not have."""
     court.promises.ordered(pack(OPENED), [])
     assert court.broken == [Promise.JOURNAL_FIRST]
 
 
-def test_round_closed_before_its_ranks_stand(court):
-    """Whoever reads the order finds no rank."""
+def test_rendezvous_closed_before_its_ranks_are_stored(court):
+    """An agent that reads the order would find no rank."""
     court.begin()
     [packed] = list(court.promises._closing)
     court.promises.ordered(packed, [1])
@@ -200,7 +201,7 @@ def test_round_closed_before_its_ranks_stand(court):
 
 
 def test_reap_of_an_agent_that_never_registered(court):
-    """An agent that is given up has registered."""
+    """Only an agent that has registered can be given up."""
     court.commit(STARTED, OPENED)
     court.commit(LOST, Fence(node="n1", incarnation="a"))
     assert court.broken == [Promise.REGISTERED]
@@ -215,7 +216,7 @@ def test_reap_without_a_fence(court):
 
 
 def test_second_shutdown(court):
-    """The first reason wins, in the store too."""
+    """The first reason counts, also in the store."""
     court.commit(STARTED, OPENED)
     court.commit(CANCELLED, STOPPED)
     court.commit(CANCELLED, Shutdown(exit_code=1, reason="other"))
@@ -225,7 +226,8 @@ def test_second_shutdown(court):
 
 
 def test_agent_that_leaves_with_another_code(court):
-    """With the job's own, or because it could reach nobody: nothing else."""
+    """An agent leaves with the job's code, or because it could reach neither store nor controller, and with no other
+    code."""
     court.commit(STARTED, OPENED)
     court.commit(CANCELLED, STOPPED)
     court.promises.left("n1", 69)
@@ -242,7 +244,7 @@ def test_agent_that_leaves_with_another_code(court):
     ],
 )
 def test_agent_leaves_where_its_supervisors_die_again_and_again(court, deaths, broken):
-    """With 1, before any shutdown, and with no fewer deaths."""
+    """It leaves with 1, before any shutdown, and after no fewer deaths."""
     court.commit(STARTED, OPENED)
     court.promises.left("n1", 1, deaths)
     assert court.broken == broken
@@ -251,14 +253,14 @@ def test_agent_leaves_where_its_supervisors_die_again_and_again(court, deaths, b
 @pytest.mark.parametrize(
     ("came", "knows_times", "broken"),
     [
-        (5.0, True, [Promise.ARRIVAL]),  # dated when it was read
+        (5.0, True, [Promise.ARRIVAL]),  # dated by its reading
         (5.8, True, []),
-        (5.0, False, []),  # the store's clock was set: it shows another time than the journal's
+        (5.0, False, []),  # the store's clock was set, and differs from the journal's
     ],
 )
 def test_fact_counts_from_its_arrival(court, came, knows_times, broken):
-    """A controller that was frozen dates what has arrived meanwhile by its arrival."""
-    court.begin()  # the last entry is of 5.0
+    """A controller that was frozen dates the facts of that time by their arrival."""
+    court.begin()  # the last entry is at 5.0
     fact = Progress(node="n2", incarnation="b", seq=2, replica="main-0", cycle=0, rank=1, step=1)
     court.promises.arrived(pack(fact), came)
     court.promises.knows_times = knows_times
@@ -268,13 +270,13 @@ def test_fact_counts_from_its_arrival(court, came, knows_times, broken):
 
 @pytest.mark.parametrize(("waited_s", "broken"), [(3.0, []), (4.0, [Promise.ARRIVAL])])
 def test_deadline_is_judged_when_the_inbox_is_read(court, waited_s, broken):
-    """A fact may be on its way, and for as long as one read takes."""
+    """The controller may wait for a fact on its way, for as long as one read takes."""
     court.promises.judged(7.0, waited_s)
     assert court.broken == broken
 
 
 def test_controller_that_leaves_for_none(court):
-    """It is fenced only by a newer one, and that is the one that took over last, whichever was started last."""
+    """A controller is fenced only by a newer one: the one that took over last, not the one that was started last."""
     court.commit(ControllerStarted(epoch=1, host="host", pid=102))
     court.promises.acquired(2)
     court.promises.controller_left(102)

@@ -1,4 +1,4 @@
-"""A job that Slurm requeues: the next generation goes on, and nothing of the one before reaches into it."""
+"""A job that Slurm requeues: the next generation goes on, without influence of the one before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODES, COUNT = 8, 3
 
 
 def plain(scenario: Scenario) -> bool:
-    """One replica on several nodes of Slurm's, a spare, three restarts; no verdicts, no other budgets."""
+    """One replica on several nodes on Slurm, a spare, three restarts; no verdicts, no other budgets."""
     plan = scenario.shape.plan
     [role, *others] = plan.roles
     bounds = plan.fault_tolerance
@@ -50,7 +50,7 @@ BEGAN_AT = 1_700_000_000.0
 
 
 def run(*acts: Act, **bounds: object) -> RunResult:
-    """The plain job with these acts, and with these bounds of its own. No promise is broken."""
+    """Runs the plain job with these acts and bounds. No promise is broken."""
     plan = PLAIN.shape.plan
     plan = structs.replace(plan, fault_tolerance=structs.replace(plan.fault_tolerance, **bounds))
     result = run_scenario(replace(PLAIN, shape=replace(PLAIN.shape, plan=plan, work_s=WORKS_S), acts=acts))
@@ -63,7 +63,7 @@ def records(result: RunResult, kind):
 
 
 def moments(result: RunResult) -> list[tuple[float, Record]]:
-    """When each record was taken, in seconds since the run began."""
+    """The time of each record, in seconds since the run began."""
     return [(entry.t - BEGAN_AT, entry.record) for entry in result.journal]
 
 
@@ -78,7 +78,7 @@ def fail(at_s: float) -> Act:
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("kind", ["requeue", "requeue_lost"])
 def test_requeued_job_finishes(kind, number):
-    """With its store, or with a fresh one; with all its nodes, or with another one for one that is down."""
+    """It has its old store or a fresh one, and all its nodes or another one in place of a node that is down."""
     after = run(requeue(1.0, number, kind))
     started = records(after, JobStarted)
     assert [each.generation for each in started] == [0, 1]
@@ -89,7 +89,8 @@ def test_requeued_job_finishes(kind, number):
 
 @pytest.mark.parametrize("kind", ["requeue", "requeue_lost"])
 def test_restarts_of_the_generation_before_count(kind):
-    """Also for a controller that takes over in the second generation, from a store that is younger than the job."""
+    """They count also for a controller that takes over in the second generation, from a store that is younger than
+    the job."""
     acts = (fail(1.0), requeue(3.0, 0, kind))
     began_s = next(
         at_s for at_s, record in moments(run(*acts)) if isinstance(record, JobStarted) and record.generation
@@ -100,13 +101,14 @@ def test_restarts_of_the_generation_before_count(kind):
 
 
 def test_job_that_was_requeued_too_often_ends():
-    """`max_preemptions` counts over the generations."""
+    """`max_preemptions` counts over all generations."""
     after = run(requeue(1.0), max_preemptions=Allowance(count=0))
     assert after.exit_code == EXIT_FAILED
     assert [each.exit_code for each in records(after, Shutdown)] == [143, EXIT_FAILED]
 
 
-def test_record_of_another_generation_is_of_none_that_comes():
-    """One that the adversary posts while the job is requeued arrives in the next one, and is not of that either."""
+def test_record_of_another_generation_is_not_accepted():
+    """A record that the adversary posts during the requeue arrives in the next generation, and is not accepted there
+    either."""
     after = run(requeue(1.0, 1, "requeue_lost"), Act(at_s=2.0, kind="repeat_record", number=1))
     assert after.exit_code == 0

@@ -1,4 +1,4 @@
-"""Whole runs: the same each time, ended, and with the promises kept."""
+"""Whole runs: the same each time, they end, and keep the promises."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def records(result, kind):
 
 
 def seed_where(wanted) -> int:
-    """The first seed whose job is like that."""
+    """The first seed whose job meets the condition."""
     return next(seed for seed in range(1_000) if wanted(draw_scenario(seed, NODES).shape))
 
 
@@ -43,8 +43,8 @@ def simple(shape) -> bool:
 
 @pytest.fixture(scope="module")
 def seed():
-    """Of a plain job with a spare, on Slurm, that may be restarted, and gives a silent node up before its peers count
-    as hung."""
+    """A seed of a plain job with a spare, on Slurm, that may be restarted, and that gives a silent node up before its
+    peers count as hung."""
     return seed_where(
         lambda shape: (
             simple(shape)
@@ -56,8 +56,8 @@ def seed():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_job_that_nobody_disturbs_finishes(seed):
-    """Without an act every shape of job ends with 0, in one cycle."""
+def test_job_without_acts_finishes(seed):
+    """Without an act a job of any shape ends with 0, in one cycle."""
     result = run_seed(seed, NODES, ())
     assert (result.broken, result.exit_code) == (None, 0)
     assert all(closed.cycle == 0 for closed in records(result, RendezvousClosed))
@@ -65,19 +65,19 @@ def test_job_that_nobody_disturbs_finishes(seed):
 
 @pytest.mark.parametrize("seed", [20_000_665, 20_021_167, 20_021_457, 40_010_403])
 def test_runs_that_were_false_alarms(seed):
-    """A killed agent whose join is read late, and job and node stand still; supervisors that die again and again; an
-    agent that went on while the job was suspended."""
+    """A killed agent whose join is read late, while job and node are frozen; supervisors that die again and again; an
+    agent that kept running while the job was suspended."""
     assert run_seed(seed).broken is None
 
 
 @pytest.mark.parametrize("seed", [20_008_534, 20_015_004, 20_022_760])
 def test_runs_that_found_defects(seed):
-    """An agent that joins again before its first join is carried out, or leaves before its next one is."""
+    """An agent that joins again before its first join is carried out, or that leaves before its next join is."""
     assert run_seed(seed).broken is None
 
 
 def test_job_that_ends_before_its_store_answers_has_no_journal(seed):
-    """It is cancelled meanwhile. Its accounts are empty."""
+    """It is cancelled meanwhile, and its journal is empty."""
     acts = (Act(at_s=0.0, kind="restart_store", lasts_s=100.0), Act(at_s=1.0, kind="scancel"))
     result = run_seed(seed, NODES, acts)
     assert (result.broken, result.exit_code, result.journal) == (None, 143, ())
@@ -85,12 +85,12 @@ def test_job_that_ends_before_its_store_answers_has_no_journal(seed):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_promises_are_kept_whatever_the_adversary_does(seed):
-    """Each run ends, and no promise is broken in it."""
+    """Each run ends without a broken promise."""
     assert run_seed(seed, NODES).broken is None
 
 
-def test_same_seed_tells_the_same_in_every_process():
-    """Byte for byte, whatever order a set of strings has there."""
+def test_same_seed_gives_the_same_in_every_process():
+    """The journal is the same byte for byte, whatever order a set of strings has there."""
     digests = set()
     for hash_seed in ("1", "2"):
         result = subprocess.run(
@@ -109,18 +109,18 @@ def results():
     return [run_seed(seed, NODES) for seed in range(10)]
 
 
-def test_other_seeds_tell_something_else(results):
-    """A digest stands for one run."""
+def test_other_seeds_give_other_runs(results):
+    """Each digest identifies one run."""
     assert len({result.digest for result in results}) == 10
 
 
 def test_drawn_acts_happen_before_the_job_ends(results):
-    """Most of them: an act that comes too late tests nothing."""
+    """Most acts do: one that comes too late tests nothing."""
     assert sum(result.happened for result in results) >= 0.85 * sum(len(result.acts) for result in results)
 
 
 def test_dead_node_is_replaced_by_a_spare(seed):
-    """The adversary's acts are real: a node without power is reaped, and a spare runs its ranks."""
+    """A node without power is given up, and a spare runs its ranks."""
     victim = draw_scenario(seed, NODES).shape.nodes[0]
     result = run_seed(seed, NODES, (Act(at_s=1.0, kind="power_off", node=victim),))
     assert (result.broken, result.exit_code) == (None, 0)
@@ -131,7 +131,7 @@ def test_dead_node_is_replaced_by_a_spare(seed):
 
 
 def test_failed_worker_costs_a_restart(seed):
-    """A worker that fails is in the journal with its rank."""
+    """The journal has the failed worker with its rank."""
     result = run_seed(
         seed, NODES, (Act(at_s=1.0, kind="fail_worker", node=draw_scenario(seed, NODES).shape.nodes[0]),)
     )
@@ -140,13 +140,13 @@ def test_failed_worker_costs_a_restart(seed):
 
 @pytest.mark.parametrize("moment", range(3))
 def test_controller_dies_at_a_commit(seed, moment):
-    """Before the store takes it, after, or with the commit still on its way: the next one goes on."""
+    """Before or after the store takes the commit, or while it is on its way: the next controller goes on."""
     result = run_seed(seed, NODES, (Act(at_s=0.6, kind="kill_at_commit", number=moment),))
     assert (result.broken, result.exit_code) == (None, 0)
 
 
 def test_record_without_the_jobs_key_is_no_fact_that_waits(seed):
-    """The controller sets it aside, so a deadline that passes later is not judged ahead of a fact."""
+    """The controller refuses it, so a deadline that passes later is not judged ahead of a fact."""
     missing = [Act(at_s=0.0, kind="never_start", node=node) for node in draw_scenario(seed, NODES).shape.nodes[:2]]
     result = run_seed(seed, NODES, (*missing, Act(at_s=5.0, kind="forge_record")))
     assert result.broken is None
@@ -155,14 +155,14 @@ def test_record_without_the_jobs_key_is_no_fact_that_waits(seed):
 
 
 def test_cancelled_job_ends_with_its_code(seed):
-    """scancel: everyone leaves, with 143."""
+    """After scancel all agents leave with 143."""
     result = run_seed(seed, NODES, (Act(at_s=1.0, kind="scancel"),))
     assert (result.broken, result.exit_code) == (None, 143)
     assert [shutdown.reason for shutdown in records(result, Shutdown)] == ["cancelled"]
     assert records(result, JobEnded)
 
 
-def test_shapes_hold_what_configuration_asks():
+def test_shapes_are_valid_configurations():
     """Every drawn job could have been written as a job.yaml."""
     from random import Random
 

@@ -1,4 +1,4 @@
-"""A scenario is a value: written, read, changed, and aimed at events."""
+"""A scenario is a value that can be written, read, changed, and aimed at events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nvrx_slurm.lab.simulation.scenario import draw_scenario, mutate, scenario_f
 
 @pytest.mark.parametrize("seed", range(40))
 def test_scenario_is_read_as_it_was_written(seed):
-    """Every drawn one, and every mutation of it, comes back equal, one act a line."""
+    """Every drawn scenario and every mutation of it is read back equal, with one act a line."""
     chance, scenario = Random(seed), draw_scenario(seed)
     for _ in range(10):
         text = scenario_to_json(scenario)
@@ -28,14 +28,14 @@ def test_scenario_is_read_as_it_was_written(seed):
 
 
 def test_read_scenario_runs_the_same():
-    """The file of a run gives the same digest."""
+    """The scenario of a run, written and read, gives the same digest."""
     scenario = draw_scenario(5, 4)
     again = scenario_from_json(scenario_to_json(scenario))
     assert run_scenario(again).digest == run_scenario(scenario).digest
 
 
 def quiet(kind: str, **fields):
-    """A plain job of two nodes and two spares on Slurm, whose one act is aimed."""
+    """A plain job of two nodes and two spares on Slurm, with one aimed act."""
     scenario = next(
         each
         for each in (draw_scenario(seed, 4) for seed in range(1_000))
@@ -66,7 +66,7 @@ def test_aimed_act_happens_at_the_commit(moment):
 
 
 def test_aimed_act_finds_the_node_that_reads_the_order():
-    """An act without a node is done to the one whose agent reads the order."""
+    """An act without a node is carried out on the node whose agent reads the order."""
     run = SimulationRun(quiet("power_off", aim=Aim(event="rendezvous_closed", moment="before receipt", nth=1)))
     result = run.run()
     assert (result.broken, result.exit_code) == (None, 0)
@@ -76,7 +76,7 @@ def test_aimed_act_finds_the_node_that_reads_the_order():
 
 @pytest.mark.parametrize("event", ["node_lost", "attributed"])
 def test_aimed_act_does_not_wait_for_ever(event):
-    """Nothing is lost before the act itself: it is carried out while the workers still run."""
+    """The event needs the act itself: the act is carried out while the workers still run."""
     run = SimulationRun(quiet("power_off", aim=Aim(event=event, moment="before")))
     result = run.run()
     assert (result.broken, result.exit_code, result.happened) == (None, 0, 1)
@@ -84,7 +84,7 @@ def test_aimed_act_does_not_wait_for_ever(event):
 
 
 def test_act_follows_the_one_before():
-    """The second failure waits for the first, and then for the rendezvous that it opens."""
+    """The second failure waits for the first, and then for the rendezvous that the first opens."""
     first = Act(at_s=1.0, kind="kill_worker", node="n01")
     second = Act(at_s=0.0, kind="power_off", aim=Aim(event="rendezvous_opened", moment="after receipt", follows=True))
     run = SimulationRun(replace(quiet("scancel"), acts=(first, second)))
@@ -94,7 +94,7 @@ def test_act_follows_the_one_before():
 
 
 def test_aims_name_events_of_the_journal():
-    """Each is the tag of a record."""
+    """Each aim is the tag of a record."""
     from nvrx_slurm.journal.records import AnyDecision, AnyFact
 
     tags = {kind.__struct_config__.tag for union in (AnyDecision, AnyFact) for kind in union.__args__}

@@ -23,7 +23,7 @@ HARMLESS = Act(at_s=0.4, kind="kill_worker", node="n01")
 
 
 def mistrustful(scenario):
-    """Takes every death of a controller for a broken promise."""
+    """Runs a scenario, and reports every death of a controller as a broken promise."""
     if scenario == draw_scenario(scenario.seed, NODES):
         scenario = dataclasses.replace(scenario, acts=(HARMLESS, FATAL, HARMLESS))
     result = run_scenario(scenario)
@@ -32,8 +32,9 @@ def mistrustful(scenario):
     return dataclasses.replace(result, promise=Promise.DECIDER, broken="one decider: it is dead")
 
 
-def test_failure_is_told_with_the_fewest_acts_and_how_to_replay_it():
-    """Seed, sentence, the one act that matters, the journal, and the line that replays it."""
+def test_failure_is_reported_with_the_fewest_acts_and_how_to_replay_it():
+    """The report has the seed, the promise, the one act that matters, the journal, and the command that replays
+    it."""
     said: list[str] = []
     assert seeds.run_seeds(range(7, 9), NODES, 1, said.append, mistrustful) == 1
     text = "\n".join(said)
@@ -45,14 +46,14 @@ def test_failure_is_told_with_the_fewest_acts_and_how_to_replay_it():
 
 
 def test_runs_without_a_failure_are_counted():
-    """All were result, in two processes too."""
+    """All runs are counted, also in two processes."""
     said: list[str] = []
     assert seeds.run_seeds(range(4), NODES, 2, said.append) == 0
     assert said[-1].startswith("4 runs of up to 4 nodes")
 
 
 def test_progress_counts_the_runs_that_are_over(monkeypatch):
-    """A process hands its results over in chunks: each line counts a whole one."""
+    """A process returns its results in chunks: each line counts whole chunks."""
     monkeypatch.setattr(many_seeds, "SAY_EVERY_S", -1.0)
     monkeypatch.setattr(many_seeds, "CHUNK", 2)
     said: list[str] = []
@@ -68,8 +69,8 @@ async def never() -> None:
 
 
 def leave_one() -> None:
-    """In a cycle. In a frame of its own: an error in a script of the store keeps the frames below it until the next
-    run."""
+    """Leaves a coroutine in a reference cycle. It has its own frame, because an error in a script of the store keeps
+    the frames below it until the next run."""
     cycle: list[Any] = [never()]
     LEFT.add(cycle[0])
     cycle.append(cycle)
@@ -83,17 +84,17 @@ def forgetful(scenario):
 
 
 def test_coroutine_that_was_never_awaited_fails_its_run():
-    """The seed that left it is named."""
+    """The report names the seed that left it."""
     said: list[str] = []
     assert seeds.run_seeds(range(4), NODES, 1, said.append, forgetful) == 1
-    found = [line for line in said if line.startswith("seed 2: ")]  # a slow machine reports its progress before
+    found = [line for line in said if line.startswith("seed 2: ")]  # lines about progress may come first
     assert found[0].startswith("seed 2: nothing crashes: coroutine 'never' was never awaited")
     for each in list(LEFT):
-        each.close()  # or another test is warned of it
+        each.close()  # otherwise the warning would appear in another test
 
 
 def test_runs_leave_nothing_that_is_never_collected():
-    """An hour's soak has tens of thousands of runs in one process."""
+    """A soak test of an hour has tens of thousands of runs in one process."""
 
     def run(seed):
         return run_scenario(draw_scenario(seed, NODES))
@@ -105,8 +106,8 @@ def test_runs_leave_nothing_that_is_never_collected():
     assert gc.get_freeze_count() == frozen > 0
 
 
-def test_one_seed_is_told_whole():
-    """`--seed` prints the shape, the acts and the journal, twice the same."""
+def test_one_seed_is_reported_whole():
+    """`--seed` prints the shape, the acts and the journal; a second time they are the same."""
     once, again = (CliRunner().invoke(simulate, ["--seed", "3", "--nodes", "4"], standalone_mode=False) for _ in "ab")
     assert once.return_value == 0
     assert '"event":"job_ended"' in once.output

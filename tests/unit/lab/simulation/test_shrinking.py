@@ -1,4 +1,4 @@
-"""A run that breaks a promise is shown with the fewest acts, the smallest job and the roundest times."""
+"""A run that breaks a promise is reduced to the fewest acts, the smallest job and the roundest times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHERS = tuple(Act(at_s=3.0 + index, kind="kill_worker", node="n03") for index i
 
 
 class Runner:
-    """Breaks a promise where `wanted` says so, a second later each time."""
+    """Breaks a promise if `wanted` is true for the scenario, and takes a second for each run."""
 
     def __init__(self, wanted, clock: StillClock) -> None:
         self.wanted, self.clock, self.tried = wanted, clock, 0
@@ -45,7 +45,7 @@ def kinds(scenario) -> list[str]:
 
 
 def test_two_acts_that_matter_are_left_of_many():
-    """Wherever they stand, the two that are needed remain, with rounder times."""
+    """Wherever they are, the two needed acts remain, with rounder times."""
 
     def needs_both(scenario) -> bool:
         return {"kill_controller", "freeze_store"} <= set(kinds(scenario))
@@ -59,13 +59,13 @@ def test_two_acts_that_matter_are_left_of_many():
 
 
 def test_nodes_that_matter_stay():
-    """A job that breaks a promise with three nodes or more ends with three."""
+    """A job that breaks a promise only with three nodes or more ends with three."""
     found, _ = shrunk((), lambda scenario: len(scenario.shape.nodes) >= 3)
     assert len(found.result.shape.nodes) == 3
 
 
 def test_aim_that_matters_keeps_its_event():
-    """What it need not be goes: its number, its steps."""
+    """Parts of the aim that are not needed are removed: its number and its steps."""
     aim = Aim(event="rendezvous_closed", moment="after", nth=3, steps=2)
     found, _ = shrunk(
         (replace(FIRST, aim=aim),),
@@ -76,7 +76,7 @@ def test_aim_that_matters_keeps_its_event():
 
 @pytest.mark.parametrize("within_s", [0.0, 5.0])
 def test_time_that_is_up(within_s):
-    """The simplest one by then is shown, and that it may not be the simplest of all."""
+    """The simplest scenario so far is returned, marked as possibly not the simplest."""
     found, runner = shrunk((FIRST, *OTHERS, SECOND), lambda scenario: "freeze_store" in kinds(scenario), within_s)
     assert not found.complete
     assert found.runs == within_s == runner.tried - 1

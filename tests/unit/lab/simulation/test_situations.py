@@ -1,4 +1,4 @@
-"""Each situation makes what it is named for, and no promise is broken in it."""
+"""Each situation causes the event of its name, and breaks no promise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEEDS = range(4)
 
 
 def runs(situation: Callable[..., situations.Staged]) -> list[RunResult]:
-    """Some of it, each with a job of its own."""
+    """Some runs of the situation, each with its own job."""
     results = []
     for seed in SEEDS:
         shape, acts = situation(Random(seed), draw_shape(Random(seed), 8))
@@ -52,7 +52,7 @@ def restarts(results: Iterable[RunResult]) -> list[RestartDecided]:
 
 
 def forgets(results: list[RunResult]) -> bool:
-    """A run had more restarts than its rate allows at a time."""
+    """A run had more restarts than its rate allows within its time."""
     bounds = [result.shape.plan.fault_tolerance for result in results]
     rates = [each.max_job_restarts or each.max_restarts for each in bounds]
     restarted = [sum(each.action != "stop" for each in restarts([result])) for result in results]
@@ -60,7 +60,7 @@ def forgets(results: list[RunResult]) -> bool:
 
 
 def opens_late(results: list[RunResult]) -> bool:
-    """What comes late is what was decided on the failure, not what begins the job."""
+    """The late decision is the one on the failure, not the first one of the job."""
     late = [
         (mark.record.since, entries(result, WorkerFailed)[0].t)  # type: ignore[union-attr]
         for result in results
@@ -104,7 +104,7 @@ SHOWS: dict[Callable[..., situations.Staged], Callable[[list[RunResult]], object
 
 @pytest.mark.parametrize("situation", situations.SITUATIONS, ids=lambda situation: situation.__name__)
 def test_situation_comes_about_and_breaks_nothing(situation: Callable[..., situations.Staged]) -> None:
-    """Its acts happen, and the journal shows what they were to bring about."""
+    """Most of its acts happen, and the journal has the events that they were to cause."""
     results = runs(situation)
     assert [result.broken for result in results] == [None] * len(results)
     assert sum(result.happened for result in results) > 0.7 * sum(len(result.acts) for result in results)
@@ -112,7 +112,7 @@ def test_situation_comes_about_and_breaks_nothing(situation: Callable[..., situa
 
 
 def test_situations_are_in_quiet_runs_alone() -> None:
-    """Other runs are those of their swarms; a few have neither."""
+    """A run with drawn acts is not changed; a few quiet runs get no situation."""
     shape = draw_shape(Random(1), 8)
     acts = (Act(at_s=1.0, kind="kill_controller"),)
     staged = [situations.stage(Random(seed), shape, ()) for seed in range(200)]
@@ -120,7 +120,7 @@ def test_situations_are_in_quiet_runs_alone() -> None:
     assert 0.8 < sum(bool(acts) for _, acts in staged) / len(staged) < 1.0
 
 
-def test_shapes_of_situations_hold_what_configuration_asks() -> None:
+def test_shapes_of_situations_are_valid_configurations() -> None:
     """Each of their jobs could have been written as a job.yaml."""
     for situation in situations.SITUATIONS:
         for seed in range(20):

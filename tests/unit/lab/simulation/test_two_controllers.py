@@ -1,4 +1,4 @@
-"""A controller that was overtaken decides nothing more, wherever it stood then."""
+"""A controller that was overtaken decides nothing more, at whatever await it stopped."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ STANDS_S = 2.0
 
 
 def controllers_of(act: Act) -> list[tuple[int, int | None]]:
-    """Epoch and exit code of each controller of a job that this act, at its first rendezvous, does not disturb."""
-    shape = replace(PLAIN.shape, work_s=2 * STANDS_S)  # the job outlives the standstill
+    """Epoch and exit code of each controller of a job that finishes, although this act happens at its first
+    rendezvous."""
+    shape = replace(PLAIN.shape, work_s=2 * STANDS_S)  # the job outlasts the stop
     run = SimulationRun(replace(PLAIN, shape=shape, acts=(act,)))
     result = run.run()
     assert (result.broken, result.exit_code) == (None, 0)
@@ -35,7 +36,7 @@ def controllers_of(act: Act) -> list[tuple[int, int | None]]:
 
 @pytest.mark.parametrize("steps", range(0, AWAITS, 3))
 def test_controller_that_was_overtaken_at_any_await_is_fenced(steps):
-    """It thaws while the next one leads, and ends; the job finishes."""
+    """The old controller thaws while the next one leads, and ends; the job finishes."""
     aim = Aim(event="rendezvous_closed", moment="before")
     act = Act(at_s=0.0, kind="overtake", lasts_s=STANDS_S, number=steps, aim=aim)
     assert controllers_of(act) == [(1, EXIT_RETRY), (2, 0)]
@@ -44,7 +45,8 @@ def test_controller_that_was_overtaken_at_any_await_is_fenced(steps):
 @pytest.mark.parametrize("late_by", range(3))
 @pytest.mark.parametrize("moment", [BEFORE, AFTER, LATE, UNANSWERED])
 def test_commit_of_a_controller_that_was_overtaken_is_taken_whole_or_not_at_all(moment, late_by):
-    """Refused, taken, taken without an answer, or in transit while the next one commits."""
+    """The commit may be refused, accepted, accepted without an answer, or in transit while the next controller
+    commits."""
     number = moment + 4 * 4 + 20 * late_by  # at its fifth commit
     act = Act(at_s=0.0, kind="overtake_at_commit", lasts_s=STANDS_S, number=number)
     assert controllers_of(act) == [(1, EXIT_RETRY), (2, 0)]
@@ -52,5 +54,5 @@ def test_commit_of_a_controller_that_was_overtaken_is_taken_whole_or_not_at_all(
 
 @pytest.mark.parametrize("number", range(10))
 def test_commit_whose_connection_breaks_is_sent_again(number):
-    """By the same controller, and executed once, whether the store had taken it or not."""
+    """The same controller sends it again, and it is executed once, whether the store had accepted it or not."""
     assert controllers_of(Act(at_s=0.0, kind="break_commit", number=number)) == [(1, 0)]

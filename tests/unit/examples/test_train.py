@@ -17,7 +17,7 @@ from train import train as run_training
 
 @settings(max_examples=30)  # 300 ranks draw the batch 300 times
 @given(step=st.integers(1, 10_000), world=st.sampled_from([1, 2, 3, 8, 50, 256, 300]))
-def test_the_ranks_share_the_same_batch_whatever_their_number(step: int, world: int) -> None:
+def test_any_number_of_ranks_share_the_same_batch(step: int, world: int) -> None:
     """The parts of all ranks together are the batch of a world of one: no image twice, none missing."""
     parts = [my_part(step, 256, 0, rank, world) for rank in range(world)]
     assert np.concatenate(parts).tolist() == my_part(step, 256, 0, 0, 1).tolist()

@@ -1,5 +1,4 @@
-"""Three or four ranks and their monitors, in every order, with every fault at every time: what they agree on
-holds."""
+"""Three or four ranks and their monitors, in every order, with every fault at every time: one outcome for all."""
 
 from __future__ import annotations
 

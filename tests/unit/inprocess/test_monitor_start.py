@@ -104,7 +104,7 @@ def test_options_are_hidden_from_other_processes(begin: Begin):
 
 
 def test_start_that_takes_too_long_is_given_up(begin: Begin):
-    """This holds for any reason, and no process of it is left."""
+    """The cause does not matter, and no process of it is left."""
     monitor = begin()
     os.kill(monitor.pid, signal.SIGSTOP)
     with pytest.raises(InternalError, match=r"not ready within 0.1 s"):

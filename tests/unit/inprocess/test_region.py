@@ -186,7 +186,7 @@ def generator_closed() -> None:
     ],
 )
 def test_leaves_a_blocking_call(region, block):
-    """In whatever call the main thread waits, the first signals end it; the process is then as before."""
+    """The first signals end the main thread's wait in any of these calls; the process is then as before."""
     interrupt = Interrupt(region, blocked=True, again_s=1.0)
     interrupt.begins.set()
     assert interrupt.at(block) == CallInterrupted(None)

@@ -68,7 +68,7 @@ texts = st.text(st.characters(codec=None), max_size=2000)
 
 
 @given(st.lists(st.builds(InterruptionRecord, st.none(), st.sampled_from(Interruption), texts, texts), max_size=40))
-def test_whatever_was_raised_fits_into_one_datagram(records: list[InterruptionRecord]) -> None:
+def test_any_error_fits_into_one_datagram(records: list[InterruptionRecord]) -> None:
     """With control characters, lone surrogates and long host names, the datagram is bounded and has what fits."""
     data = encode(shortened(restart(records=tuple(records))))
     assert len(data) <= LONGEST_BYTES

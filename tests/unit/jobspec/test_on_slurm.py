@@ -105,7 +105,7 @@ def test_setup_lines_are_no_flags(slurm: Slurm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["100%j", 'it\'s a "folder" # $(x)', "-é%%"])
-def test_the_log_is_in_the_job_folder_whatever_its_name(slurm: Slurm, tmp_path: Path, name: str) -> None:
+def test_the_log_is_in_a_job_folder_of_any_name(slurm: Slurm, tmp_path: Path, name: str) -> None:
     """Slurm writes its log to the plan's path, and one agent starts on each node of the allocation."""
     folder = tmp_path / name
     script = script_of(job(nodes=2), folder, interpreter(tmp_path))

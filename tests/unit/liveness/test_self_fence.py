@@ -1,4 +1,4 @@
-"""The kernel's own timer kills a process, whatever its state."""
+"""The kernel's own timer kills a process in any state."""
 
 from __future__ import annotations
 

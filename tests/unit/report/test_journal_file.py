@@ -39,7 +39,7 @@ def test_no_journal_is_an_empty_one(folder: JobFolder) -> None:
 
 
 def test_each_call_returns_what_is_new(folder: JobFolder) -> None:
-    """A reader gets each entry once, in whatever pieces the file grows between its calls."""
+    """A reader gets each entry once, in any pieces in which the file grows between its calls."""
     file = JournalFile(folder)
     assert file.read() == []
     append(folder, lines(ENTRIES[:3]))

@@ -216,7 +216,7 @@ def test_a_requeued_job_starts_again_and_keeps_its_past() -> None:
 
 
 def test_the_cycles_of_a_generation_end_with_it() -> None:
-    """Also if it has no recorded end; its cycles keep their last steps whatever later generations report."""
+    """Also if it has no recorded end; its cycles keep their last steps even if later generations report others."""
     recorder = with_one_recovery()
     recorder.progress(90)
     left_at = recorder.now

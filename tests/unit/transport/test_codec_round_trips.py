@@ -103,6 +103,6 @@ def test_every_leaf_begins_at_a_multiple_of_64_bytes() -> None:
     ids=["rows", "big-endian", "gaps", "columns", "empty"],
 )
 def test_a_memoryview_is_its_bytes(view: memoryview) -> None:
-    """Its bytes are sent row by row, whatever its layout in memory."""
+    """Its bytes are sent row by row, for any layout in memory."""
     assert b"".join(encode(view).buffers) == view.tobytes()
     assert b"".join(encode([view]).buffers) == view.tobytes()

@@ -52,7 +52,7 @@ def test_the_page_shows_each_part(here: list[TransportCheck]) -> None:
     assert shown == [finding.part for finding in here]
 
 
-def test_whatever_is_wrong_comes_with_what_to_do(here: list[TransportCheck]) -> None:
+def test_each_problem_comes_with_what_to_do(here: list[TransportCheck]) -> None:
     """Each finding that is a warning or a failure says what to do."""
     assert [each.part for each in here if each.level in (Level.WARN, Level.FAIL) and not each.todo] == []
 

@@ -40,7 +40,7 @@ def test_a_client_without_the_token_is_not_admitted() -> None:
             assert side.result() is False
 
 
-def test_a_client_tells_a_server_of_another_job_nothing() -> None:
+def test_a_client_sends_no_proof_to_a_server_of_another_job() -> None:
     """The server's own proof is wrong: the client raises PeerRefused and sends nothing more to it."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server, OTHER_TOKEN))
@@ -61,7 +61,7 @@ def test_the_servers_proof_is_not_the_clients() -> None:
         assert side.result() is False
 
 
-def test_a_proof_that_was_overheard_is_of_no_use() -> None:
+def test_a_recorded_proof_is_of_no_use() -> None:
     """A recorded proof, replayed on a new connection with the same hello, answers a challenge that is no longer
     asked."""
     nonce = bytes(range(protocol.NONCE_BYTES))
@@ -97,7 +97,7 @@ def test_a_proof_that_was_overheard_is_of_no_use() -> None:
         assert side.result() is False
 
 
-def test_a_servers_challenge_that_was_overheard_is_of_no_use() -> None:
+def test_a_recorded_challenge_of_a_server_is_of_no_use() -> None:
     """A server that repeats another connection's challenge has no proof for this client's nonce."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server))

@@ -88,7 +88,7 @@ def test_payloads_begin_at_lines(ring: SharedRing) -> None:
 
 
 def test_the_oldest_comes_first(ring: SharedRing) -> None:
-    """Payloads are read in the order of writing, in whatever slots they are."""
+    """Payloads are read in the order of writing, regardless of their slots."""
     refs = [ring.write_raw(b"%d" % number) for number in range(SLOTS + 2)]
     assert [ref.slot for ref in refs] == [0, 1, 2, 0, 1]
     assert all(older.generation < newer.generation for older, newer in pairwise(refs))

@@ -153,7 +153,7 @@ def test_of_a_read_only_payload_a_tensor_is_a_copy(torch: Any) -> None:
 
 
 def test_a_payload_that_is_not_aligned_is_copied(torch: Any) -> None:
-    """At whatever address the payload is, the tensor has the alignment of its type."""
+    """For any address of the payload, the tensor has the alignment of its type."""
     encoded = encode([torch.ones(3, dtype=torch.float64)])
     memory = bytearray(1) + b"".join(encoded.buffers)
     (tensor,) = built(encoded.schema, memoryview(memory)[1:])

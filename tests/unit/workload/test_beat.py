@@ -115,7 +115,7 @@ def test_a_child_that_is_forked_before_the_first_beat_may_beat(slot: Slot, envir
     ],
 )
 def test_without_a_slot_a_beat_does_nothing(environment: Environment) -> None:
-    """In whatever state the agent's side is, the training goes on, and nothing is printed."""
+    """In any state of the agent's side the training goes on, and nothing is printed."""
     assert worker("for step in range(3): beat(step=step)", environment) == ""
 
 

@@ -77,7 +77,7 @@ def test_an_entry_that_is_half_written_is_not_open(tmp_path: Path, spoilt: dict[
 
 @given(st.binary(max_size=SLOT_BYTES - 64))
 def test_a_reader_copes_with_any_bytes(page: bytes) -> None:
-    """Reading a slot raises no error, whatever bytes a faulty worker has written over it."""
+    """Reading a slot raises no error, even if a faulty worker has overwritten it with any bytes."""
     with tempfile.TemporaryDirectory() as folder:
         slot = Slot.create(Path(folder) / "slot")
         with (Path(folder) / "slot").open("r+b") as file:

@@ -84,13 +84,13 @@ def test_job_that_ends_before_its_store_answers_has_no_journal(seed):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_promises_are_kept_whatever_the_adversary_does(seed):
+def test_promises_are_kept_under_any_acts_of_the_adversary(seed):
     """Each run ends without a broken promise."""
     assert run_seed(seed, NODES).broken is None
 
 
 def test_same_seed_gives_the_same_in_every_process():
-    """The journal is the same byte for byte, whatever order a set of strings has there."""
+    """The journal is the same byte for byte, in any order of a set of strings."""
     digests = set()
     for hash_seed in ("1", "2"):
         result = subprocess.run(

@@ -1,4 +1,4 @@
-"""A controller that was overtaken decides nothing more, at whatever await it stopped."""
+"""A controller that was overtaken decides nothing more, at any await at which it may have stopped."""
 
 from __future__ import annotations
 

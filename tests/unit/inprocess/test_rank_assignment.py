@@ -84,7 +84,7 @@ def test_a_rank_that_is_out_is_discarded():
 
 
 def test_a_key_that_is_missing_is_an_error():
-    """A rank that is not lost but has published no key cannot be counted: InternalError names it."""
+    """A rank that is not left out but has published no key cannot be counted: InternalError names it."""
     ctx = RankAssignmentCtx(State(rank=0, world_size=2), lambda: {0: ("a",)}, set())
     with pytest.raises(InternalError, match="rank 1 is not out, and has published nothing"):
         FilterCountGroupedByKey("a", bool)(ctx)

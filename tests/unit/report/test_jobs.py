@@ -102,7 +102,7 @@ def test_a_base_folder_that_is_removed_has_no_jobs(
 def test_the_size_of_a_folder_is_that_of_the_files_that_are_still_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process removes all other files while the first one is read."""
+    """Another process removes all other files when the first one's size is read."""
     for name in ("a", "b", "c"):
         (tmp_path / name).write_text("four")
     lstat = Path.lstat

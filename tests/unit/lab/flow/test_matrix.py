@@ -114,7 +114,7 @@ def test_lost_node(shape, tmp_path):
 
 @pytest.mark.parametrize("shape", [name for name, plan in SHAPES.items() if len(plan.roles) == 1 and name != "fails"])
 def test_killed_worker(shape, tmp_path):
-    """After a killed worker the core restarts, or ends the job if the restart budget is spent."""
+    """After a killed worker the core does what kill-first-rank expects of this job, by its restart budget."""
     plan = SHAPES[shape]
     fleet = at_work(plan)
     worker(fleet, "n1", 0, signal=9)

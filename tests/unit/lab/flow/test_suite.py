@@ -99,7 +99,7 @@ def test_artifacts_of_a_failed_run_are_not_mixed_with_others(tmp_path):
 
 
 def test_artifacts_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
-    """A file has the folder's name."""
+    """A file is in the place of its parent folder."""
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be written"):
         Artifacts(tmp_path / "file" / "a").create()

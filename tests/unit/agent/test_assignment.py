@@ -1,4 +1,4 @@
-"""When an agent starts the workers of a rendezvous in which its node has ranks: on the real node."""
+"""When an agent starts the workers of a rendezvous that assigns ranks to its node; real processes on this machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RANKS = Assignment(
 
 
 class Node:
-    """An agent on the real node, with its supervisor. It has joined; its clock stands still."""
+    """An agent that has joined, with a real supervisor on this machine; its clock does not advance by itself."""
 
     def __init__(self, tmp: Path) -> None:
         self.clock, self.folder = StillClock(), JobFolder(tmp / "7")
@@ -89,11 +89,12 @@ class Node:
         self.agent.board.open()
 
     def assign(self, asked_by: str | None = None) -> None:
-        """The answer to a question of this incarnation, or of another one, arrives."""
+        """Deliver an assignment that `asked_by` has requested; by default the agent's present incarnation."""
         self.agent._on_assigned(Assigned("main-0", 0, RANKS, asked_by or self.agent.publisher.incarnation))
 
     async def ranks_started(self) -> list[int]:
-        """Those of which the supervisor has started a process, once there are as many as were assigned."""
+        """The ranks for which the supervisor has started a process; waits until there are as many as were
+        assigned."""
         ranks: list[int] = []
         async with asyncio.timeout(WAIT_S):
             while len(ranks) < RANKS.workers:
@@ -102,7 +103,7 @@ class Node:
         return sorted(ranks)
 
     def processes(self) -> list[int]:
-        """Below the agent."""
+        """The supervisor and its descendants."""
         supervisor_pid = self.agent.workers.supervisor_pid
         return [supervisor_pid, *descendants(supervisor_pid)]
 
@@ -128,7 +129,8 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def test_ranks_are_for_the_agent_that_asked(node: Node) -> None:
-    """What was given to a former incarnation may be another node's by now."""
+    """The agent ignores an assignment that its former incarnation requested: another node may have those ranks by
+    now."""
     node.assign(asked_by="former")
     assert node.agent.mode is AgentMode.STANDBY
     node.assign()
@@ -141,7 +143,8 @@ async def test_ranks_are_for_the_agent_that_asked(node: Node) -> None:
 
 
 async def test_workers_wait_until_the_agent_is_in_touch(node: Node) -> None:
-    """Orders may be back before heartbeats after a partition: workers that start without a lease would be killed."""
+    """The agent starts no workers while more than half of its lease is spent: after a partition an order may arrive
+    before the next heartbeat, and workers without a lease would be killed."""
     node.clock.now += 16.0  # more than half of the lease
     node.assign()
     assert node.agent.mode is AgentMode.STANDBY
@@ -154,7 +157,8 @@ async def test_workers_wait_until_the_agent_is_in_touch(node: Node) -> None:
 
 @pytest.mark.skipif(not frozen_fs.IS_HERE, reason="needs /dev/fuse")
 async def test_worker_that_never_gets_to_its_program_hangs(node: Node, tmp_path: Path) -> None:
-    """Its folder is on a dead file system: it is watched from the moment in which it is ordered."""
+    """A worker whose folder is on a dead file system counts as hung: its startup timeout runs from the order to start
+    it."""
     (tmp_path / "dead").mkdir()
     with frozen_fs.frozen(tmp_path / "dead"):
         node.agent.plan = msgspec.structs.replace(node.agent.plan, workdir=str(tmp_path / "dead"))
@@ -169,7 +173,7 @@ async def test_worker_that_never_gets_to_its_program_hangs(node: Node, tmp_path:
 async def test_a_full_memory_file_system_fails_the_worker_and_not_the_agent(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its slot has no room: that rank could not start, and the failure has the reason."""
+    """If there is no room for a rank's slot, that rank fails with the reason, and the agent's cycle goes on."""
     prepare = node.agent.board.prepare
 
     def full(rank: int, cycle: int) -> dict[str, str]:
@@ -190,7 +194,7 @@ async def test_a_full_memory_file_system_fails_the_worker_and_not_the_agent(
 async def test_an_agent_without_a_descriptor_fails_the_worker_and_not_itself(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pipe for what its rank prints cannot be had: that rank could not start, and the failure has the reason."""
+    """If the pipe for a rank's output cannot be opened, that rank fails with the reason."""
     capture = node.agent.output.capture
 
     def limited(path: Path, prefix: str, rank: int = 0) -> int:
@@ -206,7 +210,7 @@ async def test_an_agent_without_a_descriptor_fails_the_worker_and_not_itself(
 
 
 async def test_an_agent_whose_supervisors_all_die_leaves(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each new one is a join in the journal: that has a bound."""
+    """The agent exits after a bounded number of supervisors have died: each new one adds a join to the journal."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     os.kill(node.agent.workers.supervisor_pid, signal.SIGKILL)
     died = 0

@@ -1,4 +1,4 @@
-"""What a child of the supervisor is before it runs its program."""
+"""The state of a supervisor's child process before it runs its program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDS = [each for each in HANDLED if each not in (signal.SIGCHLD, signal.SIGTSTP)
 
 @pytest.mark.parametrize(("number", "code"), [*((each, -each) for each in ENDS), (signal.SIGCHLD, 0)])
 def test_no_signal_is_lost_before_the_program_runs(number: signal.Signals, code: int) -> None:
-    """One that comes in the first moment of the child does what it does by default, although its parent has a handler
-    for it; after that none is blocked."""
+    """A signal that arrives just after the fork has its default effect, although the parent has a handler for it;
+    afterwards no signal is blocked."""
     program = [sys.executable, "-c", PROGRAM, str(int(number))]
     assert int(subprocess.run(program, stdout=subprocess.PIPE, timeout=60, check=True).stdout) == code

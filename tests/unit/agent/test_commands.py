@@ -1,4 +1,4 @@
-"""Users' commands beside a worker: real processes below a real supervisor."""
+"""Users' commands that run beside a worker: real processes below a real supervisor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def node():
 
 
 async def worker(node, *argv, cwd="/"):
-    """A worker that has started; its process id."""
+    """Start a worker and wait until it runs; returns its process id."""
     with node.spawn(0, *argv, cwd=cwd) as out:
         pid = (await node.next(Spawned)).pid
         assert out.read(2) == b"up"
@@ -39,7 +39,7 @@ async def worker(node, *argv, cwd="/"):
 
 
 def run(node, beside, *argv, env=None):
-    """A command; its standard output."""
+    """Run a command beside the worker; returns a stream of its standard output."""
     reading, writing = os.pipe()
     node.workers.run_command("r1", argv, env or {}, beside, writing, os.dup(2))
     return os.fdopen(reading, "rb")
@@ -52,7 +52,8 @@ async def end_of(node) -> CommandEnd:
 
 
 async def test_command_runs_in_the_workers_folder_with_the_environment_that_is_given(node, tmp_path):
-    """Not where the worker was started, but where it is now."""
+    """The command runs in the worker's current folder, not in the one where the worker was started, and with the
+    given environment."""
     pid = await worker(node, "sh", "-c", f"cd {tmp_path}; echo up; exec sleep 1000")
     with run(node, pid, "sh", "-c", "pwd; echo $RANK; exit 7", env={"RANK": "3"}) as out:
         assert await end_of(node) == CommandEnd(exit_code=7)
@@ -61,8 +62,9 @@ async def test_command_runs_in_the_workers_folder_with_the_environment_that_is_g
 
 
 async def test_command_enters_the_workers_container(node, tmp_path):
-    """Its mounts and its environment, above which stands what the agent gives."""
-    up = "export IMAGE=x; exec sh -c 'echo up; exec sleep 1000'"  # /proc shows a program's environment of its start
+    """The command gets the mounts and the environment of the worker's container; the agent's variables take
+    precedence."""
+    up = "export IMAGE=x; exec sh -c 'echo up; exec sleep 1000'"  # /proc shows the environment at exec
     inner = f"mount -t tmpfs none {tmp_path} && echo inside > {tmp_path}/f && {up}"
     pid = await worker(node, "unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inner)
     with run(node, pid, "sh", "-c", f"cat {tmp_path}/f; echo $IMAGE $RANK", env={"RANK": "3"}) as out:
@@ -73,7 +75,8 @@ async def test_command_enters_the_workers_container(node, tmp_path):
 
 
 async def test_a_stop_of_the_workers_kills_the_command_at_once(node):
-    """One that ignores SIGTERM, as shells do, must not hold up a recovery for the grace."""
+    """A stop kills the command without a grace period: a command that ignores SIGTERM, as shells do, must not delay a
+    recovery."""
     pid = await worker(node, "sh", "-c", "echo up; exec sleep 1000")
     with run(node, pid, sys.executable, "-c", DEAF) as out:
         command = int(out.readline())
@@ -94,7 +97,7 @@ async def test_signals_reach_the_command_and_what_it_has_started(node):
 
 
 async def test_a_command_that_cannot_run_says_why(node):
-    """No such program; no such worker any more."""
+    """The error names the missing program, or says that the worker has ended."""
     pid = await worker(node, "sh", "-c", "echo up; exec sleep 1000")
     run(node, pid, "no-such-program").close()
     assert "no-such-program" in ((await end_of(node)).error or "")
@@ -103,8 +106,9 @@ async def test_a_command_that_cannot_run_says_why(node):
 
 
 @pytest.mark.skipif(not frozen_fs.IS_HERE, reason="needs /dev/fuse")
-async def test_command_beside_a_worker_on_a_dead_file_system_holds_nobody_up(node, tmp_path):
-    """That worker is the one that its user wants to look at: the others are reaped, and stopped, as ever."""
+async def test_command_beside_a_worker_on_a_dead_file_system_delays_no_other_worker(node, tmp_path):
+    """A command for a worker on a dead file system delays nothing: other workers are still reaped, and the stop
+    completes."""
     with frozen_fs.frozen(tmp_path, answers=True):
         pid = await worker(node, "sh", "-c", "echo up; exec sleep 1000", cwd=str(tmp_path))
         with run(node, pid, "true"), node.spawn(1, "true"):

@@ -1,5 +1,4 @@
-"""Containers that cannot be started, each with the one sentence that says why: the real program, as a supervisor
-starts it."""
+"""Why a container cannot be started, as one sentence: the real program, run as a supervisor runs it."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ from nvrx_slurm.jobspec.container import TAKEN_BY, image_kind
 
 
 class Started:
-    """What came of one start: the sentence, or what the runtime was called with."""
+    """A node whose programs and image the test provides. `start` returns the error sentence (empty if there is none)
+    and the finished process."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -28,7 +28,7 @@ class Started:
         self.env = {"PATH": str(self.bin), "NVRX_BEAT_SOCKET": str(base / "runtime/s"), "USER": "me"}
 
     def install(self, *programs):
-        """Programs that tell their arguments and environment, and no more."""
+        """Install programs that only print their arguments and environment."""
         for name in programs:
             path = self.bin / name
             path.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexec /usr/bin/env\n')
@@ -68,7 +68,8 @@ def node(tmp_path):
 
 
 def test_runtime_that_the_node_has_not(node):
-    """Named with the PATH that was searched; `auto` names all that would do."""
+    """The error names the runtime and the PATH that was searched; with `auto` it names every runtime that could be
+    used."""
     said, done = node.start(runtime="podman")
     assert done.returncode == 127
     assert said == f"container.runtime: this node has no podman on its PATH ({node.bin})"
@@ -76,21 +77,21 @@ def test_runtime_that_the_node_has_not(node):
 
 
 def test_image_that_the_node_has_not(node):
-    """A path is looked for where the worker is to run."""
+    """An image that is a path must exist on the worker's node; the error names the path."""
     node.install("ch-run")
     said, _ = node.start(image="/nowhere/root")
     assert said == "container.image: /nowhere/root does not exist on this node"
 
 
 def test_mount_that_the_node_has_not(node):
-    """Its source is named."""
+    """The error names the mount's missing source."""
     node.install("ch-run")
     said, _ = node.start(mounts=["/nowhere/data:/data"])
     assert said == "container.mounts: /nowhere/data does not exist on this node"
 
 
 def test_program_that_the_image_has_not(node):
-    """`python` in an image without Python is one sentence, and no runtime's own; what is mounted counts too."""
+    """A missing program is one sentence, not a runtime's own error; programs in mounted folders are found too."""
     node.install("ch-run")
     said, _ = node.start("python")
     assert said.startswith(f"container.image: {node.image} has no program python on its PATH (/usr/local/sbin:")
@@ -102,7 +103,8 @@ def test_program_that_the_image_has_not(node):
 
 
 def test_mount_without_a_place_in_an_image_that_is_read_only(node):
-    """ch-run needs a folder to mount on: it is made where it can be, and else the command that makes it is named."""
+    """ch-run needs a folder to mount on: it is created if possible; otherwise the error shows the command that
+    creates it."""
     node.install("ch-run")
     said, done = node.start(mounts=["/usr/share:/data/set"])
     assert (said, done.returncode) == ("", 0)
@@ -110,14 +112,14 @@ def test_mount_without_a_place_in_an_image_that_is_read_only(node):
     (node.image / "blocked").touch()
     said, _ = node.start(mounts=["/usr/share:/blocked/set"])
     assert "has nothing at /blocked/set to mount on" in said and f"`mkdir -p {node.image}/blocked/set`" in said
-    (node.bin / "ch-run").write_text('#!/bin/sh\necho --write-fake "$@"\n')  # as newer ones can
+    (node.bin / "ch-run").write_text('#!/bin/sh\necho --write-fake "$@"\n')  # newer versions have --write-fake
     said, done = node.start(mounts=["/usr/share:/blocked/set"])
     assert said == "" and done.stdout.startswith("--write-fake --write-fake --unset-env")
     assert "mounts nothing read-only" in node.start(mounts=["/usr/share:/data/set:ro"])[0]
 
 
 def test_podmans_own_sentence(node):
-    """What `podman create` says is the reason, without its prefix."""
+    """The reason is what `podman create` prints, without its prefix."""
     (node.bin / "podman").write_text(
         "#!/bin/sh\necho 'Trying to pull' >&2; echo 'Error: no such image' >&2; exit 125\n"
     )
@@ -136,7 +138,8 @@ def test_auto_takes_the_first_runtime_of_those_that_take_the_image(node):
 
 
 def test_own_variables_come_first_and_values_stay_out_of_the_way(node):
-    """The job's variables win over the image's, the host's libraries stay outside, and no value is evaluated."""
+    """The job's variables override the image's, those of the host's libraries stay outside, and no value is
+    evaluated."""
     node.install("ch-run", "apptainer")
     own = {"FOO": "it's $HOME", "PYTHONPATH": f"{container._HOOK}:/mine"}
     _, done = node.start(runtime="charliecloud", own=own, env={**own, "LD_PRELOAD": "", "VIRTUAL_ENV": "/host"})

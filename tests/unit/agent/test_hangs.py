@@ -1,4 +1,5 @@
-"""Who hangs, and when to look again: never early, never masked, and never missed by the timer."""
+"""Which workers hang, and when to check again: no hang is reported early, masked by another, or missed by the
+timer."""
 
 from __future__ import annotations
 
@@ -33,12 +34,13 @@ BORN = 5_000 * NS
 
 
 def at(seconds: float) -> int:
-    """A moment, from the worker's start on."""
+    """A moment, in seconds after the worker's start."""
     return BORN + round(seconds * NS)
 
 
 def worker(rank: int = 0, *, beaten: float | None = None, step: int = 41, **told: object) -> Watched:
-    """A worker whose last sign of progress was at `beaten`; with what it told besides."""
+    """A worker whose last sign of progress was at `beaten`; `told` sets further fields of its reading or of
+    `Watched`."""
     signs = {} if beaten is None else {"step": step, "beats": 3, "sign_ns": at(beaten)}
     mine = {key: value for key, value in told.items() if key in Reading._fields}
     rest = {key: value for key, value in told.items() if key not in mine}
@@ -46,7 +48,7 @@ def worker(rank: int = 0, *, beaten: float | None = None, step: int = 41, **told
 
 
 def in_sections(*sections: tuple[str, float, float | None], beaten: float = 0.0) -> Watched:
-    """A worker with these main-thread sections open: name, since when, and timeout."""
+    """A worker with these main-thread sections open: name, start, and timeout."""
     opened = tuple(OpenSection(name, at(since), timeout_s) for name, since, timeout_s in sections)
     return worker(beaten=beaten, open=opened, in_section=bool(opened))
 
@@ -94,13 +96,13 @@ KINDS = [case[0] for case in EVERY_KIND]
 
 @pytest.mark.parametrize(("workers", "limits", "now_s", "hang"), [case[1:] for case in EVERY_KIND], ids=KINDS)
 def test_each_kind_of_hang_says_why(workers: list[Watched], limits: HangSpec, now_s: float, hang: Hang) -> None:
-    """One sentence with how long it has lasted and what the limit was; and the record has them as numbers."""
+    """Each kind of hang has a sentence with its duration and its limit, and the record has both as numbers."""
     assert judge(workers, limits, {}, at(now_s)) == [hang]
 
 
 @pytest.mark.parametrize(("workers", "limits", "now_s", "hang"), [case[1:] for case in EVERY_KIND], ids=KINDS)
 def test_no_kind_of_hang_is_early_or_late(workers: list[Watched], limits: HangSpec, now_s: float, hang: Hang) -> None:
-    """Up to the nanosecond before its moment there is none; at the moment that `next_look` names there is."""
+    """A nanosecond before its deadline no hang is reported; at the moment that `next_look` returns, it is."""
     moment = at(now_s) - round((hang.since_s - hang.limit_s) * NS)
     assert judge(workers, limits, {}, moment - 1) == []
     assert next_look(workers, limits, {}, moment - 1) == moment
@@ -108,8 +110,8 @@ def test_no_kind_of_hang_is_early_or_late(workers: list[Watched], limits: HangSp
     assert next_look(workers, limits, {}, moment) is None
 
 
-def test_without_limits_nobody_hangs() -> None:
-    """Everything is opt-in: a worker that is silent for a year is left alone, and no timer is set."""
+def test_without_limits_no_worker_hangs() -> None:
+    """Every limit is opt-in: without any, a worker that is silent for a year is not reported, and no timer is set."""
     workers = [worker(), worker(1, beaten=0), in_sections(("x", 0, None)), worker(2, ended_ok_ns=at(0))]
     year = at(365 * 86400)
     assert judge(workers, HangSpec(), {}, year) == []
@@ -117,7 +119,8 @@ def test_without_limits_nobody_hangs() -> None:
 
 
 def test_an_expired_outer_section_is_not_masked_by_an_inner_one() -> None:
-    """Nor the other way round: the deadline that passed first is told."""
+    """Of two nested sections, the one whose deadline passed first is reported, whether it is the outer or the inner
+    one."""
     outer_first = in_sections(("outer", 0, 100), ("inner", 90, 600))
     inner_first = in_sections(("outer", 0, 1000), ("inner", 90, 60))
     assert [hang.section for hang in judge([outer_first], STEP_600, {}, at(101))] == ["outer"]
@@ -125,32 +128,34 @@ def test_an_expired_outer_section_is_not_masked_by_an_inner_one() -> None:
 
 
 def test_a_main_thread_section_stops_the_clock_of_steps() -> None:
-    """Without a deadline of its own it may last for ever; so does one that found no entry."""
+    """While a main-thread section without a timeout is open, steps have no deadline, even if the slot had no entry
+    for it."""
     assert judge([in_sections(("eval", 10, None))], STEP_600, {}, at(90_000)) == []
     assert judge([worker(beaten=0, in_section=True)], STEP_600, {}, at(90_000)) == []
 
 
 def test_a_section_of_another_thread_does_not_mask_a_hung_main_loop() -> None:
-    """A checkpoint in the background goes on, and the steps are still waited for."""
+    """While another thread writes a checkpoint, a main loop without steps still counts as hung."""
     saving = OpenSection("checkpoint", at(5), 3600, main_thread=False)
     (hang,) = judge([worker(beaten=0, open=(saving,))], STEP_600, {}, at(700))
     assert hang.section is None
     assert "no step for 700 s" in hang.why
 
 
-def test_who_never_beat_is_not_watched_by_steps() -> None:
-    """A script that imports nothing of ours runs for days under a limit for steps."""
+def test_a_worker_that_never_beat_is_not_watched_by_steps() -> None:
+    """A script that does not use this package may run for days under a step timeout."""
     assert judge([worker()], STEP_600, {STEP: 30.0}, at(90_000)) == []
 
 
 def test_a_first_beat_ends_the_startup_limit() -> None:
-    """From then on it is the limit of steps that counts."""
+    """After the first beat the startup timeout no longer applies, only the step timeout."""
     limits = HangSpec(startup_timeout=60, step_timeout=None)
     assert judge([worker(beaten=59)], limits, {}, at(90_000)) == []
 
 
 def test_learned_deadlines_stand_in_where_none_is_set() -> None:
-    """For steps and for sections; and the sentence says that the limit was learned."""
+    """Where no limit is set, the learned one applies to steps and sections, and the sentence says that it was
+    learned."""
     known = {STEP: 50.0, "save": 40.0}
     (step,) = judge([worker(beaten=0)], HangSpec(), known, at(50))
     (save,) = judge([in_sections(("save", 0, None))], HangSpec(), known, at(45))
@@ -159,7 +164,7 @@ def test_learned_deadlines_stand_in_where_none_is_set() -> None:
 
 
 def test_deadlines_that_were_given_win_over_learned_ones() -> None:
-    """The shorter and the longer ones alike."""
+    """A limit that the user set wins over a learned one, whether it is shorter or longer."""
     for given_s in (10.0, 500.0):
         workers = [worker(beaten=0), replace(in_sections(("save", 0, given_s)), rank=1)]
         hangs = judge(workers, HangSpec(step_timeout=given_s), {STEP: 50.0, "save": 50.0}, at(600))
@@ -178,18 +183,18 @@ def test_deadlines_that_were_given_win_over_learned_ones() -> None:
     ],
 )
 def test_a_reading_that_cannot_be_gives_no_hang(torn: Reading) -> None:
-    """A sign or a section from before the worker's start, or from the future, is no ground to kill it."""
+    """A sign of progress or a section dated before the worker's start, or in the future, is never a hang."""
     assert judge([Watched(0, BORN, torn)], STEP_600, {}, at(10_000)) == []
 
 
-def test_who_has_ended_does_not_hang() -> None:
-    """Whatever its last reading looks like."""
+def test_a_worker_that_has_ended_does_not_hang() -> None:
+    """A worker that has ended is never reported, even if its last reading has an expired section."""
     ended = replace(in_sections(("x", 0, 1.0)), ended_ok_ns=at(5))
     assert judge([ended], HangSpec(startup_timeout=1, step_timeout=1, no_output=1, exit_skew=1), {}, at(90_000)) == []
 
 
 def test_braces_in_a_name_are_just_that() -> None:
-    """A section's name is never taken for a format."""
+    """A section's name is never interpreted as a format string."""
     (hang,) = judge([in_sections(("{0} %s", 0, 1.5))], HangSpec(), {}, at(2))
     assert hang.why == 'section "{0} %s" open for 2 s (limit 1.5 s)'
 
@@ -205,7 +210,8 @@ with section("checkpoint", timeout="10m"), section("write", timeout="1h"):
 
 
 def test_a_real_worker_that_is_stuck_in_a_section_is_found(tmp_path: Path) -> None:
-    """From its slot alone, frozen or killed though it is: not a nanosecond before its ten minutes are over."""
+    """A hang is found from the worker's slot alone, even if the worker was stopped or killed, and not before the
+    section's ten minutes are over."""
     slot, started_ns = Slot.create(tmp_path / "slot"), time.monotonic_ns()
     environment = os.environ | {"NVRX_BEAT_FILE": str(tmp_path / "slot")}
     with subprocess.Popen([sys.executable, "-c", STUCK], env=environment, stdout=subprocess.PIPE) as process:
@@ -229,13 +235,15 @@ EVERYTHING = HangSpec(startup_timeout=100, step_timeout=10, no_output=50)
 
 
 def restarted(after_s: float, *, beats_since: int = 0, **told: object) -> Watched:
-    """A worker that had beaten three times, and began its function again after so long."""
+    """A worker with three beats whose last restart in process ended at `after_s`; `beats_since` of the beats came
+    later."""
     place = {"restarted_ns": at(after_s), "beats_before": 3 - beats_since}
     return worker(beaten=after_s, **place, **told)
 
 
 def test_while_a_restart_is_under_way_only_its_own_bound_counts() -> None:
-    """Neither the step, the start-up nor the output; the restart is a section of the main thread."""
+    """During a restart in process the step, startup and output limits do not apply, only the restart's own limit as a
+    main-thread section."""
     section = OpenSection("in-process restart", at(5), 300)
     busy = worker(beaten=0, restarting=True, beats_before=3, open=(section,), in_section=True, last_output_ns=at(0))
     assert judge([busy], EVERYTHING, {STEP: 1.0}, at(304)) == []
@@ -244,7 +252,8 @@ def test_while_a_restart_is_under_way_only_its_own_bound_counts() -> None:
 
 
 def test_after_a_restart_the_worker_is_at_its_start_up_again() -> None:
-    """It loads a checkpoint as a new process does: the step's bound does not count until it beats."""
+    """After a restart in process the startup timeout applies until the first beat, since the worker may load a
+    checkpoint; then the step timeout does."""
     again = restarted(1000, last_output_ns=at(1090))
     assert judge([again], EVERYTHING, {STEP: 1.0}, at(1099)) == []
     (hang,) = judge([again], EVERYTHING, {}, at(1100))
@@ -254,7 +263,7 @@ def test_after_a_restart_the_worker_is_at_its_start_up_again() -> None:
 
 
 def test_a_restart_is_a_sign_of_life_for_those_who_print_nothing() -> None:
-    """The bound on output runs anew from its end."""
+    """The output limit of a worker that prints nothing starts again at the end of a restart in process."""
     quiet = restarted(1000, last_output_ns=at(990))
     limits = HangSpec(no_output=50)
     assert judge([quiet], limits, {}, at(1049)) == []
@@ -265,7 +274,8 @@ def test_a_restart_is_a_sign_of_life_for_those_who_print_nothing() -> None:
 
 
 def test_a_deadline_is_learned_after_the_warm_up() -> None:
-    """Largest × factor, but never shorter than the least; below the warm-up, and unless asked for, there is none."""
+    """A learned limit is the largest duration times the factor, but at least the minimum; below the warm-up count, or
+    unless learning is on, there is none."""
     seen = {STEP: (50, 20.0), "save": (50, 1.0), "rare": (49, 900.0), "…": (900, 5.0)}
     limits = HangSpec(learn=True, safety_factor=4.0, warmup=50)
     assert learned(seen, limits) == {STEP: 80.0, "save": 30.0}
@@ -273,7 +283,7 @@ def test_a_deadline_is_learned_after_the_warm_up() -> None:
 
 
 def test_workers_side_by_side_know_no_more_than_one() -> None:
-    """Eight workers that do ten steps have seen ten, and the longest of any."""
+    """Workers that run side by side count each step once, with the longest gap of any of them."""
     readings = [
         Reading(step=9, beats=11, sign_ns=1, largest_gap_ns=NS * gap_s, seen={"save": (2, 7.0 - gap_s)})
         for gap_s in (1, 3, 2)
@@ -288,7 +298,7 @@ SEEN = st.dictionaries(
 
 @given(SEEN, SEEN, SEEN)
 def test_cycles_add_up_in_any_grouping(one: dict, two: dict, three: dict) -> None:
-    """Counts are sums and durations maxima, so it does not matter in which order the past was put together."""
+    """Counts add up and durations take the maximum, so the order in which cycles are merged does not matter."""
     assert merge(merge(one, two), three) == merge(one, merge(two, three)) == merge(merge(three, one), two)
     for name, (count, largest_s) in merge(one, two).items():
         each = [seen[name] for seen in (one, two) if name in seen]
@@ -332,11 +342,11 @@ LEARNED = st.dictionaries(st.sampled_from([STEP, "a", "b"]), st.integers(1, 500)
 
 
 @given(WORKERS, LIMITS, LEARNED, SECONDS.map(at))
-def test_the_timer_misses_no_hang_and_rings_for_none_in_vain(
+def test_the_timer_misses_no_hang_and_never_fires_without_one(
     workers: list[Watched], limits: HangSpec, known: dict[str, float], now_ns: int
 ) -> None:
-    """While nothing is told, the hangs change at the moments that `next_look` names at the earliest, and each such
-    moment is some deadline's; what hangs once goes on to hang."""
+    """Without new readings, the hung ranks first change at the moment that `next_look` returns; a deadline passes at
+    that moment, and a rank that hangs goes on hanging."""
     ranks = {hang.rank for hang in judge(workers, limits, known, now_ns)}
     moment = next_look(workers, limits, known, now_ns)
     if moment is None:
@@ -350,7 +360,7 @@ def test_the_timer_misses_no_hang_and_rings_for_none_in_vain(
 
 @given(WORKERS, LIMITS, LEARNED, SECONDS.map(at))
 def test_no_hang_is_early(workers: list[Watched], limits: HangSpec, known: dict[str, float], now_ns: int) -> None:
-    """Each has lasted at least as long as its limit, each rank is told once, in order, and only of those that run."""
+    """Every reported hang has lasted at least its limit; each running rank is reported at most once, in order."""
     hangs = judge(workers, limits, known, now_ns)
     running = {one.rank for one in workers if one.ended_ok_ns is None}
     assert [hang.rank for hang in hangs] == sorted({hang.rank for hang in hangs} & running)
@@ -362,7 +372,7 @@ def test_no_hang_is_early(workers: list[Watched], limits: HangSpec, known: dict[
 def test_one_more_open_section_of_another_thread_masks_nothing(
     workers: list[Watched], limits: HangSpec, known: dict[str, float], now_ns: int, extra: OpenSection
 ) -> None:
-    """Whoever hangs still hangs when something more is going on beside it."""
+    """An additional section of another thread hides no hang."""
     more = [
         replace(one, reading=one.reading._replace(open=(*one.reading.open, extra._replace(main_thread=False))))
         for one in workers
@@ -375,7 +385,7 @@ def test_one_more_open_section_of_another_thread_masks_nothing(
 def test_a_sign_of_progress_buys_time(
     workers: list[Watched], limits: HangSpec, known: dict[str, float], now_s: int
 ) -> None:
-    """One that has just beaten, with no section open, does not hang for the want of a step."""
+    """A worker that has just beaten, with no section open, is not hung for lack of a step."""
     now_ns = at(now_s)
     fresh = Reading(step=8, beats=4, sign_ns=now_ns)
     silent = HangSpec(startup_timeout=limits.startup_timeout, step_timeout=limits.step_timeout)
@@ -384,7 +394,8 @@ def test_a_sign_of_progress_buys_time(
 
 
 def test_deadline_does_not_count_a_suspension():
-    """Of the whole job, while the deadline ran; an earlier one moves nothing."""
+    """A suspension of the whole job does not count towards a running deadline; an earlier suspension changes
+    nothing."""
     limits, beaten = HangSpec(step_timeout=10.0), worker(beaten=5.0)
     suspended = [(at(2.0), 1 * NS), (at(107.0), 100 * NS)]
     assert judge([beaten], limits, {}, at(114.9), suspended) == []

@@ -1,4 +1,4 @@
-"""The agent's beat and the lease that its workers live by, with a real store."""
+"""The agent's heartbeats and the lease of its workers, with a real store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def nobody_listens(*_) -> None:
 
 
 class Relay:
-    """Stands before the store. A cut is for the connections that there are: new ones get through."""
+    """A relay in front of the store. `cut` silences the present connections; new ones get through."""
 
     def __init__(self, port: int) -> None:
         self.to = port
@@ -123,8 +123,9 @@ class AheadClock(SystemClock):
 
 
 async def test_heartbeats_and_leases_go_to_the_primary_after_a_failover(tmp_path):
-    """The name of a site's store leads to another server, and the connections to the old one, a replica by now, work
-    on: an agent whose workers run sends nothing else. The reader, which writes nothing, connects again."""
+    """After a failover of a site's store, heartbeats and leases go to the new primary, although connections to the
+    old server, now a replica, still work. The reader, which writes nothing, connects again once it was idle for
+    long."""
     old, new = RealServer(tmp_path / "old"), RealServer(tmp_path / "new")
     await old.start()
     await new.start()
@@ -174,7 +175,7 @@ class SlowStore:
 
 
 class RecordingLiveness:
-    """A liveness client without a connection: keeps what it is given to say."""
+    """A liveness client without a connection; it records what it is asked to send."""
 
     def __init__(self) -> None:
         self.said: list[bytes] = []
@@ -186,9 +187,10 @@ class RecordingLiveness:
 
 
 def test_heartbeat_that_takes_long_is_not_cancelled():
-    """Each interval until it arrives, "alive" is said, and the lease follows the last touch.
+    """A heartbeat that takes several intervals is not cancelled: "alive" is sent at each interval until it arrives,
+    and the lease follows the last contact.
 
-    The next one is sent when the interval in which it arrived is over.
+    The next heartbeat is sent after the interval in which the slow one arrived.
     """
     loop, store, client, leases = VirtualLoop(), SlowStore(), RecordingLiveness(), list[float]()
     sender = HeartbeatSender(
@@ -215,14 +217,14 @@ def test_heartbeat_that_takes_long_is_not_cancelled():
 
 
 async def test_lease_is_whole_while_the_store_answers(start_sender):
-    """Each beat that arrives lets the workers live for the fence timeout from when it was sent."""
+    """Each heartbeat that arrives sets the lease to the fence timeout, counted from when it was sent."""
     harness = start_sender(fence_timeout=5.0)
     for _ in range(3):
         await harness.next_lease(lambda lease: 4.0 < lease < 5.0)
 
 
 async def test_lease_runs_out_while_nobody_answers(start_sender):
-    """Neither store nor connection: it shrinks to nothing, and is whole again when the store is back."""
+    """Without store and liveness connection the lease shrinks to zero; it is full again once the store answers."""
     harness = start_sender(fence_timeout=2.0)
     await harness.store.renew("host:1", 600.0)
     await harness.next_lease(lambda lease: lease > 1.5)
@@ -233,7 +235,8 @@ async def test_lease_runs_out_while_nobody_answers(start_sender):
 
 
 async def test_node_that_was_cut_off_is_in_touch_when_the_store_has_answered(start_sender):
-    """Until then no worker may start: its lease would be over."""
+    """After a partition the agent is in touch only once the store has answered; workers started earlier would have an
+    expired lease."""
     harness = start_sender(fence_timeout=2.0)
     await harness.store.renew("host:1", 600.0)
     await harness.next_lease(lambda lease: lease > 1.5)
@@ -249,7 +252,7 @@ async def test_node_that_was_cut_off_is_in_touch_when_the_store_has_answered(sta
 
 
 class NextGeneration:
-    """Does not answer for a while; then the store serves the next generation's controller."""
+    """A store that fails for a while, and then serves the controller of the next generation."""
 
     def __init__(self, loop: VirtualLoop, away_until_s: float) -> None:
         self._loop, self._back_at = loop, loop.now_s + away_until_s
@@ -264,7 +267,8 @@ class NextGeneration:
 
 
 def test_node_whose_lease_lapsed_is_in_touch_only_with_a_controller_of_its_generation():
-    """The job was requeued without the node: its ranks run elsewhere, and no order that it can read says so."""
+    """A node whose lease lapsed is in touch again only when a controller of its generation is alive: if the job was
+    requeued without the node, its ranks run elsewhere, and no order that it can read says so."""
     loop = VirtualLoop()
     store = NextGeneration(loop, away_until_s=12.0)
     sender = HeartbeatSender(
@@ -295,7 +299,7 @@ def test_node_whose_lease_lapsed_is_in_touch_only_with_a_controller_of_its_gener
 
 
 class FreezableClock(VirtualClock):
-    """Of a process that was frozen for `frozen_s`."""
+    """The clock of a process that was frozen for `frozen_s`."""
 
     frozen_s = 0.0
 
@@ -303,8 +307,9 @@ class FreezableClock(VirtualClock):
         return super().monotonic() + self.frozen_s
 
 
-def test_controller_is_not_silent_while_the_agent_stands_still():
-    """The whole job was frozen, and the controller's lease has lapsed: it continues a moment after the agent."""
+def test_controller_is_not_silent_while_the_agent_is_frozen():
+    """After a freeze of the whole job the controller's lapsed lease is no silence: the controller may resume a moment
+    after the agent."""
     loop = VirtualLoop()
     store, clock, silences = NextGeneration(loop, away_until_s=0.0), FreezableClock(loop), list[float]()
     store.controller_lives_at = loop.now_s
@@ -337,8 +342,9 @@ def test_controller_is_not_silent_while_the_agent_stands_still():
     assert 20.0 < silences[0] < 22.0
 
 
-async def test_beat_that_a_cut_holds_up_is_given_up_for_a_new_one(start_sender):
-    """An order has come, so the store is there; the beat under way would stay away for half of the timeout."""
+async def test_heartbeat_on_a_cut_connection_is_given_up_for_a_new_one(start_sender):
+    """When an order shows that the store is reachable, the agent gives up the heartbeat on the cut connection and
+    sends a new one: the old one would block for half of the timeout."""
     harness = start_sender(fence_timeout=2.0, heartbeat__timeout=600.0)
     await harness.store.renew("host:1", 600.0)
     await harness.next_lease(lambda lease: lease > 1.5)
@@ -348,15 +354,17 @@ async def test_beat_that_a_cut_holds_up_is_given_up_for_a_new_one(start_sender):
     await harness.next_lease(lambda lease: lease > 1.0)
 
 
-async def test_controller_that_never_shows_is_told_of_after_its_grace(start_sender):
-    """Its lease in the store is its only sign; without one, and without a connection, it is silent."""
+async def test_controller_that_never_appears_is_reported_after_its_grace(start_sender):
+    """Without a lease in the store and without a liveness connection, the controller counts as silent after its
+    grace."""
     harness = start_sender(control_plane_grace=0.6)
     async with asyncio.timeout(20.0):
         assert (await harness.said.get()).for_s > 0.6
 
 
-async def test_controller_whose_lease_stands_is_not_silent(start_sender, caplog):
-    """Whoever renews it lives; and its silence is logged once, and so is its end."""
+async def test_controller_whose_lease_is_valid_is_not_silent(start_sender, caplog):
+    """A controller that renews its lease is not reported as silent; the log has one line when it falls silent and one
+    when it answers again."""
     caplog.set_level("INFO")
     harness = start_sender(control_plane_grace=60.0)
     async with asyncio.timeout(20.0):
@@ -370,7 +378,8 @@ async def test_controller_whose_lease_stands_is_not_silent(start_sender, caplog)
 
 
 async def test_workers_outlive_their_lease_until_a_heartbeat_arrives_after_the_suspension(start_sender):
-    """The store may be resumed seconds after this node."""
+    """After a suspension workers keep the long lease until a heartbeat arrives: the store may be resumed seconds
+    after this node."""
     harness = start_sender(fence_timeout=2.0)
     await harness.next_lease(lambda lease: lease > 1.5)
     harness.sender.hold(0)

@@ -1,4 +1,4 @@
-"""Orders, and answers about rendezvous, as an agent reads them."""
+"""How an agent reads its orders and the answers to its rendezvous requests."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ RANKS = Assignment(
 )
 
 
-async def test_answer_about_a_round_comes_after_the_orders_that_are_older():
-    """A node that was frozen asks about a rendezvous that is over: before the answer it hears that it is."""
+async def test_answer_about_a_rendezvous_comes_after_older_orders():
+    """A node that was frozen asks about a finished rendezvous: it reads the older orders, including its end, before
+    the answer."""
     store = StoreClient(ADDRESS, clock=SystemClock(), connection=MemoryClient(MemoryServer(SystemClock())))
     epoch, _, _ = await store.acquire("controller", 60.0)
     opened = RendezvousOpened(replica="main-0", cycle=1)
@@ -67,7 +68,7 @@ async def test_answer_about_a_round_comes_after_the_orders_that_are_older():
     heard: list[object] = []
     orders = Orders(store, "n1", heard.append)
     asking = asyncio.create_task(orders.assignment("main-0", 0, "a"))
-    for _ in range(100):  # turns of the loop: the answer is there by then, the orders are not
+    for _ in range(100):  # turns of the loop: the answer has arrived by then, the orders have not
         await asyncio.sleep(0)
     assert not asking.done()
     reading = asyncio.create_task(orders.read("0-0"))
@@ -78,7 +79,7 @@ async def test_answer_about_a_round_comes_after_the_orders_that_are_older():
     await asyncio.wait([reading])
 
 
-# Linux 6.3: which numbers the kernel chooses from for one socket, the lowest in the lower half. Not in `socket` yet.
+# Linux 6.3: the ports that the kernel may choose for one socket, lower bound in the low half. Not in `socket` yet.
 IP_LOCAL_PORT_RANGE = 51
 
 
@@ -99,7 +100,8 @@ def may_choose(number: int) -> socket.socket:
     ids=["bind", "connect"],
 )
 def test_the_kernel_gives_a_held_port_to_no_other_socket(take: Callable[[socket.socket, int], None]) -> None:
-    """A connect to it that got it would connect to itself: a rank that asks for rank 0 before that listens."""
+    """The kernel never gives a held port to another socket: a rank that connects to rank 0 before rank 0 listens
+    would otherwise connect to itself."""
     held = HeldPort()
     with may_choose(held.number) as chooser, pytest.raises(OSError) as refused:
         take(chooser, held.number)
@@ -112,7 +114,8 @@ def test_the_kernel_gives_a_held_port_to_no_other_socket(take: Callable[[socket.
 
 @pytest.mark.parametrize("dual_stack", [False, True])
 def test_workers_can_listen_on_a_held_port(dual_stack: bool) -> None:
-    """With SO_REUSEADDR, which Python's servers set, and torch's and gRPC's; these listen for both IP versions."""
+    """Workers can listen on a held port with SO_REUSEADDR, which the servers of Python, torch and gRPC set, for IPv4
+    alone or for both IP versions."""
     if dual_stack and not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
     held = HeldPort()
@@ -124,10 +127,10 @@ def test_workers_can_listen_on_a_held_port(dual_stack: bool) -> None:
 
 
 async def test_port_is_held_from_one_rendezvous_to_the_next():
-    """No other process gets it before the workers do, however late they listen."""
+    """No other process can bind the port before the workers do, however late they listen."""
     store = StoreClient(ADDRESS, clock=SystemClock(), connection=MemoryClient(MemoryServer(SystemClock())))
     publisher = FactPublisher(node="n1", generation=0, store=store, incarnation="a")
-    machine: Any = SimpleNamespace(hold_port=HeldPort)  # of the node only its ports are touched
+    machine: Any = SimpleNamespace(hold_port=HeldPort)  # only the node's ports are used
     joining = Joining(
         machine, addr="n1", token="t", store=store, publisher=publisher, workers=machine, post=lambda order: None
     )
@@ -142,7 +145,7 @@ async def test_port_is_held_from_one_rendezvous_to_the_next():
 
 
 class SlowStore(StoreClient):
-    """A store that carries out no join before `answers` is set. `posted`: what came, in order."""
+    """A store that carries out no join until `answers` is set. `posted`: the facts that it has received, in order."""
 
     def __init__(self) -> None:
         super().__init__(ADDRESS, clock=SystemClock(), connection=MemoryClient(MemoryServer(SystemClock())))
@@ -174,7 +177,8 @@ async def turns() -> None:
 
 
 async def test_second_join_waits_for_the_first():
-    """The orders are read from the first join on: the store carries none out after the second one."""
+    """The second join is not sent before the first one is answered: orders are read from the first join on, and the
+    store must not carry it out after the second one."""
     store, publisher, joining = slow_joining()
     first = asyncio.create_task(joining.join())
     await turns()
@@ -188,7 +192,8 @@ async def test_second_join_waits_for_the_first():
 
 
 async def test_facts_wait_for_the_join_of_their_incarnation():
-    """The controller takes a fact of an agent that has not joined for stale: `node_left` would be lost."""
+    """A fact is sent only after the join of its incarnation: the controller would drop it as stale, and `node_left`
+    would be lost."""
     store, publisher, joining = slow_joining()
     store.answers.set()
     await joining.join()
@@ -206,7 +211,8 @@ async def test_facts_wait_for_the_join_of_their_incarnation():
 
 
 async def test_join_that_fails_holds_no_facts_back():
-    """An agent that leaves since the store refuses it does not wait for a join that will not be answered."""
+    """Facts do not wait for a join that failed: an agent that leaves because the store refuses it still sends
+    `node_left`."""
     store, publisher, joining = slow_joining()
     rejoining = asyncio.create_task(joining.join())
     publishing = asyncio.create_task(publisher.run())

@@ -1,4 +1,4 @@
-"""What killed workers leave in memory goes with them: real rings, real signals."""
+"""What killed workers leave in shared memory is removed: real rings, real signals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Node:
             return event
 
     async def ring(self, rank: int) -> Path:
-        """A new worker's; nobody but the agent would remove it."""
+        """Start a worker that makes a ring, which only the agent would remove. Returns the ring's path."""
         reading, writing = os.pipe()
         self.workers.spawn(rank, [sys.executable, "-c", PRODUCER], {}, "/", writing, os.dup(2))
         await self.next(Spawned)
@@ -72,7 +72,7 @@ async def until_gone(*paths: Path) -> None:
 
 
 async def test_rings_go_when_the_workers_are_stopped(node):
-    """All of them."""
+    """A stop of the workers removes all their rings."""
     rings = [await node.ring(rank) for rank in range(2)]
     node.workers.stop(0.0)
     assert await node.next(Stopped) == Stopped(())
@@ -80,7 +80,7 @@ async def test_rings_go_when_the_workers_are_stopped(node):
 
 
 async def test_rings_go_when_the_lease_lapses(node):
-    """Nobody has asked for the stop."""
+    """When the lease lapses, the rings are removed without a stop."""
     ring = await node.ring(0)
     node.workers.lease(0.01)
     assert await node.next(Stopped) == Stopped((), lapsed=True)
@@ -88,7 +88,7 @@ async def test_rings_go_when_the_lease_lapses(node):
 
 
 async def test_rings_go_when_the_supervisor_is_killed(node):
-    """Its workers die with it."""
+    """When the supervisor is killed its workers die, and their rings are removed."""
     ring = await node.ring(0)
     os.kill(node.workers.supervisor_pid, signal.SIGKILL)
     await node.next(SupervisorDied)
@@ -97,7 +97,7 @@ async def test_rings_go_when_the_supervisor_is_killed(node):
 
 
 async def test_rings_are_gone_when_the_agent_ends(node):
-    """It waits for that: nobody comes after it."""
+    """The agent removes the rings before it ends: no other process would do it later."""
     ring = await node.ring(0)
     node.workers.close()
     assert not ring.exists()
@@ -105,7 +105,7 @@ async def test_rings_are_gone_when_the_agent_ends(node):
 
 
 async def test_the_ring_of_a_worker_that_lives_stays(node):
-    """Two agents on one machine, as local jobs have them: each takes its own dead only."""
+    """With two agents on one machine, as in local jobs, each removes only the rings of its own dead workers."""
     theirs = await node.ring(0)
     other = Node()
     try:
@@ -117,14 +117,15 @@ async def test_the_ring_of_a_worker_that_lives_stays(node):
 
 
 def lowest_free() -> int:
-    """The next descriptor that this process gets."""
+    """The next file descriptor that this process would get."""
     descriptor = os.dup(2)
     os.close(descriptor)
     return descriptor
 
 
 async def test_a_dead_supervisors_processes_end_where_no_descriptor_is_left(node):
-    """More of them than may be watched: all are killed, and the death is reported."""
+    """If the agent has too few descriptors to watch all processes of a dead supervisor, it still kills them all and
+    reports the death."""
     reading, writing = os.pipe()
     forks = """if True:
         import os, signal

@@ -1,4 +1,4 @@
-"""The agent's reading of its ranks' logs: a real process, real files."""
+"""How the agent reads the logs of its ranks: a real process, real files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIB = AttributionSpec(enable_lib=True)
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
-    """Ranks 2 and 3 of n1, beside those of another node; enough output for a large job."""
+    """Logs of ranks 2 and 3 of n1, and of a rank of another node; enough output for a large job."""
     (tmp_path / "stacks").mkdir()
     (tmp_path / "health").mkdir()
     with (tmp_path / "rank-2.out").open("wb") as file:
@@ -50,7 +50,7 @@ def logs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def reader() -> AsyncIterator[LogReader]:
-    """That of n1, whose workers' output is always on file."""
+    """The log reader of n1; its workers' output always counts as completely written."""
     reader = LogReader("n1", LIB, lambda _: True)
     yield reader
     await reader.close()
@@ -76,7 +76,8 @@ def lines(found: NodeFindings) -> dict[str, list[str]]:
 
 
 async def test_logs_are_read_at_the_failure_and_when_they_are_whole(logs: Path, reader: LogReader) -> None:
-    """Those of this node's ranks, with their stacks and the node's state; what was printed meanwhile is found."""
+    """The logs of this node's ranks, their stacks and the node's state are read at the failure, and again once they
+    are complete, with what was printed meanwhile."""
     heard = Heard()
     reader.begin(logs, RANKS, heard)
     whole, found = await heard.next()
@@ -98,7 +99,7 @@ async def test_logs_are_read_at_the_failure_and_when_they_are_whole(logs: Path, 
 
 
 async def test_whole_logs_are_read_once(logs: Path, reader: LogReader) -> None:
-    """Where the workers had ended before the first reading began."""
+    """If the workers had ended before the first reading began, the logs are read only once."""
     heard = Heard()
     reader.begin(logs, RANKS, heard)
     reader.whole()
@@ -112,7 +113,8 @@ async def test_whole_logs_are_read_once(logs: Path, reader: LogReader) -> None:
     ("settings", "nodes"), [(LIB, NODES // 2), (LIB, 1), (AttributionSpec(enable_lib=False), NODES)]
 )
 async def test_nothing_is_read_where_the_broker_reads_all(logs: Path, settings: AttributionSpec, nodes: int) -> None:
-    """Of a smaller job, on one node, or without the built-in rules."""
+    """The agent reads nothing where the broker reads all logs: in a smaller job, on one node, or without the built-in
+    rules."""
     reader, heard = LogReader("n1", settings, lambda _: True), Heard()
     reader.begin(logs, replace(RANKS, group_world_size=nodes), heard)
     reader.whole()
@@ -122,7 +124,7 @@ async def test_nothing_is_read_where_the_broker_reads_all(logs: Path, settings: 
 
 
 async def test_a_reading_is_called_off(logs: Path, reader: LogReader) -> None:
-    """By the next failure, and by the agent's end: of the cycle before nothing is sent any more."""
+    """The next failure, or the agent's end, cancels a reading: nothing more is sent about the earlier cycle."""
     before, heard = Heard(), Heard()
     reader.begin(logs, RANKS, before)
     reader.begin(logs, RANKS, heard)
@@ -133,7 +135,8 @@ async def test_a_reading_is_called_off(logs: Path, reader: LogReader) -> None:
 
 
 async def test_a_wrong_rule_file_is_the_brokers_to_report(logs: Path, tmp_path: Path) -> None:
-    """The process reads by the built-in rules, as the broker does."""
+    """With a wrong rule file the agent reads by the built-in rules, as the broker does; the broker reports the
+    file."""
     (tmp_path / "own.yaml").write_text("no: [rule")
     settings = AttributionSpec(enable_lib=True, rules=(str(tmp_path / "own.yaml"),))
     reader, heard = LogReader("n1", settings, lambda _: True), Heard()

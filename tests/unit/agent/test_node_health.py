@@ -1,4 +1,4 @@
-"""What a node writes down about itself, on this machine's real kernel, cgroup and disks."""
+"""What an agent records about its node: this machine's real kernel, cgroup and disks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_look_is_one_stamped_line_for_each_thing(tmp_path: Path, no_gpus: None) -> None:
-    """Why it was taken, the node's memory and load, and each file system once."""
+    """A look writes one stamped line each for its reason, the memory, the load, and each file system once."""
     health, out = health_on(tmp_path), tmp_path / "health"
     health.begin()
     health.look(out, "rank 3 hangs")
@@ -43,7 +43,7 @@ async def test_a_look_is_one_stamped_line_for_each_thing(tmp_path: Path, no_gpus
 
 
 async def test_a_look_before_a_cycle_has_begun_has_no_news(tmp_path: Path, no_gpus: None) -> None:
-    """There is nothing that it could be newer than."""
+    """Before a cycle has begun, a look for news writes nothing."""
     health, out = health_on(tmp_path), tmp_path / "health"
     health.look_for_news(out)
     await health.close()
@@ -51,7 +51,7 @@ async def test_a_look_before_a_cycle_has_begun_has_no_news(tmp_path: Path, no_gp
 
 
 async def test_nothing_new_is_not_written_down(tmp_path: Path, no_gpus: None) -> None:
-    """A second look for news adds no line of the job's own."""
+    """A second look that finds nothing new adds no line except messages of the kernel."""
     health, out = health_on(tmp_path), tmp_path / "health"
     health.begin()
     health.look(out, "why")
@@ -64,7 +64,7 @@ async def test_nothing_new_is_not_written_down(tmp_path: Path, no_gpus: None) ->
 
 
 async def test_what_nvidia_smi_says_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line a GPU."""
+    """The report of nvidia-smi is one line per GPU."""
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho '0, 00000000:07:00.0, 1, 1, 0, No, No, No, 50'\n")
     program.chmod(0o755)
@@ -75,13 +75,13 @@ async def test_what_nvidia_smi_says_is_written_down(tmp_path: Path, monkeypatch:
     assert " gpu 0: bus 00000000:07:00.0, uncorrected errors" in (out / "n1.txt").read_text()
 
 
-async def test_a_file_system_that_does_not_answer_holds_up_nobody(
+async def test_a_file_system_that_does_not_answer_delays_no_other_look(
     tmp_path: Path, no_gpus: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The look is given up within its bound, and the next one takes its turn."""
+    """A look at a file system that does not answer is given up after a bound, and the next look runs."""
     health, stuck, out = health_on(tmp_path), tmp_path / "stuck", tmp_path / "health"
     stuck.mkdir()
-    os.mkfifo(stuck / "n1.txt")  # to open it is to wait for somebody who reads
+    os.mkfifo(stuck / "n1.txt")  # opening it blocks until a reader opens it
     health.look(stuck, "why")
     health.look(out, "again")
     async with asyncio.timeout(20):
@@ -90,13 +90,13 @@ async def test_a_file_system_that_does_not_answer_holds_up_nobody(
     assert "could not be read within" in caplog.text
     await health.close()
     assert "again" in (out / "n1.txt").read_text()
-    os.close(os.open(stuck / "n1.txt", os.O_RDONLY | os.O_NONBLOCK))  # let the thread go
+    os.close(os.open(stuck / "n1.txt", os.O_RDONLY | os.O_NONBLOCK))  # unblock the thread
 
 
 async def test_a_folder_that_cannot_be_written_is_a_warning(
     tmp_path: Path, no_gpus: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The job does not depend on it."""
+    """If the folder cannot be written, a warning is logged: the job does not depend on it."""
     (tmp_path / "file").write_text("")
     health = health_on(tmp_path)
     health.look(tmp_path / "file", "why")

@@ -1,4 +1,4 @@
-"""What workers print: complete in their files, by lines and prefixed in the job's log."""
+"""The workers' output: complete in their files, line by line and prefixed in the job's log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def text_of(log):
 
 
 def test_lines_are_prefixed_and_files_are_raw(tmp_path, log):
-    """Bytes reach the file as they are; the job's log names the rank before each line, the last torn one too."""
+    """The file gets the bytes unchanged; the job's log has the rank before each line, including an incomplete last
+    one."""
     output = Output(log.fileno(), SystemClock())
     pipe = output.capture(tmp_path / "a.out", "[r 0] ")
     os.write(pipe, b"one\ntw")
@@ -47,7 +48,7 @@ def test_line_without_end_does_not_fill_the_memory(tmp_path, log):
 
 
 def test_stuck_job_log_holds_up_no_worker(tmp_path):
-    """When nobody reads the job's log, the rank's own file still gets everything."""
+    """If no process reads the job's log, the rank's own file still gets all output."""
     reading, writing = os.pipe()
     output = Output(writing, SystemClock())
     pipe = output.capture(tmp_path / "a.out", "")
@@ -57,12 +58,12 @@ def test_stuck_job_log_holds_up_no_worker(tmp_path):
     output.close(0.5)
     assert (tmp_path / "a.out").stat().st_size == 4096 * 4096
     os.close(reading)
-    output.close(10.0)  # the thread that writes ends: it must not write to the next file of this number
+    output.close(10.0)  # ends the writing thread, which must not write to the next file with this descriptor
     os.close(writing)
 
 
 def test_log_that_is_too_slow_has_the_last_lines_and_says_what_is_missing(tmp_path):
-    """Its time is up while megabytes wait for it."""
+    """A job log that cannot be written in time gets the last lines, and a line that says how much is missing."""
     reading, writing = os.pipe()
     output = Output(writing, SystemClock())
     pipe = output.capture(tmp_path / "a.out", "")
@@ -81,7 +82,7 @@ def test_log_that_is_too_slow_has_the_last_lines_and_says_what_is_missing(tmp_pa
 
 
 def test_log_that_cannot_be_written_is_no_error(tmp_path):
-    """A closed job log loses its copy, not the worker."""
+    """If the job's log is closed, only the copy is lost; the worker's file is complete."""
     reading, writing = os.pipe()
     os.close(reading)
     output = Output(writing, SystemClock())
@@ -94,7 +95,8 @@ def test_log_that_cannot_be_written_is_no_error(tmp_path):
 
 
 def test_a_file_that_opens_late_does_not_hold_up_the_caller(tmp_path):
-    """open(2) may wait for a file system, as here for a reader: `capture` returns before, and nothing is lost."""
+    """open(2) may block on a file system, as here on a FIFO without a reader: `capture` returns at once, and nothing
+    is lost."""
     os.mkfifo(tmp_path / "a.out")
     output = Output(None, SystemClock())
     pipe = output.capture(tmp_path / "a.out", "")
@@ -106,7 +108,8 @@ def test_a_file_that_opens_late_does_not_hold_up_the_caller(tmp_path):
 
 
 def test_error_of_a_close_ends_no_reading(tmp_path, monkeypatch):
-    """NFS says only there that a quota is spent: the other pipes, and those of later cycles, are read on."""
+    """NFS may report an exceeded quota only at close(2); the other pipes, and those of later cycles, are still
+    read."""
     job_log = os.open(os.devnull, os.O_WRONLY)
     output = Output(job_log, SystemClock())
     close, denied = os.close, []

@@ -1,4 +1,4 @@
-"""What is read into the page cache, on a real disk: mincore(2) says which pages of a file are there."""
+"""What the agent reads into the page cache, on a real disk; mincore(2) says which pages of a file are cached."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.workload.slot import Reading
 from tests.waiting import async_until
 
-# The cache reads at idle priority: not while other processes keep the disk busy.
+# The cache reads at idle priority: it waits while other processes keep the disk busy.
 MIB = 1 << 20
 
 
 def cached(path: Path) -> float:
-    """How much of a file is in the page cache, from 0 to 1."""
+    """The cached fraction of a file, from 0 to 1."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         pages = -(-len(mapped) // mmap.PAGESIZE)
         held = (ctypes.c_ubyte * pages)()
@@ -34,7 +34,7 @@ def cached(path: Path) -> float:
 
 
 def whole(path: Path) -> bool:
-    """Whether all of a file was read. Of its pages the kernel may take some back at any time."""
+    """Whether all of a file was read. The kernel may evict some of its pages at any time."""
     return cached(path) > 0.9
 
 
@@ -47,7 +47,7 @@ def evict(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def disk() -> Iterator[Path]:
-    """A folder from whose files the kernel evicts pages when it is asked to: tmpfs never does."""
+    """A folder on a file system that evicts pages when asked to; tmpfs never does."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("NVRX_TEST_DISK")) as name:
         probe = Path(name) / "probe"
         probe.write_bytes(b"x" * MIB)
@@ -65,14 +65,14 @@ def folder(disk: Path) -> Iterator[Path]:
 
 @pytest.fixture
 async def cache() -> AsyncIterator[PageCache]:
-    """One that looks when it is told to, and not by its clock."""
+    """A page cache that looks only when the test asks for it, not by its timer."""
     cache = PageCache(SystemClock(), every_s=3600.0, spread_s=0.0)
     yield cache
     cache.stop()
 
 
 def write(path: Path, size: int = MIB, *, newer_s: int = 0) -> Path:
-    """A file that is not in the page cache, last changed `newer_s` after the others."""
+    """Write a file that is not in the page cache, last changed `newer_s` after the others."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x" * size)
     evict(path)
@@ -86,7 +86,8 @@ async def looked(cache: PageCache) -> None:
 
 
 async def test_standby_node_reads_what_matches(cache: PageCache, folder: Path) -> None:
-    """All of each file that matches, in folders below too, and no other; relative to the workers' folder."""
+    """A standby node reads each matching file completely, in subfolders too, and no other file; patterns are relative
+    to the workers' folder."""
     wanted = [write(folder / "latest" / "a" / "b.pt", 3 * MIB + 17), write(folder / "latest" / "c.pt")]
     other = write(folder / "older" / "c.pt")
     cache.begin(["latest/**"], folder, None)
@@ -97,7 +98,8 @@ async def test_standby_node_reads_what_matches(cache: PageCache, folder: Path) -
 
 
 async def test_absolute_pattern_and_folder_with_odd_name(cache: PageCache, folder: Path) -> None:
-    """The folder's name is no pattern; an absolute pattern does not lie below it."""
+    """Special characters in the name of the workers' folder are no pattern; an absolute pattern may match outside of
+    that folder."""
     here, there = write(folder / "run[1]" / "x.pt"), write(folder / "data" / "y.pt")
     cache.begin(["*.pt", f"{folder}/data/*"], folder / "run[1]", None)
     await looked(cache)
@@ -105,7 +107,8 @@ async def test_absolute_pattern_and_folder_with_odd_name(cache: PageCache, folde
 
 
 async def test_newest_files_come_first_and_no_more_than_the_bound(cache: PageCache, folder: Path) -> None:
-    """Of three checkpoints the newest is read, of the one before what is left of the bound, the oldest is not."""
+    """Files are read newest first up to the bound: of three checkpoints the newest completely, the next in part, the
+    oldest not at all."""
     oldest, middle, newest = (write(folder / f"{n}.pt", 64 * MIB, newer_s=n) for n in (1, 2, 3))
     cache.begin(["*.pt"], folder, 96 * MIB)
     await looked(cache)
@@ -118,7 +121,7 @@ async def test_newest_files_come_first_and_no_more_than_the_bound(cache: PageCac
 async def test_without_a_bound_it_is_a_fourth_of_what_is_available(
     cache: PageCache, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here a node with 4 MiB."""
+    """Without a bound a quarter of the available memory is used; here the node has 4 MiB."""
     monkeypatch.setattr(page_cache, "available_bytes", lambda _: 4 * MIB)
     write(folder / "1.pt", 4 * MIB)
     cache.begin(["*.pt"], folder, None)
@@ -127,7 +130,7 @@ async def test_without_a_bound_it_is_a_fourth_of_what_is_available(
 
 
 async def test_nothing_is_read_twice(cache: PageCache, folder: Path) -> None:
-    """A second look reads what is new and what has changed; what the kernel has evicted meanwhile it does not."""
+    """A second look reads only new and changed files, and none that the kernel has evicted meanwhile."""
     kept, changed = write(folder / "kept.pt"), write(folder / "changed.pt")
     cache.begin(["*.pt"], folder, None)
     await looked(cache)
@@ -137,14 +140,14 @@ async def test_nothing_is_read_twice(cache: PageCache, folder: Path) -> None:
     cache.look()
     await looked(cache)
     assert (cached(kept), whole(changed), whole(added)) == (0.0, True, True)
-    cache.begin(["k*.pt"], folder, None)  # nor does another order
+    cache.begin(["k*.pt"], folder, None)  # nor does a new order read it again
     await looked(cache)
     assert cached(kept) == 0.0
     assert cache.files == 4
 
 
 async def test_two_names_of_one_file_are_read_once(cache: PageCache, folder: Path) -> None:
-    """Hard and symbolic links, and two patterns that match the same."""
+    """A file with several names is read once: hard links, symbolic links, and overlapping patterns."""
     write(folder / "a.pt")
     (folder / "b.pt").hardlink_to(folder / "a.pt")
     (folder / "c.pt").symlink_to("a.pt")
@@ -154,7 +157,7 @@ async def test_two_names_of_one_file_are_read_once(cache: PageCache, folder: Pat
 
 
 async def test_ranks_are_those_of_the_node(cache: PageCache, folder: Path) -> None:
-    """A node with ranks reads their files only; one that has none yet, any rank's."""
+    """A node with ranks reads only the files of its ranks; a node without ranks reads those of any rank."""
     files = [write(folder / f"rank{rank}.pt") for rank in range(4)]
     latest = write(folder / "ranklatest.pt")
     cache.begin(["rank{rank}.pt"], folder, None, [2, 3])
@@ -173,7 +176,8 @@ def checkpoints(count: int) -> dict[int, Reading]:
 
 
 async def test_node_with_ranks_looks_after_a_checkpoint_only(cache: PageCache, folder: Path) -> None:
-    """Not at its start, when its workers load; not for steps; for each checkpoint that has ended."""
+    """A node with ranks looks each time a checkpoint has ended: not at its start, when its workers load, and not for
+    steps."""
     first = write(folder / "1.pt")
     cache.begin(["*.pt"], folder, None, [0])
     cache.saw(checkpoints(0))
@@ -188,7 +192,7 @@ async def test_node_with_ranks_looks_after_a_checkpoint_only(cache: PageCache, f
 
 
 async def test_standby_node_looks_again_by_the_clock(folder: Path) -> None:
-    """What another node writes is found without a word from it."""
+    """A standby node looks periodically, and finds what another node writes without a message from it."""
     cache = PageCache(SystemClock(), every_s=0.01)
     cache.begin(["*.pt"], folder, None)
     await looked(cache)
@@ -200,16 +204,17 @@ async def test_standby_node_looks_again_by_the_clock(folder: Path) -> None:
 
 
 async def test_stop_ends_a_read_in_the_middle_of_a_file(cache: PageCache, folder: Path) -> None:
-    """Of a file of 512 MiB the rest is not read; it counts as unread, and the next order reads all of it."""
+    """A stop ends the read in the middle of a large file; the file counts as unread, and the next order reads all of
+    it."""
     path = write(folder / "large.pt", 1)
-    os.truncate(path, 1 << 29)  # a hole: it takes pages of the cache as any other content, and no time to write
+    os.truncate(path, 1 << 29)  # a hole: it fills the cache like any other content, and takes no time to write
     cache.begin(["*.pt"], folder, None)
     await async_until(lambda: cached(path) > 0.0)
     cache.stop()
     await looked(cache)
     assert cached(path) < 1.0
     assert cache.files == 0
-    cache.look()  # nothing: there is no order
+    cache.look()  # does nothing: there is no order
     assert cache._running is None
     cache.begin(["*.pt"], folder, None)
     await looked(cache)
@@ -218,7 +223,8 @@ async def test_stop_ends_a_read_in_the_middle_of_a_file(cache: PageCache, folder
 
 
 async def test_begin_while_the_thread_of_before_still_reads(cache: PageCache, folder: Path) -> None:
-    """One thread at a time: the new order is carried out once it has ended."""
+    """Only one thread reads at a time: a new order ends the thread of the order before, and is carried out after
+    it."""
     first, second = write(folder / "first.pt", 64 * MIB), write(folder / "second.pt")
     cache.begin(["first.pt"], folder, None)
     running = cache._running
@@ -231,7 +237,7 @@ async def test_begin_while_the_thread_of_before_still_reads(cache: PageCache, fo
 async def test_file_that_cannot_be_read_is_said_once(
     cache: PageCache, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others are read all the same."""
+    """A file that cannot be read is logged once, and the other files are read."""
     (folder / "bad.pt").symlink_to("/sys/bus/platform/uevent")  # a file whose read fails for root too
     good = write(folder / "good.pt")
     cache.begin(["*.pt"], folder, None)
@@ -243,12 +249,13 @@ async def test_file_that_cannot_be_read_is_said_once(
 
 
 async def test_file_system_that_does_not_answer_holds_up_nothing(cache: PageCache, folder: Path) -> None:
-    """The thread that lists it is left behind, no second one is started, and the end does not wait for it."""
+    """A thread that the file system blocks is left behind: no second one is started, and the stop does not wait for
+    it."""
     release = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     class Stuck(SystemClock):
-        def monotonic(self) -> float:  # the first thing that a look asks for
+        def monotonic(self) -> float:  # what a look calls first
             asyncio.run_coroutine_threadsafe(release.wait(), loop).result()
             return super().monotonic()
 
@@ -265,7 +272,7 @@ async def test_file_system_that_does_not_answer_holds_up_nothing(cache: PageCach
 
 
 def test_only_files_are_read(tmp_path: Path) -> None:
-    """No folder, no FIFO, no link that leads nowhere; a pattern may match nothing."""
+    """Folders, FIFOs and dangling links are not read; a pattern may match nothing."""
     os.mkfifo(tmp_path / "fifo.pt")
     (tmp_path / "folder.pt").mkdir()
     (tmp_path / "dangling.pt").symlink_to("nowhere")
@@ -275,7 +282,7 @@ def test_only_files_are_read(tmp_path: Path) -> None:
 
 
 def test_pattern_for_everything_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many paths the look goes on with what it has."""
+    """After the maximum number of paths the look goes on with what it has."""
     monkeypatch.setattr(page_cache, "MOST_FILES", 3)
     for number in range(9):
         (tmp_path / f"{number}.pt").write_text("x")
@@ -283,14 +290,14 @@ def test_pattern_for_everything_is_cut_off(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_no_pattern_is_no_look(cache: PageCache, tmp_path: Path) -> None:
-    """Nothing runs, and nothing is asked for."""
+    """Without a pattern no look runs."""
     cache.begin([], tmp_path, None)
     cache.look()
     assert cache._running is None
 
 
 def test_thread_reads_at_idle_priority() -> None:
-    """ioprio_get(2) of a thread after it; the process's own stays what it was."""
+    """The reading thread has idle I/O priority (ioprio_get(2)); the rest of the process keeps its own."""
     import platform
     import threading
 

@@ -1,4 +1,4 @@
-"""Which ends of workers are consequences of another's."""
+"""Which worker failures are consequences of another worker's failure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nvrx_slurm.attribution.rules.catalogue import built_in_files
 
 
 def samples(role: str, *faults: str) -> list[str]:
-    """Lines that the built-in rules of that role are shown to match; of all faults, if none is named."""
+    """The sample lines of the built-in rules with that role, for these faults or, if none is given, for all."""
     rules = [rule for path in built_in_files() for rule in yaml.load(path.read_text(), yaml.CSafeLoader).values()]
     of_role = [rule for rule in rules if rule.get("role", "cause") == role]
     return [text for rule in of_role if not faults or rule["fault"] in faults for text in rule["sample"]]
@@ -18,12 +18,13 @@ def samples(role: str, *faults: str) -> list[str]:
 
 @pytest.mark.parametrize("line", samples("consequence", "peer_lost", "nccl_remote_error", "gloo_timeout"))
 def test_rules_agree(line):
-    """What the rules for logs call a lost peer is one here, too; but for what a launcher prints of its ranks."""
+    """What the log rules classify as a lost peer counts as one here too, except lines that a launcher prints about
+    its ranks."""
     assert says_peer_lost(line) or line.startswith("mpirun")
 
 
 def test_no_cause_is_taken_for_a_consequence():
-    """Of the lines that the rules call a cause, this takes none for a lost peer; but for one that quotes NCCL."""
+    """No sample line of a cause counts as a lost peer, except one that quotes NCCL."""
     taken = [line for line in samples("cause") if says_peer_lost(line)]
     assert [line for line in taken if "Last NCCL warning(error) log entry" not in line] == []
 
@@ -63,7 +64,8 @@ def test_error_of_its_own_is_none(error):
 
 
 def test_last_exception_of_what_was_printed_counts():
-    """An earlier one was caught; without any, the last lines as they are."""
+    """The last printed exception counts, since earlier ones were caught; without an exception the last lines are
+    searched."""
     reset, own = "[rank3]: ConnectionResetError: [Errno 104] Connection reset by peer\n", "ValueError: bad day\n"
     assert ended_by_peer(f"Traceback …\n{own}Traceback …\n{reset}")
     assert not ended_by_peer(f"Traceback …\n{reset}Traceback …\n{own}")

@@ -1,4 +1,4 @@
-"""The lists of `prewarm: auto`, in a file system that hangs, and in a folder that is not the user's alone."""
+"""The lists of `prewarm: auto`: on a file system that hangs, and in a folder that other users can write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.util.clock import SystemClock
 from tests import frozen_fs
 
-# The agent's read of the list does not come back.
+# The agent's read of the list does not return.
 AGENT = """
 import asyncio, threading
 from pathlib import Path
@@ -37,7 +37,7 @@ asyncio.run(run())
 
 
 def prewarming_in(folder: Path, *, go: Any = None) -> Prewarming:
-    """Of a job of one role with `prewarm: auto`, in this base folder."""
+    """The `Prewarming` of a job with one role and `prewarm: auto`, in this base folder."""
     job = folder / "job.yaml"
     job.write_text("name: j\ncommand: python3 train.py\nprewarm: auto\n")
     made = plan(load(job, {}).spec, folder=folder, job_file=job)
@@ -56,7 +56,7 @@ def prewarming_in(folder: Path, *, go: Any = None) -> Prewarming:
 
 @pytest.mark.skipif(not frozen_fs.IS_HERE, reason="needs /dev/fuse")
 def test_an_agent_ends_while_a_list_is_read(tmp_path: Path) -> None:
-    """The read hangs, and the process does not wait for it at its end."""
+    """The agent ends while its read of a list hangs; it does not wait for that read."""
     lists, root = tmp_path / ".prewarm", str(Path(__file__).parents[3])
     lists.mkdir()
     with frozen_fs.frozen(lists):
@@ -66,7 +66,8 @@ def test_an_agent_ends_while_a_list_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "is_read"), [(0o700, True), (0o755, True), (0o777, False)])
 def test_a_list_is_read_in_a_folder_that_no_other_user_can_change(tmp_path: Path, mode: int, is_read: bool) -> None:
-    """It says what the warm process imports. In a base folder such as /tmp another user may make the folder first."""
+    """A list is used only in a folder that no other user can write: it says what the warm process imports, and in a
+    base folder such as /tmp another user may create the folder first."""
     prewarming = prewarming_in(tmp_path)
     role = prewarming._plan.roles[0]
     prewarming._write_list(role, ["torch"])

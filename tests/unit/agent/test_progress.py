@@ -1,4 +1,4 @@
-"""What workers say by datagram: first steps, last words, and restarts in process."""
+"""What workers report by datagram: first steps, exceptions, and restarts in process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESTART = InProcessRestart(cause="exception on rank 1", iteration=1, world_size=
 
 
 class Ears:
-    """What has been heard, each with its kind."""
+    """Records each report with its kind."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
@@ -44,20 +44,20 @@ def worker() -> Iterator[socket.socket]:
         yield channel
 
 
-async def test_each_kind_of_word_is_passed_on_and_nonsense_is_not(tmp_path: Path, worker: socket.socket) -> None:
-    """Three kinds, told apart by their first byte; what is none of them disturbs nobody."""
+async def test_each_kind_of_report_is_passed_on_and_nonsense_is_not(tmp_path: Path, worker: socket.socket) -> None:
+    """Three kinds of datagram, distinguished by their first byte, are passed on; anything else is ignored."""
     ears = Ears()
     (tmp_path / "board").mkdir()
     board = ProgressBoard(tmp_path / "board", ears.first_step, ears.failing, ears.restart)
     board.open()
     for rank in (1, 2):
         board.prepare(rank, 0)
-    strangers = [b"9 5", b"!9 77@1.5 KeyError: 3", b"!1 77@noon KeyError: 3"]  # no rank of this node's
-    too_large = [b"2 %d" % (1 << 65), b"2 %d" % (1 << 63), b"2 -7", b"2 " + b"9" * 5_000]  # nobody could pack them
+    strangers = [b"9 5", b"!9 77@1.5 KeyError: 3", b"!1 77@noon KeyError: 3"]  # other nodes' ranks; no time
+    too_large = [b"2 %d" % (1 << 65), b"2 %d" % (1 << 63), b"2 -7", b"2 " + b"9" * 5_000]  # too large, or negative
     nonsense = [b'{"torn', b"{}", b"\xff", b"", *strangers, *too_large]
     words = [encode(RESTART), *nonsense, b"!1 77 KeyError: 3", b"!1 77@1.5 KeyError: 3", b"2 5"]
     for word in words:
-        await asyncio.to_thread(worker.sendto, word, str(tmp_path / "board" / "s"))  # the kernel keeps ten at a time
+        await asyncio.to_thread(worker.sendto, word, str(tmp_path / "board" / "s"))  # the kernel queues ten datagrams
     await asyncio.wait_for(ears.last.wait(), 20.0)
     board.close()
     failing = [("failing", 1, 77, "KeyError: 3", None), ("failing", 1, 77, "KeyError: 3", 1.5)]
@@ -79,7 +79,8 @@ async def test_each_kind_of_word_is_passed_on_and_nonsense_is_not(tmp_path: Path
     ],
 )
 async def test_error_file_is_read_as_torch_writes_it(tmp_path: Path, written: Any, error: str | None) -> None:
-    """And as none where it is torn, or another's; the next cycle's worker finds none."""
+    """An error file is read in torch's format, and ignored if it is torn or in another format; the next cycle's
+    worker starts without one."""
     ears = Ears()
     (tmp_path / "board").mkdir()
     board = ProgressBoard(tmp_path / "board", ears.first_step, ears.failing, ears.restart)
@@ -95,7 +96,8 @@ async def test_error_file_is_read_as_torch_writes_it(tmp_path: Path, written: An
 
 
 async def test_half_a_copy_of_the_package_goes_with_its_cycle(tmp_path: Path) -> None:
-    """A worker in a container was killed while it made it; the whole one stays."""
+    """An incomplete copy of the package, left by a worker that was killed while it made the copy, is removed with its
+    cycle; the complete copy stays."""
     ears = Ears()
     board = ProgressBoard(tmp_path, ears.first_step, ears.failing, ears.restart)
     for name in ("lib.4711", "lib"):
@@ -106,7 +108,8 @@ async def test_half_a_copy_of_the_package_goes_with_its_cycle(tmp_path: Path) ->
 
 
 async def test_a_long_node_name_fits_into_the_path_of_the_socket(tmp_path: Path) -> None:
-    """As clouds make them, in a task of an array: unix(7) has 107 bytes for a path. Such nodes stay apart."""
+    """Long node names, as clouds assign them, fit into the 107 bytes that unix(7) allows for a socket's path, even in
+    a task of an array; similar names get separate folders."""
     job, queue = JobFiles(tmp_path / "1234567_999"), "queue-" + "x" * 50
     try:
         folder, other = job.make_runtime_folder(f"{queue}-dy-1"), job.make_runtime_folder(f"{queue}-dy-2")

@@ -1,4 +1,5 @@
-"""What the controller is told: restarts in process, until they come too fast for that, and how workers end."""
+"""What the agent reports to the controller: restarts in process, combined if they are too frequent, and how workers
+end."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def restart(iteration: int) -> InProcessRestart:
 
 
 def told_of(storms: list[float]) -> list[RestartedInProcess]:
-    """What is told of one cycle's restarts, given how long after the last one each comes."""
+    """The facts published for one cycle's restarts; `storms`: for each restart, the seconds since the one before."""
     loop, told = VirtualLoop(), KeepingPublisher()
     nothing: Any = None
     reporting = Reporting(
@@ -67,8 +68,8 @@ def told_of(storms: list[float]) -> list[RestartedInProcess]:
     return told.facts
 
 
-def test_restarts_are_told_one_by_one_at_first() -> None:
-    """Each with its iteration, in the cycle that it was in."""
+def test_restarts_are_reported_one_by_one_at_first() -> None:
+    """The first restarts are reported one by one, each with its iteration and its cycle."""
     facts = told_of([0.01] * RESTARTS_AT_ONCE)
     assert [(fact.cycle, fact.restart.iteration, fact.times) for fact in facts] == [
         (3, iteration, 1) for iteration in range(1, RESTARTS_AT_ONCE + 1)
@@ -77,7 +78,8 @@ def test_restarts_are_told_one_by_one_at_first() -> None:
 
 @pytest.mark.parametrize(("every_s", "count"), [(0.01, 5_000), (RESTARTS_EVERY_S / 4, 100)])
 def test_a_function_that_fails_at_once_does_not_fill_the_journal(every_s: float, count: int) -> None:
-    """Later ones are told together: every restart is counted once, and the newest of them is the one that is told."""
+    """Frequent restarts are combined into few facts: every restart is counted once, and a fact describes the newest
+    of them."""
     facts = told_of([every_s] * count)
     assert sum(fact.times for fact in facts) == count
     assert facts[-1].restart.iteration == count
@@ -105,7 +107,7 @@ class Ends:
         self.cycle = Cycle("main-0", 3, ASSIGNMENT, began=1.0, pids={0: 70, 1: 71}, running={0, 1})
 
     def exited(self, *, restarting: bool = True, **how: Any) -> list[WorkerFailed]:
-        """Rank 0 ends; returns what the controller is told of it."""
+        """Rank 0 ends; returns the facts that the controller gets about it."""
 
         async def end() -> None:
             event = Exited(rank=0, at=9.5, **how)
@@ -123,24 +125,26 @@ RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:589] Connection closed by pee
     ("how", "is_told"),
     [
         ({"signal": 9, "sent": frozenset()}, True),
-        ({"signal": 9, "sent": TERM}, True),  # somebody else's: the out-of-memory killer's, perhaps
+        ({"signal": 9, "sent": TERM}, True),  # another process sent it, perhaps the out-of-memory killer
         ({"signal": 9, "sent": KILL}, False),
         ({"signal": 11, "sent": frozenset()}, True),
-        ({"signal": 11, "sent": TERM}, False),  # while it was ending as asked
+        ({"signal": 11, "sent": TERM}, False),  # it was already ending as asked
         ({"signal": 15, "sent": TERM}, False),
         ({"code": 1, "sent": frozenset()}, True),
         ({"code": 1, "sent": TERM}, False),
         ({"code": 0, "sent": frozenset()}, False),
     ],
 )
-def test_end_within_a_teardown_is_told_if_the_agent_did_not_cause_it(how, is_told):
-    """With the moment at which the supervisor reaped it."""
+def test_end_within_a_teardown_is_reported_if_the_agent_did_not_cause_it(how, is_told):
+    """An end during a teardown is reported, with the moment at which the supervisor reaped the worker, unless the
+    agent caused it."""
     facts = Ends().exited(**how)
     assert [(fact.rank, fact.signal, fact.ago_s) for fact in facts] == [(0, how.get("signal"), 0.5)] * is_told
 
 
-def test_death_by_sigterm_is_told_before_the_node_is_ready():
-    """Nobody is asked whether the job ends: a rendezvous is open. But not if the worker was asked to end."""
+def test_death_by_sigterm_is_reported_before_the_node_is_ready():
+    """While a rendezvous is open, a death by SIGTERM is reported without asking whether the job ends, unless the
+    agent asked the worker to end."""
     ends = Ends()
     assert ends.exited(signal=15) == []
     ends.reporting.terminated(ends.cycle)
@@ -151,7 +155,8 @@ def test_death_by_sigterm_is_told_before_the_node_is_ready():
 
 @pytest.mark.parametrize("on_slurm", [False, True])
 def test_workers_are_done_once_no_signal_can_have_ended_them(on_slurm):
-    """Slurm signals workers and agent at once: there the agent waits whether it is signalled too."""
+    """On Slurm the agent delays `workers_done` until it knows whether it was signalled too: Slurm signals workers and
+    agent at once."""
     ends = Ends(on_slurm=on_slurm)
     ends.cycle.running = {0}
     facts = list(ends.exited(restarting=False, code=0, sent=frozenset()))
@@ -162,14 +167,15 @@ def test_workers_are_done_once_no_signal_can_have_ended_them(on_slurm):
 
 @pytest.mark.parametrize("how", [{"code": 1}, {"signal": 6}])
 def test_lost_peer_is_known_by_the_last_lines(how):
-    """Of a worker whose exception nobody reported; a signal of its own is told as ever."""
+    """If a worker's exception was not reported, its last lines show a lost peer; a signal of its own, such as
+    SIGSEGV, is reported as usual."""
     assert [fact.peer_lost for fact in Ends(RESET).exited(restarting=False, **how)] == [True]
     assert [fact.peer_lost for fact in Ends("step 7").exited(restarting=False, **how)] == [False]
     assert [fact.peer_lost for fact in Ends(RESET).exited(restarting=False, signal=11)] == [False]
 
 
 def test_lost_peers_of_a_teardown_are_counted_only():
-    """The controller knows of one already; `node_ready` names the others."""
+    """Lost peers during a teardown are only counted, for `node_ready`: the controller knows of one already."""
     ends = Ends(RESET)
     assert ends.exited(code=1) == []
     assert ends.cycle.peers_lost == {0}
@@ -201,8 +207,8 @@ def test_any_moment_that_a_worker_names_is_within_the_cycle(at):
 
 
 @pytest.mark.parametrize(("how", "error"), [({"code": 1}, "ValueError: bad"), ({"signal": 9}, None)])
-def test_error_file_explains_an_exit_that_nobody_reported(how, error):
-    """But no death by a signal: the exception in the file was caught, or came before."""
+def test_error_file_explains_an_exit_that_was_not_reported(how, error):
+    """The error file explains an exit, but no death by a signal: its exception was caught, or came earlier."""
     assert [fact.error for fact in Ends(recorded="ValueError: bad").exited(**how)] == [error]
 
 
@@ -219,7 +225,8 @@ def test_error_file_explains_an_exit_that_nobody_reported(how, error):
     ],
 )
 def test_launchers_exception_gives_way_to_its_childs(what, recorded, error):
-    """A worker that is torchrun has the exception of its own first failing worker in its error file."""
+    """A worker that is torchrun is reported with the exception of its first failing worker, which its error file
+    contains."""
     ends = Ends(recorded=recorded)
     ends.reporting.failing(ends.cycle, Failing(0, 70, what, at=5.0), asked_at=None)
     assert [fact.error for fact in ends.kept.facts] == [error]

@@ -13,8 +13,8 @@ from nvrx_slurm.agent import __main__ as agent
 from nvrx_slurm.errors import EXIT_UNREACHABLE
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
 
-# The last task of an array has the array's own number: `scontrol requeue 7` starts every task again, also one that
-# was cancelled (seen on 22.05.8).
+# The last task of an array has the array's own job id: `scontrol requeue 7` restarts every task, even one that was
+# cancelled (seen on 22.05.8).
 LAST_TASK = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
 OUTSIDE = """
 from nvrx_slurm.agent.inside import _stay_outside, requeue_from_inside
@@ -24,8 +24,8 @@ print(requeue_from_inside("unused", _stay_outside()))
 
 @pytest.fixture
 def in_the_last_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Below a task whose scontrol ends the one that asks, as Slurm does with a job that it requeues, and writes down
-    what it was asked for. Returns that file."""
+    """The environment of an array's last task. Its scontrol ends the process that calls it, as Slurm does on a
+    requeue, and writes its arguments to the file that is returned."""
     asked = tmp_path / "asked"
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.parent.mkdir()
@@ -39,7 +39,7 @@ def in_the_last_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[JobFolder], None]:
-    """Has an agent of the job in this folder leave, since its batch host is gone."""
+    """A function that runs an agent of the job in a folder until it leaves because its batch host is gone."""
 
     async def batch_host_is_gone(*_: object) -> int:
         return EXIT_UNREACHABLE
@@ -58,13 +58,14 @@ def leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[JobFolde
 
 
 def test_agent_of_an_array_requeues_its_own_task_alone(in_the_last_task, tmp_path, leave):
-    """The other tasks run on, and those that the user has cancelled stay so."""
+    """The agent requeues its own task only: the other tasks run on, and cancelled ones stay cancelled."""
     leave(JobFolder(tmp_path / "7_3"))
     assert in_the_last_task.read_text() == "requeue 7_3\n"
 
 
 def test_agent_of_a_local_job_does_not_requeue_the_job_around_it(in_the_last_task, tmp_path, leave):
-    """A user has started it there: `run --here` in a batch script, or a CI runner."""
+    """An agent of a local job does not requeue the Slurm job in which a user started it, such as a batch script with
+    `run --here` or a CI runner."""
     folder = JobFolder(tmp_path / "local")
     folder.create()
     folder.write_info(JobInfo(job_id="local", name="digits", cluster="local", started_at=0.0))
@@ -72,7 +73,8 @@ def test_agent_of_a_local_job_does_not_requeue_the_job_around_it(in_the_last_tas
     assert not in_the_last_task.exists()
 
 
-def test_so_does_the_process_outside_of_its_container(in_the_last_task):
-    """It finds the task by the same variables."""
+def test_the_process_outside_of_its_container_requeues_that_task_too(in_the_last_task):
+    """The process that stays outside of the agent's container requeues the same task, which it finds by the same
+    variables."""
     done = subprocess.run([sys.executable, "-c", OUTSIDE], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, in_the_last_task.read_text()) == ("scontrol: done\n", "requeue 7_3\n")

@@ -32,7 +32,7 @@ def environment(workers: int = 2, **own: str) -> dict[str, str]:
 
 
 def test_threads_are_limited_where_workers_share_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torchrun does: neither for one worker alone, nor over what the user has set anywhere."""
+    """OMP_NUM_THREADS is 1, as torchrun sets it, unless the node has one worker or the user has set the variable."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert environment()["OMP_NUM_THREADS"] == "1"
     assert "OMP_NUM_THREADS" not in environment(workers=1)
@@ -42,6 +42,6 @@ def test_threads_are_limited_where_workers_share_a_node(monkeypatch: pytest.Monk
 
 
 def test_no_rank_looks_for_the_agents_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the job was submitted from a worker of torchrun."""
+    """Ranks do not use torchrun's agent store, even if the job was submitted from a worker of torchrun."""
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert environment()["TORCHELASTIC_USE_AGENT_STORE"] == "False"

@@ -1,4 +1,4 @@
-"""How far a cycle has come, by an iteration file and by the logs."""
+"""How far a cycle has come, according to an iteration file and the logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def files(folder: Path, **named: str | None) -> StepFiles:
 
 
 def test_nothing_is_read_unless_it_is_named(tmp_path: Path) -> None:
-    """A job that tells its steps, or none, costs nothing here."""
+    """Without an iteration file or a log pattern, no file is read."""
     assert not files(tmp_path).are_named
     assert files(tmp_path, log_pattern=PATTERN).are_named
     assert files(tmp_path, iteration_file="f").are_named
@@ -34,14 +34,15 @@ def test_nothing_is_read_unless_it_is_named(tmp_path: Path) -> None:
      ("9" * 40, None), ("1 2", None)],
 )  # fmt: skip
 def test_an_iteration_file_holds_one_number(tmp_path: Path, text: str, step: int | None) -> None:
-    """As Megatron writes it; anything else is no step."""
+    """An iteration file has one number, as Megatron writes it; anything else is no step."""
     (tmp_path / "latest").write_text(text)
     assert step_in(tmp_path / "latest") == step
     assert step_in(tmp_path / "missing") is None
 
 
 async def test_the_last_match_of_the_furthest_rank_counts(tmp_path: Path) -> None:
-    """Of this node's ranks only, in both of their streams, ANSI colours and progress bars included."""
+    """The last match of the furthest rank counts: only this node's ranks, both of their streams, with ANSI colours
+    and progress bars."""
     (tmp_path / "rank-0.out").write_bytes(b"iteration 5/9\niteration 6/9\n \x1b[32miteration 7/9\x1b[0m loss\n")
     (tmp_path / "rank-1.err").write_bytes(b"\riteration 1/9 \riteration 1,008/9 \riteration 1,")
     (tmp_path / "rank-2.out").write_bytes(b"iteration 5000/9\n")
@@ -51,7 +52,7 @@ async def test_the_last_match_of_the_furthest_rank_counts(tmp_path: Path) -> Non
 
 
 async def test_of_a_file_and_logs_the_furthest_counts(tmp_path: Path) -> None:
-    """Whichever that is."""
+    """Of the iteration file and the logs, the higher step counts."""
     (tmp_path / "rank-0.out").write_bytes(b"iteration 5/9\n")
     latest = tmp_path / "latest"
     both = files(tmp_path, log_pattern=PATTERN, iteration_file=str(latest))
@@ -60,8 +61,8 @@ async def test_of_a_file_and_logs_the_furthest_counts(tmp_path: Path) -> None:
     assert await both.last_step(tmp_path, {0}) == 8
 
 
-async def test_torn_lines_tell_no_step(tmp_path: Path) -> None:
-    """A worker that dies in the middle of a number has not made a step that small."""
+async def test_torn_lines_give_no_step(tmp_path: Path) -> None:
+    """A number that is cut off, as by a worker that dies while it prints, is not taken for a smaller step."""
     path = tmp_path / "rank-0.out"
     path.write_bytes(b"iteration 1234\niteration 12")
     bare = files(tmp_path, log_pattern="iteration ([0-9]+)")
@@ -71,7 +72,7 @@ async def test_torn_lines_tell_no_step(tmp_path: Path) -> None:
 
 
 async def test_a_log_of_any_size_is_read_from_its_end(tmp_path: Path) -> None:
-    """Only its last part, without the gigabyte before."""
+    """Of a log of any size only the last part is read."""
     path = tmp_path / "rank-0.out"
     with path.open("wb") as file:
         file.truncate(1 << 30)
@@ -82,16 +83,16 @@ async def test_a_log_of_any_size_is_read_from_its_end(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_does_not_answer_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its thread is left behind, and the node gets ready without."""
-    os.mkfifo(tmp_path / "latest")  # to open it is to wait for somebody who writes
+    """A file that blocks is given up with its thread, and the node gets ready without a step."""
+    os.mkfifo(tmp_path / "latest")  # opening it blocks until a writer opens it
     assert await files(tmp_path, iteration_file=str(tmp_path / "latest")).last_step(tmp_path, {0}) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    (tmp_path / "latest").open("wb").close()  # let the thread go
+    (tmp_path / "latest").open("wb").close()  # unblock the thread
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_step_or_none(data: bytes) -> None:
-    """Whatever a worker prints."""
+    """Any bytes that a worker prints give a step or none, never an error."""
     step = step_of(re.compile(PATTERN.encode()), data)
     assert step is None or step >= 0
     assert (number(data) is None) or int(data.replace(b",", b"")) == number(data)

@@ -1,4 +1,4 @@
-"""The phases of a teardown, and that together they keep one budget."""
+"""The phases of a teardown, which share one budget."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from nvrx_slurm.agent.teardown import KILL_S, ORDER, Teardown
 
 
 def phases(teardown: Teardown, moments: list[float], *, workers_left: bool = True) -> list[str]:
-    """The phases that begin when the teardown is looked at in these moments."""
+    """The phases that begin at these moments."""
     return [phase for now in moments if (phase := teardown.advance(now, workers_left=workers_left))]
 
 
 def test_every_phase_has_its_turn_and_the_last_ends_with_the_budget():
-    """Ten seconds: asked for seven, dumped for two, terminated for one, killed on the tenth."""
+    """Of ten seconds the workers are asked for seven, dumped for two and terminated for one; the kill comes at
+    ten."""
     teardown = Teardown.plan(100.0, 10.0)
     assert phases(teardown, [100.0, 106.9]) == ["ask"]
     assert phases(teardown, [107.0, 108.9]) == ["dump"]
@@ -25,7 +26,7 @@ def test_every_phase_has_its_turn_and_the_last_ends_with_the_budget():
 
 
 def test_saving_comes_first_and_has_a_bound_of_its_own():
-    """What workers need for a checkpoint is not taken from the grace."""
+    """Saving comes first and has its own time: a checkpoint takes none from the grace."""
     teardown = Teardown.plan(0.0, 10.0, checkpoint_s=60.0)
     assert phases(teardown, [0.0, 59.9]) == ["checkpoint"]
     assert phases(teardown, [60.0]) == ["ask"]
@@ -33,12 +34,13 @@ def test_saving_comes_first_and_has_a_bound_of_its_own():
 
 
 def test_without_a_grace_there_is_only_the_kill():
-    """Not even for saving: whoever is fenced may do nothing any more."""
+    """Without a grace the workers are killed at once, without saving: a fenced node may do nothing any more."""
     assert phases(Teardown.plan(0.0, 0.0, checkpoint_s=60.0), [0.0, 1.0]) == ["kill"]
 
 
 def test_once_every_worker_has_ended_what_they_started_is_terminated():
-    """The rest of the budget is theirs; nobody's stacks are of interest."""
+    """Once all workers have ended, the processes that they started have the rest of the budget; no stacks are
+    dumped."""
     teardown = Teardown.plan(0.0, 10.0)
     assert phases(teardown, [0.0]) == ["ask"]
     assert phases(teardown, [1.0, 9.9], workers_left=False) == ["terminate"]
@@ -46,21 +48,21 @@ def test_once_every_worker_has_ended_what_they_started_is_terminated():
 
 
 def test_dump_that_is_done_early_gives_its_time_away():
-    """Nobody waits for a phase whose work is done."""
+    """A phase whose work is done ends early."""
     teardown = Teardown.plan(0.0, 10.0)
     assert phases(teardown, [0.0, 7.0]) == ["ask", "dump"]
     assert teardown.advance(7.1, workers_left=True, work_done="dump") == "terminate"
 
 
-def test_word_of_another_phase_changes_nothing():
-    """That the dump is done is no news before it has begun."""
+def test_end_of_another_phase_changes_nothing():
+    """The end of a dump that has not begun is ignored."""
     teardown = Teardown.plan(0.0, 10.0)
     teardown.advance(0.0, workers_left=True)
     assert teardown.advance(1.0, workers_left=True, work_done="dump") is None
 
 
 def test_hurrying_skips_to_the_kill_and_gives_it_its_time():
-    """A second signal."""
+    """A second signal skips to the kill, which keeps its own time."""
     teardown = Teardown.plan(0.0, 10.0)
     teardown.advance(0.0, workers_left=True)
     teardown.hurry(1.0)
@@ -70,7 +72,8 @@ def test_hurrying_skips_to_the_kill_and_gives_it_its_time():
 
 @given(st.floats(0, 1e6), st.floats(0, 600), st.floats(0, 600), st.lists(st.tuples(st.floats(0, 100), st.booleans())))
 def test_phases_never_go_back_and_the_budget_is_kept(begin, grace_s, checkpoint_s, looks):
-    """However irregularly it is looked at: in order, and killed when the budget is spent, not later."""
+    """However irregularly the teardown advances, its phases come in order, and the kill comes when the budget is
+    spent, not later."""
     teardown, now, seen = Teardown.plan(begin, grace_s, checkpoint_s), begin, []
     for pause, workers_left in looks:
         now += pause
@@ -82,7 +85,7 @@ def test_phases_never_go_back_and_the_budget_is_kept(begin, grace_s, checkpoint_
 
 
 def test_the_kill_is_extended_for_a_minute_at_most():
-    """For processes that are exiting; each time by a second."""
+    """The kill is extended for processes that are exiting, by a second each time."""
     teardown = Teardown.plan(0.0, 0.0)
     teardown.advance(0.0, workers_left=True)
     assert teardown.over(KILL_S)

@@ -1,4 +1,4 @@
-"""A worker that is forked from a warm process sees what one sees that is started cold."""
+"""A worker forked from a warm process sees the same as a worker that is started cold."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Node:
         return {**own, **hook_environment(own, self.folder / "dumps")}
 
     async def warm(self, argv, modules, *, cwd, setup="", ahead=0, **env):
-        """What the warm process says first."""
+        """Start the warm process; returns its first message."""
         spec = [" ".join(RANK_VARIABLES), "0", setup, *modules]
         self.workers.warm("main", list(map(str, argv)), self.environment(env), str(cwd), spec, ahead)
         return (await self.next(WarmSaid)).words
 
     def waiting(self):
-        """The forks that wait to be a worker."""
+        """The forks that wait to become a worker."""
         supervisor = self.workers.supervisor_pid
         with contextlib.suppress(OSError):
             children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
@@ -153,18 +153,18 @@ OF_THE_HOOK |= {
 
 
 def normal(seen):
-    """Without addresses; modules apart."""
+    """What a worker saw, without addresses and modules; and its modules."""
     seen = json.loads(re.sub(r"0x[0-9a-f]+", "0x", json.dumps(seen)))
     modules = seen.pop("modules")
     for name, names in modules.items():
         for each in [each for each in names if each.endswith("_addr") and name in ("ctypes", "_ctypes")]:
             names[each] = "an address"
-    modules["logging"].pop("_startTime")  # each worker's own; a test of it is below
+    modules["logging"].pop("_startTime")  # differs in each worker; tested below
     return seen, modules
 
 
 def program(form, folder):
-    """The probe in this form, and the words that run it in the folder."""
+    """Write the probe in this form; returns the command that runs it in the folder."""
     imports = f"import importlib; [importlib.import_module(each) for each in {MODULES!r}]"
     source, python = PROBE.read_text().replace("# imports", imports), sys.executable
     package = folder / "pkg"
@@ -212,8 +212,8 @@ FORMS = [*FORMS.split(), *(["safe path"] if sys.version_info >= (3, 11) else [])
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_worker_sees_the_same_cold_and_warm(node, tmp_path, form):
-    """Interpreter, `__main__`, modules, streams, environment and process: a worker sees the same of itself, but for
-    the modules that it finds imported."""
+    """A worker sees the same interpreter, `__main__`, modules, streams, environment and process cold and warm, except
+    for the modules that it finds imported."""
     work = tmp_path / "work"
     work.mkdir()
     argv = program(form, work)
@@ -257,7 +257,8 @@ print("imported")
 
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_worker_does_and_ends_the_same_cold_and_warm(node, tmp_path, name):
-    """Exit codes, signals and all output, tracebacks byte for byte; children by fork, spawn and forkserver."""
+    """Cold and warm workers have the same exit codes, signals and output, tracebacks byte for byte, also with
+    children by fork, spawn and forkserver."""
     (tmp_path / "lib").mkdir()
     for file, text in (("__init__", ""), ("helper", LIBRARY), ("late", "WHEN = 'late'"), ("ending", ENDING)):
         (tmp_path / "lib" / f"{file}.py").write_text(text)
@@ -277,12 +278,13 @@ def comparable(seen):
     return re.sub(rb"0x[0-9a-f]+", b"0x", seen) if isinstance(seen, bytes) else seen
 
 
-async def test_worker_does_not_get_the_signals_of_the_time_before(node, tmp_path):
-    """Slurm signals every process of a step, also forks that wait for their worker: that worker is a later one."""
+async def test_worker_does_not_get_signals_from_before_it_was_one(node, tmp_path):
+    """Slurm signals every process of a step, including idle forks: a fork that becomes a worker later gets no signal
+    from before."""
     argv = [sys.executable, "-c", "import signal; print(signal.sigpending())"]
     assert (await node.warm(argv, [], cwd=tmp_path, ahead=1))[0] == "ready"
     async with asyncio.timeout(60):
-        while not (waiting := node.waiting()):  # noqa: ASYNC110  the kernel says nothing of it
+        while not (waiting := node.waiting()):  # noqa: ASYNC110  the kernel sends no event
             await asyncio.sleep(0)
     for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
         send_all(waiting, number)
@@ -311,8 +313,8 @@ IMPORTED = ("random", "multiprocessing", "tempfile", "uuid", "secrets", "logging
 
 @pytest.mark.parametrize("seed", ["", "random.seed(3)", "from random import seed; seed(a=3)"])
 async def test_warm_siblings_draw_different_random_numbers(node, tmp_path, seed):
-    """As cold ones do: except what a module has seeded with a number, which is the same in all. Hooks of
-    os.register_at_fork run once."""
+    """Warm siblings draw different random numbers, as cold ones do, except from generators that a module seeded with
+    a number. Hooks of os.register_at_fork run once."""
     (tmp_path / "seeding.py").write_text(SEEDING.format(seed=seed))
     (tmp_path / "train.py").write_text(DRAWING)
     argv = [sys.executable, "train.py"]
@@ -329,7 +331,8 @@ async def test_warm_siblings_draw_different_random_numbers(node, tmp_path, seed)
 
 
 async def test_setup_may_leave_a_file_open_for_reading(node, tmp_path):
-    """Under an mmap of weights: each worker has its own position in it."""
+    """A file that the setup leaves open for reading, as under an mmap of weights, has a position of its own in each
+    worker."""
     (tmp_path / "weights").write_bytes(bytes(range(256)))
     (tmp_path / "preparing.py").write_text(
         "import mmap\ndef prepare():\n    global FILE, MAP\n    FILE = open('weights', 'rb', buffering=0)\n"
@@ -355,7 +358,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("line", REFUSED)
 async def test_module_that_no_fork_may_inherit_is_refused(node, tmp_path, line):
-    """By its name, and with the reason."""
+    """The refusal names the module and the reason."""
     (tmp_path / "bad.py").write_text(f"import os, select, sys, threading\n{line}\n")
     said = await node.warm([sys.executable, "-c", "pass"], ["json", "bad"], cwd=tmp_path)
     assert said[:2] == ("refused", "bad")
@@ -363,7 +366,8 @@ async def test_module_that_no_fork_may_inherit_is_refused(node, tmp_path, line):
 
 
 async def test_objects_are_not_asked_for_their_class(node, tmp_path):
-    """numpy's generators are searched for among all objects; some of torch's print a warning when they are asked."""
+    """The search for numpy's generators among all objects does not access their `__class__`: some of torch's print a
+    warning then."""
     kept = (
         "class Kept:\n    @property\n    def __class__(self):\n        print('asked', flush=True)\n\nKEPT = Kept()\n"
     )

@@ -93,7 +93,8 @@ def write(folder, program, seed=""):
 
 @pytest.mark.parametrize("seed", ["", "torch.manual_seed(3); numpy.random.seed(3)"])
 async def test_warm_siblings_draw_different_random_numbers(node, tmp_path, seed):  # noqa: F811
-    """numpy's and torch's generators too, and what is derived from them, but for those that were given a number."""
+    """Generators of numpy and torch, and those derived from them, differ between siblings, except those that were
+    seeded with a number."""
     argv = write(tmp_path, DRAWING, seed)
     cold = json.loads((await node.run(argv, cwd=tmp_path, warm=False))[3])
     assert (await node.warm(argv, MODULES, cwd=tmp_path, ahead=1))[:3] == ("ready", ANY, ANY)
@@ -106,8 +107,8 @@ async def test_warm_siblings_draw_different_random_numbers(node, tmp_path, seed)
 
 @pytest.mark.parametrize("threads", ["", "1", "2"])
 async def test_torch_computes_the_same_cold_and_warm(node, tmp_path, threads):  # noqa: F811
-    """With as many threads, backward and in the workers of a DataLoader too. numpy's OpenBLAS, which has threads, is
-    no reason to refuse."""
+    """torch computes the same cold and warm: with as many threads, in backward, and in the workers of a DataLoader.
+    The threads of numpy's OpenBLAS are no reason to refuse."""
     argv = write(tmp_path, WORKING)
     env = {"OMP_NUM_THREADS": threads} if threads else {}
     cold = await node.run(argv, cwd=tmp_path, warm=False, **env)
@@ -118,7 +119,7 @@ async def test_torch_computes_the_same_cold_and_warm(node, tmp_path, threads):  
 
 
 async def test_warm_ranks_train_together(node, tmp_path):  # noqa: F811
-    """gloo and DistributedDataParallel in two forks of one process, and in two of its next."""
+    """gloo and DistributedDataParallel work in two forks of one warm process, and in its next two forks."""
     argv = write(tmp_path, TRAINING)
     found = []
     assert (await node.warm(argv, MODULES, cwd=tmp_path, ahead=2))[0] == "ready"
@@ -131,7 +132,8 @@ async def test_warm_ranks_train_together(node, tmp_path):  # noqa: F811
 
 
 async def test_module_that_leaves_torchs_threads_is_refused(node, tmp_path):  # noqa: F811
-    """They would not be in a fork, and torch would wait for them."""
+    """A module whose import starts torch's threads is refused: a fork would not have them, and torch would wait for
+    them."""
     argv = write(tmp_path, "", "torch.set_num_threads(2); torch.rand(2000, 2000) @ torch.rand(2000, 2000)")
     said = await node.warm(argv, MODULES, cwd=tmp_path)
     assert said[:2] == ("refused", "seeding")

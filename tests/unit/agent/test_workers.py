@@ -74,7 +74,7 @@ class Node:
             return event
 
     def everybody(self):
-        """The supervisor and all below it."""
+        """The supervisor and its descendants."""
         return [self.workers.supervisor_pid, *descendants(self.workers.supervisor_pid)]
 
     def spawn(self, rank, *argv, env=None, cwd="/"):
@@ -94,7 +94,7 @@ async def node():
 
 @pytest.fixture
 def others():
-    """A process that has nothing to do with any node, and its child."""
+    """A process unrelated to any node, and its child."""
     with subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as other:
         pids = [int(other.stdout.readline()), other.pid]
         yield pids
@@ -102,7 +102,7 @@ def others():
 
 
 async def test_worker_runs_with_its_environment_and_folder(node, tmp_path):
-    """Environment, folder, output and exit code are as asked for."""
+    """A worker gets the requested environment and folder; its output and exit code are reported."""
     code = "import os; print(os.environ['A'], os.getcwd()); raise SystemExit(7)"
     with node.spawn(3, sys.executable, "-c", code, env={"A": "x y\n"}, cwd=str(tmp_path)) as output:
         assert (await node.next(Spawned)).rank == 3
@@ -114,8 +114,8 @@ async def test_worker_runs_with_its_environment_and_folder(node, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGRTMIN + 6])
-async def test_signal_is_told_as_such(node, number):
-    """A worker that a signal ended is told by its number, also one without a name."""
+async def test_signal_is_reported_by_its_number(node, number):
+    """A worker that a signal ended is reported with the signal's number, even if the signal has no name."""
     with node.spawn(0, "sleep", "1000"):
         os.kill((await node.next(Spawned)).pid, number)
         ended = await node.next(Exited)
@@ -126,14 +126,14 @@ async def test_signal_is_told_as_such(node, number):
     ("argv", "cwd", "why"), [(["no-such"], "/", "No such program"), (["sleep", "1"], "/no/folder", "No such file")]
 )
 async def test_worker_that_cannot_start_says_why(node, argv, cwd, why):
-    """A missing program or folder is the worker's own failure, with its reason."""
+    """A missing program or folder fails that worker, with the reason."""
     with node.spawn(0, *argv, cwd=cwd):
         assert why in (await node.next(Exited)).error
 
 
 @pytest.mark.skipif(not frozen_fs.IS_HERE, reason="needs /dev/fuse")
-async def test_worker_whose_program_is_looked_for_on_a_dead_file_system_holds_nobody_up(node, tmp_path):
-    """Neither another worker, nor the stop."""
+async def test_worker_whose_program_is_looked_for_on_a_dead_file_system_delays_no_other(node, tmp_path):
+    """A search for a program on a dead file system delays neither another worker nor the stop."""
     with frozen_fs.frozen(tmp_path), node.spawn(0, "true", env={"PATH": str(tmp_path)}), node.spawn(1, "true"):
         assert (await node.next(Exited)).rank == 1
         node.workers.stop(grace_s=0.0)
@@ -141,7 +141,7 @@ async def test_worker_whose_program_is_looked_for_on_a_dead_file_system_holds_no
 
 
 async def test_workers_do_not_inherit_ignored_signals(node):
-    """The supervisor's own deafness to SIGTERM is not passed on."""
+    """The supervisor ignores SIGTERM; its workers do not inherit that."""
     code = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
     with node.spawn(0, sys.executable, "-c", code) as output:
         await node.next(Exited)
@@ -149,17 +149,17 @@ async def test_workers_do_not_inherit_ignored_signals(node):
 
 
 async def test_worker_inherits_nothing_but_its_output(node):
-    """No socket of ours: a worker that held a fence socket or a connection would hide its supervisor's death."""
+    """A worker inherits no socket: an inherited fence socket or connection would hide its supervisor's death."""
     fence_socket = fence.open_fence_socket(fence.key_of("token", "incarnation"), "127.0.0.1")
     node.workers.fence(fence_socket)
     code = "import os; print(sorted(fd for fd in map(int, os.listdir('/proc/self/fd')) if fd > 2))"
     with node.spawn(0, sys.executable, "-S", "-c", code) as output:
         await node.next(Exited)
-        assert output.read() == b"[3]\n"  # the folder that it lists
+        assert output.read() == b"[3]\n"  # the listed folder
 
 
 async def test_workers_die_with_their_supervisor(node):
-    """The kernel sees to it, also while everybody is stopped."""
+    """When the supervisor dies, the kernel kills its workers, even while all of them are stopped."""
     with node.spawn(0, "sleep", "1000"):
         pid = (await node.next(Spawned)).pid
         os.kill(pid, signal.SIGSTOP)
@@ -169,8 +169,8 @@ async def test_workers_die_with_their_supervisor(node):
 
 
 async def test_what_no_signal_ends_does_not_hold_the_agent_up(node, monkeypatch):
-    """The supervisor was killed, and a process that its worker left is in uninterruptible sleep: the agent names it
-    after a bounded time. The signal that does not arrive stands for that sleep."""
+    """If the supervisor was killed and a process of its worker is in uninterruptible sleep, the agent names that
+    process after a bounded time. A signal that is not sent simulates the sleep."""
     monkeypatch.setattr(workers, "KILL_S", 1.0)
     with node.spawn(0, sys.executable, "-c", DETACHING) as output:
         detached = int(output.readline())
@@ -181,7 +181,7 @@ async def test_what_no_signal_ends_does_not_hold_the_agent_up(node, monkeypatch)
 
 
 async def test_what_ran_before_the_supervisor_outlives_it(others, node):
-    """It is no worker, and whatever it has started is none either."""
+    """A process that ran before the supervisor, and what it has started, are no workers and are not killed."""
     with node.spawn(0, "sleep", "1000"):
         pid = (await node.next(Spawned)).pid
         os.kill(node.workers.supervisor_pid, signal.SIGKILL)
@@ -191,7 +191,7 @@ async def test_what_ran_before_the_supervisor_outlives_it(others, node):
 
 
 async def test_workers_are_killed_when_their_lease_lapses(node):
-    """Nobody has renewed it: somebody else may have their ranks by now."""
+    """Workers whose lease was not renewed are killed: another node may have their ranks by now."""
     with node.spawn(0, sys.executable, "-c", STUBBORN) as output:
         pid = (await node.next(Spawned)).pid
         assert await asyncio.to_thread(output.read, 2) == b"up"
@@ -201,7 +201,7 @@ async def test_workers_are_killed_when_their_lease_lapses(node):
 
 
 async def test_a_worker_whose_main_thread_has_ended_is_killed_too(node):
-    """The kernel shows it as a zombie, and its other threads run."""
+    """A worker whose main thread has ended, which the kernel shows as a zombie, is killed with its other threads."""
     headless = (
         "import ctypes, os, signal, threading, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -218,7 +218,8 @@ async def test_a_worker_whose_main_thread_has_ended_is_killed_too(node):
 
 
 async def test_a_killed_worker_whose_memory_is_being_freed_is_no_survivor(monkeypatch):
-    """That takes the kernel longer than what a process has to end by SIGKILL, which is short here."""
+    """A killed worker whose memory the kernel still frees is no survivor, even if that takes longer than `KILL_S`,
+    which is short here."""
     short = "import nvrx_slurm.agent.teardown as t; t.KILL_S = 0.1; from nvrx_slurm.agent.supervisor import main"
     monkeypatch.setattr(
         workers, "_BOOT", workers._BOOT.replace("from nvrx_slurm.agent.supervisor import main", short)
@@ -244,7 +245,8 @@ async def test_a_killed_worker_whose_memory_is_being_freed_is_no_survivor(monkey
 
 
 async def test_a_file_in_the_current_folder_is_no_module_of_the_supervisor(tmp_path, monkeypatch):
-    """The folder from which a job was submitted may be one that others can write to."""
+    """The supervisor imports nothing from the current folder: others may be able to write to the folder of the
+    submission."""
     (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()")
     monkeypatch.chdir(tmp_path)
     node = Node()
@@ -256,8 +258,8 @@ async def test_a_file_in_the_current_folder_is_no_module_of_the_supervisor(tmp_p
     assert not (tmp_path / "imported").exists()
 
 
-async def test_lease_that_is_renewed_kills_nobody(node):
-    """Only the last word counts."""
+async def test_lease_that_is_renewed_kills_no_worker(node):
+    """Only the most recent lease counts."""
     with node.spawn(0, "sleep", "1000"):
         await node.next(Spawned)
         node.workers.lease(0.05)
@@ -267,20 +269,21 @@ async def test_lease_that_is_renewed_kills_nobody(node):
 
 
 async def test_lapsed_lease_is_noticed_first_after_a_freeze(node):
-    """A supervisor that thaws kills before it serves anything that was sent meanwhile."""
+    """After a freeze the supervisor checks the lease first, and kills the workers before it reads newer messages."""
     with node.spawn(0, "sleep", "1000"):
         pid = (await node.next(Spawned)).pid
         node.workers.lease(0.5)
         os.kill(node.workers.supervisor_pid, signal.SIGSTOP)
         await asyncio.sleep(0.6)  # the freeze itself
         node.workers.lease(1000.0)
-        with contextlib.suppress(ProcessLookupError):  # frozen for too long it is killed, and they with it
+        with contextlib.suppress(ProcessLookupError):  # after too long a freeze the kernel has killed it
             os.kill(node.workers.supervisor_pid, signal.SIGCONT)
         wait_gone([pid])
 
 
 async def test_lease_that_waited_for_a_frozen_supervisor_is_no_longer_for_that(node):
-    """It counts from when it was sent: what is asked after it comes too late."""
+    """A lease counts from when it was sent, not from when a frozen supervisor reads it; a later request comes too
+    late."""
     node.workers.lease(1000.0)
     with node.spawn(0, "sleep", "1000"):
         pid = (await node.next(Spawned)).pid
@@ -289,7 +292,7 @@ async def test_lease_that_waited_for_a_frozen_supervisor_is_no_longer_for_that(n
         await asyncio.sleep(0.4)  # the freeze itself
         with node.spawn(1, "sleep", "1000"):
             os.kill(node.workers.supervisor_pid, signal.SIGCONT)
-            # Where the freeze took longer than meant, the kernel ends the supervisor too, as below.
+            # If the freeze took longer than intended, the kernel ends the supervisor too, as below.
             assert await node.next((Stopped, SupervisorDied)) in (
                 Stopped(survivors=(), lapsed=True),
                 SupervisorDied(),
@@ -298,7 +301,8 @@ async def test_lease_that_waited_for_a_frozen_supervisor_is_no_longer_for_that(n
 
 
 async def test_nothing_is_started_on_a_lease_that_has_lapsed(node):
-    """An agent that was frozen asks for what it was to do before: somebody else does it by now. A new lease helps."""
+    """No worker is started on a lapsed lease: a frozen agent may ask for work that another node does by now. After a
+    new lease workers start again."""
     node.workers.lease(0.0)
     with node.spawn(0, "sleep", "1000"):
         assert await node.next(Stopped) == Stopped(survivors=(), lapsed=True)
@@ -308,13 +312,14 @@ async def test_nothing_is_started_on_a_lease_that_has_lapsed(node):
         await node.next(Spawned)
 
 
-async def test_lapsed_lease_of_a_frozen_supervisor_is_the_kernels_to_end(node):
-    """A supervisor that cannot look at its lease dies of it, and its workers with it, while all are stopped."""
+async def test_the_kernel_ends_a_frozen_supervisor_whose_lease_lapses(node):
+    """If the lease of a stopped supervisor lapses, the kernel kills it, and its workers with it, even while all are
+    stopped."""
     with node.spawn(0, "sleep", "1000"):
         pid = (await node.next(Spawned)).pid
         node.workers.lease(2.0)
         with node.spawn(1, "sleep", "1000"):
-            await node.next(Spawned)  # so the lease was taken, too
+            await node.next(Spawned)  # so it has read the lease, too
             for each in (node.workers.supervisor_pid, pid):
                 os.kill(each, signal.SIGSTOP)
             assert await node.next(SupervisorDied) == SupervisorDied()
@@ -322,7 +327,7 @@ async def test_lapsed_lease_of_a_frozen_supervisor_is_the_kernels_to_end(node):
 
 
 async def test_worker_is_asked_to_save_first(node):
-    """The checkpoint signal comes before the stop signal; a worker that ends by it is asked nothing more."""
+    """The checkpoint signal comes before the stop signal; a worker that ends on it gets no further signal."""
     with node.spawn(0, sys.executable, "-c", SAVING) as output:
         await node.next(Spawned)
         assert await asyncio.to_thread(output.read, 2) == b"up"
@@ -331,8 +336,8 @@ async def test_worker_is_asked_to_save_first(node):
         assert output.read() == b"saved"
 
 
-async def test_dump_is_asked_for_before_anybody_is_killed(node):
-    """Whoever outlasts the stop signal gets its stacks written down; when they are, the teardown goes on."""
+async def test_dump_is_asked_for_before_any_worker_is_killed(node):
+    """The stacks of a worker that outlasts the stop signal are dumped; once they are, the teardown goes on."""
     with node.spawn(0, sys.executable, "-c", STUBBORN) as output:
         await node.next(Spawned)
         assert await asyncio.to_thread(output.read, 2) == b"up"
@@ -345,7 +350,8 @@ async def test_dump_is_asked_for_before_anybody_is_killed(node):
 
 
 async def test_descendants_get_the_rest_of_the_grace(node):
-    """A shell that dies of SIGTERM leaves its program behind: that is asked in turn, and may end in peace."""
+    """If a shell dies of SIGTERM and leaves its program behind, that program is asked to end too, and has the rest of
+    the grace."""
     script = f"{sys.executable} -c '{SAVING_ON_TERM}' & wait"
     with node.spawn(0, "bash", "-c", script) as output:
         await node.next(Spawned)
@@ -355,8 +361,8 @@ async def test_descendants_get_the_rest_of_the_grace(node):
         assert output.read() == b"saved"
 
 
-async def test_stop_kills_whoever_ignores_sigterm(node):
-    """After the grace, SIGKILL; and `Stopped` says that nobody survived."""
+async def test_stop_kills_a_worker_that_ignores_sigterm(node):
+    """A worker that ignores SIGTERM gets SIGKILL after the grace, and `Stopped` names no survivor."""
     with node.spawn(0, sys.executable, "-c", STUBBORN) as output:
         pid = (await node.next(Spawned)).pid
         assert await asyncio.to_thread(output.read, 2) == b"up"
@@ -377,7 +383,7 @@ async def test_stop_reaches_every_descendant(node):
 
 
 async def test_stopped_process_is_woken_to_end(node):
-    """SIGSTOP keeps a worker neither alive nor from its grace: it runs its own handler of SIGTERM."""
+    """A worker stopped by SIGSTOP is continued, and runs its own handler of SIGTERM within the grace."""
     with node.spawn(0, sys.executable, "-S", "-c", SAVING_ON_TERM) as output:
         pid = (await node.next(Spawned)).pid
         assert await asyncio.to_thread(output.read, 2) == b"up"
@@ -388,14 +394,14 @@ async def test_stopped_process_is_woken_to_end(node):
         await node.next(Stopped)
 
 
-async def test_stop_with_nobody_there_answers_at_once(node):
-    """There is always an answer."""
+async def test_stop_without_workers_answers_at_once(node):
+    """A stop is answered even if there are no workers."""
     node.workers.stop(grace_s=100.0)
     assert await node.next(Stopped, timeout=5.0) == Stopped(survivors=())
 
 
-async def test_many_workers_are_all_heard_of(node):
-    """Sixty-four workers start and end, and none is lost."""
+async def test_the_end_of_many_workers_is_reported(node):
+    """Sixty-four workers start and end, and the end of each is reported."""
     outputs = [node.spawn(rank, "true") for rank in range(64)]
     ended = {(await node.next(Exited)).rank for _ in range(64)}
     assert ended == set(range(64))
@@ -404,14 +410,15 @@ async def test_many_workers_are_all_heard_of(node):
 
 
 async def test_warm_process_that_cannot_start_says_why(node):
-    """A missing folder is the last line of its standard error."""
+    """The reason is the last line of its standard error, here about a missing folder."""
     node.workers.warm("main", ["sleep", "1"], {}, "/no/folder", [])
     said = "it exited with code 127: No such file or directory: /no/folder"
     assert await node.next(WarmSaid) == WarmSaid("main", ("ended", said))
 
 
 async def test_warm_process_that_never_runs_its_program_does_not_hold_the_workers_up(node, tmp_path):
-    """Its file system is dead: here execve waits for a lease of the file (fcntl(2)), for 45 s at most."""
+    """A warm process on a dead file system delays no worker and no stop. Here execve waits for a lease of the file
+    (fcntl(2)), for 45 s at most."""
     program = tmp_path / "program"
     program.touch(0o755)
     leased = os.open(program, os.O_RDWR)
@@ -430,7 +437,8 @@ async def test_warm_process_that_never_runs_its_program_does_not_hold_the_worker
 
 
 async def test_order_that_is_too_large_does_not_hold_the_agent_up(node):
-    """Its caller is told, and the agent goes on to hear of its workers without a wait."""
+    """The caller of an order that is too large gets an error, and the agent goes on to read its workers' events
+    without blocking."""
     reading, writing = os.pipe()
     os.close(reading)
     with node.spawn(0, "sleep", "1000"):
@@ -452,8 +460,8 @@ async def test_order_that_is_too_large_does_not_hold_the_agent_up(node):
             watchdog.cancel()
 
 
-async def test_closing_takes_everybody_along(node):
-    """When the agent lets go of the supervisor, nothing of the node is left."""
+async def test_closing_ends_every_process(node):
+    """When the agent closes its socket to the supervisor, no process of the node is left."""
     with node.spawn(0, sys.executable, "-c", STUBBORN) as output:
         await asyncio.to_thread(output.read, 2)
         everybody = node.everybody()
@@ -469,17 +477,18 @@ async def left_behind(node):
         pid = int(await asyncio.to_thread(output.readline))
         assert os.getsid(pid) not in (worker, os.getsid(node.workers.supervisor_pid))
         yield pid
-        send_all([pid], signal.SIGKILL)  # where the test fails
+        send_all([pid], signal.SIGKILL)  # if the test fails
 
 
 async def test_what_left_its_session_ends_with_the_agent(node, left_behind):
-    """The agent's end of the socket closes, as when the agent dies: the supervisor kills all below it."""
+    """When the agent's end of the socket closes, as at the agent's death, the supervisor kills all processes below
+    it."""
     node.workers.close()
     wait_gone([left_behind])
 
 
 async def test_what_left_its_session_ends_with_the_lease(node, left_behind):
-    """A node without contact keeps no process of a worker that could still hold its GPU, or write its files."""
+    """When the lease lapses, no process of a worker is left that could occupy its GPU or write its files."""
     node.workers.lease(0.05)
     assert await node.next(Stopped) == Stopped(survivors=(), lapsed=True)
     assert not is_alive(left_behind)
@@ -493,20 +502,21 @@ async def test_what_left_its_session_ends_with_the_stop(node, left_behind):
 
 
 async def test_what_left_its_session_ends_with_the_supervisor(node, left_behind):
-    """The kernel kills the worker then; the agent inherits the rest, and kills that."""
+    """The kernel kills the worker; the agent inherits the other processes, and kills them."""
     os.kill(node.workers.supervisor_pid, signal.SIGKILL)
     await node.next(SupervisorDied)
     assert not is_alive(left_behind)
 
 
 async def test_workers_of_a_suspended_job_outlive_their_lease(node):
-    """A stopped supervisor lives on. It reports, once, that an ordinary lease and the kernel's timer are in force."""
+    """A stopped supervisor survives under a long lease. It reports, once, that an ordinary lease and the kernel's
+    timer are in force again."""
     with node.spawn(0, "sleep", "1000"):
         pid = (await node.next(Spawned)).pid
         node.workers.lease(0.3)
         node.workers.lease(14 * 86400.0, grant=3)
         with node.spawn(1, "sleep", "1000"):
-            await node.next(Spawned)  # so the second lease was taken
+            await node.next(Spawned)  # so it has read the second lease
             os.kill(node.workers.supervisor_pid, signal.SIGSTOP)
             await asyncio.sleep(1.2)  # the suspension itself: longer than the first lease and the kernel's margin
             os.kill(node.workers.supervisor_pid, signal.SIGCONT)

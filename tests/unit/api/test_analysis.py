@@ -15,7 +15,7 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. G
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_path_or_several(tmp_path: Path, several: bool) -> None:
-    """Files, folders, texts or paths."""
+    """A list of file names and the path of a folder are both accepted."""
     log = tmp_path / "rank-3.err"
     log.write_text(f"Traceback (most recent call last):\n{OOM}\n")
     answer = analyze([str(log)] if several else tmp_path)
@@ -24,6 +24,6 @@ def test_a_path_or_several(tmp_path: Path, several: bool) -> None:
 
 
 def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
-    """It names the path."""
+    """The error names the missing path."""
     with pytest.raises(UsageError, match="nowhere"):
         analyze(tmp_path / "nowhere")

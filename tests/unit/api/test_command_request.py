@@ -15,7 +15,8 @@ from tests.unit.report.recorder import JOB, to_first_cycle, write
 
 
 def test_argument_that_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused before anything is posted: the message shows the argument, and says what to do."""
+    """An argument that is not UTF-8 is refused before anything is posted; the message shows the argument, and says
+    what to do."""
     folder = write(tmp_path, to_first_cycle())
     shot = replace(snapshot.take(folder), state="running")
     monkeypatch.setattr(snapshot, "take", lambda *_, **__: shot)

@@ -1,4 +1,4 @@
-"""Finding jobs from Python, and asking them."""
+"""Job handles in Python: how jobs are found and queried."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.report.recorder import BEGIN, ended, plain_plan, to_first_cycle,
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two jobs of two folders, and this process in a third one."""
+    """Two jobs in two folders; the current folder is a third one."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for at, (base, job_id, recorded) in enumerate((("a", "old", ended()), ("b", "new", with_one_recovery()))):
         folder = write(tmp_path / base, recorded, job=job_id)
@@ -32,7 +32,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_jobs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By id, the newest without one, all of them; and those of one folder alone where it is named."""
+    """A job is found by its id, or as the newest without one; `jobs` lists all, or those of one folder where it is
+    named."""
     assert nv.job("old").folder == tmp_path / "a" / "old"
     assert nv.job().folder == nv.job("last").folder == tmp_path / "b" / "new"
     assert [job.job_id for job in nv.jobs()] == ["new", "old"]
@@ -46,7 +47,8 @@ def test_jobs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_job_of_another_cluster_is_asked_for_there(tmp_path: Path) -> None:
-    """Whatever the user leaves out of its id: a job of this cluster may have the same number."""
+    """A job of another cluster is queried there even if the user omits the cluster: a job of this cluster may have
+    the same number."""
     folder = JobFolder(tmp_path / "a" / "5")
     folder.create()
     folder.write_plan(plain_plan())
@@ -62,7 +64,7 @@ def test_a_job_of_another_cluster_is_asked_for_there(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_is_none_is_an_error(tmp_path: Path) -> None:
-    """It does not stand for this machine; nothing is submitted."""
+    """An unknown cluster is an error, and does not mean this machine; nothing is submitted."""
     spec = nv.JobSpec(name="a", command=["true"])
     with pytest.raises(UsageError, match="cluster='locl': must be 'slurm' or 'local'"):
         nv.submit(spec, folder=tmp_path / "jobs", cluster="locl")  # type: ignore[arg-type]
@@ -72,7 +74,8 @@ def test_a_cluster_that_is_none_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_job_that_slurm_has_forgotten_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has left its result, or Slurm's word: there is nothing to cancel, nor to wait for."""
+    """A job that Slurm has forgotten is an error to cancel; once it has left its result there is nothing to cancel or
+    to wait for."""
     for name, text in (
         ("squeue", "slurm_load_jobs error: Invalid job id specified"),
         ("sacct", "storage is disabled"),
@@ -89,15 +92,15 @@ def test_a_job_that_slurm_has_forgotten_is_left_alone(tmp_path: Path, monkeypatc
     assert job.wait_until_gone(timeout=5.0) is nv.JobState.COMPLETED
 
 
-def test_a_job_tells_how_it_stands() -> None:
-    """The object that `status --json` prints, as a typed value."""
+def test_a_job_returns_its_status() -> None:
+    """`status` returns the object that `status --json` prints, as a typed value."""
     status = nv.job("new").status()
     assert (status.job, status.restarts, status.step) == ("new", 1, 76)
     assert [node.name for node in status.nodes][:2] == ["n0", "n1"]
 
 
-def test_a_job_tells_why_it_failed(tmp_path: Path) -> None:
-    """The last failure; of a job in which nothing failed, an error."""
+def test_a_job_explains_why_it_failed(tmp_path: Path) -> None:
+    """`explain` describes the last failure; in a job in which nothing failed it is an error."""
     report = nv.job("new").explain()
     assert (report.job, report.cycle, report.replica) == ("new", 0, "main-0")
     with pytest.raises(UsageError, match="it has: main-0 cycle 0"):
@@ -119,12 +122,12 @@ def test_a_notebook_shows_the_jobs_page(tmp_path: Path) -> None:
 
 
 def test_the_error_of_a_wait_is_public() -> None:
-    """Callers catch it."""
+    """A caller can catch the error by its public name."""
     assert nv.WaitTimeout is WaitTimeout
 
 
 def test_goodput_recoveries_and_the_report() -> None:
-    """Typed records, and a page that shows itself in a notebook in a frame of its own."""
+    """Goodput and recoveries are typed records; the report shows itself in a notebook, in a frame of its own."""
     job = nv.job("old")
     goodput = job.goodput()
     assert sum(goodput.parts_us.values()) == goodput.total_us > 0
@@ -140,7 +143,8 @@ def test_goodput_recoveries_and_the_report() -> None:
 
 
 def test_recoveries_are_a_frame_of_pandas(tmp_path: Path) -> None:
-    """A row for each recovery, a column of numbers for each phase; without a recovery the same columns."""
+    """One row for each recovery, one column of numbers for each phase; without a recovery the columns are the
+    same."""
     pytest.importorskip("pandas")
     frame = nv.job("old").recoveries().frame()
     assert (frame.loc[0, "replica"], frame.loc[0, "steps_lost"], len(frame)) == ("main-0", 5, 1)
@@ -157,7 +161,8 @@ def test_a_frame_without_pandas_is_one_clear_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_only_a_task_of_an_array_has_names_the_task_that_failed(tmp_path: Path) -> None:
-    """An empty answer would say that nothing was printed, or that nothing has failed."""
+    """An array as a whole is an error that names the failed task: an empty answer would say that nothing was printed
+    or has failed."""
     for task, exit_code in (("17_0", 0), ("17_1", 1)):
         folder = write(tmp_path, ended(), job=task)
         folder.write_result(Result(exit_code=exit_code, reason="done", ended_at=BEGIN))

@@ -17,8 +17,8 @@ from tests.unit.jobspec.specs import job_spec
 def test_the_plan_of_a_batch_host_that_has_started_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_started: bool
 ) -> None:
-    """sbatch's answer may come after the job's start. The batch host has settled `spares: 0..2` then, and agents and
-    controller accept its plan alone."""
+    """sbatch's answer may come after the job's start. By then the batch host has settled `spares: 0..2`, and agents
+    and controller accept only its plan."""
     spec = job_spec({"name": "a", "command": "x", "spares": "0..2"})
     prepared = prepare(spec, plan(spec, folder=tmp_path), cluster="local")
 

@@ -51,7 +51,7 @@ NOISE = rule("noise.look_alike", Verdict.UNKNOWN, role="noise", severity=100)
 
 
 def log(name: str, rank: int | None = None, node: str | None = None, kind: LogKind = "err") -> LogFile:
-    """A file that need not be there."""
+    """A log file; it need not exist."""
     return LogFile(Path("/logs") / name, rank, node, kind)
 
 
@@ -67,25 +67,25 @@ def hit(
     groups: Mapping[str, str] | None = None,
     file: str | None = None,
 ) -> Hit:
-    """A line that the rule recognised, in the rank's own file. Lines are 100 bytes long."""
+    """A line that the rule matched, in the rank's own file. Lines are 100 bytes long."""
     where = log(file or (f"health/{node}.txt" if kind == "health" else f"rank-{rank}.err"), rank, node, kind)
     return Hit(where, line, text or of.name, of, rank, node, t, groups or {}, line * 100)
 
 
 def finding(of: Rule, rank: int | None = 0, finality: Finality = Finality.ENDED, **of_hit: Any) -> Finding:
-    """A hit that has been judged."""
+    """A hit with its finality."""
     one = hit(of, rank, **of_hit)
     return Finding(one, rank, one.node, one.t, finality)
 
 
 def scan(*hits: Hit, files: tuple[LogFile, ...] = ()) -> Scan:
-    """What reading would have made of these lines."""
+    """The scan that logs with these lines would give."""
     known = dict.fromkeys((*files, *(each.file for each in hits)))
     return Scan(hits, tuple(known))
 
 
 def inquiry(failed: Failed | None = None, **more: Any) -> Inquiry:
-    """About cycle 2 of two nodes with four ranks each."""
+    """An inquiry about cycle 2 of two nodes with four ranks each."""
     facts: dict[str, Any] = {"nodes": ("n1", "n2"), "workers_per_node": 4, "paths": ("/logs",), **more}
     return Inquiry(key=KEY, failed=failed, **facts)
 

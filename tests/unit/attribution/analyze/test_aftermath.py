@@ -1,4 +1,4 @@
-"""What follows a line shows whether its rank survived it."""
+"""The lines after an error show whether its rank survived it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CALM = ["loading the tokenizer", "2026-11-21 18:00:00 INFO data: 12 shards ready
     ],
 )
 def test_nature(text: str, expected: Nature) -> None:
-    """A training's progress, a process's end, anything else."""
+    """A line shows a training's progress, a process's crash, or neither."""
     assert nature(text) is expected
 
 
@@ -79,13 +79,13 @@ def tail(*texts: str, rank: int | None = None) -> list[TailLine]:
     ids=["stacks", "a last word", "some lines", "many lines", "progress", "one step, printed late by another thread"],
 )
 def test_finality(after: list[str], expected: Finality) -> None:
-    """Progress says it was survived, stacks that it was not."""
+    """Progress after an error shows that it was survived; stacks show that it was not."""
     lines = tail("KeyError: 'lr'", *after)
     assert finality(aftermath(0, None, lines), shared=False) is expected
 
 
 def test_what_other_ranks_print_says_nothing_of_this_one() -> None:
-    """In a file whose lines are labelled."""
+    """In a file whose lines are labelled, the progress of other ranks does not show that this rank survived."""
     lines = [
         TailLine(0, "KeyError: 'lr'", 3),
         *(TailLine(10 + index, text, 1) for index, text in enumerate(PROGRESS)),
@@ -108,6 +108,7 @@ def test_what_other_ranks_print_says_nothing_of_this_one() -> None:
     ],
 )
 def test_non_fatal(non_fatal: str, after: list[str], expected: Finality) -> None:
-    """What ended no process is survived; of what a rank may live on with, a single step of progress decides."""
+    """An exception that ended no process was survived; of one that a rank may survive, a single step of progress
+    decides."""
     lines = tail("KeyError: 'lr'", *after)
     assert finality(aftermath(0, None, lines), shared=False, non_fatal=non_fatal) is expected

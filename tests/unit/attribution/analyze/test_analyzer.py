@@ -39,14 +39,15 @@ def logs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def analyzer() -> AsyncIterator[Analyzer]:
-    """With the shipped rules."""
+    """An analyzer with the shipped rules."""
     made = Analyzer()
     yield made
     await made.close()
 
 
 def test_a_file_name_that_is_not_utf_8(logs: Path) -> None:
-    """The answer, and what it says of a file that is torn, can be written as JSON."""
+    """If a file's name is not UTF-8, the answer can still be written as JSON, including its problem with a torn
+    file."""
     folder = Path(os.fsdecode(os.fsencode(logs) + b"/job-\xff"))
     folder.mkdir()
     (logs / "rank-1.err").rename(folder / "rank-1.err")
@@ -58,7 +59,7 @@ def test_a_file_name_that_is_not_utf_8(logs: Path) -> None:
 
 
 class Gate:
-    """Holds the examination of logs until it is opened; counts how many began, and keeps the stop event of each."""
+    """Blocks the examination of logs until it is opened; counts how many began, and keeps the stop event of each."""
 
     def __init__(self) -> None:
         self.begun: list[threading.Event] = []
@@ -82,7 +83,7 @@ class Gate:
 
 @pytest.fixture
 async def gate(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gate]:
-    """The real examination, held up before it begins."""
+    """The real examination, blocked before it begins."""
     made = Gate()
     monkeypatch.setattr(analyzer_module, "analyze_logs", made.around(analyzer_module.analyze_logs))
     yield made
@@ -90,7 +91,7 @@ async def gate(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gate]:
 
 
 async def test_it_reads_real_logs(analyzer: Analyzer, logs: Path) -> None:
-    """And reports how long it took."""
+    """It reads real logs, and reports how long it took."""
     found = await analyzer.analyze(inquiry_for([logs]))
     assert (found.source, found.verdict, found.fault, found.ranks) == ("lib", Verdict.STOP, "import_error", (1,))
     assert found.primary is not None
@@ -99,7 +100,7 @@ async def test_it_reads_real_logs(analyzer: Analyzer, logs: Path) -> None:
 
 
 async def test_an_answer_is_kept_until_a_file_changes(analyzer: Analyzer, logs: Path) -> None:
-    """By device, inode, size and time."""
+    """An answer is cached until the device, inode, size or time of a file changes."""
     first = await analyzer.analyze(inquiry_for([logs]))
     second = await analyzer.analyze(inquiry_for([logs]))
     (logs / "rank-0.out").write_text("loading, and more\n")
@@ -109,13 +110,13 @@ async def test_an_answer_is_kept_until_a_file_changes(analyzer: Analyzer, logs: 
 
 
 async def test_another_question_about_the_same_files_is_another(analyzer: Analyzer, logs: Path) -> None:
-    """What is known of the failure is part of it."""
+    """What is known of the failure is part of the inquiry: other facts are not answered from the cache."""
     await analyzer.analyze(inquiry_for([logs]))
     assert not (await analyzer.analyze(asked(logs, Failed(cause="killed", node="n1", rank=1, signal=9)))).cached
 
 
 async def test_concurrent_askers_share_one_computation(analyzer: Analyzer, logs: Path, gate: Gate) -> None:
-    """A hundred of them."""
+    """A hundred concurrent askers share one computation."""
     asking = [asyncio.ensure_future(analyzer.analyze(inquiry_for([logs]))) for _ in range(100)]
     await gate.entered.wait()
     gate.open()
@@ -127,10 +128,10 @@ async def test_concurrent_askers_share_one_computation(analyzer: Analyzer, logs:
 async def test_an_asker_that_is_cancelled_takes_nothing_from_the_others(
     analyzer: Analyzer, logs: Path, gate: Gate
 ) -> None:
-    """The computation goes on."""
+    """If one asker is cancelled, the computation goes on for the others."""
     leaving, staying = (asyncio.ensure_future(analyzer.analyze(inquiry_for([logs]))) for _ in range(2))
     await gate.entered.wait()
-    while sum(each.askers for each in analyzer._running.values()) < 2:  # noqa: ASYNC110 -- it tells nobody
+    while sum(each.askers for each in analyzer._running.values()) < 2:  # noqa: ASYNC110 -- it sets no event
         await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.wait([leaving])
@@ -141,7 +142,7 @@ async def test_an_asker_that_is_cancelled_takes_nothing_from_the_others(
 
 
 async def test_the_last_asker_that_leaves_ends_the_computation(analyzer: Analyzer, logs: Path, gate: Gate) -> None:
-    """Its thread is asked to stop; the next asker starts a new computation."""
+    """When the last asker leaves, the thread is asked to stop; the next asker starts a new computation."""
     asking = asyncio.ensure_future(analyzer.analyze(inquiry_for([logs])))
     await gate.entered.wait()
     asking.cancel()
@@ -152,14 +153,14 @@ async def test_the_last_asker_that_leaves_ends_the_computation(analyzer: Analyze
 
 
 async def test_after_its_time_it_answers_with_a_timeout(analyzer: Analyzer, logs: Path, gate: Gate) -> None:
-    """And says what took so long."""
+    """At its time limit the verdict is TIMEOUT, and the problem says what took too long."""
     found = await analyzer.analyze(inquiry_for([logs]), timeout_s=1.0)
     assert (found.verdict, found.problem) == (Verdict.TIMEOUT, "the analysis took longer than 1 s")
     assert gate.begun[0].is_set()
 
 
-async def test_closing_ends_who_waits(analyzer: Analyzer, logs: Path, gate: Gate) -> None:
-    """With an error that says so; so does every later ask."""
+async def test_closing_ends_every_wait(analyzer: Analyzer, logs: Path, gate: Gate) -> None:
+    """Everything that waits gets an error that says so, and so does every later inquiry."""
     asking = asyncio.ensure_future(analyzer.analyze(inquiry_for([logs])))
     await gate.entered.wait()
     await analyzer.close()
@@ -170,19 +171,19 @@ async def test_closing_ends_who_waits(analyzer: Analyzer, logs: Path, gate: Gate
 
 
 async def test_without_any_log_an_exit_code_is_enough(analyzer: Analyzer, tmp_path: Path) -> None:
-    """A worker may end before it prints."""
+    """A worker may end before it prints: without any log its signal gives the answer."""
     found = await analyzer.analyze(asked(tmp_path / "none", Failed(cause="killed", node="n1", rank=1, signal=9)))
     assert (found.verdict, found.fault) == (Verdict.UNKNOWN, "killed")
 
 
 async def test_nothing_to_read_and_nothing_known_is_an_error(analyzer: Analyzer, tmp_path: Path) -> None:
-    """It names the path."""
+    """The error names the path."""
     with pytest.raises(UsageError, match="none"):
         await analyzer.analyze(inquiry_for([tmp_path / "none"]))
 
 
 async def test_the_cycle_before_is_looked_at(analyzer: Analyzer, tmp_path: Path) -> None:
-    """The same exception at the same place, twice: no rule knows it, and yet a restart will not help."""
+    """The same exception at the same place, twice, is a STOP, although no rule knows it."""
     text = 'Traceback (most recent call last):\n  File "/work/train.py", line {}, in step\n{}\n'
     for cycle, line in ((0, 41), (1, 41)):
         (tmp_path / f"cycle-{cycle}").mkdir()
@@ -197,7 +198,7 @@ async def test_the_cycle_before_is_looked_at(analyzer: Analyzer, tmp_path: Path)
 
 
 async def test_packed_logs_are_judged_by_what_follows_too(analyzer: Analyzer, tmp_path: Path) -> None:
-    """An exception with training after it was caught."""
+    """In a packed log too, an exception with training steps after it was caught."""
     steps = "".join(f"step {step} loss 2.1\n" for step in range(3000))
     with gzip.open(tmp_path / "train.log.gz", "wt") as file:
         file.write(NO_MODULE + steps)
@@ -206,7 +207,7 @@ async def test_packed_logs_are_judged_by_what_follows_too(analyzer: Analyzer, tm
 
 
 async def test_an_old_stamp_above_a_traceback_is_not_its_time(analyzer: Analyzer, tmp_path: Path) -> None:
-    """What was printed to the other file after that stamp does not mean that the error was survived."""
+    """Progress in the other file after an old stamp does not mean that the error below the stamp was survived."""
     start = "2026-11-21 10:00:00,000 WARNING root: slow file system\n"
     steps = "".join(f"2026-11-21 12:{step:02}:00,000 INFO train: step {step} loss 2.1\n" for step in range(60))
     (tmp_path / "rank-0.err").write_text(start + NO_MODULE)
@@ -217,7 +218,7 @@ async def test_an_old_stamp_above_a_traceback_is_not_its_time(analyzer: Analyzer
 async def test_a_logged_error_before_progress_in_the_other_file_was_survived(
     analyzer: Analyzer, tmp_path: Path
 ) -> None:
-    """The logger's line shows when it was."""
+    """The stamp on the logger's line shows that the progress in the other file came later."""
     start = "2026-11-21 10:00:00,000 ERROR root: cannot use the fast kernel\n"
     steps = "".join(f"2026-11-21 12:{step:02}:00,000 INFO train: step {step} loss 2.1\n" for step in range(60))
     (tmp_path / "rank-0.err").write_text(start + NO_MODULE)
@@ -226,7 +227,7 @@ async def test_a_logged_error_before_progress_in_the_other_file_was_survived(
 
 
 async def test_a_wrong_rule_is_reported_at_the_start(tmp_path: Path) -> None:
-    """Not at the first failure."""
+    """A wrong rule is reported at the start, not at the first failure."""
     (tmp_path / "mine.yaml").write_text("my_rule:\n  fault: x\n")
     with pytest.raises(ConfigError) as caught:
         Analyzer(rules=[tmp_path / "mine.yaml"])
@@ -234,13 +235,13 @@ async def test_a_wrong_rule_is_reported_at_the_start(tmp_path: Path) -> None:
 
 
 def asked(folder: Path, failed: Failed) -> Inquiry:
-    """About one failure whose logs lie in a folder."""
+    """An inquiry about one failure whose logs are in a folder."""
     key = FailureKey(job="/jobs/1", generation=0, replica="main-0", cycle=0, rank=failed.rank)
     return Inquiry(key=key, paths=(os.fspath(folder),), failed=failed)
 
 
 def test_an_answer_without_an_event_loop(logs: Path, tmp_path: Path) -> None:
-    """From any number of threads; what is wrong with the question or the rules is raised as it is."""
+    """It can be called from any number of threads; errors in the inquiry or the rules are raised unchanged."""
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: analyze_sync(inquiry_for([logs])), range(8)))
     assert {answer.fault for answer in answers} == {"import_error"}
@@ -252,7 +253,7 @@ def test_an_answer_without_an_event_loop(logs: Path, tmp_path: Path) -> None:
 
 
 def test_a_defect_of_the_analysis_is_an_error_of_the_source(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a command reports it in one line."""
+    """An unexpected exception becomes a `SourceError`, so that a command reports it in one line."""
 
     def torn(*_: object, **__: object) -> None:
         raise OSError("the connection was lost")

@@ -1,4 +1,4 @@
-"""A traceback that ended no rank is not where it began."""
+"""A traceback that ended no rank is not the cause."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def of(non_fatal: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("non_fatal", ["ignored", "task", "thread", "process", "logged", "warned"])
 def test_the_real_cause_wins(non_fatal: str) -> None:
-    """Ranks that lived to wait for others did not end by what they reported before, on however many ranks."""
+    """A non-fatal exception is not the cause if its ranks lived on to wait for others, however many ranks printed
+    it."""
     told = [hit(KEY_ERROR, rank, line=3, t=T, groups=of(non_fatal)) for rank in (0, 1)]
     waited = [hit(TIMEOUT, rank, line=9, t=T + 600) for rank in (0, 1)]
     answer = attribute(inquiry(failed(0)), scan(*told, *waited))
@@ -26,7 +27,7 @@ def test_the_real_cause_wins(non_fatal: str) -> None:
 
 @pytest.mark.parametrize("non_fatal", ["ignored", "task", "thread"])
 def test_nothing_else_is_known(non_fatal: str) -> None:
-    """By itself it explains no end; one that ended a thread is listed beside the cause."""
+    """A non-fatal exception alone explains no end; one that ended a thread is listed."""
     answer = attribute(inquiry(failed(3)), scan(hit(KEY_ERROR, 3, groups=of(non_fatal))))
     assert (answer.verdict, answer.primary) == (Verdict.UNKNOWN, None)
     assert len(answer.secondary) == (non_fatal == "thread")
@@ -40,8 +41,8 @@ def test_a_child_process_of_the_rank_that_failed(rank: int, verdict: Verdict) ->
 
 
 def test_logged_at_the_end() -> None:
-    """What was logged last is the cause: the program ended itself. Others that notice it change nothing, nor does
-    what the rank itself notices while it ends."""
+    """What the failed rank logged last is the cause: the program ended itself. Later timeouts of other ranks change
+    nothing, nor does one of the rank itself while it ends."""
     told = hit(KEY_ERROR, 3, line=3, t=T, groups=of("logged"))
     noticed = [hit(TIMEOUT, 0, line=9, t=T + 600), hit(TIMEOUT, 3, line=9, t=T + 2)]
     answer = attribute(inquiry(failed(3)), scan(told, *noticed))

@@ -1,4 +1,4 @@
-"""Who waits for whom."""
+"""Which ranks wait for which others in collectives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEMBERS = {"world": (0, 1, 2, 3), "left": (0, 1), "right": (2, 3)}
 
 
 def dump(rank: int, *steps: Step, shape: tuple[int, ...] = (8,)) -> Dump:
-    """A rank's calls, numbered by group."""
+    """A rank's dump of these calls, numbered within each group."""
     last: dict[str, int] = {}
     calls = []
     for group, operation, state in steps:
@@ -78,8 +78,8 @@ def test_standstill(name: str) -> None:
     assert (still.kind, still.ranks, still.waiting) == expected
 
 
-def test_ranks_that_have_done_everything_stand_nowhere() -> None:
-    """Nor do those that did nothing."""
+def test_ranks_that_have_completed_every_call_have_no_standstill() -> None:
+    """Ranks without any call have no standstill either."""
     assert standstill([dump(rank, FIRST) for rank in range(4)]) is None
     assert standstill([dump(rank) for rank in range(4)]) is None
 

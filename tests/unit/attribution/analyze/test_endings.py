@@ -23,7 +23,7 @@ ENDINGS = [
 
 @pytest.mark.parametrize(("how", "fault", "verdict"), ENDINGS)
 def test_ending(how: Failed | None, fault: str, verdict: Verdict) -> None:
-    """None of them is a reason to stop."""
+    """No exit code or signal is by itself a reason to stop."""
     end = ending(how)
     assert (end.fault, end.verdict) == (fault, verdict)
     assert end.confidence < 0.5 or end.scope is Scope.NODE
@@ -39,7 +39,7 @@ def test_ending(how: Failed | None, fault: str, verdict: Verdict) -> None:
     ],
 )
 def test_a_worker_that_never_ran(error: str, verdict: Verdict) -> None:
-    """The agent knows why, and no line of it can say more."""
+    """The agent knows why the worker never ran, and no log line can say more."""
     end = ending(failed(error=error))
     assert end.verdict is verdict
     assert error in end.sentence
@@ -57,7 +57,8 @@ def test_a_worker_that_never_ran(error: str, verdict: Verdict) -> None:
     ],
 )
 def test_the_hint_names_what_to_correct(error: str, names: set[str]) -> None:
-    """A container that cannot start is no matter of the command, nor of the worker's PATH."""
+    """The hint names the setting to correct: for a container that cannot start neither the command nor the worker's
+    PATH."""
     hint = ending(failed(error=error)).hint
     assert {each for each in ("PATH", "`setup`", "`container`") if each in hint} == names
 
@@ -67,12 +68,13 @@ def test_the_hint_names_what_to_correct(error: str, names: set[str]) -> None:
     [(failed(signal=6), 6), (failed(exit_code=143), 15), (failed(exit_code=93), None), (failed(exit_code=255), None)],
 )
 def test_signal_of(how: Failed, expected: int | None) -> None:
-    """A shell adds 128; not every large exit code is one."""
+    """A shell adds 128 to a signal's number, but not every large exit code is a signal."""
     assert signal_of(how) == expected
 
 
 def test_a_kill_is_not_explained_by_an_exception() -> None:
-    """A process that raises ends with 1; the out-of-memory killer is an explanation."""
+    """An exception does not explain a kill: a process that raises exits with 1. The out-of-memory killer explains
+    it."""
     assert contradicts(failed(signal=9), "key_error", 3)
     assert not contradicts(failed(signal=9), "host_oom", 3)
     assert not contradicts(failed(signal=9), "key_error", 5)

@@ -1,4 +1,4 @@
-"""What is read beside the scan."""
+"""What is read in addition to the scan."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ Current thread 0x00007f6eba0f1740 (most recent call first):
 
 
 def log(path: Path, rank: int | None = None) -> LogFile:
-    """Of one rank, or of many."""
+    """The log of one rank, or of many."""
     return LogFile(path, rank, None, "mixed" if rank is None else "err")
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_tail_has_the_scans_offsets(tmp_path: Path, packed: bool) -> None:
-    """So that what follows a hit is found, in packed files too."""
+    """The tail has the scan's offsets, in packed files too, so that the lines after a hit are found."""
     text = "".join(f"line {number}\n" for number in range(1000)).encode()
     path = tmp_path / "train.log"
     path.write_bytes(gzip.compress(text) if packed else text)
@@ -54,7 +54,8 @@ def test_the_tail_has_the_scans_offsets(tmp_path: Path, packed: bool) -> None:
 
 
 def test_the_tail_has_the_lines_of_the_scan(tmp_path: Path) -> None:
-    """A progress bar ends its lines with carriage returns, and a hole that a file system left is of NUL bytes."""
+    """The tail splits lines as the scan does: at a progress bar's carriage returns, and after NUL bytes that a file
+    system left."""
     text = b"".join(b"\rstep %d/40" % number for number in range(40)) + b"\0\0last\n"
     path = tmp_path / "train.log"
     path.write_bytes(text)
@@ -64,7 +65,8 @@ def test_the_tail_has_the_lines_of_the_scan(tmp_path: Path) -> None:
 
 
 def test_a_bar_that_is_drawn_again_makes_no_step(tmp_path: Path) -> None:
-    """Each bar on its own; one that is drawn again for long belongs to a program that lives."""
+    """A bar that is drawn again without an advance is no step, each bar on its own; one that is drawn again many
+    times belongs to a running program."""
     bars = ["Epoch:  33%|###   | 1/3 [00:02<00:04,  2.4s/it]", "Step:  14%|#   | 7/50 [00:00<00:01, 21.8it/s]"]
     path = tmp_path / "train.log"
     path.write_text("\r" + "\r".join([*bars, *bars, "Step:  16%|#   | 8/50 [00:00<00:01, 21.8it/s]"]))
@@ -78,7 +80,7 @@ def test_a_bar_that_is_drawn_again_makes_no_step(tmp_path: Path) -> None:
 
 
 def test_the_tail_knows_whose_line_it_is(tmp_path: Path) -> None:
-    """By the labels of srun, which are taken off; colours too."""
+    """The labels of srun show each line's rank and are removed; colours are removed too."""
     path = tmp_path / "slurm-1.out"
     path.write_text("".join(f"{number % 4}: \x1b[31mstep {number}\x1b[0m\n" for number in range(40)))
     lines = [line for line in tail_of(log(path)) if line.text]
@@ -86,13 +88,13 @@ def test_the_tail_knows_whose_line_it_is(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_gone_has_no_tail(tmp_path: Path) -> None:
-    """Nor a context."""
+    """A file that is gone has no context either."""
     assert list(tail_of(log(tmp_path / "gone"))) == []
     assert context(tmp_path / "gone", 3) == []
 
 
-def test_the_last_dump_of_a_rank_tells_where_it_is(tmp_path: Path) -> None:
-    """Its worker's main thread, not a child's."""
+def test_the_last_dump_of_a_rank_shows_where_it_is(tmp_path: Path) -> None:
+    """The frame is that of the worker's main thread, not of a child's."""
     path = tmp_path / "rank-3.txt"
     path.write_text(STACKS)
     assert frame_of(path) == "train.py:41 in step"
@@ -102,20 +104,21 @@ def test_the_last_dump_of_a_rank_tells_where_it_is(tmp_path: Path) -> None:
     ("line", "numbers"), [(1, [1, 2, 3]), (500, [498, 499, 500, 501, 502]), (1000, [998, 999, 1000])]
 )
 def test_the_lines_around_one(tmp_path: Path, line: int, numbers: list[int]) -> None:
-    """With their numbers; at the edges there are fewer."""
+    """The lines around one come with their numbers; at the edges of the file there are fewer."""
     path = tmp_path / "train.log"
     path.write_text("\n".join(f"line {number}" for number in range(1, 1001)))
     assert context(path, line, before=2, after=2) == [(number, f"line {number}") for number in numbers]
 
 
 def gathered(folder: Path, stop: threading.Event | None = None) -> SideEvidence:
-    """From all that lies in a folder."""
+    """The evidence in all files of a folder."""
     scanned = scan(find_logs([folder], None), load_catalogue())
     return read_evidence(scanned, stop or threading.Event())
 
 
 def test_dumps_are_read_where_they_lie(tmp_path: Path) -> None:
-    """One that is broken, or does not name its rank, is a problem and keeps no other from being read."""
+    """Dumps are found among the logs; one that is broken, or does not name its rank, is a problem, and the others are
+    still read."""
     shutil.copy(DUMPS / "nccl_trace_rank_0", tmp_path / "nccl_trace_rank_0")
     (tmp_path / "nccl_trace_rank_1").write_bytes((DUMPS / "nccl_trace_rank_1").read_bytes()[:500])
     shutil.copy(DUMPS / "trace_2.json", tmp_path / "trace_x.json")
@@ -126,8 +129,8 @@ def test_dumps_are_read_where_they_lie(tmp_path: Path) -> None:
     assert any("trace_x.json: " in problem for problem in found.problems)
 
 
-def test_it_ends_when_it_is_told_to() -> None:
-    """With what was read until then."""
+def test_it_ends_when_it_is_stopped() -> None:
+    """A reading that is stopped returns what it has read by then."""
     stop = threading.Event()
     stop.set()
     assert gathered(DUMPS, stop).dumps == ()

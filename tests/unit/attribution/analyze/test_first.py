@@ -43,12 +43,13 @@ def test_first(name: str) -> None:
 
 
 def test_of_equals_the_one_that_was_seen_to_fail_first() -> None:
-    """The agents know the order in which workers ended."""
+    """Of equal lines, the one of the rank that failed first counts: the agents know the order in which workers
+    ended."""
     lines = [finding(OOM, rank) for rank in range(4)]
     assert first(lines, failed(3)) is lines[3]
     assert first(lines, None) is lines[0]
 
 
 def test_no_line_is_no_cause() -> None:
-    """Then exit codes and signals have to do."""
+    """Without a line there is no cause, only exit codes and signals."""
     assert first([], failed(3)) is None

@@ -24,43 +24,43 @@ def dumps(form: str, ranks: range = range(4)) -> list[Dump]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_rank_that_did_not_come_is_named(form: str) -> None:
-    """With the collective that the others wait in."""
+    """The missing rank is named, with the collective in which the others wait."""
     still = standstill(dumps(form))
     assert still is not None
     assert (still.kind, still.ranks, still.waiting) == ("missing", (2,), (0, 1, 3))
     assert still.call.words == "all_reduce number 4 of default_pg"
 
 
-def test_the_pickle_tells_where_in_the_program_they_wait() -> None:
-    """The innermost frame outside of torch."""
+def test_the_pickle_shows_where_in_the_program_they_wait() -> None:
+    """The pickle has the innermost frame outside of torch."""
     still = standstill(dumps("nccl_trace_rank_{}"))
     assert still is not None
     assert still.call.frame == "fr_gen.py:13 in main"
 
 
 def test_a_rank_that_left_no_dump_is_missing_too() -> None:
-    """If the world is known."""
+    """If the world is known, a rank without a dump is missing too."""
     still = standstill(dumps("trace_{}.json", range(2)), world=range(3))
     assert still is not None
     assert (still.kind, still.ranks) == ("missing", (2,))
 
 
 def test_the_first_version_of_the_format_is_read() -> None:
-    """`seq_id` and `pg_id` were all there was."""
+    """Version 1.1 of the format, which had only `seq_id` and `pg_id`, is read."""
     entry = {"pg_id": 0, "seq_id": 7, "profiling_name": "nccl:all_gather", "state": "scheduled"}
     dump = read_dump(json.dumps({"version": "1.1", "entries": [entry]}).encode(), 3)
     assert (dump.rank, dump.last, dump.calls[0].words) == (3, {"0": 7}, "all_gather number 7 of group 0")
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1, 2]", b"hello", b'{"entries": 3}', b"[" * 100_000])
-def test_what_is_no_dump_is_told(data: bytes) -> None:
-    """One kind of error, with a sentence."""
+def test_what_is_no_dump_is_an_error(data: bytes) -> None:
+    """All such errors are of one kind, with a sentence."""
     with pytest.raises(DumpError, match=r"\w+ \w+"):
         read_dump(data, 0)
 
 
 def test_hostile_shapes_are_left_out() -> None:
-    """Lists that hold each other without end are not followed."""
+    """Nested lists of exponential size are not followed."""
     deep: list[object] = []
     for _ in range(50):
         deep = [deep, deep]
@@ -72,7 +72,8 @@ def test_hostile_shapes_are_left_out() -> None:
 
 
 def test_a_path_that_is_not_utf_8_is_one_that_records_can_hold() -> None:
-    """The interpreter has its bytes as lone surrogates, and the dump as well."""
+    """A path's bytes that are not UTF-8, lone surrogates in the dump, are replaced, so that records can encode the
+    path."""
     entry = {
         "seq_id": 1,
         "state": "scheduled",
@@ -86,7 +87,7 @@ def test_a_path_that_is_not_utf_8_is_one_that_records_can_hold() -> None:
     st.sampled_from(FORMS), st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=8), st.data()
 )
 def test_garbled_bytes_are_one_kind_of_error(form: str, changes: list[tuple[int, int]], data: st.DataObject) -> None:
-    """Whatever a torn or hostile file holds: a dump comes of it, or a DumpError."""
+    """Any torn or hostile file gives a dump or a `DumpError`."""
     raw = bytearray((DUMPS / form.format(0)).read_bytes()[: data.draw(st.integers(0, 4096))])
     for at, byte in changes:
         if raw:

@@ -1,4 +1,4 @@
-"""What the broker makes of its agents' findings: early, late, twice, hostile, or none at all."""
+"""How the broker uses the findings of its agents: early, late, repeated, hostile, or missing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NODES = ("n1", "n2", "n3")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The logs of three nodes, of which n3's alone says why."""
+    """The logs of three nodes; only those of n3 show the cause."""
     folder = tmp_path / "cycle-1"
     folder.mkdir()
     for rank in range(3):
@@ -61,7 +61,7 @@ def inquiry(folder: Path, *earlier: Path, lost: str | None = None) -> Inquiry:
 
 
 def sent(folder: Path, node: str, *, whole: bool = True) -> AgentFindings:
-    """What the agent of a node finds in the files as they are."""
+    """The findings of a node's agent in the files as they are now."""
     logs = [log for log in find_logs([folder], inquiry(folder)) if log.node == node]
     data = encoded(found_in(node, folder, *read_logs(logs, CATALOGUE, threading.Event()), CATALOGUE))
     assert data is not None
@@ -69,7 +69,7 @@ def sent(folder: Path, node: str, *, whole: bool = True) -> AgentFindings:
 
 
 def forget(folder: Path) -> None:
-    """From now on the files do not say why: only findings do."""
+    """Remove the cause from the files, so that only findings show it."""
     for path in folder.glob("rank-*"):
         path.write_text("step 1\nstep 2\n")
 
@@ -94,7 +94,7 @@ def read_of(attribution: Attribution) -> LogsRead:
 
 
 def test_findings_are_judged_in_place_of_logs(folder: Path) -> None:
-    """The broker reads none of the files that they cover."""
+    """The broker reads none of the files that findings cover."""
     received = ReceivedFindings()
     for node in NODES:
         received.put(sent(folder, node))
@@ -105,7 +105,7 @@ def test_findings_are_judged_in_place_of_logs(folder: Path) -> None:
 
 
 def test_the_broker_reads_what_no_agent_sends(folder: Path) -> None:
-    """An agent that is dead, or slow: its node's logs are in the shared folder."""
+    """If an agent is dead or slow, the broker reads its node's logs in the shared folder."""
     received = ReceivedFindings()
     received.put(sent(folder, "n1"))
     found = answer(folder, received)
@@ -113,7 +113,7 @@ def test_the_broker_reads_what_no_agent_sends(folder: Path) -> None:
 
 
 def test_files_that_findings_do_not_cover_are_read(folder: Path) -> None:
-    """A worker has left another file, or the agent saw it too early."""
+    """The broker reads a file without findings: one that a worker added, or that the agent looked at too early."""
     received = ReceivedFindings()
     for node in NODES:
         received.put(sent(folder, node))
@@ -122,7 +122,7 @@ def test_files_that_findings_do_not_cover_are_read(folder: Path) -> None:
 
 
 def test_at_the_deadline_it_judges_by_what_has_come(folder: Path) -> None:
-    """And says of which nodes nothing did."""
+    """The answer names the nodes whose findings have not arrived."""
     received = ReceivedFindings()
     received.put(sent(folder, "n3"))
     found = answer(folder, received, left_s=0.0)
@@ -132,7 +132,7 @@ def test_at_the_deadline_it_judges_by_what_has_come(folder: Path) -> None:
 
 
 def test_early_findings_that_cannot_be_read_are_none(folder: Path) -> None:
-    """At the deadline there is no time for the logs of their node either, and the answer says so."""
+    """At the deadline there is no time to read the logs of such a node either, and the answer says so."""
     received = ReceivedFindings()
     received.put(replace(sent(folder, "n1", whole=False), data=b"{"))
     received.put(sent(folder, "n3"))
@@ -141,7 +141,8 @@ def test_early_findings_that_cannot_be_read_are_none(folder: Path) -> None:
 
 
 def test_at_the_deadline_early_findings_are_better_than_none(folder: Path) -> None:
-    """Those of logs that were still written. With time left the broker reads the logs instead."""
+    """With time left the broker reads the logs; at the deadline it uses findings made while the logs were still
+    written."""
     received = ReceivedFindings()
     for node in NODES:
         received.put(sent(folder, node, whole=False))
@@ -151,7 +152,7 @@ def test_at_the_deadline_early_findings_are_better_than_none(folder: Path) -> No
 
 
 def test_a_look_at_unfinished_logs_waits_for_all_agents(folder: Path) -> None:
-    """Its verdict could be wrong without one of them; and the broker has no time to read logs that still grow."""
+    """Without all agents its verdict could be wrong, and the broker has no time to read logs that still grow."""
     received = ReceivedFindings()
     for node in NODES[1:]:
         received.put(sent(folder, node, whole=False))
@@ -162,7 +163,7 @@ def test_a_look_at_unfinished_logs_waits_for_all_agents(folder: Path) -> None:
 
 
 def test_late_and_repeated_findings_change_nothing(folder: Path) -> None:
-    """Those of whole logs stand, in whatever order they arrive, and however often."""
+    """Findings of complete logs are kept, in whatever order and however often findings arrive."""
     received = ReceivedFindings()
     early, whole = sent(folder, "n1", whole=False), sent(folder, "n1")
     for each in (early, whole, early, whole, early):
@@ -172,7 +173,7 @@ def test_late_and_repeated_findings_change_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91" * 10_000, b"x" * (MOST_FINDINGS_BYTES + 1)])
 def test_what_is_no_findings_does_not_matter(folder: Path, data: bytes) -> None:
-    """The logs of that node are read."""
+    """If a node's findings are malformed, its logs are read."""
     received = ReceivedFindings()
     received.put(sent(folder, "n1"))
     for node in NODES[1:]:
@@ -181,8 +182,8 @@ def test_what_is_no_findings_does_not_matter(folder: Path, data: bytes) -> None:
     assert (found.verdict, read_of(found).agents) == (Verdict.STOP, 1)
 
 
-def test_a_node_cannot_speak_for_another(folder: Path) -> None:
-    """n2 sends what n3 has found, as its own."""
+def test_a_node_cannot_report_for_another(folder: Path) -> None:
+    """Findings of n3 that n2 sends as its own are not used."""
     received = ReceivedFindings()
     of_n3 = sent(folder, "n3")
     received.put(AgentFindings(folder=str(folder), node="n2", whole=True, data=of_n3.data))
@@ -190,7 +191,7 @@ def test_a_node_cannot_speak_for_another(folder: Path) -> None:
 
 
 def test_of_old_cycles_nothing_is_kept(folder: Path) -> None:
-    """Jobs last for weeks. Findings of another cycle do not answer for this one."""
+    """Jobs last for weeks, so old findings are dropped. Findings of one cycle never answer for another."""
     received = ReceivedFindings()
     found = sent(folder, "n1")
     for cycle in range(2 * MOST_CYCLES):
@@ -201,7 +202,7 @@ def test_of_old_cycles_nothing_is_kept(folder: Path) -> None:
 
 
 def test_the_cycles_before_are_judged_by_their_findings(tmp_path: Path) -> None:
-    """The same unknown exception on another node than before is the program's."""
+    """An unknown exception that was on another node in the cycle before is the program's."""
     job = JobFiles(tmp_path / "7")
     job.create()
     closed = RendezvousClosed(
@@ -251,7 +252,7 @@ def test_the_cycles_before_are_judged_by_their_findings(tmp_path: Path) -> None:
 
 @pytest.fixture
 def large(folder: Path) -> Iterator[Path]:
-    """The same with so much output that agents are to read it; the disk need not hold it."""
+    """The same folder with so much output that agents are to read it; the large file is sparse."""
     with (folder / "rank-0.out").open("wb") as file:
         file.truncate(SHARED_FROM_BYTES)
     yield folder
@@ -260,7 +261,8 @@ def large(folder: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("lost", [None, "n2"])
 def test_the_analyzer_takes_what_agents_send(large: Path, lost: str | None) -> None:
-    """Of large logs. A node that is known to be lost is not waited for; its logs are read."""
+    """For large logs the analyzer uses findings. It does not wait for a node that is known to be lost, and reads its
+    logs."""
     received = ReceivedFindings()
     for node in NODES:
         if node != lost:
@@ -279,7 +281,7 @@ def test_the_analyzer_takes_what_agents_send(large: Path, lost: str | None) -> N
 
 
 def test_small_logs_are_read_by_the_leader(folder: Path) -> None:
-    """Sooner than an agent could."""
+    """The leader reads them sooner than an agent could."""
     received = ReceivedFindings()
     for node in NODES:
         received.put(sent(folder, node))

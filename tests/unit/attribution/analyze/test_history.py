@@ -1,4 +1,4 @@
-"""What happened before."""
+"""Failures of earlier cycles that count as repeats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SEGFAULT = "segfault|Segmentation fault at #|"
 
 
 def test_numbers_and_folders_do_not_tell_two_failures_apart() -> None:
-    """The class, the words and the frame do."""
+    """A failure is identified by its class, words and frame."""
     one = Evidence(file="/a", line=3, text="Segmentation fault at 0x7f3a, see /home/me/core.11")
     two = Evidence(file="/b", line=9, text="Segmentation fault at 0x55, see /scratch/core.4711")
     assert fingerprint("segfault", one) == fingerprint("segfault", two)
@@ -30,13 +30,13 @@ def test_numbers_and_folders_do_not_tell_two_failures_apart() -> None:
     ],
 )
 def test_repeat(nodes: tuple[tuple[str, ...], ...], expected: Repeat) -> None:
-    """The same node each time, or others; where it is not known, neither."""
+    """A repeat is on the same node each time, or on others; where the node is not known, it is neither."""
     before = [CycleEnding("segfault", SEGFAULT, each) for each in nodes]
     assert repeat(CycleEnding("segfault", SEGFAULT, ("n1",)), before) == expected
 
 
 def test_another_failure_in_between_breaks_the_row() -> None:
-    """It counts from now back."""
+    """Only repeats directly before the present failure count."""
     other = CycleEnding("gpu_lost", "gpu_lost|Xid #|", ("n1",))
     same = CycleEnding("segfault", SEGFAULT)
     assert repeat(same, [same, other, same]).times == 1
@@ -44,5 +44,5 @@ def test_another_failure_in_between_breaks_the_row() -> None:
 
 
 def test_a_hang_is_no_repeat() -> None:
-    """Its line does not say where the rank hung: two of them may differ in all but that."""
+    """A hang's line does not say where the rank hung, so two hangs may have different causes."""
     assert repeat(CycleEnding("hang", "hang", ("n1",)), [CycleEnding("hang", "hang", ("n2",))]) == Repeat()

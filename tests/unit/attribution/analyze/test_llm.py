@@ -35,7 +35,8 @@ OPINION = {
 
 
 class Endpoint(ThreadingHTTPServer):
-    """Replies to each POST with `status` and `reply`; keeps what it was asked. While `held`, it does not reply."""
+    """Replies to each POST with `status` and `reply`, and records the requests. If `reply` is None, it does not
+    reply."""
 
     daemon_threads = True
 
@@ -51,7 +52,7 @@ class Endpoint(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def says(self, opinion: object, *, style: str = "openai") -> None:
-        """As an endpoint of that style says it."""
+        """Reply with this opinion, in the form of that style."""
         text = opinion if isinstance(opinion, str) else json.dumps(opinion)
         part = {"type": "tool_use", "name": "attribute_failure", "input": opinion}
         reply = {"content": [part]} if style == "anthropic" else {"choices": [{"message": {"content": text}}]}
@@ -76,12 +77,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.reply)
 
     def log_message(self, *_: object) -> None:
-        """Not to the test's output."""
+        """Print nothing in the test's output."""
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    """On a port of its own."""
+    """An endpoint on a port of its own."""
     server = Endpoint()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -101,7 +102,7 @@ async def opinion(endpoint: Endpoint) -> AsyncIterator[LlmAdvisor]:
 
 
 async def test_it_fills_in_what_the_rules_do_not_know(endpoint: Endpoint, opinion: LlmAdvisor) -> None:
-    """And says who says so; its own confidence is taken for no more than three quarters."""
+    """The answer names the model; the model's confidence counts as at most 0.75."""
     endpoint.says(OPINION)
     found = await opinion.advise(UNKNOWN, INQUIRY, TAILS)
     assert (found.verdict, found.fault, found.scope) == (Verdict.STOP, "config_error", Scope.USER_CODE)
@@ -112,7 +113,7 @@ async def test_it_fills_in_what_the_rules_do_not_know(endpoint: Endpoint, opinio
 
 
 async def test_nothing_private_is_sent(endpoint: Endpoint, opinion: LlmAdvisor) -> None:
-    """No address, no node, no folder of the job."""
+    """No address, no node and no folder of the job is sent."""
     endpoint.says(OPINION)
     await opinion.advise(UNKNOWN, INQUIRY, TAILS)
     sent = json.dumps(endpoint.asked[0][2])
@@ -124,7 +125,7 @@ async def test_nothing_private_is_sent(endpoint: Endpoint, opinion: LlmAdvisor) 
 async def test_a_verdict_of_the_rules_is_never_turned_round(
     endpoint: Endpoint, opinion: LlmAdvisor, verdict: Verdict
 ) -> None:
-    """The endpoint is not even asked."""
+    """If the rules have a verdict, the endpoint is not even asked."""
     endpoint.says({**OPINION, "verdict": "RESTART" if verdict is Verdict.STOP else "STOP"})
     known = replace(UNKNOWN, verdict=verdict)
     assert await opinion.advise(known, INQUIRY, TAILS) == known
@@ -140,7 +141,7 @@ NOT_USED = {
 
 @pytest.mark.parametrize("why", NOT_USED)
 async def test_an_opinion_that_proves_nothing_is_not_used(endpoint: Endpoint, opinion: LlmAdvisor, why: str) -> None:
-    """UNKNOWN stays, with the reason."""
+    """The verdict stays UNKNOWN, with the reason."""
     endpoint.says({**OPINION, **NOT_USED[why]})
     found = await opinion.advise(UNKNOWN, INQUIRY, TAILS)
     assert found.verdict is Verdict.UNKNOWN
@@ -163,7 +164,7 @@ GARBAGE: list[Any] = [
 
 @pytest.mark.parametrize("said", GARBAGE)
 async def test_an_answer_in_another_form_is_none(endpoint: Endpoint, opinion: LlmAdvisor, said: Any) -> None:
-    """The form is strict."""
+    """An answer that differs in any way from the form asked for is not used."""
     endpoint.says(said)
     await remains_unknown(opinion, "not in the form that was asked for")
 
@@ -172,14 +173,14 @@ async def test_an_answer_in_another_form_is_none(endpoint: Endpoint, opinion: Ll
     "reply", [b"<html>", b"{}", b'{"choices": []}', b"\xff\xfe", b'{"choices": [{"message": 3}]}']
 )
 async def test_a_reply_in_another_form_is_none(endpoint: Endpoint, opinion: LlmAdvisor, reply: bytes) -> None:
-    """Whatever stands between us and the endpoint."""
+    """Something between the advisor and the endpoint, such as a proxy, may have replied."""
     endpoint.reply = reply
     await remains_unknown(opinion, "not in the form that was asked for")
 
 
 @pytest.mark.parametrize("status", [302, 401, 429, 500, 503])
-async def test_a_status_that_is_no_success_is_told(endpoint: Endpoint, opinion: LlmAdvisor, status: int) -> None:
-    """And nothing is followed or tried again."""
+async def test_a_status_that_is_no_success_is_reported(endpoint: Endpoint, opinion: LlmAdvisor, status: int) -> None:
+    """A redirect is not followed, and no request is sent again."""
     endpoint.says(OPINION)
     endpoint.status = status
     await remains_unknown(opinion, f"answers {status}")
@@ -187,21 +188,21 @@ async def test_a_status_that_is_no_success_is_told(endpoint: Endpoint, opinion: 
 
 
 async def test_a_reply_without_end_is_cut(endpoint: Endpoint, opinion: LlmAdvisor) -> None:
-    """At 1 MiB."""
+    """A reply is cut at 1 MiB."""
     endpoint.reply = b" " * (3 << 20)
     await remains_unknown(opinion, "longer than 1 MiB")
 
 
 async def test_an_endpoint_that_hangs_is_left(endpoint: Endpoint) -> None:
-    """After its time."""
+    """An endpoint that does not reply within its time is given up."""
     endpoint.reply = None
     opinion = LlmAdvisor(LlmSpec(url=endpoint.url, model="judge-1", timeout=0.1))
     await remains_unknown(opinion, "0.1 s")
     await opinion.close()
 
 
-async def test_an_endpoint_that_is_not_there_is_told() -> None:
-    """With its address."""
+async def test_an_unreachable_endpoint_is_reported() -> None:
+    """The problem has the endpoint's address."""
     opinion = LlmAdvisor(LlmSpec(url="http://127.0.0.1:9", model="judge-1", timeout=1.0))
     await remains_unknown(opinion, "http://127.0.0.1:9/chat/completions")
     await opinion.close()
@@ -218,7 +219,8 @@ async def test_an_endpoint_that_is_not_there_is_told() -> None:
 async def test_a_proxy_that_cannot_be_used_costs_the_second_opinion_alone(
     monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint, variable: str, value: str
 ) -> None:
-    """A proxy or certificates of the environment that the HTTP client refuses; the message names the variable."""
+    """If the HTTP client refuses a proxy or certificates of the environment, the rules' answer stays; the message
+    names the variable."""
     monkeypatch.setenv(variable, value)
     opinion = LlmAdvisor(LlmSpec(url=endpoint.url, model="qwen3"))
     await remains_unknown(opinion, variable)
@@ -228,7 +230,7 @@ async def test_a_proxy_that_cannot_be_used_costs_the_second_opinion_alone(
 async def test_a_missing_package_costs_the_second_opinion_alone(
     opinion: LlmAdvisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rules' answer stands, and says what to install."""
+    """The rules' answer stays, and its problem says what to install."""
     monkeypatch.setitem(sys.modules, "httpx2", None)
     await remains_unknown(opinion, r"pip install 'nvrx-slurm[attribution]'")
 
@@ -242,7 +244,7 @@ ORDERS = [
 
 @pytest.mark.parametrize("line", ORDERS)
 async def test_a_log_that_gives_orders_is_not_shown(endpoint: Endpoint, opinion: LlmAdvisor, line: str) -> None:
-    """The author of a log line must not decide."""
+    """A log that contains orders to a model is not sent: the author of a log line must not decide."""
     endpoint.says(OPINION)
     await remains_unknown(
         opinion, "tries to give the model orders", {"/logs/rank-0.err": (*TAILS["/logs/rank-0.err"], line)}
@@ -251,7 +253,7 @@ async def test_a_log_that_gives_orders_is_not_shown(endpoint: Endpoint, opinion:
 
 
 async def test_the_key_goes_in_a_header(endpoint: Endpoint, tmp_path: Path) -> None:
-    """Read from its file at each question."""
+    """The key is read from its file at each request."""
     write_private(tmp_path / "key", b"k-123\n")
     endpoint.says(OPINION)
     plan = LlmSpec(url=f"{endpoint.url}/v1/", model="judge-1", key_file=str(tmp_path / "key"))
@@ -268,7 +270,7 @@ async def test_the_key_goes_in_a_header(endpoint: Endpoint, tmp_path: Path) -> N
 async def test_the_key_may_come_from_the_environment(
     endpoint: Endpoint, opinion: LlmAdvisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no file is named."""
+    """Without a key file, the key comes from the environment."""
     monkeypatch.setenv("NVRX_SLURM_LLM_KEY", "k-456")
     endpoint.says(OPINION)
     await opinion.advise(UNKNOWN, INQUIRY, TAILS)
@@ -276,7 +278,7 @@ async def test_the_key_may_come_from_the_environment(
 
 
 async def test_the_other_style(endpoint: Endpoint, tmp_path: Path) -> None:
-    """A tool that the model must use holds its answer."""
+    """The answer is in a tool call that the model must make."""
     write_private(tmp_path / "key", b"k-123")
     endpoint.says(OPINION, style="anthropic")
     plan = LlmSpec(url=endpoint.url, model="judge-1", style="anthropic", key_file=str(tmp_path / "key"))
@@ -288,7 +290,7 @@ async def test_the_other_style(endpoint: Endpoint, tmp_path: Path) -> None:
 
 
 async def test_the_rules_verdict_does_not_wait_for_ever(endpoint: Endpoint, tmp_path: Path) -> None:
-    """Where the analysis' own time ends first, what the rules say is the answer."""
+    """If the time of the analysis ends before an opinion arrives, the rules' answer is the answer."""
     endpoint.reply = None
     (tmp_path / "train.log").write_text("loading the plan\nthe plan is for 12 layers\n")
     asked = replace(INQUIRY, paths=(str(tmp_path),))
@@ -301,7 +303,7 @@ async def test_the_rules_verdict_does_not_wait_for_ever(endpoint: Endpoint, tmp_
 
 
 async def remains_unknown(opinion: LlmAdvisor, why: str, tails: dict[str, tuple[str, ...]] | None = None) -> None:
-    """The rules' answer stays as it is, but for the reason."""
+    """The rules' answer stays as it is, with the reason as its problem."""
     found = await opinion.advise(UNKNOWN, INQUIRY, tails or TAILS)
     assert replace(found, problem=None) == UNKNOWN
     assert found.problem is not None

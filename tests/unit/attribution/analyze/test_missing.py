@@ -16,41 +16,42 @@ WAITING = "distributed_c10d.py:2810 in all_reduce"
 
 
 def answer(told_by: list[int], gathered: SideEvidence | None = None, **facts: object) -> Attribution:
-    """Of eight ranks these report a timeout."""
+    """The attribution if these of eight ranks report a timeout."""
     lines = [hit(TIMEOUT, rank, t=100.0 + rank / 10, groups={"seq": "7"}) for rank in told_by]
     return attribute(inquiry(failed(told_by[0]) if told_by else None, **facts), scan(*lines), gathered)
 
 
-def test_the_one_rank_that_tells_of_no_timeout() -> None:
-    """It never entered what the others waited in."""
+def test_the_one_rank_that_reports_no_timeout() -> None:
+    """The only rank without a timeout never entered the collective in which the others waited."""
     found = answer([0, 1, 2, 3, 4, 6, 7])
     assert (found.missing, found.ranks, found.verdict) == ((5,), (5,), Verdict.RESTART)
     assert "The others waited for rank 5" in found.explanation
 
 
 def test_a_whole_node_that_says_nothing_is_blamed() -> None:
-    """All of its ranks at once: that is the node."""
+    """If all ranks of a node are silent, the node is at fault."""
     found = answer([0, 1, 2, 3])
     assert (found.missing, found.nodes, found.scope) == ((4, 5, 6, 7), ("n2",), Scope.NODE)
     assert found.confidence >= 0.5
 
 
 def test_a_rank_that_another_names() -> None:
-    """The line is of one rank, and about another."""
+    """A line of one rank may name another as missing."""
     barrier = rule("nccl_barrier.missing", Verdict.RESTART, scope=Scope.UNKNOWN, role="consequence", severity=40)
     found = attribute(inquiry(failed(0)), scan(hit(barrier, 0, groups={"rank": "2"})))
     assert (found.missing, found.ranks) == ((2,), (2,))
 
 
 @pytest.mark.parametrize("told_by", [[0, 1, 2, 3, 4, 5, 6, 7], [0, 4], [0]])
-def test_nobody_is_named_where_it_is_not_clear(told_by: list[int]) -> None:
-    """All of them, or so few that most ended before their watchdog could speak."""
+def test_no_rank_is_named_where_it_is_not_clear(told_by: list[int]) -> None:
+    """No rank is missing if all report a timeout, or so few that most ended before their watchdog could report
+    one."""
     found = answer(told_by)
     assert (found.missing, found.nodes) == ((), ())
 
 
 def test_the_rank_whose_stack_is_elsewhere() -> None:
-    """The others stand in one collective, each on its own line of it or not."""
+    """The other ranks are in one collective, on the same line of it or not."""
     stacks = dict.fromkeys(range(8), WAITING) | {2: "reader.py:88 in fetch"}
     asked = inquiry(failed(0, hung=True, cause="no progress for 600 s"))
     found = attribute(asked, scan(), SideEvidence(stacks=stacks))
@@ -58,14 +59,14 @@ def test_the_rank_whose_stack_is_elsewhere() -> None:
     assert "reader.py:88 in fetch" in found.explanation
 
 
-def test_stacks_that_are_all_over_the_place_name_nobody() -> None:
-    """Ranks that work are each somewhere else."""
+def test_stacks_that_all_differ_name_no_rank() -> None:
+    """Ranks that work are each in a different place."""
     stacks = {rank: f"model.py:{rank} in layer_{rank}" for rank in range(8)}
     assert attribute(inquiry(failed(0, hung=True)), scan(), SideEvidence(stacks=stacks)).missing == ()
 
 
 def test_the_flight_recorder_is_believed_before_all_else() -> None:
-    """Real dumps of four ranks: rank 2 is missing, whichever rank reported a timeout."""
+    """Real dumps of four ranks show that rank 2 is missing, whichever ranks reported a timeout."""
     dumps = tuple(read_dump((DUMPS / f"nccl_trace_rank_{rank}").read_bytes(), rank) for rank in range(4))
     found = answer([0, 1, 2], SideEvidence(dumps=dumps), nodes=("n1",))
     assert found.missing == (2,)
@@ -73,7 +74,7 @@ def test_the_flight_recorder_is_believed_before_all_else() -> None:
 
 
 def test_ranks_that_disagree_about_the_next_collective() -> None:
-    """A bug, but not surely one that a restart does not get round: no stop for that alone."""
+    """A mismatch is a bug, but perhaps one that a restart works around: it is no reason to stop."""
     one, two = ((DUMPS / f"trace_{rank}.json").read_bytes() for rank in (0, 1))
     dumps = (read_dump(one, 0), read_dump(two, 1), read_dump(two.replace(b"gloo:all_reduce", b"gloo:broadcast"), 3))
     found = answer([0, 1], SideEvidence(dumps=dumps), nodes=("n1",))

@@ -1,4 +1,4 @@
-"""What agents find in the logs of their nodes says the same as the logs."""
+"""The findings of agents in their nodes' logs give the same answer as the logs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ KEY = FailureKey(job="", generation=0, replica="main-0", cycle=0)
 
 
 def found(node: str, folder: Path, logs: Sequence[LogFile]) -> NodeFindings:
-    """By the agent of a node."""
+    """The findings of a node's agent."""
     return found_in(node, folder, *read_logs(logs, CATALOGUE, threading.Event()), CATALOGUE)
 
 
 def by_findings(inquiry: Inquiry, logs: Sequence[LogFile]) -> tuple[Scan, SideEvidence]:
-    """Each node's logs are read by themselves, and what was found crosses the wire; dumps are read by the broker."""
+    """Read each node's logs separately and encode the findings as an agent sends them; the broker reads the dumps."""
     folder, groups = Path(inquiry.paths[0]), dict[str | None, list[LogFile]]()
     dumps = [log for log in logs if log.kind == "flight_recorder"]
     for log in logs:
@@ -59,7 +59,8 @@ def by_findings(inquiry: Inquiry, logs: Sequence[LogFile]) -> tuple[Scan, SideEv
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_findings_say_what_the_logs_say(case: Case, tmp_path: Path) -> None:
-    """Of every labelled failure, and of the cycles before it: verdict, cause, ranks, consequences; every field."""
+    """For every labelled failure and the cycles before it, findings and logs give the same attribution in every
+    field."""
     case.extract_logs(tmp_path)
     inquiry = case.inquiry(tmp_path)
     read = analyze_logs(inquiry, CATALOGUE).attribution
@@ -67,13 +68,13 @@ def test_findings_say_what_the_logs_say(case: Case, tmp_path: Path) -> None:
 
 
 def test_each_sample_is_of_its_kind() -> None:
-    """They stand for lines whose text is not sent."""
+    """A sample stands for lines whose text is not sent."""
     assert {kind: nature(text) for kind, text in SAMPLES.items()} == {kind: kind for kind in Nature}
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_condensed_tail_has_the_same_aftermath(seed: int) -> None:
-    """For each hit, whichever rank's, in a file of several ranks."""
+    """Each hit has the same aftermath in the condensed tail, for every rank, in a file of several ranks."""
     chance = random.Random(seed)
     texts = list(SAMPLES.values())
     tail = [TailLine(10 * number, chance.choice(texts), chance.choice((None, 0, 1))) for number in range(60)]
@@ -99,7 +100,7 @@ def logs_on(node: str, inquiry: Inquiry) -> list[LogFile]:
 
 @pytest.mark.parametrize("name", ["rank-0.err", "health/n1.txt", "../rank-1.err", "/etc/passwd", "rank-9.err"])
 def test_findings_about_files_of_another_node_are_refused(name: str, inquiry: Inquiry) -> None:
-    """n2 says nothing of n1's logs, nor of files elsewhere."""
+    """Findings of n2 about n1's logs, or about files elsewhere, are refused."""
     folder = Path(inquiry.paths[0])
     of_n2 = found("n2", folder, logs_on("n2", inquiry))
     assert [each.name for each in of_n2.files] == ["rank-1.err"]
@@ -109,7 +110,7 @@ def test_findings_about_files_of_another_node_are_refused(name: str, inquiry: In
 
 
 def test_findings_by_other_rules_are_refused(inquiry: Inquiry) -> None:
-    """The site's rule file was changed, or agent and broker are of two versions."""
+    """Either the site's rule file was changed, or agent and broker are of different versions."""
     folder = Path(inquiry.paths[0])
     of_n1 = found("n1", folder, logs_on("n1", inquiry))
     with pytest.raises(MalformedRecord):
@@ -118,13 +119,13 @@ def test_findings_by_other_rules_are_refused(inquiry: Inquiry) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80", b"x" * (MOST_FINDINGS_BYTES + 1), b"\x91" * 5000])
 def test_what_is_no_findings_is_refused(data: bytes) -> None:
-    """Short, long, deep."""
+    """Empty, malformed, too long and deeply nested data is refused."""
     with pytest.raises(MalformedRecord):
         decoded(data)
 
 
 def test_findings_have_a_bound(tmp_path: Path) -> None:
-    """Of logs that are full of failures the first and the last line of each rule in each file are kept."""
+    """If logs are full of failures, the first and the last line of each rule in each file are kept."""
     samples = [sample for rule in CATALOGUE.rules if not rule.below for sample in rule.sample[:1]]
     lines = [f"{sample} {'x' * 300}\n" for _ in range(6) for sample in samples[:80]]
     for rank in range(4):

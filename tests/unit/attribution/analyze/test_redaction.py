@@ -1,4 +1,4 @@
-"""What does not leave the site."""
+"""What is removed from log lines before they leave the site."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ UNTOUCHED = [
 
 @pytest.mark.parametrize(("line", "expected"), LINES)
 def test_what_is_private_is_taken_out(line: str, expected: str) -> None:
-    """Secrets, people, machines; the same machine stays the same."""
+    """Secrets, people and machines are replaced, the same machine always by the same name."""
     assert redacted([line], ["gpu-a17", "gpu-a1"]) == [expected]
 
 
 @pytest.mark.parametrize("line", UNTOUCHED)
-def test_what_tells_of_the_failure_stays(line: str) -> None:
-    """Else there was nothing to judge."""
+def test_what_describes_the_failure_stays(line: str) -> None:
+    """Otherwise nothing could be judged."""
     assert redacted([line], ["gpu-a17"]) == [line]

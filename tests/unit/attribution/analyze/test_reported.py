@@ -16,7 +16,7 @@ NO_MODULE = "ModuleNotFoundError: No module named 'flash_attn'"
 
 
 def test_it_is_evidence_before_any_output_is_written() -> None:
-    """The agent hears of it first."""
+    """The agent receives the exception before the output is written."""
     asked = inquiry(failed(3, exit_code=1, error=NO_MODULE, t=50.0))
     answer = attribute(asked, with_reported(scan(), asked, load_catalogue()))
     assert (answer.verdict, answer.fault, answer.ranks) == (Verdict.STOP, "import_error", (3,))
@@ -26,14 +26,14 @@ def test_it_is_evidence_before_any_output_is_written() -> None:
 
 @pytest.mark.parametrize("text", [NO_MODULE, f"[rank3]: {NO_MODULE}"])
 def test_it_does_not_count_twice(text: str) -> None:
-    """Once its output has it, that line stands for it."""
+    """Once the output contains the exception, only that line counts."""
     written = scan(hit(rule("import_error.module"), 3, text=text))
     asked = inquiry(failed(3, error=NO_MODULE))
     assert with_reported(written, asked, load_catalogue()) == written
 
 
 def test_of_a_long_one_the_beginning_counts() -> None:
-    """As of a line of a log, and it does not count twice either."""
+    """Of a long exception only the beginning counts, as of a line of a log, and it does not count twice either."""
     long = f"{NO_MODULE} {'é' * 900_000}"
     asked = inquiry(failed(3, exit_code=1, error=long, t=50.0))
     found = with_reported(scan(), asked, load_catalogue()).hits
@@ -45,6 +45,6 @@ def test_of_a_long_one_the_beginning_counts() -> None:
     assert with_reported(written, asked, load_catalogue()) == written
 
 
-def test_nothing_told_adds_nothing() -> None:
-    """A worker that was killed says nothing."""
+def test_no_reported_exception_adds_nothing() -> None:
+    """A worker that was killed reports no exception."""
     assert with_reported(scan(), inquiry(failed(3, signal=9)), load_catalogue()) == scan()

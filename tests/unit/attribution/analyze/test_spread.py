@@ -1,4 +1,5 @@
-"""Which ranks share a failure: the installation of one node, the program on all of them, one GPU."""
+"""Which ranks share a failure: one node's (its installation is at fault), all (the program), or a single one (its
+GPU)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ WAITED = (
 
 
 def job(tmp_path: Path, own: str, ranks: tuple[int, ...], others: str = WAITED, **facts: Any) -> Attribution:
-    """Six ranks on three nodes; those of `ranks` print `own`."""
+    """A job of six ranks on three nodes; those in `ranks` print `own`."""
     logs = {f"rank-{rank}.err": own if rank in ranks else others for rank in range(6)}
     return answer(tmp_path, logs, **(NODES | facts))
 
@@ -34,7 +35,7 @@ def job(tmp_path: Path, own: str, ranks: tuple[int, ...], others: str = WAITED, 
     ],
 )
 def test_one_node_of_several(tmp_path: Path, line: str) -> None:
-    """What one node alone lacks is that node's fault, and a restart on another one helps."""
+    """What a single node lacks is that node's fault, and a restart on another node helps."""
     found = job(tmp_path, f"{HEAD}{line}\n", (2, 3))
     assert (found.verdict, found.scope, found.nodes) == (Verdict.RESTART, Scope.NODE, ("n2",))
 
@@ -56,7 +57,8 @@ def test_all_nodes(tmp_path: Path) -> None:
     ids=["no rank came further", "one rank of a node", "no matter of a node"],
 )
 def test_not_a_node_s_fault(tmp_path: Path, ranks: tuple[int, ...], others: str, line: str) -> None:
-    """Nothing shows that the other nodes have what this one lacks, or it is no matter of an installation."""
+    """No node is at fault if nothing shows that the others have what it lacks, or if the failure is no matter of an
+    installation."""
     assert job(tmp_path, f"{HEAD}{line}\n", ranks, others).verdict is Verdict.STOP
 
 
@@ -64,7 +66,7 @@ UNKNOWN_TO_RULES = f"{HEAD}acme.plans.StageMissing: stage {{rank}} of 3 is not p
 
 
 def test_the_same_unknown_exception_on_all(tmp_path: Path) -> None:
-    """On every rank of several nodes, before the first step: the program's."""
+    """An unknown exception on every rank of several nodes, before the first step, is the program's."""
     found = job(tmp_path, UNKNOWN_TO_RULES, tuple(range(6)))
     assert (found.verdict, found.scope) == (Verdict.STOP, Scope.USER_CODE)
 
@@ -82,19 +84,19 @@ def test_the_same_unknown_exception_on_all(tmp_path: Path) -> None:
 def test_an_unknown_exception_proves_nothing(
     tmp_path: Path, own: str, ranks: tuple[int, ...], facts: dict[str, Any]
 ) -> None:
-    """Each of these may pass."""
+    """Each of these failures may pass."""
     assert job(tmp_path, own, ranks, "loading\n", **facts).verdict is Verdict.UNKNOWN
 
 
 def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
-    """On one rank of several it may be the GPU; on all it is the model."""
+    """A NaN loss on one rank of several may come from its GPU; on all ranks it comes from the model."""
     nan = f"{STEPS}{HEAD}ValueError: Loss became NaN at step 200\n"
     assert job(tmp_path / "one", nan, (4,), STEPS).verdict is Verdict.UNKNOWN
     assert job(tmp_path / "all", nan, tuple(range(6))).verdict is Verdict.STOP
 
 
 def test_slurm_s_own_spool(tmp_path: Path) -> None:
-    """The batch script's copy is Slurm's to keep: the node is at fault."""
+    """Slurm keeps the copy of the batch script: if the copy is missing, the node is at fault."""
     line = "slurmstepd: error: execve(): /var/spool/slurmd/job00042/slurm_script: No such file or directory\n"
     found = answer(tmp_path, {"slurm-42_n2.out": line}, nodes=("n1", "n2"))
     assert (found.verdict, found.scope, found.nodes) == (Verdict.RESTART, Scope.NODE, ("n2",))
@@ -119,13 +121,13 @@ def test_slurm_s_own_spool(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_classes(tmp_path: Path, line: str, fault: str) -> None:
-    """What these lines are."""
+    """Each of these lines gets its class."""
     assert answer(tmp_path, f"{STEPS}{HEAD}{line}\n").fault == fault
 
 
 @pytest.mark.parametrize("log", ["", "loading the model\nstep 91200 loss 2.1\nstep 91260 loss 2.1\n"])
 def test_the_kernel_s_own_stamp_is_no_start(tmp_path: Path, log: str) -> None:
-    """Of a cycle whose start is not known."""
+    """If the start of a cycle is not known, the stamp of a kernel message does not stand for it."""
     dmesg = "[Fri May  1 12:00:00 2026] Memory cgroup out of memory: Killed process 4711 (python) total-vm:99kB\n"
     found = answer(tmp_path, {"dmesg.log": dmesg, **({"rank-0.out": log} if log else {})})
     assert (found.verdict, found.fault) == (Verdict.UNKNOWN, "host_oom")
@@ -143,13 +145,13 @@ def test_a_log_that_was_cut(tmp_path: Path, head: str, verdict: Verdict) -> None
 
 
 def test_ranks_that_only_their_failures_name(tmp_path: Path) -> None:
-    """They are not all ranks: others may print nothing into this log."""
+    """Ranks known only by their failures are not all ranks: others may print nothing into this log."""
     own = UNKNOWN_TO_RULES.splitlines()
     log = "".join(f"n{node}: {rank}: {line}\n" for line in own for node, rank in ((1, 0), (2, 8)))
     assert answer(tmp_path, log).verdict is Verdict.UNKNOWN
 
 
 def test_more_ranks_than_there_can_be(tmp_path: Path) -> None:
-    """They are not enumerated: an inquiry from outside costs no memory by its numbers."""
+    """Ranks are not enumerated: the numbers in an inquiry from outside cost no memory."""
     found = answer(tmp_path, {"rank-0.err": f"{HEAD}KeyError: 'lr'\n"}, nodes=("n1", "n2"), workers_per_node=10**15)
     assert (found.verdict, found.ranks) == (Verdict.STOP, (0,))

@@ -21,7 +21,7 @@ PLAIN = st.recursive(
 
 
 class Hostile:
-    """Unpickled, it makes a file."""
+    """Makes a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class Hostile:
 
 @given(PLAIN, st.integers(min_value=2, max_value=pickle.HIGHEST_PROTOCOL))
 def test_plain_values_come_back(value: object, protocol: int) -> None:
-    """Whatever protocol wrote them."""
+    """Plain values can be read, whichever protocol wrote them."""
     assert load_plain(pickle.dumps(value, protocol)) == value
 
 
@@ -50,7 +50,7 @@ def test_a_huge_memo_index_costs_nothing() -> None:
 
 
 def test_a_torn_pickle_is_refused_wherever_it_ends() -> None:
-    """With one kind of error."""
+    """A pickle that is torn at any byte is one kind of error."""
     whole = pickle.dumps({"entries": [{"seq": 2**70, "name": "all_reduce", "sizes": [(3, 4)]}]}, protocol=4)
     for length in range(len(whole)):
         with pytest.raises(NotPlainError):
@@ -59,7 +59,7 @@ def test_a_torn_pickle_is_refused_wherever_it_ends() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_value_or_one_kind_of_error(data: bytes) -> None:
-    """Files are not what their names say."""
+    """Any bytes give a value or a `NotPlainError`: a file need not be what its name says."""
     try:
         load_plain(data)
     except NotPlainError as error:

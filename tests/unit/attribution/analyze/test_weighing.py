@@ -1,4 +1,4 @@
-"""What else is known beside a cause, and what verdict it allows."""
+"""What is known beside a cause, and which verdict it allows."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ def weighed(cause: Finding, *others: Finding, nodes: int = 0) -> WeighedVerdict:
 
 
 @pytest.mark.parametrize("of", [INTERFACE, ORDINAL])
-def test_what_several_nodes_tell_is_the_jobs_own(of: object) -> None:
-    """A name that no node knows is a setting of the job: no other node would help."""
+def test_what_several_nodes_report_is_the_jobs_own(of: object) -> None:
+    """A name that several nodes do not know is a setting of the job: no other node would help."""
     assert isinstance(of, type(INTERFACE))
     weight = weighed(finding(of, 0, node="n1"), finding(of, 4, node="n2"), nodes=2)
     assert (weight.verdict, weight.scope) == (Verdict.STOP, Scope.USER_CODE)
     assert weight.reasons == ("more than one node or rank reports it",)
 
 
-def test_what_one_of_several_nodes_tells_may_be_that_nodes() -> None:
-    """All its ranks lack what the other node's ranks have."""
+def test_what_one_of_several_nodes_reports_may_be_that_nodes() -> None:
+    """All ranks of one node lack what the ranks of the other node have."""
     alone = [finding(INTERFACE, rank, node="n1") for rank in range(4)]
     assert weighed(*alone, finding(TIMEOUT, 4, node="n2")).verdict is Verdict.RESTART
     assert weighed(*alone, nodes=2).verdict is Verdict.RESTART
 
 
-def test_what_several_ranks_of_the_only_node_tell_is_the_jobs_own() -> None:
-    """Four ranks too many for its GPUs; a single lost GPU strikes one."""
+def test_what_several_ranks_of_the_only_node_report_is_the_jobs_own() -> None:
+    """Four ranks name GPUs beyond those of the node, a wrong setting; a single lost GPU affects one rank."""
     ranks = [finding(ORDINAL, rank, node="n1") for rank in (4, 5, 6, 7)]
     assert weighed(*ranks, nodes=1).verdict is weighed(*ranks).verdict is Verdict.STOP
     assert weighed(ranks[0], nodes=1).verdict is Verdict.UNKNOWN
 
 
-def test_a_broken_machine_speaks_against_a_setting() -> None:
-    """Several ranks name GPUs that are not there any more, since one fell off the bus."""
+def test_a_broken_machine_rules_out_a_wrong_setting() -> None:
+    """Several ranks name GPUs that are missing since one fell off the bus."""
     ranks = [finding(ORDINAL, rank, node="n1") for rank in (4, 5)]
     assert weighed(*ranks, finding(XID, None, node="n1", kind="health"), nodes=1).verdict is Verdict.UNKNOWN

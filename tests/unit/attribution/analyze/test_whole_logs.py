@@ -1,4 +1,4 @@
-"""Failures as their logs show them: what is around the line of the cause decides as much as the line."""
+"""Failures in whole logs: the lines around the cause decide as much as its own line."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.unit.attribution.analyze.whole import HEAD, STEPS, answer, said
 
 @pytest.mark.parametrize("last", ["acme.plans.ScheduleInvalid: no stage 4", "StopIteration", "SystemExit: 2"])
 def test_an_exception_that_no_rule_knows(tmp_path: Path, last: str) -> None:
-    """It is the line of the cause; also before a launcher's report, which says less."""
+    """The exception's line is the cause, even before a launcher's report, which says less."""
     report = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
     assert said(answer(tmp_path, f"{STEPS}{HEAD}{last}\n{report}")) == ("UNKNOWN", "exception", last)
 
 
 def test_an_exception_that_a_lost_peer_caused(tmp_path: Path) -> None:
-    """After the rank has reported that its peer is gone, any exception is only what it made of that."""
+    """An exception that a rank raises after it has reported a lost peer is a consequence of that loss."""
     lost = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:9"
     chained = f"{HEAD}{lost}\n\nDuring handling of the above exception, another exception occurred:\n\n"
     assert answer(tmp_path, f"{STEPS}{chained}{HEAD}acme.Comm: rank 3 gone\n").fault == "peer_lost"
 
 
-# ---- words of a failure that tell of none
+# ---- words of a failure in lines that report none
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_an_exception_that_a_lost_peer_caused(tmp_path: Path) -> None:
     ],
 )
 def test_routine_lines(tmp_path: Path, routine: str) -> None:
-    """They hide no cause, and are none."""
+    """Such lines are no cause, and hide none."""
     log = f"{routine}\nstep 1 loss 2.0\n{routine}\n"
     assert said(answer(tmp_path / "with", f"{log}{HEAD}KeyError: 'lr'\n")) == ("STOP", "key_error", "KeyError: 'lr'")
     assert said(answer(tmp_path / "without", log)) == ("UNKNOWN", "unknown", None)
@@ -67,7 +67,7 @@ def test_routine_lines(tmp_path: Path, routine: str) -> None:
     ],
 )
 def test_lines_of_a_program_that_goes_on(tmp_path: Path, routine: str) -> None:
-    """A count of no failures, and what calls itself a warning, even as the last line."""
+    """A count of no failures, or a line that calls itself a warning, is no failure, even as the last line."""
     assert said(answer(tmp_path, f"step 1 loss 2.0\n{routine}\n")) == ("UNKNOWN", "unknown", None)
 
 
@@ -86,7 +86,7 @@ def test_lines_of_a_program_that_goes_on(tmp_path: Path, routine: str) -> None:
     ],
 )
 def test_failures_that_only_look_mild(tmp_path: Path, line: str, fault: str) -> None:
-    """One failure among the counts, the number of a GPU, an error whose text names a level."""
+    """One failure in a count, the number of a GPU, or an error whose text names a level is still a failure."""
     assert answer(tmp_path, f"step 1 loss 2.0\n{line}\n").fault == fault
 
 
@@ -99,12 +99,12 @@ def test_failures_that_only_look_mild(tmp_path: Path, line: str, fault: str) -> 
     ],
 )
 def test_lines_of_a_failure(tmp_path: Path, line: str) -> None:
-    """A log that is written as JSON, a rank's number 0: these lines count."""
+    """A line of a JSON log, or one with a rank's number 0, counts as a failure."""
     assert answer(tmp_path, f"step 1 loss 2.0\n{line}\n").fault == "gpu_ecc"
 
 
 def test_the_text_of_the_program(tmp_path: Path) -> None:
-    """What a traceback shows of the source has not happened."""
+    """A source line that a traceback quotes is no event."""
     source = '  File "/work/train.py", line 3, in f\n    raise Bad("EC2 Spot Instance interruption: {code}")\n'
     assert answer(tmp_path, f"{HEAD}{source}acme.Bad: 4\n").fault == "exception"
 
@@ -127,19 +127,19 @@ EPILOGUES = {
 
 @pytest.mark.parametrize("epilogue", EPILOGUES.values(), ids=EPILOGUES)
 def test_a_long_epilogue(tmp_path: Path, epilogue: str) -> None:
-    """It is no sign of life; steps are."""
+    """A long epilogue does not show that the error was survived; training steps do."""
     assert said(answer(tmp_path / "end", f"{STEPS}{HEAD}KeyError: 'lr'\n{epilogue}"))[:2] == ("STOP", "key_error")
     assert answer(tmp_path / "on", f"{HEAD}KeyError: 'lr'\n{STEPS}{epilogue}").fault != "key_error"
 
 
 def test_steps_before_a_very_long_epilogue(tmp_path: Path) -> None:
-    """Steps that the usual tail of a file does not reach: the error was survived."""
+    """Steps that the usual tail of a file does not reach still show that the error was survived."""
     epilogue = "".join(f"copying part {n} of the output to the archive, as asked for\n" for n in range(4000))
     assert answer(tmp_path, f"{HEAD}KeyError: 'lr'\n{STEPS}{epilogue}").fault == "unknown"
 
 
 def test_a_retry_that_succeeded(tmp_path: Path) -> None:
-    """No step need follow."""
+    """An error with a successful retry after it was survived, even if no step follows."""
     log = f"{HEAD}ConnectionRefusedError: [Errno 111] Connection refused\nattempt 2 succeeded\nwriting the report\n"
     assert answer(tmp_path, log).fault == "unknown"
 
@@ -161,13 +161,13 @@ SURVIVED_BY = {
 @pytest.mark.parametrize("steps", SURVIVED_BY.values(), ids=SURVIVED_BY)
 @pytest.mark.parametrize("caught", ["ValueError: bad prompt", "FileNotFoundError: [Errno 2] No such file: 'a'"])
 def test_steps_of_any_form(tmp_path: Path, steps: str, caught: str) -> None:
-    """The error was survived; the timeout is what is left."""
+    """Steps of any form show that the error was survived; the later timeout is the cause."""
     found = answer(tmp_path, f"{HEAD}{caught}\n{steps}\n{WATCHDOG}")
     assert (found.verdict, found.fault, found.nodes) == ("RESTART", "nccl_timeout", ())
 
 
 def test_bars_that_a_program_closes_at_its_end(tmp_path: Path) -> None:
-    """The bars of an exception's frames are drawn once more below its traceback."""
+    """Bars that are drawn once more below a traceback, as a program closes them at its end, are no steps."""
     bars = (
         "\rEpoch:  33%|###      | 1/3 [00:02<00:04,  2.40s/it]",
         "\n\rStep:  14%|#        | 7/50 [00:00<00:01, 21.85it/s]",
@@ -194,7 +194,8 @@ def stamped(steps: range) -> str:
     ],
 )
 def test_steps_in_the_next_part_of_a_rotated_log(tmp_path: Path, older: list[str], newest: str) -> None:
-    """The end of an earlier part is not that of its rank, unless no step follows."""
+    """An error at the end of an earlier part was survived if steps follow in a later part, and is the cause if none
+    do."""
     failure = f"[2026-05-01 12:05:00] ERROR train: caught\n{HEAD}ValueError: bad prompt\n"
     end = len(older) * 300
     logs = {older[0]: stamped(range(300)) + failure}
@@ -210,7 +211,7 @@ def test_steps_in_the_next_part_of_a_rotated_log(tmp_path: Path, older: list[str
 
 @pytest.mark.parametrize("others", [{"job.out.0": stamped(range(300, 600))}, {"job.out": stamped(range(600))}])
 def test_a_number_that_is_a_task_s(tmp_path: Path, others: dict[str, str]) -> None:
-    """Tasks are counted from 0, and write at the same time."""
+    """A suffix that is a task's number is no rotation: tasks are counted from 0, and write at the same time."""
     failure = f"{stamped(range(300))}{HEAD}ValueError: bad prompt\n"
     found = answer(tmp_path, {"job.out": stamped(range(300, 600)), "job.out.1": failure, **others})
     assert said(found) == ("STOP", "value_error", "ValueError: bad prompt")
@@ -240,13 +241,13 @@ COMPLAINTS = (
     ids=["killed", "cudnn", "nccl", "nothing"],
 )  # fmt: skip
 def test_a_shell_that_went_on(tmp_path: Path, complaint: str, end: str, fault: str) -> None:
-    """A complaint before a program's output is no cause."""
+    """A shell's complaint before a program's output is no cause."""
     assert answer(tmp_path, f"{complaint}\nloading the model\n{end}").fault == fault
 
 
 @pytest.mark.parametrize("complaint", COMPLAINTS[:1])
 def test_a_shell_s_last_words(tmp_path: Path, complaint: str) -> None:
-    """Without a program's output the complaint is the cause."""
+    """Without a program's output the shell's complaint is the cause."""
     srun = "srun: error: n1: task 0: Exited with exit code 127\n"
     assert answer(tmp_path, f"job 7 starts\n{complaint}\n{srun}").fault == "usage_error"
 
@@ -265,7 +266,7 @@ def test_a_watchdog_before_an_unlabelled_abort(tmp_path: Path) -> None:
 
 
 def test_slurm_cancels_a_step_after_a_task_exited(tmp_path: Path) -> None:
-    """The task's exit is reported first; without it the cancellation is what is known."""
+    """The task's exit is the cause if it is reported first; otherwise the cancellation is."""
     exited = "srun: error: n2: task 3: Exited with exit code 1\n"
     cancelled = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T18:00:00 ***\n"
     assert answer(tmp_path / "a", STEPS + exited + cancelled).fault == "task_exited"
@@ -292,7 +293,7 @@ SRUN = "srun: error: n1: task 0: Exited with exit code 1\n"
 )
 @pytest.mark.parametrize("start", [BANNER + LAUNCH, LAUNCH * 2], ids=["script", "launcher"])
 def test_the_last_run_is_judged(tmp_path: Path, start: str, between: str) -> None:
-    """What a job that was requeued printed before is history."""
+    """Only the last run counts, not what a requeued job printed before."""
     first = f"{start.replace('{n}', '1')}{STEPS}{OOM}{between}"
     second = start.replace("{n}", "2") + "loading\n"
     log = f"{first}{second}{HEAD}KeyError: 'lr'\n{SRUN}"
@@ -305,7 +306,7 @@ def test_the_last_run_is_judged(tmp_path: Path, start: str, between: str) -> Non
 
 
 def test_a_requeued_run_without_a_banner(tmp_path: Path) -> None:
-    """Slurm has said that it was one."""
+    """Slurm's message of the requeue begins a new run."""
     requeue = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T18:00:00 DUE TO JOB REQUEUE ***\n"
     loading = "".join(f"loading part {n}\n" for n in range(9))
     assert answer(tmp_path / "a", f"{STEPS}{requeue}").fault == "preemption"
@@ -313,19 +314,20 @@ def test_a_requeued_run_without_a_banner(tmp_path: Path) -> None:
 
 
 def test_a_node_that_starts_late(tmp_path: Path) -> None:
-    """Its banner, after another node's failure, begins no run."""
+    """The banner of a late node, after another node's failure, begins no new run."""
     assert answer(tmp_path, f"{LAUNCH}{OOM}{LAUNCH}loading\n{SRUN}").fault == "cuda_oom"
 
 
 @pytest.mark.parametrize(("lines", "verdict"), [(12, "STOP"), (30, "UNKNOWN")])
 def test_a_script_that_goes_on_a_little(tmp_path: Path, lines: int, verdict: str) -> None:
-    """After an uncaught traceback some lines of the batch script; after many the program may have gone on."""
+    """A few lines of the batch script may follow an uncaught traceback; after many lines the program may have gone
+    on."""
     rest = "".join(f"copying part {n} of the output\n" for n in range(lines))
     assert answer(tmp_path, f"loading\n{HEAD}KeyError: 'lr'\n{rest}").verdict == verdict
 
 
 def test_an_exception_that_only_torchrun_reports(tmp_path: Path) -> None:
-    """A worker that has written an error file: its traceback stands indented in the launcher's summary."""
+    """The traceback of a worker that has written an error file is indented in the launcher's summary."""
     log = (
         "  error_file: /tmp/torchelastic_x/error.json\n  traceback : Traceback (most recent call last):\n"
         '    File "/work/train.py", line 31, in wrapper\n      return f(*args, **kwargs)\n'
@@ -334,8 +336,8 @@ def test_an_exception_that_only_torchrun_reports(tmp_path: Path) -> None:
     assert answer(tmp_path, log).fault == "value_error"
 
 
-def test_a_hang_names_who_did_not_come(tmp_path: Path) -> None:
-    """The rank, the collective, its last line; and which ranks have no log."""
+def test_a_hang_names_the_missing_ranks(tmp_path: Path) -> None:
+    """The answer names the missing ranks, the collective and its last line, and which ranks have no log."""
     timeout = (
         "[rank{rank}]:[E1121 02:23:43.1 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation "
         "timeout: WorkNCCL(SeqNum=1594, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600001 milliseconds before "
@@ -353,7 +355,7 @@ def test_a_hang_names_who_did_not_come(tmp_path: Path) -> None:
 
 
 def test_what_would_settle_an_unknown(tmp_path: Path) -> None:
-    """The next best line, and a command."""
+    """An UNKNOWN comes with the next best line, and a command."""
     log = f"{STEPS}Fatal Python error: Segmentation fault\n[E1] double free or corruption (!prev)\n"
     found = answer(tmp_path, log)
     assert found.verdict == "UNKNOWN"
@@ -377,7 +379,7 @@ MONITOR = "19:03:15.004 monitor of rank 0: "
     ],
 )
 def test_why_a_monitor_ended_its_rank(tmp_path: Path, line: str, number: int, fault: str) -> None:
-    """Not the signal that it sent counts, but its reason; a soft timeout ends no rank."""
+    """The reason in the monitor's line counts, not the signal that it sent; a soft timeout ends no rank."""
     failed = Failed(cause="killed", node="n1", rank=0, signal=number)
     found = answer(tmp_path, {"rank-0.err": f"{MONITOR}{line}\n"}, failed=failed, nodes=("n1",), pids={0: 3847})
     assert (found.fault, found.ranks, found.nodes) == (fault, (0,), ())

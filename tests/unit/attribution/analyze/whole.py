@@ -16,7 +16,7 @@ HEAD = 'Traceback (most recent call last):\n  File "/work/train.py", line 31, in
 
 
 def answer(folder: Path, logs: str | Mapping[str, str], **facts: Any) -> Attribution:
-    """What the analysis says of these files, or of one."""
+    """The attribution of these files, or of one."""
     for name, text in ({"slurm-7.out": logs} if isinstance(logs, str) else logs).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

@@ -1,4 +1,4 @@
-"""What receivers get of a failure: complete, within every receiver's bounds, whatever stands in the logs."""
+"""What receivers get about a failure: complete, and within every receiver's limits, whatever the logs contain."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def texts(shown: dict[str, Any]) -> list[str]:
 
 
 def test_a_message_says_what_failed_what_was_said_and_what_is_done() -> None:
-    """On one screen, in that order."""
+    """A message has the failure, the verdict and the action on one screen, in that order."""
     shown = message(decided(), mention="U024BE7LH")
     everything = "\n".join(texts(shown))
     order = [
@@ -104,12 +104,12 @@ def test_a_message_says_what_failed_what_was_said_and_what_is_done() -> None:
     ids=["dry run", "restart", "unknown", "a service"],
 )  # fmt: skip
 def test_a_message_says_whether_the_verdict_decided(judged: VerdictRecord | None, words: str) -> None:
-    """Where a STOP did not, why not; an action of a newer version is shown by its name."""
+    """If a STOP was not acted on, the message says why; an action of a newer version is shown by its name."""
     assert any(words in text for text in texts(message(decided(judged=judged))))
 
 
 def test_the_verdict_is_the_judges_and_its_grounds_are_those_who_agree() -> None:
-    """Not those of a surer source that was outvoted."""
+    """The reasons are those of a source that agrees with the verdict, not of a surer source that was outvoted."""
     other = Attribution(source="mcp", verdict=Verdict.RESTART, confidence=0.99, fault="nccl_timeout")
     shown = decided(attributions=(other, SAID))
     assert shown.leading == SAID
@@ -119,7 +119,7 @@ def test_the_verdict_is_the_judges_and_its_grounds_are_those_who_agree() -> None
 
 
 def test_a_failure_has_one_identity_whatever_is_said_of_it() -> None:
-    """So that a failure reported twice differs from one that happened twice."""
+    """A failure that is reported twice can be told from one that happened twice."""
     assert decided().identity == decided(attributions=(), judged=None).identity
     assert re.fullmatch(r"[0-9a-f]{32}", decided().identity)
 
@@ -129,7 +129,7 @@ _text = st.text(alphabet=st.sampled_from("a&<>`*\n\t\x00\x1b\u202e🛑é "), max
 
 @given(_text, _text, _text)
 def test_no_log_line_breaks_slacks_bounds(line: str, explanation: str, name: str) -> None:
-    """Block Kit: 150 characters in a header, 3,000 in a section, 2,000 in a field; and no block without text."""
+    """Block Kit: 150 characters in a header, 3,000 in a section, 2,000 in a field; no block is without text."""
     evidence = Evidence(file=f"/x/{name[:200]}", line=1, text=line)
     said = Attribution(
         source=name[:300], verdict=Verdict.STOP, fault=name, primary=evidence, secondary=(evidence,) * 40,
@@ -155,7 +155,7 @@ def test_no_log_line_breaks_slacks_bounds(line: str, explanation: str, name: str
 
 @given(st.text())
 def test_escaped_text_holds_no_markup_of_slacks(text: str) -> None:
-    """A log line with a mention in it notifies no member of the channel."""
+    """A mention in a log line notifies no member of the channel."""
     shown = escaped(text)
     assert not set(shown) & set("<>")
     assert "&" not in re.sub("&(amp|lt|gt);", "", shown)
@@ -164,7 +164,7 @@ def test_escaped_text_holds_no_markup_of_slacks(text: str) -> None:
 
 @given(st.text(alphabet="a&<>🛑", max_size=50), st.integers(1, 60))
 def test_a_cut_is_never_inside_an_entity(text: str, most: int) -> None:
-    """And says that it is one."""
+    """A text that is cut shows that it was cut."""
     cut = fitting(text, most)
     assert len(cut) <= max(most, 1)
     assert "&" not in re.sub("&(amp|lt|gt);", "", cut)
@@ -173,7 +173,7 @@ def test_a_cut_is_never_inside_an_entity(text: str, most: int) -> None:
 
 @given(st.text(alphabet="`a\n", max_size=60))
 def test_a_code_block_ends_where_it_should(text: str) -> None:
-    """Whatever the log says."""
+    """Whatever the log contains, only the block's own fences are in it."""
     block = code_block(text, 40)
     assert block.count("`") == 6
     assert block.startswith("```\n")
@@ -193,12 +193,12 @@ def test_a_code_block_ends_where_it_should(text: str) -> None:
     ],
 )
 def test_a_mention_is_what_slack_takes_for_one(whom: str, shown: str) -> None:
-    """A name that is no id is shown, and notifies no member."""
+    """A name that is no id is shown as text, and notifies no member."""
     assert mention_of(whom) == shown
 
 
 def test_a_document_is_whole_and_plain() -> None:
-    """Every field is there, each with its type, and the times are UTC."""
+    """Every field is present with its type, and the times are UTC."""
     whole = json.loads(json.dumps(document(decided(), name="llama", cluster="alpha", now=1.0)))
     assert whole["@timestamp"] == "2023-11-14T22:13:20.500Z"
     assert whole["job"] == {

@@ -1,4 +1,4 @@
-"""The shipped rules, and how a user's own are loaded beside them."""
+"""The shipped rules, and how a user's own rules are loaded beside them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_there_are_enough() -> None:
 
 
 def test_names_are_unique() -> None:
-    """No two shipped files hold a rule of one name."""
+    """No two shipped files have a rule of the same name."""
     names = [name for path in built_in_files() for name in rules_of(read_rule_file(path))]
     assert len(names) == len(set(names)) == len(RULES)
 
@@ -65,7 +65,7 @@ def test_rules_are_whole() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_wins_its_samples(rule: Rule) -> None:
-    """A rule matches its samples, and none of another class is nearer to the cause there."""
+    """A rule matches its samples, and no rule of another class that matches one is as near to the cause."""
     for line in rule.sample:
         found = matching(line)
         assert rule in found, line
@@ -81,7 +81,7 @@ def test_rules_leave_look_alikes() -> None:
 
 
 def test_samples_hold_a_literal() -> None:
-    """In each sample stands one of the texts that the search looks for ahead of the pattern."""
+    """Each sample contains one of the literals for which the search looks before it tries the pattern."""
     for rule in RULES:
         for line in rule.sample:
             seen = (line.lower() if rule.ignore_case else line).encode()
@@ -90,7 +90,7 @@ def test_samples_hold_a_literal() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_pattern_takes_no_line_for_long(rule: Rule) -> None:
-    """No line of 16 KiB, however hostile, keeps a pattern busy: the work grows with the line's length, not faster."""
+    """No line of 16 KiB, however hostile, keeps a pattern busy: the work grows linearly with the line's length."""
     texts = {literal.decode() for literal in rule.literals}
     for unit in {*HOSTILE, *texts, *(f"{text} " for text in texts)}:
         for line in (unit * LONGEST_LINE, "".join(sorted(texts)) + unit * LONGEST_LINE):
@@ -108,7 +108,7 @@ def _search_s(rule: Rule, line: bytes) -> float:
 
 
 def test_stops_are_never_the_machine() -> None:
-    """No rule stops a job for its node, the network or a peer: those a restart can leave behind."""
+    """No rule stops a job because of its node, the network or a peer: a restart can avoid those."""
     odd = {rule.name for rule in RULES if rule.verdict is Verdict.STOP and rule.role != "cause"}
     odd |= {rule.name for rule in RULES if rule.verdict is Verdict.STOP and rule.scope in (Scope.NODE, Scope.NETWORK)}
     assert odd == set()
@@ -170,13 +170,13 @@ own.rule:
 
 
 def test_own_rules_come_after(tmp_path: Path) -> None:
-    """A user's rule stands behind the shipped ones, with defaults for what it leaves out."""
+    """A user's rule comes after the shipped ones, with defaults for what it leaves out."""
     rule = load_catalogue([own(tmp_path, OWN)]).rules[-1]
     assert (rule.name, rule.role, rule.severity, rule.literals) == ("own.rule", "cause", 50, (b"StageError: ",))
 
 
 def test_own_rules_replace(tmp_path: Path) -> None:
-    """A user's rule with a shipped one's name stands in its place."""
+    """A user's rule with a shipped rule's name replaces it."""
     path = own(tmp_path, OWN.replace("own.rule", "cuda_oom.caching_allocator"))
     rules = load_catalogue([path]).rules
     assert len(rules) == len(RULES)
@@ -225,7 +225,7 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
 
 
 def test_a_wrong_file_costs_only_itself(tmp_path: Path) -> None:
-    """Of several files those that can be used are told from the others, each with what is wrong."""
+    """The usable files are separated from the others, each of which comes with its problem."""
     good = own(tmp_path, "mine:\n  fault: x\n  pattern: my own words\n  verdict: STOP\n  scope: user_code\n")
     usable, problems = usable_files([tmp_path / "none.yaml", good])
     assert usable == [good]

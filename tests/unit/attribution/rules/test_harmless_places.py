@@ -1,4 +1,4 @@
-"""The words of every rule in places in which they tell of no failure: never a verdict."""
+"""A rule's words in places where they report no failure never give a verdict."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def said(folder: Path, text: str) -> Attribution:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("part", range(8))
 def test_a_rule_s_words_where_nothing_failed(tmp_path: Path, place: str, part: int) -> None:
-    """Of each rule each sample, on its own."""
+    """Each sample of each rule is tried on its own."""
     wrong = [
         (rule.name, sample[:80], answer.verdict, answer.primary and answer.primary.rule)
         for rule in RULES[part::8]
@@ -53,7 +53,7 @@ def test_a_rule_s_words_where_nothing_failed(tmp_path: Path, place: str, part: i
 
 @pytest.mark.parametrize("part", range(4))
 def test_the_same_words_where_something_failed(tmp_path: Path, part: int) -> None:
-    """The places make the difference: at the end of a log the same lines are found."""
+    """The place makes the difference: at the end of a log the same lines are found."""
 
     def is_found(rule: Rule) -> bool:
         return any(said(tmp_path, f"{FRAMES}{sample}\n").primary is not None for sample in rule.sample)

@@ -1,4 +1,4 @@
-"""The texts for which the search looks ahead of a rule's pattern."""
+"""The literals for which the search looks before it tries a rule's pattern."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from nvrx_slurm.attribution.rules.literals import literals_of
     ],
 )
 def test_texts_of_a_pattern(pattern: str, literals: set[str]) -> None:
-    """Of the sets of texts that a match must hold one each, the one whose shortest is longest."""
+    """Of the sets of texts of which every match contains one, the set whose shortest text is longest."""
     assert set(literals_of(pattern)) == {literal.encode() for literal in literals}
 
 
@@ -42,7 +42,7 @@ def test_texts_of_a_pattern(pattern: str, literals: set[str]) -> None:
     "pattern", [r"\d+", "abc", "long text|.", "(?i)anything", r"(?:maybe)?", r"(a)(?(1)bcde|fghi)"]
 )
 def test_no_texts(pattern: str) -> None:
-    """Nothing is said of a pattern without a text of four bytes that each match must hold."""
+    """A pattern has no literals unless every match contains a text of four bytes."""
     assert literals_of(pattern) == ()
 
 
@@ -54,10 +54,10 @@ def test_case() -> None:
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(st.data(), st.sampled_from(load_catalogue().rules))
 def test_every_match_holds_a_text(data: st.DataObject, rule: Rule) -> None:
-    """In any line that a shipped pattern matches stands one of its texts."""
+    """Every line that a shipped pattern matches contains one of its literals."""
     assert isinstance(rule.pattern, Regex)
     without_lookarounds = re.compile(rule.pattern.pattern, re.IGNORECASE if rule.ignore_case else 0)
     line = data.draw(st.from_regex(without_lookarounds))
-    if rule.pattern.search(line) is None:  # hypothesis looks past some conditions
+    if rule.pattern.search(line) is None:  # hypothesis ignores some conditions
         return
     assert any(text in (line.lower() if rule.ignore_case else line) for text in rule.literals)

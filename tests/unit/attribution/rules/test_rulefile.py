@@ -17,7 +17,7 @@ TEXTS = st.text(st.sampled_from("ab1 :#'\"-[]{}&*!|>%@`,?~\\"), max_size=12)
 
 
 def test_built_in_files_are_plain() -> None:
-    """Each shipped file is one that the quick reader takes, so that no start of an analysis waits for YAML."""
+    """The quick reader can read each shipped file, so that no analysis waits for YAML at its start."""
     for path in built_in_files():
         assert read_plain(path).data
 
@@ -45,7 +45,7 @@ def test_whatever_is_plain_means_the_same(
 
 
 def test_other_yaml_works(tmp_path: Path) -> None:
-    """A file in another style is read as job.yaml is."""
+    """A file in another style is read as YAML, as job.yaml is."""
     path = tmp_path / "own.yaml"
     path.write_text('own.rule: {fault: own, sample: ["a", "b"]}\n')
     assert read_rule_file(path).data == {"own.rule": {"fault": "own", "sample": ["a", "b"]}}
@@ -53,7 +53,7 @@ def test_other_yaml_works(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "line"), [("a:\n  b: 1\na:\n  c: 2\n", 3), ("- a\n", 1), ("a:\n  b: [\n", 3)])
 def test_what_is_wrong_is_reported(tmp_path: Path, text: str, line: int) -> None:
-    """With the file and the line of a key that stands twice, of what is no mapping, and of what is no YAML."""
+    """The error has the file and the line of a duplicate key, of what is no mapping, and of what is no YAML."""
     path = tmp_path / "own.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:

@@ -42,7 +42,7 @@ def exceptions(tmp_path: Path, text: str) -> list[Hit]:
     ],
 )
 def test_any_name(tmp_path: Path, last: str) -> None:
-    """A dotted name, a name without a message, a message of several lines, notes."""
+    """A dotted name, a name without a message, a message of several lines, and notes are recognised."""
     hits = exceptions(tmp_path, f"loading\n{HEAD}{last}\n")
     assert [(hit.line, hit.text) for hit in hits] == [(7, last.splitlines()[0])]
     assert hits[0].groups["frames"] == "train.py:31 in <module>|train.py:12 in main"
@@ -53,12 +53,12 @@ def test_any_name(tmp_path: Path, last: str) -> None:
     ["SystemExit: 0", "click.exceptions.Exit: 0", "INFO: done", "Killed", "step 12 loss 2.3\nloading the next shard"],
 )
 def test_what_ends_no_traceback(tmp_path: Path, last: str) -> None:
-    """A program that ended well; a log line or a shell's word where a traceback was cut."""
+    """A successful exit, or a log line or a shell's message where a traceback was cut, is no exception."""
     assert exceptions(tmp_path, f"{HEAD}{last}\n") == []
 
 
 def test_lines_of_other_writers_between(tmp_path: Path) -> None:
-    """They are passed over, labelled or not."""
+    """Lines of other writers within a traceback are skipped, labelled or not."""
     frames = HEAD.splitlines()
     lines = ["[rank3]: " + line for line in (*frames, "acme.Bad: x")]
     lines.insert(3, "[rank1]: acme.NotThis: y")
@@ -70,13 +70,13 @@ def test_lines_of_other_writers_between(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", ["(Trainer pid=812, ip=10.0.0.3) ", "2026-11-21T18:00:00.123456789Z stderr F "])
 def test_labels_of_ray_and_kubernetes(tmp_path: Path, prefix: str) -> None:
-    """Each line of the traceback has one."""
+    """Each line of the traceback has the label."""
     text = "".join(f"{prefix}{line}\n" for line in (*HEAD.splitlines(), "acme.Bad: x"))
     assert [hit.text for hit in exceptions(tmp_path, text)] == [f"{prefix}acme.Bad: x"]
 
 
 def test_an_exception_group(tmp_path: Path) -> None:
-    """The group, and each exception in it."""
+    """The group is found, and each exception in it."""
     inner = "".join(f"    | {line}\n" for line in (*HEAD.splitlines(), "acme.Bad: x"))
     outer = "".join(f"  | {line}\n" for line in (*HEAD.splitlines()[1:], "ExceptionGroup: two (1 sub-exception)"))
     text = f"  + Exception Group {HEAD.splitlines()[0]}\n{outer}  +-+---------------- 1 ----------------\n{inner}"
@@ -85,14 +85,14 @@ def test_an_exception_group(tmp_path: Path) -> None:
 
 
 def test_a_traceback_that_two_reads_share(tmp_path: Path) -> None:
-    """Its header in one block of the file, its exception in the next."""
+    """A traceback is found whose header is in one block of the file and its exception in the next."""
     for before in range((256 << 10) - 300, 256 << 10, 37):
         hits = exceptions(tmp_path, "x" * 99 + "\n" + "y" * (before - 101) + "\n" + HEAD + "acme.Bad: x\n")
         assert [hit.text for hit in hits] == ["acme.Bad: x"]
 
 
 def test_many_tracebacks(tmp_path: Path) -> None:
-    """The first and the last of them are kept."""
+    """The first and the last of many tracebacks are kept."""
     hits = exceptions(tmp_path, "".join(f"{HEAD}acme.Bad: {number}\n" for number in range(9000)))
     kept = [int(hit.text.rpartition(" ")[2]) for hit in hits]
     assert kept == [*range(8), *range(8992, 9000)]

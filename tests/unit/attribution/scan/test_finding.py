@@ -1,4 +1,4 @@
-"""Which files are logs, and whose."""
+"""Which files are logs, and of which rank and node."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def write(path: Path, content: bytes = b"x\n") -> Path:
     ],
 )
 def test_names(tmp_path: Path, name: str, rank: int | None, node: str | None, kind: str) -> None:
-    """A file's path shows its rank, its node and its kind, as far as the job's nodes make them known."""
+    """A file's path shows its rank, its node and its kind, as far as the job's nodes are known."""
     write(tmp_path / name)
     (file,) = find_logs([tmp_path], INQUIRY)
     assert (file.path, file.rank, file.node, file.kind) == (tmp_path / name, rank, node, kind)
 
 
 def test_torchrun_on_one_node(tmp_path: Path) -> None:
-    """Where there is one node, or none is known, torchrun's number is the rank."""
+    """If there is one node, or none is known, torchrun's number is the rank."""
     write(tmp_path / "attempt_0/3/stderr.log")
     assert find_logs([tmp_path], None)[0].rank == 3
 
@@ -73,7 +73,7 @@ def test_flight_recorder(tmp_path: Path) -> None:
 
 
 def test_links(tmp_path: Path) -> None:
-    """Loops of links are walked once, a file with several names counts once, links to nothing not at all."""
+    """Loops of links are walked once; a file with several names counts once, and a dangling link not at all."""
     log = write(tmp_path / "logs" / "a.log")
     (tmp_path / "logs" / "loop").symlink_to(tmp_path)
     (tmp_path / "logs" / "b.log").symlink_to(log)
@@ -82,7 +82,8 @@ def test_links(tmp_path: Path) -> None:
 
 
 def test_what_is_no_log(tmp_path: Path) -> None:
-    """Programs, checkpoints, hidden files and FIFOs below a folder are left out; named, a program counts."""
+    """Programs, checkpoints, hidden files and FIFOs below a folder are left out; a program that is named itself
+    counts."""
     for name in ("train.py", "model.pt", ".git/a.log", "__pycache__/a.txt"):
         write(tmp_path / name)
     os.mkfifo(tmp_path / "fifo.log")
@@ -93,13 +94,13 @@ def test_what_is_no_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/nowhere/a.log"])
 def test_refused(path: str) -> None:
-    """What is not there, or can be no log, is an error that says so."""
+    """A path that does not exist, or cannot be a log, is an error that says so."""
     with pytest.raises(UsageError, match=r"is a device|cannot be read: No such file"):
         find_logs([Path(path)], None)
 
 
 def test_job_folder(tmp_path: Path) -> None:
-    """Of a job's folder its logs count, not the journal that quotes them."""
+    """In a job's folder only the logs count, not the journal, which quotes them."""
     write(tmp_path / "plan.json", b"{}")
     write(tmp_path / "events.jsonl")
     log = write(tmp_path / "logs/main-0/gen-0/cycle-0/rank-0.err")
@@ -116,7 +117,7 @@ def test_many(tmp_path: Path) -> None:
 
 
 def test_folder_that_cannot_be_listed(tmp_path: Path) -> None:
-    """A scan says of a folder that cannot be listed that it is one."""
+    """A folder that cannot be listed is a problem of the scan."""
     log = write(tmp_path / "a.log")
     os.link(log, tmp_path / "b.log")
     folder = find_logs([tmp_path], None)[0]

@@ -1,4 +1,4 @@
-"""Whose line it is."""
+"""Which rank and node a line is from."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from nvrx_slurm.attribution.scan.prefixes import by_srun, label_of, named_in
     ],
 )
 def test_labels(line: bytes, srun: bool, rank: int | None, node: str | None, local: int | None, rest: bytes) -> None:
-    """Each label is read, and the line proper begins after it."""
+    """Each label is read, and the line's own text begins after it."""
     label = label_of(line, srun=srun)
     assert (label.rank, label.node, label.local_rank, line[label.begin :]) == (rank, node, local, rest)
 
 
 def test_by_srun() -> None:
-    """A file counts as labelled by srun where nearly all of its lines have a number."""
+    """A file counts as labelled by srun if nearly all of its lines have a number."""
     assert by_srun(b"0: a\n1: b\n\n0: c\n")
     assert by_srun(b"n1: 0: a\nn2: 1: b\n")
     assert not by_srun(b"a\nb\n0: c\n")
@@ -52,6 +52,6 @@ def test_by_srun() -> None:
         (b"[E1121 18:00:00.1 ProcessGroupNCCL.cpp:1] [Rank 0] Watchdog", (0, None)),
     ],
 )
-def test_told(line: bytes, expected: tuple[int | None, str | None]) -> None:
+def test_named_within_the_line(line: bytes, expected: tuple[int | None, str | None]) -> None:
     """NCCL, syslog and c10d name the node or the rank within their lines."""
     assert named_in(line, 0) == expected

@@ -1,4 +1,4 @@
-"""Where Vectorscan is not installed, Python searches for the rules, and finds the same."""
+"""Without Vectorscan Python searches for the rules, and finds the same."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_samples_of_shipped_rules() -> None:
 
 @pytest.mark.parametrize("search", [vectorscan.search, search_in_python], ids=["Vectorscan", "Python"])
 def test_a_rule_without_literals_is_refused(search: SearchFactory) -> None:
-    """No search can find it, whatever the engine is."""
+    """No search engine could find such a rule."""
     with pytest.raises(ConfigError) as caught:
         _ = Prefilter(Catalogue((rule("any", "x"),)), search=search).literals
     assert caught.value.key == "any"
 
 
 def test_case_is_ignored_for_the_rules_that_say_so() -> None:
-    """Of two rules with one literal, the other's case counts."""
+    """Of two rules with the same literal, one ignores case and the other does not."""
     rules = rule("any case", "(?i)fatal", "fatal", ignore_case=True), rule("exact", "fatal", "fatal")
     searcher = Searcher(Prefilter(Catalogue(rules), search=search_in_python))
     assert searcher.present(b"FATAL") == [0]

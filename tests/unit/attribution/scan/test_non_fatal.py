@@ -1,4 +1,4 @@
-"""Tracebacks that real Python prints of exceptions that end no process, or perhaps none."""
+"""Tracebacks, printed by real Python, of exceptions that ended no process or perhaps none."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ if __name__ == "__main__":
 
 
 def hit_of(tmp_path: Path, call: str, before: str = "pass") -> Hit:
-    """The last ValueError of what Python prints."""
+    """The last hit of a ValueError in what Python prints."""
     script = tmp_path / "train.py"
     script.write_text(f"{FAILS}    {before}\n    {call}\n")
     printed = subprocess.run([sys.executable, script], capture_output=True, check=False).stderr
@@ -92,7 +92,7 @@ def test_non_fatal(tmp_path: Path, call: str, non_fatal: str) -> None:
 
 @pytest.mark.parametrize("call", ["fail()", "chained()", "pooled()"])
 def test_uncaught(tmp_path: Path, call: str) -> None:
-    """What ended the process is fatal, also where another process raised it first."""
+    """An exception that ended the process is fatal, even if another process raised it first."""
     assert "non_fatal" not in hit_of(tmp_path, call).groups
     assert "non_fatal" not in hit_of(tmp_path, call, before="print('step 3:', 'loss 2.1', file=sys.stderr)").groups
     assert "non_fatal" not in hit_of(tmp_path, call, before="warnings.warn('slow')").groups
@@ -117,7 +117,8 @@ ValueError: bad sample
     [("step 12\n", None), ("Exception in thread Thread-3 (prefetch):\n", "thread")],
 )
 def test_data_loader(tmp_path: Path, above: str, non_fatal: str | None) -> None:
-    """What a worker of a data loader raised, the main process raises again: it counts as that does."""
+    """The main process raises an exception of a data loader's worker again: the first one counts as the second
+    does."""
     hits = scanned(tmp_path / "a.log", (above + LOADER).encode()).hits
     assert {hit.groups.get("non_fatal") for hit in hits} == {non_fatal}
 

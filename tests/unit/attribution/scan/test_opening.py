@@ -11,7 +11,7 @@ from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
 
 
 def test_growing(tmp_path: Path) -> None:
-    """A file that grows faster than it is read is read as far as it was when reading began."""
+    """A file that grows faster than it is read is read up to the size that it had when reading began."""
     path = tmp_path / "a.log"
     path.write_bytes(b"x" * 1000)
     read = 0
@@ -24,7 +24,8 @@ def test_growing(tmp_path: Path) -> None:
 
 
 def test_cut(tmp_path: Path) -> None:
-    """A file that is cut while it is read gives what was read before, and says that it was cut."""
+    """A file that is truncated while it is read gives what was read before, and an error that says how much is
+    missing."""
     path = tmp_path / "a.log"
     path.write_bytes(b"x" * 1000)
     with opened(path) as file:

@@ -63,7 +63,7 @@ _LABELS = [
 @settings(max_examples=60)  # each compiles twice
 @given(pattern=_PATTERNS, line=st.text("abcABCx1 ._", max_size=12), before=st.sampled_from(_LABELS))
 def test_whole_patterns(pattern: str, line: str, before: str) -> None:
-    """Where a pattern matches a line, with or without its label, the form that Vectorscan gets finds something."""
+    """If a pattern matches a line, with or without its label, the form for Vectorscan matches too."""
     searched = rule("any", pattern, "ab")
     if re.search(pattern, line):
         searcher = Searcher(Prefilter(Catalogue((searched,))))
@@ -73,14 +73,14 @@ def test_whole_patterns(pattern: str, line: str, before: str) -> None:
 
 
 def test_reference_to_a_group() -> None:
-    """What a pattern says of a group that it has matched is left to the pattern."""
+    """A reference to a group that has matched is checked by the pattern alone, not by the prefilter."""
     searcher = Searcher(Prefilter(Catalogue((rule("twice", r"(?P<word>\w+) (?P=word)", "ab"),))))
     assert searcher.may_match(0, b"so so")
 
 
-@pytest.mark.timeout(400)  # compiling them is all processor time, and other tests take theirs
+@pytest.mark.timeout(400)  # compiling needs much processor time, which other tests use too
 def test_shipped_patterns() -> None:
-    """Vectorscan takes the pattern of every shipped rule, and each finds the rule's samples."""
+    """Vectorscan accepts the pattern of every shipped rule, and finds the rule's samples."""
     rules = Prefilter(load_catalogue()).rules
     found = search_factory()(rules, "patterns", None)()
     for number, each in enumerate(rules):
@@ -90,7 +90,7 @@ def test_shipped_patterns() -> None:
 
 
 def test_a_pattern_too_large() -> None:
-    """A pattern that Vectorscan refuses is looked for by its literals, and the other rules as ever."""
+    """A pattern that Vectorscan refuses is searched for by its literals; other rules are found as usual."""
     too_large = replace(
         rule("large", "x", "telling"), pattern=re.compile(b"(?:" + b"[ab]{9}x" * 12_000 + b")|telling")
     )

@@ -1,4 +1,4 @@
-"""Log lines that are JSON objects say what their text says."""
+"""A log line that is a JSON object is read as the text that it contains."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ TRACEBACK = f"{HEADER}KeyError: 'labels'"
     ],
 )
 def test_said(record: dict[str, object], said: str | None) -> None:
-    """Time, level, message and plain values stand in the first line, and the exception in lines of its own. An object
-    without a message is no record."""
+    """A record's time, level, message and plain values are in its first line, and its exception is in lines of its
+    own. An object without a message is no record."""
     assert said_by(json.dumps(record).encode()) == (said and said.encode())
 
 
@@ -59,7 +59,7 @@ def test_said(record: dict[str, object], said: str | None) -> None:
     ],
 )
 def test_other_lines_stay(line: bytes) -> None:
-    """What is no JSON object in a line of its own is left as it is, and a record of one line without an error."""
+    """A line that is not just a JSON object stays as it is, and so does a record of one line without an error."""
     assert unwrapped(b"x\n" + line + b"\n") == (b"x\n" + line + b"\n", None)
 
 
@@ -73,7 +73,8 @@ def test_places() -> None:
 
 
 def test_an_exception_in_a_record(tmp_path: Path) -> None:
-    """The hit has the record's line and rank, the traceback's frame, and may not have ended the process."""
+    """The hit has the record's line and rank and the traceback's frame; it is marked as logged, since the process may
+    have gone on."""
     path = tmp_path / "train.log"
     records = [
         {"time": "2026-11-29T03:00:00Z", "level": "INFO", "rank": 5, "message": "step 1"},
@@ -102,7 +103,7 @@ def test_an_exception_in_a_record(tmp_path: Path) -> None:
     ],
 )
 def test_an_exception_that_a_logger_reports(tmp_path: Path, prefix: str) -> None:
-    """It is recognised behind the prefixes of usual formats, names no node, and may not have ended the process."""
+    """The exception is recognised behind the prefixes of usual formats, names no node, and is marked as logged."""
     path = tmp_path / "train.log"
     path.write_text(f"starting\n{prefix}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     result = scan(find_logs([path], None), load_catalogue())

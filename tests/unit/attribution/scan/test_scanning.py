@@ -1,4 +1,4 @@
-"""Files into hits: what is found does not depend on how a file is read, packed, encoded or labelled."""
+"""The hits in a file do not depend on how it is read, packed, encoded or labelled."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def read(pieces: list[bytes]) -> list[Hit]:
 
 @given(text=TEXTS, data=st.data())
 def test_pieces(text: bytes, data: st.DataObject) -> None:
-    """Hits are the same whatever pieces a file comes in."""
+    """Hits are the same however the file is split into pieces."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert read(pieces) == read([text])
@@ -118,7 +118,7 @@ def test_packed(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
 def test_encodings(tmp_path: Path, encoding: str) -> None:
-    """Text is understood in the encodings that logs have."""
+    """Text is decoded in the encodings that logs have."""
     assert found(scanned(tmp_path / "a.log", "ValueError: größe\n".encode(encoding)))[0] == (
         "value",
         1,
@@ -127,7 +127,7 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
 
 
 def test_torn_gzip(tmp_path: Path) -> None:
-    """Of a packed file that is torn, what can be unpacked is read, and the tear is a problem."""
+    """If a packed file is torn, what can be unpacked is read, and the tear is a problem."""
     packed = gzip.compress(OOM + b"\n" + os.urandom(10_000).hex().encode())
     log = scanned(tmp_path / "a.log.gz", packed[:-100])
     assert [hit.rule.name for hit in log.hits] == ["oom"]
@@ -135,20 +135,21 @@ def test_torn_gzip(tmp_path: Path) -> None:
 
 
 def test_progress_bar(tmp_path: Path) -> None:
-    """An error behind a progress bar that redraws itself for ever is found, in the line that an editor shows."""
+    """An error after a progress bar that was redrawn many times is found, with the line number that an editor
+    shows."""
     log = scanned(tmp_path / "a.log", b"start\n" + b" 10%|#    | 1/10\r" * 100_000 + OOM + b"\n")
     assert found(log) == [("oom", 2, OOM.decode())]
 
 
 def test_line_without_end(tmp_path: Path) -> None:
-    """A line without end is read in parts, and what comes after it is found."""
+    """A very long line is read in parts, and what comes after it is found."""
     log = scanned(tmp_path / "a.log", b"x" * (3 << 20) + b"\n" + OOM)
     assert found(log) == [("oom", 2, OOM.decode())]
     assert log.hits[0].offset == (3 << 20) + 1
 
 
 def test_hole(tmp_path: Path) -> None:
-    """A hole of NULs before a line does not hide it."""
+    """A hole of NUL bytes before a line does not hide it."""
     path = tmp_path / "a.log"
     with path.open("wb") as file:
         file.seek(5 << 20)
@@ -167,13 +168,13 @@ def test_many(tmp_path: Path) -> None:
 
 
 def test_noise(tmp_path: Path) -> None:
-    """A line that noise matches counts for no rule, and noise has no hits."""
+    """A line that a noise rule matches counts for no rule, and noise has no hits."""
     log = scanned(tmp_path / "a.log", b"ValueError: retried\nValueError: real\n")
     assert {hit.text for hit in log.hits} == {"ValueError: real"}
 
 
-def test_what_a_hit_tells(tmp_path: Path) -> None:
-    """A hit has its rank, node and time by its label and stamp, and the pattern's groups."""
+def test_what_a_hit_contains(tmp_path: Path) -> None:
+    """A hit has the rank, node and time of its label and stamp, and the pattern's groups."""
     stamped = b"2026-11-21T18:00:00Z node7 kernel: NVRM: Xid (PCI:0000:1b:00): 79, pid=1"
     log = scanned(tmp_path / "a.log", b"fine\n[rank12]: " + stamped + b"\n")
     hit = log.hits[0]
@@ -182,14 +183,14 @@ def test_what_a_hit_tells(tmp_path: Path) -> None:
 
 
 def test_groups_name_rank_and_node(tmp_path: Path) -> None:
-    """Where neither label nor file names them, the pattern's groups name rank and node."""
+    """If neither label nor file names rank and node, the pattern's groups do."""
     hit = scanned(tmp_path / "a.log", b"the rank 5 on node n3\n").hits[0]
     assert (hit.rank, hit.node) == (5, "n3")
     assert scanned(tmp_path / "a.log", b"the rank 5 on node n3\n", rank=2).hits[0].rank == 2
 
 
 def test_srun_labels(tmp_path: Path) -> None:
-    """In a file that `srun --label` wrote, the number before each line is its rank; elsewhere it is none."""
+    """In a file that `srun --label` wrote, the number before each line is its rank; in other files it is not."""
     labelled = b"".join(b"%2d: fine\n" % (number % 16) for number in range(200)) + b" 7: ValueError: x\n"
     assert {hit.rank for hit in scanned(tmp_path / "a.log", labelled).hits} == {7}
     assert not scanned(tmp_path / "b.log", b"fine\n" * 200 + b" 7: ValueError: x\n").hits
@@ -212,7 +213,7 @@ def test_long_line_is_cut_around_its_match(tmp_path: Path) -> None:
 
 
 def test_line_that_is_not_searched_to_its_end(tmp_path: Path) -> None:
-    """What is left out of it is a problem; of a line that is as long as one may be nothing is."""
+    """The part of a line beyond the limit is not searched and is a problem; a line of just that length is none."""
     long, longer = b"y" * KEPT_OF_A_LINE_BYTES + b"\n", b"z" * (KEPT_OF_A_LINE_BYTES + 99) + b"\n"
     (problem,) = scanned(tmp_path / "a.log", long + longer + long + longer).problems
     assert problem == f"{tmp_path / 'a.log'} has lines of more than 64 KiB: 200 bytes of them are not searched"
@@ -220,7 +221,7 @@ def test_line_that_is_not_searched_to_its_end(tmp_path: Path) -> None:
 
 
 def test_unreadable(tmp_path: Path) -> None:
-    """What cannot be read is a problem that names the file; the others are read."""
+    """A file that cannot be read is a problem that names it; the others are read."""
     (tmp_path / "a.log").write_bytes(OOM)
     (tmp_path / "core").write_bytes(b"\x7fELF" + OOM)
     os.mkfifo(tmp_path / "fifo")
@@ -243,7 +244,7 @@ def test_jobs(tmp_path: Path) -> None:
 
 
 def test_stopped(tmp_path: Path) -> None:
-    """A scan that is stopped says how far it came."""
+    """A scan that is stopped says how many files it has read."""
     path = tmp_path / "a.log"
     path.write_bytes(OOM)
     stop = threading.Event()
@@ -253,7 +254,7 @@ def test_stopped(tmp_path: Path) -> None:
 
 
 def test_nothing_to_look_for(tmp_path: Path) -> None:
-    """Without rules a file is read all the same; a rule that no search can find is refused."""
+    """Without rules a file is still read; a rule that no search can find is refused."""
     path = tmp_path / "a.log"
     path.write_bytes(b"last\n")
     logs = [LogFile(path, None, None, "mixed")]
@@ -265,7 +266,7 @@ def test_nothing_to_look_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_search_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
-    """A search that finds no memory ends the scan with its error, and not only once `stop` is set."""
+    """A search that finds no memory ends the scan with its error at once, and not only after `stop` is set."""
 
     def search(rules: Sequence[Rule], forms: str, kept: SealedFolder | None) -> Callable[[], Search]:
         def begin() -> Search:
@@ -288,7 +289,7 @@ def test_search_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jo
 def test_shipped_rules(tmp_path: Path) -> None:
     """Every sample of every shipped rule is found in a file of them all."""
     catalogue = load_catalogue()
-    found = [rule for rule in catalogue.rules if rule.role != "noise" and not rule.below]  # those: test_exceptions.py
+    found = [rule for rule in catalogue.rules if rule.role != "noise" and not rule.below]  # below: test_exceptions.py
     samples = [(rule, sample) for rule in found for sample in rule.sample]
     path = tmp_path / "a.log"
     path.write_text("".join(f"{sample}\n" for _, sample in samples))

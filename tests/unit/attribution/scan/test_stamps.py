@@ -42,19 +42,19 @@ CHANGED_AT = NOON + 3600
     ],
 )
 def test_forms(line: bytes, expected: float | None) -> None:
-    """Each usual form is understood, and what is none is none."""
+    """Each usual form is read as a time, and any other text is no stamp."""
     stamp = stamp_of(line, CHANGED_AT)
     assert stamp == (expected if expected is None else pytest.approx(expected, abs=1e-6))
 
 
 def test_year() -> None:
-    """A stamp without a year is of the year in which it is not later than the file's last change."""
+    """A stamp without a year is in the latest year in which it is not after the file's last change."""
     in_january = datetime(2027, 1, 2).timestamp()
     assert stamp_of(b"Dec 31 23:00:00 n1 x: y", in_january) == datetime(2026, 12, 31, 23).timestamp()
     assert stamp_of(b"Jan  1 23:00:00 n1 x: y", in_january) == datetime(2027, 1, 1, 23).timestamp()
 
 
 def test_first() -> None:
-    """The first line with a stamp gives the time of several."""
+    """Several lines have the time of the first one with a stamp."""
     assert first_stamp([b"x", b"2026-11-21T12:00:00Z", b"2026-11-21T13:00:00Z"], CHANGED_AT) == NOON_UTC
     assert first_stamp([b"x"], CHANGED_AT) is None

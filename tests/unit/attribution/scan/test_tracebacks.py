@@ -47,7 +47,7 @@ def hit_of(tmp_path: Path, lines: list[str], rule: str = "raised") -> Hit:
 
 
 def test_frames(tmp_path: Path) -> None:
-    """The last line has the frames above it, innermost last, and the innermost of the user's."""
+    """The last line has the frames above it, the innermost last, and the innermost frame of the user's code."""
     hit = hit_of(tmp_path, traceback_of(tmp_path, "load('a')"))
     assert hit.groups["frames"] == "train.py:17 in <module>|train.py:3 in load"
     assert hit.groups["user_frame"] == f"{tmp_path}/train.py:3 in load"
@@ -55,7 +55,7 @@ def test_frames(tmp_path: Path) -> None:
 
 
 def test_installed_packages_are_not_the_user_s(tmp_path: Path) -> None:
-    """A frame of the standard library or of a package is none of the user's."""
+    """A frame of the standard library or of a package does not count as the user's."""
     lines = traceback_of(tmp_path, "import json; json.loads('')")[:-1]
     hit = hit_of(tmp_path, [*lines, "ValueError: x"])
     assert re.search(r"decoder\.py:\d+ in raw_decode$", hit.groups["frames"])
@@ -91,7 +91,7 @@ def test_interleaved(tmp_path: Path) -> None:
 
 
 def test_other_lines_between(tmp_path: Path) -> None:
-    """A few lines of others within a traceback do not tear it; another exception's frames are not taken."""
+    """A few lines of other writers within a traceback do not end it; another exception's frames are not taken."""
     lines = traceback_of(tmp_path, "load('a')")
     lines.insert(2, "step 17 done")
     assert "in load" in hit_of(tmp_path, lines).groups["frames"]
@@ -99,12 +99,12 @@ def test_other_lines_between(tmp_path: Path) -> None:
 
 
 def test_time(tmp_path: Path) -> None:
-    """A traceback is of the time of the line that announces it."""
+    """A traceback has the time of the line that announces it."""
     lines = ["2026-11-21T18:00:00Z ERROR it failed", *traceback_of(tmp_path, "load('a')")]
     assert hit_of(tmp_path, lines).t == 1795284000.0
     assert hit_of(tmp_path, ["2026-11-21T18:00:00Z step 1", "fine", *lines[1:]]).t is None
 
 
 def test_torn(tmp_path: Path) -> None:
-    """Of a traceback whose beginning is lost the frames that are left are reported."""
+    """If the beginning of a traceback is lost, the frames that are left are reported."""
     assert hit_of(tmp_path, traceback_of(tmp_path, "load('a')")[3:]).groups["frames"] == "train.py:3 in load"

@@ -1,4 +1,4 @@
-"""Compiled rules are kept for the next process, and compiled again where they cannot be used."""
+"""Compiled rules are kept for the next process, and compiled again if they cannot be used."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def finds(kept: SealedFolder, catalogue: Catalogue = CATALOGUE) -> list[int]:
 
 
 def test_kept(kept: SealedFolder) -> None:
-    """What was compiled once is loaded from then on, and finds the same."""
+    """Rules that were compiled once are loaded from then on, and find the same."""
     first = finds(kept)
     written = files(kept)[0].stat()
     assert finds(kept) == first == [0]
@@ -51,7 +51,7 @@ def test_kept(kept: SealedFolder) -> None:
     ids=["empty", "cut off", "changed", "a hole"],
 )
 def test_torn(kept: SealedFolder, torn: Callable[[bytes], bytes]) -> None:
-    """A file that was changed is compiled again."""
+    """If the kept file was changed, the rules are compiled again."""
     first = finds(kept)
     file = files(kept)[0]
     whole = file.read_bytes()
@@ -61,7 +61,7 @@ def test_torn(kept: SealedFolder, torn: Callable[[bytes], bytes]) -> None:
 
 
 def test_of_another_library(kept: SealedFolder) -> None:
-    """A whole file that this library refuses is compiled again."""
+    """If this library refuses the whole kept file, the rules are compiled again."""
     first = finds(kept)
     name = files(kept)[0].name
     kept.put(name, b"what another version kept")
@@ -70,7 +70,7 @@ def test_of_another_library(kept: SealedFolder) -> None:
 
 
 def test_other_rules(kept: SealedFolder) -> None:
-    """Other rules have files of their own, and the last used ones are kept."""
+    """Other rules have their own files, of which the last used are kept."""
     for number in range(5):
         assert finds(kept, Catalogue((rule("oom", f"memory|{number}xxx", "memory", f"{number}xxx"),))) == [0]
     assert len(files(kept)) == 3
@@ -78,14 +78,14 @@ def test_other_rules(kept: SealedFolder) -> None:
 
 @pytest.mark.parametrize("place", ["/proc/nvrx", "/dev/null/nvrx", "relative"])
 def test_nowhere_to_keep(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing can be kept, rules are compiled each time."""
+    """If nothing can be kept, the rules are compiled each time."""
     monkeypatch.chdir(tmp_path)
     assert finds(SealedFolder(Path(place), 3)) == [0]
     assert not list(tmp_path.iterdir())
 
 
 def test_on_a_read_only_file_system(kept: SealedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept is loaded, though its time of use cannot be written."""
+    """A kept file is loaded even if its time of use cannot be written."""
     kept.put("name", b"kept")
 
     def refuse(*_: object, **__: object) -> None:
@@ -96,7 +96,7 @@ def test_on_a_read_only_file_system(kept: SealedFolder, monkeypatch: pytest.Monk
 
 
 def test_a_folder_of_others(kept: SealedFolder) -> None:
-    """What others could have written is not read."""
+    """A file that other users could have written is not read."""
     finds(kept)
     kept.path.chmod(0o770)
     assert kept.get(files(kept)[0].name) is None
@@ -104,7 +104,7 @@ def test_a_folder_of_others(kept: SealedFolder) -> None:
 
 
 def test_named_by_the_rules() -> None:
-    """All that a search depends on is part of the name."""
+    """Everything that a search depends on is part of the file's name."""
     one = rule("oom", "memory", "memory")
     others = [
         rule("oom", "memory?", "memory"),

@@ -52,7 +52,7 @@ class Fleet:
         bounds: RetentionLimits | None = None,
         **rest: Any,
     ) -> httpx2.AsyncClient:
-        """A running service; its client."""
+        """Start a service; returns a client for it."""
         metrics, results = Metrics(), None
         if state:
             (self.room / "state").mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ class Fleet:
         return client
 
     def inquiry(self, says: str | None, cycle: int = 0) -> Inquiry:
-        """A failure whose log says this; None: what the test writes into it later (a FIFO)."""
+        """An inquiry about a log with this content; None: the log is a FIFO into which the test writes later."""
         log = self.logs / f"cycle-{cycle}.log"
         if says is None:
             os.mkfifo(log)
@@ -84,7 +84,7 @@ class Fleet:
         return Inquiry(key=key, paths=(str(log),))
 
     async def write(self, inquiry: Inquiry, says: str) -> None:
-        """Let a worker that reads a FIFO go on, or change a log."""
+        """Write the log; a worker that reads a FIFO then goes on."""
         await asyncio.to_thread(Path(inquiry.paths[0]).write_text, says)
 
     async def close(self) -> None:
@@ -96,7 +96,7 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
-    # On a busy machine this process itself may stand still for seconds.
+    # On a busy machine this process may not run for seconds.
     monkeypatch.setattr("nvrx_slurm.attribution.service.service.FILE_SYSTEM_S", 60.0)
     (tmp_path / "logs").mkdir()
     fleet = Fleet(tmp_path)
@@ -107,14 +107,14 @@ async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def ask(
     client: httpx2.AsyncClient, inquiry: Inquiry, intent: str = "terminal", *, wait_s: int = 20, **rest: Any
 ) -> httpx2.Response:
-    """Submit an inquiry and wait for what comes of it."""
+    """Submit an inquiry and wait for the reply."""
     body = msgspec.json.encode({"inquiry": inquiry, "intent": intent, **rest})
     headers = {"Content-Type": "application/json", "Prefer": f"wait={wait_s}"}
     return await client.post("/v1/inquiries", content=body, headers=headers)
 
 
 async def until(client: httpx2.AsyncClient, holds: Callable[[dict[str, Any]], bool], within_s: float = 20.0) -> None:
-    """Until the service's stats say so."""
+    """Wait until the service's stats satisfy this condition."""
     async with asyncio.timeout(within_s):
         while not holds((await client.get("/v1/stats")).json()):  # noqa: ASYNC110 -- the service is asked over HTTP
             await asyncio.sleep(0.01)

@@ -1,7 +1,8 @@
-"""A worker whose answers a test writes: what the first path of an inquiry holds. A FIFO holds it until the test does.
+"""A worker whose answers a test writes into the first path of an inquiry. If that is a FIFO, the worker waits for the
+test.
 
-`STOP`, `RESTART`, `UNKNOWN` are verdicts; `problem …` is one; `die`, `garbage`, `nested` (brackets in brackets) and
-`leave` are what they say.
+`STOP`, `RESTART`, `UNKNOWN` are verdicts; `problem …` is a problem; `die`, `garbage`, `nested` (brackets in brackets)
+and `leave` do what their names say.
 """
 
 from __future__ import annotations

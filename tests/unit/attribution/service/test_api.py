@@ -1,4 +1,4 @@
-"""What the API refuses, and how it says so."""
+"""What the API refuses, and with which replies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.mark.parametrize("given", [None, "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer", TOKEN])
 async def test_token(fleet: Fleet, given: str | None) -> None:
-    """Without the token the service shows only health and the document, and nothing is done."""
+    """Without the token only health and the OpenAPI document are available."""
     client = fleet.start(token=TOKEN)
     headers = {"Authorization": given} if given else {}
     for path in ("/v1/inquiries", "/v1/stats", "/metrics", "/nowhere"):
@@ -30,14 +30,14 @@ async def test_token(fleet: Fleet, given: str | None) -> None:
 
 
 async def test_known_token(fleet: Fleet) -> None:
-    """With the token one gets in, however the scheme is written."""
+    """With the token requests are allowed, however the scheme is written."""
     client = fleet.start(token=TOKEN)
     for scheme in ("Bearer", "bearer", "BEARER "):
         assert (await client.get("/v1/stats", headers={"Authorization": f"{scheme} {TOKEN}"})).status_code == 200
 
 
 async def test_rate(fleet: Fleet) -> None:
-    """A client that asks too often gets 429 and a time to come back; its watchdog is still answered."""
+    """A client that asks too often gets 429 and Retry-After; a health check is still answered."""
     client = fleet.start(limit=RateLimit(0.5, 3))
     statuses = [(await client.get("/v1/stats")).status_code for _ in range(5)]
     assert statuses == [200, 200, 200, 429, 429]
@@ -52,7 +52,7 @@ async def _post(client: httpx2.AsyncClient, body: bytes, headers: dict[str, str]
 
 
 async def test_bad_bodies(fleet: Fleet) -> None:
-    """What is no submission is refused with the place where it is wrong."""
+    """A body that is no submission is refused, with the place of the error."""
     client = fleet.start()
     good = msgspec.to_builtins({"inquiry": fleet.inquiry("STOP"), "intent": "terminal"})
     assert (await _post(client, b"{"))[0] == 400
@@ -76,7 +76,7 @@ async def test_bad_bodies(fleet: Fleet) -> None:
 
 
 async def test_unknown_keys(fleet: Fleet) -> None:
-    """They pass, so that two versions may meet, and the answer names them."""
+    """Unknown keys are accepted, since two versions may meet, and the reply names them."""
     client = fleet.start()
     inquiry = msgspec.to_builtins(fleet.inquiry("STOP"))
     inquiry |= {"started": 3, "key": {**inquiry["key"], "cycel": 1}}
@@ -99,7 +99,8 @@ async def test_long_body(fleet: Fleet) -> None:
 
 
 async def test_outside(fleet: Fleet, tmp_path: Path) -> None:
-    """A path that leads out of the roots is refused, by `..`, by a symlink, or openly, for earlier cycles too."""
+    """A path that leads out of the roots is refused, by `..`, by a symlink, or directly, and for earlier cycles
+    too."""
     client = fleet.start()
     (tmp_path / "secret").write_text("STOP")
     (fleet.logs / "link").symlink_to(tmp_path / "secret")
@@ -114,7 +115,7 @@ async def test_outside(fleet: Fleet, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("query", ["wait=-1", "wait=x", "wait=nan", "wait=inf", "after=-1", "after=1.5"])
 async def test_bad_query(fleet: Fleet, query: str) -> None:
-    """A wait or a revision that is none is refused."""
+    """An invalid wait or revision is refused."""
     client = fleet.start()
     answer = (await ask(client, fleet.inquiry("STOP"))).json()
     assert (await client.get(f"/v1/inquiries/{answer['id']}?{query}")).status_code == 422

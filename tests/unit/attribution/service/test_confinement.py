@@ -1,4 +1,4 @@
-"""Nothing outside the roots is read, by whatever way a path goes."""
+"""No path leads to a file outside of the roots."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _opened(path: str) -> str | None:
-    """Where the kernel gets to; None: nowhere."""
+    """The path that the kernel opens; None: it opens none."""
     try:
         descriptor = os.open(path, os.O_PATH)
     except (OSError, ValueError):
@@ -74,7 +74,7 @@ def test_no_way_out(tree: Path, parts: list[str], start: str) -> None:
 @given(text=st.text(max_size=40), is_below=st.booleans())
 @example(text="a", is_below=True)
 def test_any_text(tree: Path, text: str, is_below: bool) -> None:
-    """Any text at all is either refused or leads below the root; nothing else is raised."""
+    """Any text is either refused or leads below the root; no other error is raised."""
     path = f"{tree}/root/{text}" if is_below else text
     try:
         Roots([tree / "root"]).check(path)
@@ -112,7 +112,7 @@ def _tries(how: str, root: Path, *paths: Path) -> list[str]:
 
 @pytest.mark.parametrize("how", ["kernel", "reader"])
 def test_confined_process(tree: Path, how: str) -> None:
-    """A confined process reads logs below the root, and leaves it through no symlink."""
+    """A confined process reads logs below the root, and no symlink leads it out."""
     if how == "kernel" and not has_landlock():
         pytest.skip("this kernel has no Landlock")
     root = tree / "root"
@@ -124,7 +124,7 @@ def test_confined_process(tree: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["kernel", "reader"])
 def test_swapped_while_looking(tree: Path, how: str) -> None:
-    """A worker refuses what is a symlink by the time it is opened, though it was a file when it was looked at."""
+    """A worker refuses a file that was replaced by a symlink after it was checked."""
     if how == "kernel" and not has_landlock():
         pytest.skip("this kernel has no Landlock")
     log = tree / "root" / "swapped"
@@ -140,7 +140,7 @@ def test_swapped_while_looking(tree: Path, how: str) -> None:
 
 @pytest.mark.parametrize("root", ["/", "nowhere", "file"])
 def test_bad_root(tmp_path: Path, root: str) -> None:
-    """A root that does not exist, is no folder, or is the whole machine is refused at the start."""
+    """A root that does not exist, is no folder, or is `/` is refused at the start."""
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--root .*name"):
         existing([tmp_path / root])

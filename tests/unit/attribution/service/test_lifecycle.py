@@ -1,4 +1,4 @@
-"""What becomes of an inquiry, whatever happens in whatever order."""
+"""The states of an inquiry, for events in any order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _event = st.one_of(_asking, _verdict, st.sampled_from(("begin", "lost", "problem
 
 
 def _after(record: InquiryRecord, begun: InquiryRecord | None, event: object) -> InquiryRecord:
-    """The record after an event that can happen to it; others leave it as it is."""
+    """The record after an event; an event that cannot happen in its state changes nothing."""
     if isinstance(event, Submission):
         return accept(record, event, 2.0)
     if event == "restart":
@@ -52,8 +52,8 @@ def _after(record: InquiryRecord, begun: InquiryRecord | None, event: object) ->
 
 @given(first=_asking, events=st.lists(_event, max_size=30))
 def test_promises(first: Submission, events: list[object]) -> None:
-    """What is done never changes; an answer for good is never taken back to a look that was not the last; an inquiry
-    that is only tracked is never looked at; three lost workers are the end; and asking twice changes nothing."""
+    """A done inquiry never changes, and only a last look makes it done; an inquiry that is only tracked is never
+    looked at; a record counts at most three lost workers; and asking twice changes nothing."""
     record, begun, intents = accept(None, first, 1.0), None, {first.intent}
     for event in events:
         before, record = record, _after(record, begun, event)
@@ -75,7 +75,7 @@ def test_promises(first: Submission, events: list[object]) -> None:
 
 @given(events=st.lists(st.sampled_from(["begin", "lost", Verdict.UNKNOWN]), min_size=20, max_size=20))
 def test_ends(events: list[object]) -> None:
-    """A terminal inquiry that is worked on is answered at its first look, well or badly."""
+    """A terminal inquiry that is being analysed is closed by its first look, with an answer or a failure."""
     record, begun = accept(None, _asked("terminal"), 1.0), None
     for event in ["begin", *events]:
         record = _after(record, begun, event)
@@ -88,7 +88,7 @@ def _asked(intent: Intent, **inquiry: object) -> Submission:
 
 
 def test_merged() -> None:
-    """Who asks later may know more paths and less of the failure: nothing of either is lost."""
+    """A later submission may have more paths and less of the failure: nothing of either is lost."""
     failed = Failed(cause="exit", node="n1", exit_code=1)
     known = accept(None, _asked("track_only", failed=failed, nodes=("n1", "n2"), workers_per_node=4), 1.0)
     merged = accept(known, _asked("terminal", paths=("/logs/b",)), 2.0).inquiry
@@ -97,7 +97,7 @@ def test_merged() -> None:
 
 
 def test_settled_during_a_look() -> None:
-    """What was settled during a look is looked at once more: the look may have come too early."""
+    """If an inquiry is settled during a look, it is looked at once more: the look may have come too early."""
     running = begin(accept(None, _asked("progressive"), 1.0))
     settled = accept(running, Submission(inquiry=running.inquiry, intent="progressive", settled=True), 2.0)
     early = conclude(settled, running, Attribution(source="lib", verdict=Verdict.UNKNOWN), 3.0)
@@ -106,7 +106,7 @@ def test_settled_during_a_look() -> None:
 
 
 def test_same_again() -> None:
-    """An attribution that differs only in how it came about is no news."""
+    """An attribution that differs only in latency and caching is no new revision."""
     running = begin(accept(None, _asked("progressive"), 1.0))
     once = conclude(running, running, Attribution(source="lib", verdict=Verdict.STOP, latency_s=1.0), 2.0)
     cached = Attribution(source="lib", verdict=Verdict.STOP, latency_s=0.1, cached=True)

@@ -1,4 +1,4 @@
-"""The small parts: rate limits, waiting for file systems, results on disk, what the command line says."""
+"""The small parts: rate limits, threads for file systems, results on disk, options of the command line."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ RECORD = accept(None, Submission(inquiry=Inquiry(key=KEY, paths=("/logs",)), int
 
 @given(gaps=st.lists(st.floats(0.0, 3.0), min_size=1, max_size=60))
 def test_rate(gaps: list[float]) -> None:
-    """However a client times its requests, no more get through than the burst and the rate together allow, and one
-    that waits as long as the reply asks gets through."""
+    """However a client times its requests, no more get through than burst and rate together allow, and one that waits
+    as long as the reply says gets through."""
     limit, now, passed = auth.RateLimit(per_s=2.0, burst=5), 0.0, 0
     for gap in gaps:
         now += gap
@@ -46,7 +46,7 @@ def test_rate(gaps: list[float]) -> None:
 
 
 def test_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clients that are remembered are bounded, and who asks right now is among them."""
+    """The number of remembered clients is bounded, and the client that asks now is among them."""
     monkeypatch.setattr(auth, "CLIENTS_AT_MOST", 10)
     limit = auth.RateLimit(per_s=1.0, burst=1)
     assert all(limit.take(f"n{client}", 0.0) == 0.0 for client in range(100))
@@ -54,7 +54,7 @@ def test_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_stalled(tmp_path: Path) -> None:
-    """Work that hangs is given up and keeps its place; when it comes back, others go on."""
+    """Work that hangs is given up and keeps its thread; once it returns, other work goes on."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     aside = FileSystemThreads(timeout_s=0.05, at_once=2)
@@ -73,7 +73,7 @@ async def test_stalled(tmp_path: Path) -> None:
 
 
 async def test_aside_raises() -> None:
-    """What the work raises comes out, a timeout of its own too."""
+    """An exception of the work is raised unchanged, even if it is a timeout."""
     with pytest.raises(TimeoutError, match="of its own"):
         await FileSystemThreads(timeout_s=20.0).run(_raises)
 
@@ -83,7 +83,7 @@ def _raises() -> None:
 
 
 async def test_silent_connection() -> None:
-    """A connection on which no whole request arrives is closed; one that was used is not."""
+    """A connection on which no whole request arrives is closed; one that has had a request is not."""
 
     class Hasty(ProofDeadlineProtocol):
         proof_s = 0.2
@@ -109,7 +109,7 @@ async def test_silent_connection() -> None:
 
 
 def test_results(tmp_path: Path) -> None:
-    """What was saved is loaded; a torn file, one of another kind, and half a file are none of its business."""
+    """What was saved is loaded; a torn file is ignored, half a file is removed, and a file of another kind stays."""
     identity = id_of(KEY)
     kept = StateFolder(tmp_path)
     kept.save(identity, RECORD)
@@ -124,7 +124,7 @@ def test_results(tmp_path: Path) -> None:
 
 
 def test_one_service_each(tmp_path: Path) -> None:
-    """A state folder has one service at a time, and no other user can write to it."""
+    """Only one service at a time uses a state folder, which no other user may be able to write to."""
 
     def opened() -> AbstractContextManager[StateFolder]:
         return storage.opened(tmp_path / "state", SystemClock())
@@ -149,7 +149,7 @@ def test_one_service_each(tmp_path: Path) -> None:
     ],
 )
 def test_bind(text: str, address: BindAddress, loopback: bool) -> None:
-    """An address is read from its text, and whether others reach it."""
+    """An address is parsed from its text, and known to be reachable from other hosts or not."""
     assert parse_bind(text) == address and address.is_loopback is loopback
 
 
@@ -162,7 +162,7 @@ def test_bad_bind(text: str) -> None:
 
 @pytest.mark.parametrize("host", ["log..example", "x" * 70, "no.such.host.invalid"])
 def test_bind_to_no_host(host: str) -> None:
-    """A name that is none, or that the resolver does not know, is an error of the option."""
+    """An invalid name, or one that the resolver does not know, is an error of the option."""
     with pytest.raises(UsageError, match=f"^--bind {host}:0: "), listening(BindAddress(host, 0)):
         pass
 

@@ -18,7 +18,7 @@ from tests.unit.attribution.service.conftest import Fleet, ask, until
 
 
 async def test_terminal(fleet: Fleet) -> None:
-    """A terminal inquiry is analysed once and answered for good."""
+    """A terminal inquiry is analysed once, and its answer is final."""
     client = fleet.start()
     inquiry = fleet.inquiry("STOP cuda_oom")
     first = await ask(client, inquiry)
@@ -33,7 +33,7 @@ async def test_terminal(fleet: Fleet) -> None:
 
 
 async def test_one_computation(fleet: Fleet) -> None:
-    """A hundred askers of one key get one computation's answer."""
+    """A hundred requests for one key get the answer of one analysis."""
     client = fleet.start(workers=2)
     inquiry = fleet.inquiry(None)
     asking = [asyncio.create_task(ask(client, inquiry)) for _ in range(100)]
@@ -45,7 +45,7 @@ async def test_one_computation(fleet: Fleet) -> None:
 
 
 async def test_poll(fleet: Fleet) -> None:
-    """Who does not wait gets 202 and the state; a long poll ends with the answer."""
+    """A client that does not wait gets 202 and the state; a long poll ends with the answer."""
     client = fleet.start()
     inquiry = fleet.inquiry(None)
     early = await ask(client, inquiry, wait_s=0)
@@ -59,7 +59,8 @@ async def test_poll(fleet: Fleet) -> None:
 
 
 async def test_track_only(fleet: Fleet) -> None:
-    """What is only tracked is not analysed until a client wants an answer, and it need not name the paths again."""
+    """An inquiry that is only tracked is analysed once a client wants an answer; that client need not name the paths
+    again."""
     client = fleet.start()
     inquiry = fleet.inquiry("STOP import_error")
     tracked = await ask(client, inquiry, "track_only", wait_s=0)
@@ -70,7 +71,7 @@ async def test_track_only(fleet: Fleet) -> None:
 
 
 async def test_progressive(fleet: Fleet) -> None:
-    """A progressive verdict sharpens while the log grows, and stands once the log is whole."""
+    """A progressive verdict may change while the log grows, and is final once the log is complete."""
     client = fleet.start()
     inquiry = fleet.inquiry("UNKNOWN")
     first = (await ask(client, inquiry, "progressive")).json()
@@ -86,7 +87,7 @@ async def test_progressive(fleet: Fleet) -> None:
 
 
 async def test_followed_no_longer(fleet: Fleet) -> None:
-    """A progressive inquiry that no client settles is answered for good when it has been followed for long enough."""
+    """A progressive inquiry that no client settles gets a final answer when it has been followed for long enough."""
     client = fleet.start(bounds=RetentionLimits(followed_for_s=0.1))
     inquiry = fleet.inquiry("RESTART ib")
     await ask(client, inquiry, "progressive")
@@ -103,7 +104,7 @@ async def test_worker_hangs(fleet: Fleet) -> None:
 
 
 async def test_worker_killed(fleet: Fleet) -> None:
-    """A worker that is killed fails its own inquiry, which may be asked again, and no other."""
+    """A worker that is killed fails its own inquiry, which may be submitted again, and no other."""
     client = fleet.start()
     inquiry = fleet.inquiry(None)
     asking = asyncio.create_task(ask(client, inquiry))
@@ -155,7 +156,7 @@ async def test_worker_cannot_start(fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_queue_is_bounded(fleet: Fleet) -> None:
-    """What does not fit into the queue is refused with 503 and a time to come back; what is known is not."""
+    """An inquiry that does not fit into the queue is refused with 503 and Retry-After; a known one is not."""
     client = fleet.start(bounds=RetentionLimits(queued=2))
     held = fleet.inquiry(None)
     await ask(client, held, wait_s=0)
@@ -171,7 +172,7 @@ async def test_queue_is_bounded(fleet: Fleet) -> None:
 
 
 async def test_terminal_goes_first(fleet: Fleet) -> None:
-    """An answer for good is worked on ahead of one that may still sharpen."""
+    """A terminal inquiry is analysed before a progressive one."""
     client = fleet.start()
     held, patient, urgent = fleet.inquiry(None), fleet.inquiry(None, 1), fleet.inquiry("STOP", 2)
     await ask(client, held, wait_s=0)
@@ -184,7 +185,7 @@ async def test_terminal_goes_first(fleet: Fleet) -> None:
 
 
 async def test_restart(fleet: Fleet) -> None:
-    """Answers survive the service, and what it had in hand is taken up by the next one."""
+    """Answers survive a restart of the service, and the next service analyses what the former one had begun."""
     client = fleet.start(state=True)
     done, held = fleet.inquiry("STOP shape"), fleet.inquiry(None, 1)
     answer = (await ask(client, done)).json()
@@ -201,7 +202,8 @@ async def test_restart(fleet: Fleet) -> None:
 
 
 async def test_end_in_the_middle_of_a_save(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service ends while it notes that a look begins: the look has not cost a worker, and is still wanted."""
+    """If the service ends while it saves the begin of a look, no worker counts as lost, and the inquiry stays
+    queued."""
     begins, may_go_on, save = threading.Event(), threading.Event(), StateFolder.save
 
     def slow(self: StateFolder, identity: str, record: InquiryRecord) -> None:
@@ -223,7 +225,7 @@ async def test_end_in_the_middle_of_a_save(fleet: Fleet, monkeypatch: pytest.Mon
 
 
 async def test_asked_again_in_the_middle_of_a_save(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request with more paths comes while an answer is written: what the state folder keeps is the answer."""
+    """If a request with more paths arrives while an answer is saved, the state folder keeps the answer."""
     begins, may_go_on, save = threading.Event(), threading.Event(), StateFolder.save
 
     def slow(self: StateFolder, identity: str, record: InquiryRecord) -> None:
@@ -250,7 +252,7 @@ async def test_asked_again_in_the_middle_of_a_save(fleet: Fleet, monkeypatch: py
 
 
 async def test_keeps_no_more_than_it_may(fleet: Fleet) -> None:
-    """The oldest answers go, in memory and on disk, when there are more than may be kept."""
+    """The oldest answers beyond the bound are removed, in memory and on disk."""
     client = fleet.start(state=True, bounds=RetentionLimits(kept=3))
     ids = [(await ask(client, fleet.inquiry("STOP", cycle))).json()["id"] for cycle in range(6)]
     kept = [id for id in ids if (await client.get(f"/v1/inquiries/{id}")).status_code == 200]
@@ -258,7 +260,7 @@ async def test_keeps_no_more_than_it_may(fleet: Fleet) -> None:
 
 
 async def test_state_folder_fails(fleet: Fleet) -> None:
-    """Where the state folder cannot be written, answers are given all the same, and the failure is counted."""
+    """If the state folder cannot be written, answers are still given, and the failures are counted."""
     client = fleet.start(state=True)
     (fleet.room / "state").rmdir()
     assert (await ask(client, fleet.inquiry("STOP"))).json()["state"] == "done"
@@ -266,7 +268,8 @@ async def test_state_folder_fails(fleet: Fleet) -> None:
 
 
 async def test_tracked_make_way(fleet: Fleet) -> None:
-    """However much is tracked, an inquiry that wants an answer gets one; the oldest of what is tracked goes."""
+    """An inquiry that wants an answer takes the place of the oldest tracked one; only the number of open inquiries
+    bounds it."""
     client = fleet.start(bounds=RetentionLimits(open=2, kept=3))
     for cycle in range(5):
         assert (await ask(client, fleet.inquiry("STOP", cycle), "track_only", wait_s=0)).status_code == 202
@@ -278,7 +281,7 @@ async def test_tracked_make_way(fleet: Fleet) -> None:
 
 
 async def test_drain(fleet: Fleet) -> None:
-    """A service that drains refuses new work, finishes what runs, and still answers what it knows."""
+    """While it drains, the service refuses new work, finishes what runs, and still answers known inquiries."""
     client = fleet.start()
     inquiry = fleet.inquiry(None)
     asking = asyncio.create_task(ask(client, inquiry))
@@ -295,7 +298,7 @@ async def test_drain(fleet: Fleet) -> None:
 
 
 async def test_drain_is_bounded(fleet: Fleet) -> None:
-    """Work that does not end within the bound is left, and every client that waits for it gets its state."""
+    """Work that does not end within the bound is given up, and every client that waits for it gets its state."""
     client = fleet.start()
     asking = asyncio.create_task(ask(client, fleet.inquiry(None)))
     await until(client, lambda stats: stats["inquiries"]["running"] == 1)
@@ -305,7 +308,7 @@ async def test_drain_is_bounded(fleet: Fleet) -> None:
 
 
 async def test_closed_while_it_starts(fleet: Fleet) -> None:
-    """A service that ends while its workers are being started ends, and leaves none."""
+    """A service that is closed while its workers start ends, and leaves no worker."""
     fleet.start(workers=4)
     service = fleet.services[0]
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The real worker: what it reads, what it takes, what it says."""
+"""The real worker: what it reads, what memory it takes, what it answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _worker(root: Path, memory_bytes: int = 1 << 30) -> AnalysisWorker:
 
 
 async def test_reads_below_its_root_alone(tmp_path: Path) -> None:
-    """A log below the root is read; one outside is not, even if the service should ask for it."""
+    """A log below the root is read; one outside is not, even if the service asks for it."""
     for name in ("in", "out"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rank-0.err").write_text(CRASH)
@@ -47,7 +47,7 @@ async def test_reads_below_its_root_alone(tmp_path: Path) -> None:
 
 
 async def test_nothing_there(tmp_path: Path) -> None:
-    """An inquiry without any log is a reported problem, and costs no worker."""
+    """An inquiry without any log is a problem, and the worker stays."""
     worker = _worker(tmp_path)
     try:
         with pytest.raises(SourceError, match=r"no such|No such|no log"):
@@ -58,7 +58,7 @@ async def test_nothing_there(tmp_path: Path) -> None:
 
 
 async def test_out_of_memory(tmp_path: Path) -> None:
-    """A worker that runs out of memory says so or is lost, and is not used again."""
+    """A worker that runs out of memory reports that or is lost, and is not used again."""
     (tmp_path / "rank-0.err").write_text(CRASH)
     worker = _worker(tmp_path, memory_bytes=1)
     with pytest.raises(SourceError, match=r"memory|thread|the worker was lost"):

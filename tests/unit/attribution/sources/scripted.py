@@ -32,7 +32,7 @@ async def hangs(inquiry: Inquiry, settled: asyncio.Event) -> Attribution:
 
 
 async def clings(inquiry: Inquiry, settled: asyncio.Event) -> Attribution:
-    """Hangs, and cannot be called off before the test's end."""
+    """Hangs, and cannot be cancelled before the test's end."""
     while True:
         try:
             await asyncio.get_running_loop().create_future()
@@ -49,7 +49,7 @@ def raises(error: Exception) -> Behaviour:
 
 
 class Scripted:
-    """`asked` are the inquiries that came; `behaviour` may be changed at any time."""
+    """`asked` are the inquiries that it received; `behaviour` may be changed at any time."""
 
     def __init__(self, behaviour: Behaviour = answers, name: str = "scripted") -> None:
         self.name, self.behaviour = name, behaviour

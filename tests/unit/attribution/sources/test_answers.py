@@ -1,4 +1,4 @@
-"""What counts as an answer."""
+"""Which replies of a service count as an answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def encoded(**changed: object) -> bytes:
 
 
 def test_a_good_answer_is_read() -> None:
-    """The attribution comes out as it went in, and a field of a later version passes."""
+    """The attribution is decoded as it was encoded, and a field of a later version is accepted."""
     answer = read_answer(encoded(written_by="a later version"), KEY)
     assert answer.is_final
     assert verdict_of(answer) == said()
@@ -56,7 +56,7 @@ def test_a_bad_answer_is_refused_with_the_reason(data: bytes, problem: str) -> N
 
 
 def test_each_part_of_an_answer_has_a_length_that_the_journal_can_hold() -> None:
-    """Also what a later look at the logs fills in; and no number that MessagePack does not know."""
+    """That includes what a later look at the logs adds; numbers that MessagePack cannot encode are left out."""
     long, large = "x" * 100_000, 1 << 70
     line = {"file": long, "line": large, "text": long, "rule": long, "rank": large, "node": long}
     read = {"files": large, "size_bytes": large, "ranks": -large, "agents": large, "silent": [large, 3]}
@@ -64,29 +64,29 @@ def test_each_part_of_an_answer_has_a_length_that_the_journal_can_hold() -> None
     attribution = {"source": "x", "verdict": "STOP", **dict.fromkeys(texts, long)}
     attribution |= {"ranks": [large, 3], "missing": [large], "nodes": [long], "primary": line, "runner_up": line}
     attribution |= {"secondary": [line], "read": read | {"problems": [long] * 1000}}
-    # As text: no encoder of JSON writes such numbers.
+    # As text: the encoder for JSON does not write such numbers.
     data = json.dumps(GOOD | {"attribution": attribution})
     held = trimmed(verdict_of(read_answer(data, KEY)))
     assert len(msgspec.msgpack.encode(held)) < 64 << 10
     assert held.read is not None and (held.read.silent, held.read.ranks) == ((3,), 0)
 
 
-def test_a_failure_of_the_service_tells_its_problem() -> None:
-    """`failed` is no verdict: the service's own words are the reason."""
+def test_a_failure_of_the_service_has_its_problem() -> None:
+    """`failed` is no verdict: the service's own problem is the reason."""
     with pytest.raises(SourceError, match="no logs there"):
         verdict_of(read_answer(encoded(state="failed", attribution=None, problem="no logs there"), KEY))
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200))
 def test_any_bytes_are_an_answer_or_a_source_error(data: bytes | str) -> None:
-    """Nothing else comes out of reading what a service sends."""
+    """Reading what a service sends raises no other error."""
     with pytest.raises(SourceError):
         read_answer(data, KEY)
 
 
 @given(st.data())
 def test_a_torn_answer_is_never_taken_for_a_whole_one(data: st.DataObject) -> None:
-    """Cut anywhere, an answer is none."""
+    """An answer that is cut anywhere is an error."""
     whole = encoded()
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(SourceError):
@@ -94,7 +94,7 @@ def test_a_torn_answer_is_never_taken_for_a_whole_one(data: st.DataObject) -> No
 
 
 def test_an_unfinished_answer_is_not_final() -> None:
-    """Running says so, whatever has been found so far."""
+    """An answer in the state `running` is not final, even if it has a verdict."""
     answer = read_answer(encoded(state="running", revision=2), KEY)
     assert not answer.is_final and answer.attribution is not None
     assert answer.attribution.verdict is Verdict.STOP

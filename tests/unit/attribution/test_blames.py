@@ -1,4 +1,4 @@
-"""Who is suspect: what is blamed, how much it weighs, and for how long."""
+"""Which nodes are suspect: what is blamed, how much it weighs, and for how long."""
 
 from __future__ import annotations
 
@@ -57,24 +57,24 @@ def names(blames: list[Blame], now: float = NOW, cluster: str = "alpha") -> list
     ],
 )
 def test_what_makes_a_suspect_and_for_how_long(kinds: list[BlameKind], days: float, is_suspect: bool) -> None:
-    """A broken part counts for more than a day, one loss alone not at all, a person's word for three days."""
+    """A hardware fault counts for more than a day, a single loss not at all, a person's report for three days."""
     blames = [blame(kind=kind, failure=str(number)) for number, kind in enumerate(kinds)]
     assert names(blames, NOW + days * DAY_S) == (["n1"] if is_suspect else [])
 
 
 def test_a_score_halves_with_each_half_life() -> None:
-    """Exactly."""
+    """After one half-life the weight is exactly half."""
     assert weight(blame(), NOW + HALF_LIFE_S) == WEIGHTS[BlameKind.HARDWARE] / 2
     assert weight(blame(certainty=0.5), NOW) == WEIGHTS[BlameKind.HARDWARE] / 2
 
 
 def test_a_clock_that_is_ahead_makes_nothing_heavier() -> None:
-    """Nodes' clocks differ."""
+    """The clocks of nodes differ, so a blame may be dated in the future."""
     assert weight(blame(at=NOW + 500), NOW) == WEIGHTS[BlameKind.HARDWARE]
 
 
 def test_a_suspect_says_when_it_will_be_clear() -> None:
-    """If nothing is added until then."""
+    """The time is right if no blame is added until then."""
     blames = [blame(failure="a"), blame(kind=BlameKind.LOST, failure="b", at=NOW - DAY_S)]
     (suspect,) = suspects(blames, "alpha", NOW)
     assert names(blames, suspect.until - 1) == ["n1"]
@@ -82,7 +82,7 @@ def test_a_suspect_says_when_it_will_be_clear() -> None:
 
 
 def test_what_several_sources_say_of_one_failure_counts_once() -> None:
-    """The heaviest of it."""
+    """Of several blames for one failure only the heaviest counts."""
     blames = [blame(kind=BlameKind.LOST), blame(certainty=0.6), blame(certainty=0.9), blame(certainty=0.9)]
     (suspect,) = suspects(blames, "alpha", NOW)
     assert suspect.score == pytest.approx(0.9 * WEIGHTS[BlameKind.HARDWARE])
@@ -90,7 +90,8 @@ def test_what_several_sources_say_of_one_failure_counts_once() -> None:
 
 
 def test_an_old_word_does_not_hide_a_fresh_fault() -> None:
-    """Of what is said of one failure, what weighs most today counts, not what weighed most when it was said."""
+    """Of the blames for one failure, the one that weighs most today counts, not the one that weighed most when it was
+    made."""
     blames = [blame(kind=BlameKind.SAID, at=NOW - 9 * DAY_S), blame(kind=BlameKind.HARDWARE)]
     (suspect,) = suspects(blames, "alpha", NOW)
     assert [each.kind for each in suspect.blames] == [BlameKind.HARDWARE]
@@ -104,7 +105,7 @@ def test_two_clusters_nodes_are_two_nodes() -> None:
 
 
 def test_the_worst_comes_first_with_its_heaviest_reason() -> None:
-    """And the jobs that it failed in, last one first."""
+    """It also has the jobs in which the node failed, the last one first."""
     blames = [
         blame("n1", BlameKind.NETWORK),
         blame("n2", BlameKind.LOST, failure="a", at=NOW - 10, job="/jobs/7"),
@@ -132,8 +133,8 @@ _blames = st.lists(
 
 
 @given(_blames, st.randoms(use_true_random=False))
-def test_it_does_not_matter_who_was_heard_first(blames: list[Blame], random: Any) -> None:
-    """Nor in how many portions it came."""
+def test_the_order_of_blames_does_not_matter(blames: list[Blame], random: Any) -> None:
+    """Nor does it matter in how many portions they arrive."""
     shuffled = list(blames)
     random.shuffle(shuffled)
     half = len(shuffled) // 2
@@ -143,7 +144,7 @@ def test_it_does_not_matter_who_was_heard_first(blames: list[Blame], random: Any
 
 
 @given(_blames, st.floats(0, 5 * DAY_S), st.floats(0, 5 * DAY_S))
-def test_time_alone_makes_nobody_more_suspect(blames: list[Blame], sooner_s: float, more_s: float) -> None:
+def test_time_alone_makes_no_node_more_suspect(blames: list[Blame], sooner_s: float, more_s: float) -> None:
     """Each score falls, and a node that is clear stays clear."""
     sooner = {suspect.node: suspect.score for suspect in suspects(blames, "alpha", NOW + sooner_s)}
     later = {suspect.node: suspect.score for suspect in suspects(blames, "alpha", NOW + sooner_s + more_s)}
@@ -153,8 +154,8 @@ def test_time_alone_makes_nobody_more_suspect(blames: list[Blame], sooner_s: flo
 
 
 @given(_blames, st.sampled_from(BlameKind))
-def test_one_more_failure_makes_nobody_less_suspect(blames: list[Blame], kind: BlameKind) -> None:
-    """Of those that the blame is about, and of the others."""
+def test_one_more_failure_makes_no_node_less_suspect(blames: list[Blame], kind: BlameKind) -> None:
+    """That holds for the node that is blamed, and for the others."""
     before = {suspect.node: suspect.score for suspect in suspects(blames, "alpha", NOW)}
     after = {
         suspect.node: suspect.score for suspect in suspects([*blames, blame(kind=kind, failure="new")], "alpha", NOW)
@@ -164,12 +165,12 @@ def test_one_more_failure_makes_nobody_less_suspect(blames: list[Blame], kind: B
 
 @given(_blames)
 def test_saying_it_twice_changes_nothing(blames: list[Blame]) -> None:
-    """A retry, a replay, a second controller."""
+    """A retry, a replay or a second controller may report a blame twice."""
     assert merged(blames + blames, NOW) == merged(blames, NOW)
 
 
 def test_the_ledger_stays_small() -> None:
-    """What hardly weighs anything is dropped; of one node what weighs most is kept."""
+    """Blames that hardly weigh anything are dropped; for each node the heaviest are kept."""
     many = [blame(failure=str(number), certainty=number / 100) for number in range(100)]
     kept = merged(many, NOW)
     assert {entry.failure for entry in kept} == {str(number) for number in range(100 - MOST_PER_NODE, 100)}
@@ -179,7 +180,7 @@ def test_the_ledger_stays_small() -> None:
     assert THRESHOLD > FORGOTTEN_BELOW
 
 
-# ---- whom a failure blames
+# ---- which nodes a failure blames
 
 KEY = FailureKey(job="/jobs/7", generation=0, replica="main-0", cycle=2, rank=3)
 
@@ -202,7 +203,7 @@ def said(scope: Scope, confidence: float = 0.9, nodes: tuple[str, ...] = ("n2",)
     [(Scope.NODE, BlameKind.HARDWARE), (Scope.NETWORK, BlameKind.NETWORK), (Scope.STORAGE, BlameKind.STORAGE)],
 )
 def test_a_node_is_blamed_for_what_is_its_own(scope: Scope, kind: BlameKind) -> None:
-    """With where that comes from."""
+    """The blame has the failure and the log line that it rests on."""
     (found,) = blames_of(inquiry(), [said(scope)], cluster="alpha", at=NOW)
     assert (found.cluster, found.node, found.kind, found.at) == ("alpha", "n2", kind, NOW)
     assert (found.failure, found.job, found.fault) == (str(KEY), "/jobs/7", "xid_79")
@@ -211,7 +212,7 @@ def test_a_node_is_blamed_for_what_is_its_own(scope: Scope, kind: BlameKind) -> 
 
 @pytest.mark.parametrize("scope", [Scope.USER_CODE, Scope.DATA, Scope.SCHEDULER, Scope.UNKNOWN])
 def test_no_node_is_blamed_for_what_would_follow_the_job_elsewhere(scope: Scope) -> None:
-    """Nor by a source that is not sure."""
+    """A source that is not sure blames no node either."""
     assert blames_of(inquiry(), [said(scope), said(Scope.NODE, 0.4)], cluster="alpha", at=NOW) == []
 
 
@@ -227,6 +228,6 @@ def test_a_node_that_is_lost_is_blamed_a_little_and_one_that_left_is_not() -> No
     (found,) = blames_of(
         inquiry(None, cause="n2 lost: connection to its agent closed"), [mere], cluster="alpha", at=NOW
     )
-    assert found.kind is BlameKind.LOST  # no line says why it went
+    assert found.kind is BlameKind.LOST  # no line says why the node was lost
     assert blames_of(inquiry(None, cause="n2 left: preempted"), [], cluster="alpha", at=NOW) == []
     assert blames_of(inquiry(3, cause="rank 3 on n2 failed"), [], cluster="alpha", at=NOW) == []

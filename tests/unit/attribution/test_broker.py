@@ -39,7 +39,7 @@ class Reports:
         self.closed = True
 
     async def until(self, count: int, of: list[object]) -> None:
-        """Wait until there are so many."""
+        """Wait until `of` has so many entries."""
         async with asyncio.timeout(SOON_S):
             while len(of) < count:
                 self.news.clear()
@@ -61,7 +61,7 @@ async def when_settled(inquiry: Inquiry, settled: asyncio.Event) -> Attribution:
 
 
 async def test_each_source_answers_once() -> None:
-    """An ask brings one answer from each source, under the key that was asked about."""
+    """Each source gives one answer to an ask, under the key of that ask."""
     reported = Reports()
     broker = broker_of(reported, Scripted(name="a"), Scripted(name="b"))
     broker.ask(inquiry_of(), settled=True)
@@ -71,7 +71,7 @@ async def test_each_source_answers_once() -> None:
 
 
 async def test_a_source_gets_one_request_for_a_key() -> None:
-    """Asked twice while it works and once more when it is done, it works once; each ask gets the answer."""
+    """Asked twice during its work and once after it, a source works once; each ask gets the answer."""
     reported, source = Reports(), Scripted(when_settled)
     broker = broker_of(reported, source)
     broker.ask(inquiry_of(), settled=False)
@@ -84,8 +84,8 @@ async def test_a_source_gets_one_request_for_a_key() -> None:
     await broker.close()
 
 
-async def test_a_slow_source_holds_nobody_up() -> None:
-    """The answer of one comes while another still thinks, and keys do not wait for each other."""
+async def test_a_slow_source_delays_no_other() -> None:
+    """A quick source's answer arrives while another source still works, and keys do not wait for each other."""
     reported = Reports()
     broker = broker_of(reported, Scripted(name="quick"), Scripted(when_settled, name="slow"))
     broker.ask(inquiry_of(0), settled=False)
@@ -99,7 +99,7 @@ async def test_a_slow_source_holds_nobody_up() -> None:
 
 
 async def test_a_stale_settled_is_nothing() -> None:
-    """Of a key that was never asked about, or whose answers are there, `settled` changes nothing."""
+    """`settled` changes nothing for a key that was never asked about, or that has all its answers."""
     reported = Reports()
     broker = broker_of(reported, Scripted())
     broker.settled(key_of(9))
@@ -110,8 +110,8 @@ async def test_a_stale_settled_is_nothing() -> None:
     assert len(reported.answers) == 1
 
 
-async def test_a_decision_is_told_with_all_answers() -> None:
-    """Others hear of a decision once every source has answered, even where the decision did not wait."""
+async def test_a_decision_is_reported_with_all_answers() -> None:
+    """A decision is reported once every source has answered, even if the decision itself did not wait."""
     reported = Reports()
     broker = broker_of(reported, Scripted(name="quick"), Scripted(when_settled, name="slow"))
     broker.ask(inquiry_of(), settled=False)
@@ -126,8 +126,8 @@ async def test_a_decision_is_told_with_all_answers() -> None:
     assert reported.closed
 
 
-async def test_a_decision_about_a_failure_of_another_desk_is_told() -> None:
-    """The broker before this one had asked: what was decided is reported all the same, without answers."""
+async def test_a_decision_about_a_failure_of_another_broker_is_reported() -> None:
+    """If the broker before this one had asked, the decision is still reported, without answers."""
     reported = Reports()
     broker = broker_of(reported, Scripted())
     broker.judged(judged(key_of()))
@@ -137,7 +137,7 @@ async def test_a_decision_about_a_failure_of_another_desk_is_told() -> None:
 
 
 async def test_closing_answers_what_is_open() -> None:
-    """A source that does not answer any more has an answer too: that the controller went away."""
+    """A source that has not answered gets an answer too: that the controller went away."""
     reported, source = Reports(), Scripted(hangs)
     broker = broker_of(reported, source)
     broker.ask(inquiry_of(), settled=True)
@@ -149,7 +149,7 @@ async def test_closing_answers_what_is_open() -> None:
 
 
 async def test_old_failures_are_forgotten() -> None:
-    """Memory is bounded: of failures that are over only the newest are known."""
+    """Memory is bounded: of past failures only the newest are known."""
     reported, source = Reports(), Scripted()
     broker = broker_of(reported, source)
     for cycle in range(MOST_KEPT * 2):
@@ -164,7 +164,7 @@ async def test_old_failures_are_forgotten() -> None:
 
 
 async def test_a_controller_that_does_not_read_is_not_read_either() -> None:
-    """While answers pile up no further line is taken; it goes on when they flow again."""
+    """While answers pile up the broker reads no further line; it goes on when the controller reads answers again."""
     reported = Reports(stalled=asyncio.Event())
     broker = broker_of(reported, Scripted())
     for _ in range(MOST_AT_WORK):

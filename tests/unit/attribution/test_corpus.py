@@ -1,4 +1,5 @@
-"""The labelled failures of tests/corpus: well-formed and many; the promise about those no rule was written by."""
+"""The labelled failures of tests/corpus: they are well-formed and many, and the targets hold for those that no rule
+was written by."""
 
 import asyncio
 import gzip
@@ -64,7 +65,8 @@ def test_recall_of_stop_on_cases_that_no_rule_was_written_by(held_out: list[Judg
 
 
 def test_there_are_many_cases() -> None:
-    """Enough of them, enough look-alikes and logs of several ranks, and little enough to keep in the repository."""
+    """There are enough cases, look-alikes and logs of several ranks, and they are small enough to keep in the
+    repository."""
     assert len(ALL) >= 540
     assert sum(case.label.lookalike for case in ALL) >= 64
     assert sum(case.multi_rank for case in ALL) >= 110
@@ -72,19 +74,20 @@ def test_there_are_many_cases() -> None:
 
 
 def test_the_known_parts_reach_the_targets(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Precision, recall, class and first line, of what rules were written by."""
+    """Precision, recall, class and first line of the cases that rules were written by."""
     cases = list(chain.from_iterable(CASES[part] for part in KNOWN))
     assert not missed(measured(asyncio.run(judge(cases, tmp_path_factory.mktemp("known")))))
 
 
 def test_real_failures_of_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Verdict, class, origin, blame and first line of each; most kernel logs there have an Xid of another job."""
+    """Verdict, class, origin, blame and first line of each are right, although most kernel logs have an Xid of
+    another job."""
     judged = asyncio.run(judge(CASES["recorded"], tmp_path_factory.mktemp("recorded")))
     assert not list(misses(judged)), "see `python -m ci.corpus --part recorded --failures`"
 
 
 def test_intervals() -> None:
-    """As Wilson's paper and the tables of others have them."""
+    """The intervals are those of Wilson's paper and of published tables."""
     assert [round(bound, 3) for bound in Measured(8, 10).interval] == [0.49, 0.943]
     assert [round(bound, 3) for bound in Measured(56, 57).interval] == [0.907, 0.997]
     assert Measured(0, 0).interval == (0.0, 1.0)
@@ -114,7 +117,7 @@ def test_the_fresh_part_is_of_every_kind() -> None:
 
 @each_case
 def test_the_line_of_the_cause_stands_in_the_logs(case: Case) -> None:
-    """A label names words that its logs hold, in the file that it names."""
+    """The words of a label are in the logs, in the file that it names."""
     files = dict(logs(case))
     assert files
     if case.label.primary is not None:
@@ -161,7 +164,7 @@ def test_an_answer_that_is_right_in_all(stop_case: Case) -> None:
 
 
 def test_an_answer_that_is_wrong_in_all(stop_case: Case) -> None:
-    """A miss is listed with what was said instead; with no STOP said, precision has no value."""
+    """A miss is listed with the answer given instead; without a verdict STOP, precision has no value."""
     answer = Attribution(source="lib", verdict=Verdict.RESTART, fault="gpu_ecc", scope=Scope.NODE, nodes=("n1",))
     judged = Judged(stop_case, answer)
     assert (judged.verdict, judged.fault, judged.scope, judged.blame, judged.primary) == (False,) * 5

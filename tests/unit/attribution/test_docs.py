@@ -18,7 +18,7 @@ def test_the_page_has_every_class() -> None:
 
 
 def test_the_example_is_a_valid_file(tmp_path: Path) -> None:
-    """The file that the page shows can be loaded as it stands."""
+    """The file that the page shows can be loaded as it is."""
     example = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert example is not None
     path = tmp_path / "own.yaml"
@@ -26,7 +26,7 @@ def test_the_example_is_a_valid_file(tmp_path: Path) -> None:
     assert load_catalogue([path]).rules[-1].name == "trainer_error.bad_curriculum"
 
 
-def test_the_page_tells_every_key() -> None:
+def test_the_page_explains_every_key() -> None:
     """Each key that a rule may have is explained."""
     keys = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE.split("## Classes")[0], re.M))))
     assert keys == set(KEYS)

@@ -1,4 +1,4 @@
-"""Where a token may come from; and replies that come compressed, though the request asked for none such."""
+"""Where a token may come from, and replies that are compressed although the request forbids it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_file_comes_before_the_environment(file: Path) -> None:
-    """Its line end is no part of the token."""
+    """The line end of the file is no part of the token."""
     assert token_of(str(file), "xoxb-2", key=KEY) == "xoxb-1"
     assert token_of(None, " xoxb-2", key=KEY) == "xoxb-2"
     assert token_of(None, None, key=KEY) is None
 
 
 def test_a_file_is_read_each_time(file: Path) -> None:
-    """A token that is replaced while a job runs for weeks is used."""
+    """A token may be replaced while a job runs for weeks."""
     token_of(str(file), None, key=KEY)
     file.write_text("xoxb-3")
     assert token_of(str(file), None, key=KEY) == "xoxb-3"
@@ -49,7 +49,7 @@ def test_a_file_is_read_each_time(file: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o620])
 def test_a_file_that_others_can_open_is_refused(file: Path, mode: int) -> None:
-    """The error names the file, its mode and the way out."""
+    """The error names the file, its mode and the command that mends it."""
     file.chmod(mode)
     with pytest.raises(ConfigError, match=rf"mode 0{mode:o}.*chmod 600") as caught:
         token_of(str(file), "xoxb-2", key=KEY)
@@ -59,7 +59,7 @@ def test_a_file_that_others_can_open_is_refused(file: Path, mode: int) -> None:
 
 @pytest.mark.parametrize("content", ["", " \n", "two\nlines", "tükén", "a\x00b", "x" * 9000])
 def test_a_file_that_holds_no_token_is_refused(file: Path, content: str) -> None:
-    """What it holds is not shown: it may be half of one."""
+    """The content is not shown: it may be half of a token."""
     file.write_text(content)
     with pytest.raises(ConfigError) as caught:
         token_of(str(file), None, key=KEY)
@@ -68,7 +68,7 @@ def test_a_file_that_holds_no_token_is_refused(file: Path, content: str) -> None
 
 
 def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
-    """A folder, or nothing at all."""
+    """A folder is refused, and so is a missing file."""
     for place in (tmp_path, tmp_path / "missing"):
         with pytest.raises(ConfigError) as caught:
             token_of(str(place), None, key=KEY)
@@ -76,7 +76,7 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    """No process may ever write to it."""
+    """A FIFO may never get a writer, so it is refused at once."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(ConfigError):
         token_of(str(tmp_path / "pipe"), None, key=KEY)
@@ -104,12 +104,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.body)
 
     def log_message(self, *_: object) -> None:
-        """Not to the test's output."""
+        """Print nothing in the test's output."""
 
 
 @pytest.fixture
 def packing() -> Iterator[Packing]:
-    """On a port of its own."""
+    """A server on a port of its own."""
     server = Packing(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -120,7 +120,7 @@ def packing() -> Iterator[Packing]:
 
 
 async def reply_of(server: Packing, coding: str, body: bytes) -> HttpReply:
-    """What the client makes of it."""
+    """The reply that the client makes of this body."""
     server.coding, server.body = coding, body
     client = HttpClient(proxies=False)
     try:
@@ -148,13 +148,14 @@ async def test_a_compressed_reply_is_read(packing: Packing, coding: str, body: b
     [("br", ANSWER), ("gzip, gzip", gzip.compress(gzip.compress(ANSWER, mtime=0), mtime=0)), ("gzip", ANSWER)],
 )
 async def test_another_coding_is_refused(packing: Packing, coding: str, body: bytes) -> None:
-    """Rather than read as if it were text."""
+    """The body is refused, and not read as if it were text."""
     with pytest.raises(PermanentError):
         await reply_of(packing, coding, body)
 
 
 async def test_a_compressed_reply_is_bounded(packing: Packing) -> None:
-    """A bomb of a few kilobytes is refused at the size that a plain reply may have; one of that very size is read."""
+    """A small body that unpacks to more than the limit of a plain reply is refused; one of exactly that size is
+    read."""
     assert (
         len((await reply_of(packing, "gzip", gzip.compress(bytes(LONGEST_REPLY_BYTES)))).body) == LONGEST_REPLY_BYTES
     )
@@ -163,6 +164,6 @@ async def test_a_compressed_reply_is_bounded(packing: Packing) -> None:
 
 
 async def test_a_torn_compressed_reply_may_be_asked_for_again(packing: Packing) -> None:
-    """Half of it is no reply."""
+    """A body that is cut off is a retryable error."""
     with pytest.raises(RetryableError):
         await reply_of(packing, "gzip", gzip.compress(ANSWER)[:-6])

@@ -14,7 +14,7 @@ from nvrx_slurm.attribution.rules.catalogue import Catalogue
 
 
 def test_log_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that is removed once it was looked at is listed, and a problem of its scan; the others are read."""
+    """A log that is removed after it was looked at is listed, and is a problem of the scan; the others are read."""
     for rank in (0, 1, 2):
         (tmp_path / f"rank-{rank}.out").write_text("last\n")
     stat = Path.stat

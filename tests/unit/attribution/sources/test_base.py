@@ -28,12 +28,12 @@ PATIENT_S = 30.0
     ],
 )
 def test_what_is_conclusive(attribution: Attribution | None, rank: int | None, conclusive: bool) -> None:
-    """A verdict that rests on the failing rank's own line; every other may change as logs are written out."""
+    """A verdict that rests on the failing rank's own line is conclusive; any other may change as logs are written."""
     assert is_conclusive(attribution, inquiry_of(rank=rank)) is conclusive
 
 
 class Logs:
-    """Logs that say one thing while they are written, and another when they are whole."""
+    """Logs that give one answer while they are written, and another when they are complete."""
 
     def __init__(self, early: Attribution, late: Attribution) -> None:
         self.early, self.late = early, late
@@ -49,14 +49,14 @@ async def view(logs: Logs, settled: asyncio.Event, settle_s: float = PATIENT_S) 
 
 
 async def test_a_conclusive_view_is_not_waited_on() -> None:
-    """The failing rank's line says what happened: the source does not wait for the others to end."""
+    """The failing rank's line says what happened, so the source does not wait for the other workers to end."""
     logs = Logs(said(Verdict.STOP), said(Verdict.RESTART))
     assert (await view(logs, asyncio.Event())).verdict is Verdict.STOP
     assert logs.looks == [False]
 
 
 async def test_half_a_view_is_taken_again_when_the_logs_are_whole() -> None:
-    """A peer's timeout came out first; the failing rank's own line wins once it is written."""
+    """The first look showed a peer's timeout; the failing rank's own line wins once it is written."""
     logs, settled = Logs(said(Verdict.RESTART, rank=0), said(Verdict.STOP)), asyncio.Event()
     asking = asyncio.create_task(view(logs, settled))
     await asyncio.wait({asking}, timeout=0.01)
@@ -67,7 +67,7 @@ async def test_half_a_view_is_taken_again_when_the_logs_are_whole() -> None:
 
 
 async def test_whole_logs_are_looked_at_once() -> None:
-    """Where all workers are gone already, there is no early view."""
+    """If all workers have ended already, there is no early look."""
     logs, settled = Logs(said(Verdict.UNKNOWN), said(Verdict.STOP)), asyncio.Event()
     settled.set()
     assert (await view(logs, settled)).verdict is Verdict.STOP
@@ -75,7 +75,7 @@ async def test_whole_logs_are_looked_at_once() -> None:
 
 
 async def test_patience_ends() -> None:
-    """Workers that do not end in time leave the early view."""
+    """If workers do not end in time, the early look is the answer."""
     logs = Logs(said(Verdict.RESTART, rank=0), said(Verdict.STOP))
     assert (await view(logs, asyncio.Event(), settle_s=0.01)).verdict is Verdict.RESTART
     assert logs.looks == [False]

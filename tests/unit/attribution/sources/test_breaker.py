@@ -39,7 +39,7 @@ TRANSITIONS = [
     ("before", "event", "after"), [row[1:] for row in TRANSITIONS], ids=[row[0] for row in TRANSITIONS]
 )
 def test_transitions(before, event, after) -> None:
-    """Each event leads where the diagram says."""
+    """Each event leads to the state that the diagram shows."""
     assert event(before) == after
 
 
@@ -64,7 +64,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_whatever_happens_it_is_tried_again_within_the_longest_pause(events: list[tuple[str, float]]) -> None:
+def test_after_any_events_it_is_tried_again_within_the_longest_pause(events: list[tuple[str, float]]) -> None:
     """No order of events leaves a circuit open for good, and none opens before three failures in a row."""
     breaker, now, row = CircuitBreaker(), 0.0, 0
     for event, passed in events:

@@ -1,4 +1,4 @@
-"""Whatever a source does, its guard answers in time."""
+"""A guard answers in time, however its source behaves."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ async def ask(guard: GuardedSource, timeout_s: float = 5.0) -> Attribution:
 
 
 async def test_an_answer_carries_the_sources_own_name(clock) -> None:
-    """What a service calls itself does not matter: the plan's name for it does."""
+    """The answer has the name that the plan gives the source, not the one that the service gives itself."""
     answer = await ask(guard_of(Scripted(name="https://x"), clock))
     assert (answer.source, answer.verdict) == ("https://x", Verdict.STOP)
 
 
 @pytest.mark.parametrize("error", [SourceError("no luck"), UsageError("no luck"), ValueError("no luck")])
 async def test_an_error_is_an_answer_with_a_problem(clock, error) -> None:
-    """Nothing that a source raises comes out: it becomes UNKNOWN, and its message the problem."""
+    """No exception of a source leaves the guard: the verdict is UNKNOWN, and the message is the problem."""
     answer = await ask(guard_of(Scripted(raises(error)), clock))
     assert answer.verdict is Verdict.UNKNOWN
     assert answer.problem is not None and "no luck" in answer.problem
@@ -43,17 +43,17 @@ async def test_an_error_is_an_answer_with_a_problem(clock, error) -> None:
 
 @pytest.mark.parametrize("behaviour", [hangs, clings])
 async def test_no_answer_is_a_timeout(clock, behaviour) -> None:
-    """A source that hangs, even one that cannot be called off, costs no more than its time."""
+    """A source that hangs, even one that ignores a cancellation, takes no more than its time."""
     settled = asyncio.Event()
     answer = await guard_of(Scripted(behaviour), clock).ask(inquiry_of(), settled=settled, timeout_s=0.05)
     assert (answer.verdict, answer.problem) == (Verdict.TIMEOUT, "no answer within 0.05 s")
-    settled.set()  # so that the one that clings ends with the test
+    settled.set()  # so that the source that ignores cancellations ends with the test
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
 
 
 async def test_an_open_circuit_answers_at_once_and_says_for_how_long(clock) -> None:
-    """After three failures in a row the source is left alone; the answer holds its last problem and the time left."""
+    """After three failures in a row the source is not asked; the answer has its last problem and the time left."""
     source = Scripted(raises(SourceError("connection refused")))
     guard = guard_of(source, clock)
     for _ in range(3):
@@ -78,7 +78,7 @@ async def test_a_source_that_is_back_is_asked_again(clock) -> None:
 
 
 async def test_a_half_open_circuit_lets_one_through(clock) -> None:
-    """While the one try runs, other asks get the answer that the circuit is open."""
+    """While the one try runs, other asks are answered that the circuit is open."""
     source = Scripted(raises(SourceError("connection refused")))
     guard = guard_of(source, clock)
     for _ in range(3):
@@ -91,7 +91,7 @@ async def test_a_half_open_circuit_lets_one_through(clock) -> None:
 
 
 async def test_so_many_at_once_and_no_more(clock) -> None:
-    """A source is asked a bounded number of questions at a time; the others have their turn."""
+    """A source gets a bounded number of inquiries at a time; the others wait."""
     settled = asyncio.Event()
 
     async def when_settled(*_: object) -> Attribution:
@@ -120,8 +120,8 @@ async def test_an_answer_is_cut_to_what_the_journal_can_hold(clock) -> None:
     assert len(answer.secondary) == MOST_SECONDARY
 
 
-async def test_who_asks_may_go_away(clock) -> None:
-    """An ask that is called off calls off the source, and counts as no failure."""
+async def test_an_ask_may_be_cancelled(clock) -> None:
+    """Cancelling an ask cancels the work of the source, and counts as no failure."""
     source = Scripted(hangs)
     guard = guard_of(source, clock)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""What an HTTP reply, and where a service is, come to."""
+"""How HTTP replies and the places of services are interpreted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NOW = 1_800_000_000.0  # Fri, 15 Jan 2027 08:00:00 GMT
     ],
 )
 def test_retry_after(value: str, seconds: float | None) -> None:
-    """Seconds, or a date as HTTP writes it; a date that is over means now, and anything else means nothing."""
+    """Retry-After has seconds or an HTTP date; a past date means now, and any other text is ignored."""
     assert HttpReply(429, {"retry-after": value}, b"").retry_after_s(NOW) == seconds
 
 
@@ -61,7 +61,7 @@ def test_retry_after(value: str, seconds: float | None) -> None:
     ],
 )
 def test_a_problem_is_one_short_sentence(reply: HttpReply, says: str) -> None:
-    """The status, the service's own words within bounds, and what to do about it."""
+    """It has the status, the service's own message within bounds, and what to do about it."""
     assert says in problem_of(reply)
     assert len(problem_of(reply)) < 600
 
@@ -80,7 +80,7 @@ def test_a_token_comes_from_its_file_first(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    """The message says what to do, and never what the file holds."""
+    """The message says what to do, and never shows the file's content."""
     file = tmp_path / "token"
     file.write_text("s3cret")
     file.chmod(0o644)
@@ -90,12 +90,12 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_place_does_not_show_its_token() -> None:
-    """It may come into a log; its token may not."""
+    """An endpoint may be logged; its token may not."""
     assert "s3cret" not in repr(ServiceEndpoint(url="https://x", token="s3cret"))
 
 
 def test_the_jobs_own_service_may_move(tmp_path: Path) -> None:
-    """Where it is, is read at each request; before it has started, the reason is clear."""
+    """The address is read at each request; before the service has started, the error is retryable."""
     locate = managed_endpoint(tmp_path)
     with pytest.raises(RetryableError):
         locate()
@@ -109,7 +109,7 @@ def test_the_jobs_own_service_may_move(tmp_path: Path) -> None:
 
 
 class RecordedClient(HttpClient):
-    """Keeps the headers of each request. The service refuses the first one for now, and answers the second."""
+    """Keeps the headers of each request. The first reply is 503, the second one an answer."""
 
     def __init__(self) -> None:
         super().__init__()

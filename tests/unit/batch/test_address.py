@@ -1,4 +1,4 @@
-"""The address at which agents of other nodes reach the batch host, where its own name stands for loopback."""
+"""The address at which agents of other nodes reach the batch host, where its own name resolves to loopback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ AddressOf = Callable[[str, bool], str]
 
 @pytest.fixture
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AddressOf:
-    """What a job on n1, this host, and n2 has in its job.json: n2's address, and whether there is a route to it."""
+    """Returns the address in the job.json of a job on n1, this host, and n2; given are n2's address and whether there
+    is a route to it."""
     scontrol = tmp_path / "scontrol"
     scontrol.write_text("#!/bin/sh\necho n1\necho n2\n")
     scontrol.chmod(0o700)
@@ -51,12 +52,13 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AddressOf:
 
 @pytest.mark.parametrize(("of_n2", "expected"), [("10.0.0.2", OWN), ("127.0.0.1", LOOPBACK)])
 def test_way_to_a_neighbour_is_taken_where_there_is_no_other(address: AddressOf, of_n2: str, expected: str) -> None:
-    """A network of compute nodes without a default route; and a development cluster, all on one host."""
+    """On a network of compute nodes without a default route it is this host's address on the way to another node; on
+    a development cluster, all on one host, it is loopback."""
     assert address(of_n2, True) == expected
 
 
 @pytest.mark.parametrize("of_n2", ["10.0.0.2", "fd00::2"])
 def test_job_whose_other_nodes_cannot_reach_it_is_refused(address: AddressOf, of_n2: str) -> None:
-    """They would wait for ten minutes, and then have it requeued."""
+    """Agents of other nodes would wait for ten minutes, and then requeue the job."""
     with pytest.raises(UsageError):
         address(of_n2, False)

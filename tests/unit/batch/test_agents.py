@@ -1,4 +1,4 @@
-"""The agents' steps: when they are started again, where, and when not any more. In virtual time."""
+"""When and where the agents' steps are started again, and when they are not any more; in virtual time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL = ("n1", "n2", "n3")
 
 
 class Srun:
-    """A step that runs until it is told to end."""
+    """A step that runs until the test ends it."""
 
     def __init__(self, nodes: tuple[str, ...]) -> None:
         self.nodes, self.returncode = nodes, None
@@ -43,8 +43,8 @@ class Srun:
 
 
 class World:
-    """Slurm and the nodes. `dead`: whose slurmd does not answer; `taken`: that the job does not hold any more;
-    `asked`: how often slurmctld was."""
+    """Slurm and the nodes. `dead`: nodes whose slurmd does not answer; `taken`: nodes that the job does not have any
+    more; `asked`: how often slurmctld was queried."""
 
     def __init__(self) -> None:
         self.loop = VirtualLoop()
@@ -86,7 +86,7 @@ class World:
             self.loop.close()
 
     async def has_started(self, count: int) -> bool:
-        """Wait for so many steps, for ten minutes at most."""
+        """Wait until so many steps have started, for ten minutes at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(600.0):
                 while len(self.started) < count:
@@ -126,7 +126,7 @@ def world() -> World:
 
 
 def test_step_that_cannot_be_started_now_is_started_later(world: World) -> None:
-    """The batch host may be short of processes or threads for a moment, and workers run on other nodes."""
+    """The batch host may lack processes or threads for a moment, while workers run on other nodes."""
 
     async def story(world: World, steps: AgentSteps) -> None:
         world.refusals = [BlockingIOError("fork"), RuntimeError("can't start new thread")]
@@ -138,8 +138,9 @@ def test_step_that_cannot_be_started_now_is_started_later(world: World) -> None:
     world.play(story)
 
 
-def test_step_that_ends_is_started_anew_on_the_nodes_that_answer(world: World) -> None:
-    """Without the lost one, once, and journaled; that one gets its agent when it answers."""
+def test_step_that_ends_is_started_again_on_the_nodes_that_answer(world: World) -> None:
+    """The new step starts once, without the lost node, and is in the journal; the lost node gets its agent when it
+    answers."""
 
     async def story(world: World, steps: AgentSteps) -> None:
         world.dead = {"n2"}
@@ -156,7 +157,8 @@ def test_step_that_ends_is_started_anew_on_the_nodes_that_answer(world: World) -
 
 
 def test_lost_node_is_looked_at_without_slurm(world: World) -> None:
-    """However long it stays away, slurmctld is asked once where its slurmd listens, and again when that answers."""
+    """However long the node is away, slurmctld is asked once where the node's slurmd listens, and again when that
+    answers."""
 
     async def story(world: World, steps: AgentSteps) -> None:
         world.dead = {"n2"}
@@ -174,7 +176,7 @@ def test_lost_node_is_looked_at_without_slurm(world: World) -> None:
 
 
 def test_node_that_slurm_has_taken_or_drained_gets_no_agent(world: World) -> None:
-    """A node of another job, or one that a health check has taken out of use."""
+    """Slurm has given the node to another job, or a health check has drained it."""
 
     async def story(world: World, steps: AgentSteps) -> None:
         world.taken, world.drained = {"n2"}, {"n3"}
@@ -185,13 +187,13 @@ def test_node_that_slurm_has_taken_or_drained_gets_no_agent(world: World) -> Non
         world.drained = set()
         world.taken = set()
         await asyncio.sleep(PAUSES_S[-1] + 1.0)
-        assert [step.nodes for step in world.started[1:]] == [("n3",)]  # a node that was taken is given up
+        assert [step.nodes for step in world.started[1:]] == [("n3",)]  # a node that was taken is not tried again
 
     world.play(story)
 
 
 def test_node_that_joins_by_itself_needs_no_agent(world: World) -> None:
-    """A frozen agent that thaws joins again before its turn comes."""
+    """The node's frozen agent thaws and joins again before a new agent is due."""
 
     async def story(world: World, steps: AgentSteps) -> None:
         steps.lost("n2")
@@ -202,8 +204,9 @@ def test_node_that_joins_by_itself_needs_no_agent(world: World) -> None:
     world.play(story)
 
 
-def test_node_may_join_while_the_journal_is_told_of_its_agent(world: World) -> None:
-    """A partition heals: slurmd answers, and the agent joins while the store is slow. Then it needs no second one."""
+def test_node_may_join_while_the_start_of_its_agent_is_journaled(world: World) -> None:
+    """After a partition slurmd answers, and the agent joins while the store is slow: the node needs no second
+    agent."""
 
     async def story(world: World, steps: AgentSteps) -> None:
         async def slow(fact: Any) -> None:
@@ -237,7 +240,7 @@ def test_steps_that_end_at_once_are_started_with_pauses_and_not_for_ever(world: 
 
 
 def test_step_that_lived_long_does_not_count(world: World) -> None:
-    """A step that ends once an hour is started again, however often."""
+    """A step that ends once an hour is always started again."""
 
     async def story(world: World, steps: AgentSteps) -> None:
         for number in range(2 * MOST_STARTS):
@@ -250,7 +253,7 @@ def test_step_that_lived_long_does_not_count(world: World) -> None:
 
 
 def test_nothing_is_started_once_the_job_ends(world: World) -> None:
-    """Neither when it is over, nor when it is being ended."""
+    """Nothing is started when the job is over, or while it is being ended."""
 
     async def over(world: World, steps: AgentSteps) -> None:
         world.over = True
@@ -282,7 +285,8 @@ def test_job_without_any_node_that_answers_is_given_up(world: World) -> None:
 
 
 def test_where_no_slurmd_can_be_reached_the_start_is_tried(world: World) -> None:
-    """Not even this host's own answers: then a firewall stands in between, and says nothing about the nodes."""
+    """If not even this host's slurmd answers, a firewall is in between, and the silence says nothing about the
+    nodes."""
 
     async def story(world: World, steps: AgentSteps) -> None:
         world.dead = set(ALL)
@@ -295,7 +299,7 @@ def test_where_no_slurmd_can_be_reached_the_start_is_tried(world: World) -> None
 
 
 def test_command_of_a_later_step() -> None:
-    """As the first one, for fewer nodes, and beside what is left of the steps before."""
+    """It is the first step's command for fewer nodes, and allows processes of the earlier steps beside it."""
     assert step_command(SRUN, ("n1", "n3")) == (
         "srun",
         "--overlap",

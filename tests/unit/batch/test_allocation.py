@@ -1,4 +1,4 @@
-"""A job in an allocation of the user's: the notice ahead of the time limit, and nodes that are given up."""
+"""A job in the user's own allocation: the notice ahead of the time limit, and nodes that are given up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nvrx_slurm.lab.simulation.loop import VirtualClock, VirtualLoop
 
 
 class Held:
-    """An allocation of three nodes. `silent`: whose slurmd does not answer; `ends_at`: its time limit."""
+    """An allocation of three nodes. `silent`: nodes whose slurmd does not answer; `ends_at`: its time limit."""
 
     def __init__(self, *, ends_at: float | None = None, slurmd_timeout_s: float | None = 300.0) -> None:
         self.loop = VirtualLoop()
@@ -24,7 +24,7 @@ class Held:
         self.ends_at, self.timeout_s = ends_at, slurmd_timeout_s
         self.held = ["n1", "n2", "n3"]
         self.silent: set[str] = set()
-        self.unanswered = 0  # so many of the next questions to slurmctld get no answer
+        self.unanswered = 0  # this many of the next queries to slurmctld get no answer
 
     @property
     def passed_s(self) -> float:
@@ -64,7 +64,7 @@ class Held:
 
 @pytest.mark.parametrize(("limit_s", "at_least_s"), [(3600.0, 3500.0), (60.0, 30.0)])
 def test_notice_comes_once_and_leaves_time_for_the_teardown(limit_s: float, at_least_s: float) -> None:
-    """At most half of the time goes into the end, by the limit as it was at the start."""
+    """The end takes at most half of the time that the limit left at the start."""
     slurm = Held(ends_at=limit_s)
     noticed: list[float] = []
     slurm.play(lambda keeper: keeper.watch_time_limit(lambda: noticed.append(slurm.passed_s)))
@@ -87,7 +87,7 @@ def test_notice_follows_a_limit_that_was_moved() -> None:
 
 
 def test_notice_comes_also_where_slurm_does_not_answer_again() -> None:
-    """slurmctld may be away at that moment, and ends the job all the same."""
+    """slurmctld may not answer at that moment, and ends the job nevertheless."""
     slurm = Held(ends_at=3600.0)
     noticed: list[float] = []
 
@@ -137,7 +137,7 @@ def test_a_silent_node_is_given_up_before_slurm_gives_up_the_job(timeout_s: floa
 
 
 def test_a_silent_node_is_given_up_also_where_slurmctld_answers_late() -> None:
-    """It does not say at once where slurmd listens, nor which nodes are held."""
+    """It is late with the address of slurmd, and with the nodes of the allocation."""
     slurm = Held()
     slurm.silent.add("n2")
     slurm.unanswered = 3
@@ -151,7 +151,7 @@ def test_a_silent_node_is_given_up_also_where_slurmctld_answers_late() -> None:
 
 
 def test_a_node_that_slurm_says_nothing_of_is_kept() -> None:
-    """Nothing then shows that its slurmd is gone."""
+    """Without an answer nothing shows that the node's slurmd is gone."""
     slurm = Held()
     slurm.unanswered = 1000
     slurm.play(lambda keeper: keeper.node_lost("n2"))
@@ -159,7 +159,7 @@ def test_a_node_that_slurm_says_nothing_of_is_kept() -> None:
 
 
 def test_a_node_whose_slurmd_answers_again_is_kept() -> None:
-    """The agent alone was killed, or slurmd was restarted with it."""
+    """Only the agent was killed, or slurmd was restarted with it."""
     slurm = Held()
     slurm.silent.add("n2")
 
@@ -172,7 +172,7 @@ def test_a_node_whose_slurmd_answers_again_is_kept() -> None:
 
 
 def test_the_last_node_is_never_given_up() -> None:
-    """A job without nodes is none."""
+    """A job needs at least one node."""
     slurm = Held()
     slurm.held, slurm.silent = ["n2"], {"n2"}
     slurm.play(lambda keeper: keeper.node_lost("n2"))

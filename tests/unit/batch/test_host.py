@@ -17,7 +17,7 @@ from nvrx_slurm.journal.folder import JobFolder, JobInfo
 from nvrx_slurm.util.clock import SystemClock
 from tests.unit.core.fleet import plain
 
-# Silent at first, then as Slurm shows a job in its GraceTime; writes down what else it is asked for.
+# Silent at first, then as Slurm shows a job in its GraceTime; writes down its other arguments.
 SCONTROL = """#!/bin/sh
 case "$2" in
   show) rm {0}/busy 2>/dev/null || echo JobState=RUNNING Requeue=1 Restarts=0 PreemptTime=2026-11-23T20:28:21 ;;
@@ -49,7 +49,7 @@ def host_of(folder: Path, cluster: str) -> Host:
 async def test_preempted_job_is_requeued_also_by_a_slurmctld_that_is_busy(
     answer: str, logged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One unanswered question does not lose the job, and a refusal is logged as one."""
+    """A query without an answer does not lose the job, and a refusal is logged as one."""
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(SCONTROL.format(tmp_path, answer))
     scontrol.chmod(0o700)
@@ -63,7 +63,7 @@ async def test_preempted_job_is_requeued_also_by_a_slurmctld_that_is_busy(
 
 
 async def test_controller_that_never_runs_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job says so, and does not hold its nodes until the time limit."""
+    """The job ends with an error, and does not keep its nodes until the time limit."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monkeypatch.setattr(children, "RESTART_PAUSES_S", (0.0,))
     monkeypatch.setattr(batch_host, "MOST_FAILURES", 3)

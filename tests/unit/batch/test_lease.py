@@ -1,4 +1,4 @@
-"""The lease: when somebody has touched the file, and when nobody has for too long."""
+"""The lease of a job: its file was touched, or was not touched for too long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OLD, NEW = (1, 0), (2, 0)
 
 
 def test_a_file_that_changes_was_touched_then():
-    """The lease holds for the timeout from the look that saw the change."""
+    """The lease is valid for the timeout from the look that saw the change."""
     watch = LeaseWatch(TIMEOUT_S, 0.0)
     assert not watch.see(OLD, 1.0)
     assert watch.see(NEW, 4.0)
@@ -26,7 +26,8 @@ def test_a_file_that_changes_was_touched_then():
 
 
 def test_an_old_file_is_no_touch():
-    """The first look only tells what to compare with: a job that was in the queue for long sees a stale file."""
+    """The first look only sets what later ones are compared with: a job that was in the queue for long finds an old
+    file."""
     watch = LeaseWatch(TIMEOUT_S, 0.0)
     watch.see(OLD, 1.0)
     watch.see(OLD, 9.0)
@@ -35,7 +36,7 @@ def test_an_old_file_is_no_touch():
 
 
 def test_a_missing_or_unreadable_file_is_untouched():
-    """It goes, or nobody can tell: neither renews the lease. That it comes, does."""
+    """A file that disappears or cannot be read does not renew the lease; one that appears does."""
     watch = LeaseWatch(TIMEOUT_S, 0.0)
     assert [watch.see(version, 1.0) for version in (OLD, None, OLD, MISSING, None)] == [False] * 5
     assert watch.lapsed(10.0)
@@ -55,8 +56,8 @@ def test_looks_come_in_time_and_not_too_often(looks):
         now += later_s
 
 
-def test_version_of_a_file_tells_touches_and_growth(tmp_path: Path):
-    """`touch` and an appended line both count; without a file there is nothing to count."""
+def test_version_of_a_file_shows_touches_and_growth(tmp_path: Path):
+    """`touch` and an appended line both change it; a missing file has a version of its own."""
     path = tmp_path / "lease"
     assert version_of(str(path)) == MISSING
     path.touch()
@@ -69,14 +70,14 @@ def test_version_of_a_file_tells_touches_and_growth(tmp_path: Path):
     assert len({before, touched, version_of(str(path)), MISSING}) == 4
 
 
-def test_a_path_that_cannot_be_read_tells_nothing(tmp_path: Path):
-    """A file where a folder should be: an error, and no version."""
+def test_a_path_that_cannot_be_read_has_no_version(tmp_path: Path):
+    """A file in the place of a folder is an error, and gives no version."""
     (tmp_path / "file").touch()
     assert version_of(str(tmp_path / "file" / "lease")) is None
 
 
 class FreezingClock:
-    """Its reader stands still once, after the first look at the file, which is touched meanwhile."""
+    """The clock of a process that is frozen once, after its first look at the file, which is touched meanwhile."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._readings = file, 0
@@ -88,8 +89,8 @@ class FreezingClock:
         return 0.0 if self._readings < 4 else 2 * TIMEOUT_S
 
 
-async def test_who_stood_still_looks_before_it_judges(tmp_path: Path):
-    """That nobody has seen a touch for the timeout may be the fault of who did not look."""
+async def test_a_process_that_was_frozen_looks_before_it_judges(tmp_path: Path):
+    """The process may have seen no touch for the timeout only because it did not look."""
     file = tmp_path / "lease"
     file.touch()
     touched = asyncio.Event()

@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> JobFolder:
 
 
 def test_sbatchs_patterns_stand_for_the_job(folder: JobFolder, tmp_path: Path) -> None:
-    """The folder of the link is made; what it names is the log."""
+    """The link's folder is created, and the link leads to the log."""
     _link_log(f"{tmp_path}/new/%x-%j-%u-100%%.out", folder, "train")
     assert (tmp_path / "new" / f"train-12-{pwd.getpwuid(os.getuid()).pw_name}-100%.out").read_text() == "hello\n"
 
@@ -29,7 +29,7 @@ def test_sbatchs_patterns_stand_for_the_job(folder: JobFolder, tmp_path: Path) -
 def test_a_user_without_a_name_is_a_number(
     folder: JobFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container may not know who runs in it."""
+    """In a container the user may have no name."""
 
     def nameless(uid: int) -> None:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
@@ -42,7 +42,7 @@ def test_a_user_without_a_name_is_a_number(
 def test_an_older_jobs_link_is_replaced_and_nothing_else(
     folder: JobFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file, a link to elsewhere and a folder stay, and the job's log says so; the job goes on."""
+    """A file, a link to another file and a folder are kept, and the job's log says so; the job goes on."""
     older, mine, elsewhere = tmp_path / "older.out", tmp_path / "mine.out", tmp_path / "elsewhere.out"
     older.symlink_to(tmp_path / "jobs" / "11" / "job.log")
     mine.write_text("mine\n")

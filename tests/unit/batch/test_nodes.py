@@ -1,4 +1,4 @@
-"""The nodes of a Slurm job, as its batch host learns them."""
+"""How the batch host of a Slurm job learns its nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_a_job_that_starts_while_slurm_is_silent_asks_again(site: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where compute nodes have no slurm.conf of their own, scontrol asks slurmctld for it."""
+    """If compute nodes have no slurm.conf of their own, scontrol asks slurmctld for it."""
     site.setenv("SAYS", "Unable to contact slurm controller (connect failure)")
     assert _info(plain(), JobFolder(tmp_path / "7"), "slurm", (), None, None).nodes == ("n2", "n1")
 

@@ -1,4 +1,4 @@
-"""A job's own attribution service may do what it likes: the job goes on."""
+"""Whatever goes wrong in a job's own attribution service, the job goes on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WITHIN_S = 30.0
 
 
 class Scripted(ManagedService):
-    """It runs a few lines of Python instead, which may have `port` written first."""
+    """Runs a script in place of the service; the script's argument is the file for the port."""
 
     def __init__(self, folder: JobFolder, script: str) -> None:
         super().__init__(plain(), folder, {})
@@ -45,13 +45,13 @@ def folder(tmp_path: Path) -> JobFolder:
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param("print('listening', flush=True); import time; time.sleep(99)", id="tells no port"),
-        pytest.param("print('x' * 200_000)", id="says too much"),
+        pytest.param("print('listening', flush=True); import time; time.sleep(99)", id="reports no port"),
+        pytest.param("print('x' * 200_000)", id="prints too much"),
         pytest.param("raise SystemExit(3)", id="ends"),
     ],
 )
 async def test_a_service_that_is_no_use_is_started_again(folder: JobFolder, script: str) -> None:
-    """Nothing of it ends the task that keeps it, and with it the job."""
+    """No failure of the service ends the task that keeps it, and with it the job."""
     service = Scripted(folder, script)
     keeping = asyncio.create_task(service.keep())
     await async_until(lambda: keeping.done() or service.ends == 2)
@@ -66,7 +66,7 @@ async def test_a_service_that_is_no_use_is_started_again(folder: JobFolder, scri
 async def test_a_service_that_cannot_be_started_now_is_started_later(
     folder: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python 3.11 waits for each child in a thread, and the process may have no room for one more."""
+    """Python 3.11 waits for each child process in a thread, and the process may be unable to start another one."""
 
     def no_thread() -> list[str]:
         raise RuntimeError("can't start new thread")
@@ -81,7 +81,7 @@ async def test_a_service_that_cannot_be_started_now_is_started_later(
 
 
 async def test_a_folder_that_takes_no_file_is_survived(folder: JobFolder) -> None:
-    """A disk that is full is the job's trouble already."""
+    """A file that cannot be written, as on a full disk, does not end the task either."""
     service = Scripted(folder, "")
     service._token_path.mkdir()
     keeping = asyncio.create_task(service.keep())
@@ -91,8 +91,8 @@ async def test_a_folder_that_takes_no_file_is_survived(folder: JobFolder) -> Non
     await asyncio.wait([keeping])
 
 
-async def test_the_address_is_this_ones_or_none(folder: JobFolder) -> None:
-    """One that ran before, on another host, may have left its own: nobody is to be told our secret there."""
+async def test_the_address_is_that_of_this_service_or_none(folder: JobFolder) -> None:
+    """A service that ran before, on another host, may have left its address: the token must not be sent there."""
     folder.service_path.write_text("{}")
     script = "import sys, time; time.sleep(0.2); open(sys.argv[1], 'w').write('4711'); print(1, flush=True)"
     script += "; time.sleep(99)"

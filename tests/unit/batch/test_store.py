@@ -16,7 +16,7 @@ from nvrx_slurm.util.processes import send_signal
 
 
 class DyingStore(StoreKeeper):
-    """Each server ends at once; the start after `most` of them is refused."""
+    """Each server ends at once; after `most` starts the next one is refused."""
 
     def __init__(self, folder: Path, most: int) -> None:
         info = JobInfo(job_id="7", name="digits", cluster="local", started_at=0.0)
@@ -70,7 +70,7 @@ async def test_server_that_cannot_be_announced_is_killed(tmp_path: Path, monkeyp
 async def test_store_is_given_up_after_so_many_failures_in_a_row(
     stable_s: float, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that had run for long may end any number of times in the life of a job."""
+    """A store that runs for long each time may end any number of times in the life of a job."""
     monkeypatch.setattr(store, "STABLE_S", stable_s)
     monkeypatch.setattr(children, "RESTART_PAUSES_S", (0.0,))
     keeper = DyingStore(tmp_path, STORE_RESTARTS + 10)

@@ -1,4 +1,4 @@
-"""`nvrx-slurm analyze` and `explain`, and `attribution report`, which explains what it counts."""
+"""`nvrx-slurm analyze`, `explain` and `attribution report`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ KeyError: 'lr'
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """A training that lacks a key."""
+    """The log of a training that lacks a key."""
     path = tmp_path / "train.log"
     path.write_text(LOG)
     return path
 
 
 def test_a_page_for_people(nvrx: Nvrx, log: Path) -> None:
-    """Plain text where it is no terminal: the verdict, the line in its context, what to do."""
+    """If standard output is no terminal, it is plain text: the verdict, the line in its context, what to do."""
     done = nvrx("analyze", log.name)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -51,7 +51,7 @@ def test_a_page_for_people(nvrx: Nvrx, log: Path) -> None:
 
 
 def test_json_is_what_the_schema_says(nvrx: Nvrx, log: Path) -> None:
-    """Both are printed by the command."""
+    """The command prints the answer and the schema."""
     answer = json.loads(nvrx("analyze", str(log), "--json").stdout)
     jsonschema.validate(answer, json.loads(nvrx("analyze", "--schema").stdout))
     assert (answer["verdict"], answer["fault"], answer["primary"]["line"]) == ("STOP", "key_error", 8)
@@ -60,7 +60,7 @@ def test_json_is_what_the_schema_says(nvrx: Nvrx, log: Path) -> None:
 
 
 def test_rules_of_ones_own(nvrx: Nvrx, log: Path, tmp_path: Path) -> None:
-    """They are read beside the shipped ones."""
+    """A user's rules are used beside the shipped ones."""
     mine = "missing_lr.mine:\n  fault: missing_lr\n  pattern: 'KeyError: .lr.'\n  verdict: STOP\n  scope: user_code\n"
     (tmp_path / "mine.yaml").write_text(f"{mine}  severity: 90\n  hint: Set lr in the configuration.\n")
     done = nvrx("analyze", log.name, "--rules", "mine.yaml")
@@ -69,14 +69,14 @@ def test_rules_of_ones_own(nvrx: Nvrx, log: Path, tmp_path: Path) -> None:
 
 
 def test_only_one_rank(nvrx: Nvrx, tmp_path: Path) -> None:
-    """What others say is left out; a rank that has no log is a mistake, and no log without a failure."""
+    """Lines of other ranks are left out; a rank without a log is a usage error, not a log without a failure."""
     (tmp_path / "rank-0.err").write_text(LOG)
     (tmp_path / "rank-1.err").write_text(LOG.replace("KeyError: 'lr'", "NameError: name 'lr' is not defined"))
     answer = json.loads(nvrx("analyze", ".", "--rank", "1", "--json").stdout)
     assert (answer["fault"], answer["ranks"]) == ("name_error", [1])
     refused = nvrx("analyze", ".", "--rank", "99", "--exit-code")
     assert (refused.returncode, "--rank 99" in refused.stderr) == (2, True)
-    # Where one log has the lines of all ranks, none of those that count may be of this one.
+    # In a log with lines of all ranks, none of the lines that count may be of this rank.
     text = "[rank1]: NameError: name 'lr' is not defined\n"
     unnamed = nvrx("analyze", "-", "--rank", "99", stdin=text)
     assert unnamed.stdout.startswith("UNKNOWN  no line tells of a failure")
@@ -85,7 +85,7 @@ def test_only_one_rank(nvrx: Nvrx, tmp_path: Path) -> None:
 
 
 def test_nothing_wrong_is_said_as_well(nvrx: Nvrx, tmp_path: Path) -> None:
-    """With 0 too: the command has done what it was asked for."""
+    """The exit code is 0, since the command has done what it was asked for."""
     (tmp_path / "train.log").write_text("step 1 loss 2.0\n" * 50)
     done = nvrx("analyze", "train.log")
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "UNKNOWN  no line tells of a failure")
@@ -123,7 +123,7 @@ def test_exit_codes_for_scripts(nvrx: Nvrx, tmp_path: Path, line: str, code: int
 
 
 def test_the_last_cycles_of_a_job(nvrx: Nvrx, tmp_path: Path) -> None:
-    """Each on its own, the newest last."""
+    """Each of the last cycles has its own answer, the newest last."""
     for cycle, name in enumerate(("a", "b", "c")):
         folder = tmp_path / "job" / "logs" / "main-0" / "gen-0" / f"cycle-{cycle}"
         folder.mkdir(parents=True)
@@ -134,7 +134,7 @@ def test_the_last_cycles_of_a_job(nvrx: Nvrx, tmp_path: Path) -> None:
 
 
 def test_an_empty_log(nvrx: Nvrx, tmp_path: Path) -> None:
-    """It is a log in which nothing stands."""
+    """An empty log reports no failure."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-0.err").touch()
     assert "no line tells of a failure" in nvrx("analyze", "logs").stdout
@@ -150,7 +150,7 @@ def test_an_empty_log(nvrx: Nvrx, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_one_message(nvrx: Nvrx, arguments: tuple[str, ...], message: str) -> None:
-    """And 2."""
+    """The exit code is 2."""
     done = nvrx("analyze", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
@@ -177,7 +177,7 @@ def failed(tmp_path: Path) -> Path:
 
 
 def test_rules_are_asked_where_they_were_not(failed: Path, nvrx: Nvrx) -> None:
-    """A job without sources is explained all the same: its logs are there."""
+    """A job without sources is explained too, by its logs."""
     result = nvrx("explain", JOB, "--folder", str(failed))
     assert result.returncode == 0
     assert "rank 2 on n1  logs/main-0/gen-0/cycle-0/rank-2.err:5" in result.stdout
@@ -187,7 +187,7 @@ def test_rules_are_asked_where_they_were_not(failed: Path, nvrx: Nvrx) -> None:
 
 
 def test_json_is_the_whole_of_it(failed: Path, nvrx: Nvrx) -> None:
-    """One object, with the inquiry, the answers and the decision."""
+    """One object has the inquiry, the answers and the decision."""
     told = json.loads(nvrx("explain", JOB, "--json", "--folder", str(failed)).stdout)
     assert (told["replica"], told["cycle"], told["inquiry"]["failed"]["rank"]) == ("main-0", 0, 2)
     assert told["answers"][0]["attribution"]["fault"] == "import_error"
@@ -195,7 +195,7 @@ def test_json_is_the_whole_of_it(failed: Path, nvrx: Nvrx) -> None:
 
 
 def test_what_is_not_there_is_named(failed: Path, nvrx: Nvrx) -> None:
-    """A cycle that did not fail, and a job that did not, say what there is."""
+    """For a cycle or a job that did not fail, the message says which failures there are."""
     result = nvrx("explain", JOB, "--cycle", "7", "--folder", str(failed))
     assert result.returncode == 2
     assert f"no such failure in job {JOB}; it has: main-0 cycle 0" in result.stderr
@@ -207,7 +207,7 @@ def test_what_is_not_there_is_named(failed: Path, nvrx: Nvrx) -> None:
 
 
 def test_report_counts_the_failures_of_all_jobs(failed: Path, nvrx: Nvrx) -> None:
-    """Without a verdict there is nothing to judge, and that is said."""
+    """Without a verdict the precision is not known, and the report says so."""
     result = nvrx("attribution", "report", "--folder", str(failed))
     assert result.returncode == 0
     assert "failures            1" in result.stdout
@@ -216,7 +216,7 @@ def test_report_counts_the_failures_of_all_jobs(failed: Path, nvrx: Nvrx) -> Non
 
 @pytest.mark.parametrize("command", ["report", "flush"])
 def test_a_job_that_cannot_be_read_keeps_no_other_from_it(failed: Path, nvrx: Nvrx, command: str) -> None:
-    """It is named, unless it was asked for: then it is the error."""
+    """The job is named; if the command was asked about it, it is the error."""
     bad = failed / "bad"
     bad.mkdir(mode=0o700)
     (bad / "plan.json").write_text("garbage")
@@ -231,8 +231,9 @@ def test_a_job_that_cannot_be_read_keeps_no_other_from_it(failed: Path, nvrx: Nv
     assert asked.returncode == 2 and "plan.json" in asked.stderr
 
 
-def test_restarts_in_process_before_a_failure_are_told(tmp_path: Path, nvrx: Nvrx) -> None:
-    """How many there were in the failed cycle, and for what the last one; where nothing failed, that there were."""
+def test_restarts_in_process_before_a_failure_are_shown(tmp_path: Path, nvrx: Nvrx) -> None:
+    """The number of restarts in the failed cycle and the last one's cause are shown; in a job without a failure, only
+    their number."""
     recorder = to_first_cycle()
     recorder.restart_in_process("n0", 1)
     recorder.restart_in_process("n0", 4, times=3)

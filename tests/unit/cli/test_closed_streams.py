@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 CLOSED = [descriptors for count in (1, 2, 3) for descriptors in itertools.combinations(range(3), count)]
-# A child writes to its standard output after the command has opened a file: not into that file.
+# A child writes to standard output after the command has opened a file: it must not write into that file.
 CHILD_WRITES = """
 import subprocess, sys
 import click
@@ -33,7 +33,7 @@ cli.main()
 
 @pytest.mark.parametrize("closed", CLOSED, ids=str)
 def test_a_closed_stream_leads_nowhere(tmp_path: Path, closed: tuple[int, ...]) -> None:
-    """What is printed is lost, the command does its work, and no file gets what a child prints."""
+    """The output is lost, the command does its work, and a child's output goes into no file."""
     (tmp_path / "command.py").write_text(CHILD_WRITES)
     done = subprocess.run(
         ["sh", "-c", f'exec "$0" -m command {" ".join(f"{each}>&-" for each in closed)}', sys.executable],

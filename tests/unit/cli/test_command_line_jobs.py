@@ -1,4 +1,4 @@
-"""Jobs of the command line: `-- COMMAND`, sbatch's flags, `--save`, and what is said of mistakes."""
+"""Jobs of the command line: `-- COMMAND`, sbatch's flags, `--save`, and the messages for mistakes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def typed(*arguments: str) -> str:
-    """What `nvrx-slurm` prints; raises what it ends with."""
+    """The output of `nvrx-slurm`; raises the exception with which it ends."""
     done = CliRunner().invoke(cli, arguments, standalone_mode=False, prog_name="nvrx-slurm")
     if done.exception:
         raise done.exception
@@ -39,7 +39,7 @@ def keys(*arguments: str) -> dict[str, Any]:
 
 
 def test_a_line_of_torchrun_is_a_job() -> None:
-    """Its counts are keys, and its script is the command; this tool's own flags come first."""
+    """torchrun's counts become keys, and its script is the command; this tool's own flags take precedence."""
     line = "torchrun --nnodes 2:4 --nproc-per-node=8 --max-restarts 5 train.py --lr 1"
     found = keys("-N", "3", "--nproc_per_node", "2", "--", *line.split())
     assert (found["nodes"], found["min_nodes"], found["workers_per_node"]) == (3, 2, 2)
@@ -49,13 +49,13 @@ def test_a_line_of_torchrun_is_a_job() -> None:
 
 @pytest.mark.parametrize("flag", [("--gpus-per-node", "8"), ("--gpus-per-node=h100:8",)])
 def test_a_worker_for_each_gpu_that_the_line_asks_for(flag: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun's `gpu` is a number then, whatever the node has where the line is typed."""
+    """torchrun's `gpu` is that number, not the number of GPUs on the node where the line is typed."""
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
     assert keys(*flag, "--", "torchrun", "--nproc-per-node=gpu", "train.py")["workers_per_node"] == 8
 
 
 def test_modules_to_prewarm_are_a_flag() -> None:
-    """`--prewarm`: names with commas, `auto` or `off`; it stands instead of the file's."""
+    """`--prewarm` takes names with commas, `auto` or `off`, and replaces the value of the file."""
     Path("job.yaml").write_text("name: a\ncommand: x\nprewarm: {imports: [numpy], memory: 1GiB}\n")
     assert keys("job.yaml", "--prewarm", "torch, mymodel")["prewarm.imports"] == ["torch", "mymodel"]
     assert keys("job.yaml", "--prewarm", "auto")["prewarm.imports"] == "auto"
@@ -85,7 +85,7 @@ SBATCH = {
 
 
 def test_a_command_alone_is_a_job(here: Path) -> None:
-    """It needs no file, is named after its script, and takes what stands after -- as it is typed."""
+    """The job needs no file, is named after its script, and takes the words after -- unchanged."""
     (here / "job.yaml").write_text("not: [read\n")
     job = keys("--spares", "1", "--workers-per-node=8", "--", "python", "src/train.py", "--spares", "-h", "a b")
     assert job["command"] == ["python", "src/train.py", "--spares", "-h", "a b"]
@@ -93,7 +93,7 @@ def test_a_command_alone_is_a_job(here: Path) -> None:
 
 
 def test_sbatchs_short_flags_mean_what_they_mean_to_sbatch() -> None:
-    """Each sets its key, in every command that takes a job, and arrives at sbatch under its own long name."""
+    """Each sets its key, in every command that takes a job, and is passed to sbatch under its long name."""
     flags = [word for flag, (given, _, _) in SBATCH.items() for word in (flag, given)]
     job = keys(*flags, "--", "x")
     assert {key: job[key] for _, key, _ in SBATCH.values()} == {key: value for _, key, value in SBATCH.values()}
@@ -104,27 +104,27 @@ def test_sbatchs_short_flags_mean_what_they_mean_to_sbatch() -> None:
 
 
 def test_a_percent_sign_in_the_current_folder_is_no_pattern(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what the user wrote behind -o is one."""
+    """Only a percent sign that the user wrote after -o begins a pattern."""
     (here / "100%j").mkdir()
     monkeypatch.chdir(here / "100%j")
     assert keys("-o", "logs/%j.out", "--", "x")["output"] == f"{here}/100%%j/logs/%j.out"
 
 
 def test_flags_and_command_win_over_the_file(here: Path) -> None:
-    """What the file says beside them stays; a flag wins over --set of the same key."""
+    """Other keys of the file stay; a flag wins over --set of the same key."""
     (here / "a.yaml").write_text("name: a\ncommand: x\nnodes: 2\nspares: 1\n")
     job = keys("a.yaml", "-N", "3", "--set", "nodes=5", "--", "python", "other.py")
     assert (job["name"], job["command"], job["nodes"], job["spares"]) == ("a", ["python", "other.py"], 3, 1)
 
 
 def test_a_file_after_two_dashes_is_a_file(here: Path) -> None:
-    """As it was before commands could stand there."""
+    """This was so before commands could follow the dashes."""
     (here / "a.yaml").write_text("name: a\ncommand: x\n")
     assert keys("--", "a.yaml")["name"] == "a"
 
 
 def test_what_is_saved_is_the_same_job(here: Path) -> None:
-    """The file holds what was typed, and no more; other layers still count."""
+    """The file contains what was typed and no more; other layers still count."""
     flags = ("-N", "2", "-t", "2:00:00", "--set", "env.A=1.10", "--set", "fault_tolerance.backoff=off")
     before = keys(*flags, "--save", "saved.yaml", "--", "python", "t.py", "a b", "$X")
     assert keys("saved.yaml") == before
@@ -136,7 +136,7 @@ def test_what_is_saved_is_the_same_job(here: Path) -> None:
 
 
 def test_a_range_of_spares_is_saved(here: Path) -> None:
-    """From a flag and from a file; a flag that names one number replaces the file's range."""
+    """A range is saved from a flag and from a file; a flag with one number replaces the file's range."""
     (here / "a.yaml").write_text("name: a\ncommand: x\nspares: 0..2\n")
     keys("--spares", "0..2", "--save", "flag.yaml", "--", "x")
     keys("a.yaml", "--save", "file.yaml")
@@ -147,7 +147,7 @@ def test_a_range_of_spares_is_saved(here: Path) -> None:
 
 @pytest.mark.parametrize("place", ["there.yaml", "below/job.yaml", "no/job.yaml"])
 def test_a_save_overwrites_nothing_and_changes_no_path(here: Path, place: str) -> None:
-    """A file that exists, a folder from which paths would mean other files, and one that is not there."""
+    """An existing file, a folder in which paths would mean other files, and a missing folder are errors."""
     (here / "there.yaml").write_text("mine\n")
     (here / "below").mkdir()
     with pytest.raises(UsageError, match=f"^--save {place}: "):
@@ -179,7 +179,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
 
 @pytest.mark.parametrize(("arguments", "says"), MISTAKES.items())
 def test_a_mistake_is_answered_with_what_was_meant(arguments: tuple[str, ...], says: str) -> None:
-    """The message holds the line to type instead."""
+    """The message contains the line to type instead."""
     with pytest.raises(click.UsageError) as caught:
         typed(*arguments)
     assert says in caught.value.format_message()
@@ -200,7 +200,8 @@ def test_a_mistake_is_answered_with_what_was_meant(arguments: tuple[str, ...], s
     ],
 )
 def test_a_wrong_value_or_file_is_named(here: Path, arguments: tuple[str, ...], key: str | None, says: str) -> None:
-    """As in a file, and before anything is submitted; another kind of file with the line to type instead."""
+    """The error is the same as for a file, and comes before anything is submitted; for another kind of file it has
+    the line to type instead."""
     (here / "train.py").write_text("print('hello')\n")
     (here / "job.sh").write_text("#!/bin/bash\n#SBATCH -N 2\nsrun python train.py\n")
     with pytest.raises(ConfigError) as caught:
@@ -209,7 +210,7 @@ def test_a_wrong_value_or_file_is_named(here: Path, arguments: tuple[str, ...], 
 
 
 def test_run_starts_nothing_where_the_store_does_not_answer(here: Path) -> None:
-    """As `submit`: the error comes at once, and no job has a folder."""
+    """As with `submit` the error comes at once, and no job has a folder."""
     with pytest.raises(StoreUnreachable):
         typed("run", "--here", "--set", "store.url=redis://127.0.0.1:1/0", "--", "true")
     assert not [*(here / "nvrx-jobs").iterdir()]
@@ -217,7 +218,7 @@ def test_run_starts_nothing_where_the_store_does_not_answer(here: Path) -> None:
 
 @pytest.mark.parametrize("command", [("run", "--here"), ("submit", "--local"), ("submit", "--dry-run")])
 def test_files_of_attribution_are_read_before_a_job_starts(here: Path, command: tuple[str, ...]) -> None:
-    """One error names each that cannot be used, and no job has a folder."""
+    """One error names each file that cannot be used, and no job has a folder."""
     (here / "open").write_text("secret")
     (here / "open").chmod(0o644)
     (here / "bad.yaml").write_text("mine: {pattern: (}\n")
@@ -239,7 +240,7 @@ def test_files_of_attribution_are_read_before_a_job_starts(here: Path, command: 
 def test_a_package_that_attribution_lacks_is_said_before_the_first_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where the extra is not installed: a warning names the packages of the sources that are asked."""
+    """If the extra is not installed, a warning names the packages of the sources that are asked."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
     asked = ("submit", "--dry-run", "--set", "fault_tolerance.attribution.enable_mcp=true")
     assert typed(*asked, "--ft-attribution-http-url", "http://localhost:1", "--", "true")
@@ -250,7 +251,7 @@ def test_a_package_that_attribution_lacks_is_said_before_the_first_failure(
 
 
 def test_a_token_that_no_source_needs_is_not_read(here: Path) -> None:
-    """As where a site file names one and the job asks no service."""
+    """A site file may name a token although the job asks no service."""
     assert typed("submit", "--dry-run", "--set", "fault_tolerance.attribution.token_file=gone", "--", "true")
 
 
@@ -265,5 +266,5 @@ def test_a_token_that_no_source_needs_is_not_read(here: Path) -> None:
     ],
 )
 def test_a_job_is_named_after_its_command(command: tuple[str, ...], name: str) -> None:
-    """By a name that job.yaml takes."""
+    """The name is one that job.yaml accepts."""
     assert name_of(command) == name

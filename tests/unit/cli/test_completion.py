@@ -13,7 +13,8 @@ from tests.unit.report.recorder import BEGIN, ended, plain_plan, write
 
 @pytest.fixture
 def completed(nvrx: Nvrx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The answers to a line, whose last word is being typed. There is a job 4711, in another folder, of 4 nodes."""
+    """Returns the answers to a line whose last word is being typed. There is a job 4711 of 4 nodes, in another
+    folder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = write(tmp_path / "elsewhere", ended(), job="4711", cluster="slurm")
     assert folder.read_plan() == plain_plan()
@@ -50,12 +51,13 @@ def completed(nvrx: Nvrx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_the_shell_completes(completed, line: str, answers: list[str]) -> None:
-    """Ids from the index; ranks, replicas and nodes of the job on the line, or of the newest; keys and events."""
+    """Ids are completed from the index; ranks, replicas and nodes from the job on the line, or the newest one; and
+    keys and events."""
     assert completed(line) == answers
 
 
 def test_the_shell_completes_flows(completed, tmp_path: Path) -> None:
-    """Those of the files and folders on the line."""
+    """Flows are completed from the files and folders on the line."""
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "a.yaml").write_text("# a comment\nname: kill-node\njob: x\n")
     (tmp_path / "flows" / "b.job.yaml").write_text("name: no-flow\n")

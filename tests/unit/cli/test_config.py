@@ -25,7 +25,7 @@ def write_job(*arguments: str) -> str:
 
 
 def test_it_writes_a_job_that_loads(tmp_path: Path) -> None:
-    """What it writes is a valid job, plain or with roles, and it says what to do with it."""
+    """The job is valid, plain or with roles, and the command says what to do with it."""
     for flags, has_roles in (((), False), (("--roles",), True)):
         path = tmp_path / f"{has_roles}.yaml"
         said = write_job(str(path), *flags)
@@ -33,8 +33,8 @@ def test_it_writes_a_job_that_loads(tmp_path: Path) -> None:
         assert bool(load(path).spec.roles) is has_roles
 
 
-def test_it_overwrites_only_when_told(tmp_path: Path) -> None:
-    """A file that exists stays as it is, unless --force says otherwise."""
+def test_it_overwrites_only_with_force(tmp_path: Path) -> None:
+    """A file that exists stays as it is, unless --force is given."""
     path = tmp_path / "job.yaml"
     path.write_text("mine\n")
     with pytest.raises(UsageError, match=r"job.yaml exists; .* overwrite it with --force"):
@@ -53,7 +53,7 @@ def test_a_script_that_exists_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_the_job_runs_the_python_that_has_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python` where that is this environment's; else its path, so that the first run does not fail."""
+    """It is `python` if that is this environment's, else its path, so that the first run does not fail."""
     here = str(Path(sys.executable).parent)
     for path, program in ((here, "python"), ("/nonexistent", sys.executable)):
         monkeypatch.setenv("PATH", path)
@@ -73,7 +73,7 @@ JOB = "name: a\ncommand: [x, 'a b']\nslurm:\n  time: 90m\nfault_tolerance: {tear
 
 
 def test_show_prints_every_key_with_its_origin(nvrx: Nvrx, tmp_path: Path) -> None:
-    """One key a line, values as job.yaml would say them, and where each came from."""
+    """There is one key a line, with its value as in job.yaml and its origin."""
     (tmp_path / "job.yaml").write_text(JOB)
     done = nvrx("config", "show", "--origin", "--spares=2", NVRX_SLURM_NODES="3")
     lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines()}
@@ -85,7 +85,7 @@ def test_show_prints_every_key_with_its_origin(nvrx: Nvrx, tmp_path: Path) -> No
 
 
 def test_what_show_prints_as_json_loads_again(nvrx: Nvrx, tmp_path: Path) -> None:
-    """Every value is one that job.yaml takes, and the job is the same."""
+    """Every value is one that job.yaml accepts, and the job is the same."""
     (tmp_path / "job.yaml").write_text(JOB)
     flat = json.loads(nvrx("config", "show", "--json").stdout)
     (tmp_path / "name.yaml").write_text("")
@@ -94,7 +94,7 @@ def test_what_show_prints_as_json_loads_again(nvrx: Nvrx, tmp_path: Path) -> Non
 
 
 def test_the_schema_is_json(nvrx: Nvrx) -> None:
-    """`config schema` prints one JSON document that closes every block to unknown keys."""
+    """`config schema` prints one JSON document that allows no unknown key in any block."""
     schema = json.loads(nvrx("config", "schema").stdout)
     assert schema["additionalProperties"] is False
     assert schema["properties"]["name"]["description"]
@@ -110,7 +110,7 @@ def test_a_mistake_shows_no_configuration(nvrx: Nvrx, tmp_path: Path) -> None:
 
 PLAIN_JOB = "name: a\ncommand: x\n"
 
-# arguments → what stderr says, for a job.yaml that is fine
+# arguments → what stderr says, for a valid job.yaml
 MISTAKES = {
     ("--set", "nodez=3"): "--set nodez: nodez: is not known; did you mean `nodes`?",
     ("--set", "nodez"): "--set nodez: write it as key=value",
@@ -130,7 +130,7 @@ def job(folder: Path, text: str = PLAIN_JOB) -> Path:
 
 
 def test_the_script_is_all_there_is_on_stdout(nvrx: Nvrx, tmp_path: Path) -> None:
-    """stdout is the script and nothing else; the folder it logs into exists, for its user alone."""
+    """stdout has the script and nothing else; the folder for its log exists, for its user alone."""
     job(tmp_path)
     done = nvrx("render", "--spares", "2")
     assert (done.returncode, done.stderr) == (0, "")
@@ -141,7 +141,7 @@ def test_the_script_is_all_there_is_on_stdout(nvrx: Nvrx, tmp_path: Path) -> Non
 
 
 def test_the_local_script_asks_nothing_of_slurm(nvrx: Nvrx, tmp_path: Path) -> None:
-    """--local is the script for this machine."""
+    """With --local it is the script for this machine."""
     job(tmp_path)
     done = nvrx("render", "--local")
     assert done.returncode == 0
@@ -153,7 +153,7 @@ def test_the_local_script_asks_nothing_of_slurm(nvrx: Nvrx, tmp_path: Path) -> N
 def test_a_mistake_is_one_message_and_exit_code_2(
     nvrx: Nvrx, tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
-    """stderr has one line without a traceback, stdout nothing, and the exit code says usage."""
+    """stderr has one line without a traceback, stdout nothing, and the exit code is that of a usage error."""
     job(tmp_path)
     done = nvrx("render", *arguments)
     assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
@@ -163,8 +163,8 @@ def test_a_mistake_is_one_message_and_exit_code_2(
     assert not (tmp_path / "nvrx-jobs").exists()
 
 
-def test_several_mistakes_are_told_together(nvrx: Nvrx, tmp_path: Path) -> None:
-    """All that is wrong with a file is told in one run."""
+def test_several_mistakes_are_reported_together(nvrx: Nvrx, tmp_path: Path) -> None:
+    """All that is wrong with a file is reported in one run."""
     job(tmp_path, "name: a b\nnodez: 1\n")
     done = nvrx("render")
     assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
@@ -174,7 +174,7 @@ def test_several_mistakes_are_told_together(nvrx: Nvrx, tmp_path: Path) -> None:
 
 
 def test_a_mistake_in_the_environment_names_the_variable(nvrx: Nvrx, tmp_path: Path) -> None:
-    """A variable that names no key is told by its own name."""
+    """A variable that sets no known key is reported by its own name."""
     job(tmp_path)
     done = nvrx("render", NVRX_SLURM_NODEZ="3")
     assert done.returncode == EXIT_USAGE
@@ -182,7 +182,7 @@ def test_a_mistake_in_the_environment_names_the_variable(nvrx: Nvrx, tmp_path: P
 
 
 def test_the_password_of_the_store_is_in_no_script(nvrx: Nvrx, tmp_path: Path) -> None:
-    """The variable that holds it is no configuration key, and does not reach the script."""
+    """The variable with the password is no configuration key, and does not reach the script."""
     job(tmp_path, PLAIN_JOB + "store: {url: 'redis://h'}\n")
     done = nvrx("render", NVRX_SLURM_STORE_PASSWORD="hunter2")
     assert done.returncode == 0
@@ -191,7 +191,7 @@ def test_the_password_of_the_store_is_in_no_script(nvrx: Nvrx, tmp_path: Path) -
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_completes_this_command(nvrx: Nvrx, shell: str) -> None:
-    """Each shell's script calls back `nvrx-slurm` by the variable that click listens to."""
+    """Each shell's script calls `nvrx-slurm` with the variable that click reads."""
     done = nvrx("completion", shell)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"_NVRX_SLURM_COMPLETE={shell}_complete" in done.stdout
@@ -199,13 +199,13 @@ def test_the_script_completes_this_command(nvrx: Nvrx, shell: str) -> None:
 
 
 def test_the_bash_script_parses(nvrx: Nvrx) -> None:
-    """bash takes it."""
+    """bash accepts it."""
     script = nvrx("completion", "bash").stdout
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
 
 
 def test_the_callback_completes_commands_and_flags(nvrx: Nvrx) -> None:
-    """What the script asks for is answered, for commands and for the flags of one."""
+    """The callback answers for commands, and for the flags of one."""
     asked = {"_NVRX_SLURM_COMPLETE": "bash_complete"}
     assert nvrx(COMP_WORDS="nvrx-slurm ren", COMP_CWORD="1", **asked).stdout == "plain,render\n"
     flags = nvrx(COMP_WORDS="nvrx-slurm render --sp", COMP_CWORD="2", **asked).stdout
@@ -213,7 +213,7 @@ def test_the_callback_completes_commands_and_flags(nvrx: Nvrx) -> None:
 
 
 def test_another_shell_is_refused(nvrx: Nvrx) -> None:
-    """The error names the shells that there are."""
+    """The error names the shells that are supported."""
     done = nvrx("completion", "tcsh")
     assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
     assert "'bash', 'zsh', 'fish'" in done.stderr

@@ -1,4 +1,4 @@
-"""`nvrx-slurm doctor` where its surroundings lack something."""
+"""`nvrx-slurm doctor` in surroundings that lack something."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SBATCH = "#!/bin/sh\nfor script; do :; done\ncp $script submitted.sh\necho 'no s
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which this test runs in, and programs of Slurm that answer from there."""
+    """The current folder, empty but for scripts in place of Slurm's programs."""
     programs = {"scontrol": SCONTROL, "sacctmgr": "#!/bin/sh\necho 'Name|MaxWall'\n", "sbatch": SBATCH}
     for name, script in programs.items():
         (tmp_path / name).write_text(script)
@@ -39,7 +39,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("job", "nodes"), [("", 2), ("nodes: 1", 1), ("nodes: 1\nspares: 1", 2), ("nodes: 4", 2)])
 def test_a_probe_takes_two_nodes_unless_the_job_has_one(site: Path, job: str, nodes: int) -> None:
-    """Without a job.yaml too: with one node it would try no network."""
+    """This is so without a job.yaml too: with one node the probe would test no network."""
     if job:
         (site / "job.yaml").write_text(f"name: a\ncommand: x\n{job}\n")
     doctor.main(["--probe"], standalone_mode=False)
@@ -48,14 +48,15 @@ def test_a_probe_takes_two_nodes_unless_the_job_has_one(site: Path, job: str, no
 
 @pytest.mark.parametrize("limits", ["TotalNodes=1", "MaxNodes=1 TotalNodes=8"])
 def test_a_probe_takes_one_node_of_a_partition_that_allows_no_more(site: Path, limits: str) -> None:
-    """Two would stay pending until the probe is given up."""
+    """A probe of two nodes would stay pending until it is given up."""
     (site / "scontrol").write_text(SCONTROL.replace("TotalNodes=8", limits))
     doctor.main(["--probe"], standalone_mode=False)
     assert "#SBATCH --nodes=1" in (site / "submitted.sh").read_text().splitlines()
 
 
 def test_user_without_a_name(site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """As in a container: the limits of its account are not known, and the other checks are made."""
+    """In a container the user may have no name: the limits of its account are not known, and the other checks are
+    made."""
 
     def nameless(uid: int) -> pwd.struct_passwd:
         raise KeyError(f"getpwuid(): uid not found: {uid}")

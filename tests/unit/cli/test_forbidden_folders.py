@@ -17,8 +17,8 @@ TOO_LONG = "x" * 256
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a job.yaml and the folder `closed`. Root can enter each folder, so the kernel's answer is made
-    here."""
+    """A folder with a job.yaml and the folder `closed`. Root can enter every folder, so the kernel's refusal is
+    simulated."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "job.yaml").write_text("name: a\ncommand: x\n")
@@ -58,7 +58,7 @@ def test_a_base_folder_that_cannot_be_entered_holds_no_jobs(here: Path, folder: 
 def test_a_site_file_that_cannot_be_reached_is_an_error(
     here: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
-    """It may set what the job must have: it is not taken for missing."""
+    """The site file may have settings that the job needs, so it does not count as missing."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(here / folder))
     with pytest.raises(ConfigError) as caught:
         CliRunner().invoke(cli, ["render"], catch_exceptions=False, standalone_mode=False)

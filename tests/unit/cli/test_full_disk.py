@@ -39,7 +39,7 @@ def on_a_full_disk(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]
 
 
 def test_a_job_whose_id_cannot_be_printed_is_named(tmp_path: Path) -> None:
-    """It is submitted: who took it for refused would submit it twice."""
+    """The job is submitted: a user who took it for refused would submit it twice."""
     (tmp_path / "job.yaml").write_text("{name: one, command: ['true']}")
     done = on_a_full_disk(tmp_path, "submit", "--local", "--folder", str(tmp_path / "jobs"))
     (folder,) = (tmp_path / "jobs").glob("local-*")
@@ -49,7 +49,7 @@ def test_a_job_whose_id_cannot_be_printed_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_full_disk_is_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
-    """And the exit code of a file that cannot be written, not that of a job that has failed."""
+    """The exit code is that of a file that cannot be written, not that of a failed job."""
     write(tmp_path, ended())
     folder = () if "--help" in command else ("--folder", str(tmp_path))
     done = on_a_full_disk(tmp_path, *command, *folder)

@@ -28,7 +28,7 @@ def imported(*arguments: str) -> set[str]:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """`--help` answers at once: it loads click and a table of commands."""
+    """`--help` answers at once, since it loads only click and a table of commands."""
     found = imported("--help")
     assert {"click", "nvrx_slurm"} <= found
     assert not found & HEAVY
@@ -36,18 +36,18 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_imports_nothing_heavy(command: str) -> None:
-    """A command loads what it needs when it runs, not when it tells about itself."""
+    """A command loads what it needs when it runs, not for its help."""
     assert not imported(*command.split(), "--help") & HEAVY
 
 
 def test_init_imports_nothing_heavy(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """`init` copies a file."""
+    """`init` only copies a file."""
     path = tmp_path_factory.mktemp("init") / "job.yaml"
     assert not imported("init", str(path)) & HEAVY
 
 
 def test_render_starts_no_client(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """`render` talks to nobody, and loads no client."""
+    """`render` contacts no server, and loads no client."""
     path = tmp_path_factory.mktemp("render") / "job.yaml"
     path.write_text("name: a\ncommand: x\n")
     found = imported("render", str(path), "--folder", str(path.parent / "jobs"))

@@ -18,7 +18,7 @@ from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.report import snapshot
 from tests.unit.report.recorder import JOB, to_first_cycle, write
 
-# What a dataclass does when its module is imported: the interrupt leaves an exec() of a string.
+# What a dataclass does when its module is imported: the interrupt ends an exec() of a string.
 INTERRUPTED = """
 import sys
 import click
@@ -28,7 +28,7 @@ sys.argv = ["nvrx-slurm", "wait"]
 cli.main()
 """
 
-# SIGTERM arrives behind the lock of an Event, or just before the command begins to wait for it.
+# SIGTERM arrives after the lock of an Event is taken, or just before the command begins to wait for it.
 TERMINATED = """
 import os
 import signal
@@ -47,7 +47,7 @@ cli.main()
 
 
 def test_an_interrupt_during_an_import_exits_with_130(tmp_path: Path) -> None:
-    """Not by SIGINT, as CPython ends a module that `python -m` has started."""
+    """CPython itself would end a module that `python -m` has started by SIGINT."""
     (tmp_path / "interrupted.py").write_text(INTERRUPTED)
     done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (130, "")

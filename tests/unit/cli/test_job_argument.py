@@ -20,7 +20,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_job_a_command_takes_the_newest(nvrx: Nvrx, tmp_path: Path, state: None) -> None:
-    """Wherever it lies; stderr says which it is, and stdout holds the answer alone."""
+    """The newest job may be in any folder; stderr names it, and stdout has the answer alone."""
     write(tmp_path / "nvrx-jobs", ended(), job="old")
     record_job(write(tmp_path / "elsewhere", with_one_recovery(), job="new").path)
     named = nvrx("events", "new")
@@ -35,7 +35,7 @@ def test_without_job_a_command_takes_the_newest(nvrx: Nvrx, tmp_path: Path, stat
 
 
 def test_id_of_an_allocation_is_its_newest_run(nvrx: Nvrx, tmp_path: Path, state: None) -> None:
-    """The id that a user knows is Slurm's; the job that ran in it has one of its own."""
+    """Users know the id that Slurm gave the allocation; the job that ran in it has its own id."""
     for run, events in (("7-run1", ended()), ("7-run2", with_one_recovery()), ("77-run1", ended())):
         record_job(write(tmp_path / "nvrx-jobs", events, job=run).path)
     found = nvrx("events", "7")
@@ -44,7 +44,7 @@ def test_id_of_an_allocation_is_its_newest_run(nvrx: Nvrx, tmp_path: Path, state
 
 
 def test_status_without_job_lists_the_folder_as_before(nvrx: Nvrx, tmp_path: Path, state: None) -> None:
-    """No job of another folder, and no choice of the newest."""
+    """`status` lists no job of another folder, and does not choose the newest."""
     write(tmp_path / "nvrx-jobs", ended(), job="old")
     record_job(write(tmp_path / "elsewhere", ended(), job="new").path)
     done = nvrx("status")
@@ -53,7 +53,8 @@ def test_status_without_job_lists_the_folder_as_before(nvrx: Nvrx, tmp_path: Pat
 
 
 def test_a_variable_names_the_folder(nvrx: Nvrx, tmp_path: Path, state: None) -> None:
-    """As --folder does, which comes first; it is no key of job.yaml, and the other jobs are not looked for."""
+    """It acts as --folder does, which takes precedence; it is no key of job.yaml, and no other folder is searched for
+    jobs."""
     write(tmp_path / "mine", ended(), job="a")
     record_job(write(tmp_path / "elsewhere", ended(), job="b").path)
     folder = str(tmp_path / "mine")
@@ -69,14 +70,14 @@ def test_a_variable_names_the_folder(nvrx: Nvrx, tmp_path: Path, state: None) ->
 
 @pytest.mark.parametrize("command", ["report", "metrics", "wait", "drain"])
 def test_the_paragraphs_of_a_help_text_have_one_margin(command: str) -> None:
-    """Also where a sentence about JOB is added to a docstring, which has an indentation of its own."""
+    """That includes a sentence about JOB that is added to a docstring with another indentation."""
     text, _, _ = CliRunner().invoke(cli, [command, "--help"]).output.partition("Options:")
     _, *lines = filter(None, text.splitlines())
     assert {len(line) - len(line.lstrip()) for line in lines} == {2}
 
 
 def test_a_job_that_two_words_name_is_taken_once(nvrx: Nvrx, tmp_path: Path, state: None) -> None:
-    """Metrics have each series once, or Prometheus refuses them all; and `rm` does not look for what it removed."""
+    """Prometheus refuses metrics that have a series twice, and `rm` must not look for a job that it has removed."""
     write(tmp_path / "nvrx-jobs", ended(), job="7-run1").write_result(
         Result(exit_code=0, reason="done", ended_at=9.0)
     )

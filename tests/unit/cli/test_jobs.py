@@ -26,7 +26,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ended_job(base: Path, job_id: str, *, days_ago: float = 0.0) -> JobFolder:
-    """A job that ended so long ago, in the index."""
+    """A job in the index that ended `days_ago`."""
     folder = write(base, ended(), job=job_id)
     at = SystemClock().wall() - days_ago * DAY_S
     folder.write_result(Result(exit_code=0, reason="done", ended_at=at))
@@ -58,7 +58,7 @@ def running_job(base: Path, job_id: str) -> JobFolder:
 
 
 def test_ls_lists_the_jobs_of_all_folders(nvrx: Nvrx, tmp_path: Path) -> None:
-    """Newest first, each with its folder; so many, those that live, or one folder's."""
+    """The newest is first, each with its folder; -n, --live and --folder choose among them."""
     ended_job(tmp_path / "a", "old", days_ago=3)
     ended_job(tmp_path / "b", "newer", days_ago=1)
     running_job(tmp_path / "c", "local-1")
@@ -78,7 +78,8 @@ def test_ls_lists_the_jobs_of_all_folders(nvrx: Nvrx, tmp_path: Path) -> None:
 
 
 def test_a_requeued_job_has_not_ended(nvrx: Nvrx, tmp_path: Path) -> None:
-    """Its last generation left a result, 75. Slurm has it in the queue, and has forgotten another such job."""
+    """Its last generation left the result 75, and Slurm has it in the queue. Another such job, which Slurm has
+    forgotten, is lost."""
     for job_id in ("17", "18"):
         folder = write(tmp_path, ended(), job=job_id, cluster="slurm")
         folder.write_result(Result(exit_code=75, reason="preempted", ended_at=SystemClock().wall()))
@@ -106,7 +107,7 @@ def test_a_requeued_job_has_not_ended(nvrx: Nvrx, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["result.json", "job.json", "plan.json"])
 def test_ls_lists_a_job_that_cannot_be_read_and_all_others(nvrx: Nvrx, tmp_path: Path, name: str) -> None:
-    """A line says what is wrong with it, and what to do; `rm --expired` leaves it alone."""
+    """One line says what is wrong with it, and what to do; `rm --expired` leaves it alone."""
     ended_job(tmp_path, "whole", days_ago=1)
     damaged = running_job(tmp_path, "damaged").path / name
     damaged.write_text("{")
@@ -133,7 +134,7 @@ def test_a_journal_that_cannot_be_read_hides_no_other_job(nvrx: Nvrx, tmp_path: 
 
 
 def test_a_folder_that_others_can_write_to_hides_no_other_job(nvrx: Nvrx, tmp_path: Path) -> None:
-    """Nor does an ended job whose records cannot be read keep `rm --expired` from the rest."""
+    """Nor does an ended job whose records cannot be read keep `rm --expired` from removing the others."""
     for name in ("whole", "open", "damaged"):
         ended_job(tmp_path, name, days_ago=2)
     (tmp_path / "open").chmod(0o777)
@@ -148,7 +149,7 @@ def test_a_folder_that_others_can_write_to_hides_no_other_job(nvrx: Nvrx, tmp_pa
 
 
 def test_what_one_asks_of_an_array_names_the_task_that_failed(nvrx: Nvrx, tmp_path: Path) -> None:
-    """The array as a whole has neither journal nor logs, nor workers."""
+    """The array as a whole has no journal, no logs and no workers."""
     array = JobFolder(tmp_path / "17")
     write(tmp_path, ended(), job="17_0").write_result(Result(exit_code=0, reason="", ended_at=0.0))
     failed = write(tmp_path, ended(), job="17_1")
@@ -165,7 +166,7 @@ def test_what_one_asks_of_an_array_names_the_task_that_failed(nvrx: Nvrx, tmp_pa
 
 
 def test_rm_removes_an_ended_job_and_no_other(nvrx: Nvrx, tmp_path: Path) -> None:
-    """With all that is in its folder, and its entry; one that runs is left alone, whatever is forced."""
+    """Its folder with all contents and its index entry are removed; a running job is kept, even with --force."""
     gone, running = ended_job(tmp_path / "a", "gone"), running_job(tmp_path / "c", "local-1")
     (gone.path / "more").mkdir()
     (gone.path / "more" / "link").symlink_to(tmp_path / "c")
@@ -182,7 +183,7 @@ def test_rm_removes_an_ended_job_and_no_other(nvrx: Nvrx, tmp_path: Path) -> Non
 
 
 def test_a_job_of_which_nothing_says_that_it_ended_is_removed_by_force_only(nvrx: Nvrx, tmp_path: Path) -> None:
-    """There is no Slurm here to say so."""
+    """Without Slurm nothing says whether the job has ended."""
     folder = write(tmp_path / "nvrx-jobs", with_one_recovery(), job="17", cluster="slurm")
     kept = nvrx("rm", "17", PATH="/nowhere")
     assert (kept.returncode, folder.path.is_dir()) == (2, True)
@@ -192,7 +193,8 @@ def test_a_job_of_which_nothing_says_that_it_ended_is_removed_by_force_only(nvrx
 
 
 def test_the_retention_of_the_site_file_says_what_has_expired(nvrx: Nvrx, tmp_path: Path) -> None:
-    """Jobs that ended long enough ago, but for the newest; flags come first, and without either nothing goes."""
+    """Jobs that ended long enough ago are removed, except the newest; flags take precedence, and without either
+    nothing is removed."""
     folders = [ended_job(tmp_path / base, base, days_ago=days) for base, days in (("a", 40), ("b", 20), ("c", 3))]
     running = running_job(tmp_path / "d", "local-1")
     assert nvrx("rm", "--expired").returncode == 2

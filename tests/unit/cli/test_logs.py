@@ -1,4 +1,4 @@
-"""The choices of `nvrx-slurm logs` and `events`."""
+"""What `nvrx-slurm logs` and `events` can be asked to show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.report.recorder import BEGIN, ended, write
 
 
 def test_events_are_chosen_by_type_and_time(nvrx: Nvrx, tmp_path: Path) -> None:
-    """A line has the time, local or UTC, and the seconds since the start, whatever is left out."""
+    """Each line has the time, local or UTC, and the seconds since the start, even if earlier events are left out."""
     recorder = ended()
     write(tmp_path / "nvrx-jobs", recorder, job="j")
     all_lines = nvrx("events", "j").stdout.splitlines()
@@ -34,9 +34,9 @@ def test_events_are_chosen_by_type_and_time(nvrx: Nvrx, tmp_path: Path) -> None:
 
 
 def test_logs_are_chosen_by_line(nvrx: Nvrx, tmp_path: Path) -> None:
-    """The last lines, those that match, and the last of those that match; with a bad expression, an error."""
+    """The last lines, matching lines, or the last matching lines are shown; a bad expression is an error."""
     folder = write(tmp_path / "nvrx-jobs", ended(), job="j")
-    folder.write_result(Result(exit_code=0, reason="done", ended_at=BEGIN + 240.0))  # or -f waits for it
+    folder.write_result(Result(exit_code=0, reason="done", ended_at=BEGIN + 240.0))  # or -f waits for the job
     folder.job_log.write_text("".join(f"[main-0 {n % 2}] step {n}\n" for n in range(30)))
     assert nvrx("logs", "j", "--tail", "2").stdout == "[main-0 0] step 28\n[main-0 1] step 29\n"
     assert nvrx("logs", "j", "--grep", "step [12]9").stdout == "[main-0 1] step 19\n[main-0 1] step 29\n"
@@ -48,7 +48,7 @@ def test_logs_are_chosen_by_line(nvrx: Nvrx, tmp_path: Path) -> None:
 
 
 def test_logs_are_chosen_by_bytes_that_are_no_utf_8(nvrx: Nvrx, tmp_path: Path) -> None:
-    """The workers print what they like, and a shell passes each byte on."""
+    """Workers may print any bytes, and a shell passes each byte on."""
     folder = write(tmp_path / "nvrx-jobs", ended(), job="j")
     folder.job_log.write_bytes(b"[main-0 0] caf\xe9\n[main-0 0] tea\n")
     assert nvrx("logs", "j", "--grep", os.fsdecode(b"[^\xe9]a$|\xff")).stdout == "[main-0 0] tea\n"

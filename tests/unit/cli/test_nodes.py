@@ -1,4 +1,4 @@
-"""`nvrx-slurm nodes`, and what `submit --exclude-suspects` makes of it."""
+"""`nvrx-slurm nodes`, and its effect on `submit --exclude-suspects`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JOB = "name: a\ncommand: x\nnodes: 2\n"
 
 @pytest.fixture
 def alpha(nvrx: Nvrx, tmp_path: Path) -> Nvrx:
-    """In a job.yaml's folder on cluster alpha, with a ledger of its own."""
+    """Runs the command on cluster alpha, in the folder of a job.yaml and with its own ledger."""
     (tmp_path / "job.yaml").write_text(JOB)
     state = {"XDG_STATE_HOME": str(tmp_path / "state"), "SLURM_CLUSTER_NAME": "alpha"}
     return lambda *arguments, **variables: nvrx(*arguments, **(state | variables))
@@ -28,15 +28,15 @@ def suspects(nvrx: Nvrx, *arguments: str, **variables: str) -> list[str]:
 
 
 def excluded(nvrx: Nvrx, *arguments: str, **variables: str) -> tuple[str | None, str]:
-    """The value of `--exclude`, and what was said on stderr."""
+    """The value of `--exclude`, and the text on stderr."""
     done = nvrx("submit", "--exclude-suspects", "--dry-run", *arguments, **variables)
     assert done.returncode == 0, done.stderr
     flags = [line for line in done.stdout.splitlines() if line.startswith("#SBATCH --exclude=")]
     return (flags[0].partition("=")[2] if flags else None), done.stderr
 
 
-def test_a_node_is_suspect_from_when_somebody_says_so_until_somebody_clears_it(alpha: Nvrx) -> None:
-    """The list says why; nobody has to wait for its end."""
+def test_a_node_is_suspect_from_a_report_until_it_is_cleared(alpha: Nvrx) -> None:
+    """The list has the reason; a user can clear a node before its suspicion ends."""
     assert alpha("nodes").stderr.startswith("no node of cluster alpha is suspect (")
     assert (
         alpha("nodes", "suspect", "n3", "n1", "--why", "fan\nbroken").stdout == "n3, n1: suspect in cluster alpha\n"
@@ -52,14 +52,14 @@ def test_a_node_is_suspect_from_when_somebody_says_so_until_somebody_clears_it(a
 
 
 def test_a_reason_in_another_encoding_is_kept(alpha: Nvrx) -> None:
-    """As a terminal that is set to Latin-1 sends it: the bytes that are not UTF-8 are visible."""
+    """A terminal that is set to Latin-1 sends bytes that are not UTF-8: they are shown as escapes."""
     done = alpha("nodes", "suspect", "n1", "--why", os.fsdecode("Lüfter".encode("latin-1")))
     assert (done.returncode, done.stderr) == (0, "")
     assert alpha("nodes").stdout.endswith("said: L\\xfcfter\n")
 
 
 def test_another_cluster_and_another_ledger_are_named(alpha: Nvrx, tmp_path: Path) -> None:
-    """By flag, by the environment, or in the site file; the flag is the strongest."""
+    """They are named by a flag, by the environment, or in the site file; the flag takes precedence."""
     elsewhere = str(tmp_path / "elsewhere.json")
     alpha("nodes", "--cluster", "beta", "suspect", "n1", "--why", "x")
     alpha("nodes", "--ledger", elsewhere, "suspect", "n2", "--why", "x")
@@ -82,22 +82,22 @@ def test_another_cluster_and_another_ledger_are_named(alpha: Nvrx, tmp_path: Pat
         (("clear", "n1", "--all"), "name one node, or say --all"),
     ],
 )
-def test_what_makes_no_sense_is_told(alpha: Nvrx, arguments: tuple[str, ...], words: str) -> None:
+def test_what_makes_no_sense_is_an_error(alpha: Nvrx, arguments: tuple[str, ...], words: str) -> None:
     """And changes nothing."""
     done = alpha("nodes", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
 
 
-def test_where_nobody_knows_the_cluster_one_has_to_name_it(nvrx: Nvrx, tmp_path: Path) -> None:
-    """There is no Slurm on PATH here."""
+def test_a_cluster_that_is_not_known_has_to_be_named(nvrx: Nvrx, tmp_path: Path) -> None:
+    """There is no Slurm on PATH that could name it."""
     done = nvrx("nodes", PATH=str(tmp_path))
     assert done.returncode == 69
     assert "name it with --cluster" in done.stderr
 
 
 def test_a_job_is_submitted_without_the_suspects_of_its_cluster(alpha: Nvrx) -> None:
-    """In one range where they are neighbours; stderr says which, and why."""
+    """Neighbours become one range; stderr says which nodes are excluded, and why."""
     assert excluded(alpha) == (None, "no node is suspect: none is excluded\n")
     alpha("nodes", "suspect", "n9", "n10", "n11", "--why", "fan broken")
     flag, said = excluded(alpha)
@@ -108,7 +108,7 @@ def test_a_job_is_submitted_without_the_suspects_of_its_cluster(alpha: Nvrx) -> 
 
 
 def test_the_same_job_with_other_suspects_is_another_script(alpha: Nvrx, tmp_path: Path) -> None:
-    """Nothing of it comes from the cache, and nothing of it goes there."""
+    """A script with suspects neither comes from the cache nor goes into it."""
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     plain = alpha("submit", "--dry-run", **cache).stdout
     alpha("nodes", "suspect", "n1", "--why", "x")
@@ -121,7 +121,7 @@ def test_the_same_job_with_other_suspects_is_another_script(alpha: Nvrx, tmp_pat
 
 
 def test_suspects_are_added_to_what_the_job_leaves_out_itself(alpha: Nvrx, tmp_path: Path) -> None:
-    """A list, or a file of names, as sbatch takes either."""
+    """The job itself may exclude a list or a file of names, as sbatch accepts either."""
     alpha("nodes", "suspect", "n1", "--why", "x")
     assert excluded(alpha, "--set", "slurm.exclude=bad[1-2]")[0] == "bad[1-2],n1"
     (tmp_path / "bad.txt").write_text("bad1,bad2\nbad3\n")
@@ -132,21 +132,21 @@ def test_suspects_are_added_to_what_the_job_leaves_out_itself(alpha: Nvrx, tmp_p
 
 
 def test_the_jobs_own_ledger_is_the_one_that_counts(alpha: Nvrx, tmp_path: Path) -> None:
-    """Its path counts from job.yaml's folder."""
+    """Its path is relative to the folder of job.yaml."""
     alpha("nodes", "--ledger", str(tmp_path / "own.json"), "suspect", "n7", "--why", "x")
     (tmp_path / "job.yaml").write_text(JOB + "fault_tolerance: {attribution: {ledger: own.json}}\n")
     assert excluded(alpha)[0] == "n7"
 
 
 def test_a_job_on_this_machine_has_no_nodes_to_choose_from(alpha: Nvrx) -> None:
-    """Two flags that contradict each other are an error."""
+    """The two flags contradict each other, which is an error."""
     done = alpha("submit", "--exclude-suspects", "--local", "--dry-run")
     assert done.returncode == 2
     assert "--exclude-suspects" in done.stderr
 
 
-def test_a_ledger_that_is_away_is_an_error_for_who_asks_for_it(alpha: Nvrx, tmp_path: Path) -> None:
-    """Whoever wants suspects left out does not want to find out afterwards that they were not."""
+def test_an_unreachable_ledger_is_an_error_where_suspects_are_excluded(alpha: Nvrx, tmp_path: Path) -> None:
+    """A user who excludes suspects must not find out afterwards that they were not excluded."""
     (tmp_path / "job.yaml").write_text(JOB + "fault_tolerance: {attribution: {ledger: 'redis://127.0.0.1:1/0'}}\n")
     done = alpha("submit", "--exclude-suspects", "--dry-run")
     assert done.returncode == 69

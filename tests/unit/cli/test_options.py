@@ -31,7 +31,8 @@ SWITCHES = ("manage_attrsvc", "enable_lib", "enable_mcp", "dry_run")
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_flags_stand_together_at_the_end_of_the_long_help(nvrx: Nvrx, command: str) -> None:
-    """After all others, `--help` among them, and only for --help-all; those of older releases are not shown."""
+    """They follow all others, including `--help`, and are shown only by --help-all; flags of older releases are not
+    shown."""
     usual, _, last = nvrx(*command.split(), "--help-all").stdout.partition("\nFailure attribution:\n")
     assert usual.strip() == nvrx(*command.split(), "--help").stdout.strip()
     assert "--help" in usual
@@ -41,7 +42,7 @@ def test_the_flags_stand_together_at_the_end_of_the_long_help(nvrx: Nvrx, comman
 
 
 def test_every_flag_sets_its_key_and_is_its_origin(nvrx: Nvrx, tmp_path: Path) -> None:
-    """It wins over job.yaml and a variable; a path counts from where the flag is given."""
+    """A flag wins over job.yaml and a variable; its path is relative to the current folder."""
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "job.yaml").write_text(
         "name: a\ncommand: x\nfault_tolerance: {attribution: {timeout: 9s}}\n"
@@ -60,7 +61,7 @@ def test_every_flag_sets_its_key_and_is_its_origin(nvrx: Nvrx, tmp_path: Path) -
 
 @pytest.mark.parametrize("on", [True, False])
 def test_a_switch_is_set_or_taken_back(nvrx: Nvrx, tmp_path: Path, on: bool) -> None:
-    """`--ft-…` and `--no-ft-…`; the origin is the one that was given."""
+    """`--ft-…` sets it and `--no-ft-…` clears it; the origin is the flag that was given."""
     (tmp_path / "job.yaml").write_text("name: a\ncommand: x\n")
     flags = {key: FLAGS[key] if on else FLAGS[key].replace("--", "--no-", 1) for key in SWITCHES}
     rows = json.loads(nvrx("config", "show", "--json", "--origin", *flags.values()).stdout)
@@ -70,7 +71,7 @@ def test_a_switch_is_set_or_taken_back(nvrx: Nvrx, tmp_path: Path, on: bool) -> 
 
 
 def test_a_repeated_url_is_one_more_source(nvrx: Nvrx, tmp_path: Path) -> None:
-    """In the order in which they are given."""
+    """The URLs keep the order in which they are given."""
     (tmp_path / "job.yaml").write_text("name: a\ncommand: x\n")
     urls = ("--ft-attribution-http-url", "http://b", "--ft-attribution-http-url", "http://a")
     assert json.loads(nvrx("config", "show", "--json", *urls).stdout)[f"{ATTRIBUTION}.http_urls"] == [
@@ -79,8 +80,8 @@ def test_a_repeated_url_is_one_more_source(nvrx: Nvrx, tmp_path: Path) -> None:
     ]
 
 
-def test_a_mistake_is_told_by_the_flag(nvrx: Nvrx, tmp_path: Path) -> None:
-    """One message, with what is valid; a credential in it is not repeated."""
+def test_a_mistake_is_reported_by_the_flag(nvrx: Nvrx, tmp_path: Path) -> None:
+    """There is one message, with what is valid; a credential in it is not repeated."""
     (tmp_path / "job.yaml").write_text("name: a\ncommand: x\n")
     for flags, says in {
         (
@@ -97,8 +98,8 @@ def test_a_mistake_is_told_by_the_flag(nvrx: Nvrx, tmp_path: Path) -> None:
         assert "hunter2" not in done.stderr
 
 
-def test_older_flags_work_and_are_told_of_once(nvrx: Nvrx, tmp_path: Path) -> None:
-    """One line on stderr for each, which names the new flag; stdout is what it always is."""
+def test_older_flags_work_and_are_reported_once(nvrx: Nvrx, tmp_path: Path) -> None:
+    """One line on stderr for each names the new flag; stdout is the same as ever."""
     (tmp_path / "job.yaml").write_text("name: a\ncommand: x\n")
     older = (
         "--ft-attribution-backend=mcp",

@@ -1,4 +1,4 @@
-"""`report`, `trace` and `metrics`: of jobs that run, that have ended, whose journal is torn or old, and of none."""
+"""`report`, `trace` and `metrics`, for jobs that run or have ended, for a torn or old journal, and for no job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.report.recorder import JOB, Recorder, ended, plain_plan, with_on
 
 
 def data_of(page: Path) -> dict:
-    """What the script of a page reads."""
+    """The data that the script of a page reads."""
     packed = re.search(rb'id="data">([^<]*)<', page.read_bytes())
     assert packed is not None
     return msgspec.json.decode(gzip.decompress(base64.b64decode(packed[1])))
@@ -26,7 +26,7 @@ def data_of(page: Path) -> dict:
 
 @pytest.fixture
 def reported(nvrx: Nvrx, tmp_path: Path):
-    """Write the report of a job in `tmp_path`; its path."""
+    """Writes the report of a job in `tmp_path`; returns its path."""
 
     def reported(*words: str) -> Path:
         out = tmp_path / "report.html"
@@ -38,7 +38,7 @@ def reported(nvrx: Nvrx, tmp_path: Path):
 
 
 def test_the_report_of_an_ended_job(reported, tmp_path: Path) -> None:
-    """One file of this user's alone, with every entry of the journal in it."""
+    """It is one file, for this user alone, with every entry of the journal."""
     recorder = ended()
     write(tmp_path, recorder)
     page = reported(JOB)
@@ -48,13 +48,13 @@ def test_the_report_of_an_ended_job(reported, tmp_path: Path) -> None:
 
 
 def test_the_report_of_a_running_job_shows_how_it_stands(reported, tmp_path: Path) -> None:
-    """Its host is elsewhere, so it may run: the page says until when it counts."""
+    """The job's host is another one, so the job may run: the page says up to which time it counts."""
     write(tmp_path, with_one_recovery())
     assert b"it stood at" in reported(JOB).read_bytes()
 
 
 def test_the_report_of_a_torn_journal_shows_what_is_there(reported, tmp_path: Path) -> None:
-    """Half a line in the middle and one at the end are passed over."""
+    """Half a line in the middle and one at the end are skipped."""
     folder = write(tmp_path, ended())
     lines = folder.events_path.read_bytes().splitlines(keepends=True)
     folder.events_path.write_bytes(b"".join(lines[:-3]) + lines[-3][:20] + b"\n" + lines[-2] + lines[-1][:10])
@@ -62,7 +62,7 @@ def test_the_report_of_a_torn_journal_shows_what_is_there(reported, tmp_path: Pa
 
 
 def test_the_report_of_an_older_versions_journal(reported, tmp_path: Path) -> None:
-    """With the names of events of version 0.1, and an event that this version does not know."""
+    """The journal has names of events of version 0.1, and an event that this version does not know."""
     folder = write(tmp_path, ended())
     old = folder.events_path.read_bytes()
     for before, now in RENAMED_EVENTS.items():
@@ -72,7 +72,7 @@ def test_the_report_of_an_older_versions_journal(reported, tmp_path: Path) -> No
 
 
 def test_the_report_of_a_job_without_a_journal(reported, tmp_path: Path) -> None:
-    """It was submitted, and nothing has happened: the page has its configuration."""
+    """The job was submitted, and nothing has happened: the page has its configuration."""
     folder = JobFolder(tmp_path / JOB)
     folder.create()
     folder.write_plan(plain_plan())
@@ -97,7 +97,7 @@ def test_a_page_that_cannot_be_written_is_one_error(nvrx: Nvrx, tmp_path: Path) 
 
 
 def test_values_of_variables_are_not_shown(reported, tmp_path: Path) -> None:
-    """A token in the environment of the workers does not leave with the page."""
+    """A token in the environment of the workers is not on the page."""
     recorder = Recorder(plain_plan())
     role = msgspec.structs.replace(recorder.plan.roles[0], env={"HF_TOKEN": "hf_geheim"})
     recorder.plan = msgspec.structs.replace(recorder.plan, roles=(role,))
@@ -117,7 +117,7 @@ def test_origins_are_shown_as_the_submission_recorded_them(reported, tmp_path: P
 
 
 def test_a_link_in_the_place_of_stacks_is_not_followed(reported, tmp_path: Path) -> None:
-    """A page is handed on: a worker must not have it take another file along."""
+    """Pages are passed on: a worker must not be able to make one include another file."""
     folder = write(tmp_path, eventful())
     secret = tmp_path / "id_rsa"
     secret.write_text("PRIVATE KEY")
@@ -127,7 +127,7 @@ def test_a_link_in_the_place_of_stacks_is_not_followed(reported, tmp_path: Path)
 
 
 def test_the_trace_is_written(nvrx: Nvrx, tmp_path: Path) -> None:
-    """What a job has printed is text in it."""
+    """The text that a job has printed stays text in it."""
     write(tmp_path, eventful())
     out = tmp_path / "trace.json"
     assert nvrx("trace", JOB, "-o", str(out), "--folder", str(tmp_path)).stdout == f"{out}\n"
@@ -136,7 +136,7 @@ def test_the_trace_is_written(nvrx: Nvrx, tmp_path: Path) -> None:
 
 
 def test_a_run_records_its_origins(nvrx: Nvrx, tmp_path: Path) -> None:
-    """Each key with the flag or the line that set it; of a variable's value nothing."""
+    """Each key has the flag or the line that set it; the value of a variable is left out."""
     (tmp_path / "job.yaml").write_text("name: a\ncommand: 'true'\nnodes: 1\nenv: {HF_TOKEN: hf_geheim}\n")
     done = nvrx("run", "--here", "--quiet", "--spares", "0", "job.yaml", HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`nvrx-slurm status`, and `dump` where there is nobody to ask."""
+"""`nvrx-slurm status`, and `dump` of jobs without live workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.report.recorder import JOB, Recorder, ended, plain_plan, to_firs
 
 
 def test_an_unknown_job_is_named_with_those_that_there_are(nvrx: Nvrx, tmp_path: Path) -> None:
-    """As for every command: 2, and the jobs of the folder."""
+    """As for every command, the exit code is 2, and the message has the jobs of the folder."""
     write(tmp_path / "nvrx-jobs", ended(), job="known")
     done = nvrx("dump", "unknown")
     assert (done.returncode, done.stdout) == (2, "")
@@ -22,7 +22,7 @@ def test_an_unknown_job_is_named_with_those_that_there_are(nvrx: Nvrx, tmp_path:
 
 
 def test_an_ended_job_has_no_live_workers(nvrx: Nvrx, tmp_path: Path) -> None:
-    """2, and that nothing was written down while it ran."""
+    """The exit code is 2, and the message says that no stacks were written while the job ran."""
     write(tmp_path / "nvrx-jobs", ended())
     done = nvrx("dump", JOB)
     assert done.returncode == 2
@@ -31,8 +31,8 @@ def test_an_ended_job_has_no_live_workers(nvrx: Nvrx, tmp_path: Path) -> None:
     )
 
 
-def test_an_ended_job_tells_where_its_last_stacks_lie(nvrx: Nvrx, tmp_path: Path) -> None:
-    """After a hang that ended the job, its stacks are what one wants to see."""
+def test_an_ended_job_shows_where_its_last_stacks_lie(nvrx: Nvrx, tmp_path: Path) -> None:
+    """If a hang ended the job, its stacks show why."""
     recorder = to_first_cycle()
     recorder.hang("n1", 3)
     recorder.cancel()
@@ -44,7 +44,7 @@ def test_an_ended_job_tells_where_its_last_stacks_lie(nvrx: Nvrx, tmp_path: Path
 
 
 def test_a_job_that_has_not_started_has_no_workers_yet(nvrx: Nvrx, tmp_path: Path) -> None:
-    """2, with the state that it is in."""
+    """The exit code is 2, and the message has the job's state."""
     write(tmp_path / "nvrx-jobs", Recorder(plain_plan(), start=False))
     done = nvrx("dump", JOB)
     assert done.returncode == 2
@@ -52,15 +52,16 @@ def test_a_job_that_has_not_started_has_no_workers_yet(nvrx: Nvrx, tmp_path: Pat
 
 
 @pytest.mark.parametrize("timeout", ["soon", "-3s"])
-def test_a_timeout_that_is_none_is_told(nvrx: Nvrx, timeout: str) -> None:
-    """The flag, the value, and how a duration is written."""
+def test_a_timeout_that_is_none_is_an_error(nvrx: Nvrx, timeout: str) -> None:
+    """The message has the flag, the value, and how a duration is written."""
     done = nvrx("dump", JOB, f"--timeout={timeout}")
     assert done.returncode == 2
     assert f"--timeout {timeout}: '{timeout}' is no duration; write it like 15s, 2m, 1h30m" in done.stderr
 
 
 def test_an_array_without_a_folder_is_shown_by_its_tasks(nvrx: Nvrx, tmp_path: Path) -> None:
-    """Plain `sbatch` makes none. How long the array has run is not known; what is wrong with a task is."""
+    """`sbatch` alone makes no such folder. How long the array has run is not known; what is wrong with a task is
+    shown."""
     for task in ("17_0", "17_1"):
         write(tmp_path, to_first_cycle(), job=task, cluster="slurm")
     damaged = tmp_path / "17_1" / "result.json"

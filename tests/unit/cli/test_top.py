@@ -1,4 +1,4 @@
-"""What `nvrx-slurm top` makes of the bytes that a terminal sends."""
+"""How `nvrx-slurm top` reads the bytes that a terminal sends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from nvrx_slurm.cli.top import Terminal
     ],
 )
 def test_a_key_is_one_key(monkeypatch: pytest.MonkeyPatch, sent: str, keys: list[str]) -> None:
-    """One that means nothing does nothing: it is no `esc`, which leaves the page, and its letters order no stacks."""
+    """A key without a meaning does nothing: it is not read as `esc`, which leaves the page, and its letters do not
+    order stacks."""
     reading, writing = os.pipe()
     os.write(writing, sent.encode())
     os.close(writing)

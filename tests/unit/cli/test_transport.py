@@ -25,7 +25,7 @@ sys.stdin.read()
 
 
 def limited(tmp_path: Path, *limits: str) -> subprocess.CompletedProcess[str]:
-    """`transport doctor --json` with less than it needs."""
+    """`transport doctor --json` under these limits."""
     script = f'{"; ".join(f"ulimit {limit}" for limit in limits)}; exec "$0" -m nvrx_slurm transport doctor --json'
     return subprocess.run(["bash", "-c", script, sys.executable], capture_output=True, text=True, cwd=tmp_path)
 
@@ -38,7 +38,7 @@ def finding(said: str, part: str) -> dict[str, Any]:
 
 @pytest.fixture
 def producer(tmp_path: Path) -> Callable[[], tuple[subprocess.Popen[str], str]]:
-    """Starts a process that has a ring in `tmp_path`; gives it, and the ring's name."""
+    """Returns a function that starts a process with a ring in `tmp_path`, and returns it and the ring's name."""
     started: list[subprocess.Popen[str]] = []
 
     def start() -> tuple[subprocess.Popen[str], str]:
@@ -59,8 +59,8 @@ def producer(tmp_path: Path) -> Callable[[], tuple[subprocess.Popen[str], str]]:
         process.communicate()
 
 
-def test_the_doctor_tells_a_line_for_each_part_and_ends_with_0_where_the_defaults_work(nvrx: Nvrx) -> None:
-    """This node can do what is used by default."""
+def test_the_doctor_prints_a_line_for_each_part_and_ends_with_0_where_the_defaults_work(nvrx: Nvrx) -> None:
+    """This node supports what is used by default."""
     done = nvrx("transport", "doctor")
     assert (done.returncode, done.stderr) == (0, "")
     head, *lines = done.stdout.splitlines()
@@ -71,7 +71,7 @@ def test_the_doctor_tells_a_line_for_each_part_and_ends_with_0_where_the_default
 
 
 def test_the_doctor_ends_with_1_where_a_ring_cannot_be_made(tmp_path: Path) -> None:
-    """Here because files may not be that large; each finding of the object says what was seen, and what to do."""
+    """Here the limit on a file's size is too low; each finding of the object says what was seen, and what to do."""
     done = limited(tmp_path, "-f 1024")
     assert (done.returncode, json.loads(done.stdout)["fit"]) == (1, False)
     for part in ("shm", "tcp"):
@@ -80,7 +80,7 @@ def test_the_doctor_ends_with_1_where_a_ring_cannot_be_made(tmp_path: Path) -> N
 
 
 def test_too_few_files_are_a_warning_and_no_failure(tmp_path: Path) -> None:
-    """Few readers can do with few."""
+    """A few readers need only a few files."""
     done = limited(tmp_path, "-n 200")
     assert (done.returncode, json.loads(done.stdout)["fit"]) == (0, True)
     assert finding(done.stdout, "open files") == {
@@ -94,7 +94,7 @@ def test_too_few_files_are_a_warning_and_no_failure(tmp_path: Path) -> None:
 def test_sweep_removes_and_names_the_rings_of_the_dead(
     nvrx: Nvrx, tmp_path: Path, producer: Callable[[], tuple[subprocess.Popen[str], str]]
 ) -> None:
-    """Those of the living stay, and the second sweep finds nothing."""
+    """The rings of live processes stay, and the second sweep finds nothing."""
     (dead, orphan), (_, ring) = producer(), producer()
     os.kill(dead.pid, signal.SIGKILL)
     dead.wait()

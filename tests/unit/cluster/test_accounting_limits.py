@@ -1,4 +1,4 @@
-"""What a site's accounting allows a job: each limit that it does not keep to, in the lines of `doctor`."""
+"""What a site's accounting allows a job: `doctor` has a line for each limit that the job exceeds."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def checks(
     ],
 )  # fmt: skip
 def test_what_the_job_does_not_keep_to_is_a_line(job, more, part, words) -> None:
-    """With the limit, whose it is, and what follows."""
+    """The line has the limit, whose it is, and the consequence."""
     failed = [each for each in checks(job, **more) if each.level == "fail"]
     assert any(each.part == part and words in each.seen for each in failed), failed
     assert all(each.effect and each.todo and each.by == "you" for each in failed)
 
 
 def test_what_slurm_does_at_a_limit_depends_on_the_qos() -> None:
-    """With DenyOnLimit it refuses the job; else the job waits for ever."""
+    """With DenyOnLimit Slurm refuses the job; otherwise the job waits for ever."""
     (denied,) = checks({"nodes": 2, "slurm": {"qos": "short"}}, partition="debug")
     (waits,) = checks({"nodes": 9})
     assert denied.effect == "Slurm refuses the job"
@@ -70,7 +70,7 @@ def test_what_slurm_does_at_a_limit_depends_on_the_qos() -> None:
 
 
 def test_a_job_that_keeps_to_all_gets_one_line() -> None:
-    """With the limits; and a range of spares counts by its least."""
+    """The line has the limits; a range of spares counts by its minimum."""
     job = {"nodes": 8, "spares": "0..2", "slurm": {"time": "1d"}}
     assert [(each.level, each.seen) for each in checks(job)] == [
         ("ok", "long: MaxWall=2-00:00:00, MaxTRES=node=8,gres/gpu=64, MaxTRESPU=cpu=512, GrpTRES=node=100")
@@ -82,14 +82,14 @@ def test_a_job_that_keeps_to_all_gets_one_line() -> None:
 
 
 def test_accounting_that_does_not_answer_is_said() -> None:
-    """The job may still fit."""
+    """This is a warning only: the job may still fit."""
     spec = job_spec({"name": "a", "command": "x"})
     (line,) = check_limits(None, spec, plan(spec, folder=Path("/jobs")), CONFIG, PARTITION)
     assert (line.level, line.part) == ("warn", "QOS")
 
 
 def test_a_preemption_has_the_grace_of_the_qos() -> None:
-    """Where the QOS decides who is preempted; one that leaves the mode to the cluster leaves it."""
+    """This is so where the QOS decides about preemption; a QOS that leaves the mode to the cluster sets none."""
     spec, other = (job_spec({"name": "a", "command": "x", "slurm": {"qos": qos}}) for qos in ("long", "normal"))
     assert preemption_of(ACCOUNTING, spec, CONFIG, PARTITION) == {"PreemptMode": "REQUEUE", "GraceTime": "120"}
     assert preemption_of(ACCOUNTING, other, CONFIG, PARTITION) == {"GraceTime": "0"}

@@ -1,4 +1,4 @@
-"""An allocation that the user has already: which it is, and how a job is fitted into it."""
+"""An allocation that the user already has: which one it is, and how a job is fitted into it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nvrx_slurm.jobspec.model import JobSpec, RoleSpec
 
 
 class Scontrol:
-    """Knows the job 7, in this state."""
+    """A scontrol that knows only the job 7, in this state."""
 
     def __init__(self, state: str = "RUNNING") -> None:
         self.state = state
@@ -40,7 +40,7 @@ def test_allocation_is_what_slurm_says_of_it_now(inside: pytest.MonkeyPatch) -> 
 
 
 def test_allocation_of_an_arrays_task_has_the_nodes_of_that_task(inside: pytest.MonkeyPatch) -> None:
-    """The last task of an array has the array's own number, by which scontrol shows all tasks: seen on 22.05.8."""
+    """The last task of an array has the array's own job id, for which scontrol shows all tasks: seen on 22.05.8."""
     last = "JobId=7 ArrayJobId=7 ArrayTaskId=3 JobState=RUNNING NodeList=n1"
     other = "JobId=4 ArrayJobId=7 ArrayTaskId=2 JobState=CANCELLED NodeList=n9"
 
@@ -56,7 +56,7 @@ def test_allocation_of_an_arrays_task_has_the_nodes_of_that_task(inside: pytest.
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "NVRX_JOB_FOLDER"])
 def test_outside_and_in_a_worker_there_is_none(inside: pytest.MonkeyPatch, name: str) -> None:
-    """A worker that starts a job of its own does not take its peers' nodes for it."""
+    """A worker that starts a job of its own must not use its peers' nodes for it."""
     if name == "SLURM_JOB_ID":
         inside.delenv(name)
     else:
@@ -76,7 +76,7 @@ def test_outside_and_in_a_worker_there_is_none(inside: pytest.MonkeyPatch, name:
 def test_allocation_that_cannot_be_used_is_an_error(
     inside: pytest.MonkeyPatch, variables: dict[str, str], state: str
 ) -> None:
-    """And no job runs on this one machine instead, without a word."""
+    """The job must not silently run on this one machine instead."""
     for name, value in variables.items():
         inside.setenv(name, value)
     with pytest.raises(UsageError):
@@ -100,7 +100,8 @@ def spec(**keys: object) -> JobSpec:
 def test_job_is_fitted_into_the_free_nodes(
     keys: dict[str, int], free: int, all_nodes: bool, nodes: int, spares: int
 ) -> None:
-    """All that are no spares work, where the user does not say how many; and of a range as many as there is room."""
+    """If the user gives no number of nodes, all but the spares work; of a range of spares as many are taken as there
+    is room for."""
     found = fitted(spec(**keys), free, all_nodes=all_nodes, where="")
     assert (found.nodes, found.spares, found.min_spares) == (nodes, spares, None)
 
@@ -123,7 +124,7 @@ def test_roles_count_all_of_their_replicas() -> None:
 
 
 def test_layout_of_the_users_tasks_is_not_the_agents() -> None:
-    """srun takes `#SBATCH --gpus-per-task=1` for its own flag: the one agent of a node would get one GPU."""
+    """srun reads `#SBATCH --gpus-per-task=1` as its own flag: the one agent of a node would get one GPU."""
     theirs = {
         "SLURM_NTASKS": "16", "SLURM_NTASKS_PER_NODE": "8", "SLURM_GPUS_PER_TASK": "1", "SRUN_CPUS_PER_TASK": "4",
         "SLURM_MEM_PER_CPU": "1024", "SLURM_CPU_BIND": "cores", "SLURM_DISTRIBUTION": "cyclic", "SLURM_GPUS": "16",

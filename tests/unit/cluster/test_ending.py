@@ -1,4 +1,4 @@
-"""Waiting for a job's end, under a clock that only moves when somebody waits."""
+"""Waiting for a job's end, with a clock that advances only in waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def job(tmp_path: Path) -> JobFolder:
 
 
 def in_turn(answers: Iterable[JobState | Exception]) -> Callable[[], JobState]:
-    """Gives one answer after the other; the last one for ever."""
+    """Gives the answers one after the other, and the last one for ever."""
     left = list(answers)
 
     def ask() -> JobState:
@@ -45,8 +45,8 @@ def follow(watch: EndWatch, clock: WaitingClock) -> int:
     return code
 
 
-def test_the_result_is_the_exit_code_whatever_slurm_says(job: JobFolder) -> None:
-    """Slurm's own exit code is not asked for: it turns 93 into 143."""
+def test_the_result_is_the_exit_code_in_any_state_of_slurms(job: JobFolder) -> None:
+    """Slurm's own exit code is not used: Slurm turns 93 into 143."""
     clock = WaitingClock()
     job.write_result(Result(exit_code=93, reason="", ended_at=0.0))
     assert follow(EndWatch(job, in_turn([JobState.RUNNING]), clock), clock) == 93
@@ -54,7 +54,8 @@ def test_the_result_is_the_exit_code_whatever_slurm_says(job: JobFolder) -> None
 
 
 def test_an_array_ends_as_its_first_task_that_failed(job: JobFolder) -> None:
-    """Whatever is left of it in Slurm. A result may be seen later than its task's end; else Slurm's word counts."""
+    """This is so whatever other tasks Slurm still has. A result may appear later than its task's end; without a
+    result Slurm's state counts."""
     results = {"7_0": 0, "7_2": 93, "7_11": 124}
     for name in (*results, "7_3"):
         task = JobFolder(job.path.parent / name)
@@ -71,7 +72,7 @@ def test_an_array_ends_as_its_first_task_that_failed(job: JobFolder) -> None:
 
 
 def test_an_array_that_slurm_has_forgotten_ends_as_its_tasks_did(job: JobFolder) -> None:
-    """Where there is no accounting."""
+    """Slurm forgets the array where there is no accounting."""
     task = JobFolder(job.path.parent / "7_0")
     task.create()
     task.write("job.json", b"{}")
@@ -82,7 +83,7 @@ def test_an_array_that_slurm_has_forgotten_ends_as_its_tasks_did(job: JobFolder)
 
 @pytest.mark.parametrize("code", [69, 75, 143])
 def test_the_result_of_a_generation_that_slurm_requeues_is_not_the_jobs(job: JobFolder, code: int) -> None:
-    """A preempted job leaves a result, waits in the queue, and goes on: its last result counts."""
+    """A preempted job leaves a result, waits in the queue, and runs again: its last result counts."""
     clock = WaitingClock()
     job.write_result(Result(exit_code=code, reason="cancelled", ended_at=0.0))
     states = iter([JobState.COMPLETING, JobState.PENDING, JobState.RUNNING])
@@ -98,7 +99,7 @@ def test_the_result_of_a_generation_that_slurm_requeues_is_not_the_jobs(job: Job
 
 @pytest.mark.parametrize("last", [JobState.CANCELLED, JobState.UNKNOWN, SlurmUnreachable("away")])
 def test_the_result_of_a_cancelled_job_counts_once_slurm_is_done(job: JobFolder, last: JobState | Exception) -> None:
-    """Also where Slurm has forgotten it, or does not answer."""
+    """It counts too if Slurm has forgotten the job, or does not answer."""
     clock = WaitingClock()
     job.write_result(Result(exit_code=143, reason="cancelled", ended_at=0.0))
     assert follow(EndWatch(job, in_turn([JobState.COMPLETING, last]), clock), clock) == 143
@@ -106,18 +107,19 @@ def test_the_result_of_a_cancelled_job_counts_once_slurm_is_done(job: JobFolder,
 
 @pytest.mark.parametrize(("code", "ends_with"), [(75, 143), (69, 143), (143, 143), (1, 1)])
 def test_a_job_that_is_cancelled_after_its_requeue_was_cancelled(job: JobFolder, code: int, ends_with: int) -> None:
-    """Its last result is of a generation, and says why Slurm requeued it. It stays so once Slurm has forgotten it."""
+    """Its last result is that of a generation, and says why Slurm requeued it. The exit code stays the same once
+    Slurm has forgotten the job."""
     clock = WaitingClock()
     job.write_result(Result(exit_code=code, reason="preempted", ended_at=0.0))
     asked = in_turn([JobState.PENDING, JobState.CANCELLED])
     assert follow(EndWatch(job, asked, clock), clock) == ends_with
     assert follow(EndWatch(job, in_turn([JobState.UNKNOWN]), clock), clock) == ends_with
     job.remove_result()
-    assert job.read_slurm_end() is None, "of no account once the job has started again"
+    assert job.read_slurm_end() is None, "it does not count once the job has started again"
 
 
 def test_a_result_that_is_written_during_the_last_question_is_not_missed(job: JobFolder) -> None:
-    """Between the look at the folder and the answer of the cluster the job may end."""
+    """The job may end between the look at its folder and the answer of the cluster."""
     clock = WaitingClock()
 
     def ask() -> JobState:
@@ -136,7 +138,7 @@ def test_without_a_result_the_state_gives_the_exit_code(job: JobFolder, state: J
 
 
 def test_the_result_of_a_job_that_ran_is_waited_for_a_little(job: JobFolder) -> None:
-    """On a shared file system it may show after Slurm's own word; but not for ever."""
+    """On a shared file system the result may appear after Slurm's own state; the wait for it has a bound."""
     clock = WaitingClock()
     job.write_info(JobInfo(job_id="7", name="a", cluster="slurm", started_at=0.0))
     assert follow(EndWatch(job, in_turn([JobState.COMPLETED]), clock), clock) == 0
@@ -144,7 +146,7 @@ def test_the_result_of_a_job_that_ran_is_waited_for_a_little(job: JobFolder) -> 
 
 
 def test_the_pauses_grow_and_are_bounded(job: JobFolder) -> None:
-    """A short job is noticed quickly, a long one costs little."""
+    """The end of a short job is noticed quickly, and a long job costs few queries."""
     clock = WaitingClock()
     follow(EndWatch(job, in_turn([JobState.RUNNING] * 30 + [JobState.CANCELLED]), clock), clock)
     assert clock.slept == sorted(clock.slept)
@@ -152,7 +154,7 @@ def test_the_pauses_grow_and_are_bounded(job: JobFolder) -> None:
 
 
 def test_a_wait_ends_at_its_bound_and_says_what_it_waited_for(job: JobFolder) -> None:
-    """Exit code 124, and the state the job was in."""
+    """The exit code is 124, and the message has the job's state."""
     clock = WaitingClock()
     with pytest.raises(WaitTimeout, match=r"job 7 has not ended within 2\.5 s: it is RUNNING") as caught:
         follow(EndWatch(job, in_turn([JobState.RUNNING]), clock, timeout_s=2.5), clock)
@@ -161,7 +163,7 @@ def test_a_wait_ends_at_its_bound_and_says_what_it_waited_for(job: JobFolder) ->
 
 
 def test_a_slurm_that_does_not_answer_ends_no_wait(job: JobFolder, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once; the job goes on, and so does the wait."""
+    """The failure is logged once; the job goes on, and so does the wait."""
     clock = WaitingClock()
     away = SlurmUnreachable("nobody there")
     asked = in_turn([JobState.RUNNING, away, away, away, JobState.TIMEOUT])
@@ -169,16 +171,16 @@ def test_a_slurm_that_does_not_answer_ends_no_wait(job: JobFolder, caplog: pytes
     assert caplog.text.count("nobody there") == 1
 
 
-def test_a_job_that_nobody_knows_any_more_is_given_up_with_a_word(job: JobFolder) -> None:
-    """Not terminal by absence, but not waited for without end either."""
+def test_a_job_that_is_not_known_any_more_is_given_up_with_an_error(job: JobFolder) -> None:
+    """A job that is absent has not ended, but the wait for it has a bound."""
     clock = WaitingClock()
     with pytest.raises(NvrxError, match="job 7"):
         follow(EndWatch(job, in_turn([JobState.UNKNOWN]), clock), clock)
     assert clock.monotonic() > LOST_AFTER_S
 
 
-def test_each_change_of_state_is_told_once(job: JobFolder) -> None:
-    """What a person sees while waiting."""
+def test_each_change_of_state_is_reported_once(job: JobFolder) -> None:
+    """A user who waits sees each change."""
     clock, told = WaitingClock(), list[JobState]()
     states = [JobState.PENDING, JobState.PENDING, JobState.RUNNING, JobState.RUNNING, JobState.CANCELLED]
     follow(EndWatch(job, in_turn(states), clock, on_state=told.append), clock)
@@ -186,7 +188,7 @@ def test_each_change_of_state_is_told_once(job: JobFolder) -> None:
 
 
 class Ledger:
-    """A cluster that answers from a dict and remembers what it was asked."""
+    """A cluster that answers from a dict and records the queries."""
 
     def __init__(self, states: dict[str, JobState]) -> None:
         self.states_now, self.asked = states, list[list[str]]()
@@ -197,7 +199,7 @@ class Ledger:
 
 
 def test_the_handles_of_a_process_share_one_question() -> None:
-    """The watcher asks about all that are registered, and not again about those that ended."""
+    """The watcher asks about all registered jobs at once, and not again about those that have ended."""
     ledger = Ledger({"1": JobState.RUNNING, "2": JobState.PREEMPTED})
     watcher = StateWatcher(ledger)  # type: ignore[arg-type]
     for job_id in ("1", "2"):
@@ -211,7 +213,7 @@ def test_the_handles_of_a_process_share_one_question() -> None:
 
 
 def test_a_local_job_of_another_machine_is_waited_for_there(job: JobFolder) -> None:
-    """Slurm, of which the message for other jobs speaks, never knew it; nor has its workload failed."""
+    """The message names the job's machine, since Slurm never knew the job; nor has its workload failed."""
     job.write_info(JobInfo(job_id="7", name="t", cluster="local", started_at=0.0, host="elsewhere"))
     clock = WaitingClock()
     watch = EndWatch(job, lambda: JobState.UNKNOWN, clock)
@@ -222,14 +224,14 @@ def test_a_local_job_of_another_machine_is_waited_for_there(job: JobFolder) -> N
 
 
 def test_a_thread_may_register_a_job_while_another_asks() -> None:
-    """The waits of an event loop ask in threads (`AwaitableJob`)."""
+    """The waits of an event loop send queries from threads (`AwaitableJob`)."""
     watcher = StateWatcher(Ledger({str(n): JobState.RUNNING for n in range(9)}))  # type: ignore[arg-type]
     for n in range(8):
         watcher.register_job(str(n))
 
     class Registers(dict[str, JobState]):
         def get(self, job_id: str, default: JobState) -> JobState:  # type: ignore[override]
-            watcher._registered.add("8")  # as a thread does that runs in between
+            watcher._registered.add("8")  # as another thread may do in between
             return super().get(job_id, default)
 
     watcher._states = Registers()
@@ -239,7 +241,7 @@ def test_a_thread_may_register_a_job_while_another_asks() -> None:
 
 
 def test_a_jobs_own_submitit_handle_asks_this_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A preempted job is over: submitit itself would wait for it for ever."""
+    """A preempted job has ended; submitit itself would wait for it for ever."""
     watcher = StateWatcher(Ledger({"1": JobState.PREEMPTED, "2": JobState.REQUEUED}))  # type: ignore[arg-type]
     monkeypatch.setattr(submitit.SlurmJob, "watcher", watcher)
     preempted, requeued = (submitit.SlurmJob[None](tmp_path, job_id) for job_id in ("1", "2"))
@@ -250,7 +252,8 @@ def test_a_jobs_own_submitit_handle_asks_this_watcher(tmp_path: Path, monkeypatc
 
 
 def test_slurm_is_asked_more_rarely_as_time_passes() -> None:
-    """At once, after 2 s, then with pauses of half the time since the newest job, of 10 s at most."""
+    """The first query is sent at once, the next after 2 s, and later ones after half the time since the newest job,
+    at most 10 s."""
     clock, ledger, asked_at = StillClock(0.0), Ledger({"1": JobState.RUNNING}), list[float]()
     watcher = StateWatcher(ledger, clock=clock)  # type: ignore[arg-type]
     while clock.now < 60:
@@ -265,8 +268,8 @@ def test_slurm_is_asked_more_rarely_as_time_passes() -> None:
 
 
 def test_a_job_whose_batch_host_was_lost_before_it_began_is_not_waited_for(job: JobFolder) -> None:
-    """Slurm calls it RUNNING for as long as its time limit lets it. It is asked about seldom, and not at all once an
-    agent of this generation has begun: that has the job requeued."""
+    """Slurm shows the job as RUNNING until its time limit. The batch host is checked seldom, and not at all once an
+    agent of this generation has begun: that agent has the job requeued."""
     clock, asked = WaitingClock(), list[float]()
 
     def lost() -> str | None:
@@ -274,7 +277,7 @@ def test_a_job_whose_batch_host_was_lost_before_it_began_is_not_waited_for(job: 
         return "n1" if len(asked) == 3 else None
 
     def later_generation(node: str, *, agent_at: float) -> None:
-        """The batch host has begun at 1000 s; the node's log was written last at `agent_at`."""
+        """The batch host began at 1000 s; the node's log was written last at `agent_at`."""
         info = JobInfo(job_id="7", name="t", cluster="slurm", generation=1, started_at=1000.0, nodes=(node,))
         job.write_info(info)
         job.node_log(node).parent.mkdir(exist_ok=True)

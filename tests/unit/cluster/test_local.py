@@ -1,4 +1,4 @@
-"""Jobs on this machine: real scripts under bash, told apart by what they leave behind."""
+"""Jobs on this machine: real scripts under bash, observed by what they leave behind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ job_id, process = LocalCluster(folder).start("echo hello", folder=folder, detach
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[tuple[LocalCluster, JobFolder, subprocess.Popen[bytes]]]:
-    """A detached job that does nothing, and is gone after the test."""
+    """A detached job that does nothing; it is killed after the test."""
     cluster = LocalCluster(tmp_path)
     job_id, process = cluster.start(BLOCKED, folder=tmp_path, name="idle", detach=True)
     yield cluster, JobFolder(tmp_path / job_id), process
@@ -58,7 +58,7 @@ Started = tuple[LocalCluster, JobFolder, "subprocess.Popen[bytes]"]
 
 
 def test_a_started_job_runs_and_its_folder_names_its_process(started: Started) -> None:
-    """From the first moment `job.json` tells whom to ask and whom to cancel."""
+    """From the start `job.json` names the process to query and to cancel."""
     cluster, job, process = started
     info = job.read_info()
     assert info is not None
@@ -73,7 +73,7 @@ def test_a_detached_job_has_its_own_session(started: Started) -> None:
 
 
 def test_a_detached_job_outlives_its_submitter(tmp_path: Path) -> None:
-    """The process that has submitted it ends, and the job runs on; one that shares the terminal ends with it."""
+    """The process that has submitted it ends, and the job runs on; a job that shares the terminal ends with it."""
     asked, answered = tmp_path / "asked", tmp_path / "answered"
     for fifo in (asked, answered):
         os.mkfifo(fifo)
@@ -87,7 +87,7 @@ def test_a_detached_job_outlives_its_submitter(tmp_path: Path) -> None:
     detached, attached = map(int, done.stdout.split())
     try:
         wait_gone([attached])
-        # Not whether the process is there: a signal that ends it may be on its way. It answers only if there is none.
+        # The process may exist while a signal that ends it is on its way. It answers only if there is none.
         with asked.open("rb+", buffering=0) as ask, answered.open("rb+", buffering=0) as answer:
             ask.write(b"well?\n")
             assert select.select([answer], [], [], 30.0)[0]
@@ -97,7 +97,7 @@ def test_a_detached_job_outlives_its_submitter(tmp_path: Path) -> None:
 
 
 def test_a_daemon_without_standard_streams_starts_a_job(tmp_path: Path) -> None:
-    """Neither the script nor the line that it waits for has the number of a stream of the child's."""
+    """Neither the script nor the line that it waits for has the descriptor of one of the child's standard streams."""
     begin = f"import os, pathlib\nfor number in range(3):\n    os.close(number)\n{SUBMIT_ONE}"
     subprocess.run([sys.executable, "-c", begin, tmp_path], check=True)
     job_id, status = (tmp_path / "said").read_text().split()
@@ -107,7 +107,7 @@ def test_a_daemon_without_standard_streams_starts_a_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cause", ["environment", "log"])
 def test_a_start_that_fails_keeps_no_descriptor(tmp_path: Path, cause: str) -> None:
-    """execve takes no variable as long as this one; the log cannot be opened, since a folder has its name."""
+    """Either the environment is too long for execve, or the log cannot be opened, since a folder has its name."""
     cluster, job_id = LocalCluster(tmp_path), "local-1"
     if cause == "log":
         (tmp_path / job_id / HOST_LOG).mkdir(parents=True)
@@ -124,7 +124,7 @@ def test_a_start_that_fails_keeps_no_descriptor(tmp_path: Path, cause: str) -> N
 
 
 def test_cancel_terminates_the_batch_host(started: Started) -> None:
-    """SIGTERM arrives at the script's own process, which exec keeps."""
+    """SIGTERM goes to the script's own process, which exec keeps."""
     cluster, job, process = started
     _begin(job)
     cluster.cancel(job.job_id)
@@ -133,7 +133,7 @@ def test_cancel_terminates_the_batch_host(started: Started) -> None:
 
 
 def test_a_job_that_is_cancelled_before_it_begins_is_cancelled(tmp_path: Path) -> None:
-    """Its exit code is not that of a lost node, and what its `setup` has started ends too."""
+    """Its exit code is not that of a lost node, and what its `setup` has started is ended too."""
     cluster, pid = LocalCluster(tmp_path), tmp_path / "pid"
     job_id, process = cluster.start(f"sleep 300 & echo $! >{pid}; wait\n", folder=tmp_path, detach=True)
     until(lambda: pid.exists() and pid.read_text().endswith("\n"), "setup runs")
@@ -144,15 +144,15 @@ def test_a_job_that_is_cancelled_before_it_begins_is_cancelled(tmp_path: Path) -
 
 
 def _begin(job: JobFolder) -> None:
-    """As a batch host does once it handles signals."""
+    """Mark the job as begun, as a batch host does once it handles signals."""
     info = job.read_info()
     assert info is not None
     job.write_info(msgspec.structs.replace(info, addr="127.0.0.1"))
 
 
 def test_a_batch_host_is_known_while_it_becomes_another_program(tmp_path: Path) -> None:
-    """In the middle of an exec /proc shows no environment. This job does nothing else, and ignores SIGTERM: as a
-    Python program, since a bash that starts does not for a moment."""
+    """During an exec /proc shows no environment. This job only calls exec and ignores SIGTERM. It is a Python
+    program, since bash does not ignore SIGTERM for a moment after its start."""
     again, ready = tmp_path / "again.py", tmp_path / "ready"
     again.write_text(f"import os, sys\nopen({str(ready)!r}, 'w').close()\nos.execv(sys.executable, sys.orig_argv)\n")
     cluster = LocalCluster(tmp_path)
@@ -171,7 +171,7 @@ def test_a_batch_host_is_known_while_it_becomes_another_program(tmp_path: Path) 
 
 
 def test_a_host_that_went_without_a_result_is_a_lost_node(started: Started) -> None:
-    """Exit code 75: nothing is known to be wrong with the job itself."""
+    """The exit code is 75: nothing shows that the job itself is at fault."""
     cluster, job, process = started
     process.kill()
     process.wait()
@@ -180,7 +180,7 @@ def test_a_host_that_went_without_a_result_is_a_lost_node(started: Started) -> N
 
 
 def test_a_zombie_counts_as_dead(started: Started) -> None:
-    """Whoever started it may never collect it."""
+    """The process that started it may never reap it."""
     _, job, process = started
     info = job.read_info()
     assert info is not None
@@ -191,7 +191,7 @@ def test_a_zombie_counts_as_dead(started: Started) -> None:
 
 
 def test_another_process_with_the_same_number_is_not_the_host() -> None:
-    """This process is younger than a job of an hour ago."""
+    """This process is younger than the job."""
     long_ago = JobInfo(
         job_id="a",
         name="a",
@@ -210,7 +210,7 @@ def test_another_process_with_the_same_number_is_not_the_host() -> None:
 def test_a_job_with_a_result_stands_as_it_says_once_its_host_is_gone(
     started: Started, exit_code: int, state: str
 ) -> None:
-    """Until then it is COMPLETING, as in Slurm."""
+    """While the host still runs, the state is COMPLETING, as in Slurm."""
     cluster, job, process = started
     job.write_result(Result(exit_code=exit_code, reason="", ended_at=0.0))
     assert cluster.states([job.job_id])[job.job_id] is JobState.COMPLETING
@@ -220,7 +220,7 @@ def test_a_job_with_a_result_stands_as_it_says_once_its_host_is_gone(
 
 
 def test_a_job_of_another_machine_is_unknown_and_cannot_be_cancelled(tmp_path: Path) -> None:
-    """Its process number means nothing here."""
+    """Its process number has no meaning on this machine."""
     job = JobFolder(tmp_path / "local-a")
     job.create()
     job.write_info(JobInfo(job_id="local-a", name="a", cluster="local", started_at=0.0, host="far", host_pid=1))
@@ -231,7 +231,7 @@ def test_a_job_of_another_machine_is_unknown_and_cannot_be_cancelled(tmp_path: P
 
 
 def test_an_unknown_job_is_unknown_and_cannot_be_cancelled(tmp_path: Path) -> None:
-    """No folder, no job."""
+    """A job without a folder is not known."""
     cluster = LocalCluster(tmp_path)
     assert cluster.states(["local-b"])["local-b"] is JobState.UNKNOWN
     with pytest.raises(UsageError, match="no local job"):
@@ -239,7 +239,7 @@ def test_an_unknown_job_is_unknown_and_cannot_be_cancelled(tmp_path: Path) -> No
 
 
 def test_the_script_gets_its_id_and_its_output_is_kept(tmp_path: Path) -> None:
-    """What the script prints before the job folder's log exists is not lost; its standard input is empty."""
+    """What the script prints before the job folder's log exists is not lost; the script's standard input is empty."""
     script = 'echo "id $NVRX_JOB_ID extra $EXTRA"\ncat\n'
     cluster = LocalCluster(tmp_path)
     job_id, process = cluster.start(script, folder=tmp_path, detach=True, environment={"EXTRA": "a b"})
@@ -249,7 +249,8 @@ def test_the_script_gets_its_id_and_its_output_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_attached_job_has_a_session_of_its_own(tmp_path: Path) -> None:
-    """Of the keyboard's signals it gets what its starter passes on: none reaches a half-started interpreter."""
+    """It gets only the keyboard's signals that its starter passes on: none reaches an interpreter that is still
+    starting."""
     cluster = LocalCluster(tmp_path)
     job_id, process = cluster.start(BLOCKED, folder=tmp_path, job_id="local-mine", detach=False)
     try:
@@ -261,7 +262,7 @@ def test_an_attached_job_has_a_session_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_starter_dies_before_it_is_named_never_runs(tmp_path: Path) -> None:
-    """The gate opens only after `job.json` is written; its end closes it for good."""
+    """The gate opens only after `job.json` is written; if its writer closes it before, the script never runs."""
     from nvrx_slurm.cluster import local
 
     job = JobFolder(tmp_path / "local-c")
@@ -273,7 +274,7 @@ def test_a_job_whose_starter_dies_before_it_is_named_never_runs(tmp_path: Path) 
 
 
 def test_submit_returns_the_id_of_a_job_that_runs(tmp_path: Path) -> None:
-    """The port's own way in; the folder is made where it is missing."""
+    """`submit` is the port's own method; it creates a folder that is missing."""
     fifo = tmp_path / "done"
     os.mkfifo(fifo)
     cluster = LocalCluster(tmp_path / "new" / "jobs")
@@ -286,7 +287,7 @@ def test_submit_returns_the_id_of_a_job_that_runs(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
-    """A file stands where the base folder should be."""
+    """A file is in the place of the base folder."""
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--folder"):
         LocalCluster(tmp_path / "file").submit("true\n", folder=tmp_path / "file", name="a")
@@ -300,7 +301,7 @@ def test_ids_sort_by_time_and_differ() -> None:
 
 
 def test_the_nodes_of_a_job_are_those_its_host_wrote_down(tmp_path: Path) -> None:
-    """In the order in which the host lists them."""
+    """They come in the order in which the host lists them."""
     job = JobFolder(tmp_path / "local-d")
     job.create()
     info = JobInfo(

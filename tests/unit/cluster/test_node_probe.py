@@ -1,4 +1,4 @@
-"""The probe of two nodes that are two real processes here: their sockets, locks and files are real too."""
+"""The probe of two nodes, here two real processes with real sockets, locks and files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAN = plan(SPEC, folder=Path("/jobs"))
 
 
 def start(folder: Path, node: str) -> subprocess.Popen[bytes]:
-    """The probe of one of two nodes."""
+    """Start the probe of one of the two nodes."""
     command = [sys.executable, "-P", "-m", "nvrx_slurm.cluster.node_probe", str(folder), "2"]
     return subprocess.Popen(command, env={**os.environ, "SLURMD_NODENAME": node, "NVRX_NODE": ""})
 
@@ -40,7 +40,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> list[NodeFacts]:
 
 
 def test_each_node_tries_the_other(facts: list[NodeFacts]) -> None:
-    """TCP, UDP, the clocks, a new file, a lock."""
+    """Each tests TCP, UDP, the clocks, a new file and a lock of the other."""
     for each, other in zip(facts, ("n2", "n1"), strict=True):
         (peer,) = each.peers
         assert (peer.peer, peer.udp, peer.lock_is_seen, peer.error) == (other, True, True, "")
@@ -48,8 +48,9 @@ def test_each_node_tries_the_other(facts: list[NodeFacts]) -> None:
         assert abs(peer.skew_s) < 1.0  # one machine has one clock
 
 
-def test_a_stranger_who_sends_no_text_ends_nothing(tmp_path: Path) -> None:
-    """The node answers the next peer, and the time to connect is without the time that UDP was waited for."""
+def test_a_client_that_sends_no_text_ends_nothing(tmp_path: Path) -> None:
+    """A node that gets bytes that are no text answers the next peer; the time to connect does not include the wait
+    for UDP."""
     process, here = start(tmp_path, "n1"), tmp_path / "n1.here"
     try:
         until(here.exists, "n1 listens")
@@ -68,7 +69,7 @@ def test_a_stranger_who_sends_no_text_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_what_two_such_nodes_say_is_fit(facts: list[NodeFacts]) -> None:
-    """No line fails; a missing node does."""
+    """For two such nodes no line fails; a missing node is a failure."""
     assert not [each for each in check_nodes(facts, PLAN, SPEC, nodes=2, problem="") if each.level == "fail"]
     (failed,) = [each for each in check_nodes(facts, PLAN, SPEC, nodes=3, problem="why") if each.level == "fail"]
     assert failed.part == "probe" and "why" in failed.seen
@@ -94,7 +95,7 @@ def test_what_two_such_nodes_say_is_fit(facts: list[NodeFacts]) -> None:
 def test_what_a_node_lacks_has_its_line(
     facts: list[NodeFacts], node: dict[str, object], peer: dict[str, object], part: str, level: str
 ) -> None:
-    """With what happens because of it, what to change, and by whom."""
+    """The line has the effect, what to change, and who changes it."""
     first, second = facts
     peers = (msgspec.structs.replace(first.peers[0], **peer),)
     first = msgspec.structs.replace(first, **{"peers": peers, **node})
@@ -104,7 +105,8 @@ def test_what_a_node_lacks_has_its_line(
 
 
 def test_the_script_asks_for_what_the_job_would_get() -> None:
-    """Its partition and its setup lines; two minutes, no requeue, and one task of an array that waits for nothing."""
+    """The script has the job's partition and setup lines, two minutes and no requeue, and is one task that waits for
+    nothing."""
     extra = {"requeue": True, "hold": True}
     slurm = {"partition": "gpu", "array": "0-7", "dependency": "afterok:1", "time": "2d", "extra": extra}
     spec = job_spec({**KEYS, "spares": "0..2", "output": "%j.log", "slurm": slurm})

@@ -1,4 +1,4 @@
-"""Why a job is pending: squeue's lines as values, and when they are told."""
+"""Why a job is pending: squeue's lines as values, and when the reason is shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLUSTER: alpha
 
 
 def test_squeue_says_why_since_when_and_until_when() -> None:
-    """Each job, an array's element too; a line of another kind is passed over."""
+    """Each job has its own values, also an array's element; a line of another kind is skipped."""
     places = places_of(LISTING)
     assert list(places) == ["1", "2", "4", "8_3"]
     assert places["4"] == QueuePlace(
@@ -43,17 +43,17 @@ def test_squeue_says_why_since_when_and_until_when() -> None:
     ],
 )
 def test_a_reason_is_put_in_words(reason: str, contained: str) -> None:
-    """The longer of two words that begin alike wins; families of words have one meaning."""
+    """Of two words that begin alike the longer one applies; families of words share one meaning."""
     assert contained in QueuePlace(job_id="7", reason=reason).meaning
 
 
-def test_a_reason_that_is_not_known_is_told_as_it_is() -> None:
-    """Slurm has more than a hundred."""
+def test_a_reason_that_is_not_known_is_shown_as_it_is() -> None:
+    """Slurm has more than a hundred reasons."""
     assert QueuePlace(job_id="7", reason="Whatever").describe(0.0) == "Whatever"
 
 
-def test_the_time_in_the_queue_and_the_expected_start_are_told() -> None:
-    """Relative to now; an expectation that has passed says nothing."""
+def test_the_time_in_the_queue_and_the_expected_start_are_shown() -> None:
+    """Both are relative to now; an expected start that has passed is left out."""
     place = QueuePlace(job_id="7", reason="Whatever", submitted_at=1000.0, expected_at=2000.0)
     assert place.describe(1130.0).startswith("Whatever; in the queue for 2m10s; Slurm expects to start it at ")
     assert place.describe(1130.0).endswith("in 14m30s")
@@ -61,7 +61,7 @@ def test_the_time_in_the_queue_and_the_expected_start_are_told() -> None:
 
 
 def test_slurm_is_asked_once_for_all_jobs_of_a_cluster() -> None:
-    """And where it does not answer, nothing is known."""
+    """If Slurm does not answer, nothing is known."""
     asked = []
 
     def run(command: Sequence[str], *, timeout_s: float) -> CommandOutput:
@@ -83,8 +83,8 @@ def test_slurm_is_asked_once_for_all_jobs_of_a_cluster() -> None:
     assert queue_places(["1"], no_slurm) == {}
 
 
-def test_a_reason_is_told_once_and_again_when_it_changes() -> None:
-    """Slurm has none in the first moment; later it is asked once a minute at most."""
+def test_a_reason_is_reported_once_and_again_when_it_changes() -> None:
+    """Slurm has no reason in the first moment; later it is asked once a minute at most."""
     clock, told, asked = StillClock(0.0), [], []
 
     def ask(job_ids: Sequence[str]) -> dict[str, QueuePlace]:

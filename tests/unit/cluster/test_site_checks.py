@@ -51,7 +51,7 @@ JOB = {"nodes": 4, "spares": 2, "slurm": {"time": "12h", "cpus_per_task": "16", 
 
 
 def checks(job: dict[str, Any], old: str = "", new: str = "") -> dict[str, SiteCheck]:
-    """The checks by part, of a site where the text `old` reads `new`."""
+    """The checks by part, for a site in which the text `old` is replaced by `new`."""
     spec = job_spec({"name": "a", "command": "x", **job})
     partitions = partitions_of(PARTITIONS.replace(old, new) if old in PARTITIONS else PARTITIONS)
     chosen = partitions.get(spec.slurm.partition or "main", {})
@@ -62,7 +62,7 @@ def checks(job: dict[str, Any], old: str = "", new: str = "") -> dict[str, SiteC
 
 
 def test_a_site_that_fits_gets_ok_on_each_line() -> None:
-    """No word of what to do where nothing is to do."""
+    """A line that is ok has no effect and nothing to do."""
     found = checks(JOB).values()
     assert {check.level for check in found} == {"ok"}
     assert not any(check.effect or check.todo or check.by for check in found)
@@ -91,7 +91,7 @@ def test_a_site_that_fits_gets_ok_on_each_line() -> None:
     ],
 )
 def test_a_setting_that_does_not_fit_has_its_line(old: str, new: str, part: str, level: str, by: str) -> None:
-    """That line, no other; with what happens because of it, what to change, and by whom."""
+    """Only that line is not ok; it has the effect, what to change, and who changes it."""
     found = checks(JOB, old, new)
     assert [check.part for check in found.values() if check.level != "ok"] == [part]
     assert (found[part].level, found[part].by) == (level, by)
@@ -110,14 +110,14 @@ def test_a_setting_that_does_not_fit_has_its_line(old: str, new: str, part: str,
     ],
 )
 def test_a_job_that_does_not_fit_has_its_line(slurm: dict[str, Any], part: str, level: str) -> None:
-    """The same, from the job's side: the user can change it."""
+    """The same for the settings of the job, which the user can change."""
     merged = {key: value for key, value in {**JOB["slurm"], **slurm}.items() if value is not None}  # type: ignore[dict-item]
     found = checks({**JOB, "slurm": merged})
     assert (found[part].level, found[part].by) == (level, "you")
 
 
 def test_gpus_want_a_site_that_has_them_and_keeps_jobs_apart() -> None:
-    """GresTypes names them, and cgroup.conf constrains devices; an exclusive node needs no constraint."""
+    """GresTypes must name them, and cgroup.conf must constrain devices; an exclusive node needs no constraint."""
     job = {**JOB, "slurm": {"time": "12h", "cpus_per_task": "16", "mem": "0", "gpus_per_node": "8"}}
     assert checks(job, "= gpu", "= (null)")["GresTypes"].level == "fail"
     assert checks(job)["ConstrainDevices"].level == "warn"
@@ -125,8 +125,8 @@ def test_gpus_want_a_site_that_has_them_and_keeps_jobs_apart() -> None:
     assert "ConstrainDevices" not in checks(job, "OverSubscribe=NO", "Exclusive=YES")
 
 
-def test_memory_that_nobody_asked_for_is_a_share() -> None:
-    """With a default limit and without slurm.mem; a whole node has all of it."""
+def test_memory_that_was_not_asked_for_is_a_share() -> None:
+    """This is so with a default limit and without slurm.mem; a job with a whole node gets all of its memory."""
     slurm = {"time": "12h", "cpus_per_task": "16"}
     limit = ("DefMemPerNode           = UNLIMITED", "DefMemPerNode           = 4096")
     assert checks({**JOB, "slurm": slurm}, *limit)["memory"].level == "warn"

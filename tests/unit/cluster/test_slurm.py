@@ -1,4 +1,4 @@
-"""Slurm behind its command line. The answers are copied from Slurm 22.05.8; only the commands are not run."""
+"""Slurm behind its command line. The answers are copied from Slurm 22.05.8; Slurm itself is not run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NEW_VERSION = CommandOutput(0, "slurm 24.11.1\n", "")
 
 
 class Script:
-    """Answers commands by program (`sbatch --version` apart) from a list each; the last answer repeats."""
+    """Answers each program (`sbatch --version` apart) from its own list; the last answer repeats."""
 
     def __init__(self, **answers: CommandOutput | list[CommandOutput]) -> None:
         self._answers = {name: one if isinstance(one, list) else [one] for name, one in answers.items()}
@@ -81,7 +81,7 @@ def test_all_jobs_are_asked_about_in_one_call() -> None:
 
 
 def test_sacct_is_asked_once_about_those_that_squeue_does_not_know() -> None:
-    """A job that left squeue is found in the accounts."""
+    """A job that left squeue is found in the accounting."""
     script = Script(squeue=LISTED, sacct=CommandOutput(0, "7|CANCELLED by 0\n8|FAILED\n", ""))
     states = SlurmCluster(script).states(["1", "7", "8"])
     assert states == {"1": "RUNNING", "7": "CANCELLED", "8": "FAILED"}
@@ -96,22 +96,22 @@ def test_failing_accounts_hide_nothing_that_squeue_said(sacct: CommandOutput) ->
     assert states == {"1": JobState.RUNNING, "99": JobState.UNKNOWN}
 
 
-def test_a_job_that_nobody_knows_is_unknown_and_not_over() -> None:
-    """Absent is not finished."""
+def test_a_job_that_slurm_does_not_know_is_unknown_and_not_over() -> None:
+    """A job that is absent has not necessarily ended."""
     state = SlurmCluster(Script(squeue=UNLISTED, sacct=NO_ACCOUNTING)).states(["99"])["99"]
     assert state is JobState.UNKNOWN
     assert not state.terminal
 
 
 def test_what_squeue_says_of_a_requeued_job_wins_over_the_accounts() -> None:
-    """The accounts say REQUEUED of the run before, for ever; squeue says how it stands."""
+    """For the earlier run the accounting says REQUEUED for ever; squeue has the present state."""
     script = Script(squeue=CommandOutput(0, "2_1|PENDING\n", ""), sacct=CommandOutput(0, "2_1|REQUEUED\n", ""))
     assert SlurmCluster(script).states(["2_1"]) == {"2_1": JobState.PENDING}
     assert script.count("sacct") == 0
 
 
 def test_each_cluster_named_in_a_job_id_is_asked_once() -> None:
-    """`123;alpha` asks the cluster alpha, and its answer's headline is no job."""
+    """`123;alpha` is asked of the cluster alpha, and the headline of the answer is no job."""
     script = Script(squeue=CommandOutput(0, "CLUSTER: alpha\n1|RUNNING\n", ""))
     assert SlurmCluster(script).states(["1;alpha"]) == {"1;alpha": JobState.RUNNING}
     assert "--clusters=alpha" in script.commands[0]
@@ -123,7 +123,8 @@ def test_the_id_of_a_whole_array_stands_for_its_elements() -> None:
 
 
 def test_an_element_that_squeue_has_forgotten_counts() -> None:
-    """It forgets each MinJobAge after that element's own end. The accounts are asked once all that it lists ended."""
+    """squeue forgets each element MinJobAge after that element's own end. The accounting is asked once all elements
+    that squeue lists have ended."""
     accounts = CommandOutput(0, "2_0|FAILED\n2_1|RUNNING\n", "")
     script = Script(squeue=CommandOutput(0, "2_1|COMPLETED\n", ""), sacct=accounts)
     assert SlurmCluster(script).states(["2"]) == {"2": JobState.FAILED}
@@ -133,7 +134,7 @@ def test_an_element_that_squeue_has_forgotten_counts() -> None:
 
 
 def test_a_squeue_that_fails_for_another_reason_is_an_error_with_that_reason() -> None:
-    """No failure passes for an unknown job."""
+    """A failure is not taken for an unknown job."""
     script = Script(squeue=CommandOutput(1, "", "squeue: error: Access/permission denied\n"))
     with pytest.raises(NvrxError, match=r"Access/permission denied"):
         SlurmCluster(script).states(["1"])
@@ -141,19 +142,19 @@ def test_a_squeue_that_fails_for_another_reason_is_an_error_with_that_reason() -
 
 @pytest.mark.parametrize("job_id", ["", "abc", "12x", "1_", "1;", "1 2", "-1", "1,2"])
 def test_what_is_no_job_id_is_refused_before_slurm_is_asked(job_id: str) -> None:
-    """Nothing that a user types reaches squeue's list as something else."""
+    """Text that a user types never changes the meaning of squeue's list."""
     script = Script()
     with pytest.raises(UsageError, match="no Slurm job id"):
         SlurmCluster(script).states([job_id])
     assert script.commands == []
 
 
-# ---- answers that do not come
+# ---- missing answers
 
 
 @pytest.mark.usefixtures("no_pauses")
 def test_a_question_without_an_answer_is_asked_again_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    """A restart of slurmctld is survived, and not in silence."""
+    """A restart of slurmctld is survived, and logged."""
     script = Script(squeue=[SILENT, SILENT, LISTED])
     with caplog.at_level(logging.WARNING):
         assert SlurmCluster(script).states(["1"])["1"] is JobState.RUNNING
@@ -163,14 +164,14 @@ def test_a_question_without_an_answer_is_asked_again_and_said(caplog: pytest.Log
 
 @pytest.mark.usefixtures("no_pauses")
 def test_a_slurm_that_never_answers_is_given_up() -> None:
-    """The wait is bounded, and the exit code 69."""
+    """The wait has a bound, and the exit code is 69."""
     with pytest.raises(SlurmUnreachable, match="Unable to contact") as caught:
         SlurmCluster(Script(squeue=SILENT)).states(["1"])
     assert caught.value.exit_code == 69
 
 
 def test_without_patience_there_is_one_attempt() -> None:
-    """Whoever asks again by itself does not wait here."""
+    """A caller that repeats its query itself does not wait here."""
     script = Script(squeue=SILENT)
     with pytest.raises(SlurmUnreachable):
         SlurmCluster(script, patience_s=0).states(["1"])
@@ -178,7 +179,7 @@ def test_without_patience_there_is_one_attempt() -> None:
 
 
 def test_a_slurm_that_is_not_set_up_is_not_asked_again() -> None:
-    """There is nobody to wait for; the message names the ways on."""
+    """There is no server to wait for; the message names the alternatives."""
     script = Script(squeue=CommandOutput(1, "", f"squeue: fatal: {NOT_SET_UP}\n"))
     with pytest.raises(SlurmUnreachable, match="nvrx-slurm cluster up"):
         SlurmCluster(script).states(["1"])
@@ -186,7 +187,7 @@ def test_a_slurm_that_is_not_set_up_is_not_asked_again() -> None:
 
 
 def test_no_slurm_at_all_names_the_ways_on(tmp_path: Path) -> None:
-    """Whoever has no sbatch learns of `run` and `cluster up`; the exit code is 2 and nothing is left."""
+    """A user without sbatch is referred to `run` and `cluster up`; the exit code is 2 and nothing is left."""
     with pytest.raises(MissingProgramError, match=r"sbatch is not on PATH.*nvrx-slurm run.*nvrx-slurm cluster up"):
         SlurmCluster(Script()).submit("#!/bin/bash\n", folder=tmp_path / "jobs", name="a")
     assert list(tmp_path.iterdir()) == []
@@ -203,7 +204,7 @@ def test_a_configuration_that_is_gone_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_a_submitted_script_is_kept_in_the_job_folder(tmp_path: Path) -> None:
-    """What ran can be read afterwards, by its owner alone."""
+    """The script can be read afterwards, by its owner alone."""
     script = Script(sbatch=CommandOutput(0, "41\n", ""), version=NEW_VERSION)
     assert SlurmCluster(script).submit("#!/bin/bash\nmark\n", folder=tmp_path, name="a") == "41"
     kept = tmp_path / "41" / "job.sh"
@@ -213,18 +214,18 @@ def test_a_submitted_script_is_kept_in_the_job_folder(tmp_path: Path) -> None:
 
 
 def test_a_job_id_with_a_cluster_has_a_folder_without(tmp_path: Path) -> None:
-    """The job itself knows its number only."""
+    """The job itself knows only its number."""
     script = Script(sbatch=CommandOutput(0, "41;alpha\n", ""), version=NEW_VERSION)
     assert SlurmCluster(script).submit("#!/bin/bash\n", folder=tmp_path, name="a") == "41;alpha"
     assert (tmp_path / "41" / "job.sh").is_file()
     # Later commands ask that cluster, for the job and for an array's task.
     assert JobFiles(tmp_path / "41").full_id == "41;alpha"
     assert JobFiles(tmp_path / "41_7").full_id == "41_7;alpha"
-    assert JobFiles(tmp_path / "41", "beta").full_id == "41;beta"  # as the user says
+    assert JobFiles(tmp_path / "41", "beta").full_id == "41;beta"  # what the user says
 
 
 def test_a_job_of_this_cluster_drops_the_name_that_an_earlier_one_left(tmp_path: Path) -> None:
-    """Ids are given again, and a job that never started leaves its folder."""
+    """Slurm uses ids again, and a job that never started leaves its folder."""
     for printed in ("41;alpha\n", "41\n"):
         script = Script(sbatch=CommandOutput(0, printed, ""), version=NEW_VERSION)
         SlurmCluster(script).submit("#!/bin/bash\n", folder=tmp_path, name="a")
@@ -232,7 +233,7 @@ def test_a_job_of_this_cluster_drops_the_name_that_an_earlier_one_left(tmp_path:
 
 
 def test_a_refusal_carries_slurms_reason_and_leaves_nothing(tmp_path: Path) -> None:
-    """Both of sbatch's lines are told, without its prefixes."""
+    """The message has both of sbatch's lines, without their prefixes."""
     expected = "Slurm refused job 'a': Invalid partition name specified; invalid partition specified: nope"
     with pytest.raises(SubmissionRefused) as caught:
         SlurmCluster(Script(sbatch=REFUSED)).submit("#!/bin/bash\n", folder=tmp_path / "jobs", name="a")
@@ -241,9 +242,9 @@ def test_a_refusal_carries_slurms_reason_and_leaves_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("no_pauses")
-@pytest.mark.parametrize("number", ["43", "43_[0-7]"])  # as squeue lists an array that waits
-def test_a_submission_that_was_accepted_unheard_is_not_made_twice(tmp_path: Path, number: str) -> None:
-    """sbatch timed out, but slurmctld had the job: squeue finds it by its script."""
+@pytest.mark.parametrize("number", ["43", "43_[0-7]"])  # as squeue lists a pending array
+def test_a_submission_that_was_accepted_without_an_answer_is_not_made_twice(tmp_path: Path, number: str) -> None:
+    """sbatch timed out, but slurmctld has the job: squeue finds it by its script."""
     script = Script(sbatch=TIMEOUT, squeue=CommandOutput(0, "", ""), version=NEW_VERSION)
 
     def squeue_finds_it(command: Sequence[str], *, timeout_s: float) -> CommandOutput:
@@ -259,10 +260,10 @@ def test_a_submission_that_was_accepted_unheard_is_not_made_twice(tmp_path: Path
 
 @pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize("flag", ["#SBATCH --clusters=alpha,beta\n", ""])
-def test_an_unheard_submission_to_another_cluster_is_found_there(
+def test_a_submission_without_an_answer_to_another_cluster_is_found_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
 ) -> None:
-    """squeue is asked about the clusters that sbatch was given, and names the one that has the job."""
+    """squeue is asked about the clusters that sbatch was given, and names the one with the job."""
     if not flag:
         monkeypatch.setenv("SBATCH_CLUSTERS", "alpha,beta")
     script = Script(sbatch=TIMEOUT, version=NEW_VERSION)
@@ -281,7 +282,7 @@ def test_an_unheard_submission_to_another_cluster_is_found_there(
 @pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize("first", [TIMEOUT, CommandOutput(TIMED_OUT, "", "sbatch: no answer within 60 s")])
 def test_a_submission_that_was_lost_is_made_again(tmp_path: Path, first: CommandOutput) -> None:
-    """squeue answers and does not know the script: then it is submitted once more."""
+    """If squeue answers and does not know the script, the script is submitted once more."""
     script = Script(
         sbatch=[first, CommandOutput(0, "44\n", "")],
         squeue=CommandOutput(0, "40|/else.sh\n", ""),
@@ -295,7 +296,7 @@ def test_a_submission_that_was_lost_is_made_again(tmp_path: Path, first: Command
 def test_an_old_slurm_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, version: CommandOutput, warns: bool
 ) -> None:
-    """One line, naming the version seen and the first one to trust; the job is submitted."""
+    """One line names the version found and the first one to trust; the job is submitted."""
     script = Script(sbatch=CommandOutput(0, "1\n", ""), version=version)
     with caplog.at_level(logging.WARNING):
         SlurmCluster(script).submit("#!/bin/bash\n", folder=tmp_path, name="a")
@@ -303,7 +304,7 @@ def test_an_old_slurm_is_warned_of(
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_anything_is_submitted(tmp_path: Path) -> None:
-    """A file where the folder should be: one error, and sbatch is not run."""
+    """If a file has the folder's name there is one error, and sbatch is not run."""
     (tmp_path / "jobs").write_text("")
     script = Script()
     for folder in (tmp_path / "jobs", tmp_path / "jobs" / "below"):
@@ -317,7 +318,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_submitted(tm
     [("123\n", "123"), ("123;alpha\n", "123;alpha"), ("site notice\n9\n", "9"), ("Submitted batch job\n", None)],
 )
 def test_the_id_is_read_from_what_sbatch_prints(text: str, job_id: str | None) -> None:
-    """A plugin's notice on stdout does not get in the way."""
+    """A plugin's notice on stdout is skipped."""
     assert slurm_text.submitted_id(text) == job_id
 
 
@@ -325,7 +326,7 @@ def test_the_id_is_read_from_what_sbatch_prints(text: str, job_id: str | None) -
 
 
 def test_cancelling_a_job_that_slurm_does_not_know_is_an_error() -> None:
-    """scancel says nothing of it and succeeds."""
+    """scancel itself reports nothing and succeeds."""
     script = Script(squeue=UNLISTED, sacct=NO_ACCOUNTING, scancel=CommandOutput(0, "", ""))
     with pytest.raises(UsageError, match="no job 99"):
         SlurmCluster(script).cancel("99")
@@ -333,21 +334,21 @@ def test_cancelling_a_job_that_slurm_does_not_know_is_an_error() -> None:
 
 
 def test_cancelling_a_job_that_is_over_does_nothing() -> None:
-    """Twice is as good as once."""
+    """Cancelling a job twice is no error."""
     script = Script(squeue=CommandOutput(0, "1|CANCELLED\n", ""))
     SlurmCluster(script).cancel("1")
     assert script.count("scancel") == 0
 
 
 def test_a_jobs_nodes_come_in_slurms_order() -> None:
-    """Ranks follow the order of `scontrol show hostnames`, which is not always the alphabet's."""
+    """Ranks follow the order of `scontrol show hostnames`, which is not always alphabetical."""
     script = Script(squeue=CommandOutput(0, "|n2|n[2-3],n1\n", ""), scontrol=CommandOutput(0, "n2\nn3\nn1\n", ""))
     assert SlurmCluster(script).nodes("1") == ("n2", "n3", "n1")
     assert script.commands[-1] == ("scontrol", "show", "hostnames", "n[2-3],n1")
 
 
 def test_a_pending_job_has_no_nodes() -> None:
-    """Nothing is expanded where there is nothing."""
+    """An empty list of nodes is not expanded."""
     assert SlurmCluster(Script(squeue=CommandOutput(0, "||\n", ""))).nodes("1") == ()
 
 
@@ -355,13 +356,13 @@ def test_a_pending_job_has_no_nodes() -> None:
 
 
 def test_a_users_settings_change_no_question() -> None:
-    """SQUEUE_PARTITION would hide jobs, SCANCEL_INTERACTIVE would ask back."""
+    """SQUEUE_PARTITION would hide jobs, and SCANCEL_INTERACTIVE would ask for a confirmation."""
     seen = environment_for("squeue", {"SQUEUE_PARTITION": "x", "SLURM_CONF": "c", "PATH": "p"})
     assert seen == {"SLURM_CONF": "c", "PATH": "p", "LC_ALL": "C"}
 
 
 def test_a_job_submitted_inside_a_job_inherits_nothing_of_it() -> None:
-    """srun would take the outer job's SLURM_* numbers for its own; what the user set stays."""
+    """srun would use the SLURM_* numbers of the outer job; what the user set stays."""
     outer = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "8", "SLURMD_NODENAME": "n1", "SRUN_CPUS_PER_TASK": "8"}
     kept = {"SLURM_CONF": "c", "SBATCH_ACCOUNT": "a"}
     assert environment_for("sbatch", outer | kept) == kept
@@ -382,7 +383,7 @@ SCRIPT = """\
 
 
 def test_a_scripts_flags_win_over_the_users_variables() -> None:
-    """sbatch itself would prefer the variables. Those of flags that the script does not have are defaults."""
+    """sbatch itself would prefer the variables. A variable whose flag the script lacks stays as a default."""
     of_flags = ("JOB_NAME", "TIMELIMIT", "MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")
     decided = ("SIGNAL", "NO_REQUEUE", "REQUEUE", "ARRAY_INX", "NO_KILL", "OPEN_MODE", "WAIT")
     kept = {"SBATCH_ACCOUNT": "a", "SBATCH_QOS": "q", "SBATCH_MEM_BIND": "local", "TIMELIMIT": "1"}
@@ -398,14 +399,15 @@ def test_a_scripts_flags_win_over_the_users_variables() -> None:
     ],
 )
 def test_variables_of_other_names_than_their_flags_are_left_out_too(flag: str, variables: tuple[str, ...]) -> None:
-    """sbatch(1), "input environment variables"; without the flag they stay."""
+    """They are in sbatch(1), "input environment variables"; without the flag they stay."""
     environment = dict.fromkeys(variables, "1")
     assert for_script(f"#!/bin/bash\n#SBATCH --{flag}=2\n:\n", environment) == {}
     assert for_script("#!/bin/bash\n:\n", environment) == environment
 
 
 def test_the_terminals_interrupt_does_not_reach_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would end without the id of a job that Slurm has accepted, and `submit --wait` could not cancel that job."""
+    """sbatch would end without printing the id of a job that Slurm has accepted, and `submit --wait` could not cancel
+    that job."""
     ask = f"read -r _ _ _ _ group _ </proc/$$/stat; [ $group = {os.getpgrp()} ] || echo 7"
     (tmp_path / "sbatch").write_text(f"#!/bin/bash\n{ask}\n")
     (tmp_path / "sbatch").chmod(0o700)
@@ -416,7 +418,7 @@ def test_the_terminals_interrupt_does_not_reach_sbatch(tmp_path: Path, monkeypat
 def test_sbatch_runs_without_the_variables_of_its_scripts_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runner reads the script that sbatch gets."""
+    """The runner reads the flags in the script that sbatch gets."""
     (tmp_path / "sbatch").write_text("#!/bin/bash\necho $SBATCH_TIMELIMIT $SBATCH_ACCOUNT\n")
     (tmp_path / "sbatch").chmod(0o700)
     (tmp_path / "job.sh").write_text(SCRIPT)

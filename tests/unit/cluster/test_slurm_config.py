@@ -25,7 +25,7 @@ CompleteWait            = 0 sec
 
 
 def test_the_name_is_read_from_the_configuration_that_slurm_prints() -> None:
-    """Without one there is none."""
+    """If the output has no name, there is none."""
     assert settings_of(SAID)["ClusterName"] == "alpha-2"
     assert "ClusterName" not in settings_of("slurmctld is DOWN")
 
@@ -36,7 +36,7 @@ def test_the_name_is_read_from_the_configuration_that_slurm_prints() -> None:
 def test_outside_of_a_job_slurm_is_asked(
     output: CommandOutput, name: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inside of one it has told already."""
+    """Inside of a job a variable of Slurm's has the name."""
     asked: list[Sequence[str]] = []
 
     def run(command: Sequence[str], *, timeout_s: float) -> CommandOutput:
@@ -51,14 +51,14 @@ def test_outside_of_a_job_slurm_is_asked(
 
 
 def test_where_there_is_no_slurm_there_is_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    """And no error."""
+    """That is no error."""
     monkeypatch.delenv("SLURM_CLUSTER_NAME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert named_cluster() is None
 
 
 def test_a_job_without_slurm_has_no_nodes_worth_remembering(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless somebody gives it a ledger; and then they are this machine's."""
+    """With a ledger of its own it has, and then they are nodes of this machine."""
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "alpha")  # `nvrx-slurm run` inside of an allocation
     local = JobInfo(job_id="local-a", name="a", cluster="local", started_at=0.0)
     on_slurm = JobInfo(job_id="7", name="a", cluster="slurm", started_at=0.0)
@@ -77,7 +77,7 @@ LaunchParameters        = (null)
 
 
 def program(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this the scontrol that is found."""
+    """Put a scontrol with this body on PATH."""
     path = folder / "scontrol"
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
@@ -86,16 +86,16 @@ def program(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kill_wait_is_read_from_what_scontrol_prints() -> None:
-    """KillOnBadExit is another key; without the line there is no answer."""
+    """KillOnBadExit is another key; without the line of KillWait there is no value."""
     assert number_of(settings_of(KILL_WAIT_SAID), "KillWait") == 30.0
     assert number_of(settings_of("KillOnBadExit = 0\n"), "KillWait") is None
 
 
 @pytest.mark.parametrize("body", ["exit 1", "echo Unable to contact slurm controller >&2; exit 1", "exec sleep 1000"])
-def test_a_scontrol_that_does_not_tell_is_no_trouble(
+def test_a_scontrol_that_does_not_answer_is_no_trouble(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    """One that fails, and one that hangs, are None; the one that hangs is dead afterwards."""
+    """If scontrol fails or hangs, the answer is None; a scontrol that hangs is dead afterwards."""
     program(tmp_path, body, monkeypatch)
     with KillWaitQuestion() as question:
         assert question.answer(timeout_s=0.05 if "sleep" in body else 10.0) is None
@@ -105,7 +105,7 @@ def test_a_scontrol_that_does_not_tell_is_no_trouble(
 
 
 def test_no_slurm_is_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without scontrol, or with a SLURM_CONF that names no file, there is nobody to ask."""
+    """Without scontrol, or with a SLURM_CONF that names no file, the answer is None."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with KillWaitQuestion() as question:
         assert question.answer(timeout_s=10.0) is None
@@ -115,8 +115,8 @@ def test_no_slurm_is_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert question.answer(timeout_s=10.0) is None
 
 
-def test_a_question_that_nobody_waits_for_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When sbatch refuses the job, the question is dropped, and its process with it."""
+def test_a_question_that_is_not_waited_for_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When sbatch refuses the job, the query is dropped, and its process is killed."""
     program(tmp_path, "exec sleep 1000", monkeypatch)
     question = KillWaitQuestion()
     with pytest.raises(ValueError, match="refused"), question:
@@ -126,7 +126,7 @@ def test_a_question_that_nobody_waits_for_ends(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_question_costs_no_import() -> None:
-    """`submit` asks it: asyncio and msgspec are not loaded for it."""
+    """`submit` asks the question, and must not load asyncio and msgspec for it."""
     code = "import sys, nvrx_slurm.cluster.slurm_config; print({'asyncio', 'msgspec'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -23,13 +23,13 @@ def test_a_node_that_is_well_has_a_state_and_no_reason() -> None:
 
 
 @pytest.mark.parametrize("reason", ["Not responding", "two = words [x]", "State=IDLE or so", "mail me@home"])
-def test_a_reason_is_whatever_somebody_wrote(reason: str) -> None:
-    """It may hold blanks, brackets and `=`; who wrote it, and when, is cut off."""
+def test_a_reason_is_any_text(reason: str) -> None:
+    """It may contain blanks, brackets and `=`; its author and its time are cut off."""
     assert list(nodes_of(DOWN.format(reason))) == [SlurmNode("n2", "DOWN+NOT_RESPONDING", reason, BOOTED_AT, ADDR)]
 
 
 def test_slurmd_listens_where_slurm_says() -> None:
-    """On a port of its own, or on the one that all have, of which Slurm says nothing here."""
+    """The port is the node's own, or the one of all nodes, which Slurm does not show here."""
     (own,) = nodes_of(UP.replace("OS=", "Port=30092 OS="))
     (common,) = nodes_of(UP)
     assert (own.addr, own.port, common.port) == (ADDR, 30092, None)
@@ -37,38 +37,39 @@ def test_slurmd_listens_where_slurm_says() -> None:
 
 @pytest.mark.parametrize("state", ["DOWN", "IDLE*", "MIXED+DRAIN", "DOWN*+DRAIN", "ALLOCATED+NOT_RESPONDING", "IDLE"])
 def test_a_node_that_was_taken_out_of_use_takes_no_steps(state: str) -> None:
-    """Whether a health check, an administrator, or slurmctld itself did that."""
+    """A health check, an administrator, or slurmctld itself may have done that."""
     (node,) = nodes_of(UP.replace("IDLE", state))
     assert node.takes_steps is (state in ("IDLE", "IDLE*"))
 
 
 def test_a_reason_ends_where_a_newer_slurm_goes_on() -> None:
-    """From 22.05 on a comment may follow it."""
+    """From 22.05 on a comment may follow the reason."""
     (node,) = nodes_of(DOWN.format("broken") + " Comment=Reason=none")
     assert node.reason == "broken"
 
 
 @pytest.mark.parametrize("time", ["None", "Unknown", "N/A", ""])
 def test_a_node_that_never_registered_has_no_boot_time(time: str) -> None:
-    """It proves nothing, whatever its state."""
+    """Such a node proves nothing, whatever its state."""
     (node,) = nodes_of(UP.replace("2026-11-21T08:55:39", time))
     assert node.booted_at is None
     assert not node.proves_dead(heard_at=0.0)
 
 
 def test_other_lines_are_no_nodes() -> None:
-    """What a site's plugins print, or an error, names no node."""
+    """The output of a site's plugins, or an error, names no node."""
     assert list(nodes_of("Node nope not found\n\nslurm_load_node error: State=DOWN\n")) == []
 
 
 @pytest.mark.parametrize("state", ["DOWN", "DOWN+NOT_RESPONDING", "IDLE+CLOUD+POWERED_DOWN", "FAIL", "IDLE*+DRAIN"])
 def test_no_state_proves_a_death(state: str) -> None:
-    """Slurm's word for a node tells what slurmctld could reach, not what runs there."""
+    """The state of a node says what slurmctld could reach, not what runs on the node."""
     assert not SlurmNode("n2", state, None, BOOTED_AT).proves_dead(heard_at=BOOTED_AT + 1.0)
 
 
-def test_a_reboot_after_the_node_was_heard_proves_it() -> None:
-    """By more than clocks can differ; a boot before, or one that skewed clocks may have made later, does not."""
+def test_a_reboot_after_the_last_sign_of_life_proves_it() -> None:
+    """The boot must be later by more than clocks can differ; an earlier boot, or one that may look later because of
+    skewed clocks, proves nothing."""
     node = SlurmNode("n2", "IDLE", None, BOOTED_AT)
     assert node.proves_dead(heard_at=BOOTED_AT - CLOCK_SKEW_S - 1.0)
     assert not node.proves_dead(heard_at=BOOTED_AT - CLOCK_SKEW_S)
@@ -78,7 +79,7 @@ def test_a_reboot_after_the_node_was_heard_proves_it() -> None:
 async def test_a_list_of_nodes_that_cannot_be_unfolded_is_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not say that the job holds no node."""
+    """It does not mean that the job has no node."""
     for name, script in (("squeue", "echo 'n[1-2]'"), ("scontrol", "exit 1")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
@@ -88,12 +89,13 @@ async def test_a_list_of_nodes_that_cannot_be_unfolded_is_no_answer(
     assert await JobNodes("7").allocated() is None
 
 
-# ---- answers that do not come
+# ---- missing answers
 
 
 @pytest.fixture
 def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A scontrol that is a site's script, whose child hangs and holds the pipe; the file gets the child's pid."""
+    """A site's script in place of scontrol, whose child hangs and keeps the pipe open; the file gets the child's
+    pid."""
     path = tmp_path / "scontrol"
     path.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {tmp_path}/new\nmv {tmp_path}/new {tmp_path}/pid\nwait\n")
     path.chmod(0o755)
@@ -103,7 +105,7 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_a_question_that_is_cancelled_leaves_no_process(hanging: Path) -> None:
-    """A controller that ends kills the scontrol it has asked, and what that has started."""
+    """A controller that ends kills the scontrol that it has started, and the processes that this has started."""
     asked = asyncio.create_task(node_states(["n2"], timeout_s=1000.0))
     await async_until(hanging.exists, "scontrol to hang")
     asked.cancel()
@@ -113,7 +115,7 @@ async def test_a_question_that_is_cancelled_leaves_no_process(hanging: Path) -> 
 
 
 async def test_a_scontrol_that_hangs_is_no_answer(hanging: Path) -> None:
-    """The bound ends it."""
+    """The query ends at its bound."""
     assert await node_states(["n2"], timeout_s=0.05) == {}
 
 

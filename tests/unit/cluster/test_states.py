@@ -1,4 +1,4 @@
-"""The table of states: every word of Slurm means something, and only what is over is terminal."""
+"""The table of states: every state of Slurm is known, and only that of an ended job is terminal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LIVING = [
 
 @pytest.mark.parametrize(("word", "exit_code"), ENDED.items())
 def test_a_state_of_an_ended_job_is_terminal_and_stands_for_an_exit_code(word: str, exit_code: int) -> None:
-    """Whoever waits learns from the state alone that, and roughly how, the job ended."""
+    """The state alone shows that the job has ended, and roughly how."""
     state = state_of_word(word)
     assert (state, state.terminal, state.exit_code) == (word, True, exit_code)
 
@@ -57,14 +57,14 @@ def test_a_state_of_a_living_job_is_known_and_not_terminal(word: str) -> None:
 
 @pytest.mark.parametrize("word", ["", "SOMETHING_NEW", "  "])
 def test_a_word_that_slurm_may_invent_is_unknown_and_not_terminal(word: str) -> None:
-    """A newer Slurm's state ends no wait."""
+    """A state of a newer Slurm ends no wait."""
     assert state_of_word(word) is JobState.UNKNOWN
     assert not JobState.UNKNOWN.terminal
 
 
 @pytest.mark.parametrize("word", ["CANCELLED by 1000", "CANCELLED+", "cancelled"])
 def test_what_sacct_adds_to_a_state_is_ignored(word: str) -> None:
-    """sacct tells who cancelled, and cuts words to a column's width."""
+    """sacct adds who cancelled the job, and cuts words to a column's width."""
     assert state_of_word(word) is JobState.CANCELLED
 
 
@@ -81,7 +81,7 @@ def test_what_sacct_adds_to_a_state_is_ignored(word: str) -> None:
     ],
 )
 def test_a_jobs_own_exit_code_stands_for_a_state(exit_code: int, state: str) -> None:
-    """A result tells the state when nobody else does."""
+    """A result gives the state if no other source does."""
     assert state_of_result(exit_code) == state
 
 

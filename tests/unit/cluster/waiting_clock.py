@@ -6,7 +6,7 @@ from tests.still_clock import StillClock
 
 
 class WaitingClock(StillClock):
-    """Moves only when somebody sleeps, and remembers for how long."""
+    """Advances only in `sleep`, and records for how long."""
 
     def __init__(self) -> None:
         super().__init__(0.0)

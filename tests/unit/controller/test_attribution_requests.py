@@ -1,4 +1,4 @@
-"""What the broker is told, and when: a journal in, its words out."""
+"""What the controller sends to its broker, and when: a journal in, messages out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FILES = JobFiles(Path("/jobs/42"))
 
 
 class Hears:
-    """A broker that keeps what it is told."""
+    """A broker that records what it receives."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, bool]] = []
@@ -61,7 +61,7 @@ class Hears:
 
 
 class Led:
-    """A fleet whose journal is followed as a controller does, commit by commit."""
+    """A fleet whose journal is followed commit by commit, as a controller does."""
 
     def __init__(self, plan: Plan) -> None:
         self.fleet, self.broker, self._noted = Fleet(plan), Hears(), 0
@@ -91,8 +91,9 @@ class Led:
         self.go_on()
 
 
-def test_a_slow_source_is_heard_out_while_the_job_fails_on() -> None:
-    """The broker is told what came of each failure, however many cycles later its answer comes, and of no other."""
+def test_a_slow_source_may_answer_while_the_job_fails_again() -> None:
+    """The broker receives the outcome of each failure, however many cycles later its answer comes, and no other
+    outcome."""
     led = Led(plain(attribution=DRY, max_restarts=99))
     for _ in range(2 * EARLIER):
         led.fails()
@@ -102,8 +103,8 @@ def test_a_slow_source_is_heard_out_while_the_job_fails_on() -> None:
     assert led.broker.told == [(cycle, "restart_replica") for cycle in range(2 * EARLIER)]
 
 
-def test_what_is_told_is_forgotten() -> None:
-    """Jobs last for weeks."""
+def test_what_was_reported_is_forgotten() -> None:
+    """Jobs last for weeks, so memory is bounded."""
     led = Led(plain(attribution=DRY, max_restarts=99))
     for cycle in range(5 * EARLIER):
         led.fails()
@@ -122,7 +123,7 @@ def test_cycles_that_users_ended_are_forgotten_too() -> None:
 
 
 def test_logs_are_whole_once_the_workers_are_gone() -> None:
-    """Those of the cycle that failed: when the next rendezvous awaits nobody any more."""
+    """The logs of the failed cycle are complete when the next rendezvous waits for no node any more."""
     led = Led(plain(attribution=DRY))
     led.fails(and_comes_back=False)
     assert led.broker.asked == [(0, False)]
@@ -135,15 +136,15 @@ def test_logs_are_whole_once_the_workers_are_gone() -> None:
         assert led.broker.whole == [0]
 
 
-def test_logs_are_whole_while_the_round_waits_for_the_verdict() -> None:
-    """It is open, and awaits no node any more."""
+def test_logs_are_whole_while_the_rendezvous_waits_for_the_verdict() -> None:
+    """The rendezvous is open, and waits for no node any more."""
     led = Led(plain(attribution=ACTS))
     led.fails()
     assert (led.broker.asked, led.broker.whole) == ([(0, False)], [0])
 
 
-def test_logs_are_whole_where_no_round_follows() -> None:
-    """A role whose failures are ignored: its nodes say that they are free."""
+def test_logs_are_whole_where_no_rendezvous_follows() -> None:
+    """The nodes of a role whose failures are ignored report that their workers are gone."""
     ignored = RolePlan(name="main", command=("x",), nodes_per_replica=2, on_failure="ignore")
     led = Led(plan_of(ignored, RolePlan(name="other", command=("x",)), attribution=DRY))
     led.fleet.fail("n1")
@@ -155,7 +156,7 @@ def test_logs_are_whole_where_no_round_follows() -> None:
 
 
 def crash(led: Led, cycle: int) -> None:
-    """Rank 3, on n2, whose workers had begun."""
+    """Rank 3, on n2, fails after its workers have started."""
     fleet = led.fleet
     fleet.tell(WorkersStarted(**fleet.by("n1"), replica="main-0", cycle=cycle, pids={0: 10, 1: 11}))
     fleet.tell(WorkersStarted(**fleet.by("n2"), replica="main-0", cycle=cycle, pids={2: 12, 3: 13}))
@@ -186,8 +187,8 @@ def requeued() -> Led:
     return led
 
 
-def test_a_source_is_told_all_that_the_journal_holds_of_a_failure() -> None:
-    """In the second generation, of the second cycle; a lost node has no rank and no exit code."""
+def test_an_inquiry_has_all_that_the_journal_has_about_a_failure() -> None:
+    """The failure is in the second generation and the second cycle; a lost node has no rank and no exit code."""
     led = requeued()
     led.fails()
     started_at = led.fleet.now
@@ -216,7 +217,7 @@ def test_a_source_is_told_all_that_the_journal_holds_of_a_failure() -> None:
     )
 
 
-def test_a_signal_and_a_hang_are_told_as_such() -> None:
+def test_a_signal_and_a_hang_are_reported_as_such() -> None:
     led = requeued()
     about: dict[str, Any] = {"replica": "main-0", "rank": 3}
     led.fleet.tell(WorkerFailed(**led.fleet.by("n2"), **about, cycle=0, signal=9))
@@ -233,7 +234,7 @@ def test_a_signal_and_a_hang_are_told_as_such() -> None:
 
 
 def test_a_verdict_that_ends_the_job_and_one_that_the_end_overtakes() -> None:
-    """Both failures were followed by no restart."""
+    """No restart follows either failure."""
     led = Led(plain(attribution=ACTS))
     led.fails()
     led.hears(Verdict.STOP, 0)
@@ -253,7 +254,7 @@ def test_no_more_than_the_last_cycles_are_named() -> None:
     assert led.broker.inquiries[-1].earlier == tuple(logs(cycle) for cycle in range(2 * EARLIER - 2, EARLIER - 2, -1))
 
 
-def test_what_came_of_a_failure_is_told_as_a_whole() -> None:
+def test_what_came_of_a_failure_is_reported_as_a_whole() -> None:
     led = requeued()
     crash(led, 0)
     answer = Attribution(source="lib", verdict=Verdict.STOP, scope=Scope.NODE, nodes=("n2",), confidence=0.9)
@@ -275,7 +276,7 @@ def test_what_came_of_a_failure_is_told_as_a_whole() -> None:
 
 
 def test_a_new_controller_asks_again_what_is_open_and_nothing_else() -> None:
-    """What was judged is told to nobody twice; what was asked has the same words."""
+    """What was judged is not reported again; what was asked is asked in the same words."""
     led = requeued()
     crash(led, 0)
     led.hears(Verdict.RESTART, 0, rank=3)
@@ -303,7 +304,7 @@ def test_a_new_controller_does_not_ask_about_a_symptom() -> None:
 
 
 def findings(led: Led, **other: Any) -> LogFindings:
-    """Of n1, about the cycle that failed."""
+    """Findings of n1 about the cycle that failed."""
     node = led.fleet.job.nodes["n1"]
     fields: dict[str, Any] = {
         "node": "n1",
@@ -318,7 +319,7 @@ def findings(led: Led, **other: Any) -> LogFindings:
 
 
 def test_what_an_agent_has_found_is_passed_on() -> None:
-    """Under the cycle's folder, as the inquiry names it; as often as it comes."""
+    """Findings are passed on under the cycle's folder, as the inquiry names it, and as often as they arrive."""
     led = Led(plain(attribution=ACTS))
     led.fails(and_comes_back=False)
     for whole in (False, True, True):
@@ -340,8 +341,8 @@ def test_what_an_agent_has_found_is_passed_on() -> None:
         {"data": b"x" * (MOST_FINDINGS_BYTES + 1)},
     ],
 )
-def test_findings_that_nobody_has_asked_for_are_dropped(other: dict[str, Any]) -> None:
-    """Of a node, an agent, a generation, a replica or a cycle that has no open question; or too long."""
+def test_findings_that_were_not_asked_for_are_dropped(other: dict[str, Any]) -> None:
+    """Their node, agent, generation, replica or cycle has no open inquiry, or they are too long."""
     led = Led(plain(attribution=ACTS))
     led.fails(and_comes_back=False)
     led.requests.found(findings(led, **other))
@@ -349,7 +350,7 @@ def test_findings_that_nobody_has_asked_for_are_dropped(other: dict[str, Any]) -
 
 
 def test_findings_of_a_fenced_node_are_dropped() -> None:
-    """It was given up; what its agent says later does not count. Its logs are in the shared folder."""
+    """The node was given up, so what its agent sends later does not count. Its logs are in the shared folder."""
     led = Led(plain(attribution=ACTS))
     led.fails(and_comes_back=False)
     late = findings(led)

@@ -1,4 +1,4 @@
-"""How a controller begins: it listens before it judges what is overdue."""
+"""How a controller begins: it reads its inbox before it judges what is overdue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.core.fleet import plain
 
 
 class OneRead:
-    """A store whose inbox is empty, and is read once; after that it does not answer."""
+    """A store whose inbox is empty; a read is answered once `answers` is set."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -41,7 +41,7 @@ class Hand:
 
 
 def reader(store: Any, clock: Any) -> Controller:
-    """A controller that does nothing but read its inbox."""
+    """A controller that only reads its inbox."""
     environment: Any = SimpleNamespace(
         host="head",
         pid=1,
@@ -64,7 +64,8 @@ def reader(store: Any, clock: Any) -> Controller:
 
 
 async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
-    """Deadlines that passed while nobody led wait for what was said meanwhile, until the first read is back."""
+    """Deadlines that passed without a controller wait for the facts that arrived meanwhile, until the first read is
+    back."""
     store = OneRead()
     controller = reader(store, SystemClock())
     reading = asyncio.create_task(controller._read_inbox("0"))
@@ -81,7 +82,7 @@ async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
 
 @pytest.mark.parametrize(("took_s", "is_read"), [(2.0, True), (INBOX_STALL_S, False)])
 async def test_answer_from_before_a_freeze_is_not_taken_for_a_read(took_s: float, is_read: bool) -> None:
-    """Facts may have arrived since the store sent it. The next read brings them."""
+    """Facts may have arrived after the store sent the answer. The next read has them."""
     store, clock = OneRead(), Hand()
     controller = reader(store, clock)
     reading = asyncio.create_task(controller._read_inbox("0"))
@@ -97,7 +98,8 @@ async def test_answer_from_before_a_freeze_is_not_taken_for_a_read(took_s: float
 
 @pytest.mark.parametrize("fact", [NodeFenced(node="unknown", incarnation="a", proof="its kernel says so"), Tick()])
 def test_fact_that_changes_nothing_dates_no_other(fact: NodeFenced | Tick) -> None:
-    """After a freeze the controller may look at it before it reads what has arrived in the store meanwhile."""
+    """After a freeze the controller may decide about such a fact before it reads what has arrived in the store
+    meanwhile."""
     clock = Hand()
     controller = reader(OneRead(), clock)
     controller.server_clock.set(100.0)

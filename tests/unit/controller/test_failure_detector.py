@@ -1,4 +1,4 @@
-"""Silence is judged by what the answer of the store can know."""
+"""Silence is judged by what an answer of the store can show."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.core.fleet import running
 
 
 class HandedOver:
-    """Heartbeats that come when the test hands them over."""
+    """Heartbeats that arrive when the test delivers them."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -23,14 +23,14 @@ class HandedOver:
         return HeartbeatBatch(0.0, await self.answers.get())
 
     async def answer(self) -> None:
-        """With nothing new. Returns once the next answer is asked for."""
+        """Answer with nothing new. Returns once the next answer is requested."""
         self.asked.clear()
         self.answers.put_nowait([])
         await self.asked.wait()
 
 
 async def test_an_answer_from_before_a_freeze_proves_no_silence() -> None:
-    """All nodes have sent heartbeats meanwhile, which the next answer has; where it has none, they are lost."""
+    """The next answer has the heartbeats that all nodes have sent meanwhile; if it has none, the nodes are lost."""
     job, clock, heartbeats, posted = running().job, Hand(), HandedOver(), list[Any]()
     detector = reader(OneRead(), clock).detector
     detector.nodes, detector.post, detector.pace_s = lambda: job.nodes, posted.append, 0.0

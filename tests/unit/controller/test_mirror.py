@@ -1,4 +1,4 @@
-"""The journal's copy: whole, in order, once."""
+"""The journal's copy: complete, in order, without repetitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def numbers(folder):
 
 
 def test_new_controller_goes_on_where_the_copy_ends(tmp_path):
-    """What the file has already is not written again, what it lacks is."""
+    """Entries that the file has are not written again; entries that it lacks are."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"".join(entry_to_json(e) + b"\n" for e in entries(1, 3)))
     copy = Mirror(path)
@@ -32,7 +32,8 @@ def test_new_controller_goes_on_where_the_copy_ends(tmp_path):
 
 
 def test_entries_that_a_replaced_controller_copies_late_count_once(tmp_path):
-    """It was frozen in a commit, and copies it after its successor; the next one goes on from the newest."""
+    """The replaced controller was frozen in a commit, and copies it after its successor did; the next controller
+    continues after the newest entry."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(lines(1, 3))
     replaced, successor = Mirror(path), Mirror(path)
@@ -47,7 +48,7 @@ def test_entries_that_a_replaced_controller_copies_late_count_once(tmp_path):
 
 
 def test_torn_last_line_is_cut_off_and_written_whole(tmp_path):
-    """A crash in the middle of a line costs nothing."""
+    """A crash in the middle of a line loses nothing."""
     path = tmp_path / "events.jsonl"
     whole = b"".join(entry_to_json(e) + b"\n" for e in entries(1, 3))
     path.write_bytes(whole[:-5])
@@ -59,7 +60,7 @@ def test_torn_last_line_is_cut_off_and_written_whole(tmp_path):
 
 
 def test_copy_is_rotated_and_read_as_one(tmp_path):
-    """A long journal lies in several files, oldest first, without a gap."""
+    """A long journal is in several files, oldest first, without a gap."""
     copy = Mirror(tmp_path / "events.jsonl", rotate_bytes=200)
     copy.start([])
     for n in range(1, 41):
@@ -70,7 +71,7 @@ def test_copy_is_rotated_and_read_as_one(tmp_path):
 
 
 def test_copy_after_a_rotation_goes_on_after_the_rotated_part(tmp_path):
-    """With nothing in the newest file yet, the older parts tell where to go on."""
+    """If the newest file has no entry yet, the older parts show where to continue."""
     (tmp_path / "events.1.jsonl").write_bytes(b"".join(entry_to_json(e) + b"\n" for e in entries(1, 4)))
     copy = Mirror(tmp_path / "events.jsonl")
     copy.start(entries(1, 6))
@@ -79,7 +80,7 @@ def test_copy_after_a_rotation_goes_on_after_the_rotated_part(tmp_path):
 
 
 def test_rotation_overwrites_no_part_where_an_old_one_was_removed(tmp_path):
-    """A user may pack the oldest parts while the job runs: the others stay whole."""
+    """A user may compress the oldest parts while the job runs: the others stay complete."""
     for part in (2, 3):
         whole = b"".join(entry_to_json(e) + b"\n" for e in entries(part, part))
         (tmp_path / f"events.{part}.jsonl").write_bytes(whole)
@@ -96,7 +97,7 @@ def whole_lines(path):
 
 
 def test_full_disk_tears_no_line_and_loses_none():
-    """What a full disk does not take is cut off at the end of a line, and written when there is room again."""
+    """A line that does not fit on a full disk is cut off as a whole, and written when there is room again."""
     with small_disk("size=64k") as disk:
         path = disk.path / "events.jsonl"
         copy = Mirror(path)
@@ -112,7 +113,7 @@ def test_full_disk_tears_no_line_and_loses_none():
 
 
 def test_disk_that_stays_full_keeps_what_fits(caplog):
-    """At the end the copy holds whole lines, as many as fit, and the log says how many are missing."""
+    """At the end the copy has as many whole lines as fit, and the log says how many are missing."""
     with small_disk("size=16k") as disk:
         path = disk.path / "events.jsonl"
         copy = Mirror(path)
@@ -142,7 +143,7 @@ def lines(first, last):
     ids=["missing", "empty", "torn", "whole", "a torn end", "a strange line", "only that", "large"],
 )
 def test_where_a_copy_ends(tmp_path, content, number, left):
-    """The number of the last entry in it, after what is torn at its end was cut off."""
+    """The number of the last entry is found after a torn end was cut off."""
     path = tmp_path / "events.jsonl"
     if content is not None:
         path.write_bytes(content)
@@ -151,7 +152,7 @@ def test_where_a_copy_ends(tmp_path, content, number, left):
 
 
 def test_copy_is_read_from_its_oldest_part_on_without_what_is_torn(tmp_path):
-    """As `summary` of a job whose store is gone reads it."""
+    """`summary` reads it in this way if the job's store is gone."""
     (tmp_path / "events.1.jsonl").write_bytes(lines(1, 2) + b'{"n":3')
     (tmp_path / "events.2.jsonl").write_bytes(lines(4, 5))
     path = tmp_path / "events.jsonl"
@@ -161,7 +162,7 @@ def test_copy_is_read_from_its_oldest_part_on_without_what_is_torn(tmp_path):
 
 
 def test_copy_goes_on_after_the_newest_of_its_parts(tmp_path):
-    """Ten or more of them are not in the order of their names."""
+    """The names of ten or more parts do not sort by number."""
     for part in (2, 10):
         (tmp_path / f"events.{part}.jsonl").write_bytes(lines(part, part))
     assert Mirror(tmp_path / "events.jsonl").last_number() == 10
@@ -170,7 +171,7 @@ def test_copy_goes_on_after_the_newest_of_its_parts(tmp_path):
 
 
 def test_what_cannot_be_written_is_said_once_and_counted_at_the_end(tmp_path, caplog):
-    """However many commits follow: there is a file where the copy's folder should be."""
+    """There is one message however many commits follow; here a file is in the place of the copy's folder."""
     (tmp_path / "folder").touch()
     copy = Mirror(tmp_path / "folder" / "events.jsonl")
     copy.start(entries(1, 2))
@@ -184,7 +185,7 @@ def test_what_cannot_be_written_is_said_once_and_counted_at_the_end(tmp_path, ca
 
 
 def test_a_part_is_full_when_it_is_larger_than_the_limit(tmp_path):
-    """One of just that size takes another entry."""
+    """A part of exactly that size takes another entry."""
     path = tmp_path / "events.jsonl"
     copy = Mirror(path, rotate_bytes=len(lines(1, 1)))
     copy.start(entries(1, 1))

@@ -1,4 +1,4 @@
-"""The journal's clock: the store's own, but for its jumps."""
+"""The journal's clock: the clock of the store, without its jumps."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Hand:
         return self.at
 
     def wall(self):
-        raise AssertionError("the journal's clock is the store's, not ours")
+        raise AssertionError("the journal's clock is the store's, not this host's")
 
     def sleep(self, seconds):
-        raise AssertionError("nobody sleeps here")
+        raise AssertionError("nothing sleeps here")
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def clock(hand):
 
 
 def test_time_goes_on_between_answers(clock, hand):
-    """From the store's last answer on, our own monotonic clock counts."""
+    """After the store's last answer, the controller's own monotonic clock counts."""
     hand.at += 7.0
     assert clock.now() == 5007.0
     assert clock.until(5010.0) == 3.0
 
 
 def test_small_corrections_are_followed(clock, hand):
-    """A clock that is slewed takes the journal's along, however far in the end."""
+    """If the store's clock is slewed, the journal's clock follows it, however far in total."""
     for _ in range(20):
         hand.at += 10.0
         clock.set(clock.now() + 0.5)
@@ -51,15 +51,15 @@ def test_small_corrections_are_followed(clock, hand):
 
 
 def test_time_never_runs_backwards(clock):
-    """A correction downwards makes time stand until it is made up for."""
+    """After a correction downwards time stands still until the difference is made up."""
     assert clock.now() == 5000.0
     clock.set(4999.5)
     assert clock.now() == 5000.0
 
 
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0, 2.0, -2.0])
-def test_jumps_are_not_followed_and_told_once(clock, hand, caplog, jump_s):
-    """Somebody sets the store's clock: a deadline comes when it would have come, then and after."""
+def test_jumps_are_not_followed_and_logged_once(clock, hand, caplog, jump_s):
+    """If the store's clock is set, a deadline still comes when it would have come, and so do later ones."""
     for _ in range(3):
         hand.at += 10.0
         clock.set(5000.0 + (hand.at - 100.0) + jump_s)
@@ -70,8 +70,8 @@ def test_jumps_are_not_followed_and_told_once(clock, hand, caplog, jump_s):
 
 @pytest.mark.parametrize("took_s", [8.0, 0.75])
 def test_answer_that_is_old_when_it_arrives_sets_no_clock(clock, hand, caplog, took_s):
-    """The controller was frozen meanwhile, for long or for less than a correction of the clock may be: a fact that
-    came during that time counts from its arrival, and what it decides now happens now."""
+    """The controller was frozen meanwhile, for long or for less than a correction of the clock may be: a fact from
+    that time counts from its arrival, and a decision that is made now is dated now."""
     hand.at += took_s
     clock.set(5000.0, took_s=took_s)
     assert clock.stamp(5000.5, since=100.0) == 5000.5
@@ -80,7 +80,7 @@ def test_answer_that_is_old_when_it_arrives_sets_no_clock(clock, hand, caplog, t
 
 
 def test_clock_that_is_set_back_while_an_answer_takes_long_is_noticed(clock, hand):
-    """By more than the answer took."""
+    """The clock is set back by more than the answer took."""
     hand.at += 8.0
     clock.set(4900.0, took_s=8.0)
     assert clock.now() == 5008.0
@@ -88,22 +88,22 @@ def test_clock_that_is_set_back_while_an_answer_takes_long_is_noticed(clock, han
 
 
 def test_moments_of_the_store_are_known_after_a_jump(clock, hand):
-    """What the store stamped after its jump is dated as if there had been none."""
+    """A time that the store stamped after its jump is dated as if there had been no jump."""
     hand.at += 10.0
     clock.set(8610.0)
     assert clock.stamp(8608.0) == 5008.0
 
 
 def test_moment_is_no_earlier_than_the_look_that_did_not_find_it(clock, hand):
-    """The store's clock was set back, its ids stand still, and we do not know it yet: what came since our last look
-    is not dated before it."""
+    """The store's clock was set back, its ids stand still, and the controller does not know it yet: what has arrived
+    since its last look is not dated before that look."""
     hand.at += 60.0
     assert clock.stamp(5000.0, since=hand.at - 2.0) == 5058.0
     assert clock.stamp(5059.0, since=hand.at - 2.0) == 5059.0
 
 
 def test_next_controller_on_this_host_goes_on_by_its_clock(hand):
-    """The store's clock was set forward between two controllers: for the second, no more time has passed than has."""
+    """The store's clock was set forward between two controllers: for the second one only the real time has passed."""
     clock = ServerClock(hand)
     clock.set(9000.0)
     clock.go_on(5000.0, clock_s=hand.at - 3.0)
@@ -114,7 +114,7 @@ def test_next_controller_on_this_host_goes_on_by_its_clock(hand):
 
 
 def test_new_controller_goes_on_where_the_journal_ends(hand):
-    """Where the store's clock was set back before a controller began, time goes on from the journal's last entry, and
+    """If the store's clock was set back before a controller began, time goes on from the journal's last entry, and
     does not stand still for an hour."""
     clock = ServerClock(hand)
     clock.set(5000.0)

@@ -1,4 +1,4 @@
-"""What a new controller does with the time in which there was none, and with broken connections: in virtual time."""
+"""How a new controller treats the time without a controller, and broken connections; in virtual time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def running(host: VirtualHost) -> None:
 
 
 def test_what_was_said_while_no_controller_ran_is_taken_in() -> None:
-    """Nodes join while there is no controller: the next one has them in its journal, and gives out ranks."""
+    """Nodes join while there is no controller: the next controller has them in its journal, and assigns ranks."""
 
     async def story(host: VirtualHost) -> None:
         await host.join(*host.nodes)
@@ -56,8 +56,8 @@ def test_what_was_said_while_no_controller_ran_is_taken_in() -> None:
 
 
 def test_a_store_that_has_lost_its_data_ends_its_controller_and_the_next_one_goes_on() -> None:
-    """The next one has the copy: its epoch is a newer one, its entries follow on, and all agents join again. The one
-    after that finds nothing lost."""
+    """The next controller has the copy: its epoch is newer, its entries follow on, and all agents join again. The
+    controller after that finds nothing lost."""
 
     async def story(host: VirtualHost) -> None:
         await running(host)
@@ -81,7 +81,7 @@ def test_a_store_that_has_lost_its_data_ends_its_controller_and_the_next_one_goe
 
 
 def test_nodes_have_their_time_from_when_they_can_read_that_the_job_begins() -> None:
-    """The store answers the commit that begins the job after more than the join timeout."""
+    """The store answers the commit that begins the job only after the join timeout."""
 
     async def story(host: VirtualHost) -> None:
         host.answers_after_s = 1.3 * JOIN_S
@@ -100,7 +100,7 @@ def test_nodes_have_their_time_from_when_they_can_read_that_the_job_begins() -> 
 
 
 def test_late_orders_of_a_controller_that_died_are_marked_by_the_next() -> None:
-    """The store takes the commit that opens cycle 1 after more than the join timeout, and its controller dies."""
+    """The store takes the commit that opens cycle 1 only after the join timeout, and its controller dies."""
 
     async def story(host: VirtualHost) -> None:
         await running(host)
@@ -126,7 +126,7 @@ def test_late_orders_of_a_controller_that_died_are_marked_by_the_next() -> None:
 
 
 def test_each_order_is_in_the_journal() -> None:
-    """Agents read no order whose decision the next controller would not find in the journal."""
+    """Agents read no order whose decision is missing in the next controller's journal."""
 
     async def story(host: VirtualHost) -> None:
         await running(host)
@@ -139,7 +139,7 @@ def test_each_order_is_in_the_journal() -> None:
 
 
 def test_what_agents_find_in_logs_is_in_no_journal() -> None:
-    """No decision is made by it. What an agent says after it is taken in, also by the next controller."""
+    """Findings decide nothing. What the agent reports after them is taken in, also by the next controller."""
 
     async def story(host: VirtualHost) -> None:
         await running(host)
@@ -159,7 +159,7 @@ def test_what_agents_find_in_logs_is_in_no_journal() -> None:
 
 
 def test_no_deadline_is_judged_before_the_facts_that_arrived_in_time_are_read() -> None:
-    """The store answers late, and the last call passes meanwhile: the node that got ready in time keeps its ranks."""
+    """The store answers late, and the last call passes meanwhile: a node that was ready in time keeps its ranks."""
 
     async def story(host: VirtualHost) -> None:
         await running(host)
@@ -179,7 +179,7 @@ def test_no_deadline_is_judged_before_the_facts_that_arrived_in_time_are_read() 
 
 
 def test_a_fact_counts_from_its_arrival_in_the_store() -> None:
-    """Not from when the controller has read it: a backlog is judged as if it had been read in time."""
+    """It does not count from when the controller has read it: a backlog is judged as if it had been read in time."""
 
     async def story(host: VirtualHost) -> None:
         await running(host)
@@ -195,7 +195,7 @@ def test_a_fact_counts_from_its_arrival_in_the_store() -> None:
 
 
 def test_a_new_controller_listens_for_a_full_timeout_before_it_declares_a_node_dead() -> None:
-    """Heartbeats of the time without a controller may be missing; a broken connection is no second sign by then."""
+    """Heartbeats from the time without a controller may be missing, and a broken connection is no second sign yet."""
 
     async def story(host: VirtualHost) -> None:
         await running(host)
@@ -214,7 +214,7 @@ def test_a_new_controller_listens_for_a_full_timeout_before_it_declares_a_node_d
 
 
 def test_a_node_that_died_with_the_controller_is_given_up_within_the_timeout() -> None:
-    """It joined long ago: it does not get the time for a first heartbeat again."""
+    """The node joined long ago, and does not get the time for a first heartbeat again."""
 
     async def story(host: VirtualHost) -> None:
         await running(host)
@@ -228,7 +228,7 @@ def test_a_node_that_died_with_the_controller_is_given_up_within_the_timeout() -
 
 
 def test_an_agent_that_joins_again_has_no_time_for_a_first_heartbeat() -> None:
-    """It has sent heartbeats under its former name, and dies before one under the new name."""
+    """The agent has sent heartbeats under its former incarnation, and dies before one under the new incarnation."""
 
     async def story(host: VirtualHost) -> None:
         await running(host)
@@ -247,7 +247,7 @@ def test_a_broken_connection_alone_is_no_death() -> None:
 
     async def story(host: VirtualHost) -> None:
         await running(host)
-        await host.later(2 * TIMEOUT_S)  # beyond any guard
+        await host.later(2 * TIMEOUT_S)  # after every guard
         host.break_connection("n1")
         await host.later(2 * TIMEOUT_S)
         assert await host.journal(NodeLost) == []
@@ -260,7 +260,7 @@ def test_a_broken_connection_alone_is_no_death() -> None:
 
 
 def test_ranks_of_a_node_that_is_proven_dead_wait_until_its_workers_are() -> None:
-    """A supervisor that was killed closes its sockets before the kernel kills its workers."""
+    """A supervisor that is killed closes its sockets before the kernel kills its workers."""
 
     async def story(host: VirtualHost) -> None:
         await running(host)
@@ -290,8 +290,8 @@ def test_a_refusal_proves_no_death_of_a_node_without_a_fence() -> None:
 
 
 def test_a_node_of_the_generation_before_is_not_watched() -> None:
-    """The next generation finds its joins in the same store, and may not have the node any more: its silence is no
-    loss."""
+    """The next generation finds the node's join in the same store, and may not have the node any more: its silence is
+    no loss."""
 
     async def story(host: VirtualHost) -> None:
         await running(host)
@@ -307,7 +307,7 @@ def test_a_node_of_the_generation_before_is_not_watched() -> None:
 
 @pytest.mark.parametrize("fresh_store", [False, True])
 def test_budget_of_the_generation_before_counts_for_each_controller_of_the_next(fresh_store: bool) -> None:
-    """Also where the store is younger than the job, and another controller has begun its journal."""
+    """It counts even if the store is younger than the job, and another controller has begun its journal."""
 
     async def fail(host: VirtualHost) -> None:
         n1 = {"incarnation": f"n1.{host.generation}", "node": "n1", "generation": host.generation}

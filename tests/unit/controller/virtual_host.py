@@ -26,7 +26,7 @@ from nvrx_slurm.util.tasks import end, settle
 
 ADDRESS = StoreAddress(url="redis://nowhere", job="1", token="t")
 
-# How long the answer of a node's kernel takes.
+# How long a node's kernel takes to answer a probe.
 PROBED_S = 0.01
 
 
@@ -50,7 +50,7 @@ class SlowLink:
 
 
 class Connections:
-    """The controller's end of all liveness connections; `lost` is what a closed one calls."""
+    """The controller's end of all liveness connections; `lost` is called when one closes."""
 
     def __init__(self, lost: NodeCallback) -> None:
         self.lost = lost
@@ -79,7 +79,7 @@ class VirtualHost:
         self.generation = 0
         self._copy: list[Entry] = []
         self._mirror = SimulatedMirror(self._copy)
-        self.reported: list[tuple[str, bool]] = []  # node, whether the batch host was told that it is lost
+        self.reported: list[tuple[str, bool]] = []  # node, whether the batch host got it as lost
         self._running: asyncio.Task[Any] | None = None
         self._beating: dict[str, asyncio.Task[None]] = {}
 
@@ -101,11 +101,11 @@ class VirtualHost:
     # ---- what happens
 
     async def later(self, seconds: float) -> None:
-        """Virtual time passes."""
+        """Let virtual time pass."""
         await asyncio.sleep(seconds)
 
     async def requeue(self, *nodes: str, fresh_store: bool) -> None:
-        """Slurm gives the job these nodes, and it has no controller until one is started."""
+        """Slurm requeues the job on these nodes; it has no controller until one is started."""
         await self.kill_controller()
         for node in list(self._beating):
             await self.fall_silent(node)
@@ -116,11 +116,11 @@ class VirtualHost:
 
     @property
     def has_controller(self) -> bool:
-        """Whether it runs."""
+        """Whether a controller runs."""
         return self._running is not None and not self._running.done()
 
     async def start_controller(self) -> None:
-        """A new one takes over."""
+        """A new controller takes over."""
         client = MemoryClient(self.server, link=SlowLink(self))
         store = StoreClient(ADDRESS, clock=self.clock, connection=client, generation=self.generation)
         environment: Any = SimpleNamespace(
@@ -171,7 +171,7 @@ class VirtualHost:
             self.beat(node)
 
     async def join_again(self, node: str) -> None:
-        """The same agent joins, under its next name. It sends no heartbeat."""
+        """The same agent joins, under its next incarnation. It sends no heartbeat."""
         await self._join(node, succeeding(f"{node}.{self.generation}", 1), 2)
 
     def beat(self, node: str) -> None:
@@ -192,7 +192,7 @@ class VirtualHost:
         where = {"node": node, "addr": node, "port": 1, "fence_port": fence_port}
         await self.store.join(NodeJoined(incarnation=incarnation, seq=1, generation=self.generation, **where))
 
-    # ---- what a controller touches
+    # ---- what a controller uses
 
     async def _beat(self, node: str) -> None:
         while True:

@@ -15,7 +15,7 @@ CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
 
 
 def lay_out(root: Path, version: int, kills: int = 0) -> MemoryCgroup | None:
-    """The files of a job whose limit stands one level above."""
+    """Write the files of a job whose limit is set one level above."""
     own, job = root / "self", root / ("memory/slurm/job" if version == 1 else "slurm/job")
     job.mkdir(parents=True, exist_ok=True)
     own.write_text(V1 if version == 1 else V2)
@@ -34,7 +34,7 @@ def lay_out(root: Path, version: int, kills: int = 0) -> MemoryCgroup | None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_kills_are_counted_and_the_limit_is_found_above(tmp_path: Path, version: int) -> None:
-    """In both versions; a limit that is none is passed over."""
+    """This is so in both versions; a limit that means none is skipped."""
     found = lay_out(tmp_path, version, kills=2)
     assert found is not None
     assert found.oom_kills() == 2
@@ -47,7 +47,7 @@ def test_kills_are_counted_and_the_limit_is_found_above(tmp_path: Path, version:
 
 @pytest.mark.parametrize(("own_bytes", "smallest_bytes"), [(900 << 20, 600 << 20), (300 << 20, 300 << 20)])
 def test_the_smallest_limit_on_the_way_up_holds(tmp_path: Path, own_bytes: int, smallest_bytes: int) -> None:
-    """A step may be allowed more than its job."""
+    """A step may have a larger limit than its job."""
     found = lay_out(tmp_path, 2)
     assert found is not None
     (found.folder / "memory.max").write_text(f"{own_bytes}\n")
@@ -57,14 +57,14 @@ def test_the_smallest_limit_on_the_way_up_holds(tmp_path: Path, own_bytes: int, 
 
 @pytest.mark.parametrize("own", ["", "0::/\n", "4:memory:/gone\n", "torn"])
 def test_no_cgroup_is_none(tmp_path: Path, own: str) -> None:
-    """A node without one, and one whose folder is not to be seen from here."""
+    """A node may have no such cgroup, or one whose folder is not visible from here."""
     (tmp_path / "self").write_text(own)
     assert memory_cgroup(tmp_path, tmp_path / "self") is None
     assert memory_cgroup(tmp_path, tmp_path / "missing") is None
 
 
 def test_torn_files_say_nothing(tmp_path: Path) -> None:
-    """A count that is none is not known."""
+    """A count that is no number is not known."""
     found = lay_out(tmp_path, 2)
     assert found is not None
     (found.folder / "memory.events").write_text("oom_kill many\n")

@@ -1,4 +1,4 @@
-"""The kernel's messages: what one record holds, and which of them are news."""
+"""The kernel's messages: what one record contains, and which records are new."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ RECORDS = {
 
 @pytest.mark.parametrize(("record", "message"), RECORDS.items())
 def test_a_record_is_one_message(record: bytes, message: KernelMessage | None) -> None:
-    """Its time, level and facility; its text without escapes, on one line; without its dictionary."""
+    """It has the time, level and facility, and the text without escapes, on one line and without the dictionary."""
     assert parse_record(record) == message
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_are_too_strange(data: bytes) -> None:
-    """Whatever follows the head is one line of text."""
+    """Any bytes after the head become one line of text."""
     message = parse_record(b"6,1,2,-;" + data)
     assert message is not None
     assert "\n" not in message.text
@@ -38,7 +38,7 @@ def test_no_bytes_are_too_strange(data: bytes) -> None:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[tuple[KernelLog, int]]:
-    """A log, and where to say something into it: a pipe that keeps each write apart, as /dev/kmsg does."""
+    """A log, and the descriptor to write to it: a pipe that keeps writes apart, as /dev/kmsg does."""
     reading, writing = os.pipe2(os.O_DIRECT | os.O_CLOEXEC | os.O_NONBLOCK)
     there = KernelLog(Path(f"/proc/self/fd/{reading}"))
     yield there, writing
@@ -52,7 +52,7 @@ def say(writing: int, text: str, level: int = 4) -> None:
 
 
 def test_what_was_said_since_the_last_time_is_news(log: tuple[KernelLog, int]) -> None:
-    """Once; and nothing is waited for."""
+    """Each message is returned once, without waiting for more."""
     there, writing = log
     assert there.news() == []
     say(writing, "a")
@@ -63,7 +63,7 @@ def test_what_was_said_since_the_last_time_is_news(log: tuple[KernelLog, int]) -
 
 
 def test_of_a_flood_the_beginning_and_the_end_are_kept(tmp_path: Path) -> None:
-    """What set it off, and how it ended; in between as much as fits."""
+    """The first messages show what started the flood, and the last how it ended."""
 
     class Flooded(KernelLog):
         def _read(self) -> Iterator[KernelMessage]:
@@ -77,6 +77,6 @@ def test_of_a_flood_the_beginning_and_the_end_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
-    """The caller says so."""
+    """The caller reports the error."""
     with pytest.raises(FileNotFoundError):
         KernelLog(tmp_path / "kmsg")

@@ -19,7 +19,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def dump_dir(tmp_path: Path) -> Path:
-    """Where hooks put their answers."""
+    """The folder for the answers of the hooks."""
     folder = tmp_path / "answers"
     folder.mkdir(mode=0o700)
     return folder
@@ -35,7 +35,8 @@ def hooked(dump_dir: Path) -> dict[str, str]:
 
 @pytest.fixture
 def start(hooked: dict[str, str]) -> Iterator[Start]:
-    """Starts a Python program with the hook, or any `argv`; returns once it has printed a line, which it must."""
+    """Starts a Python program with the hook, or any `argv`; returns once the program has printed a line, as it
+    must."""
     running: list[subprocess.Popen[bytes]] = []
 
     def start(

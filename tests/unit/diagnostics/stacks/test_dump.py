@@ -54,7 +54,7 @@ IDLE = "import signal\ndef wait():\n  print('up', flush=True)\n  while True: sig
 
 @pytest.fixture
 def take(dump_dir, tmp_path):
-    """Takes a dump of groups, with py-spy only where a test is about it."""
+    """Takes a dump of groups, with py-spy only if the test asks for it."""
 
     def take(groups, **options):
         wanted = {"timeout_s": DEADLINE_S, "py_spy": False, "out": tmp_path / "out", **options}
@@ -74,7 +74,7 @@ def state_of(pid):
     ids=["holds the GIL", "deadlock", "busy loop", "C loop", "idle"],
 )
 def test_hung_worker_shows_where(start, take, code, frame):
-    """Whatever a Python worker hangs in, its stack names the function, and it goes on."""
+    """The stack of a hung Python worker names the function in which it hangs, and the worker goes on."""
     worker = start(code)
     report = take({"rank 3": [worker.pid]})
     assert report.answered[DumpMethod.HOOK] == (worker.pid,)
@@ -87,7 +87,7 @@ def test_hung_worker_shows_where(start, take, code, frame):
     assert is_alive(worker.pid)
 
 
-def test_all_threads_are_shown_and_the_main_one_is_told(start, take):
+def test_all_threads_are_shown_and_the_main_one_is_reported(start, take):
     """Every thread has its stack in the file; the last line is the main thread's."""
     worker = start(
         "import threading, signal\n"
@@ -104,7 +104,7 @@ def test_all_threads_are_shown_and_the_main_one_is_told(start, take):
 
 
 def test_more_threads_than_are_printed(start, take):
-    """Where faulthandler leaves out the main thread, no other thread stands for it, and py-spy is asked."""
+    """If faulthandler leaves out the main thread, no other thread is taken for it, and py-spy is asked."""
     _need_py_spy()
     worker = start(
         "import threading, signal\n"
@@ -119,7 +119,7 @@ def test_more_threads_than_are_printed(start, take):
 
 
 def test_threads_that_block_all_signals_do_not_hold_up_the_answer(start, take):
-    """Libraries keep such threads; they never take the signal, and are not waited for."""
+    """Some libraries have such threads: they never take the signal, and are not waited for."""
     worker = start(
         "import threading, signal\n"
         "up, gate = threading.Event(), threading.Event()\n"
@@ -151,7 +151,7 @@ def test_forked_child_answers_for_itself(start, take):
 
 
 def test_child_that_inherits_only_the_handler_is_not_asked(start, take, dump_dir):
-    """Forked by native code it would answer into its parent's file: it is described, and lives."""
+    """A child forked by native code would answer into its parent's file: it is only described, and lives."""
     worker = start(
         "import ctypes, os, signal\n"
         "pid = ctypes.PyDLL(None).fork()\n"
@@ -166,7 +166,7 @@ def test_child_that_inherits_only_the_handler_is_not_asked(start, take, dump_dir
 
 
 def test_program_without_python_is_described(start, take):
-    """Any program has its state, its files and what it waits in on file, and lives."""
+    """The dump has any program's state, its files and what it waits in, and the program lives."""
     worker = start(argv=["sh", "-c", "echo up; exec sleep 1000"])
     until(lambda: "nanosleep" in Path(f"/proc/{worker.pid}/wchan").read_text(), "sh has become sleep, and sleeps")
     report = take({"rank 0": [worker.pid]})
@@ -177,7 +177,7 @@ def test_program_without_python_is_described(start, take):
 
 
 def test_stopped_process_is_not_asked(start, take):
-    """A process that is stopped is described; woken up, it finds no question waiting."""
+    """A stopped process is only described; when it is continued, no signal of the dump is pending."""
     worker = start(IDLE)
     os.kill(worker.pid, signal.SIGSTOP)
     until(lambda: state_of(worker.pid) == "T", "it is stopped")
@@ -189,7 +189,8 @@ def test_stopped_process_is_not_asked(start, take):
 
 
 def test_process_in_uninterruptible_sleep_is_not_asked(start, take, tmp_path):
-    """In state D, here until its vfork child gets past a FIFO, a process is described, and then ends as it would."""
+    """A process in state D, here until its vfork child gets past a FIFO, is only described, and then ends as
+    usual."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     worker = start(
@@ -214,8 +215,9 @@ def test_process_in_uninterruptible_sleep_is_not_asked(start, take, tmp_path):
         "os.closerange(3, 65536)",
     ],
 )
-def test_nobody_is_killed_by_the_question(start, take, code):
-    """A program that took the handler away, blocks the signal or closed the hook's file is described, and lives."""
+def test_no_process_is_killed_by_the_question(start, take, code):
+    """A program that took the handler away, blocks the signal or closed the hook's file is only described, and
+    lives."""
     worker = start(
         f"import faulthandler, os, signal\nsignum = {DUMP_SIGNAL}\n{code}\n"
         "print('up', flush=True)\nwhile True: signal.pause()"
@@ -225,7 +227,7 @@ def test_nobody_is_killed_by_the_question(start, take, code):
 
 
 def test_process_that_has_ended_is_no_problem(start, take):
-    """A process may be gone at any moment: the file says so, and nothing else happens."""
+    """A process may end at any moment: the file says so, and there is no problem."""
     worker = start("print('up', flush=True)")
     worker.wait(DEADLINE_S)
     report = take({"rank 0": [worker.pid, 2**22 - 1]})
@@ -233,8 +235,8 @@ def test_process_that_has_ended_is_no_problem(start, take):
     assert report.files["rank 0"].read_text().count("it has ended") == 2
 
 
-def test_process_that_nobody_has_reaped_has_ended(start, take):
-    """A zombie is gone, for all that a dump can say."""
+def test_process_that_was_not_reaped_has_ended(start, take):
+    """A zombie counts as ended."""
     worker = start("print('up', flush=True)")
     os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     report = take({"rank 0": [worker.pid]})
@@ -243,7 +245,7 @@ def test_process_that_nobody_has_reaped_has_ended(start, take):
 
 
 def test_second_dump_is_appended_and_holds_only_its_own(start, take):
-    """Two dumps of one cycle lie behind each other, each with the stacks of its moment."""
+    """Two dumps of one cycle follow each other in the file, each with the stacks of its moment."""
     worker = start(IDLE)
     take({"rank 0": [worker.pid]})
     first = take({"rank 0": [worker.pid]}).files["rank 0"]
@@ -263,7 +265,7 @@ def test_dead_processes_leave_no_answer_files(start, take, dump_dir):
 
 
 def test_many_ranks_have_a_file_each(start, take):
-    """All are asked together; labels become file names."""
+    """All ranks are asked together; labels become file names."""
     workers = {f"rank {rank}": [start(IDLE).pid] for rank in range(4)}
     report = take(workers)
     assert {label: path.name for label, path in report.files.items()} == {
@@ -279,7 +281,7 @@ def test_nothing_to_dump_is_no_error(take):
 
 
 def test_stuck_file_system_does_not_hold_up_the_caller(start, take, tmp_path):
-    """Where a write hangs (here: a FIFO without a reader), the dump returns and says what it could not write."""
+    """If a write hangs, here on a FIFO without a reader, the dump returns and says what it could not write."""
     out = tmp_path / "out"
     out.mkdir()
     os.mkfifo(out / "rank-0.txt")
@@ -300,7 +302,7 @@ def test_folder_that_cannot_be_written_is_a_problem(start, take, tmp_path):
 
 
 def test_py_spy_answers_where_the_hook_cannot(start, take):
-    """A Python process that took the handler away still shows its stack, by py-spy, without being stopped."""
+    """py-spy shows the stack of a Python process that took the handler away, without stopping it."""
     _need_py_spy()
     worker = start(f"import signal\nsignal.signal({DUMP_SIGNAL}, signal.SIG_DFL)\n{IDLE}")
     report = take({"rank 0": [worker.pid]}, py_spy=True)
@@ -315,7 +317,7 @@ def _need_py_spy():
 
 
 def test_py_spy_shows_native_frames_of_those_about_to_end(start, take):
-    """Allowed to pause the process, py-spy names the C function too."""
+    """If py-spy may pause the process, it names the C function too."""
     _need_py_spy()
     worker = start(f"import signal\nsignal.signal({DUMP_SIGNAL}, signal.SIG_DFL)\n{IDLE}")
     report = take({"rank 0": [worker.pid]}, py_spy=True, may_pause=True)
@@ -325,7 +327,7 @@ def test_py_spy_shows_native_frames_of_those_about_to_end(start, take):
 
 
 def test_gpus_are_asked_once(take, tmp_path, monkeypatch):
-    """What nvidia-smi says lies in a file of its own."""
+    """The output of nvidia-smi is in a file of its own."""
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho GPU 0: 80 GiB\n")
     smi.chmod(0o755)

@@ -35,7 +35,7 @@ def customized(folder, text):
 
 @pytest.fixture
 def agent(tmp_path):
-    """The socket on which the agent hears of exceptions."""
+    """The socket on which the agent receives exceptions."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "s"))
         listening.setblocking(False)
@@ -43,27 +43,27 @@ def agent(tmp_path):
 
 
 def heard_by(agent, env, code):
-    """What the agent hears of one process, and the process."""
+    """The agent's datagram about one process, and the process."""
     ended = run({**env, "NVRX_BEAT_SOCKET": agent.getsockname(), "RANK": "3"}, code, check=False)
     return agent.recv(4096), ended
 
 
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.split("/")[-3])
 def test_no_interpreter_is_disturbed(python, hooked):
-    """Of every version there is, it prints nothing and ends as it would without the hook."""
+    """An interpreter of any version prints nothing, and ends as it would without the hook."""
     ended = run(hooked, "print('fine')", python=python)
     assert (ended.stdout, ended.stderr) == ("fine\n", "")
 
 
 @pytest.mark.parametrize("wrong", [{"NVRX_DUMP_DIR": "/nonexistent"}, {"NVRX_DUMP_SIGNAL": "x"}, {"RANK": "\n"}])
 def test_wrong_environment_is_borne_in_silence(hooked, wrong):
-    """Whatever the variables say, the program runs and nothing is printed."""
+    """With wrong variables the program runs, and nothing is printed."""
     ended = run({**hooked, **wrong}, "print('fine')")
     assert (ended.stdout, ended.stderr) == ("fine\n", "")
 
 
 def test_missing_variables_are_borne_in_silence(hooked):
-    """With the hook on the path and none of its variables, the program runs as ever."""
+    """With the hook on the path and none of its variables, the program runs as usual."""
     env = {name: value for name, value in hooked.items() if not name.startswith("NVRX_")}
     ended = run(env, "print('fine')")
     assert (ended.stdout, ended.stderr) == ("fine\n", "")
@@ -77,7 +77,7 @@ def test_low_descriptors_stay_as_they_are(hooked):
 
 
 def test_few_descriptors_are_enough(hooked):
-    """Where the process may not open a thousand files, the hook takes one of those that it may."""
+    """If the process may not open a thousand files, the hook takes one of the descriptors that it may have."""
     child = "import os; print(*sorted(map(int, os.listdir('/proc/self/fd'))))"
     code = f"""
 import resource, subprocess, sys
@@ -114,7 +114,7 @@ def test_hidden_sitecustomize_of_a_venv_runs(hooked, tmp_path, version):
 
 @pytest.mark.parametrize("text", ["raise ValueError('bad day')", "import no_such_module", "raise ImportError('x')"])
 def test_hidden_sitecustomize_that_fails_fails_as_ever(hooked, tmp_path, text):
-    """What it raises is treated, and printed, exactly as without the hook."""
+    """Its exception is handled, and printed, exactly as without the hook."""
     theirs = customized(tmp_path / "theirs", text)
     code = "import sys; print('sitecustomize' in sys.modules)"
     plain = run({**hooked, "PYTHONPATH": str(theirs)}, code, check=False)
@@ -127,7 +127,7 @@ def test_hidden_sitecustomize_that_fails_fails_as_ever(hooked, tmp_path, text):
 
 
 def test_sitecustomize_before_the_hook_runs_once(hooked, tmp_path):
-    """Another launcher's, put before the hook and handing on to it, is not run a second time."""
+    """Another launcher's sitecustomize, which comes before the hook and imports it, is not run a second time."""
     hand_on = f"del sys.modules['sitecustomize']; sys.path.remove({str(tmp_path / 'first')!r}); import sitecustomize"
     first = customized(tmp_path / "first", f"import sys; print('first'); {hand_on}")
     last = customized(tmp_path / "last", "print('last')")
@@ -135,8 +135,8 @@ def test_sitecustomize_before_the_hook_runs_once(hooked, tmp_path):
     assert run(env, "pass").stdout.split() == ["first", "last"]
 
 
-def test_uncaught_exception_is_told_at_once(agent, hooked):
-    """One datagram names rank, process, moment, type and the first line; the traceback is printed as ever."""
+def test_uncaught_exception_is_reported_at_once(agent, hooked):
+    """One datagram names rank, process, moment, type and the first line; the traceback is printed as usual."""
     began = time.monotonic()
     told, ended = heard_by(agent, hooked, "import os; print(os.getpid()); raise ValueError('bad day\\nvery bad')")
     rank, who, what = told.decode().split(" ", 2)
@@ -165,7 +165,7 @@ RESET = "ConnectionResetError(104, 'reset')"
     ],
 )
 def test_wrapped_connection_error_is_named(agent, hooked, raised, told_as):
-    """Libraries wrap what they meet: a lost connection at the start of a chain is named with its end."""
+    """Libraries wrap exceptions: a lost connection at the start of a chain is named with the exception at its end."""
     told, _ = heard_by(agent, hooked, raised)
     assert told.decode().split(" ", 2)[2] == told_as
 
@@ -179,7 +179,7 @@ def test_any_message_fits(agent, hooked, message):
 
 
 def test_message_that_cannot_be_had_is_empty(agent, hooked):
-    """An exception whose own `__str__` fails is still told by its type."""
+    """An exception whose own `__str__` fails is still reported by its type."""
     told, ended = heard_by(agent, hooked, "class E(Exception):\n  def __str__(self): raise OSError\nraise E")
     assert told.endswith(b" E: ")
     assert ended.returncode == 1
@@ -199,40 +199,40 @@ raise Stopped
 
 
 def test_the_traceback_is_printed_although_the_agent_stops_the_process(agent, hooked):
-    """SIGTERM that comes with the report ends the process, and not before it has printed why it fails."""
+    """SIGTERM that comes with the report ends the process only after it has printed its traceback."""
     _, ended = heard_by(agent, hooked, STOPPED_AT_ONCE.format(before="signal.signal(signal.SIGTERM, signal.SIG_DFL)"))
     assert ended.returncode == -signal.SIGTERM
     assert "Traceback (most recent call last)" in ended.stderr
 
 
 def test_a_programs_own_handler_of_sigterm_stays(agent, hooked):
-    """It is called as it would be without the hook."""
+    """The handler is called as it would be without the hook."""
     before = "signal.signal(signal.SIGTERM, lambda *_: print('theirs', flush=True))"
     _, ended = heard_by(agent, hooked, STOPPED_AT_ONCE.format(before=before))
     assert ended.returncode == 1
     assert ended.stdout.startswith("theirs")
 
 
-def test_clean_exit_tells_nothing(agent, hooked):
-    """SystemExit is no failure of the program's."""
+def test_clean_exit_reports_nothing(agent, hooked):
+    """SystemExit is no failure of the program."""
     with pytest.raises(BlockingIOError):
         heard_by(agent, hooked, "raise SystemExit(3)")
 
 
-def test_deaf_agent_holds_nobody_up(hooked, tmp_path):
+def test_missing_agent_delays_no_process(hooked, tmp_path):
     """Without an agent at the socket the program ends with its traceback alone."""
     ended = run({**hooked, "NVRX_BEAT_SOCKET": str(tmp_path / "none"), "RANK": "0"}, "raise ValueError", check=False)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "ValueError")
 
 
 def test_question_at_the_end_of_the_interpreter_does_not_kill(hooked):
-    """Once faulthandler has put back what it found, the signal is ignored."""
+    """After faulthandler has restored the former handler, the signal is ignored."""
     code = f"import faulthandler, os; faulthandler.unregister({DUMP_SIGNAL}); os.kill(os.getpid(), {DUMP_SIGNAL})"
     assert run(hooked, code).returncode == 0
 
 
 def test_program_started_by_a_worker_has_default_signals(hooked):
-    """What a worker starts finds the signal as any process does: neither caught nor ignored."""
+    """For a program that a worker starts, the signal is neither caught nor ignored."""
     assert shutil.which("grep")
     code = "import subprocess; subprocess.run(['grep', '-E', '^Sig(Ign|Cgt)', '/proc/self/status'])"
     masks = [int(line.split()[1], 16) for line in run(hooked, code).stdout.splitlines()]
@@ -240,5 +240,5 @@ def test_program_started_by_a_worker_has_default_signals(hooked):
 
 
 def test_signal_is_a_real_time_one():
-    """Nothing that programs commonly use is taken from them."""
+    """No signal that programs commonly use is taken from them."""
     assert signal.SIGRTMIN < DUMP_SIGNAL < signal.SIGRTMAX

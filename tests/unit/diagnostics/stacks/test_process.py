@@ -12,7 +12,7 @@ from nvrx_slurm.diagnostics.stacks.process import LONGEST_CMDLINE, MOST_FILES, d
 
 
 def test_own_process_is_described():
-    """Every field of a process that may be read is there."""
+    """Every field of a process that may be read has a value."""
     state = describe(os.getpid())
     assert state is not None
     assert (state.pid, state.state) == (os.getpid(), "R")
@@ -41,7 +41,7 @@ def test_ended_process_is_none(start):
 
 
 def test_what_is_long_is_cut(start):
-    """Command lines and lists of files are bounded, and say so."""
+    """Command lines and lists of files are bounded, and show that they were cut."""
     process = start(
         "import os, signal; files = [os.dup(0) for _ in range(200)]; print('up', flush=True); signal.pause()"
         + "#" * 1000

@@ -1,4 +1,4 @@
-"""Where the main thread is, from the text of a dump."""
+"""The main thread's place, from the text of a dump."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ Thread 4711 (idle){name}
     ],
 )
 def test_main_threads_innermost_frame(text):
-    """It is found in every form of both kinds of stacks, whichever thread printed; py-spy's counts more."""
+    """It is found in every form of both kinds of stacks, whichever thread printed them; py-spy's stack takes
+    precedence."""
     assert innermost_frame(text) == "train.py:41 in step"
 
 
@@ -55,8 +56,8 @@ def test_no_frame_is_none(text):
     assert innermost_frame(text) is None
 
 
-def test_text_that_lacks_the_main_thread_tells_no_place():
-    """Where the oldest threads were left out, another thread's place is not taken for the main one's."""
+def test_text_that_lacks_the_main_thread_gives_no_place():
+    """If the oldest threads were left out, another thread's place is not taken for the main thread's."""
     text = MAIN.replace("train", "loader") + "\n" + LOADER + "...\n"
     assert lacks_threads(text)
     assert innermost_frame(text) is None
